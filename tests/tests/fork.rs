@@ -162,7 +162,7 @@ async fn what_cannot_be_forked_is_refused_with_the_reason() {
     };
 
     let many = refused(&host, fork(&controller, &oracle, (1, &parent.id), 3)).await;
-    assert!(many.contains("has 2 calls of the model") && many.contains("3 are asked for"), "{many}");
+    assert!(many.contains("has 2 calls of the model") && many.contains("the 3 requested"), "{many}");
     let unknown = refused(&host, fork(&controller, &oracle, (1, "nobody"), 1)).await;
     assert!(unknown.contains("no rollout 'nobody'"), "{unknown}");
     let other = refused(&host, fork(&controller, &oracle, (2, &parent.id), 1)).await;

@@ -259,10 +259,12 @@ async fn a_log_line_about_a_rollout_says_which() {
         assert!(lines.iter().any(right), "{id}: {lines:#?}");
         assert!(lines.iter().any(|line| right(line) && line["level"] == level), "{level}: {lines:#?}");
     };
-    check("asking the model again", "it-spins", "DEBUG");
-    assert_eq!(lines(&log, "asking the model again").len(), 2, "{log}");
+    check("retrying the call of the model", "it-spins", "DEBUG");
+    assert_eq!(lines(&log, "retrying the call of the model").len(), 2, "{log}");
     assert!(
-        lines(&log, "asking the model again").iter().all(|line| line["span"]["rollout_id"] == "it-spins")
+        lines(&log, "retrying the call of the model")
+            .iter()
+            .all(|line| line["span"]["rollout_id"] == "it-spins")
     );
     check("rollout unscored", "it-spins", "INFO");
     check("rollout scored", "it-is-scored", "DEBUG");

@@ -23,7 +23,7 @@ const ONE_TRY: &str = "[model]\nattempts-max = 1\n[callback]\nattempts-max = 1\n
 fn check_is_hosts(result: &Value) {
     assert_eq!(result["status"], "failure", "{result:#}");
     let message = result["err_message"].as_str().unwrap_or_default();
-    assert!(message.contains("host could not ask") && message.contains("open files"), "{message}");
+    assert!(message.contains("host could not send") && message.contains("open files"), "{message}");
 }
 
 /// What a caller is answered that asks for `/health` over a connection of its own.

@@ -126,7 +126,7 @@ async fn a_result_that_is_too_long_is_an_error() {
 
 #[tokio::test]
 async fn a_tool_that_calls_the_host_without_end_is_stopped() {
-    check_hostile("", json!(["chatter", {}]), "over-limit", "called the host more often than 10000").await;
+    check_hostile("", json!(["chatter", {}]), "over-limit", "made more than 10000 host calls").await;
 }
 
 #[tokio::test]
@@ -255,10 +255,10 @@ async fn every_mistake_in_the_fields_is_reported_at_once() {
         "tools.http[2].method: must be GET",
         "tools.http[2].hosts: missing",
         "tools.http[2].headers.a b: not the name of a header",
-        "tools.http[2].headers.c: 'no name' is no name of an environment variable",
+        "tools.http[2].headers.c: 'no name' is not the name of an environment variable",
         "tools.http[2].parameters: properties has no 'url'",
-        "tools.http[3].url: a hole in the host",
-        "tools.http[3].hosts[0]: 'a/b' is no host",
+        "tools.http[3].url: a placeholder in the host",
+        "tools.http[3].hosts[0]: 'a/b' is not a host",
     ];
     check_refused(config, &expected).await;
 }

@@ -131,8 +131,14 @@ async fn arguments_go_into_their_holes_and_the_rest_into_query_or_body() {
 #[tokio::test]
 async fn arguments_that_do_not_fit_reach_nobody() {
     let api = Api::start().await;
-    check(api.tool("/w/{city}", ""), json!({}), "the arguments do not fit", true).await;
-    check(api.tool("/w/{city}", ""), json!({"city": "x", "more": 1}), "the arguments do not fit", true).await;
+    check(api.tool("/w/{city}", ""), json!({}), "the arguments do not match the schema", true).await;
+    check(
+        api.tool("/w/{city}", ""),
+        json!({"city": "x", "more": 1}),
+        "the arguments do not match the schema",
+        true,
+    )
+    .await;
     check(api.tool("/w/{city}", ""), json!("{no json"), "not valid JSON", true).await;
     check(api.tool("/w/{city}/x", ""), json!({"city": ".."}), "leads elsewhere", true).await;
     assert!(api.asked().is_empty(), "{:?}", api.asked());
@@ -183,7 +189,7 @@ async fn addresses_that_are_not_public_are_refused_unless_the_operator_allows_th
 async fn only_hosts_of_the_list_are_asked() {
     let api = Api::start().await;
     let lines = format!("url = '{{url}}'\nprivate-addresses = true\nhosts = ['{}']", api.address);
-    let asking = |url: String| check(tool(&lines), json!({"url": url}), "not among those", true);
+    let asking = |url: String| check(tool(&lines), json!({"url": url}), "not among the allowed hosts", true);
 
     check(tool(&lines), json!({"url": format!("http://{}/x", api.address)}), "fine", false).await;
     asking(format!("http://localhost:{}/x", api.address.port())).await;
@@ -205,7 +211,13 @@ async fn a_redirect_is_followed_only_where_the_operator_lets_it_lead() {
     let to = |target: &str| json!({"where": target});
 
     check(api.tool("/to?where={where}", ""), to(&here), "a redirect, which is not followed", true).await;
-    check(api.tool("/to?where={where}", "redirects-max = 1"), to(&elsewhere), "not among those", true).await;
+    check(
+        api.tool("/to?where={where}", "redirects-max = 1"),
+        to(&elsewhere),
+        "not among the allowed hosts",
+        true,
+    )
+    .await;
     check(
         api.tool("/to?where={where}", "redirects-max = 1"),
         to("ftp://h/"),
@@ -248,7 +260,7 @@ async fn what_takes_too_long_is_too_large_or_no_text_is_an_error() {
     )
     .await;
     check(api.tool("/large", "result-bytes-max = 5000"), json!({}), "xxx", false).await;
-    check(api.tool("/bytes", ""), json!({}), "its answer is no text", true).await;
+    check(api.tool("/bytes", ""), json!({}), "its answer is not text", true).await;
 }
 
 #[tokio::test]

@@ -158,7 +158,7 @@ async fn a_server_that_ends_within_a_call_is_an_error_and_is_started_again() {
     let called = call(&host, json!([["end", {}]])).await;
     let again = call(&host, json!([["add", {"a": 1, "b": 1}]])).await;
 
-    assert!(called.results()[0].0.contains("lost before there was an answer"), "{called:#?}");
+    assert!(called.results()[0].0.contains("lost before a response"), "{called:#?}");
     assert_eq!(called.observed()[0]["outcome"], "unavailable");
     assert_eq!(again.results(), [("2", false)]);
 }

@@ -1,24 +1,23 @@
-//! The bytes that this process holds for others, counted in one place.
+//! The memory budget of the process: every byte that it holds on behalf of others, counted in one place.
 //!
-//! Limits on each rollout are no limit on all of them. Whatever is held for somebody
-//! else (requests, records, results, guests' memory) is charged to one [`Budget`]
-//! before it is copied or grown, and given back when its [`Charge`] is dropped.
+//! Limits on each rollout do not limit all of them together. All that the host holds for others (requests, records,
+//! results, guests' memory) is charged to one [`Budget`] before it is copied or grown. Dropping the [`Charge`] releases
+//! it.
 //!
-//! Three lines keep the kernel from having to choose what ends:
+//! Three thresholds keep the kernel from having to kill the process:
 //!
-//! 1. From `NEW_WORK_PERCENT` on new work is refused, and from `START_PERCENT` on no
-//!    further guest starts while others run.
-//! 2. Where a running rollout asks for more than the total, the rollout that holds most
-//!    is ended. That may be the one that asks.
-//! 3. What the ended ones still hold is overdraft for a moment. It has an end of its
-//!    own, `OVERDRAFT_PERCENT`, past which whoever asks is ended.
+//! 1. Above `NEW_WORK_PERCENT` new work is refused, and above `START_PERCENT` no further guest starts while others run.
+//! 2. If a running rollout asks for more than the total, the rollout that holds most is evicted. It may be the same
+//!    one.
+//! 3. The bytes that evicted rollouts still hold are an overdraft for a moment. It is limited, too, to
+//!    `OVERDRAFT_PERCENT`; a request beyond it evicts the rollout that makes it.
 //!
-//! Tenants are groups of one budget. A group that holds less than its share, which is the total divided by the number of
-//! groups, is refused nothing because of what other groups hold: the first line does not apply to it, and where the total
-//! is used up, its request is made room for as the growth of a rollout is. Requests of all groups together have a ceiling,
-//! `REQUESTS_PERCENT`, of which each group leaves as much to the others as it has.
+//! Tenants are groups of one budget. A group within its share (the total divided by the number of groups) is never
+//! refused because of other groups: the first threshold does not apply to it, and if the total is used up, its requests
+//! evict rollouts as the growth of a rollout does. Requests of all groups together are limited to `REQUESTS_PERCENT`,
+//! of which each group leaves as much to the others as it has.
 //!
-//! This module knows bytes, and nothing of rollouts: it is handed a token that ends one.
+//! This module knows bytes and no rollouts: each holder supplies a token that cancels it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,51 +26,50 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Of the total, how much may be in use for new work to be accepted.
+/// Percentage of the total that may be in use for new work to be accepted.
 const NEW_WORK_PERCENT: usize = 75;
 
-/// Of the total, what new work of any usual size needs.
+/// Percentage of the total that new work of any usual size needs.
 const ROOM_PERCENT: usize = 6;
 
-/// Of the total, how much may be in use for a further guest to start beside others.
+/// Percentage of the total that may be in use for a further guest to start while others run.
 const START_PERCENT: usize = 87;
 
-/// Of the total, what requests of several groups may take together: less than what keeps new work out.
+/// Percentage of the total for requests of several groups together. It is below the threshold for new work.
 const REQUESTS_PERCENT: usize = 50;
 
-/// Of the total, what results of one group among several may take before it gets no new work.
+/// Percentage of the total above which the results of one group, among several, keep it from getting new work.
 const RESULTS_PERCENT: usize = 20;
 
-/// Of the total, what results take that are in a journal, too: those of all, and those of a group.
+/// Percentages of the total for results that are in a journal, too: those of all groups, and those of one group.
 const COPIES_PERCENT: usize = 10;
 const OWN_COPIES_PERCENT: usize = 3;
 
-/// Of the total, what results may take that are read for their callers: those of all, and those of a group.
+/// Percentages of the total for results that callers read: those of all groups, and those of one group.
 const READ_PERCENT: usize = 35;
 const OWN_READ_PERCENT: usize = 15;
 
-/// How far past the total running rollouts may get, while those that were ended give
-/// theirs back.
+/// Percentage by which running rollouts may exceed the total until evicted ones have released theirs.
 const OVERDRAFT_PERCENT: usize = 12;
 
-/// What bytes are held for.
+/// Purpose of charged bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// A request that was not answered yet, or waits for its turn.
+    /// A request that is not answered yet or waits in a queue.
     Request,
-    /// What a caller may still ask for after its rollout is over.
+    /// A result that a caller may still fetch after its rollout has ended.
     Result,
-    /// What the imports keep for a rollout.
+    /// Data that the imports hold for a rollout.
     Record,
     /// Memory of guests.
     Guest,
 }
 
 impl Use {
-    /// All of them, in the order of their places.
+    /// All purposes, in the order of their values.
     pub(crate) const ALL: [Self; 4] = [Self::Request, Self::Result, Self::Record, Self::Guest];
 
-    /// The word for metrics.
+    /// Returns the word for metrics.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Request => "request",
@@ -82,42 +80,42 @@ impl Use {
     }
 }
 
-/// There is no room for these bytes.
+/// Error of a charge that the budget has no room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the host's memory budget of {total} bytes is used up: {used} are in use and {asked} more were asked for; \
+    "the host's memory budget of {total} bytes is used up: {used} are in use and {asked} more were requested; \
      memory-budget-bytes raises it"
 )]
 pub struct OverBudget {
-    /// The bytes that were asked for.
+    /// The requested bytes.
     pub asked: usize,
-    /// Those in use.
+    /// The bytes in use.
     pub used: usize,
     /// The total.
     pub total: usize,
 }
 
-/// The process's budget. Clones share it.
+/// The memory budget of the process. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Budget {
     shared: Arc<Shared>,
     group: Arc<Group>,
 }
 
-/// Those who hold together, such as a tenant's rollouts.
+/// Holders that are counted together, such as the rollouts of a tenant.
 #[derive(Debug, Default)]
 struct Group {
     bytes: AtomicUsize,
-    /// Of these, those of results.
+    /// Bytes of results among them.
     results: AtomicUsize,
-    /// Of these, those of requests.
+    /// Bytes of requests among them.
     requests: AtomicUsize,
-    /// Number of groups that share the budget, this one among them; none for the budget's own group.
+    /// Number of groups that share the budget, including this one. `None` for the budget's own group.
     several: Option<Arc<AtomicUsize>>,
 }
 
 impl Group {
-    /// One of several groups, counted here for as long as it is there.
+    /// Creates one of several groups and counts it in `several` until it is dropped.
     fn one_of(several: &Arc<AtomicUsize>) -> Self {
         several.fetch_add(1, Ordering::Relaxed);
         let mut group = Self::default();
@@ -125,7 +123,7 @@ impl Group {
         group
     }
 
-    /// The count of what is held for this, where that is counted apart.
+    /// Returns the count of the group's bytes for a purpose that is counted separately.
     fn of_use(&self, use_: Use) -> Option<&AtomicUsize> {
         match use_ {
             Use::Request => Some(&self.requests),
@@ -134,13 +132,13 @@ impl Group {
         }
     }
 
-    /// Number of groups, where there are several.
+    /// Returns the number of groups if there are several.
     fn count(&self) -> Option<usize> {
         let count = self.several.as_ref()?.load(Ordering::Relaxed);
         (count > 1).then_some(count)
     }
 
-    /// Whether it is one of several groups, and has no more than its share of the total with so many bytes more.
+    /// Returns whether this is one of several groups and would stay within its share of the total with `bytes` more.
     fn is_within_share(&self, bytes: usize, total: usize) -> bool {
         self.count()
             .is_some_and(|count| self.bytes.load(Ordering::Relaxed).saturating_add(bytes) <= total / count)
@@ -161,7 +159,7 @@ struct Shared {
     used: AtomicUsize,
     by_use: [AtomicUsize; Use::ALL.len()],
     holders: Mutex<Holders>,
-    /// Rollouts whose guest was started and is not gone.
+    /// Number of rollouts whose guest has started and is still there.
     started: AtomicUsize,
     freed: Notify,
     /// Number of groups besides the budget's own.
@@ -174,7 +172,7 @@ struct Holders {
     all: HashMap<u64, Arc<HolderUsage>>,
 }
 
-/// What one rollout holds.
+/// Bytes that one rollout holds.
 #[derive(Debug)]
 struct HolderUsage {
     bytes: AtomicUsize,
@@ -184,19 +182,19 @@ struct HolderUsage {
 }
 
 impl Default for Budget {
-    /// A budget without an end.
+    /// Creates a budget without a limit.
     fn default() -> Self {
         Self::new(usize::MAX)
     }
 }
 
 fn percent(total: usize, percent: usize) -> usize {
-    // Divided first, because a total may be all there is.
+    // Divides first, because the total may be `usize::MAX`.
     (total / 100).saturating_mul(percent)
 }
 
 impl Budget {
-    /// A budget of so many bytes.
+    /// Creates a budget of `total` bytes.
     pub fn new(total: usize) -> Self {
         let shared = Arc::new(Shared {
             total,
@@ -210,29 +208,29 @@ impl Budget {
         Self { shared, group: Arc::default() }
     }
 
-    /// The same budget for others: where it is used up, those who hold most together are ended before those
-    /// who hold less.
+    /// Returns the same budget for another group. If the budget is used up, rollouts of the group that holds most are
+    /// evicted first.
     #[must_use]
     pub fn for_others(&self) -> Self {
         Self { shared: self.shared.clone(), group: Arc::new(Group::one_of(&self.shared.groups)) }
     }
 
-    /// The bytes that there are.
+    /// Returns the total in bytes.
     pub fn total(&self) -> usize {
         self.shared.total
     }
 
-    /// Those in use.
+    /// Returns the bytes in use.
     pub fn used(&self) -> usize {
         self.shared.used.load(Ordering::Relaxed)
     }
 
-    /// Those in use for one thing.
+    /// Returns the bytes in use for one purpose.
     pub(crate) fn used_for(&self, use_: Use) -> usize {
         self.shared.by_use[use_ as usize].load(Ordering::Relaxed)
     }
 
-    /// Whether there is room for new work of so many bytes.
+    /// Checks that there is room for new work of `bytes` bytes.
     pub fn check_new_work(&self, bytes: usize) -> Result<(), OverBudget> {
         self.check_results(bytes)?;
         match self.group.is_within_share(bytes, self.shared.total) {
@@ -241,7 +239,7 @@ impl Budget {
         }
     }
 
-    /// Whether new work of no group is taken, because even what each may have is used up.
+    /// Fails if no group gets new work, not even one within its share.
     pub fn check_any_group(&self) -> Result<(), OverBudget> {
         let used = self.used();
         match self.shared.groups.load(Ordering::Relaxed) > 1 && used <= self.shared.total {
@@ -250,7 +248,7 @@ impl Budget {
         }
     }
 
-    /// Whether so little is in use together that new work of so many bytes has room, whoever asks.
+    /// Checks that the bytes in use by all groups leave room for new work of `bytes` bytes.
     fn check_total(&self, bytes: usize) -> Result<(), OverBudget> {
         let used = self.used();
         match used.saturating_add(bytes) <= percent(self.shared.total, NEW_WORK_PERCENT) {
@@ -259,14 +257,14 @@ impl Budget {
         }
     }
 
-    /// Whether there is room for new work of any usual size. What is only kept for comfort
-    /// goes where there is none.
+    /// Returns whether there is room for new work of any usual size. If not, the host drops data that it holds for
+    /// speed only.
     pub fn has_room(&self) -> bool {
         self.check_total(percent(self.shared.total, ROOM_PERCENT)).is_ok()
     }
 
-    /// Charges bytes that belong to no running rollout. [`Use::Request`] is refused
-    /// first; the others may use the whole.
+    /// Charges bytes that belong to no running rollout. [`Use::Request`] is refused first; other purposes may use the
+    /// whole budget.
     pub fn charge(&self, use_: Use, bytes: usize) -> Result<Charge, OverBudget> {
         if use_ == Use::Request {
             self.check_results(bytes)?;
@@ -276,28 +274,27 @@ impl Budget {
         Ok(charge)
     }
 
-    /// Charges a result, for which there is always room: its rollout held as much until
-    /// now, and a result that is lost is worse than a process that grows.
+    /// Charges a result. There is always room for one: its rollout held as much until now, and losing a result is worse
+    /// than growing.
     pub fn charge_result(&self, bytes: usize) -> Charge {
         self.charge_anyway(Use::Result, bytes)
     }
 
-    /// Charges what is there and is kept, whether there is room or not: what is new is refused until
-    /// there is.
+    /// Charges data that is stored already, even without room. New work is refused until there is room again.
     pub fn charge_anyway(&self, use_: Use, bytes: usize) -> Charge {
         let mut charge = self.nothing(use_);
         charge.add(bytes);
         charge
     }
 
-    /// A charge of nothing, which can grow.
+    /// Returns an empty charge that can grow.
     pub(crate) fn nothing(&self, use_: Use) -> Charge {
         let group = Some(self.group.clone());
         Charge { shared: self.shared.clone(), account: None, group, use_, bytes: 0 }
     }
 
-    /// Whether these who hold together may have new work: not while their results take more than their share, so that
-    /// nobody else's work is refused for them.
+    /// Checks that the results of this group are within its share of the total. Otherwise the group gets no new work,
+    /// so that its results do not keep other groups from theirs.
     fn check_results(&self, asked: usize) -> Result<(), OverBudget> {
         let (used, total) = (self.results(), percent(self.shared.total, RESULTS_PERCENT));
         match self.group.count().is_none() || used <= total {
@@ -306,36 +303,36 @@ impl Budget {
         }
     }
 
-    /// The bytes of results that those hold together who have this budget.
+    /// Returns the bytes of this group's results.
     fn results(&self) -> usize {
         self.group.results.load(Ordering::Relaxed)
     }
 
-    /// Charges a result that the journal has, too, and that is in memory so that it need not be read: none where results
-    /// take much already, of these who hold together or of all.
+    /// Charges a result that is stored in the journal, too, and stays in memory to save reading it. Returns `None` if
+    /// the results of this group or of all groups use much memory already.
     pub fn charge_copy(&self, bytes: usize) -> Option<Charge> {
-        let of_all = self.used_for(Use::Result).saturating_add(bytes);
-        let is_little = of_all <= percent(self.shared.total, COPIES_PERCENT)
+        let all = self.used_for(Use::Result).saturating_add(bytes);
+        let has_room = all <= percent(self.shared.total, COPIES_PERCENT)
             && self.results().saturating_add(bytes) <= percent(self.shared.total, OWN_COPIES_PERCENT);
-        is_little.then(|| self.charge_result(bytes))
+        has_room.then(|| self.charge_result(bytes))
     }
 
-    /// Charges a result that is read for its caller. Those who hold together have a share of what is read at once; one
-    /// result there is room for in any case, unless those of all take too much.
+    /// Charges a result that a caller reads. Each group has a share of the results that are read at once. One result
+    /// always has room, unless the results of all groups use too much.
     pub fn charge_read(&self, bytes: usize) -> Result<Charge, OverBudget> {
         let (own, all) = (self.results(), self.used_for(Use::Result));
         let share = percent(self.shared.total, OWN_READ_PERCENT);
         if self.group.count().is_some() && own > share / 2 && own.saturating_add(bytes) > share {
             return Err(OverBudget { asked: bytes, used: own, total: share });
         }
-        let most = percent(self.shared.total, READ_PERCENT);
-        if all > most / 2 && all.saturating_add(bytes) > most {
-            return Err(OverBudget { asked: bytes, used: all, total: most });
+        let max = percent(self.shared.total, READ_PERCENT);
+        if all > max / 2 && all.saturating_add(bytes) > max {
+            return Err(OverBudget { asked: bytes, used: all, total: max });
         }
         self.charge(Use::Result, bytes)
     }
 
-    /// A rollout, which is ended by this token where it holds most when all is used up.
+    /// Registers a rollout. `end` is cancelled if the budget is used up and this rollout holds most.
     pub fn holder(&self, end: CancellationToken) -> Holder {
         let account = Arc::new(HolderUsage {
             bytes: AtomicUsize::new(0),
@@ -357,7 +354,7 @@ impl Shared {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes bytes if no more than `max` are in use then.
+    /// Takes bytes if at most `max` are in use afterwards.
     fn take(&self, bytes: usize, max: usize) -> Result<(), OverBudget> {
         let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= max);
         self.used
@@ -366,16 +363,16 @@ impl Shared {
             .map_err(|used| OverBudget { asked: bytes, used, total: self.total })
     }
 
-    /// Takes bytes for a running rollout, at the cost of the one that holds most.
+    /// Takes bytes for a running rollout, evicting the one that holds most if there is no room.
     fn take_for(&self, bytes: usize, account: &HolderUsage) -> Result<(), OverBudget> {
         let over = |used| OverBudget { asked: bytes, used, total: self.total };
         if account.evicted.load(Ordering::Relaxed) {
             return Err(over(self.used.load(Ordering::Relaxed)));
         }
         let evict = |holders: &Holders, used| {
-            let most = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.rank());
-            match most {
-                Some(most) if most.pays_for(account, bytes) => most.evict(),
+            let largest = holders.all.values().filter(|held| !held.evicted()).max_by_key(|held| held.rank());
+            match largest {
+                Some(largest) if largest.pays_for(account, bytes) => largest.evict(),
                 _ => return Err(over(used)),
             }
             Ok(())
@@ -383,8 +380,9 @@ impl Shared {
         self.take_by_eviction(bytes, evict).inspect_err(|_| account.evict())
     }
 
-    /// Takes bytes that there may be no room for. Where what evicted rollouts still hold is not enough, one more is
-    /// evicted. The bytes are taken at once, and the budget may be overdrawn until those of the evicted are back.
+    /// Takes bytes that there may be no room for. If the bytes of rollouts that are already evicted are not enough,
+    /// evicts one more. The bytes are taken immediately; the budget may be overdrawn until evicted rollouts have
+    /// released theirs.
     fn take_by_eviction(
         &self,
         bytes: usize,
@@ -407,13 +405,13 @@ impl Shared {
     /// Takes bytes for a request of a group.
     fn take_for_request(&self, bytes: usize, group: &Arc<Group>) -> Result<(), OverBudget> {
         if group.count().is_some() {
-            let most = percent(self.total, REQUESTS_PERCENT);
+            let max = percent(self.total, REQUESTS_PERCENT);
             let all = self.by_use[Use::Request as usize].load(Ordering::Relaxed);
             let own = group.requests.load(Ordering::Relaxed);
-            // As much as it has is left to others.
-            let left = most.saturating_sub(all.saturating_add(bytes));
+            // A group leaves as much to the others as it has.
+            let left = max.saturating_sub(all.saturating_add(bytes));
             if own.saturating_add(bytes) > left {
-                return Err(OverBudget { asked: bytes, used: all, total: most });
+                return Err(OverBudget { asked: bytes, used: all, total: max });
             }
         }
         if !group.is_within_share(bytes, self.total) {
@@ -422,13 +420,13 @@ impl Shared {
         self.take_by_eviction(bytes, |holders, used| {
             let is_over =
                 |held: &&Arc<HolderUsage>| !held.evicted() && !held.group.is_within_share(0, self.total);
-            let most = holders.all.values().filter(is_over).max_by_key(|held| held.rank());
-            most.ok_or(OverBudget { asked: bytes, used, total: self.total })?.evict();
+            let largest = holders.all.values().filter(is_over).max_by_key(|held| held.rank());
+            largest.ok_or(OverBudget { asked: bytes, used, total: self.total })?.evict();
             Ok(())
         })
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         if bytes > 0 {
             self.used.fetch_sub(bytes, Ordering::Relaxed);
             self.freed.notify_waiters();
@@ -441,12 +439,12 @@ impl HolderUsage {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// By what those who hold most are found: what they hold together, and alone.
+    /// Returns the sort key for the largest holder: the bytes of its group, then its own.
     fn rank(&self) -> (usize, usize) {
         (self.group.bytes.load(Ordering::Relaxed), self.bytes())
     }
 
-    /// Whether this one is ended so that another one has so many bytes more.
+    /// Returns whether this rollout is evicted so that another one gets `bytes` more.
     fn pays_for(&self, other: &Self, bytes: usize) -> bool {
         let others = other.group.bytes.load(Ordering::Relaxed).saturating_add(bytes);
         if Arc::ptr_eq(&self.group, &other.group) {
@@ -466,7 +464,7 @@ impl HolderUsage {
     }
 }
 
-/// One rollout that holds bytes. Clones are the same one.
+/// A rollout that holds bytes. Clones are the same rollout.
 #[derive(Clone, Debug)]
 pub struct Holder(Arc<Held>);
 
@@ -479,18 +477,18 @@ struct Held {
 }
 
 impl Holder {
-    /// A charge of nothing, which can grow at the cost of whoever holds most.
+    /// Returns an empty charge that can grow by evicting the rollout that holds most.
     pub fn nothing(&self, use_: Use) -> Charge {
         let account = Some(self.0.account.clone());
         Charge { shared: self.0.shared.clone(), account, group: None, use_, bytes: 0 }
     }
 
-    /// Whether it was ended because all was used up.
+    /// Returns whether the rollout was evicted because the budget was used up.
     pub fn evicted(&self) -> bool {
         self.0.account.evicted()
     }
 
-    /// Why it was ended, for whoever reads of it.
+    /// Returns the reason of an eviction for the rollout's outcome.
     pub fn why_evicted(&self) -> String {
         format!(
             "the host ran out of memory and ended the rollouts that held most of it; all together may hold \
@@ -499,15 +497,15 @@ impl Holder {
         )
     }
 
-    /// Waits until a guest may start: while much is in use and others run, it would only
-    /// end one of them.
+    /// Waits until a guest may start. A guest that starts when much is in use and others run would only evict one of
+    /// them.
     pub async fn may_start(&self) {
         let shared = &self.0.shared;
         loop {
             let freed = shared.freed.notified();
             let roomy = shared.used.load(Ordering::Relaxed) <= percent(shared.total, START_PERCENT)
                 || self.0.account.group.is_within_share(0, shared.total);
-            // Where nobody runs nobody would give anything back.
+            // With no other guest running, no memory would be released.
             if roomy || shared.started.load(Ordering::Relaxed) == 0 {
                 break;
             }
@@ -529,24 +527,24 @@ impl Drop for Held {
     }
 }
 
-/// Bytes that were charged, given back when this is dropped.
+/// Charged bytes. Dropping the charge releases them.
 #[derive(Debug)]
 pub struct Charge {
     shared: Arc<Shared>,
     account: Option<Arc<HolderUsage>>,
-    /// The group whose request or result it is.
+    /// The group of a request or a result.
     group: Option<Arc<Group>>,
     use_: Use,
     bytes: usize,
 }
 
 impl Charge {
-    /// The bytes.
+    /// Returns the charged bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Charges so many more, or changes nothing.
+    /// Charges `bytes` more, or fails and changes nothing.
     pub fn grow(&mut self, bytes: usize) -> Result<(), OverBudget> {
         match (&self.account, &self.group) {
             (Some(account), _) => self.shared.take_for(bytes, account)?,
@@ -557,7 +555,7 @@ impl Charge {
         Ok(())
     }
 
-    /// Charges so many more, whatever is in use.
+    /// Charges `bytes` more, even without room.
     pub fn add(&mut self, bytes: usize) {
         self.shared.used.fetch_add(bytes, Ordering::Relaxed);
         self.note(bytes);
@@ -578,7 +576,7 @@ impl Charge {
         }
     }
 
-    /// Gives back all but so many.
+    /// Releases all but `bytes` bytes.
     pub fn shrink_to(&mut self, bytes: usize) {
         let back = self.bytes.saturating_sub(bytes);
         self.bytes -= back;
@@ -593,7 +591,7 @@ impl Charge {
                 of_use.fetch_sub(back, Ordering::Relaxed);
             }
         }
-        self.shared.give_back(back);
+        self.shared.release(back);
     }
 }
 
@@ -629,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn a_charge_gives_back_what_it_no_longer_needs() {
+    fn a_charge_releases_the_bytes_that_it_no_longer_needs() {
         let budget = Budget::new(100);
         let mut charge = budget.charge(Use::Record, 80).unwrap();
         assert!(charge.grow(21).is_err());
@@ -640,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_is_used_the_one_that_holds_most_is_ended() {
+    fn the_rollout_that_holds_most_is_evicted_when_the_budget_is_used_up() {
         let budget = Budget::new(1000);
         let (small, small_end) = holder(&budget);
         let (large, large_end) = holder(&budget);
@@ -651,8 +649,8 @@ mod tests {
         small_charge.grow(50).unwrap();
         assert!(large.evicted() && large_end.is_cancelled());
         assert!(!small.evicted() && !small_end.is_cancelled());
-        assert!(large_charge.grow(1).is_err(), "what was ended gets nothing");
-        // What the ended one holds is as good as free, up to the overdraft's end.
+        assert!(large_charge.grow(1).is_err(), "an evicted rollout gets nothing");
+        // The bytes of the evicted rollout count as free, up to the limit of the overdraft.
         small_charge.grow(70).unwrap();
         assert_eq!(budget.used(), 1120);
         assert!(small_charge.grow(1).is_err());
@@ -662,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_hold_most_together_are_ended_before_one_who_holds_more_than_each_of_them() {
+    fn the_group_that_holds_most_is_evicted_from_before_the_largest_rollout_of_another() {
         let budget = Budget::new(1000);
         let (alone, alone_end) = holder(&budget.for_others());
         let many = budget.for_others();
@@ -672,11 +670,11 @@ mod tests {
         let mut charges: Vec<_> = held.iter().map(|(holder, _)| holder.nothing(Use::Guest)).collect();
         charges.iter_mut().for_each(|charge| charge.grow(200).unwrap());
         charges[0].grow(50).unwrap();
-        // The one who holds most of all alone is among those who hold least together.
+        // The rollout that holds most is in the group that holds less.
         large.grow(100).unwrap();
         assert!(held[0].1.is_cancelled() && !alone_end.is_cancelled());
         drop(charges.remove(0));
-        // Whoever holds most together pays for itself.
+        // The group that holds most pays for its own growth.
         assert_eq!(budget.used(), 800);
         assert!(charges[0].grow(250).is_err());
         assert!(held[1].1.is_cancelled() && !alone_end.is_cancelled());
@@ -696,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_within_its_share_is_refused_nothing_for_what_another_one_holds() {
+    fn a_group_within_its_share_is_not_refused_because_of_another_group() {
         let budget = Budget::new(1000);
         let (large, small) = (budget.for_others(), budget.for_others());
         let (holder, end) = holder(&large);
@@ -705,11 +703,11 @@ mod tests {
         assert!(large.check_new_work(1).is_err() && large.charge(Use::Request, 1).is_err());
         assert!(small.check_new_work(100).is_ok() && budget.check_any_group().is_ok());
         let request = small.charge(Use::Request, 100).unwrap();
-        assert!(end.is_cancelled(), "the one above its share makes room");
-        assert_eq!(budget.used(), 1100, "until what it holds is given back");
+        assert!(end.is_cancelled(), "the group above its share makes room");
+        assert_eq!(budget.used(), 1100, "until the evicted rollout releases its bytes");
         drop((guest, holder, large));
         drop(request);
-        // A group that is alone is refused at the line for all.
+        // The only group left is refused above the general threshold.
         let (_last, _) = self::holder(&small);
         let result = small.charge_result(760);
         assert!(small.check_new_work(0).is_err());
@@ -717,7 +715,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_group_within_its_share_starts_guests_beside_one_that_holds_nearly_all() {
+    async fn a_group_within_its_share_starts_guests_while_another_holds_nearly_all() {
         let budget = Budget::new(1000);
         let (large, small) = (budget.for_others(), budget.for_others());
         let (first, _) = holder(&large);
@@ -732,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_most_and_asks_for_more_is_ended_itself() {
+    fn the_largest_rollout_is_evicted_itself_when_it_asks_for_more() {
         let budget = Budget::new(1000);
         let (small, _) = holder(&budget);
         let (large, large_end) = holder(&budget);
@@ -746,7 +744,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_starts_when_there_is_room_or_nobody_else_runs() {
+    async fn a_guest_starts_when_there_is_room_or_no_other_guest_runs() {
         let budget = Budget::new(1000);
         let waiting = budget.charge(Use::Result, 950).unwrap();
         let (first, _) = holder(&budget);

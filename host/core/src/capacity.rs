@@ -1,9 +1,8 @@
-//! What the machine lets this process have, turned into rollouts at once.
+//! Number of rollouts that the machine's resources allow at once.
 //!
-//! A kernel that is asked for more than it gives ends the whole process (mappings,
-//! memory) or fails a rollout in its middle (descriptors). So its limits are read when a
-//! host starts and become a number of slots; whoever comes when all of them are taken
-//! is asked to come again.
+//! A process that exceeds the kernel's limits is killed (mappings, memory) or fails in the middle of a rollout
+//! (descriptors). The limits are therefore read when a host starts and converted to a number of slots. A caller that
+//! finds all slots taken has to retry later.
 
 mod control_groups;
 
@@ -12,83 +11,81 @@ use std::fs;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that the process has for itself: standard streams, its log, the cache,
-/// trajectories being written, connections of host-provided tools, and the two below.
+/// Descriptors reserved for the process itself: standard streams, its log, the cache, trajectories being written,
+/// connections of host-provided tools, and the two constants below.
 const DESCRIPTORS_KEPT: u64 = 128;
 
-/// Of those, connections of callers that no rollout stands for: whoever asks for `/health`
-/// or `/metrics`, or is to have the answer that the host is full.
+/// Of those, connections of callers without a rollout: requests for `/health` or `/metrics`, and callers that are
+/// refused because the host is full.
 const DESCRIPTORS_FOR_ANYBODY: u64 = 32;
 
-/// Of those, connections to callback addresses: the last callback of a rollout is sent when its
-/// slot is another's already.
+/// Of those, connections to callback addresses: the last callback of a rollout is sent when its slot is already taken
+/// by another one.
 const DESCRIPTORS_FOR_CALLBACKS: u64 = 16;
 
-/// Of those, connections that are accepted beyond all that are worked for, so that `/health`
-/// and `/rollout/cancel` work on a server that has no room for more.
+/// Of those, connections that are accepted beyond all that are served, so that `/health` and `/rollout/cancel` work on
+/// a full server.
 pub const CALLERS_SPARE: usize = 16;
 
-/// Mappings that the process has for itself: its code, its threads, its allocator.
+/// Memory mappings reserved for the process itself: its code, its threads, its allocator.
 const MAPPINGS_KEPT: u64 = 4096;
 
-/// Connections that one queued rollout has open: its caller's.
+/// Connections that one queued rollout has open: that of its caller.
 const DESCRIPTORS_PER_QUEUED: u64 = 1;
 
-/// What a waiting rollout costs beside its guest's memory: its connections, tasks and
-/// stack. Measured at 10,000; see `docs/understand/performance.md`.
+/// Memory that a waiting rollout needs in addition to its guest's: its connections, tasks and stack. Measured with
+/// 10,000 rollouts; see `docs/understand/performance.md`.
 const BYTES_PER_ROLLOUT: u64 = 64 << 10;
 
-/// Of the memory that is free when a host starts, what may be held for others. The rest
-/// is for the process itself, what its allocator cannot give back, and the kernel's
-/// buffers of its connections.
+/// Percentage of the memory that is free at the start of a host that may be held for others. The rest is for the
+/// process itself, fragmentation of its allocator, and the kernel's socket buffers.
 const MEMORY_BUDGET_PERCENT: u64 = 70;
 
-/// Of that, what guests may have when they start; the rest is for them to grow.
+/// Percentage of that which guests may use when they start; the rest is for their growth.
 const START_PERCENT: u64 = 85;
 
-/// What the machine has for this process. What cannot be read is no limit.
+/// Resources that the machine has for this process. A value that cannot be read is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Open files and connections, after the limit was raised as far as it goes.
+    /// Open files and connections, after the limit was raised as far as possible.
     pub descriptors_max: u64,
     /// Memory mappings, `vm.max_map_count`.
     pub mappings_max: u64,
-    /// Bytes of memory that can be had without pushing anybody out.
+    /// Bytes of memory available without swapping or killing.
     pub memory_bytes_free: u64,
-    /// The limit of the control group that leaves no more than that, in bytes, where it is not the machine.
+    /// Limit of the control group that determines `memory_bytes_free`, in bytes. `None` if the machine determines it.
     pub memory_group_bytes_max: Option<u64>,
-    /// Bytes of it that may be held for others, where the operator said.
+    /// Bytes that may be held for others, if the operator configured them.
     pub memory_budget_bytes: Option<u64>,
 }
 
-/// How many rollouts a host may run at once, and what kept it from more.
+/// Number of rollouts that a host may run at once, and the resource that limits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
     /// Rollouts that run at once.
     pub running_max: u32,
-    /// Rollouts that may wait for one of those to end.
+    /// Rollouts that may wait for a slot.
     pub queue_max: u32,
-    /// What there would have to be more of for more to run.
+    /// The resource that limits the number of running rollouts.
     pub bound_by: Bound,
-    /// How the process's descriptors are shared out.
+    /// Division of the process's descriptors among connections.
     pub connections: Connections,
 }
 
-/// How many connections of each kind may be open at once. Together with what the process
-/// keeps for itself they are all descriptors that it may have, so neither kind can use up
-/// the other's.
+/// Numbers of connections of each kind that may be open at once. Together with the reserve of the process they are all
+/// its descriptors, so neither kind can use up the other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connections {
-    /// Those that callers opened, idle ones among them.
+    /// Connections from callers, including idle ones.
     pub callers_max: usize,
-    /// Those to models, judges and callback addresses, idle ones among them.
+    /// Connections to models, judges and callback addresses, including idle ones.
     pub outbound_max: usize,
 }
 
-/// What a number of slots comes from.
+/// The resource that limits the number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The operator's own choice.
+    /// The operator's configuration.
     Asked,
     /// Open files.
     Descriptors {
@@ -100,16 +97,16 @@ pub enum Bound {
         /// The kernel's limit for every process.
         max: u64,
     },
-    /// What may be held for all rollouts, by the operator's choice.
+    /// Memory that may be held for all rollouts, as the operator configured it.
     MemoryBudget {
-        /// In bytes.
+        /// The budget in bytes.
         bytes: u64,
     },
-    /// Memory.
+    /// Free memory.
     Memory {
-        /// What was free when the host started, in bytes.
+        /// Free memory when the host started, in bytes.
         free_bytes: u64,
-        /// The limit of the control group that leaves no more, in bytes.
+        /// Limit of the control group that determines it, in bytes.
         group_bytes_max: Option<u64>,
     },
 }
@@ -140,21 +137,20 @@ impl fmt::Display for Bound {
     }
 }
 
-/// What the host's part of one rollout costs.
+/// Resources that the host needs for one rollout.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestCost {
-    /// Connections that one running rollout has open: its model's, and its caller's where
-    /// callers wait for results instead of being called.
+    /// Connections that one running rollout has open: that of its model, and that of its caller if callers wait for
+    /// results instead of being called back.
     pub descriptors: u64,
     /// Memory mappings of one instance.
     pub mappings: u64,
-    /// Memory that one instance has when it starts, in bytes.
+    /// Memory of one instance when it starts, in bytes.
     pub memory_bytes: u64,
 }
 
 impl Machine {
-    /// Reads what there is, and raises the limit of open files to the most that this
-    /// process may have.
+    /// Reads the machine's limits, and raises the limit of open files to the most that this process may have.
     pub fn read() -> Self {
         let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(available_in);
         let machine = machine.unwrap_or(u64::MAX);
@@ -176,22 +172,22 @@ impl Machine {
         }
     }
 
-    /// Mappings that guests may have.
+    /// Returns the number of mappings that guests may have.
     pub fn guest_mappings_max(&self) -> u64 {
         self.mappings_max.saturating_sub(MAPPINGS_KEPT)
     }
 
-    /// Bytes that may be held for others.
+    /// Returns the bytes that may be held for others.
     pub fn memory_budget(&self) -> u64 {
         self.memory_budget_bytes.unwrap_or(self.memory_bytes_free / 100 * MEMORY_BUDGET_PERCENT)
     }
 
-    /// As many slots as were asked for, or as there is room for.
-    pub fn slots(&self, asked: u32, queue_asked: u32, cost: GuestCost) -> Slots {
+    /// Returns the requested number of slots, or as many as there is room for.
+    pub fn slots(&self, requested: u32, queue_requested: u32, cost: GuestCost) -> Slots {
         let descriptors = self.descriptors();
         let memory = self.memory_budget() / 100 * START_PERCENT;
         let bounds = [
-            (u64::from(asked), Bound::Asked),
+            (u64::from(requested), Bound::Asked),
             (descriptors / cost.descriptors.max(1), Bound::Descriptors { max: self.descriptors_max }),
             (self.guest_mappings_max() / cost.mappings.max(1), Bound::Mappings { max: self.mappings_max }),
             (
@@ -211,9 +207,9 @@ impl Machine {
                 least = bound;
             }
         }
-        // A host that could run nothing would be no host; the kernel has the last word.
+        // Never 0: such a host would be useless, and one slot may work.
         let running = least.0.max(1);
-        let outbound = self.outbound(asked, queue_asked, cost.descriptors);
+        let outbound = self.outbound(requested, queue_requested, cost.descriptors);
         let callers = descriptors.saturating_sub(outbound);
         let left = callers.saturating_sub(running * callers_per_rollout(cost.descriptors));
         let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
@@ -223,41 +219,41 @@ impl Machine {
         };
         Slots {
             running_max: count(running),
-            queue_max: queue_asked.min(count(left / DESCRIPTORS_PER_QUEUED)),
+            queue_max: queue_requested.min(count(left / DESCRIPTORS_PER_QUEUED)),
             bound_by: least.1,
             connections,
         }
     }
 
-    /// Descriptors that connections may have.
+    /// Returns the descriptors for connections.
     fn descriptors(&self) -> u64 {
         self.descriptors_max.saturating_sub(DESCRIPTORS_KEPT)
     }
 
-    /// Connections to the outside: one for each rollout that descriptors allow, and half of
-    /// what callers of running and queued rollouts leave. Memory and mappings do not count
-    /// here, so that a host knows this before it knows its plugin.
-    fn outbound(&self, asked: u32, queue_asked: u32, per_rollout: u64) -> u64 {
+    /// Returns the number of outbound connections: one for each rollout that the descriptors allow, and half of what
+    /// callers of running and queued rollouts leave. Memory and mappings do not count here, so that a host knows the
+    /// number before it knows its plugin.
+    fn outbound(&self, requested: u32, queue_requested: u32, per_rollout: u64) -> u64 {
         let descriptors = self.descriptors();
-        let running = u64::from(asked).min(descriptors / per_rollout.max(1));
+        let running = u64::from(requested).min(descriptors / per_rollout.max(1));
         let left = descriptors - running * per_rollout.max(1);
-        let queued = (u64::from(queue_asked) * DESCRIPTORS_PER_QUEUED).min(left);
+        let queued = (u64::from(queue_requested) * DESCRIPTORS_PER_QUEUED).min(left);
         running + (left - queued) / 2
     }
 }
 
-/// Of the connections that one running rollout has open, those that are not the host's own.
+/// Returns how many of a running rollout's connections belong to its caller.
 fn callers_per_rollout(descriptors: u64) -> u64 {
     descriptors.saturating_sub(1)
 }
 
-/// As a number of permits, of which the runtime's semaphores know no more.
+/// Converts a count to a number of permits, which tokio's semaphores limit.
 fn bounded(count: u64) -> usize {
     const PERMITS_MAX: usize = usize::MAX >> 4;
     usize::try_from(count).unwrap_or(PERMITS_MAX).min(PERMITS_MAX)
 }
 
-/// Raises the limit of open files as far as it goes. Gives what it is then.
+/// Raises the limit of open files as far as possible and returns it.
 pub fn raise_descriptors() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum && setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok() {
@@ -290,9 +286,9 @@ mod tests {
     const COST: GuestCost = GuestCost { descriptors: 2, mappings: 4, memory_bytes: 64 << 10 };
 
     #[test]
-    fn slots_are_what_was_asked_for_or_what_there_is_room_for() {
-        fn check(machine: Machine, asked: u32, queue: u32, running: u32, queued: u32, by: &str) {
-            let slots = machine.slots(asked, queue, COST);
+    fn slots_are_the_requested_number_or_as_many_as_there_is_room_for() {
+        fn check(machine: Machine, requested: u32, queue: u32, running: u32, queued: u32, by: &str) {
+            let slots = machine.slots(requested, queue, COST);
             assert_eq!((slots.running_max, slots.queue_max), (running, queued), "{slots:?}");
             assert!(slots.bound_by.to_string().contains(by), "{}", slots.bound_by);
         }
@@ -320,10 +316,10 @@ mod tests {
     }
 
     #[test]
-    fn callers_and_models_share_the_descriptors_and_leave_some() {
-        fn check(descriptors: u64, asked: u32, queue: u32, per_rollout: u64, expected: (usize, usize)) {
+    fn callers_and_models_share_the_descriptors_and_leave_the_reserve() {
+        fn check(descriptors: u64, requested: u32, queue: u32, per_rollout: u64, expected: (usize, usize)) {
             let machine = Machine { descriptors_max: descriptors, ..ROOMY };
-            let slots = machine.slots(asked, queue, GuestCost { descriptors: per_rollout, ..COST });
+            let slots = machine.slots(requested, queue, GuestCost { descriptors: per_rollout, ..COST });
             let Connections { callers_max, outbound_max } = slots.connections;
             assert_eq!((callers_max, outbound_max), expected, "{slots:?}");
             let all = (callers_max + outbound_max) as u64;
@@ -336,14 +332,14 @@ mod tests {
         check(1128, 100, 4096, 1, (900 + 32, 100 + 16));
         check(1128, 4096, 4096, 1, (32, 1000 + 16));
         check(100, 10, 10, 2, (32, 16));
-        // A plugin that needs much memory runs less at once and leaves descriptors unused.
+        // A plugin that needs much memory runs fewer rollouts at once and leaves descriptors unused.
         let little = Machine { descriptors_max: 1128, memory_bytes_free: 2 << 20, ..ROOMY };
         let slots = little.slots(400, 4096, COST);
         assert_eq!((slots.running_max, slots.queue_max), (9, 591));
     }
 
     #[test]
-    fn this_machine_has_room_for_something() {
+    fn this_machine_has_room_for_four_rollouts() {
         let slots = Machine::read().slots(4, 4, COST);
         assert_eq!((slots.running_max, slots.queue_max), (4, 4), "{slots:?}");
     }

@@ -1,23 +1,23 @@
-//! Whose move it is after a failure.
+//! The party that must act on a failure.
 
 use std::fmt;
 
-/// Who has to act. It comes from the cause, not from where the failure surfaced.
+/// The party that must act on a failure. It follows from the cause, not from the place where the failure surfaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
     /// The author of the workflow or grader.
     Plugin,
-    /// Whoever runs the model's endpoint, or the judge's.
+    /// The operator of the model's or the judge's endpoint.
     Model,
-    /// Whoever asked for the rollout.
+    /// The caller that requested the rollout.
     Caller,
     /// The operator of this host.
     Host,
 }
 
 impl Fault {
-    /// The word that reports and wire bodies carry.
+    /// Returns the word for reports and response bodies.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Plugin => "plugin",

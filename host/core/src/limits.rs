@@ -1,11 +1,10 @@
-//! What one rollout may use, and what it may take to load a component. Every limit has a
-//! unit in its name and a default here.
+//! Limits on the resources of a rollout and on loading a component. Each limit has its unit in its name and a default
+//! here.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Wall time of an instance that belongs to no rollout: one that is started to see that it starts, or that
-/// is asked what its plugin is.
+/// Wall time of an instance that belongs to no rollout: one that is started as a test or that describes its plugin.
 pub const DECLARE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The limits of one rollout and of its two instances.
@@ -13,52 +12,51 @@ pub const DECLARE_TIME_MAX: Duration = Duration::from_secs(10);
 pub struct Limits {
     /// Linear memories and tables of one instance together, in bytes.
     pub memory_bytes_max: usize,
-    /// Wall time of the workflow where the caller names none or more than this.
+    /// Wall time of the workflow if the request gives none or more than this.
     pub workflow_time_max: Duration,
-    /// Wall time of the grader where the caller names none or more than this.
+    /// Wall time of the grader if the request gives none or more than this.
     pub grader_time_max: Duration,
-    /// CPU time of one instance, waiting not counted; also what the host does for it
-    /// within its calls.
+    /// CPU time of one instance, including the host's work in its calls. Waiting does not count.
     pub guest_cpu_time_max: Duration,
     /// Calls of the contract's imports by one instance.
     pub host_calls_max: u64,
-    /// Bytes that a guest may hand over in one call of the host.
+    /// Bytes that a guest may pass in one host call.
     pub host_call_bytes_max: usize,
     /// Handles that a guest may hold at once.
     pub handles_max: usize,
-    /// Samples of one rollout, where the caller takes several.
+    /// Samples of one rollout, if the caller accepts several.
     pub samples_max: u32,
-    /// Calls of the model in one rollout, not counting retries.
+    /// Calls of the model in one rollout, without retries.
     pub chat_calls_max: u32,
-    /// Tokens of all requests and replies in one rollout, as the model's server counts
-    /// them. The call that goes past it is the last.
+    /// Tokens of all requests and replies in one rollout, as the model's server counts them. The call that exceeds it
+    /// is the last.
     pub chat_tokens_max: u64,
-    /// Bytes of all requests to models in one rollout, as they are sent: a request carries the
-    /// whole conversation, which costs a guest nothing.
+    /// Bytes of all requests to models in one rollout, as sent: a request carries the whole conversation, at no cost to
+    /// the guest.
     pub chat_bytes_max: u64,
-    /// Calls of the model under way at once in one rollout.
+    /// Calls of the model in progress at once in one rollout.
     pub concurrent_calls_max: u32,
-    /// Calls of the judge in one rollout, not counting retries.
+    /// Calls of the judge in one rollout, without retries.
     pub judge_calls_max: u32,
-    /// Tokens of all requests to the judge and its replies in one rollout, as its server
-    /// counts them. The call that goes past it is the last.
+    /// Tokens of all requests to the judge and its replies in one rollout, as its server counts them. The call that
+    /// exceeds it is the last.
     pub judge_tokens_max: u64,
     /// One message of a sample or of a request, in bytes.
     pub message_bytes_max: usize,
-    /// Messages, fields and observed exchanges kept for one rollout, in bytes.
+    /// Messages, fields and observed exchanges stored for one rollout, in bytes.
     pub record_bytes_max: usize,
-    /// Artifacts of one rollout, in number.
+    /// Number of artifacts of one rollout.
     pub artifacts_max: usize,
     /// Artifacts of one rollout together, in bytes.
     pub artifact_bytes_max: usize,
-    /// Log lines and events of one rollout; more are counted and dropped.
+    /// Log lines and events of one rollout; further ones are counted and dropped.
     pub log_lines_max: usize,
     /// Log lines and events of one rollout together, in bytes.
     pub log_bytes_max: usize,
-    /// Uses that the guest's own runtime may refuse in one rollout; alarms are not counted. 0 leaves
-    /// every rollout without a reward that swallowed one.
+    /// Refused uses of the guest's own language runtime in one rollout; alarms do not count. With 0, a rollout that
+    /// swallowed a refusal gets no reward.
     pub refused_uses_max: u64,
-    /// Random bytes that a guest may ask for in one call.
+    /// Random bytes that a guest may request in one call.
     pub random_bytes_max: u64,
     /// A reply of the model's server, in bytes.
     pub reply_bytes_max: usize,
@@ -95,18 +93,18 @@ impl Default for Limits {
     }
 }
 
-/// The amount of a limit, or of what counts towards it, in the unit of the limit's name.
+/// Amount of a limit, or of the usage that counts towards it, in the unit of the limit's name.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(untagged)]
 pub enum Amount {
-    /// Of bytes, calls or other things.
+    /// Number of bytes, calls or other things.
     Count(u64),
-    /// Of time, in seconds.
+    /// Time in seconds.
     Secs(f64),
 }
 
 impl Amount {
-    /// Whether it is more than another one of the same kind.
+    /// Returns whether this amount is larger than another one of the same kind.
     pub fn is_more_than(self, other: Self) -> bool {
         match (self, other) {
             (Self::Count(one), Self::Count(other)) => one > other,
@@ -150,9 +148,9 @@ impl From<Duration> for Amount {
 }
 
 impl Limits {
-    /// Every limit under its name in `[limits]`.
+    /// Returns every limit under its name in `[limits]`.
     pub fn table(&self) -> [(&'static str, Amount); 23] {
-        // Taken apart, so that a limit that is added cannot be left out here.
+        // Destructured so that a new limit cannot be forgotten here.
         let Self {
             memory_bytes_max,
             workflow_time_max,
@@ -206,14 +204,14 @@ impl Limits {
     }
 }
 
-/// The limits of bringing one component in, which its author is not trusted with either.
+/// Limits on loading one component, whose author is not trusted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadLimits {
-    /// The component's file, in bytes.
+    /// Size of the component's file, in bytes.
     pub component_bytes_max: usize,
     /// Time of compiling: wall time, and CPU time for each core that compiles.
     pub compile_time_max: Duration,
-    /// Memory of the process that compiles, in bytes.
+    /// Memory of the compiler process, in bytes.
     pub compile_memory_bytes_max: usize,
 }
 
@@ -221,8 +219,8 @@ impl Default for LoadLimits {
     fn default() -> Self {
         const MIB: usize = 1 << 20;
         Self {
-            // Six times a Python guest with its interpreter, 20 MB. What such a guest imports
-            // comes on top, as data that compiling only copies: SymPy makes it 80 MB.
+            // Six times a Python guest with its interpreter, 20 MB. The packages of such a guest come on top, as data
+            // that the compiler only copies: with SymPy it has 80 MB.
             component_bytes_max: 128 * MIB,
             // A Python guest takes 25 s on two cores.
             compile_time_max: Duration::from_secs(120),
@@ -232,7 +230,7 @@ impl Default for LoadLimits {
 }
 
 impl LoadLimits {
-    /// Every limit under its name in `[limits]`.
+    /// Returns every limit under its name in `[limits]`.
     pub fn table(&self) -> [(&'static str, Amount); 3] {
         let Self { component_bytes_max, compile_time_max, compile_memory_bytes_max } = *self;
         [

@@ -1,21 +1,20 @@
-//! Mean and spread of finite numbers, which are finite whatever the numbers are.
+//! Mean and spread of finite numbers, without overflow.
 //!
-//! The sum of two numbers of 1.7e308 is infinite, and so is the square of one of 1e200.
-//! Everything here is therefore kept in units of a power of two that is about as large as
-//! the largest number so far. Such a unit changes the exponent of a number and no digit of
-//! it, so that numbers of an ordinary size give what they give without it.
+//! The sum of two numbers of 1.7e308 is infinite, and so is the square of 1e200. All values here are therefore scaled
+//! by a power of two close to the largest number so far. Scaling changes a number's exponent and none of its digits, so
+//! the results for numbers of an ordinary size are those of unscaled arithmetic.
 
-/// The exponent of the smallest positive number.
+/// Exponent of the smallest positive number.
 const EXPONENT_MIN: i32 = -1074;
 
-/// Mean and spread of the numbers added so far, each of them finite.
+/// Mean and spread of the numbers added so far, all of them finite.
 #[derive(Clone, Copy, Debug)]
 pub struct Moments {
     count: u64,
-    /// Numbers are kept as multiples of 2 to this.
+    /// Numbers are stored as multiples of 2 to this power.
     exponent: i32,
     sum: f64,
-    /// What rounding took from the sum.
+    /// Rounding error of the sum.
     lost: f64,
     /// Sum of the squared distances from the mean.
     squares: f64,
@@ -38,9 +37,9 @@ impl FromIterator<f64> for Moments {
 }
 
 impl Moments {
-    /// Takes one more number, which is finite.
+    /// Adds a finite number.
     pub fn add(&mut self, number: f64) {
-        debug_assert!(number.is_finite(), "{number} has no mean with others");
+        debug_assert!(number.is_finite(), "{number} is not finite");
         self.enlarge_unit(exponent(number));
         let number = scaled(number, -self.exponent);
         let distance = number - self.mean_in_units();
@@ -51,27 +50,25 @@ impl Moments {
         }
     }
 
-    /// How many numbers there were.
+    /// Returns the count of the numbers.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their arithmetic mean; none of no numbers.
+    /// Returns the arithmetic mean, or `None` without numbers.
     #[must_use]
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.in_ones(self.mean_in_units()))
     }
 
-    /// Their standard deviation as a whole population, divided by the count; none of no
-    /// numbers.
+    /// Returns the population standard deviation (divided by the count), or `None` without numbers.
     #[must_use]
     pub fn std(&self) -> Option<f64> {
         (self.count > 0).then(|| self.in_ones((self.squares.max(0.0) / self.count as f64).sqrt()))
     }
 
-    /// The standard error of the mean, where the numbers are a sample; none of fewer than
-    /// two.
+    /// Returns the standard error of the mean of the numbers as a sample, or `None` for fewer than two.
     #[must_use]
     pub fn standard_error(&self) -> Option<f64> {
         let count = self.count as f64;
@@ -82,7 +79,7 @@ impl Moments {
         if self.count == 0 { 0.0 } else { (self.sum + self.lost) / self.count as f64 }
     }
 
-    /// Adds by the method of Neumaier, so that many small numbers are not lost.
+    /// Adds a number with Neumaier's summation, so that many small numbers are not lost.
     fn add_to_sum(&mut self, number: f64) {
         let sum = self.sum + number;
         self.lost += if self.sum.abs() >= number.abs() {
@@ -108,10 +105,9 @@ impl Moments {
     }
 }
 
-/// The standard error of the mean of all numbers, where those of one group have something
-/// in common and the groups have not: errors within a group add up, and those of different
-/// groups cancel out. With one number in each group it is [`Moments::standard_error`].
-/// None of fewer than two groups.
+/// Returns the clustered standard error of the mean: numbers within a group are dependent, groups are independent.
+/// Errors within a group add up and those of different groups cancel out. With one number in each group it is
+/// [`Moments::standard_error`]. Returns `None` for fewer than two groups.
 #[must_use]
 pub fn clustered_error(groups: &[Vec<f64>]) -> Option<f64> {
     let all: Moments = groups.iter().flatten().copied().collect();
@@ -127,23 +123,23 @@ pub fn clustered_error(groups: &[Vec<f64>]) -> Option<f64> {
     Some(all.in_ones((squares * clusters / (clusters - 1.0)).sqrt() / all.count as f64))
 }
 
-/// The exponent of the power of two that is at most as large as the number.
+/// Returns the exponent of the largest power of two that is not above the number.
 fn exponent(number: f64) -> i32 {
-    /// Takes the smallest number to where each has all its digits.
+    /// Exponent that scales the smallest number into the normal range.
     const TO_NORMAL: i32 = 64;
-    let of_bits = |number: f64| ((number.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+    let exponent_bits = |number: f64| ((number.to_bits() >> 52) & 0x7ff) as i32 - 1023;
     if number == 0.0 {
         EXPONENT_MIN
     } else if number.is_normal() {
-        of_bits(number)
+        exponent_bits(number)
     } else {
-        of_bits(scaled(number, TO_NORMAL)) - TO_NORMAL
+        exponent_bits(scaled(number, TO_NORMAL)) - TO_NORMAL
     }
 }
 
-/// The number times 2 to `by`.
+/// Returns the number times 2 to the power of `by`.
 fn scaled(mut number: f64, mut by: i32) -> f64 {
-    /// Within the exponents of numbers that have all their digits.
+    /// A power of two with this exponent is a normal number.
     const STEP: i32 = 1000;
     let power = |by: i32| f64::from_bits(((1023 + by) as u64) << 52);
     while by.abs() > STEP {
@@ -157,7 +153,7 @@ fn scaled(mut number: f64, mut by: i32) -> f64 {
 mod tests {
     use super::*;
 
-    /// The same in units of the last place or two.
+    /// Compares two numbers except for their last digits.
     fn same(got: f64, expected: f64) -> bool {
         got == expected || ((got - expected) / expected).abs() < 1e-14
     }
@@ -184,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_and_the_smallest_numbers_have_finite_ones() {
+    fn the_largest_and_the_smallest_numbers_have_a_finite_mean_and_spread() {
         fn check(numbers: &[f64], mean: f64, std: f64) {
             let moments: Moments = numbers.iter().copied().collect();
             assert_eq!(moments.mean(), Some(mean), "{numbers:?}");
@@ -206,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_agree_within_themselves_count_as_one_number_each() {
+    fn numbers_that_are_equal_within_their_group_count_as_one_number_per_group() {
         fn check(groups: &[&[f64]], expected: Option<f64>) {
             let groups: Vec<Vec<f64>> = groups.iter().map(|group| group.to_vec()).collect();
             match (clustered_error(&groups), expected) {
@@ -218,7 +214,7 @@ mod tests {
         check(&[&[9.0], &[2.0], &[4.0], &[5.0]], once);
         check(&[&[9.0; 8], &[2.0; 8], &[4.0; 8], &[5.0; 8]], once);
         check(&[&[9.0], &[], &[2.0], &[4.0], &[5.0]], once);
-        // Where each group has the same mean, which groups there are makes no difference.
+        // If all groups have the same mean, the choice of groups makes no difference.
         check(&[&[0.0, 1.0], &[1.0, 0.0], &[0.5, 0.5]], Some(0.0));
         check(&[&[1.0, 0.0]], None);
         check(&[&[], &[]], None);

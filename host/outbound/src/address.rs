@@ -1,41 +1,41 @@
-//! What an address leads to: the public network, a private one, or where no request of this host
-//! ever goes, because what answers there are the machine's own helpers and not servers.
+//! Classification of addresses: public, private, or never allowed, because they belong to services of the machine
+//! itself, such as a cloud's metadata service.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv6Net};
 
-/// What is reached at an address.
+/// Class of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// The public network.
     Public,
-    /// Anything else that may have servers.
+    /// Any other address that may be a server's.
     Private(Private),
-    /// Nothing that requests may go to, whatever the operator lists.
+    /// An address that requests may never go to, even if the operator lists it.
     Closed(Closed),
 }
 
-/// Which addresses that are not public.
+/// Kind of a private address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Private {
     Loopback,
     Network,
-    /// Reserved, translated or tunnelled ones, and those for documentation.
+    /// A reserved, translated or tunnelled address, or one for documentation.
     Special,
 }
 
-/// Which addresses are closed.
+/// Kind of an address that requests may never go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Closed {
-    /// The machine's own link, with the metadata service of most clouds.
+    /// The machine's own link, which includes the metadata services of most clouds.
     LinkLocal,
-    /// The metadata services that are elsewhere. What they answer is the machine's credentials.
+    /// A metadata service at another address. Its responses contain the machine's credentials.
     Metadata,
-    /// `0.0.0.0` and `::`, which reach whatever listens on this machine.
+    /// `0.0.0.0` and `::`, which reach any listener on this machine.
     Unspecified,
-    /// Of many, or of all.
+    /// A multicast or broadcast address.
     Multicast,
 }
 
@@ -54,19 +54,19 @@ impl fmt::Display for Closed {
         f.write_str(match self {
             Self::LinkLocal => "a link-local address",
             Self::Metadata => "the address of a cloud's metadata service",
-            Self::Unspecified => "the unspecified address, which is no server's",
+            Self::Unspecified => "the unspecified address, which belongs to no server",
             Self::Multicast => "a multicast or broadcast address",
         })
     }
 }
 
-/// Metadata and other services of clouds for their machines that are not link-local: of Alibaba, of
-/// Azure (its wire server), of Oracle's first cloud.
+/// Metadata and other services of clouds for their machines that are not link-local: of Alibaba, of Azure (its wire
+/// server), and of Oracle's first cloud.
 const METADATA_V4: [Ipv4Addr; 3] =
     [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
 
-/// The same of AWS (all services of its machines), Google, Oracle, Linode and Scaleway. Each is of a
-/// private range that a random choice hardly ever gives.
+/// Metadata services of AWS (all services for its machines), Google, Oracle, Linode and Scaleway. Each is in a private
+/// range that other networks are unlikely to use.
 const METADATA_V6: [Ipv6Net; 5] = [
     Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32),
     Ipv6Net::new_assert(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
@@ -75,7 +75,7 @@ const METADATA_V6: [Ipv6Net; 5] = [
     Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42), 128),
 ];
 
-/// What is reached at this address. One that carries another one in it is closed where that is.
+/// Classifies an address. One that embeds a closed address is closed.
 pub(super) fn class(address: IpAddr) -> Class {
     if let Some(closed) = closed(address) {
         return Class::Closed(closed);
@@ -89,7 +89,7 @@ pub(super) fn class(address: IpAddr) -> Class {
     }
 }
 
-/// Whether all of these addresses are closed, and why.
+/// Returns the kind if all addresses of a network are closed.
 pub(super) fn closed_whole(net: IpNet) -> Option<Closed> {
     let (first, last) = (closed(net.network())?, closed(net.broadcast())?);
     (first == last).then_some(first)
@@ -132,16 +132,16 @@ fn closed_v6(address: Ipv6Addr) -> Option<Closed> {
     }
 }
 
-/// The addresses of the fourth version that one of the sixth carries, by each way to carry one.
+/// Returns the IPv4 addresses embedded in an IPv6 address, for each way to embed one.
 fn embedded(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     let v4 = |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
     match address.segments() {
-        // Mapped, translated without state, and compatible, as it was once.
+        // IPv4-mapped, stateless translation (SIIT), and the deprecated IPv4-compatible form.
         [0, 0, 0, 0, 0, 0xffff | 0, high, low] => [v4(high, low), None],
         [0, 0, 0, 0, 0xffff, 0, high, low] => [v4(high, low), None],
-        // NAT64, the prefix of everybody.
+        // NAT64 with the well-known prefix.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => [v4(high, low), None],
-        // NAT64 within a network, whose prefix has 48 bits or 96: what the one does not use is zero.
+        // NAT64 with a local prefix of 48 or 96 bits. The part that one form does not use is zero.
         [0x64, 0xff9b, 1, first, second, third, high, low] => {
             let ([_, second], [third, _]) = (second.to_be_bytes(), third.to_be_bytes());
             let is_some = |address: &Ipv4Addr| !address.is_unspecified();
@@ -159,8 +159,8 @@ fn embedded(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     }
 }
 
-/// Whether an address is one of the public network, and so nobody's own machine or
-/// neighbourhood. Addresses that carry another one are judged by that.
+/// Returns whether an address belongs to the public network. An address that embeds another is classified by the
+/// embedded one.
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -189,16 +189,16 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match parts {
-        // ::ffff:a.b.c.d, the other way to write a.b.c.d.
+        // ::ffff:a.b.c.d is another form of a.b.c.d.
         [0, 0, 0, 0, 0, 0xffff, high, low] => embedded(high, low),
-        // Translated and tunnelled addresses reach the one inside.
+        // Translated and tunnelled addresses reach the embedded one.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
         [0x2002, high, low, ..] => embedded(high, low),
-        // Protocol assignments, tunnels among them, and documentation.
+        // Protocol assignments, including tunnels, and documentation.
         [0x2001, second, ..] if second < 0x200 => false,
         [0x2001, 0xdb8, ..] => false,
         [0x3fff, second, ..] if second < 0x1000 => false,
-        // What is handed out to the public network.
+        // The range assigned to the public network.
         [first, ..] => first & 0xe000 == 0x2000,
     }
 }
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_no_request_goes_it_goes_in_no_way_to_write_the_address() {
+    fn a_closed_address_is_closed_in_every_notation() {
         fn check(address: &str, expected: Option<Closed>) {
             let class = class(address.parse().unwrap());
             let seen = if let Class::Closed(closed) = class { Some(closed) } else { None };

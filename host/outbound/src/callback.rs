@@ -1,4 +1,4 @@
-//! Posts a result to the caller that asked for it.
+//! Delivery of results to callers by callback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::http1::Broken;
 use rollout_core::error::Fault;
 use rollout_core::telemetry::{CallbackOutcome, Metrics};
 
-/// The longest acknowledgement that is read, in bytes. It may carry token ids of many calls.
+/// Maximum size of a caller's response in bytes. It may contain token ids of many calls.
 const ACKNOWLEDGEMENT_BYTES_MAX: usize = 32 << 20;
 
-/// The client of every caller's callback address.
+/// The client for all callers' callback addresses.
 #[derive(Clone, Debug)]
 pub struct CallbackClient {
     transport: Transport,
@@ -27,49 +27,48 @@ pub struct CallbackClient {
     metrics: Arc<Metrics>,
 }
 
-/// A delivery that the caller confirmed, with what it said.
+/// A delivery that the caller confirmed, with its response.
 #[derive(Debug)]
 pub struct Acknowledged {
-    /// The answer's status.
+    /// Status of the response.
     pub status: u16,
-    /// Tries that it took.
+    /// Number of attempts.
     pub attempts: u32,
-    /// The answer's body, without the key.
+    /// Body of the response, without the key.
     pub body: Bytes,
 }
 
-/// Why a result did not arrive.
+/// Error of a callback that was not delivered.
 #[derive(Debug, thiserror::Error)]
 #[error("callback not delivered after {attempts} attempts: {reason}")]
 pub struct Undelivered {
-    /// Tries made.
+    /// Number of attempts.
     pub attempts: u32,
-    /// What the last of them met.
+    /// The error of the last attempt.
     pub reason: String,
-    /// The status of the last answer, if there was one to the last try.
+    /// Status of the last attempt's response, if there was one.
     pub status: Option<u16>,
-    /// Whose move it is: the caller's, or the host's where it lacks what a connection takes.
+    /// The party that must act: the caller, or the host if it cannot open a connection.
     pub fault: Fault,
 }
 
 impl CallbackClient {
-    /// A client over the host's transport.
+    /// Creates a client over the host's transport.
     pub fn new(transport: Transport, policy: RetryPolicy, metrics: Arc<Metrics>) -> Self {
         Self { transport, policy, metrics }
     }
 
-    /// The same client over another transport, for callbacks of somebody else.
+    /// Returns a client over another transport, for another tenant's callbacks.
     pub fn over(self, transport: Transport) -> Self {
         Self { transport, ..self }
     }
 
-    /// Where callbacks may go at present, and with them all that their callers' requests are sent to.
+    /// Returns the current network rules, which apply to callbacks and to the rest of the callers' requests.
     pub fn rules(&self) -> Arc<NetworkRules> {
         self.transport.rules()
     }
 
-    /// Posts the JSON body until it is taken, or finally refused. Repeated on trouble with the
-    /// connection too.
+    /// Posts the JSON body until the caller accepts or finally refuses it. Errors of the connection are retried, too.
     pub async fn post(
         &self,
         url: &str,
@@ -87,7 +86,7 @@ impl CallbackClient {
         let mut tries = Tries::of(&self.policy);
         loop {
             let mut fault = Fault::Caller;
-            let (reason, status, asked) = match self.attempt(&address, &body).await {
+            let (reason, status, retry_after) = match self.attempt(&address, &body).await {
                 Ok(Answer { status, retry_after, body }) => match self.policy.statuses.meaning(status) {
                     Meaning::Taken => {
                         callback.ended(CallbackOutcome::Delivered);
@@ -106,12 +105,12 @@ impl CallbackClient {
                     let attempts = tries.failures() + 1;
                     return Err(Undelivered { attempts, reason, status: None, fault });
                 }
-                Err(Missed::Unanswered { reason, is_hosts }) => {
-                    fault = if is_hosts { Fault::Host } else { fault };
+                Err(Missed::Unanswered { reason, is_host_fault }) => {
+                    fault = if is_host_fault { Fault::Host } else { fault };
                     (reason, None, None)
                 }
             };
-            let Some(delay) = tries.failed(asked) else {
+            let Some(delay) = tries.failed(retry_after) else {
                 callback.ended(match fault {
                     Fault::Host => CallbackOutcome::Host,
                     _ => CallbackOutcome::Unavailable,
@@ -123,7 +122,7 @@ impl CallbackClient {
                 attempts = tries.failures(),
                 delay_secs = delay.as_secs_f64(),
                 reason,
-                "posting the callback again"
+                "retrying the callback"
             );
             tokio::time::sleep(delay).await;
         }
@@ -136,43 +135,43 @@ impl CallbackClient {
         let sent = turn.post(&address.target, request, ACKNOWLEDGEMENT_BYTES_MAX);
         match tokio::time::timeout(self.policy.attempt_time_max, sent).await {
             Ok(Ok(answer)) => Ok(answer),
-            // A body that is too long, or that breaks off, is as good as an empty one:
-            // delivered is delivered.
+            // A body that is too long or truncated counts as empty: the result is delivered.
             Ok(Err(Unanswered::Broken(Broken::Body { status, .. }))) => {
                 Ok(Answer { status, retry_after: None, body: Bytes::new() })
             }
-            // It stays so, and is the caller's to change.
+            // A retry would not help; the caller must change the address.
             Ok(Err(Unanswered::Forbidden(why))) => Err(Missed::Forbidden(why.to_string())),
             Ok(Err(unanswered)) => Err(Missed::Unanswered {
-                is_hosts: matches!(unanswered, Unanswered::Host(_)),
+                is_host_fault: matches!(unanswered, Unanswered::Host(_)),
                 reason: unanswered.to_string(),
             }),
-            Err(_) => {
-                Err(Missed::Unanswered { is_hosts: false, reason: no_answer(self.policy.attempt_time_max) })
-            }
+            Err(_) => Err(Missed::Unanswered {
+                is_host_fault: false,
+                reason: no_answer(self.policy.attempt_time_max),
+            }),
         }
     }
 }
 
-/// A try without an answer.
+/// An attempt without a response.
 enum Missed {
-    /// The address may not be reached.
+    /// The address is forbidden.
     Forbidden(String),
     Unanswered {
         reason: String,
-        is_hosts: bool,
+        is_host_fault: bool,
     },
 }
 
 fn answered(status: u16) -> String {
-    format!("it was answered {}", named(status))
+    format!("the caller's server answered {}", named(status))
 }
 
 fn no_answer(within: Duration) -> String {
     format!("no answer within {}", rollout_wire::text::time(within))
 }
 
-/// Where a callback goes, and with what.
+/// The address of a callback and its headers.
 struct Address {
     target: Target,
     headers: HeaderMap,
@@ -180,12 +179,11 @@ struct Address {
 }
 
 impl Address {
-    /// The address of this URL and key, or why a callback can go nowhere.
+    /// Parses a URL and a key. The error says why no callback can be sent.
     fn of(url: &str, key: Option<&Secret>) -> Result<Self, String> {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
-        let target = Target::of(&url).ok_or_else(|| {
-            format!("its address is of the scheme {} and not a server's by http or https", url.scheme())
-        })?;
+        let target = Target::of(&url)
+            .ok_or_else(|| format!("its URL has the scheme {}, not http or https", url.scheme()))?;
         let mut secrets = Secrets::of_url(&url);
         let mut headers = HeaderMap::with_capacity(2);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -1,4 +1,4 @@
-//! Asks a model's server for a chat completion.
+//! Client for chat completions of model servers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,71 +16,71 @@ use rollout_core::telemetry::{Limit, Metrics, ModelOutcome, ModelRole};
 use rollout_wire::openai::{AllowedParams, Completion};
 use rollout_wire::text::beginning;
 
-/// How much of a refusal's body is shown.
+/// Maximum size of a refusal's body in an error message, in bytes.
 const REFUSAL_BYTES_SHOWN: usize = 2048;
 
-/// A reply that is longer is read on a thread of its own: a large one takes tens of
-/// milliseconds, which others would wait for.
+/// Size up to which a reply is parsed on the current thread. A larger one takes tens of milliseconds, which would delay
+/// other tasks.
 const READ_IN_PLACE_BYTES_MAX: usize = 256 << 10;
 
-/// What is sent, made anew for each try: while an answer is waited for, which may take minutes,
-/// nobody holds it.
+/// The body of a request, serialized again for each attempt, so that no copy is held while the host waits for a
+/// response, perhaps for minutes.
 pub trait RequestBody: Send + Sync {
-    /// The body behind a head that says how long it is, with what it is charged to while it is
-    /// there; an error where there is no room for it, or nothing more to ask for. The head is
-    /// made with room for both, so that nothing is copied twice.
+    /// Serializes the body after a head, which `head` creates for its length. Returns it with the charge for its
+    /// memory. Fails if there is no room for it or nothing more may be requested. `head` allocates room for both, so
+    /// that nothing is copied twice.
     fn make(&self, head: &mut dyn FnMut(usize) -> Vec<u8>) -> Result<(Vec<u8>, Option<Charge>), String>;
 }
 
-/// A reply, read and whole.
+/// A complete reply.
 #[derive(Debug)]
 pub struct ChatReply {
-    /// What a guest is told. The body is without the endpoint's secrets.
+    /// The completion for the guest. Its body does not contain the endpoint's secrets.
     pub completion: Completion,
-    /// Tries that it took.
+    /// Number of attempts.
     pub attempts: u32,
 }
 
-/// Why there is no reply.
+/// Error of a call without a reply.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ChatFailure {
-    /// The server understood and said no; trying again will not help.
+    /// The server refused the request; a retry would not help.
     #[error("the model's server answered {status}: {body}")]
     Refused {
-        /// The status code.
+        /// Status of the response.
         status: u16,
-        /// The beginning of the answer.
+        /// Beginning of the response.
         body: String,
     },
-    /// It could not be reached, or not made sense of, for as long as was tried.
+    /// The server was not reached, or its responses were unusable, until the last retry.
     #[error("the model's server gave no completion in {attempts} attempts: {reason}")]
     Unavailable {
-        /// Tries made.
+        /// Number of attempts.
         attempts: u32,
-        /// What the last of them met.
+        /// The error of the last attempt.
         reason: String,
     },
-    /// It may not be asked from here; no connection was opened.
-    #[error("the model's server may not be asked: {reason}")]
+    /// The network rules forbid the address; no connection was opened.
+    #[error("requests to the model's server are forbidden: {reason}")]
     Forbidden {
-        /// Which rule says so, without an address.
+        /// The rule that forbids it, without the address.
         reason: String,
     },
-    /// The host could not ask for as long as it tried. The server has no part in it.
-    #[error("the host could not ask the model in {attempts} attempts: {reason}")]
+    /// The host could not send the request until the last retry. The server is not at fault.
+    #[error("the host could not send the request to the model in {attempts} attempts: {reason}")]
     Host {
-        /// Tries made.
+        /// Number of attempts.
         attempts: u32,
-        /// What the host lacks.
+        /// The resource that the host lacks.
         reason: String,
     },
 }
 
 impl ChatFailure {
-    /// Whose move it is where this model was asked: its address is the caller's choice, and that of the
-    /// judge the operator's.
-    pub fn fault(&self, asked: ModelRole) -> Fault {
-        match (self, asked) {
+    /// Returns the party that must act. The address of the policy's model is the caller's choice, and that of the judge
+    /// the operator's.
+    pub fn fault(&self, role: ModelRole) -> Fault {
+        match (self, role) {
             (Self::Refused { .. } | Self::Unavailable { .. }, _) => Fault::Model,
             (Self::Forbidden { .. }, ModelRole::Policy) => Fault::Caller,
             (Self::Forbidden { .. }, ModelRole::Judge) | (Self::Host { .. }, _) => Fault::Host,
@@ -88,10 +88,10 @@ impl ChatFailure {
     }
 }
 
-/// The client of every model's server.
+/// The client for all model servers.
 #[derive(Clone, Debug)]
 pub struct ChatClient {
-    asked: ModelRole,
+    role: ModelRole,
     observer: Option<Arc<dyn Observer>>,
     transport: Transport,
     policy: RetryPolicy,
@@ -100,14 +100,14 @@ pub struct ChatClient {
     metrics: Arc<Metrics>,
 }
 
-/// One try that did not end in a completion.
+/// An attempt without a completion.
 enum Miss {
     Final(ChatFailure),
-    Again { reason: String, asked: Option<Duration>, is_hosts: bool },
+    Again { reason: String, retry_after: Option<Duration>, is_host_fault: bool },
 }
 
 impl ChatClient {
-    /// A client over the host's transport.
+    /// Creates a client over the host's transport.
     pub fn new(
         transport: Transport,
         policy: RetryPolicy,
@@ -116,7 +116,7 @@ impl ChatClient {
     ) -> Self {
         let allowed_params = Arc::default();
         Self {
-            asked: ModelRole::Policy,
+            role: ModelRole::Policy,
             observer: None,
             transport,
             policy,
@@ -126,33 +126,32 @@ impl ChatClient {
         }
     }
 
-    /// The same client for judges, with how their calls are repeated and what graders may set
-    /// in them. They are counted apart.
+    /// Returns a client for judges, with its own retry policy and allowed parameters. Its calls have separate metrics.
     pub fn for_judges(&self, policy: RetryPolicy, allowed: AllowedParams) -> Self {
-        Self { asked: ModelRole::Judge, policy, allowed_params: Arc::new(allowed), ..self.clone() }
+        Self { role: ModelRole::Judge, policy, allowed_params: Arc::new(allowed), ..self.clone() }
     }
 
-    /// The same client, watched.
+    /// Returns the client with an observer of its calls.
     pub fn watched_by(self, observer: Arc<dyn Observer>) -> Self {
         Self { observer: Some(observer), ..self }
     }
 
-    /// The same client, for guests that may set these parameters.
+    /// Returns the client with the parameters that guests may set.
     pub fn allowing(self, allowed: AllowedParams) -> Self {
         Self { allowed_params: Arc::new(allowed), ..self }
     }
 
-    /// The same client over another transport, for requests of somebody else.
+    /// Returns the client over another transport, for another tenant's requests.
     pub fn over(self, transport: Transport) -> Self {
         Self { transport, ..self }
     }
 
-    /// Which sampling parameters pass.
+    /// Returns the sampling parameters that guests may set.
     pub fn allowed_params(&self) -> &AllowedParams {
         &self.allowed_params
     }
 
-    /// Sends the body until there is a completion or no sense in trying.
+    /// Sends the request until there is a completion or a retry would not help.
     pub async fn complete(
         &self,
         endpoint: &ModelEndpoint,
@@ -161,7 +160,7 @@ impl ChatClient {
     ) -> Result<ChatReply, ChatFailure> {
         match &self.observer {
             None => self.exchange(endpoint, routing, body, None).await,
-            // Boxed, because thousands wait for the other.
+            // Boxed, because it is larger, and thousands of calls wait in the other branch.
             Some(observer) => Box::pin(self.watched_exchange(&**observer, endpoint, routing, body)).await,
         }
     }
@@ -176,14 +175,14 @@ impl ChatClient {
         let (request, _charge) =
             body.make(&mut Vec::with_capacity).map_err(|reason| ChatFailure::Host { attempts: 0, reason })?;
         let request = Bytes::from(request);
-        let call = Watched { asked: self.asked, sample_id: routing.sample_id(), request: &request };
+        let call = Watched { asked: self.role, sample_id: routing.sample_id(), request: &request };
         observer.asking(call).await;
         let result = self.exchange(endpoint, routing, body, Some((observer, call))).await;
-        let instead = observer.answered(call, result.as_ref().map(|reply| reply.completion.body())).await;
-        let Some(body) = instead else { return result };
+        let replacement = observer.answered(call, result.as_ref().map(|reply| reply.completion.body())).await;
+        let Some(body) = replacement else { return result };
         let completion = Completion::parse(&body).map_err(|reason| ChatFailure::Unavailable {
             attempts: 1,
-            reason: format!("what was put in the place of its answer is no chat completion: {reason}"),
+            reason: format!("the replacement of its response is not a chat completion: {reason}"),
         })?;
         Ok(ChatReply { completion, attempts: result.map_or(1, |reply| reply.attempts) })
     }
@@ -195,24 +194,27 @@ impl ChatClient {
         body: &dyn RequestBody,
         watched: Option<(&dyn Observer, Watched<'_>)>,
     ) -> Result<ChatReply, ChatFailure> {
-        let call = self.metrics.model_call(self.asked);
+        let call = self.metrics.model_call(self.role);
         let policy = endpoint.profile().map_or(&self.policy, |profile| &profile.policy);
         let mut tries = Tries::of(policy);
         let failure = loop {
-            let (reason, asked, is_hosts) = match self.attempt(endpoint, routing, body, policy).await {
-                Ok(completion) => {
-                    if let Some(usage) = &completion.usage {
-                        call.used_tokens(usage.prompt_tokens, usage.completion_tokens);
+            let (reason, retry_after, is_host_fault) =
+                match self.attempt(endpoint, routing, body, policy).await {
+                    Ok(completion) => {
+                        if let Some(usage) = &completion.usage {
+                            call.used_tokens(usage.prompt_tokens, usage.completion_tokens);
+                        }
+                        call.ended(ModelOutcome::Replied);
+                        return Ok(ChatReply { completion, attempts: tries.failures() + 1 });
                     }
-                    call.ended(ModelOutcome::Replied);
-                    return Ok(ChatReply { completion, attempts: tries.failures() + 1 });
-                }
-                Err(Miss::Final(failure)) => break failure,
-                Err(Miss::Again { reason, asked, is_hosts }) => (reason, asked, is_hosts),
-            };
-            let Some(delay) = tries.failed(asked) else {
+                    Err(Miss::Final(failure)) => break failure,
+                    Err(Miss::Again { reason, retry_after, is_host_fault }) => {
+                        (reason, retry_after, is_host_fault)
+                    }
+                };
+            let Some(delay) = tries.failed(retry_after) else {
                 let attempts = tries.failures();
-                break match is_hosts {
+                break match is_host_fault {
                     true => ChatFailure::Host { attempts, reason },
                     false => ChatFailure::Unavailable { attempts, reason },
                 };
@@ -222,7 +224,7 @@ impl ChatClient {
                 failures = tries.failures(),
                 delay_secs = delay.as_secs_f64(),
                 reason,
-                "asking the model again"
+                "retrying the call of the model"
             );
             if let Some((observer, call)) = watched {
                 let (failures, attempts_max) = (tries.failures(), policy.attempts_max);
@@ -246,15 +248,14 @@ impl ChatClient {
         body: &dyn RequestBody,
         policy: &RetryPolicy,
     ) -> Result<Completion, Miss> {
-        // Nobody closes it, so there is a place sooner or later, and none where there is
-        // no limit.
-        let _place = match endpoint.profile() {
+        // The semaphore is never closed, so a permit is granted eventually. Without a limit there is none.
+        let _permit = match endpoint.profile() {
             Some(profile) => profile.connections.acquire().await.ok(),
             None => None,
         };
         let turn = self.transport.turn(&endpoint.target, Use::Model).await;
         let exchange = self.ask(turn, endpoint, routing, body);
-        let Answer { status, retry_after: asked, body } =
+        let Answer { status, retry_after, body } =
             match tokio::time::timeout(policy.attempt_time_max, exchange).await {
                 Ok(answer) => answer?,
                 Err(_) => {
@@ -266,7 +267,7 @@ impl ChatClient {
             };
         match policy.statuses.meaning(status) {
             Meaning::Taken => Box::pin(read(body, endpoint)).await.map_err(|what| {
-                let reason = format!("its answer is no chat completion: {what}");
+                let reason = format!("its response is not a chat completion: {what}");
                 match policy.statuses.repeats_unreadable() {
                     true => again(reason),
                     false => Miss::Final(ChatFailure::Unavailable { attempts: 1, reason }),
@@ -274,7 +275,7 @@ impl ChatClient {
             }),
             Meaning::Again => {
                 let reason = format!("it answered {}: {}", named(status), shown(&body, endpoint));
-                Err(Miss::Again { reason, asked, is_hosts: false })
+                Err(Miss::Again { reason, retry_after, is_host_fault: false })
             }
             Meaning::Refused => {
                 Err(Miss::Final(ChatFailure::Refused { status, body: shown(&body, endpoint) }))
@@ -291,17 +292,17 @@ impl ChatClient {
     ) -> Result<Answer, Miss> {
         let request = request(endpoint, routing, body)?;
         turn.post(&endpoint.target, request, self.reply_bytes_max).await.map_err(|unanswered| {
-            let is_hosts = matches!(unanswered, Unanswered::Host(_));
+            let is_host_fault = matches!(unanswered, Unanswered::Host(_));
             match unanswered {
-                // It stays so, and what is to change is not the server.
+                // A retry would not help, and the server is not at fault.
                 Unanswered::Forbidden(why) => {
-                    tracing::debug!(origin = endpoint.target.origin(), %why, "a model's server may not be asked");
+                    tracing::debug!(origin = endpoint.target.origin(), %why, "requests to a model's server are forbidden");
                     Miss::Final(ChatFailure::Forbidden { reason: why.without_address() })
                 }
                 Unanswered::Broken(Broken::Body { cause, .. }) if matches!(*cause, Broken::TooLong(_)) => {
                     self.too_large()
                 }
-                unanswered => Miss::Again { reason: unanswered.to_string(), asked: None, is_hosts },
+                unanswered => Miss::Again { reason: unanswered.to_string(), retry_after: None, is_host_fault },
             }
         })
     }
@@ -311,12 +312,12 @@ impl ChatClient {
         let max = self.reply_bytes_max;
         Miss::Final(ChatFailure::Unavailable {
             attempts: 1,
-            reason: format!("its answer is longer than reply-bytes-max, {max} bytes"),
+            reason: format!("its response is longer than reply-bytes-max, {max} bytes"),
         })
     }
 }
 
-/// The whole request. Its body is gone when this is back.
+/// Serializes the whole request. No other copy of its body exists afterwards.
 fn request(
     endpoint: &ModelEndpoint,
     routing: &RoutingHeaders,
@@ -329,25 +330,24 @@ fn request(
 }
 
 fn again(reason: String) -> Miss {
-    Miss::Again { reason, asked: None, is_hosts: false }
+    Miss::Again { reason, retry_after: None, is_host_fault: false }
 }
 
-/// A reply without the endpoint's secrets.
+/// Parses a reply after removing the endpoint's secrets.
 async fn read(body: Bytes, endpoint: &ModelEndpoint) -> Result<Completion, String> {
     let read = |body: Bytes, secrets: &super::Secrets| Completion::parse(&secrets.cut_from_reply(body));
     if body.len() <= READ_IN_PLACE_BYTES_MAX {
-        // What is kept of it is kept for as long as the rollout, and would keep all of what was read into with it, which
-        // for a short reply is ten times as much. A long one would be there twice.
+        // Parts of a reply stay in memory as long as the rollout and would keep the whole read buffer, which for a
+        // short reply is ten times as large. A long one would be in memory twice.
         return read(Bytes::copy_from_slice(&body), &endpoint.secrets);
     }
     let secrets = endpoint.secrets.clone();
     let done = tokio::task::spawn_blocking(move || read(body, &secrets)).await;
-    done.unwrap_or_else(|error| Err(format!("reading it failed: {error}")))
+    done.unwrap_or_else(|error| Err(format!("parsing it failed: {error}")))
 }
 
-/// The beginning of an answer for an error message, which a guest may read: a server
-/// that echoes the key back does not get it past here. The key goes before the rest is
-/// cut off, because half a key would not be known again.
+/// Returns the beginning of a response for an error message, which a guest may read. The key of a server that echoes it
+/// is removed, before the text is truncated: half a key would not be recognized.
 fn shown(body: &[u8], endpoint: &ModelEndpoint) -> String {
     let text = endpoint.secrets.cut_from(String::from_utf8_lossy(body).into_owned());
     beginning(&text, REFUSAL_BYTES_SHOWN)

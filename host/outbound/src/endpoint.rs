@@ -1,4 +1,4 @@
-//! Where a model is, and how its server wants to be asked.
+//! Address, key and headers of a model's server.
 
 use std::sync::Arc;
 
@@ -12,42 +12,42 @@ use super::transport::Target;
 use rollout_wire::closed::ClosedBody;
 use rollout_wire::id::{RolloutId, SampleId};
 
-/// Where a rollout's model is, under which name and key. A guest sees none of it.
+/// The address of a rollout's model, with its name and key. Guests see none of it.
 #[derive(Clone, Debug)]
 pub struct ModelEndpoint {
     pub(super) target: Target,
     model: String,
     api_key: Option<HeaderValue>,
-    /// What is cut out of its server's answers.
+    /// Secrets to remove from the server's responses.
     pub(super) secrets: Secrets,
     profile: Option<Arc<RequestProfile>>,
 }
 
-/// How a caller wants its model's server asked, where that is not the usual way.
+/// A caller's special requirements for requests to its model's server.
 #[derive(Debug)]
 pub struct RequestProfile {
     /// The fields of each request.
     pub body: ClosedBody,
-    /// How calls are repeated.
+    /// The retry policy of calls.
     pub policy: RetryPolicy,
-    /// Places for calls that are on the wire at once.
+    /// Permits for calls in progress at once.
     pub connections: Semaphore,
 }
 
-/// Why an address or key cannot be used.
+/// Error of an unusable address or key.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidEndpoint {
-    /// It is no address.
+    /// The address is not an HTTP URL.
     #[error("'{0}' is not an http or https URL")]
     Url(String),
-    /// The key cannot be sent.
-    #[error("the key holds characters that no HTTP header can carry")]
+    /// The key contains characters that a header cannot have.
+    #[error("the key contains characters that an HTTP header cannot have")]
     Key,
 }
 
 impl ModelEndpoint {
-    /// An endpoint below a base URL, to which `/chat/completions` is added.
+    /// Creates an endpoint from a base URL, to which `/chat/completions` is appended.
     pub fn new(
         base_url: &str,
         model: impl Into<String>,
@@ -65,22 +65,22 @@ impl ModelEndpoint {
         Ok(Self { target, model: model.into(), api_key, secrets, profile: None })
     }
 
-    /// The same endpoint, asked by this profile.
+    /// Returns the endpoint with a profile for its requests.
     pub fn asked(self, profile: RequestProfile) -> Self {
         Self { profile: Some(Arc::new(profile)), ..self }
     }
 
-    /// How it wants to be asked, where that is not the usual way.
+    /// Returns the profile, if there is one.
     pub fn profile(&self) -> Option<&RequestProfile> {
         self.profile.as_deref()
     }
 
-    /// The name that goes into every request.
+    /// Returns the name of the model in every request.
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// The headers of a request.
+    /// Returns the headers of a request.
     pub(super) fn headers(&self, routing: &RoutingHeaders) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(4);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -95,7 +95,7 @@ impl ModelEndpoint {
     }
 }
 
-/// The header that carries a key.
+/// Creates the header that carries a key.
 pub(super) fn bearer(key: &Secret) -> Result<HeaderValue, InvalidEndpoint> {
     let value = HeaderValue::from_str(&format!("Bearer {}", key.expose()));
     let mut value = value.map_err(|_| InvalidEndpoint::Key)?;
@@ -103,7 +103,7 @@ pub(super) fn bearer(key: &Secret) -> Result<HeaderValue, InvalidEndpoint> {
     Ok(value)
 }
 
-/// The headers by which a server of many rollouts tells calls apart.
+/// Headers that identify a call to a server of many rollouts.
 #[derive(Clone, Debug)]
 pub struct RoutingHeaders {
     rollout_id: HeaderValue,
@@ -111,24 +111,24 @@ pub struct RoutingHeaders {
 }
 
 impl RoutingHeaders {
-    /// Headers for two ids that [`rollout_wire::id`] has checked.
+    /// Creates headers for two ids, which [`rollout_wire::id`] has validated.
     pub fn new(rollout_id: &RolloutId, sample_id: &SampleId) -> Self {
         Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::of_rollout(rollout_id) }
     }
 
-    /// The header of a call that is about no sample.
+    /// Creates the header of a call that belongs to no sample.
     pub fn of_rollout(rollout_id: &RolloutId) -> Self {
         Self { rollout_id: header_value(&rollout_id.header_value()), sample_id: None }
     }
 
-    /// The sample that a call is for; empty for a judge.
+    /// Returns the sample that a call belongs to, or an empty text for a judge.
     pub(super) fn sample_id(&self) -> &str {
         self.sample_id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default()
     }
 }
 
-/// Ids are made of bytes that a header carries; were that ever to change, an empty header
-/// shows it sooner than a panic in somebody's rollout.
+/// Converts an id, which is always valid in a header. Were that to change, an empty header would reveal it with less
+/// damage than a panic in a rollout.
 fn header_value(id: &str) -> HeaderValue {
     HeaderValue::from_str(id).unwrap_or(HeaderValue::from_static(""))
 }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_below_its_base_url() {
+    fn an_endpoint_is_appended_to_its_base_url() {
         fn check(base: &str, expected: &str) {
             let endpoint = ModelEndpoint::new(base, "m", None).unwrap();
             let request = endpoint.target.request(&HeaderMap::new(), b"");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_shown_to_nobody() {
+    fn debug_output_contains_no_secrets() {
         let endpoint = ModelEndpoint::new("http://u:pa55word@h?key=k3y", "m", Some(Secret::new("s3cret")));
         let shown = format!("{:?}", endpoint.unwrap());
         assert!(!["s3cret", "pa55word", "k3y"].iter().any(|secret| shown.contains(secret)), "{shown}");

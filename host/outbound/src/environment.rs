@@ -1,10 +1,10 @@
-//! Secrets that the operator keeps in environment variables, put where they are needed.
+//! Values of environment variables in configured texts.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::secrets::Secrets;
 
-/// Text with `${VARIABLE}` in it, as the operator wrote it.
+/// A text of the operator that may contain `${VARIABLE}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretText(Vec<Part>);
 
@@ -15,7 +15,7 @@ enum Part {
 }
 
 impl SecretText {
-    /// Reads the text. The error says what is wrong with it.
+    /// Parses the text. The error describes the mistake.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((literal, after)) = rest.split_once("${") {
@@ -23,7 +23,7 @@ impl SecretText {
                 return Err("'${' without its '}'".to_owned());
             };
             if !is_variable(name) {
-                return Err(format!("'{name}' is no name of an environment variable"));
+                return Err(format!("'{name}' is not the name of an environment variable"));
             }
             parts.extend([Part::Literal(literal.to_owned()), Part::Variable(name.to_owned())]);
             rest = after;
@@ -32,8 +32,8 @@ impl SecretText {
         Ok(Self(parts))
     }
 
-    /// The text with the variables' values in it. Every value is also added to the
-    /// secrets; the error names what is not set.
+    /// Returns the text with the variables' values, which are also added to `secrets`. The error names a variable that
+    /// is not set.
     pub fn resolve(&self, secrets: &mut Secrets) -> Result<String, String> {
         let mut text = String::new();
         for part in &self.0 {
@@ -50,14 +50,14 @@ impl SecretText {
     }
 }
 
-/// Whether a name can be that of an environment variable.
+/// Returns whether a name is valid for an environment variable.
 pub fn is_variable(name: &str) -> bool {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     !name.is_empty() && name.chars().all(is_part)
 }
 
-/// The value of an environment variable; the error names it.
-#[expect(clippy::disallowed_methods, reason = "the room in which what the operator named is read")]
+/// Returns the value of an environment variable. The error names it.
+#[expect(clippy::disallowed_methods, reason = "the only place that reads variables which the operator named")]
 pub(super) fn variable(name: &str) -> Result<String, String> {
     match std::env::var(name) {
         Ok(value) if !value.is_empty() => Ok(value),
@@ -65,10 +65,10 @@ pub(super) fn variable(name: &str) -> Result<String, String> {
     }
 }
 
-/// Every byte that could mean something in a URL.
+/// All bytes that may have a meaning in a URL.
 const MEANINGFUL: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// The text as one part of a URL: every byte that could mean something is encoded.
+/// Percent-encodes a text as one part of a URL: every byte that may have a meaning is encoded.
 pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, MEANINGFUL).to_string()
 }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_told_from_text() {
+    fn variables_are_distinguished_from_text() {
         fn check(text: &str, expected: Result<usize, &str>) {
             let parts = SecretText::parse(text).map(|text| text.0.len());
             assert_eq!(parts, expected.map_err(str::to_owned), "{text}");
@@ -87,19 +87,19 @@ mod tests {
         check("Bearer ${TOKEN}", Ok(3));
         check("${A}${B_2}", Ok(5));
         check("${A", Err("'${' without its '}'"));
-        check("${a b}", Err("'a b' is no name of an environment variable"));
-        check("${}", Err("'' is no name of an environment variable"));
+        check("${a b}", Err("'a b' is not the name of an environment variable"));
+        check("${}", Err("'' is not the name of an environment variable"));
     }
 
     #[test]
-    fn what_is_not_set_is_named() {
+    fn a_variable_that_is_not_set_is_named() {
         let text = SecretText::parse("x ${ROLLOUT_TEST_NOT_SET}").unwrap();
         let error = text.resolve(&mut Secrets::default()).unwrap_err();
         assert_eq!(error, "the environment variable ROLLOUT_TEST_NOT_SET is not set");
     }
 
     #[test]
-    fn what_could_mean_something_in_a_url_is_encoded() {
+    fn bytes_with_a_meaning_in_urls_are_encoded() {
         assert_eq!(encoded("aZ-._~09"), "aZ-._~09");
         assert_eq!(encoded("a/b?é%"), "a%2Fb%3F%C3%A9%25");
     }

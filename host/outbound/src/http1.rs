@@ -1,19 +1,17 @@
-//! The least HTTP/1.1 that thousands of waiting calls need, on both sides of a connection.
+//! A minimal HTTP/1.1 implementation, for both sides of a connection.
 //!
-//! A rollout that waits for its model is a connection that waits for an answer, and ten
-//! thousand of them wait at once: here such a connection is a socket and 200 bytes, in a
-//! general client 27 KiB of channels and buffers made ready. It is quick for the same reason: a
-//! message is one write of bytes that were made before, and one read in which only the fields
-//! that matter are looked at, which the load generator needs, because what it uses of the
-//! processor, the server that is measured does not get.
+//! A rollout that waits for its model holds a connection that waits for a response, and ten thousand of them wait at
+//! once. Such a connection is a socket and 200 bytes here; in a general client it has 27 KiB of channels and buffers.
+//! Processor time is small for the same reason: a message is one write of prepared bytes and one read, of which only
+//! the relevant fields are parsed. The load generator needs this, because its own processor time is missing for the
+//! server under test.
 //!
-//! The other side is not trusted. Whatever it sends in front of, between and behind the bytes
-//! of a body is bounded (`INTERIM_MAX`, `HEAD_BYTES_MAX`, `FRAMING_BYTES_MAX`), is looked
-//! at once however few bytes of it come at a time, and gives the thread back to others as it
-//! goes on coming, so that a deadline around the exchange is kept.
+//! The peer is not trusted. Everything that it may send around the bytes of a body is limited (`INTERIM_MAX`,
+//! `HEAD_BYTES_MAX`, `FRAMING_BYTES_MAX`) and is searched once, however small the pieces are. The reader yields to
+//! other tasks between reads, so that a deadline around the exchange is kept.
 //!
-//! This module knows framing (content length, chunks, end of stream) and a few header
-//! fields. It knows no route, no JSON and no rollout.
+//! This module knows framing (content length, chunks, end of stream) and a few header fields. It knows no routes, no
+//! JSON and no rollouts.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -35,48 +33,48 @@ use tokio_rustls::client::TlsStream;
 use head::{FIELDS_MAX, Framing, Head};
 use stream::Stream;
 
-/// A head that is longer comes from something that does not speak HTTP.
+/// Maximum size of a head. A longer one does not come from an HTTP server or client.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// A body that is longer is a mistake of the other side, unless more was allowed.
+/// Maximum size of a body by default. A longer one is a mistake of the peer.
 const BODY_BYTES_MAX: usize = 16 << 20;
-/// Interim responses (1xx) before one answer. Servers send one, or a few early hints.
+/// Interim responses (1xx) before a response. Servers send one, or a few early hints.
 const INTERIM_MAX: usize = 16;
-/// What chunk extensions and trailers of one body may have together, which nobody reads.
+/// Maximum size of the chunk extensions and trailers of one body together. They are ignored.
 const FRAMING_BYTES_MAX: usize = 16 << 10;
-/// The line in front of a chunk without extensions: 16 digits and the end of the line.
+/// Size of the line before a chunk without extensions: 16 digits and the line end.
 const CHUNK_LINE_BYTES: usize = 18;
-/// A server may close a connection that is idle for longer (some wait only 5 s), and a request
-/// that crosses the closing is lost. Such a connection is replaced.
+/// Idle time after which a connection is replaced. Servers close idle connections (some after 5 s), and a request sent
+/// at that moment is lost.
 const IDLE_MAX: Duration = Duration::from_secs(1);
-/// Who asks for a longer wait has mistaken the unit or the day.
+/// Maximum wait. A longer one comes from a wrong unit or date.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
-/// Why a message did not arrive.
+/// Error of receiving a message.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
     /// The connection failed.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// The other side hung up.
-    #[error("the connection ended before an answer did")]
+    /// The peer closed the connection.
+    #[error("the connection closed before a complete response")]
     Ended,
-    /// What came is no HTTP/1.1.
+    /// The bytes are not HTTP/1.1.
     #[error("not HTTP/1.1: {0}")]
     Malformed(&'static str),
-    /// The body is longer than may be read.
+    /// The body is longer than allowed.
     #[error("a body longer than {0} bytes")]
     TooLong(usize),
-    /// There was a head, which says this, and then what is wrong.
+    /// The head arrived, but the body did not.
     #[error("{cause}")]
     Body {
-        /// What the head says.
+        /// The status in the head.
         status: u16,
-        /// What is wrong with the body.
+        /// The error in the body.
         cause: Box<Broken>,
     },
 }
 
-/// One connection, either side, and what it has read ahead.
+/// One connection, of a client or a server, with the bytes that it has read ahead.
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
@@ -85,7 +83,7 @@ pub struct Connection {
     body_bytes_max: usize,
 }
 
-/// A request or a response, as far as anyone here looks.
+/// A request or a response, with the header fields that this module reads.
 #[derive(Debug)]
 pub struct Message {
     bytes: BytesMut,
@@ -93,7 +91,7 @@ pub struct Message {
     body: BytesMut,
 }
 
-/// Which side the messages come from.
+/// The side that sends the message.
 #[derive(Clone, Copy, PartialEq)]
 enum Side {
     Client,
@@ -101,19 +99,19 @@ enum Side {
 }
 
 impl Connection {
-    /// Connects, without Nagle's delay.
-    #[expect(clippy::disallowed_methods, reason = "for the load generator, which is no part of a rollout")]
+    /// Connects, with Nagle's algorithm disabled.
+    #[expect(clippy::disallowed_methods, reason = "for the load generator, which belongs to no rollout")]
     pub async fn open(to: impl ToSocketAddrs) -> io::Result<Self> {
         Self::over(TcpStream::connect(to).await?)
     }
 
-    /// A connection that was made already.
+    /// Creates a connection over a connected socket.
     pub fn over(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self::of(Stream::Plain(stream)))
     }
 
-    /// The same, encrypted.
+    /// Creates a connection over TLS.
     pub(crate) fn over_tls(stream: TlsStream<TcpStream>) -> Self {
         Self::of(Stream::Tls(Box::new(stream)))
     }
@@ -122,30 +120,30 @@ impl Connection {
         Self { stream, buffer: BytesMut::new(), used: Instant::now(), body_bytes_max: BODY_BYTES_MAX }
     }
 
-    /// Whether the other side has surely not closed it for idleness.
+    /// Returns whether the connection was used so recently that the peer should not have closed it for idleness.
     pub fn is_fresh(&self) -> bool {
         self.used.elapsed() < IDLE_MAX
     }
 
-    /// Whether it has been idle for less than this, and the other side has neither closed it
-    /// nor said anything that nobody asked for.
+    /// Returns whether the connection has been idle for less than `idle_max`, the peer has not closed it, and no
+    /// unexpected bytes have arrived.
     pub(crate) fn is_good(&mut self, idle_max: Duration) -> bool {
         self.buffer.is_empty() && self.used.elapsed() < idle_max && self.stream.is_quiet()
     }
 
-    /// Since when it has been idle.
+    /// Returns the time when it was last used.
     pub(crate) fn used(&self) -> Instant {
         self.used
     }
 
-    /// Gives back what it read into, until there is something to read again.
+    /// Frees the read buffer until there is something to read again.
     pub(crate) fn rest(&mut self) {
         if self.buffer.is_empty() {
             self.buffer = BytesMut::new();
         }
     }
 
-    /// Takes bodies up to this many bytes from here on.
+    /// Sets the maximum size of bodies that are received from here on.
     pub(crate) fn limit_bodies(&mut self, bytes_max: usize) {
         self.body_bytes_max = bytes_max;
     }
@@ -157,7 +155,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next request, or nothing when the other side is done.
+    /// Receives the next request, or `None` if the client closed the connection.
     pub async fn receive_request(&mut self) -> Result<Option<Message>, Broken> {
         match self.receive_head(Side::Client).await? {
             Some(head) => self.finish(head, Side::Client).await.map(Some),
@@ -165,22 +163,22 @@ impl Connection {
         }
     }
 
-    /// The next response; interim ones are passed over.
+    /// Receives the next response, skipping interim ones.
     pub async fn receive_response(&mut self) -> Result<Message, Broken> {
         for _ in 0..=INTERIM_MAX {
             let head = self.receive_head(Side::Server).await?.ok_or(Broken::Ended)?;
             match head.status()? {
-                // Nobody asked for another protocol.
+                // No request asks for another protocol.
                 101 => return Err(Broken::Malformed("a change of protocol")),
                 100..200 => self.buffer.advance(head.length),
-                // In a box, because it is as large as all that waits for an answer to begin.
+                // Boxed, because the future is as large as all the rest of a waiting call.
                 _ => return Box::pin(self.finish(head, Side::Server)).await,
             }
         }
-        Err(Broken::Malformed("more interim responses than anybody sends"))
+        Err(Broken::Malformed("too many interim responses"))
     }
 
-    /// The next head; none where the stream ends before one begins.
+    /// Receives the next head, or `None` if the stream ends before one begins.
     async fn receive_head(&mut self, from: Side) -> Result<Option<Head>, Broken> {
         let mut searched = 0;
         loop {
@@ -194,7 +192,7 @@ impl Connection {
             }
             searched = self.buffer.len();
             if searched > HEAD_BYTES_MAX {
-                return Err(Broken::Malformed("the head has no end"));
+                return Err(Broken::Malformed("the head is too long"));
             }
             if !self.fill().await? {
                 return if self.buffer.is_empty() { Ok(None) } else { Err(Broken::Ended) };
@@ -239,7 +237,7 @@ impl Connection {
         let mut body = BytesMut::new();
         let mut framing_left = FRAMING_BYTES_MAX;
         loop {
-            // A body of tiny chunks comes out of the buffer without a wait.
+            // A body of tiny chunks is parsed from the buffer without a wait.
             consume_budget().await;
             let line = self.read_line(framing_left + CHUNK_LINE_BYTES).await?;
             framing_left = framing_left.saturating_sub(line.len().saturating_sub(CHUNK_LINE_BYTES));
@@ -268,7 +266,7 @@ impl Connection {
             self.fill_or_end().await?;
         }
         if !self.buffer.starts_with(b"\r\n") {
-            return Err(Broken::Malformed("a chunk is longer than it says"));
+            return Err(Broken::Malformed("a chunk is longer than its size"));
         }
         self.buffer.advance(2);
         Ok(())
@@ -282,21 +280,21 @@ impl Connection {
             }
             bytes_left = bytes_left.saturating_sub(line.len());
         }
-        Err(Broken::Malformed("more trailers than anybody sends"))
+        Err(Broken::Malformed("too many trailers"))
     }
 
-    /// The next line with its end, of so many bytes at the most.
+    /// Reads the next line with its line end, of at most `bytes_max` bytes.
     async fn read_line(&mut self, bytes_max: usize) -> Result<BytesMut, Broken> {
         let mut searched: usize = 0;
         loop {
-            // The end may be half there.
+            // The first byte of the line end may have arrived before.
             let from = searched.saturating_sub(1);
             let end = self.buffer[from..].windows(2).position(|two| two == b"\r\n");
             searched = self.buffer.len();
             match end.map(|at| from + at + 2) {
                 Some(end) if end <= bytes_max => return Ok(self.buffer.split_to(end)),
                 None if searched <= bytes_max => self.fill_or_end().await?,
-                _ => return Err(Broken::Malformed("a chunk's extension or a trailer has no end")),
+                _ => return Err(Broken::Malformed("a chunk extension or a trailer is too long")),
             }
         }
     }
@@ -305,12 +303,12 @@ impl Connection {
         if self.fill().await? { Ok(()) } else { Err(Broken::Ended) }
     }
 
-    /// Reads what there is; false at the end of the stream.
+    /// Reads available bytes. Returns false at the end of the stream.
     async fn fill(&mut self) -> Result<bool, Broken> {
-        // A socket that always has something to read does not make its reader wait, and one
-        // that never waits lets neither its deadline nor its neighbours have a turn.
+        // Reading from a socket that always has data never yields, and a task that never yields keeps its deadline and
+        // other tasks from running.
         consume_budget().await;
-        // A connection that waits, perhaps for minutes, has no memory to read into yet.
+        // A connection that waits, perhaps for minutes, holds no buffer.
         if self.buffer.is_empty() {
             self.buffer = BytesMut::new();
         }
@@ -323,57 +321,57 @@ impl Connection {
 }
 
 impl Message {
-    /// A response's status.
+    /// Returns the status of a response.
     pub fn status(&self) -> Result<u16, Broken> {
         self.head.status()
     }
 
-    /// A request's target.
+    /// Returns the target of a request.
     pub fn target(&self) -> &str {
         self.text(&self.head.target)
     }
 
-    /// The header `authorization`.
+    /// Returns the value of the header `authorization`.
     pub fn authorization(&self) -> Option<&str> {
         self.head.authorization.as_ref().map(|range| self.text(range))
     }
 
-    /// The wait that a refusal asks for, in seconds or until a date.
-    #[expect(clippy::disallowed_methods, reason = "a date is compared with the date")]
+    /// Returns the wait that a response demands, in seconds or until a date.
+    #[expect(clippy::disallowed_methods, reason = "the header has a date")]
     pub fn retry_after(&self) -> Option<Duration> {
         let date = self.head.date.as_ref().map(|range| self.text(range));
         wait(self.text(self.head.retry_after.as_ref()?), date, SystemTime::now())
     }
 
-    /// Whether the sender closes the connection after this message.
+    /// Returns whether the sender closes the connection after this message.
     pub fn ends_connection(&self) -> bool {
         self.head.closes
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// The body, and nothing else of what was read.
+    /// Returns the body and frees the rest of the message.
     pub(crate) fn into_body(self) -> Bytes {
         self.body.freeze()
     }
 
-    /// What is not text is shown as nothing.
+    /// Returns a part of the head as text, or an empty text if it is not UTF-8.
     fn text(&self, range: &Range<usize>) -> &str {
         std::str::from_utf8(&self.bytes[range.clone()]).unwrap_or_default()
     }
 }
 
-/// What `Retry-After` asks for. A date counts from the sender's own, where it gives one, so that
-/// a clock that is wrong by hours does not make a wait of hours.
-fn wait(asked: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {
-    let asked = asked.trim();
-    let wait = match asked.parse() {
+/// Parses `Retry-After`. A date is relative to the sender's own `Date` if there is one, so that a wrong clock does not
+/// turn into a wait of hours.
+fn wait(value: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    let wait = match value.parse() {
         Ok(secs) => Duration::try_from_secs_f64(secs).ok()?,
         Err(_) => {
-            let until = parse_http_date(asked).ok()?;
+            let until = parse_http_date(value).ok()?;
             let from = date.and_then(|date| parse_http_date(date).ok()).unwrap_or(now);
             until.duration_since(from).unwrap_or_default()
         }

@@ -1,13 +1,12 @@
-//! Asks an address over HTTP on behalf of a model, within what the operator allows.
+//! Tools behind HTTP endpoints, which a model calls within the operator's rules.
 //!
-//! The operator says method, address, headers and which hosts may be reached; the model
-//! says what goes into the address's holes and the body. Arguments are encoded so that
-//! they stay in their holes. Nothing that comes back, error or answer, has a secret or an
-//! address of ours in it.
+//! The operator configures method, URL, headers and allowed hosts. The model supplies the values of the URL's
+//! placeholders and the body. Arguments are encoded so that they cannot change the rest of the URL. Neither errors nor
+//! results contain secrets or addresses of the host's network.
 
 #![expect(
     clippy::disallowed_types,
-    reason = "arguments that a schema was held against, of one call and bounded"
+    reason = "arguments of one call, of limited size, that a schema is checked against"
 )]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,32 +22,32 @@ use super::secrets::Secrets;
 use super::url_template::UrlTemplate;
 use rollout_wire::text::beginning;
 
-/// How much of an answer that is an error is shown.
+/// Maximum size of an error response that the model sees, in bytes.
 const ERROR_BYTES_SHOWN: usize = 2048;
 
-/// The port of nearly every address.
+/// The port of nearly all endpoints.
 const HTTPS_PORT: u16 = 443;
 
-/// An address to be asked, as the operator describes it.
+/// Configuration of an HTTP endpoint as a tool.
 #[derive(Clone, Debug)]
 pub struct HttpToolSettings {
-    /// `GET` and so on.
+    /// The method, such as `GET`.
     pub method: Method,
-    /// The address, with holes for arguments and secrets.
+    /// The URL, with placeholders for arguments and secrets.
     pub url: UrlTemplate,
-    /// Headers of every request, perhaps with secrets.
+    /// Headers of every request, which may contain secrets.
     pub headers: Vec<(HeaderName, SecretText)>,
-    /// The hosts that may be asked, the one in the address not among them.
+    /// Allowed hosts in addition to the one in the URL.
     pub hosts: Vec<AllowedHost>,
-    /// Where those hosts may lead.
+    /// Network rules for those hosts.
     pub network: Arc<NetworkRules>,
-    /// Redirects that are followed, each to an allowed host.
+    /// Maximum number of redirects that are followed, each to an allowed host.
     pub redirects_max: u32,
-    /// What the arguments have to be: a JSON Schema.
+    /// JSON Schema of the arguments.
     pub parameters: Value,
 }
 
-/// A host that may be asked, with the port or, without one, those of the schemes.
+/// An allowed host, with a port or, without one, the default ports of the schemes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedHost {
     host: String,
@@ -56,14 +55,14 @@ pub struct AllowedHost {
 }
 
 impl AllowedHost {
-    /// Reads `host` or `host:port`.
+    /// Parses `host` or `host:port`.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is no host, such as api.example.com or api.example.com:8443");
+        let wrong = || format!("'{text}' is not a host, such as api.example.com or api.example.com:8443");
         let url = Url::parse(&format!("http://{text}/")).map_err(|_| wrong())?;
         let plain = url.path() == "/" && url.query().is_none() && url.username().is_empty();
         let host =
             url.host_str().filter(|_| plain && !text.contains(['/', '?', '#', '@'])).ok_or_else(wrong)?;
-        // Port 80 is left out by the parser, also where it was written.
+        // The parser drops port 80 even if it was given.
         let port = if text.ends_with(":80") { Some(80) } else { url.port() };
         Ok(Self { host: host.to_owned(), port })
     }
@@ -81,21 +80,21 @@ impl AllowedHost {
     }
 }
 
-/// Why a call gave no result.
+/// Error of a call without a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteFailure {
-    /// It was answered with an error, which is for the model to read.
+    /// The tool returned an error, which the model should read.
     Failed(String),
-    /// There was no answer, or none that could be used: why.
+    /// There was no usable response, with the reason.
     Unavailable(String),
-    /// The answer is longer than it may be.
+    /// The result is too long.
     TooLong,
 }
 
-/// An address that is ready to be asked.
+/// An HTTP endpoint that is ready for calls.
 #[derive(Debug)]
 pub struct HttpTool {
-    /// One for each port that was asked so far, of which the hosts that may be asked have few.
+    /// One client for each port used so far; the allowed hosts have few.
     clients: Mutex<Vec<(u16, Client)>>,
     settings: HttpToolSettings,
     headers: HeaderMap,
@@ -105,7 +104,7 @@ pub struct HttpTool {
 }
 
 impl HttpTool {
-    /// Takes the secrets out of the environment. Every problem names its field.
+    /// Creates the tool, with the secrets of the environment. Every problem names its field.
     pub fn new(settings: HttpToolSettings) -> Result<Self, Vec<String>> {
         let (mut secrets, mut problems) = (Secrets::default(), Vec::new());
         let mut headers = HeaderMap::new();
@@ -139,7 +138,7 @@ impl HttpTool {
         }
     }
 
-    /// Asks with the arguments that the model wrote. The result has at most so many bytes.
+    /// Calls the endpoint with the model's arguments. The result has at most `bytes_max` bytes.
     pub async fn call(&self, arguments: &str, bytes_max: usize) -> Result<String, RemoteFailure> {
         let arguments = self.read(arguments).map_err(RemoteFailure::Failed)?;
         let (url, rest) =
@@ -152,24 +151,27 @@ impl HttpTool {
             return Ok(text);
         }
         let shown = beginning(&text, ERROR_BYTES_SHOWN);
-        Err(RemoteFailure::Failed(format!("it was answered {status}: {shown}")))
+        Err(RemoteFailure::Failed(format!("the server answered {status}: {shown}")))
     }
 
-    /// The arguments, which have to be what the schema says.
+    /// Parses the arguments and checks them against the schema.
     fn read(&self, arguments: &str) -> Result<Map<String, Value>, String> {
         let text = if arguments.trim().is_empty() { "{}" } else { arguments };
         let value: Value = serde_json::from_str(text)
             .map_err(|error| format!("the arguments are not valid JSON: {error}"))?;
         if let Err(error) = self.arguments.validate(&value) {
-            return Err(format!("the arguments do not fit: {error} (at '{}')", error.instance_path()));
+            return Err(format!(
+                "the arguments do not match the schema: {error} (at '{}')",
+                error.instance_path()
+            ));
         }
         match value {
             Value::Object(fields) => Ok(fields),
-            _ => Err("the arguments are no JSON object".to_owned()),
+            _ => Err("the arguments are not a JSON object".to_owned()),
         }
     }
 
-    /// Sends the request and follows redirects as far as the operator allows.
+    /// Sends the request and follows redirects within the operator's rules.
     async fn ask(&self, mut url: Url, rest: Map<String, Value>) -> Result<Response, RemoteFailure> {
         let mut method = self.settings.method.clone();
         let mut body = None;
@@ -184,14 +186,14 @@ impl HttpTool {
             body = Some(Value::Object(rest).to_string());
         }
         let origin = url.origin();
-        let asked = AllowedHost::of(&url).filter(|_| !self.settings.url.is_whole());
+        let url_host = AllowedHost::of(&url).filter(|_| !self.settings.url.is_whole());
         let mut redirects = 0;
         loop {
-            self.check(&url, asked.as_ref())?;
+            self.check(&url, url_host.as_ref())?;
             let port = url.port_or_known_default().unwrap_or(HTTPS_PORT);
             let client = self.client(port).map_err(|reason| self.unavailable(reason))?;
             let mut request = client.request(method.clone(), url.clone());
-            // A key must not travel to where nobody sent it.
+            // The configured headers, with keys, are for the original origin only.
             if url.origin() == origin {
                 request = request.headers(self.headers.clone());
             }
@@ -204,9 +206,9 @@ impl HttpTool {
             }
             if redirects == self.settings.redirects_max {
                 let status = response.status();
-                return Err(
-                    self.unavailable(format!("it was answered {status}, a redirect, which is not followed"))
-                );
+                return Err(self.unavailable(format!(
+                    "the server answered {status}, a redirect, which is not followed"
+                )));
             }
             redirects += 1;
             let next = self.next(&url, &response)?;
@@ -221,37 +223,38 @@ impl HttpTool {
         }
     }
 
-    /// Where a redirect leads.
+    /// Returns the target of a redirect.
     fn next(&self, from: &Url, response: &Response) -> Result<Url, RemoteFailure> {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let next = location.and_then(|location| from.join(location).ok());
-        let next =
-            next.ok_or_else(|| self.unavailable("it was answered a redirect to nowhere".to_owned()))?;
+        let next = next.ok_or_else(|| {
+            self.unavailable("the server answered a redirect without a valid target".to_owned())
+        })?;
         if from.scheme() == "https" && next.scheme() != "https" {
             return Err(self.unavailable(
-                "it was answered a redirect away from https, which is not followed".to_owned(),
+                "the server answered a redirect away from https, which is not followed".to_owned(),
             ));
         }
         Ok(next)
     }
 
-    /// Sees that the address may be asked. A name's addresses are checked when it is
-    /// resolved; one that is an address already never is.
-    fn check(&self, url: &Url, asked: Option<&AllowedHost>) -> Result<(), RemoteFailure> {
+    /// Checks that a URL is allowed. The addresses of a name are checked when it is resolved; a URL with an address is
+    /// never resolved, so it is checked here.
+    fn check(&self, url: &Url, url_host: Option<&AllowedHost>) -> Result<(), RemoteFailure> {
         if !matches!(url.scheme(), "http" | "https") || !url.username().is_empty() || url.password().is_some()
         {
-            return Err(self.unavailable("only plain http and https addresses are asked".to_owned()));
+            return Err(self.unavailable("only plain http and https addresses are allowed".to_owned()));
         }
-        if !asked.into_iter().chain(&self.settings.hosts).any(|host| host.allows(url)) {
-            return Err(self.unavailable("its host is not among those that may be asked".to_owned()));
+        if !url_host.into_iter().chain(&self.settings.hosts).any(|host| host.allows(url)) {
+            return Err(self.unavailable("its host is not among the allowed hosts".to_owned()));
         }
         self.settings.network.check(url).map_err(|_| self.unavailable(NoAddress.to_string()))
     }
 
-    /// The client for a port.
+    /// Returns the client for a port.
     fn client(&self, port: u16) -> Result<Client, String> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, client)) = clients.iter().find(|(of, _)| *of == port) {
+        if let Some((_, client)) = clients.iter().find(|(other, _)| *other == port) {
             return Ok(client.clone());
         }
         let client = client(&self.settings.network, port)?;
@@ -264,13 +267,13 @@ impl HttpTool {
     }
 }
 
-/// A client that resolves names for this port. It is told no port when it does.
+/// Creates a client that resolves names for this port. The resolver does not learn the port of a request.
 fn client(rules: &Arc<NetworkRules>, port: u16) -> Result<Client, String> {
     let resolver = CheckedResolver { rules: rules.clone(), port };
     super::client_builder().dns_resolver(resolver).build().map_err(describe)
 }
 
-/// The body as text, up to the limit.
+/// Reads the body as text, up to the limit.
 async fn read_body(mut response: Response, bytes_max: usize) -> Result<String, RemoteFailure> {
     let mut body = Vec::new();
     loop {
@@ -281,7 +284,7 @@ async fn read_body(mut response: Response, bytes_max: usize) -> Result<String, R
             Err(error) => return Err(RemoteFailure::Unavailable(describe(error))),
         }
     }
-    String::from_utf8(body).map_err(|_| RemoteFailure::Unavailable("its answer is no text".to_owned()))
+    String::from_utf8(body).map_err(|_| RemoteFailure::Unavailable("its answer is not text".to_owned()))
 }
 
 #[cfg(test)]

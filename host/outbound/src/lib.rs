@@ -1,10 +1,9 @@
-//! The only place that opens connections: to the model's server, to a caller that wants
-//! results posted, and to the tools that an operator provides, some of them processes that
-//! are started here.
+//! Outbound connections: to models' servers, to callers' callback addresses, and to the tools that an operator
+//! provides, some of which are child processes. No other module opens connections.
 //!
-//! Models, judges and callers are reached by one [`Transport`], repeated by one policy
-//! (`retry`), and each tool has a client of its own. None follows redirects, because a key must
-//! not travel to where nobody sent it, and none uses a proxy of the environment.
+//! Models, judges and callers share one [`Transport`] and one mechanism of retries (`retry`); each tool has its own
+//! client. None follows redirects by itself, because a key must not reach another server, and none uses a proxy of the
+//! environment.
 
 mod address;
 mod callback;
@@ -41,19 +40,19 @@ pub use url_template::UrlTemplate;
 
 use std::time::Duration;
 
-/// What the host calls itself.
+/// Value of the `User-Agent` header.
 const USER_AGENT: &str = concat!("rollout-host/", env!("CARGO_PKG_VERSION"));
 
-/// Why there is no HTTP client.
+/// Error of creating an HTTP client.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up the HTTP client")]
 pub struct ClientError(#[source] reqwest::Error);
 
-/// Idle connections that a client of a tool or a collector keeps to each host that the operator
-/// named. They are among those descriptors that the process has for itself.
+/// Maximum number of idle connections of a tool's or a collector's client to each host that the operator configured.
+/// They are part of the descriptors that the process reserves for itself.
 const TOOL_IDLE_MAX: usize = 4;
 
-/// A client for the few servers that the operator's own settings name.
+/// Creates a client for the few servers in the operator's configuration.
 pub fn http_client() -> Result<reqwest::Client, ClientError> {
     client_builder().build().map_err(ClientError)
 }
@@ -86,10 +85,10 @@ pub fn checked_client(
     Ok(client_builder().dns_resolver(resolver).build().map_err(ClientError)?)
 }
 
-/// What every client has in common.
-#[expect(clippy::disallowed_methods, reason = "the room in which clients are made")]
+/// Returns the settings of all clients.
+#[expect(clippy::disallowed_methods, reason = "the only place that creates clients")]
 fn client_builder() -> reqwest::ClientBuilder {
-    // Another user of the library may have installed a provider already; any will do.
+    // Another user of the library may have installed a provider before; any will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
@@ -101,7 +100,7 @@ fn client_builder() -> reqwest::ClientBuilder {
         .user_agent(USER_AGENT)
 }
 
-/// An error of the client without the address it was for, and with its causes.
+/// Formats an error of the client with its causes and without the URL.
 fn describe(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();

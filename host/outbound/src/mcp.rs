@@ -1,10 +1,10 @@
-//! A server that speaks the Model Context Protocol, started here or reached over HTTP.
+//! MCP servers, started as child processes or reached over HTTP.
 //!
-//! It is connected to and asked for its tools once, when the host starts. From then on a
-//! task watches the connection: when it is lost, the server is started or reached again,
-//! later each time it fails. A call that comes meanwhile waits a little.
+//! The host connects to a server and lists its tools once, when it starts. Afterwards a task watches the connection.
+//! When it is lost, the task restarts the server or reconnects, with a delay that grows with each failure. Calls wait
+//! for a short time meanwhile.
 
-#![expect(clippy::disallowed_types, reason = "the library of the protocol takes and gives trees")]
+#![expect(clippy::disallowed_types, reason = "the protocol's library has trees in its interface")]
 
 mod process;
 
@@ -35,60 +35,60 @@ use super::secrets::Secrets;
 use process::{Process, Start};
 use rollout_wire::text::beginning;
 
-/// How long a server may take to start, to introduce itself and to list its tools.
+/// Timeout for starting a server, its initialization, and the list of its tools.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// The wait before a lost server is started again, doubled each time it fails.
+/// Delay before a lost server is restarted, doubled with each failure.
 const RESTART_DELAY_MIN: Duration = Duration::from_millis(200);
 const RESTART_DELAY_MAX: Duration = Duration::from_secs(30);
 
-/// A server that was up for so long starts over with the shortest wait.
+/// Uptime after which the delay is reset to its minimum.
 const STABLE: Duration = Duration::from_secs(30);
 
-/// How long a call waits for a server that is down.
+/// Time that a call waits for a server that is down.
 const DOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What stands for content of a kind that came up after this was written.
+/// Placeholder for content of an unknown kind.
 const UNKNOWN: &str = "[content of an unknown kind, not shown]";
 
-/// How much of what went wrong is reported.
+/// Maximum size of a reported error, in bytes.
 const REASON_BYTES_MAX: usize = 2048;
 
-/// Where a server is, as the operator says it.
+/// Configuration of an MCP server.
 #[derive(Clone, Debug)]
 pub enum McpSettings {
-    /// A program that is started and spoken to through its pipes.
+    /// A program that is started and communicates through pipes.
     Process {
         /// The program and its arguments.
         command: Vec<String>,
-        /// Variables of the host's environment that it gets.
+        /// Variables of the host's environment that it inherits.
         environment: Vec<String>,
-        /// Variables that it gets besides, perhaps with secrets in them.
+        /// Further variables, which may contain secrets.
         variables: Vec<(String, SecretText)>,
     },
-    /// An address that is spoken to over streamable HTTP.
+    /// A URL for streamable HTTP.
     Http {
-        /// The address.
+        /// The URL.
         url: String,
-        /// Headers of every request, perhaps with secrets.
+        /// Headers of every request, which may contain secrets.
         headers: Vec<(HeaderName, SecretText)>,
-        /// Where the address may lead.
+        /// Network rules for the URL.
         network: Arc<NetworkRules>,
     },
 }
 
-/// A function that a server has.
+/// A function of a server.
 #[derive(Clone, Debug)]
 pub struct McpFunction {
     /// Its name.
     pub name: String,
-    /// What it says of itself.
+    /// Its description.
     pub description: Option<String>,
-    /// The JSON Schema of its arguments.
+    /// JSON Schema of its arguments.
     pub parameters: Value,
 }
 
-/// A server that is kept running. Dropping this ends it.
+/// A server that is kept running. Dropping this stops it.
 #[derive(Debug)]
 pub struct McpServer {
     state: watch::Receiver<State>,
@@ -96,28 +96,28 @@ pub struct McpServer {
     _supervisor: AbortOnDropHandle<()>,
 }
 
-/// Whether a server can be asked.
+/// Connection state of a server.
 #[derive(Clone, Debug)]
 enum State {
     Up(Peer<RoleClient>),
     Down(String),
 }
 
-/// How a server is reached, with everything that was in the environment.
+/// Parameters of a connection, with values from the environment filled in.
 enum Reach {
     Process(Start),
     Http { client: Client, config: StreamableHttpClientTransportConfig },
 }
 
-/// A server that is connected. Dropping this ends the connection and the process.
+/// A connection to a server. Dropping this closes it and kills the process.
 struct Connection {
     service: RunningService<RoleClient, ()>,
     process: Option<Process>,
 }
 
 impl McpServer {
-    /// Connects to a server, or starts it, and asks what it has. `about` names it in logs.
-    /// Every problem names its field or says what the server did.
+    /// Starts a server or connects to it, and lists its functions. `about` names it in logs. Every problem names its
+    /// field or the server's failure.
     pub async fn start(
         about: String,
         settings: &McpSettings,
@@ -133,8 +133,7 @@ impl McpServer {
         Ok((server, functions))
     }
 
-    /// Calls a function with the arguments that the model wrote. Dropping the future notifies
-    /// the server that nobody waits any more.
+    /// Calls a function with the model's arguments. Dropping the future sends the server a cancellation.
     pub async fn call(&self, name: &str, arguments: &str) -> Result<String, RemoteFailure> {
         let arguments = read(arguments).map_err(RemoteFailure::Failed)?;
         let params = CallToolRequestParams::new(Cow::Owned(name.to_owned())).with_arguments(arguments);
@@ -144,14 +143,14 @@ impl McpServer {
                 let text = self.secrets.cut_from(text_of(&result));
                 if result.is_error == Some(true) { Err(RemoteFailure::Failed(text)) } else { Ok(text) }
             }
-            Ok(_) => {
-                Err(RemoteFailure::Unavailable("the server asks for what it cannot be given here".to_owned()))
-            }
+            Ok(_) => Err(RemoteFailure::Unavailable(
+                "the server requests something that this host does not offer".to_owned(),
+            )),
             Err(error) => Err(self.failure(error)),
         }
     }
 
-    /// The server, as soon as it is up.
+    /// Returns the server's peer as soon as it is connected.
     async fn peer(&self) -> Result<Peer<RoleClient>, RemoteFailure> {
         let mut state = self.state.clone();
         let up = timeout(DOWN_TIMEOUT, state.wait_for(|state| matches!(state, State::Up(_)))).await;
@@ -174,10 +173,10 @@ impl McpServer {
                 RemoteFailure::Failed(self.secrets.cut_from(text))
             }
             error => {
-                // What it says may hold an address, which is not for a guest.
+                // The error may contain an address, which guests must not see.
                 let error = self.secrets.cut_from(error.to_string());
                 tracing::warn!(error, "call of a tool server failed");
-                let reason = "the connection to its server was lost before there was an answer";
+                let reason = "the connection to its server was lost before a response";
                 RemoteFailure::Unavailable(reason.to_owned())
             }
         }
@@ -190,10 +189,10 @@ impl Reach {
         let reach = match settings {
             McpSettings::Process { command, environment, variables } => {
                 let mut set = Vec::new();
-                for (place, name) in environment.iter().enumerate() {
+                for (index, name) in environment.iter().enumerate() {
                     match variable(name) {
                         Ok(value) => set.push((name.clone(), value)),
-                        Err(what) => problems.push(format!("environment[{place}]: {what}")),
+                        Err(what) => problems.push(format!("environment[{index}]: {what}")),
                     }
                 }
                 for (name, text) in variables {
@@ -215,10 +214,10 @@ impl Reach {
     }
 }
 
-/// A client for this address, if it may be asked.
+/// Creates a client for a URL, if the network rules allow it.
 fn http_client(url: &str, network: &Arc<NetworkRules>) -> Result<Client, String> {
     let url = Url::parse(url).map_err(|error| error.to_string())?;
-    network.check(&url).map_err(|why| why.to_string())?;
+    network.check(&url).map_err(|forbidden| forbidden.to_string())?;
     let port = url.port_or_known_default().unwrap_or_default();
     let resolver = CheckedResolver { rules: network.clone(), port };
     super::client_builder().dns_resolver(resolver).build().map_err(super::describe)
@@ -243,7 +242,7 @@ fn http_headers(
     set
 }
 
-/// Connects, and starts the server first where it is a process.
+/// Connects to a server. Starts it first if it is a process.
 async fn connect(reach: &Reach, about: &str) -> Result<Connection, String> {
     match reach {
         Reach::Process(start) => {
@@ -251,21 +250,21 @@ async fn connect(reach: &Reach, about: &str) -> Result<Connection, String> {
             let started = Process::start(start, about).await;
             let (mut process, stdin, stdout) =
                 started.map_err(|error| format!("'{program}' cannot be started: {error}"))?;
-            match introduced(().serve((stdout, stdin))).await {
+            match initialized(().serve((stdout, stdin))).await {
                 Ok(service) => Ok(Connection { service, process: Some(process) }),
                 Err(reason) => Err(process.explained(reason).await),
             }
         }
         Reach::Http { client, config } => {
             let transport = StreamableHttpClientTransport::with_client(client.clone(), config.clone());
-            let service = introduced(().serve(transport)).await?;
+            let service = initialized(().serve(transport)).await?;
             Ok(Connection { service, process: None })
         }
     }
 }
 
-/// The server, once the two know each other.
-async fn introduced<T>(step: impl Future<Output = Result<T, ClientInitializeError>>) -> Result<T, String> {
+/// Waits for the initialization of the protocol.
+async fn initialized<T>(step: impl Future<Output = Result<T, ClientInitializeError>>) -> Result<T, String> {
     let step = step.map_err(|error| match error {
         ClientInitializeError::TransportError { error, .. } => error.error.to_string(),
         error => error.to_string(),
@@ -273,7 +272,7 @@ async fn introduced<T>(step: impl Future<Output = Result<T, ClientInitializeErro
     in_time(step).await
 }
 
-/// What the server does, unless it takes too long.
+/// Waits for a step of the server, with a timeout.
 async fn in_time<T, E: std::fmt::Display>(step: impl Future<Output = Result<T, E>>) -> Result<T, String> {
     match timeout(CONNECT_TIME_MAX, step).await {
         Ok(result) => result.map_err(|error| beginning(&error.to_string(), REASON_BYTES_MAX)),
@@ -302,12 +301,12 @@ impl Connection {
         Ok(tools.into_iter().map(function).collect())
     }
 
-    /// Waits until the connection is lost; says why.
+    /// Waits until the connection is lost, and returns the reason.
     async fn lost(self) -> String {
         let Self { service, process } = self;
         let Some(mut process) = process else {
             return match service.waiting().await {
-                Ok(rmcp::service::QuitReason::Cancelled) => "the connection was ended".to_owned(),
+                Ok(rmcp::service::QuitReason::Cancelled) => "the connection was closed".to_owned(),
                 Ok(_) => "the connection was lost".to_owned(),
                 Err(error) => format!("the connection was lost: {error}"),
             };
@@ -320,7 +319,7 @@ impl Connection {
     }
 }
 
-/// Keeps a server connected for as long as somebody looks at its state.
+/// Reconnects a server until its state has no receivers.
 async fn supervise(
     about: String,
     reach: Reach,
@@ -339,7 +338,7 @@ async fn supervise(
             server = about,
             reason,
             delay_secs = delay.as_secs_f64(),
-            "tool server lost; it is started again"
+            "lost the connection to a tool server; reconnecting after a delay"
         );
         state.send_replace(State::Down(reason));
         connection = loop {
@@ -353,31 +352,31 @@ async fn supervise(
                         server = about,
                         reason,
                         delay_secs = delay.as_secs_f64(),
-                        "tool server not started; it is tried again"
+                        "cannot start or reach a tool server; retrying after a delay"
                     );
                     state.send_replace(State::Down(reason));
                 }
             }
         };
-        tracing::info!(server = about, "tool server is back");
+        tracing::info!(server = about, "reconnected to a tool server");
         state.send_replace(State::Up(connection.service.peer().clone()));
     }
 }
 
-/// The arguments, which the protocol wants to be an object.
+/// Parses the arguments, which must be an object.
 fn read(arguments: &str) -> Result<Map<String, Value>, String> {
     if arguments.trim().is_empty() {
         return Ok(Map::new());
     }
     match serde_json::from_str(arguments) {
         Ok(Value::Object(fields)) => Ok(fields),
-        Ok(_) => Err("the arguments are no JSON object".to_owned()),
+        Ok(_) => Err("the arguments are not a JSON object".to_owned()),
         Err(error) => Err(format!("the arguments are not valid JSON: {error}")),
     }
 }
 
-/// What the model reads of a result: its texts, and of everything else what it is. A
-/// server that gives data and no text has its data read.
+/// Returns a result as text for the model: its texts, and placeholders for other content. The structured data counts if
+/// there is no content.
 fn text_of(result: &CallToolResult) -> String {
     if result.content.is_empty()
         && let Some(data) = &result.structured_content

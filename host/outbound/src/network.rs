@@ -1,5 +1,5 @@
-//! Where requests of this host may go. What answers there decides nothing: the very address that is
-//! connected to is checked, each time a connection is opened, however it was found out.
+//! Network rules: the addresses that requests of this host may go to. They apply to the address of every connection
+//! when it is opened, however the address was found. No response changes them.
 
 mod entry;
 
@@ -13,44 +13,44 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use super::address::{Class, Closed, Private, class};
 pub use entry::{InvalidEntry, NetworkEntry};
 
-/// How far a part of the network is reached.
+/// Extent to which a part of the network may be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reach {
-    /// All of it.
+    /// All addresses.
     #[default]
     Open,
-    /// What is on the list.
+    /// The listed addresses.
     Listed,
 }
 
-/// Where requests may go: how far the public network and private ones are reached, and a list for
-/// what is not open. What is [closed](Forbidden) to everybody is so under any rules.
+/// Network rules: the extent to which public and private networks may be reached, and the list for restricted ones.
+/// Addresses that are always [forbidden](Forbidden) stay so under any rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct NetworkRules {
     /// The public network.
     pub public: Reach,
-    /// Private networks, this machine among them.
+    /// Private networks, including this machine.
     pub private: Reach,
-    /// What may be reached where not all may.
+    /// The list for restricted networks.
     pub allow: Vec<NetworkEntry>,
 }
 
-/// A place that is asked for: a host as an address has it, and a port.
+/// The host and port of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
-    /// The host's name; none where it is an address.
+    /// The name of the host, or `None` for an address.
     pub name: Option<&'a str>,
     /// The port.
     pub port: u16,
 }
 
-/// Why a request may not go where it was to go.
+/// Error of a request to a forbidden address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forbidden {
-    /// The address, where it was asked for by itself. What a name leads to is told to nobody: whoever may
-    /// ask for names could find out what is in a network.
+    /// The address, if the request had it instead of a name. The addresses of a name are not revealed: a caller that
+    /// may send requests to names could find out what is in a network.
     literal: Option<IpAddr>,
     rule: Rule,
 }
@@ -85,7 +85,7 @@ impl fmt::Display for Rule {
 }
 
 impl Forbidden {
-    /// The same for those who are told no addresses.
+    /// Formats the error without an address, for guests.
     pub(super) fn without_address(&self) -> String {
         match self.literal {
             Some(_) => format!("its address is {}", self.rule),
@@ -95,18 +95,18 @@ impl Forbidden {
 }
 
 impl NetworkRules {
-    /// Everything may be reached but for what never is.
+    /// Returns rules that allow all addresses except those that are always forbidden.
     pub fn open() -> Self {
         Self::default()
     }
 
-    /// The public network may be reached, and of private ones what is on the list.
+    /// Returns rules that allow the public network and the listed private addresses.
     pub fn allow_list(allow: Vec<NetworkEntry>) -> Self {
         Self { public: Reach::Open, private: Reach::Listed, allow }
     }
 
-    /// Whether a request may be made to this URL, as far as that can be told before its name is
-    /// resolved. To be asked where somebody gives a URL, so that they hear of it at once.
+    /// Checks a URL, as far as that is possible before its name is resolved. To be called when a URL is configured or
+    /// received, so that the error is reported immediately.
     pub fn check(&self, url: &Url) -> Result<(), Forbidden> {
         let Some(address) = literal(url) else { return Ok(()) };
         self.check_address(
@@ -115,7 +115,7 @@ impl NetworkRules {
         )
     }
 
-    /// Whether a connection may be opened to this address, which is asked for by this host and port.
+    /// Checks that a connection to an address may be opened for a request with this host and port.
     pub(super) fn check_address(&self, place: Place<'_>, address: IpAddr) -> Result<(), Forbidden> {
         let listed = || self.allow.iter().any(|entry| entry.is_of(place, address));
         let rule = match class(address) {
@@ -128,8 +128,7 @@ impl NetworkRules {
         Err(Forbidden { literal: place.name.is_none().then_some(address), rule })
     }
 
-    /// Those of a host's addresses that may be connected to; an error where it has some, and none
-    /// of them may.
+    /// Returns the allowed addresses of a host. Fails if it has addresses and none is allowed.
     pub(super) fn allowed(
         &self,
         place: Place<'_>,
@@ -149,22 +148,22 @@ impl NetworkRules {
     }
 }
 
-/// The host of a URL where it is an address and no name.
+/// Returns the host of a URL if it is an address instead of a name.
 pub(super) fn literal(url: &Url) -> Option<IpAddr> {
     url.host_str()?.trim_matches(['[', ']']).parse().ok()
 }
 
-/// Resolves names for a client of a tool to the addresses that may be reached, and to no other. The
-/// connection goes to one of those, so a name that changes its mind changes nothing. A client asks
-/// it for names alone: an address in a URL is to be [checked](NetworkRules::check) before.
+/// Resolves names for a tool's client, to allowed addresses only. The connection uses one of those, so a change of the
+/// name's records has no effect. The client resolves names only: an address in a URL must be
+/// [checked](NetworkRules::check) before.
 #[derive(Clone, Debug)]
 pub(super) struct CheckedResolver {
     pub rules: Arc<NetworkRules>,
-    /// The port of every request of the client. It is told names, but no ports.
+    /// The port of every request of the client. The resolver is called without a port.
     pub port: u16,
 }
 
-/// Why a name leads nowhere, for a tool's user.
+/// Error of a name without an allowed address, as the tool's user sees it.
 #[derive(Debug, thiserror::Error)]
 #[error("its host has no address that may be reached")]
 pub(super) struct NoAddress;

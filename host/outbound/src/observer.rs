@@ -1,4 +1,4 @@
-//! Somebody who watches calls of a model while they are made.
+//! Observers of calls of models in progress.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,42 +9,41 @@ use futures_util::future::BoxFuture;
 use super::ChatFailure;
 use rollout_core::telemetry::ModelRole;
 
-/// One call, as far as a watcher is given it.
+/// A call as an observer sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Watched<'a> {
-    /// Which model is asked.
+    /// The role of the model.
     pub asked: ModelRole,
-    /// The sample that the call is for; empty for a judge.
+    /// The sample that the call belongs to, or an empty text for a judge.
     pub sample_id: &'a str,
     /// The body of the request.
     pub request: &'a Bytes,
 }
 
-/// A try of a call that failed and is repeated.
+/// A failed attempt of a call that is retried.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry<'a> {
-    /// Tries so far.
+    /// Number of failed attempts so far.
     pub failures: u32,
-    /// Tries that there are in all.
+    /// Maximum number of attempts.
     pub attempts_max: u32,
-    /// How long until the next.
+    /// Time until the next attempt.
     pub delay: Duration,
-    /// What the last of them met.
+    /// The error of the last attempt.
     pub reason: &'a str,
 }
 
-/// Sees every call of a client's models while it is made, and may hold it up or put
-/// another reply in place of the server's. For whoever tries a plugin out; what is put in
-/// place counts as what the server said, in the record too.
+/// Observes every call of a client's models, and may delay it or replace the server's reply. For tools that debug
+/// plugins. A replacement counts as the server's reply, in the record as well.
 pub trait Observer: fmt::Debug + Send + Sync {
-    /// A call is about to be sent, and is not until this is over.
+    /// Called before a call is sent. The call waits for it.
     fn asking<'a>(&'a self, call: Watched<'a>) -> BoxFuture<'a, ()>;
 
-    /// A try failed, and the call is tried again after a while.
+    /// Called when an attempt has failed and will be retried after a delay.
     fn retrying(&self, _call: Watched<'_>, _retry: &Retry<'_>) {}
 
-    /// A call is over. The guest learns of it when this is; a body that this gives takes
-    /// the place of the reply's, or of the failure.
+    /// Called when a call has ended, before the guest gets the result. A returned body replaces the reply or the
+    /// failure.
     fn answered<'a>(
         &'a self,
         call: Watched<'a>,

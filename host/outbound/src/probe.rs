@@ -1,5 +1,4 @@
-//! A look at whether a model's server is there and takes the key, before much is asked of
-//! it.
+//! Check that a model's server is reachable and accepts the key, before it is used.
 
 use std::time::Duration;
 
@@ -12,25 +11,24 @@ use super::endpoint::bearer;
 use super::secrets::Secret;
 use rollout_wire::text::time;
 
-/// How long it may take to find the server and to connect to it.
+/// Timeout for resolving the server's name and connecting to it.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How long the server may take over an answer. One that is connected to and says nothing
-/// for so long may be busy with others.
+/// Timeout for the server's response. A server that accepts the connection without responding may be busy.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Why there is no sense in asking a server anything.
+/// Error of a server that is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreachable {
-    /// There is no connection.
+    /// The connection failed.
     #[error("no connection to {address}: {reason}")]
     NoConnection {
         /// Scheme, host and port.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
-    /// The server does not take the key, or wants one.
+    /// The server refuses the key or requires one.
     #[error("{address} answered {status}")]
     Unauthorized {
         /// Scheme, host and port.
@@ -40,21 +38,21 @@ pub enum Unreachable {
     },
 }
 
-/// Asks a server of chat completions for its list of models. Whatever it answers shows
-/// that it is there; only that a key is wrong counts as no.
+/// Requests the list of models from a chat completion server. Any response shows that the server is there; only an
+/// error about the key is a failure.
 pub async fn probe(
     http: &reqwest::Client,
     base_url: &str,
     api_key: Option<&Secret>,
 ) -> Result<(), Unreachable> {
-    // What is no address or key is said by whoever makes an endpoint of it.
+    // Invalid URLs and keys are reported when an endpoint is created.
     let Ok(mut url) = Url::parse(base_url) else { return Ok(()) };
     let address = url.origin().ascii_serialization();
     if let Ok(mut path) = url.path_segments_mut() {
         path.pop_if_empty().push("models");
     }
     let no_connection = |reason| Unreachable::NoConnection { address: address.clone(), reason };
-    // By itself, because the client does not say which of the two took too long.
+    // Connects separately, because the client does not tell which step timed out.
     connect(&url).await.map_err(no_connection)?;
     let mut request = http.get(url).timeout(ANSWER_TIME_MAX);
     if let Some(Ok(key)) = api_key.map(bearer) {
@@ -65,16 +63,19 @@ pub async fn probe(
             Err(Unreachable::Unauthorized { address, status })
         }
         Ok(_) => Ok(()),
-        // Of TLS, for one.
+        // For example, an error of TLS.
         Err(error) if error.is_connect() && !error.is_timeout() => Err(no_connection(describe(error))),
         Err(error) => {
-            tracing::debug!(reason = describe(error), "the model's server is there and gave no list");
+            tracing::debug!(
+                reason = describe(error),
+                "the model's server is reachable but returned no list of models"
+            );
             Ok(())
         }
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the operator asks whether it can be reached")]
+#[expect(clippy::disallowed_methods, reason = "checks a server for the operator")]
 async fn connect(url: &Url) -> Result<(), String> {
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let port = url.port_or_known_default().unwrap_or_default();

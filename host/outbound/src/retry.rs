@@ -1,50 +1,46 @@
-//! When to try again, and after how long: the one way in which calls of models and judges and
-//! callbacks are repeated. Each use has its own rules of which answers are worth it.
+//! Retries of calls of models and judges and of callbacks. Each use has its own rules for the responses that are worth
+//! a retry.
 
 use std::time::{Duration, Instant};
 
-/// How a call is repeated.
+/// Retry policy of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RetryPolicy {
-    /// Tries in all, the first among them.
+    /// Maximum number of attempts, including the first.
     pub attempts_max: u32,
-    /// One try, from connecting to the last byte of the answer.
+    /// Timeout of one attempt, from connecting to the last byte of the response.
     pub attempt_time_max: Duration,
-    /// Time from the first failure after which no further try begins.
+    /// Time after the first failure within which the last attempt must start.
     pub budget: Duration,
-    /// The wait before the second try; it doubles with each.
+    /// Delay before the second attempt; it doubles with each.
     pub delay_base: Duration,
-    /// The longest wait, unless the server asks for more.
+    /// Maximum delay, unless the server requests a longer one.
     pub delay_max: Duration,
-    /// What each answer means.
+    /// Meaning of the statuses of responses.
     pub statuses: Statuses,
 }
 
-/// What the status of an answer means, by what was asked for. Trouble with the connection is
-/// always worth another try.
+/// Meaning of a response's status for each kind of request. Errors of the connection are always worth a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Statuses {
-    /// A model or a judge: 200 is a reply. Repeated where servers say that they are overloaded
-    /// or restarting.
+    /// A model or a judge: 200 is a reply. Statuses of overloaded or restarting servers are retried.
     Chat,
-    /// The model of a closed body: 200 is a reply, every 5xx is repeated and nothing else, and
-    /// what the server asks for by `Retry-After` does not count.
+    /// A model with a closed body: 200 is a reply and every 5xx is retried. `Retry-After` is ignored.
     ClosedChat,
-    /// A callback: any 2xx takes it.
+    /// A callback: any 2xx accepts it.
     Callback,
-    /// A callback that 200 alone takes and any 4xx refuses. All others are repeated, and
-    /// `Retry-After` does not count.
+    /// A callback that only 200 accepts and any 4xx refuses. Others are retried. `Retry-After` is ignored.
     StrictCallback,
 }
 
-/// What an answer means.
+/// Meaning of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// What was asked for.
+    /// Success.
     Taken,
-    /// Not now.
+    /// A temporary failure.
     Again,
-    /// Not at all.
+    /// A permanent failure.
     Refused,
 }
 
@@ -63,8 +59,7 @@ impl Statuses {
         }
     }
 
-    /// Whether what was asked for came with an answer that nobody can read: is that worth
-    /// another try?
+    /// Returns whether a successful response with an unreadable body is worth a retry.
     pub(super) fn repeats_unreadable(self) -> bool {
         self == Self::Chat
     }
@@ -74,7 +69,7 @@ impl Statuses {
     }
 }
 
-/// The tries of one call, and when the next may begin.
+/// The attempts of one call.
 #[derive(Debug)]
 pub(super) struct Tries<'a> {
     policy: &'a RetryPolicy,
@@ -87,22 +82,22 @@ impl<'a> Tries<'a> {
         Self { policy, failures: 0, first_failure: None }
     }
 
-    /// Tries that failed.
+    /// Returns the number of failed attempts.
     pub(super) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// One failed, with this wait asked for by the server. Gives the wait before the next, or
-    /// none where it is time to give up.
-    pub(super) fn failed(&mut self, asked: Option<Duration>) -> Option<Duration> {
+    /// Counts a failed attempt. `retry_after` is the delay that the server requested. Returns the delay before the next
+    /// attempt, or `None` after the last one.
+    pub(super) fn failed(&mut self, retry_after: Option<Duration>) -> Option<Duration> {
         self.failures += 1;
         let since_first = self.first_failure.get_or_insert_with(Instant::now).elapsed();
-        self.policy.next_delay(self.failures, since_first, asked, jitter())
+        self.policy.next_delay(self.failures, since_first, retry_after, jitter())
     }
 }
 
 impl RetryPolicy {
-    /// For the model: patient, because a rollout that fails here is lost work.
+    /// Returns the policy for models. It has many attempts, because a failed rollout is lost work.
     pub fn model() -> Self {
         Self {
             attempts_max: 8,
@@ -114,8 +109,8 @@ impl RetryPolicy {
         }
     }
 
-    /// For callbacks, as the protocol's own server does it: five tries of ten
-    /// seconds, half a second apart and doubling.
+    /// Returns the policy for callbacks, the same as in the protocol's own server: five attempts of ten seconds each,
+    /// with delays of half a second, doubling.
     pub fn callback() -> Self {
         Self {
             attempts_max: 5,
@@ -127,24 +122,24 @@ impl RetryPolicy {
         }
     }
 
-    /// The wait before the next try after `failures` failures, the first of them
-    /// `since_first` ago; none where it is time to give up. What a server asks for by
-    /// `Retry-After` counts, unless it is past the budget: then waiting is useless.
+    /// Returns the delay before the next attempt after `failures` failures, the first of them `since_first` ago.
+    /// Returns `None` if there is no further attempt. A delay that the server requested with `Retry-After` counts,
+    /// unless it exceeds the budget: then waiting is useless.
     ///
-    /// `jitter`, from 0 to 1, spreads those who failed together: over the second half of a wait
-    /// of their own choice, and over a tenth more than the server asked for.
+    /// `jitter`, from 0 to 1, spreads callers that failed at the same time: over the second half of the policy's delay,
+    /// and over a tenth more than the server requested.
     fn next_delay(
         &self,
         failures: u32,
         since_first: Duration,
-        asked: Option<Duration>,
+        retry_after: Option<Duration>,
         jitter: f64,
     ) -> Option<Duration> {
         if failures >= self.attempts_max {
             return None;
         }
-        let (delay, spread) = match asked.filter(|_| self.statuses.heeds_retry_after()) {
-            Some(asked) => (asked, 1.0 + jitter / 10.0),
+        let (delay, spread) = match retry_after.filter(|_| self.statuses.heeds_retry_after()) {
+            Some(requested) => (requested, 1.0 + jitter / 10.0),
             None => {
                 let doubled = self.delay_base.saturating_mul(1 << (failures - 1).min(16));
                 (doubled.min(self.delay_max), 1.0 - jitter / 2.0)
@@ -156,7 +151,7 @@ impl RetryPolicy {
     }
 }
 
-/// A number from 0 to 1, or no jitter where the system has no random numbers.
+/// Returns a random number from 0 to 1, or 0 if the system has no random numbers.
 fn jitter() -> f64 {
     getrandom::u32().map_or(0.0, |number| f64::from(number) / f64::from(u32::MAX))
 }
@@ -166,12 +161,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tries_end_with_their_number_or_with_the_budget() {
+    fn attempts_end_with_their_number_or_with_the_budget() {
         let policy = RetryPolicy { budget: Duration::from_secs(10), ..RetryPolicy::callback() };
-        let check = |failures, since: u64, asked: Option<u64>, expected: Option<u64>| {
-            let asked = asked.map(Duration::from_secs);
-            let got = policy.next_delay(failures, Duration::from_secs(since), asked, 0.0);
-            assert_eq!(got, expected.map(Duration::from_millis), "{failures} {since} {asked:?}");
+        let check = |failures, since: u64, retry_after: Option<u64>, expected: Option<u64>| {
+            let retry_after = retry_after.map(Duration::from_secs);
+            let got = policy.next_delay(failures, Duration::from_secs(since), retry_after, 0.0);
+            assert_eq!(got, expected.map(Duration::from_millis), "{failures} {since} {retry_after:?}");
         };
         check(1, 0, None, Some(500));
         check(2, 0, None, Some(1000));
@@ -184,16 +179,16 @@ mod tests {
     }
 
     #[test]
-    fn those_who_failed_together_do_not_come_back_together() {
+    fn jitter_spreads_simultaneous_failures() {
         let policy = RetryPolicy::callback();
-        let delay = |asked: Option<u64>, jitter| {
+        let delay = |retry_after: Option<u64>, jitter| {
             policy
-                .next_delay(3, Duration::ZERO, asked.map(Duration::from_secs), jitter)
+                .next_delay(3, Duration::ZERO, retry_after.map(Duration::from_secs), jitter)
                 .unwrap()
                 .as_secs_f64()
         };
         assert_eq!((delay(None, 0.0), delay(None, 0.5), delay(None, 1.0)), (2.0, 1.5, 1.0));
-        // Nobody comes before the server wants.
+        // Never earlier than the server requested.
         assert_eq!((delay(Some(10), 0.0), delay(Some(10), 1.0), delay(Some(0), 1.0)), (10.0, 11.0, 0.0));
         assert!((0..100).all(|_| (0.0..=1.0).contains(&jitter())));
         assert!((0..100).any(|_| jitter() != jitter()));
@@ -202,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_means_what_its_use_says() {
+    fn each_use_has_its_own_meaning_of_statuses() {
         fn check(statuses: Statuses, expected: &str) {
             let word = |status: u16| match statuses.meaning(status) {
                 Meaning::Taken => 't',
@@ -219,9 +214,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_strict_caller_asks_for_does_not_count() {
+    fn strict_callbacks_ignore_retry_after() {
         let policy = RetryPolicy { statuses: Statuses::StrictCallback, ..RetryPolicy::callback() };
-        let asked = Some(Duration::from_secs(7));
-        assert_eq!(policy.next_delay(1, Duration::ZERO, asked, 0.0), Some(Duration::from_millis(500)));
+        let retry_after = Some(Duration::from_secs(7));
+        assert_eq!(policy.next_delay(1, Duration::ZERO, retry_after, 0.0), Some(Duration::from_millis(500)));
     }
 }

@@ -1,8 +1,8 @@
-//! Keys, and how they are cut out of whatever comes back from where they were sent.
+//! Secrets, and their removal from responses.
 //!
-//! A server that is given a key may repeat it: in a refusal that quotes the request's headers,
-//! in a reply, in an address. It may write it in another form than it was given in. One search
-//! finds all of them, for models, judges, callback addresses and host-provided tools alike.
+//! A server may repeat the key that it was sent: in an error that quotes the request's headers, in a reply, or in a
+//! URL. It may write it in another form. One search finds all forms, for models, judges, callback addresses and
+//! host-provided tools.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,36 +16,36 @@ use memchr::{memchr3, memmem};
 use percent_encoding::percent_decode_str;
 use reqwest::Url;
 
-/// What stands where a secret was.
+/// Replacement of a secret.
 const CUT: &[u8] = b"(secret)";
 
-/// Shorter than this nothing is searched for in a reply: a placeholder such as `EMPTY` or
-/// `test` protects nothing, and a reply is what a model is trained on.
+/// Minimum length of a secret that is removed from replies: a placeholder such as `EMPTY` or `test` protects nothing,
+/// and models are trained on replies.
 const REPLY_SECRET_BYTES_MIN: usize = 8;
 
-/// Shorter than this a secret is not searched for reversed or in another case, where it may be a word.
+/// Minimum length of a secret that is searched for reversed or in another case. A shorter one may be a word.
 const RESPELLED_SECRET_BYTES_MIN: usize = 8;
 
-/// Shorter than this a secret has no form in base64 or hex that means it and nothing else.
+/// Minimum length of a secret that is searched for in base64 or hex. A shorter one would match other text.
 const ENCODED_SECRET_BYTES_MIN: usize = 6;
 
-/// Parts of the names by which queries carry keys.
+/// Parts of the names of query parameters that carry secrets.
 const SECRET_QUERIES: [&str; 5] = ["key", "token", "secret", "password", "sig"];
 
-/// Backslashes in front of one character: JSON in a JSON string in a JSON string needs seven.
+/// Maximum number of backslashes before one character: JSON in JSON in JSON needs seven.
 const BACKSLASHES_MAX: usize = 15;
 
-/// A key. It shows itself to nobody but the header that carries it.
+/// A secret. Its debug output does not contain it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Wraps a key.
+    /// Wraps a secret.
     pub fn new(key: impl Into<String>) -> Self {
         Self(key.into())
     }
 
-    /// The key, for the header or for comparing.
+    /// Returns the secret, for the header or for a comparison.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -57,12 +57,12 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What is cut out of answers.
+/// A set of secrets to remove from responses.
 #[derive(Clone, Debug, Default)]
 pub struct Secrets(Vec<Secret>);
 
 impl Secrets {
-    /// The secrets that are written in an address: its password, and what its query calls one.
+    /// Returns the secrets in a URL: its password, and query parameters with the name of a secret.
     pub(crate) fn of_url(url: &Url) -> Self {
         let mut secrets = Self::default();
         if let Some(password) = url.password() {
@@ -83,32 +83,32 @@ impl Secrets {
         if !secret.expose().is_empty() && !self.0.contains(&secret) {
             self.0.push(secret);
         }
-        // A longer secret may hold a shorter one, and has to go first.
+        // A longer secret may contain a shorter one and must be removed first.
         self.0.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
     }
 
-    /// The text without them: in an error message or a tool's result.
+    /// Removes the secrets from a text, such as an error message or a tool's result.
     pub(crate) fn cut_from(&self, text: String) -> String {
         match self.cut(text.as_bytes(), 1) {
             None => text,
-            // What is cut out is whole characters, unless somebody's key is half of one.
+            // Removal keeps whole characters, unless a secret is a part of one.
             Some(cut) => String::from_utf8_lossy(&cut).into_owned(),
         }
     }
 
-    /// A model's reply, or a caller's acknowledgement, without them where they are long enough
-    /// to be secrets. Both are data, in which a key of one letter would leave holes.
+    /// Removes the secrets from a model's reply or a caller's response, if they are long enough. Both are data, which
+    /// removing a key of one letter would corrupt.
     pub(crate) fn cut_from_reply(&self, body: Bytes) -> Bytes {
         self.cut(&body, REPLY_SECRET_BYTES_MIN).map_or(body, Bytes::from)
     }
 
-    /// The bytes without secrets of this length and more; none where there are none in them.
+    /// Removes the secrets of at least this length. Returns `None` if the bytes contain none.
     fn cut(&self, bytes: &[u8], secret_bytes_min: usize) -> Option<Vec<u8>> {
         let mut cut: Option<Vec<u8>> = None;
         for secret in self.0.iter().filter(|secret| secret.expose().len() >= secret_bytes_min) {
             let secret = secret.expose().as_bytes();
             cut = without_escaped(cut.as_deref().unwrap_or(bytes), secret).or(cut);
-            // Of one that reads as an escape itself, what is written as it is may have been taken for one.
+            // The escaped search may miss the literal form of a secret that contains an escape itself.
             if secret.iter().any(|byte| matches!(byte, b'%' | b'\\')) {
                 cut = without(cut.as_deref().unwrap_or(bytes), secret).or(cut);
             }
@@ -121,12 +121,12 @@ impl Secrets {
     }
 }
 
-/// How a secret looks reversed, or where all of its letters were given one case.
+/// Returns the reversed secret, and both in upper and lower case.
 fn respelled_forms(secret: &[u8]) -> Vec<Vec<u8>> {
     if secret.len() < RESPELLED_SECRET_BYTES_MIN {
         return Vec::new();
     }
-    // Characters that take several bytes are reversed as characters.
+    // Multi-byte characters are reversed as characters.
     let reversed = match std::str::from_utf8(secret) {
         Ok(text) => text.chars().rev().collect::<String>().into_bytes(),
         Err(_) => secret.iter().rev().copied().collect(),
@@ -142,22 +142,22 @@ fn respelled_forms(secret: &[u8]) -> Vec<Vec<u8>> {
     forms
 }
 
-/// The bytes without this; none where it is not in them.
+/// Removes all occurrences of `form`. Returns `None` if there are none.
 fn without(bytes: &[u8], form: &[u8]) -> Option<Vec<u8>> {
-    let mut kept: Option<Vec<u8>> = None;
+    let mut rest: Option<Vec<u8>> = None;
     let mut from = 0;
     for at in memmem::find_iter(bytes, form) {
-        let kept = kept.get_or_insert_default();
-        kept.extend_from_slice(&bytes[from..at]);
-        kept.extend_from_slice(CUT);
+        let rest = rest.get_or_insert_default();
+        rest.extend_from_slice(&bytes[from..at]);
+        rest.extend_from_slice(CUT);
         from = at + form.len();
     }
-    kept.map(|kept| [kept.as_slice(), &bytes[from..]].concat())
+    rest.map(|rest| [rest.as_slice(), &bytes[from..]].concat())
 }
 
-/// The bytes without the secret as it is within what was encoded as a whole; none where it is in none.
+/// Removes the secret where it is part of encoded data. Returns `None` if there is none.
 fn without_encoded(bytes: &[u8], secret: &[u8]) -> Option<Vec<u8>> {
-    // Few replies have words that are long enough, and what those are compared with takes longer to make.
+    // Few replies have words that are long enough, and computing the encoded forms takes longer than this search.
     let mut words = words_of(bytes, encoded_bytes_min(secret)).peekable();
     words.peek()?;
     let forms = encoded_forms(secret);
@@ -169,13 +169,13 @@ fn without_encoded(bytes: &[u8], secret: &[u8]) -> Option<Vec<u8>> {
     cut
 }
 
-/// What consists of characters of base64 or hex alone and has at least so many of them.
+/// Iterates over the words of at least `length_min` characters of base64 or hex.
 fn words_of(bytes: &[u8], length_min: usize) -> impl Iterator<Item = &[u8]> {
     let is_of_a_word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_');
     let mut from = 0;
     std::iter::from_fn(move || {
         loop {
-            // The last character that ends a word says where the next one may begin.
+            // The last character outside the alphabet determines where the next word may start.
             match bytes.get(from..from + length_min)?.iter().rposition(|byte| !is_of_a_word(byte)) {
                 Some(at) => from += at + 1,
                 None => {
@@ -190,34 +190,34 @@ fn words_of(bytes: &[u8], length_min: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The bytes without the secret, each byte of it as it is, escaped as in JSON (in JSON in
-/// JSON), or percent-encoded, in any mixture.
+/// Removes the secret. Each byte of it may be literal, escaped as in JSON (in JSON in JSON), or percent-encoded, in any
+/// mixture.
 fn without_escaped(bytes: &[u8], secret: &[u8]) -> Option<Vec<u8>> {
     let first = *secret.first()?;
-    let mut kept: Option<Vec<u8>> = None;
+    let mut rest: Option<Vec<u8>> = None;
     let (mut from, mut at) = (0, 0);
     while let Some(next) = memchr3(first, b'\\', b'%', &bytes[at..]) {
         at += next;
         match end_of(&bytes[at..], secret) {
             Some(length) => {
-                let kept = kept.get_or_insert_default();
-                kept.extend_from_slice(&bytes[from..at]);
-                kept.extend_from_slice(CUT);
+                let rest = rest.get_or_insert_default();
+                rest.extend_from_slice(&bytes[from..at]);
+                rest.extend_from_slice(CUT);
                 at += length;
                 from = at;
             }
             None => at += 1,
         }
     }
-    kept.map(|kept| [kept.as_slice(), &bytes[from..]].concat())
+    rest.map(|rest| [rest.as_slice(), &bytes[from..]].concat())
 }
 
-/// How many bytes a secret takes that begins here, if one does.
+/// Returns the length of the secret's occurrence at the start of the bytes, if there is one.
 fn end_of(bytes: &[u8], secret: &[u8]) -> Option<usize> {
     let (mut at, mut left) = (0, secret);
     while let Some(&wanted) = left.first() {
-        // What is written as it is goes first. A secret with a backslash or a percent sign of
-        // its own is also found where those are escaped.
+        // A literal byte has precedence. A secret that contains a backslash or a percent sign is found in escaped form,
+        // too.
         if bytes.get(at) == Some(&wanted)
             && !(matches!(wanted, b'\\' | b'%') && is_escape_of(&bytes[at..], left))
         {
@@ -231,15 +231,15 @@ fn end_of(bytes: &[u8], secret: &[u8]) -> Option<usize> {
     Some(at)
 }
 
-/// Whether the bytes begin with an escape whose meaning is the next of the secret, and the
-/// secret does not go on as the escape is written.
+/// Returns whether the bytes start with an escape that means the next part of the secret, and are not the literal
+/// secret.
 fn is_escape_of(bytes: &[u8], secret: &[u8]) -> bool {
     escape(bytes).is_some_and(|(length, text)| {
         secret.starts_with(text.as_bytes()) && !secret.starts_with(&bytes[..length])
     })
 }
 
-/// What bytes begin with.
+/// The unescaped bytes of an escape, and their number.
 struct Unescaped([u8; 4], usize);
 
 impl Unescaped {
@@ -258,7 +258,7 @@ impl Unescaped {
     }
 }
 
-/// The escape that bytes begin with, if they do: its length and what it means.
+/// Parses the escape at the start of the bytes. Returns its length and its meaning.
 fn escape(bytes: &[u8]) -> Option<(usize, Unescaped)> {
     if let [b'%', high, low, ..] = bytes {
         let byte = hex(&[*high, *low])?;
@@ -275,13 +275,13 @@ fn escape(bytes: &[u8]) -> Option<(usize, Unescaped)> {
         Some(b'n') => plain(b'\n'),
         Some(b't') => plain(b'\t'),
         Some(byte @ (b'"' | b'/' | b'\'')) => plain(*byte),
-        // Escaped backslashes, and behind them something that is none.
+        // Escaped backslashes, followed by another character.
         _ if backslashes % 2 == 0 => Some((backslashes, Unescaped::byte(b'\\'))),
         _ => None,
     }
 }
 
-/// The character whose code unit these four digits are, or these and those of a second escape.
+/// Parses four hex digits as a character, or as the first half of a surrogate pair with a second escape.
 fn unicode_escape(digits: &[u8]) -> Option<(usize, char)> {
     let unit = hex(digits.get(..4)?)?;
     if let Some(c) = char::from_u32(unit) {
@@ -299,8 +299,8 @@ fn hex(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |value, digit| Some(value * 16 + char::from(*digit).to_digit(16)?))
 }
 
-/// How a secret looks inside of something that was encoded as a whole, such as the header of
-/// basic authentication: in base64, where it may begin at any of three places, and in hex.
+/// Returns the forms of a secret inside encoded data, such as a header of basic authentication: in base64 at each of
+/// three alignments, and in hex.
 fn encoded_forms(secret: &[u8]) -> Vec<Vec<u8>> {
     if secret.len() < ENCODED_SECRET_BYTES_MIN {
         return Vec::new();
@@ -315,20 +315,20 @@ fn encoded_forms(secret: &[u8]) -> Vec<Vec<u8>> {
     bases.chain([Some(lower.into_bytes()), upper.map(String::into_bytes)].into_iter().flatten()).collect()
 }
 
-/// How long the shortest of these is.
+/// Returns the length of the shortest encoded form.
 fn encoded_bytes_min(secret: &[u8]) -> usize {
     (0..3).map(|shift| base64_place(secret, shift).len()).min().unwrap_or_default().max(1)
 }
 
-/// The characters that are the same whatever is in front of the secret, `shift` bytes behind a
-/// multiple of three, and whatever is behind it.
+/// Returns the base64 characters that do not depend on the bytes around the secret, if the secret starts `shift` bytes
+/// after a multiple of three.
 fn base64_within(secret: &[u8], shift: usize, alphabet: &GeneralPurpose) -> Vec<u8> {
     let shifted: Cow<'_, [u8]> = [&[0; 3][..shift], secret].concat().into();
     let text = alphabet.encode(&shifted);
     text.as_bytes()[base64_place(secret, shift)].to_vec()
 }
 
-/// Where these are, counted from that multiple of three.
+/// Returns the range of these characters, from that multiple of three.
 fn base64_place(secret: &[u8], shift: usize) -> Range<usize> {
     (shift * 8).div_ceil(6)..(shift + secret.len()) * 8 / 6
 }
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_cut_out_in_every_form() {
+    fn a_secret_is_removed_in_every_form() {
         let mut secrets = Secrets::default();
         secrets.add("a\"b/c");
         secrets.add("a\"b/c-and-more");
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn each_character_may_be_written_in_a_way_of_its_own() {
+    fn each_character_may_be_escaped_separately() {
         fn check(secret: &str, text: &str) {
             assert_eq!(cut(secret, &format!("<{text}>")), "<(secret)>", "{secret} in {text}");
         }
@@ -374,12 +374,12 @@ mod tests {
         check(r"a\b", r"a\\b");
         check(r"a\b", r"a\\\\b");
         check("a\tb", r"a\tb");
-        // Its end reads as the beginning of an escape, with what is behind it.
+        // The end of the secret looks like the start of an escape.
         assert_eq!(cut("a%2", "a%25"), "(secret)5");
     }
 
     #[test]
-    fn a_secret_is_found_within_what_was_encoded_as_a_whole() {
+    fn a_secret_is_found_inside_encoded_data() {
         let key = "sk-A?>key~ÿ123456";
         for prefix in ["", "x", "Bearer ", "user:", "ab"] {
             for suffix in ["", "y", "zz", "zzz"] {
@@ -400,17 +400,17 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_found_reversed_and_in_one_case() {
+    fn a_secret_is_found_reversed_and_in_upper_or_lower_case() {
         let key = "sk-Key/1+2=é";
         for text in ["SK-KEY/1+2=é", "sk-key/1+2=é", "é=2+1/yeK-ks", "é=2+1/YEK-KS", "é=2+1/yek-ks"] {
             assert_eq!(cut(key, &format!("<{text}>{text}")), "<(secret)>(secret)", "{text}");
         }
         assert_eq!(cut("test", "TEST tset"), "TEST tset", "it may be a word");
-        assert_eq!(respelled_forms(b"12344321").len(), 0, "it is the same in every way");
+        assert_eq!(respelled_forms(b"12344321").len(), 0, "all forms are equal");
     }
 
     #[test]
-    fn words_are_what_could_hold_an_encoded_secret() {
+    fn words_are_the_parts_that_may_contain_an_encoded_secret() {
         fn words(text: &str, length_min: usize) -> Vec<&str> {
             let words = words_of(text.as_bytes(), length_min);
             words.map(|word| std::str::from_utf8(word).unwrap()).collect()
@@ -428,14 +428,14 @@ mod tests {
     }
 
     #[test]
-    fn what_an_address_carries_is_a_secret_too() {
+    fn secrets_in_a_url_are_removed() {
         let url = Url::parse("https://user:p%2Fw@h/v1?api-key=k1&X-Sig=k2&api-version=2024-02-01").unwrap();
         let text = "p/w k1 k2 user 2024-02-01".to_owned();
         assert_eq!(Secrets::of_url(&url).cut_from(text), "(secret) (secret) (secret) user 2024-02-01");
     }
 
     #[test]
-    fn other_text_stays_as_it_is() {
+    fn other_text_is_unchanged() {
         for text in
             ["", "sk-Kez", r"\u0073\u006", r"\", "%", "%7", r"\ud83d\u0041 \ud83d", "sk-\u{fffd}", "\\\\\\"]
         {
@@ -444,14 +444,14 @@ mod tests {
     }
 
     #[test]
-    fn a_placeholder_is_not_searched_for_in_a_reply() {
+    fn a_placeholder_is_not_removed_from_a_reply() {
         let mut secrets = Secrets::default();
         secrets.add("EMPTY");
         secrets.add("longer-key");
         let reply = Bytes::from_static(b"the set is EMPTY, longer-key");
         assert_eq!(secrets.cut_from_reply(reply.clone()), "the set is EMPTY, (secret)");
-        let told = String::from_utf8(reply.to_vec()).unwrap();
-        assert_eq!(secrets.cut_from(told), "the set is (secret), (secret)");
+        let message = String::from_utf8(reply.to_vec()).unwrap();
+        assert_eq!(secrets.cut_from(message), "the set is (secret), (secret)");
         let untouched = Bytes::from_static(b"nothing");
         assert_eq!(
             secrets.cut_from_reply(untouched.clone()).as_ptr(),

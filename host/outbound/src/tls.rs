@@ -1,4 +1,4 @@
-//! TLS for the connections that ask for it, checked by the system's certificates.
+//! TLS with verification by the system's certificates.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// With the system's certificates, which are read here.
+    /// Creates a connector, and reads the system's certificates.
     pub(super) fn new() -> Result<Self, rustls::Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -30,7 +30,7 @@ impl Tls {
         Ok(Self(TlsConnector::from(Arc::new(config))))
     }
 
-    /// Encrypts a connection to the server of this name.
+    /// Encrypts a connection to the server with this name.
     pub(super) async fn over(
         &self,
         stream: TcpStream,

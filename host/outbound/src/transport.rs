@@ -1,13 +1,10 @@
-//! How a request of the host gets to a model, a judge or a callback address, and its answer
-//! back: over HTTP/1.1, with TLS or without.
+//! Transport of requests to models, judges and callback addresses: HTTP/1.1, with or without TLS.
 //!
-//! A connection is a call's own until it is answered. Then it rests for a moment, for the next
-//! call to the same server. Connections that are in use and that rest are descriptors of one
-//! budget: where it is used up, the one that has rested longest is closed for a new one, and
-//! where all are in use, a call waits for its turn.
+//! A connection belongs to one call until the response arrives. Then it stays idle for a while, for the next call to
+//! the same server. Connections in use and idle ones share one budget of descriptors: if it is used up, a new
+//! connection replaces the longest idle one, and if all are in use, a call waits.
 //!
-//! This module knows addresses, connections and bytes. What an answer means, and whether to
-//! try again, is the business of those who ask.
+//! This module knows addresses, connections and bytes. Its callers interpret responses and decide about retries.
 
 mod idle;
 mod scope;
@@ -31,37 +28,37 @@ use rollout_core::budget::Charge;
 use scope::{Access, Scope};
 pub(super) use target::Target;
 
-/// Time for finding the address, connecting and, where that is asked for, encrypting.
+/// Timeout for resolving a name, connecting and, if required, the TLS handshake.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Connections that are never used for models, so that callbacks are delivered while every
-/// model hangs; where there are few, one in eight. `capacity` has them counted in.
+/// Maximum number of connections reserved for callbacks, so that they are delivered while all models hang. With few
+/// connections it is one in eight. `capacity` includes them.
 const FOR_CALLBACKS_MAX: usize = 16;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Calls of models and judges, of which guests decide how many there are.
+    /// Calls of models and judges. Guests decide how many there are.
     Model,
     /// Callbacks.
     Callback,
 }
 
-/// Why there is no answer.
+/// Error of a request without a response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unanswered {
-    /// The host lacks what a connection takes. The other side has no part in it.
+    /// The host lacks a resource for a connection. The server is not at fault.
     #[error("this host cannot open a connection: {0}")]
     Host(#[source] io::Error),
-    /// It may not be asked. No connection was opened.
+    /// The network rules forbid the address. No connection was opened.
     #[error(transparent)]
     Forbidden(#[from] Forbidden),
-    /// What came, or did not come, over the connection.
+    /// The connection failed, or the response was invalid.
     #[error(transparent)]
     Broken(#[from] Broken),
 }
 
-/// A [request](Target::request) with what it is charged to until it is sent, where it is.
+/// A [request](Target::request) with the charge for its memory until it is sent.
 pub(super) struct Outgoing {
     pub bytes: Vec<u8>,
     pub _charge: Option<Charge>,
@@ -73,18 +70,17 @@ impl Drop for Outgoing {
     }
 }
 
-/// What a server answered.
+/// Response of a server.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub status: u16,
-    /// The wait that it asks for before the next try.
+    /// The delay before a retry that the server requested.
     pub retry_after: Option<Duration>,
     pub body: Bytes,
 }
 
-/// The connections of one host to models, judges and callback addresses. They have one budget, and
-/// each scope of them, somebody whose requests have rules of their own, has connections that rest
-/// for itself alone.
+/// The connections of one host to models, judges and callback addresses. All scopes share one budget. Each scope, such
+/// as a tenant with its own network rules, reuses its own idle connections only.
 #[derive(Clone, Debug)]
 pub struct Transport {
     shared: Arc<Shared>,
@@ -94,48 +90,48 @@ pub struct Transport {
 #[derive(Debug)]
 struct Shared {
     tls: Tls,
-    /// One permit for each connection that may be open.
+    /// One permit for each open connection.
     connections: Arc<Semaphore>,
-    /// One permit for each that may be in use for models.
+    /// One permit for each connection in use for models.
     for_models: Arc<Semaphore>,
     idle: Arc<Idle>,
 }
 
-/// An answer's status with its usual name.
+/// Formats a status with its usual name.
 pub(super) fn named(status: u16) -> String {
     reqwest::StatusCode::from_u16(status).map_or_else(|_| status.to_string(), |status| status.to_string())
 }
 
-/// Why there is no transport.
+/// Error of creating a transport.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up TLS")]
 pub struct TransportError(#[source] rustls::Error);
 
-/// An open connection, with its place in the budget. Both are given back when it is dropped.
+/// An open connection with its permit. Both are released when it is dropped.
 #[derive(Debug)]
 struct Open {
     connection: Connection,
     permit: OwnedSemaphorePermit,
 }
 
-/// A call's turn: a connection, or the right to open one.
+/// A connection for a call, or the permit to open one.
 #[derive(Debug)]
 pub(super) struct Turn {
     transport: Transport,
     access: Arc<Access>,
-    line: Line,
+    connection: TurnConnection,
     _for_model: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug)]
-enum Line {
-    Resting(Open),
+enum TurnConnection {
+    Idle(Open),
     New(OwnedSemaphorePermit),
 }
 
 impl Transport {
-    /// A transport that has at most so many connections open, for requests that go anywhere but
-    /// where none ever does.
+    /// Creates a transport with at most `connections_max` open connections, for requests to any address that is not
+    /// always forbidden.
     pub fn new(connections_max: usize) -> Result<Self, TransportError> {
         let connections_max = connections_max.clamp(2, Semaphore::MAX_PERMITS);
         let for_callbacks = (connections_max / 8).clamp(1, FOR_CALLBACKS_MAX);
@@ -148,63 +144,60 @@ impl Transport {
         Ok(Self { shared: Arc::new(shared), scope: Arc::new(Scope::new(NetworkRules::open())) })
     }
 
-    /// A transport for requests that go only where these rules let them. It has its share of the same
-    /// budget, and uses none of the connections that others opened, as they use none of its.
+    /// Creates a transport with its own network rules. It shares the budget, but not the idle connections.
     #[must_use]
     pub fn for_tenant(&self, rules: NetworkRules) -> Self {
         Self { shared: self.shared.clone(), scope: Arc::new(Scope::new(rules)) }
     }
 
-    /// Puts other rules in the place of this transport's, and of all its clones'. They hold from the next
-    /// request on; connections that rest are closed, and those in use once they were answered.
+    /// Replaces the rules of this transport and its clones. They apply from the next request on. Idle connections are
+    /// closed, and those in use are closed after their response.
     pub fn set_rules(&self, rules: NetworkRules) {
         let before = self.scope.set(rules);
         self.shared.idle.close_scope(before.id);
     }
 
-    /// Where requests may go at present.
+    /// Returns the current rules.
     pub fn rules(&self) -> Arc<NetworkRules> {
         self.scope.access().rules.clone()
     }
 
-    /// Waits until a connection may be used. However long that takes, no server is to blame, so
-    /// it is no part of a try's time.
+    /// Waits until a connection may be used. The wait does not count towards an attempt's timeout, because no server
+    /// causes it.
     pub(super) async fn turn(&self, target: &Target, for_what: Use) -> Turn {
-        // Nobody closes the semaphores.
+        // The semaphores are never closed.
         let _for_model = match for_what {
             Use::Model => self.shared.for_models.clone().acquire_owned().await.ok(),
             Use::Callback => None,
         };
         let access = self.scope.access();
-        let line = match self.shared.idle.take(access.id, target.origin()) {
-            Some(open) => Line::Resting(open),
-            None => Line::New(self.permit().await),
+        let connection = match self.shared.idle.take(access.id, target.origin()) {
+            Some(open) => TurnConnection::Idle(open),
+            None => TurnConnection::New(self.permit().await),
         };
-        Turn { transport: self.clone(), access, line, _for_model }
+        Turn { transport: self.clone(), access, connection, _for_model }
     }
 
-    /// A place in the budget, that of the connection which has rested longest where there is no
-    /// other.
+    /// Returns a permit of the budget, that of the longest idle connection if no other is free.
     async fn permit(&self) -> OwnedSemaphorePermit {
         if let Ok(permit) = self.shared.connections.clone().try_acquire_owned() {
             return permit;
         }
-        // From here on connections that come to rest are closed, so none is overlooked.
+        // From here on connections that become idle are closed, so none is overlooked.
         let _waiting = self.shared.idle.wait();
         if let Some(open) = self.shared.idle.close_oldest() {
             return open;
         }
         match self.shared.connections.clone().acquire_owned().await {
             Ok(permit) => permit,
-            Err(closed) => unreachable!("nobody closes the semaphore: {closed}"),
+            Err(closed) => unreachable!("the semaphore is never closed: {closed}"),
         }
     }
 
     async fn open(&self, target: &Target, rules: &NetworkRules) -> Result<Connection, Unanswered> {
         let opening = async {
             match self.connect(target, rules).await {
-                // Others than this transport's connections may have the descriptors; these can
-                // at least be given back.
+                // Other parts of the process may hold the descriptors; closing idle connections frees some.
                 Err(Unanswered::Host(_)) if self.shared.idle.close_all() > 0 => {
                     self.connect(target, rules).await
                 }
@@ -219,32 +212,32 @@ impl Transport {
 
     async fn connect(&self, target: &Target, rules: &NetworkRules) -> Result<Connection, Unanswered> {
         let stream = connect(target, rules).await?;
-        let Some(name) = target.server_name() else { return Connection::over(stream).map_err(blame) };
-        stream.set_nodelay(true).map_err(blame)?;
-        let stream = self.shared.tls.over(stream, name.clone()).await.map_err(blame)?;
+        let Some(name) = target.server_name() else { return Connection::over(stream).map_err(classify) };
+        stream.set_nodelay(true).map_err(classify)?;
+        let stream = self.shared.tls.over(stream, name.clone()).await.map_err(classify)?;
         Ok(Connection::over_tls(stream))
     }
 }
 
 impl Turn {
-    /// Sends a request and reads the answer, up to so many bytes of it.
+    /// Sends a request and reads at most `answer_bytes_max` bytes of the response.
     pub(super) async fn post(
         self,
         target: &Target,
         request: Outgoing,
         answer_bytes_max: usize,
     ) -> Result<Answer, Unanswered> {
-        let Self { transport, access, line, _for_model } = self;
-        let Open { mut connection, permit } = match line {
-            Line::Resting(open) => open,
-            // In a box, because it is soon over and larger than the wait for an answer.
-            Line::New(permit) => {
+        let Self { transport, access, connection, _for_model } = self;
+        let Open { mut connection, permit } = match connection {
+            TurnConnection::Idle(open) => open,
+            // Boxed, because it is short-lived and larger than the wait for a response.
+            TurnConnection::New(permit) => {
                 Open { connection: Box::pin(transport.open(target, &access.rules)).await?, permit }
             }
         };
         connection.limit_bodies(answer_bytes_max);
-        connection.send(&request.bytes).await.map_err(blame)?;
-        // The answer may take minutes.
+        connection.send(&request.bytes).await.map_err(classify)?;
+        // The response may take minutes.
         drop(request);
         let message = connection.receive_response().await?;
         if !message.ends_connection() {
@@ -255,17 +248,16 @@ impl Turn {
     }
 }
 
-/// Connects to the first of a name's addresses that may be connected to and takes the connection. It is
-/// resolved once: what was checked is what is connected to.
-#[expect(clippy::disallowed_methods, reason = "the room in which a rollout's connections are opened")]
+/// Connects to the first allowed address of a name that accepts the connection. The name is resolved once: the checked
+/// addresses are those connected to.
+#[expect(clippy::disallowed_methods, reason = "the only place that opens connections for rollouts")]
 async fn connect(target: &Target, rules: &NetworkRules) -> Result<TcpStream, Unanswered> {
     let found = match tokio::net::lookup_host(target.authority()).await {
         Ok(found) => found,
-        // The resolver needs a descriptor of its own, and says of one that is lacking only that
-        // the name cannot be found.
+        // The resolver needs a descriptor. Without one, it only reports that the name cannot be found.
         Err(error) => match std::fs::File::open("/dev/null") {
-            Err(shortage) if is_hosts(&shortage) => return Err(Unanswered::Host(shortage)),
-            _ => return Err(blame(error)),
+            Err(shortage) if is_host_fault(&shortage) => return Err(Unanswered::Host(shortage)),
+            _ => return Err(classify(error)),
         },
     };
     let addresses = rules.allowed(target.place(), found)?;
@@ -273,22 +265,21 @@ async fn connect(target: &Target, rules: &NetworkRules) -> Result<TcpStream, Una
     for address in addresses {
         match TcpStream::connect(address).await {
             Ok(stream) => return Ok(stream),
-            // That this host has no address of the one family says nothing while the server
-            // has not answered on the other.
-            Err(error) if is_hosts(&error) && last.raw_os_error().is_some() && !is_hosts(&last) => {}
+            // A missing local address of one family says nothing if the server failed on the other family.
+            Err(error) if is_host_fault(&error) && last.raw_os_error().is_some() && !is_host_fault(&last) => {
+            }
             Err(error) => last = error,
         }
     }
-    Err(blame(last))
+    Err(classify(last))
 }
 
-fn blame(error: io::Error) -> Unanswered {
-    if is_hosts(&error) { Unanswered::Host(error) } else { Broken::Io(error).into() }
+fn classify(error: io::Error) -> Unanswered {
+    if is_host_fault(&error) { Unanswered::Host(error) } else { Broken::Io(error).into() }
 }
 
-/// Whether the error says that this machine or process has too little of something: open
-/// files, memory, ports.
-fn is_hosts(error: &io::Error) -> bool {
+/// Returns whether the error means that this machine or process lacks a resource: open files, memory, ports.
+fn is_host_fault(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::ADDRNOTAVAIL];
     error.raw_os_error().is_some_and(|code| lacking.iter().any(|errno| errno.raw_os_error() == code))
 }

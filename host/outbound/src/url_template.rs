@@ -1,9 +1,9 @@
-//! An address with holes: `{name}` for a model's argument, `${NAME}` for a secret. What
-//! is put in stays in its hole.
+//! URLs with placeholders: `{name}` for a model's argument, `${NAME}` for a secret. A value cannot change the rest of
+//! the URL.
 
 #![expect(
     clippy::disallowed_types,
-    reason = "arguments that a schema was held against, of one call and bounded"
+    reason = "arguments of one call, of limited size, that a schema is checked against"
 )]
 
 use reqwest::Url;
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::environment::{encoded, is_variable, variable};
 use super::secrets::Secrets;
 
-/// An address as the operator wrote it.
+/// A URL with placeholders, as the operator wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlTemplate {
     parts: Vec<Part>,
@@ -27,17 +27,19 @@ enum Part {
 }
 
 impl UrlTemplate {
-    /// Reads the text. The error says what is wrong with it.
+    /// Parses the text. The error describes the mistake.
     pub fn parse(text: &str) -> Result<Self, String> {
         let parts = parts(text)?;
         if matches!(parts.as_slice(), [Part::Argument(_)]) {
             return Ok(Self { parts, segments: 0 });
         }
-        let wrong = || format!("'{text}' is no http or https address with a host");
+        let wrong = || format!("'{text}' is not an http or https URL with a host");
         let Some(Part::Literal(beginning)) = parts.first() else { return Err(wrong()) };
         let (_, after_scheme) = beginning.split_once("://").ok_or_else(wrong)?;
         if parts.len() > 1 && !after_scheme.contains(['/', '?']) {
-            return Err("a hole in the host; only path and query have some, or the whole address".to_owned());
+            return Err(
+                "a placeholder in the host; only path and query may have some, or the whole URL".to_owned()
+            );
         }
         let filled: String =
             parts.iter().map(|part| if let Part::Literal(text) = part { text } else { "x" }).collect();
@@ -46,12 +48,12 @@ impl UrlTemplate {
             return Err(wrong());
         }
         if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() {
-            return Err("a user, password or fragment in the address; keys go in headers".to_owned());
+            return Err("a user, password or fragment in the URL; keys go in headers".to_owned());
         }
         Ok(Self { parts, segments: segments(&url) })
     }
 
-    /// The arguments that it needs.
+    /// Iterates over the arguments that it requires.
     pub fn arguments(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
             Part::Argument(name) => Some(name.as_str()),
@@ -59,12 +61,12 @@ impl UrlTemplate {
         })
     }
 
-    /// Whether the whole address is one argument.
+    /// Returns whether the whole URL is one argument.
     pub fn is_whole(&self) -> bool {
         matches!(self.parts.as_slice(), [Part::Argument(_)])
     }
 
-    /// The values of its secrets, taken out of the environment.
+    /// Returns the values of its secrets from the environment.
     pub fn resolve(&self, secrets: &mut Secrets) -> Result<Vec<(String, String)>, Vec<String>> {
         let (mut values, mut missing) = (Vec::new(), Vec::new());
         for part in &self.parts {
@@ -80,7 +82,7 @@ impl UrlTemplate {
         if missing.is_empty() { Ok(values) } else { Err(missing) }
     }
 
-    /// The address with its holes filled, and the arguments that went into none.
+    /// Returns the URL with the placeholders filled, and the arguments without a placeholder.
     pub(super) fn fill(
         &self,
         arguments: &Map<String, Value>,
@@ -103,8 +105,8 @@ impl UrlTemplate {
                 }
             }
         }
-        let url = Url::parse(&text).map_err(|_| "the arguments make no address".to_owned())?;
-        // `..` is a step out of its hole in any spelling, which the parser has taken.
+        let url = Url::parse(&text).map_err(|_| "the arguments form no valid URL".to_owned())?;
+        // The parser has applied `..`, in any spelling, as a step out of the placeholder.
         if !self.is_whole() && segments(&url) != self.segments {
             return Err("an argument is '.' or '..', which leads elsewhere".to_owned());
         }
@@ -112,7 +114,7 @@ impl UrlTemplate {
     }
 }
 
-/// A value as text: strings as they are, the rest as JSON.
+/// Formats a value as text: strings as they are, others as JSON.
 pub(super) fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -127,16 +129,16 @@ fn parts(text: &str) -> Result<Vec<Part>, String> {
         let (before, after) = (&rest[..at], &rest[at + 1..]);
         let Some((name, after)) = after.split_once('}') else { return Err("'{' without its '}'".to_owned()) };
         if !is_variable(name) {
-            return Err(format!("'{name}' is no name of an argument or an environment variable"));
+            return Err(format!("'{name}' is not the name of an argument or an environment variable"));
         }
-        let (literal, hole) = match before.strip_suffix('$') {
+        let (literal, placeholder) = match before.strip_suffix('$') {
             Some(literal) => (literal, Part::Secret(name.to_owned())),
             None => (before, Part::Argument(name.to_owned())),
         };
         if !literal.is_empty() {
             parts.push(Part::Literal(literal.to_owned()));
         }
-        parts.push(hole);
+        parts.push(placeholder);
         rest = after;
     }
     if !rest.is_empty() {
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_stays_in_its_hole() {
+    fn an_argument_stays_in_its_placeholder() {
         fn check(template: &str, arguments: Value, expected: &str) {
             let got = filled(template, arguments).unwrap_or_else(|what| what);
             assert_eq!(got, expected, "{template}");
@@ -176,23 +178,23 @@ mod tests {
         check("http://h/a/{x}", json!({"x": "."}), "http://h/a/");
         check("http://h/a/{x}", json!({"x": "%2e%2e"}), "http://h/a/%252e%252e");
         check("{url}", json!({"url": "http://other/p?q"}), "http://other/p?q");
-        check("{url}", json!({"url": "no address"}), "the arguments make no address");
+        check("{url}", json!({"url": "no address"}), "the arguments form no valid URL");
     }
 
     #[test]
-    fn a_template_that_could_lead_anywhere_is_refused() {
+    fn a_template_for_arbitrary_servers_is_refused() {
         fn check(template: &str, expected: &str) {
             let error = UrlTemplate::parse(template).unwrap_err();
             assert!(error.contains(expected), "{template}: {error}");
         }
-        check("", "no http or https address");
-        check("ftp://h/", "no http or https address");
-        check("http://{host}/", "a hole in the host");
-        check("http://h{x}/", "a hole in the host");
-        check("{a}{b}", "no http or https address");
+        check("", "not an http or https URL");
+        check("ftp://h/", "not an http or https URL");
+        check("http://{host}/", "a placeholder in the host");
+        check("http://h{x}/", "a placeholder in the host");
+        check("{a}{b}", "not an http or https URL");
         check("http://u:p@h/", "a user, password or fragment");
         check("http://h/#{x}", "a user, password or fragment");
         check("http://h/{x", "without its '}'");
-        check("http://h/{a b}", "'a b' is no name");
+        check("http://h/{a b}", "'a b' is not the name");
     }
 }

@@ -1,4 +1,4 @@
-//! Admits a rollout, or says at once why not.
+//! Admission of rollouts.
 
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
@@ -13,10 +13,10 @@ use rollout_guest::imports::Then;
 use rollout_outbound::ModelEndpoint;
 
 impl Host {
-    /// Admits a rollout, or says at once why not. In a box, because every future that it
-    /// is handed through would have its size again, for as long as it waits.
+    /// Admits a rollout or fails immediately. The rollout is boxed, because every future that holds it would have its
+    /// size again for as long as it waits.
     pub fn admit(&self, request: RolloutRequest, resources: Resources) -> Result<Box<Rollout>, AdmitError> {
-        let admitted = self.enter_and_keep(request, resources);
+        let admitted = self.enter_and_journal(request, resources);
         match &admitted {
             Ok(_) => self.metrics().accepted(),
             Err(error) => self.metrics().refused(error.into()),
@@ -24,8 +24,8 @@ impl Host {
         admitted
     }
 
-    #[expect(clippy::disallowed_methods, reason = "from here the time of a fork counts")]
-    fn enter_and_keep(
+    #[expect(clippy::disallowed_methods, reason = "the time of a fork starts here")]
+    fn enter_and_journal(
         &self,
         request: RolloutRequest,
         mut resources: Resources,
@@ -61,8 +61,8 @@ impl Host {
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, resumed)))
     }
 
-    /// Goes on with a rollout that a process before admitted, under its id and with the time that it
-    /// has left. The error is that of an id which was taken meanwhile, or of a host that closes.
+    /// Resumes a rollout that an earlier process admitted, with its id and its remaining time. Fails if the id was
+    /// taken in the meantime or the host is closing.
     pub fn resume(
         &self,
         unfinished: UnfinishedRollout,
@@ -73,7 +73,7 @@ impl Host {
         let entered = self.0.runtime.slots().enter(&request.id, true)?;
         entered.handle.is_kept_in(log);
         if is_cancelled {
-            // That it is to be cancelled is kept already.
+            // The journal has the cancellation already.
             entered.handle.stop();
         }
         let differs = deployment.difference(self.0.deployment.id());
@@ -86,29 +86,29 @@ impl Host {
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }
 
-    /// Makes a rollout again: with all the time that it may have, and nobody outside is asked. It ends
-    /// where its past does, or at the first thing that it does not do again.
+    /// Reruns a rollout from its record, with the host's own deadlines and without requests to the outside. It ends at
+    /// the end of its recorded history, or where it first diverges from it.
     pub fn replay(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
         let then = if stored.outcome.is_some() { Then::Nothing } else { Then::Unknown };
-        self.make_again(stored, model, [then; 2])
+        self.rerun(stored, model, [then; 2])
     }
 
-    /// Grades a rollout again whose workflow came to its end: that is made again, with nobody asked, and
-    /// the grader runs anew and asks its judge.
+    /// Grades a finished rollout again: reruns the workflow from its record without requests to the outside, and runs
+    /// the grader anew with requests to its judge.
     pub fn regrade(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
         let stored = StoredRollout { grader: Vec::new(), ..stored };
-        self.make_again(stored, model, [Then::Nothing, Then::GoesOn])
+        self.rerun(stored, model, [Then::Nothing, Then::GoesOn])
     }
 
-    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
-    fn make_again(
+    #[expect(clippy::disallowed_methods, reason = "the time of the rollout starts here")]
+    fn rerun(
         &self,
         stored: StoredRollout,
         model: ModelEndpoint,
         then: [Then; 2],
     ) -> Result<Replay, AdmitError> {
         let StoredRollout { mut request, deployment, workflow, grader, .. } = stored;
-        // They bounded what happened, which is known.
+        // These limits applied to the original run, whose outcome is known.
         (request.workflow_secs, request.grader_secs) = (None, None);
         let entered = self.0.runtime.slots().enter(&request.id, true)?;
         let end = Arc::<OnceLock<ReplayEnd>>::default();
@@ -131,10 +131,10 @@ impl Host {
     }
 }
 
-/// A rollout that is made again.
+/// A rollout that is rerun from its record.
 pub struct Replay {
     /// The rollout, to be driven.
     pub rollout: Box<Rollout>,
-    /// Why it did not come to an end of its own, once it is over, if it did not.
+    /// The reason why it stopped, after it has ended, unless it ended by itself.
     pub end: Arc<OnceLock<ReplayEnd>>,
 }

@@ -1,4 +1,4 @@
-//! One version of a plugin, ready to run.
+//! A version of a plugin, ready to run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,30 +18,30 @@ use rollout_guest::plugin::Plugin;
 use rollout_wire::digest::{hex, sha256_parts};
 use rollout_wire::id::RolloutId;
 
-/// What a deployment is made of.
+/// Components and configuration of a deployment.
 pub struct DeploymentSettings {
     /// The plugin with the agent.
     pub workflow: Plugin,
-    /// A plugin with the reward function, in place of the workflow's own.
+    /// A separate plugin with the reward function, instead of the workflow's own.
     pub grader: Option<Plugin>,
-    /// What each rollout may use.
+    /// Limits of each rollout.
     pub limits: Limits,
     /// The configuration of the workflow's plugin, a JSON object.
     pub plugin_config: Option<Box<RawValue>>,
-    /// The configuration of the grader where that is a component of its own.
+    /// The configuration of a separate grader.
     pub grader_config: Option<Box<RawValue>>,
     /// The host-provided tools of the workflow.
     pub tools: Option<Arc<dyn HostTools>>,
-    /// The model that judges for graders, where there is one.
+    /// The model that graders may use as a judge.
     pub judge: Option<ModelAccess>,
-    /// What it is called among several, where there are.
+    /// Its name, if several plugins are served.
     pub served_as: Option<ServedAs>,
-    /// The date that clocks of rollouts begin at.
+    /// The date that the clocks of rollouts start with.
     pub clock_begins: ClockStart,
 }
 
-/// One version of a plugin with all that decides on what its rollouts do: components, settings,
-/// limits, host-provided tools, judge. It does not change; another version is another deployment.
+/// A version of a plugin with everything that determines what its rollouts do: components, configuration, limits,
+/// host-provided tools, judge. It is immutable; another version is another deployment.
 pub struct Deployment {
     pub(super) workflow: Plugin,
     grader: Option<Plugin>,
@@ -53,7 +53,7 @@ pub struct Deployment {
     id: DeploymentId,
 }
 
-/// A digest of what guests are told of their deployment.
+/// Returns a digest of what guests see of their deployment.
 fn settings_digest(configs: [&Option<Box<RawValue>>; 2], tools: Option<&dyn HostTools>) -> String {
     let config =
         |config: &'_ Option<Box<RawValue>>| config.as_ref().map_or("", |config| config.get()).to_owned();
@@ -63,7 +63,7 @@ fn settings_digest(configs: [&Option<Box<RawValue>>; 2], tools: Option<&dyn Host
     hex(&sha256_parts(&parts))
 }
 
-/// Why components make no deployment.
+/// Error of components that cannot form a deployment.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeploymentError {
@@ -78,17 +78,17 @@ pub enum DeploymentError {
     NoGrader,
 }
 
-/// What instances need before they do anything.
+/// Resources that instances need to start.
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
-    /// The time that the workflow's took to start.
+    /// Time that the workflow's instance took to start.
     pub took: Duration,
-    /// The memory, in bytes, that the larger of workflow and grader has then.
+    /// Initial memory of the larger of workflow and grader, in bytes.
     pub memory_bytes: usize,
 }
 
 impl Deployment {
-    /// A deployment of these, if they are what one needs.
+    /// Creates a deployment, if its components have the required exports.
     pub fn new(settings: DeploymentSettings) -> Result<Self, DeploymentError> {
         let DeploymentSettings {
             workflow,
@@ -126,32 +126,32 @@ impl Deployment {
         })
     }
 
-    /// What decides on what its rollouts do, by which another process knows whether it has the same.
+    /// Returns the identity of the deployment, which another process compares with its own.
     pub fn id(&self) -> &DeploymentId {
         &self.id
     }
 
-    /// The plugin that grades: the one given for it, or the workflow's own.
+    /// Returns the plugin that grades: the separate grader, or the workflow's own.
     pub(crate) fn grader(&self) -> Option<&Plugin> {
         self.grader.as_ref().or_else(|| Some(&self.workflow).filter(|plugin| plugin.about().grader))
     }
 
-    /// The digest of the component with the agent.
+    /// Returns the digest of the component with the agent.
     pub fn digest(&self) -> &str {
         &self.workflow.about().digest
     }
 
-    /// The bytes that the compiled code of its components takes.
+    /// Returns the size of the compiled code of its components in bytes.
     pub fn code_bytes(&self) -> u64 {
         self.workflow.code_bytes() + self.grader.as_ref().map_or(0, Plugin::code_bytes)
     }
 
-    /// The digest of the component that grades, if one does.
+    /// Returns the digest of the component that grades, if there is one.
     pub fn grader_digest(&self) -> Option<&str> {
         self.grader().map(|grader| grader.about().digest.as_str())
     }
 
-    /// The form of agent that it has.
+    /// Returns the form of its agent.
     pub(crate) fn form(&self) -> AgentForm {
         match self.workflow.about().agent_loop {
             true => AgentForm::AgentLoop,
@@ -159,7 +159,7 @@ impl Deployment {
         }
     }
 
-    /// The configuration that the grader is given: the workflow's where they are one component.
+    /// Returns the configuration for the grader, which is the workflow's if they are one component.
     pub(super) fn config_of_grader(&self) -> Option<&Arc<RawValue>> {
         match self.grader {
             None => self.plugin_config.as_ref(),
@@ -167,8 +167,8 @@ impl Deployment {
         }
     }
 
-    /// Makes an instance of every component and drops it, so that one that cannot start is
-    /// known before the first rollout.
+    /// Creates and drops an instance of every component, so that one that cannot start is detected before the first
+    /// rollout.
     pub async fn try_start(
         &self,
         budget: &Budget,
@@ -179,8 +179,8 @@ impl Deployment {
         for (role, plugin) in plugins {
             let Some(plugin) = plugin else { continue };
             let record = Arc::new(Record::of_no_rollout(budget.holder(CancellationToken::new())));
-            let made = self.of_no_rollout("try-start", role, metrics, record.clone());
-            let (imports, bounds) = made.map_err(|error| (role, error))?;
+            let parts = self.of_no_rollout("try-start", role, metrics, record.clone());
+            let (imports, bounds) = parts.map_err(|error| (role, error))?;
             let started = instance::try_start(plugin.linked(), imports, bounds).await;
             all.took = started.map_err(|error| (role, error))?;
             all.memory_bytes = all.memory_bytes.max(record.usage().memory_bytes_peak);
@@ -188,7 +188,7 @@ impl Deployment {
         Ok(all)
     }
 
-    /// What an instance needs that belongs to no rollout.
+    /// Returns imports and bounds for an instance that belongs to no rollout.
     pub(super) fn of_no_rollout(
         &self,
         id: &str,
@@ -202,7 +202,7 @@ impl Deployment {
             ..RunContext::of_no_rollout(id, self.plugin_config.clone(), metrics.clone())
         };
         let deadline = Some(Instant::now() + self.limits.workflow_time_max.min(DECLARE_TIME_MAX));
-        // They belong to no rollout and so have no slot.
+        // Such instances have no slot.
         let permit = Permit::alone();
         let bounds = Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline, permit };
         let imports = Imports::new(role, Arc::new(run), self.limits.clone(), Live::until(deadline), record);

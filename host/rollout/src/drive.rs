@@ -1,8 +1,8 @@
-//! Drives a rollout from its admission to its end. This is the only way in which one is driven:
-//! protocols, evaluations and checks say by [`Steps`] what they do at which step of it.
+//! Drives a rollout from its admission to its end. All rollouts use this driver: protocols, evaluations and checks
+//! implement [`Steps`] to act at each step.
 //!
-//! Here are the order of the steps, what a cancelled rollout skips, the guard that makes a panic
-//! the end of one rollout, and the watch over it from outside.
+//! The driver defines the order of the steps, the steps that a cancelled rollout skips, the guard that limits a panic
+//! to one rollout, and the reports of its phase.
 
 use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
@@ -15,40 +15,40 @@ use tracing::Instrument;
 use super::model::{Failure, FailureKind, Finished, Outcome, Phase, Stage};
 use super::run::Rollout;
 
-/// What is done at the steps of a rollout.
+/// Actions at the steps of a rollout.
 pub trait Steps: Send + Sync {
-    /// What is made of a rollout that is over.
+    /// The result of a rollout that has ended.
     type End: Send;
 
-    /// Before the workflow runs. A rollout that is not to run at all ends here.
+    /// Called before the workflow runs. Returns `Break` for a rollout that should not run at all.
     fn before_workflow(&self, rollout: &mut Rollout) -> impl Future<Output = ControlFlow<()>> + Send {
         let _ = rollout;
         std::future::ready(ControlFlow::Continue(()))
     }
 
-    /// The workflow ended, and was not cancelled. Says what comes next, at once or after the
+    /// Called when the workflow has ended without being cancelled. Returns the next step, immediately or after the
     /// caller was notified.
     fn after_workflow<'a>(&'a self, ran: Result<(), &'a Failure>) -> AfterWorkflow<'a>;
 
-    /// The rollout is in another phase.
+    /// Called when the rollout enters a phase.
     fn entered(&self, phase: Phase) {
         let _ = phase;
     }
 
-    /// Ends when nobody wants the rollout any more, which is then cancelled.
+    /// Completes when the rollout is no longer wanted; it is then cancelled.
     fn abandoned(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 
-    /// The rollout is over.
+    /// Called when the rollout has ended.
     fn finished(self: Box<Self>, ended: Ended) -> impl Future<Output = Self::End> + Send;
 }
 
-/// What comes after the workflow.
+/// The next step after the workflow, possibly after a notification.
 pub enum AfterWorkflow<'a> {
-    /// This.
+    /// The next step.
     Go(Next),
-    /// The caller is notified, which needs no guest, and says then.
+    /// A notification of the caller, which needs no guest and returns the next step.
     Notify(BoxFuture<'a, Next>),
 }
 
@@ -62,25 +62,24 @@ pub enum Next {
 }
 
 impl Next {
-    /// Whether the grader runs.
+    /// Returns the next step, with or without a grader.
     pub fn graded(is_graded: bool) -> Self {
         if is_graded { Self::Grade } else { Self::Finish }
     }
 }
 
-/// How a rollout ended, for whoever asked for it.
+/// Outcome of a driven rollout.
 pub enum Ended {
-    /// It went through its steps.
+    /// The rollout completed its steps.
     Finished(Box<Finished>),
-    /// It was cancelled before it was through. What its workflow or grader made of it until
-    /// then is in the outcome.
+    /// The rollout was cancelled. The outcome has the results of its workflow or grader up to then.
     Cancelled(Box<Finished>),
-    /// The host panicked in it, and nothing else is known of it.
+    /// The host panicked in the rollout. Nothing else is known of it.
     Crashed(Failure),
 }
 
 impl Ended {
-    /// How a rollout ended that a process before came to the end with.
+    /// Returns the outcome of a rollout that an earlier process finished.
     pub fn of(finished: Box<Finished>) -> Self {
         match &finished.outcome {
             Outcome::Unscored(Failure { kind: FailureKind::Cancelled, .. }) => Self::Cancelled(finished),
@@ -89,18 +88,18 @@ impl Ended {
     }
 }
 
-/// Drives a rollout to its end and makes of that what the steps say.
+/// Drives a rollout to its end and returns the result of the steps.
 pub async fn drive<S: Steps>(rollout: Box<Rollout>, steps: Box<S>) -> S::End {
     let span = rollout.span();
     let driven = async move {
         let ended = watched(rollout, &*steps).await;
-        // In a box: a rollout that waits is not at this step, and would hold its size as well.
+        // Boxed, so that a rollout that waits in an earlier step does not hold its size.
         Box::pin(steps.finished(ended)).await
     };
     driven.instrument(span).await
 }
 
-/// Takes the rollout through its steps, and sees meanwhile to who asks how far it is.
+/// Takes the rollout through its steps, and reports its phases meanwhile.
 async fn watched<S: Steps>(rollout: Box<Rollout>, steps: &S) -> Ended {
     let handle = rollout.handle();
     let mut phases = handle.phases();
@@ -118,13 +117,13 @@ async fn watched<S: Steps>(rollout: Box<Rollout>, steps: &S) -> Ended {
         }
     };
     ended.unwrap_or_else(|_| {
-        tracing::error!("the host panicked in a rollout, which ends unscored");
+        tracing::error!("the host panicked in a rollout, which ends without a reward");
         Ended::Crashed(Failure::host(Stage::Workflow, "rollout task crashed"))
     })
 }
 
 async fn run<S: Steps>(mut rollout: Box<Rollout>, steps: &S) -> Ended {
-    let through = steps_of(&mut rollout, steps).await;
+    let through = run_steps(&mut rollout, steps).await;
     let finished = Box::new(rollout.finish().await);
     match through {
         Err(Failure { kind: FailureKind::Cancelled, .. }) => Ended::Cancelled(finished),
@@ -132,8 +131,8 @@ async fn run<S: Steps>(mut rollout: Box<Rollout>, steps: &S) -> Ended {
     }
 }
 
-/// The steps up to the end. The error is in the outcome too.
-async fn steps_of<S: Steps>(rollout: &mut Rollout, steps: &S) -> Result<(), Failure> {
+/// Runs the steps except the last. The outcome has the error as well.
+async fn run_steps<S: Steps>(rollout: &mut Rollout, steps: &S) -> Result<(), Failure> {
     if steps.before_workflow(rollout).await.is_break() {
         return Ok(());
     }

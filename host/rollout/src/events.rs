@@ -1,4 +1,4 @@
-//! The log for debugging: what the guests of a rollout logged as events, a file a rollout.
+//! The event log for debugging: the events that the guests of a rollout logged, one file for each rollout.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 use rollout_wire::id::RolloutId;
 use rollout_wire::stream::{Stopped, members};
 
-/// Adds a rollout's events to its file in this folder. A failure is a warning and never
-/// changes the outcome.
+/// Appends a rollout's events to its file in the folder. A failure is logged as a warning and never changes the
+/// outcome.
 pub(super) async fn write(
     folder: PathBuf,
     id: RolloutId,
@@ -19,7 +19,7 @@ pub(super) async fn write(
     if events.is_empty() {
         return;
     }
-    // The name has no separators, whatever the caller calls its rollouts.
+    // The name has no separators, whatever id the caller chose.
     let path = folder.join(format!("{}.jsonl", id.dir_name()));
     let append = move || -> io::Result<()> {
         let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
@@ -33,17 +33,16 @@ pub(super) async fn write(
     };
     match tokio::task::spawn_blocking(append).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(folder = %folder.display(), %error, "events not written"),
-        Err(error) => tracing::warn!(%error, "events not written"),
+        Ok(Err(error)) => tracing::warn!(folder = %folder.display(), %error, "cannot write the event log"),
+        Err(error) => tracing::warn!(%error, "cannot write the event log"),
     }
 }
 
-/// The members of a line that are the host's, whatever the data says.
+/// Members of a line that the host writes, which the data cannot override.
 const RESERVED: [&str; 2] = ["event", "rollout_id"];
 
-/// One object a line: the event, the rollout, and the fields of the data as they were
-/// written. Data that has no fields is a field itself. A field with a name of the host's is
-/// left out, because readers take the last of two.
+/// Writes one JSON object on a line: the event, the rollout, and the fields of the data unchanged. Data that is not an
+/// object becomes the field `data`. A field with a reserved name is omitted, because parsers use the last of two.
 fn write_line(text: &mut Vec<u8>, event: &str, id: &str, data: &RawValue) -> io::Result<()> {
     text.extend_from_slice(b"{\"event\":");
     serde_json::to_writer(&mut *text, event)?;
@@ -53,8 +52,7 @@ fn write_line(text: &mut Vec<u8>, event: &str, id: &str, data: &RawValue) -> io:
         text.push(b',');
         serde_json::to_writer(&mut *text, name)?;
         text.push(b':');
-        // A line is a line, however the data was laid out; within a string no line break
-        // can stand as itself.
+        // Replaces line breaks of the data's layout; strings contain none unescaped.
         let bytes = value.get().bytes();
         text.extend(bytes.map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
         Ok(())
@@ -79,12 +77,12 @@ fn write_line(text: &mut Vec<u8>, event: &str, id: &str, data: &RawValue) -> io:
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_types, reason = "what was written is read back")]
+#[expect(clippy::disallowed_types, reason = "parses the written line")]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_one_line_with_its_fields_as_they_were_written() {
+    fn an_event_is_one_line_with_unchanged_fields() {
         fn check(data: &str, expected: &str) {
             let mut text = Vec::new();
             write_line(&mut text, "a\"b", "r/1", serde_json::from_str(data).unwrap()).unwrap();

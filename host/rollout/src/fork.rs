@@ -1,8 +1,8 @@
-//! A rollout that goes on from where another one was.
+//! Forks: rollouts that continue from a point in another rollout.
 //!
-//! It has what happened to the other one's workflow up to its first so many calls of the model, and
-//! does it again with that, as a rollout does that a process before admitted. From there on it is on
-//! its own: calls are made, and random numbers are others.
+//! A fork has the recorded history of the other rollout's workflow up to a number of calls of the model, and reruns it,
+//! as a rollout that was admitted by an earlier process does. From there on it is independent: it makes its own calls
+//! and has other random numbers.
 
 use std::io;
 use std::sync::Arc;
@@ -17,50 +17,50 @@ use rollout_guest::imports::Then;
 use rollout_outbound::ModelEndpoint;
 use rollout_wire::id::RolloutId;
 
-/// Why a rollout cannot go on from another one.
+/// Error of a rollout that cannot be forked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForkError {
-    /// Nothing is kept.
+    /// The host has no journal.
     #[error(
-        "this host keeps no journal, without which there is nothing to fork; start it with --journal DIR"
+        "this host has no journal, and only journaled rollouts can be forked; start it with --journal DIR"
     )]
     NoJournal,
-    /// There is none of this id.
+    /// The journal has no rollout with this id.
     #[error("there is no rollout '{0}' in the journal")]
     Unknown(RolloutId),
-    /// It did not get so far.
+    /// The rollout has fewer turns.
     #[error("rollout '{0}' cannot be forked there: {1}")]
     TooFew(RolloutId, TooFewTurns),
-    /// The same again needs the same plugin.
+    /// The rollout ran on another plugin, which would behave differently.
     #[error("rollout '{0}' ran on another plugin: {1}")]
     OtherPlugin(RolloutId, String),
-    /// The same again needs the same input.
-    #[error("{0} is not that of the rollout which is forked; send the same")]
+    /// The request has another input, with which the plugin would behave differently.
+    #[error("{0} differs from that of the forked rollout; send the same one")]
     Differs(&'static str),
-    /// The host takes no more, or has no room for what it takes over.
+    /// The host admits no more rollouts, or has no room for the history.
     #[error(transparent)]
     Refused(#[from] AdmitError),
-    /// What is kept of it cannot be read.
-    #[error("what is kept of the rollout cannot be read: {0}")]
+    /// The stored rollout cannot be read.
+    #[error("cannot read the stored rollout: {0}")]
     Unreadable(#[from] io::Error),
 }
 
-/// Why a rollout that was read cannot be gone on from.
+/// Error of a stored rollout that cannot be forked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoredForkError {
-    /// It did not get so far.
+    /// The rollout has fewer turns.
     #[error(transparent)]
     TooFew(#[from] TooFewTurns),
-    /// The host takes no more.
+    /// The host admits no more rollouts.
     #[error(transparent)]
     Refused(#[from] AdmitError),
 }
 
 impl Host {
-    /// Makes of a request, which is to be admitted next, one that goes on from another rollout: what
-    /// the workflow is given is that one's, and so is the label where the request has none.
+    /// Turns a request, before its admission, into a fork of another rollout. The workflow gets the other rollout's
+    /// input, and the grader its label if the request has none.
     pub async fn fork(
         &self,
         point: &ForkPoint,
@@ -68,12 +68,12 @@ impl Host {
         resources: &mut Resources,
     ) -> Result<(), ForkError> {
         let journal = self.0.runtime.journal().cloned().ok_or(ForkError::NoJournal)?;
-        // What is not written cannot be read, and where it cannot be written that is not waited for. Nor is anything
-        // read for what would be refused after it.
+        // Entries must be written before they can be read. If they cannot be written, this does not wait. A rollout
+        // that would be refused afterwards is not read either.
         self.check_entry(request).inspect_err(|error| self.metrics().refused(error.into()))?;
         let readers = journal.clone();
         let _reads = readers.readers.acquire().await;
-        // What is read goes to the journal again.
+        // The entries that are read are written to the journal again.
         journal.room().await;
         journal.written().await.map_err(io::Error::other)?;
         let (id, budget) = (&point.rollout_id, self.budget().clone());
@@ -110,9 +110,8 @@ impl Host {
         Ok(())
     }
 
-    /// The same of a rollout that was read, without a journal of its own: what it shares with that
-    /// one is here.
-    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
+    /// Forks a rollout that was already read, without a journal of its own: the shared history stays in memory.
+    #[expect(clippy::disallowed_methods, reason = "the time of the rollout starts here")]
     pub fn fork_stored(
         &self,
         stored: StoredRollout,

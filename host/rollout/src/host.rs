@@ -1,4 +1,4 @@
-//! A deployment on a runtime: what admits rollouts and answers for them.
+//! A host: a deployment on a runtime, which admits rollouts and reports on them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use rollout_guest::instance::{self, Bounds, LoopRequest, RunError};
 use rollout_guest::plugin::Plugin;
 use rollout_wire::id::RolloutId;
 
-/// A deployment that runs on a runtime. Cheap to clone.
+/// A deployment on a runtime. Cheap to clone.
 #[derive(Clone)]
 pub struct Host(pub(super) Arc<Inner>);
 
@@ -26,39 +26,39 @@ pub(super) struct Inner {
 }
 
 impl Host {
-    /// A host of this deployment. Deployments of one runtime share its slots and its budget.
+    /// Creates a host. Deployments of one runtime share its slots and its budget.
     pub fn new(runtime: Arc<Runtime>, deployment: Arc<Deployment>) -> Self {
         Self(Arc::new(Inner { runtime, deployment }))
     }
 
-    /// What it runs on.
+    /// Returns its runtime.
     pub fn runtime(&self) -> &Arc<Runtime> {
         &self.0.runtime
     }
 
-    /// What it runs.
+    /// Returns its deployment.
     pub fn deployment(&self) -> &Arc<Deployment> {
         &self.0.deployment
     }
 
-    /// The plugin that grades: the one given for it, or the workflow's own.
+    /// Returns the plugin that grades: the separate grader, or the workflow's own.
     pub fn grader(&self) -> Option<&Plugin> {
         self.0.deployment.grader()
     }
 
-    /// The form of agent that it runs.
+    /// Returns the form of its agent.
     pub fn form(&self) -> AgentForm {
         self.0.deployment.form()
     }
 
-    /// What an instance needs that says what the plugin is.
+    /// Returns imports and bounds for an instance that describes the plugin.
     fn declaration(&self) -> Result<(Imports, Bounds), RunError> {
         let holder = self.budget().holder(CancellationToken::new());
         let record = Arc::new(Record::of_no_rollout(holder));
         self.0.deployment.of_no_rollout("declaration", Role::Declaration, self.metrics(), record)
     }
 
-    /// Asks an agent loop for its name; a workflow has none.
+    /// Asks an agent loop for its name. Returns `None` for a workflow.
     pub async fn agent_name(&self) -> Result<Option<String>, RunError> {
         if self.form() == AgentForm::Workflow {
             return Ok(None);
@@ -67,8 +67,7 @@ impl Host {
         instance::agent_loop_name(self.0.deployment.workflow.linked(), imports, bounds).await.map(Some)
     }
 
-    /// Asks an agent loop which tools it offers to a request that asks for nothing in
-    /// particular; a workflow has none to tell.
+    /// Asks an agent loop for the tools that it offers to a request without options. Returns none for a workflow.
     pub async fn usual_tools(&self) -> Result<Vec<String>, RunError> {
         if self.form() == AgentForm::Workflow {
             return Ok(Vec::new());
@@ -84,21 +83,21 @@ impl Host {
         instance::agent_loop_tools(self.0.deployment.workflow.linked(), imports, bounds, request).await
     }
 
-    /// Lets a rollout in, if there is room for what it will do. Its request is charged already.
+    /// Admits a rollout to the queue if there is room for it. Its request is charged already.
     pub(super) fn enter(&self, request: &RolloutRequest) -> Result<Entered, AdmitError> {
         self.0.runtime.check_quotas()?;
         self.enter_within_quotas(request)
     }
 
-    /// The same for one whose quotas were asked already: that of requests counts those that ask.
+    /// Admits a rollout to the queue whose quotas were checked before, because each check of the quota of requests
+    /// counts as one.
     pub(super) fn enter_within_quotas(&self, request: &RolloutRequest) -> Result<Entered, AdmitError> {
         self.budget().check_new_work(0)?;
         self.check_journal()?;
         self.0.runtime.slots().enter(&request.id, false)
     }
 
-    /// Whether this rollout would be let in at present, before what it begins with is read. It may still
-    /// be refused once it was.
+    /// Checks whether a rollout would be admitted, before its history is read. It may still be refused afterwards.
     pub(super) fn check_entry(&self, request: &RolloutRequest) -> Result<(), AdmitError> {
         self.check_journal()?;
         self.0.runtime.check_quotas()?;
@@ -106,8 +105,7 @@ impl Host {
         self.0.runtime.slots().check(&request.id)
     }
 
-    /// Whether a rollout would be let in, as far as that is no matter of how many there are. Nothing is
-    /// counted by asking.
+    /// Checks whether rollouts are admitted, apart from their number. The check does not count as a request.
     pub fn takes_rollouts(&self) -> Result<(), AdmitError> {
         if !self.load().accepting {
             return Err(AdmitError::Closed);
@@ -116,65 +114,64 @@ impl Host {
         self.check_journal()
     }
 
-    /// Whether what is admitted can be kept.
+    /// Checks whether the journal can store admitted rollouts.
     fn check_journal(&self) -> Result<(), AdmitError> {
         let journal = self.0.runtime.journal();
         journal.map_or(Ok(()), |journal| journal.check()).map_err(AdmitError::from)
     }
 
-    /// The same, for a driver that has another reason to refuse, which would say less: that of an id
-    /// whose rollout could not be kept, and which is taken for that.
+    /// Checks the journal for a driver that is about to refuse a rollout for another, less informative reason: its id
+    /// may seem taken because its rollout could not be stored.
     pub fn may_keep(&self) -> Result<(), AdmitError> {
         self.check_journal().inspect_err(|error| self.metrics().refused(error.into()))
     }
 
-    /// A live rollout.
+    /// Returns a live rollout.
     pub fn find(&self, id: &RolloutId) -> Option<Handle> {
         self.0.runtime.slots().find(id)
     }
 
-    /// The ids of the live rollouts that the test holds for.
+    /// Returns the ids of the live rollouts that match.
     pub fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
         self.0.runtime.slots().live_ids(matches)
     }
 
-    /// How busy it is.
+    /// Returns the current load.
     pub fn load(&self) -> Load {
         self.0.runtime.slots().load()
     }
 
-    /// Waits until no rollout is alive.
+    /// Waits until there are no live rollouts.
     pub async fn idle(&self) {
         self.0.runtime.slots().idle().await;
     }
 
-    /// What may be held for all rollouts together.
+    /// Returns the budget of all rollouts together.
     pub fn budget(&self) -> &Budget {
         self.0.runtime.budget()
     }
 
-    /// What is counted, for whoever has something to add.
+    /// Returns the metrics.
     pub fn metrics(&self) -> &Arc<Metrics> {
         self.0.runtime.metrics()
     }
 
-    /// What was counted, and how busy the host is, in Prometheus' text format. Reads
-    /// files.
+    /// Returns the metrics, including the load, in Prometheus' text format. Reads files.
     pub fn metrics_text(&self) -> String {
         self.0.runtime.metrics_text()
     }
 
-    /// Takes no more rollouts.
+    /// Stops admitting rollouts.
     pub fn close(&self) {
         self.0.runtime.slots().close();
     }
 
-    /// Where rollouts are kept, if they are.
+    /// Returns the journal, if there is one.
     pub fn journal(&self) -> Option<&Arc<Journal>> {
         self.0.runtime.journal()
     }
 
-    /// Whether rollouts are in a journal, so that another process goes on with what this one leaves.
+    /// Returns whether rollouts are in a journal, so that another process resumes those that this one leaves.
     pub fn is_kept(&self) -> bool {
         self.0.runtime.journal().is_some()
     }

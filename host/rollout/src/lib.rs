@@ -1,15 +1,13 @@
-//! One request, from admission to its one outcome.
+//! Rollouts, each from its admission to its outcome.
 //!
-//! [`Host::admit`] admits a [`RolloutRequest`] or says at once why not. [`drive`] takes the
-//! admitted [`Rollout`] through its steps: workflow (or agent loop), perhaps grader, and the end,
-//! which gives the [`Finished`] rollout with its outcome. By [`Steps`] a protocol or an evaluation
-//! says what it does at them, such as notifying its caller. Dropping a rollout at any point stops
-//! its guest and frees its slot.
+//! [`Host::admit`] admits a [`RolloutRequest`] or fails immediately. [`drive`] takes the admitted [`Rollout`] through
+//! its steps: workflow (or agent loop), optionally grader, and the end, which returns the [`Finished`] rollout with its
+//! outcome. A protocol or an evaluation implements [`Steps`] to act at them, for example to notify its caller. Dropping
+//! a rollout at any point stops its guest and frees its slot.
 //!
-//! What a rollout is, `model`, is data and at the bottom; above it are what is written of one,
-//! slots, what a process has once ([`Runtime`]) and one version of a plugin ready to run
-//! ([`Deployment`]), the [`Host`] of both, one rollout, and admission and driver, each naming only
-//! what is below it.
+//! The modules are layers, each of which uses only those below it. From the bottom: `model`, the data of a rollout; its
+//! trajectory and journal, and the slots; the resources of a process ([`Runtime`]) and a version of a plugin ready to
+//! run ([`Deployment`]); the [`Host`] of both; one rollout; admission and driver.
 //!
 //! This module knows no protocol and no JSON of one.
 

@@ -1,4 +1,4 @@
-//! Every limit of a rollout with what was used of it and how often it was hit.
+//! The limits of a rollout with their usage and their hits.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use rollout_core::limits::{Amount, Limits};
 use rollout_core::telemetry::{Label, Limit, LimitHits};
 use rollout_guest::imports::RolloutUsage;
 
-/// Wall time of the two halves of a rollout.
+/// Wall time of workflow and grader.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HalfTimes {
     pub workflow: Duration,
     pub grader: Duration,
 }
 
-/// Every limit, in the order of the configuration. `samples_max` is what the caller takes
-/// where that is less.
+/// Returns every limit in the order of the configuration. `samples_max` is the smaller of the limit and the number that
+/// the caller accepts.
 pub(super) fn table(
     limits: &Limits,
     samples_max: u32,
@@ -39,8 +39,7 @@ pub(super) fn table(
         .collect()
 }
 
-/// What was used of a limit that is one of amounts summed up. The others are about one
-/// call or one moment.
+/// Returns the usage of a limit on a sum. Other limits apply to one call or one moment.
 fn used(limit: Limit, usage: &RolloutUsage, times: HalfTimes) -> Option<Amount> {
     Some(match limit {
         Limit::Memory => usage.memory_bytes_peak.into(),
@@ -94,6 +93,6 @@ mod tests {
             assert_eq!((limit.hits, limit.asked), (1, Some(7)), "{limit:?}");
         }
         let samples = table.iter().find(|limit| limit.name == "samples-max").unwrap();
-        assert_eq!(samples.max, Amount::Count(1), "what the caller takes");
+        assert_eq!(samples.max, Amount::Count(1), "the number that the caller accepts");
     }
 }

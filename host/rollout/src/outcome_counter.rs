@@ -1,4 +1,4 @@
-//! What is counted and logged of a rollout that is over.
+//! Metrics, trace and log line of a rollout that has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use rollout_core::telemetry::{Ended, Step, Used};
 use rollout_guest::imports::{Record, RolloutUsage};
 use rollout_wire::text::both_ends;
 
-/// How much of a reason is logged, in bytes. The result and the trajectory have it whole.
+/// Maximum size of a reason in the log, in bytes. The result and the trajectory have the whole reason.
 const REASON_BYTES_LOGGED: usize = 256;
 
-/// Counts one rollout once: settled with its outcome, or dropped without one.
+/// Counts one rollout once: with its outcome, or as cancelled when it is dropped without one.
 pub(super) struct OutcomeCounter {
     host: Host,
     record: Arc<Record>,
@@ -35,10 +35,10 @@ impl OutcomeCounter {
         Self { host, record, phase, admitted_at, settled: false }
     }
 
-    /// The rollout is over and this came of it. Before the record is emptied.
+    /// Counts the outcome of a rollout. To be called before the record is emptied.
     ///
-    /// A replay that was cut, where its past ended or where it did something else, is reported to
-    /// who asked for it and failed in no way that an operator could mend.
+    /// A rerun that was cut, at the end of its history or where it diverged, is reported to its caller only: the
+    /// operator cannot fix it.
     pub(super) fn settle(&mut self, outcome: &Outcome, is_replay_cut: bool) {
         self.settled = true;
         self.count(outcome);
@@ -59,7 +59,7 @@ impl OutcomeCounter {
         metrics.used(&Used { guest_cpu, memory_bytes_peak, host_calls, limits_hit, log_dropped });
     }
 
-    /// Says in the rollout's trace what came of it and what it cost.
+    /// Adds the outcome and the usage to the rollout's trace.
     fn trace(&self, outcome: &Outcome) {
         let trace = self.record.trace();
         if trace.is_empty() {
@@ -87,8 +87,8 @@ impl OutcomeCounter {
         trace.set("gen_ai.usage.output_tokens", count(usage.completion_tokens));
     }
 
-    /// A reward is the usual, and a caller knows what it cancelled: those are for whoever
-    /// looks closely. What failed is reported to the operator, as often as can be read.
+    /// Logs the outcome. A reward is normal, and a caller knows what it cancelled: both are for debugging. Failures are
+    /// logged for the operator, at a limited rate.
     fn log(&self, outcome: &Outcome, time: Duration, is_replay_cut: bool) {
         let secs = time.as_secs_f64();
         let failure = match outcome {
@@ -117,7 +117,7 @@ impl Drop for OutcomeCounter {
     fn drop(&mut self) {
         if !self.settled {
             let stage = self.phase.borrow().stage();
-            // The driver reports a panic; otherwise whoever had the rollout let go of it.
+            // The driver reports a panic; otherwise the rollout's owner dropped it.
             let failure = if std::thread::panicking() {
                 Failure::host(stage, "the host panicked")
             } else {

@@ -1,4 +1,4 @@
-//! The steps of one rollout: workflow, grader, finish.
+//! A rollout and its steps: workflow, grader, finish.
 
 mod agent;
 mod deadline;
@@ -40,21 +40,22 @@ pub use past::ReplayEnd;
 use past::ago;
 pub(super) use past::{PastOf, Resumed};
 
-/// What a request needs besides itself, and is no data.
+/// Resources of a rollout that are not part of its request's data.
 pub struct Resources {
-    /// The connection to its model.
+    /// The connection to the model.
     pub model: Arc<ModelEndpoint>,
-    /// What of the request must not be written down as it is.
+    /// Secrets of the request, which must not be written unencrypted.
     pub secrets: RequestSecrets,
-    /// What its bytes are charged to for as long as it lives, where anything is.
+    /// The charge for the request's bytes, if there is one.
     pub charge: Option<Charge>,
-    /// What its driver needs to go on with it in another process. Without, it ends with this one.
+    /// Data that the driver needs to resume the rollout in another process. Without it, the rollout ends with this
+    /// process.
     pub continuation: Option<Continuation>,
-    /// What it has of the rollout that it is a fork of.
+    /// The history of the rollout that this one is a fork of.
     pub past: Option<ForkPast>,
 }
 
-/// A rollout that was admitted and is not over.
+/// An admitted rollout that has not ended.
 pub struct Rollout {
     host: Host,
     request: RolloutRequest,
@@ -73,21 +74,20 @@ pub struct Rollout {
     returned_messages: bool,
     own_reward: Option<f64>,
     loop_report: Option<LoopReport>,
-    /// Shared with its instance, which may be there a moment longer.
+    /// Shared with the instance, which may live a moment longer.
     slot: Option<Permit>,
     account: OutcomeCounter,
-    /// Where its files go, if they do.
+    /// The folder of its files, if it has any.
     folder: Option<AliveFolder>,
-    // The rollout counts as alive until all of it above is gone, and only then is
-    // whoever waits for its end told, by the closing of its phases.
+    // Dropped last: the rollout counts as alive until all fields above are dropped, and only then does closing `phase`
+    // wake the tasks that wait for its end.
     place: SlotGuard,
     phase: watch::Sender<Phase>,
     resumed: Option<Resumed>,
 }
 
-/// How long a rollout keeps its slot while its caller is notified, before the grader runs. A
-/// receiver usually answers sooner, and the grader then runs at once; one that is slow holds
-/// nobody else up.
+/// Time for which a rollout keeps its slot while its caller is notified, before the grader runs. Most callers respond
+/// sooner, and then the grader runs immediately; a slow one does not delay other rollouts.
 const SLOT_KEPT_MAX: Duration = Duration::from_millis(100);
 
 impl Rollout {
@@ -116,7 +116,7 @@ impl Rollout {
                 .as_deref()
                 .map_or_else(CallerParams::default, CallerParams::read),
             fork: request.fork.clone().map(Arc::new),
-            // Where it was admitted before, the clock is as it was then.
+            // A resumed rollout keeps its clock.
             clock_begins: resumed
                 .as_ref()
                 .map_or(host.0.deployment.id().clock_begins, |resumed| resumed.clock_begins),
@@ -154,28 +154,28 @@ impl Rollout {
         }
     }
 
-    /// Its name.
+    /// Returns the id.
     pub fn id(&self) -> &RolloutId {
         &self.request.id
     }
 
-    /// Where it is kept, if it is.
+    /// Returns the rollout's log in the journal, if there is one.
     pub fn log(&self) -> Option<&RolloutLog> {
         self.handle.log()
     }
 
-    /// Has each entry of its log be shown when it is kept. Before it runs.
+    /// Calls `show` for each log entry when it is stored. To be called before the rollout runs.
     pub fn watch_log(&self, show: impl Fn(&LogEntry) + Send + Sync + 'static) {
         self.record.watch_log(show);
     }
 
-    /// A view of it for others.
+    /// Returns a handle for other tasks.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Its trace, below its caller's where the caller has one, for what its caller is
-    /// told. Before it runs.
+    /// Returns the trace, as a child of the caller's if there is one, for spans of the caller's notifications. To be
+    /// called before the rollout runs.
     pub fn traced_below(&self, parent: Option<TraceParent>) -> RolloutTrace {
         let trace = self.record.trace();
         if let Some(parent) = parent {
@@ -184,8 +184,8 @@ impl Rollout {
         trace.clone()
     }
 
-    /// What every log line about it is written in, by its driver. An error's span,
-    /// because it has to be there whichever lines are asked for.
+    /// Returns the span of all its log lines, for the driver. It has the level ERROR, so that it exists with any
+    /// filter.
     pub(super) fn span(&self) -> tracing::Span {
         let rollout_id = &self.request.id;
         let tenant = self.host.0.runtime.settings.tenant.as_deref();
@@ -197,8 +197,7 @@ impl Rollout {
         }
     }
 
-    /// Waits for a slot and runs the workflow. The error is also kept for
-    /// [`Rollout::finish`].
+    /// Waits for a slot and runs the workflow. The error is stored for [`Rollout::finish`], too.
     pub(super) async fn run_workflow(&mut self) -> Result<(), Failure> {
         let cancel = self.handle.cancel.clone();
         let result = tokio::select! {
@@ -214,7 +213,8 @@ impl Rollout {
         result
     }
 
-    /// Fails where the guests' own runtimes refused more than the operator allows, whatever the guests made of it.
+    /// Fails if the guests' language runtimes refused more uses than the operator allows, even if the guests handled
+    /// the refusals.
     fn check_refused_uses(&self, stage: Stage) -> Result<(), Failure> {
         let max = self.host.0.deployment.limits.refused_uses_max;
         let refused = self.record.refused_uses();
@@ -227,11 +227,11 @@ impl Rollout {
     async fn wait_and_run(&mut self) -> Result<(), Failure> {
         let limits = self.host.0.deployment.limits.clone();
         if let Some(differs) = self.resumed.as_ref().and_then(|resumed| resumed.differs.as_ref()) {
-            let reason = format!("it began in another process, and its plugin is another one now: {differs}");
+            let reason = format!("its plugin has changed since it started in another process: {differs}");
             return Err(Failure::new(Stage::Queue, FailureKind::Resume, Fault::Host, reason));
         }
-        let (asked, now) = (self.request.workflow_secs, Instant::now());
-        let waiting = Deadline::new(asked, self.admitted_at, now, Duration::MAX / 4);
+        let (requested_secs, now) = (self.request.workflow_secs, Instant::now());
+        let waiting = Deadline::new(requested_secs, self.admitted_at, now, Duration::MAX / 4);
         let queue_span = self.record.trace().first_phase("queue");
         let turn = async {
             let slot = self.host.0.runtime.slots().first().await;
@@ -253,7 +253,7 @@ impl Rollout {
         self.phase.send_replace(Phase::Running);
 
         let began = self.begins(Role::Workflow);
-        let deadline = Deadline::new(asked, self.admitted_at, began, limits.workflow_time_max);
+        let deadline = Deadline::new(requested_secs, self.admitted_at, began, limits.workflow_time_max);
         let outside = Live {
             deadline: Some(deadline.at),
             policy: Some(ModelAccess {
@@ -281,8 +281,7 @@ impl Rollout {
         result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason))
     }
 
-    /// A rollout that was ended for its memory ends with that, whatever its guest made of
-    /// being refused some.
+    /// Replaces the result if the rollout was evicted, even if its guest handled the refusal of memory.
     fn unless_evicted(&self, stage: Stage, result: Result<(), Failure>) -> Result<(), Failure> {
         if !self.holder.evicted() {
             return result;
@@ -291,22 +290,22 @@ impl Rollout {
         Err(Failure::new(stage, FailureKind::Memory, Fault::Host, self.holder.why_evicted()))
     }
 
-    /// What one of its two instances may have; none runs without a slot.
+    /// Returns the bounds of an instance, which requires a slot.
     fn bounds(&self, deadline: &Deadline) -> Result<Bounds, Failure> {
         let Some(permit) = self.slot.clone() else {
-            return Err(Failure::host(Stage::Queue, "it has no slot"));
+            return Err(Failure::host(Stage::Queue, "the rollout has no slot"));
         };
         let memory_bytes_max = self.host.0.deployment.limits.memory_bytes_max;
         Ok(Bounds { memory_bytes_max, deadline: Some(deadline.at), permit })
     }
 
-    /// A wall time that passed is a limit that were hit.
+    /// Returns the failure of a deadline that passed, and counts it as a hit of a limit.
     fn over_time(&self, deadline: &Deadline, stage: Stage, queued: Duration) -> Failure {
         self.record.limit_hit(deadline.limit(stage));
         deadline.exceeded(stage, queued)
     }
 
-    /// A workflow that gave up because the model's server, or the host, failed it is not at fault.
+    /// Converts the error of a workflow. It is not at fault if it failed because the model's server or the host did.
     fn blame(&self, error: &RunError) -> Failure {
         let failure = self.explain(Stage::Workflow, error);
         match self.record.model_failure() {
@@ -320,7 +319,7 @@ impl Rollout {
         }
     }
 
-    /// A grader that gave up because its judge failed it is not at fault.
+    /// Converts the error of a grader. It is not at fault if it failed because its judge did.
     fn blame_judge(&self, error: &RunError) -> Failure {
         let failure = self.explain(Stage::Grader, error);
         match self.record.judge_failure() {
@@ -331,7 +330,7 @@ impl Rollout {
         }
     }
 
-    /// A trap says what the engine met; the guest's own last words say why.
+    /// Converts an error. For a trap, the guest's panic message replaces the engine's.
     fn explain(&self, stage: Stage, error: &RunError) -> Failure {
         let mut failure = Failure::of_run(stage, error);
         match failure.kind {
@@ -347,9 +346,8 @@ impl Rollout {
         failure
     }
 
-    /// Waits for what the rollout's caller does, such as taking a callback, which needs no
-    /// guest: the slot is given back when it takes long. A rollout that is cancelled meanwhile
-    /// drops the work at once; its error is also kept for [`Rollout::finish`].
+    /// Waits for work that needs no guest, such as a callback. If it takes long, the slot is released. If the rollout
+    /// is cancelled meanwhile, the work is dropped; the error is stored for [`Rollout::finish`], too.
     pub(super) async fn notify<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Failure> {
         let cancel = self.handle.cancel.clone();
         let mut work = std::pin::pin!(work);
@@ -375,14 +373,14 @@ impl Rollout {
         Ok(done)
     }
 
-    /// Charges what a guest gave back to what is kept of its rollout.
+    /// Charges data that a guest returned to the rollout's record.
     fn charge(&self, what: &str, bytes: usize) -> Result<(), String> {
         let charged = self.record.charge(bytes, &self.host.0.deployment.limits);
-        charged.map_err(|limit| format!("{what} that are not kept: {limit}"))
+        charged.map_err(|limit| format!("{what} that cannot be stored: {limit}"))
     }
 
-    /// Ends it: writes the trajectory, frees the slot, and says what came of it. A
-    /// rollout that nobody had graded ends unscored.
+    /// Ends the rollout: frees the slot, writes the trajectory, and returns the outcome. A rollout without a grader's
+    /// verdict ends without a reward.
     pub(super) async fn finish(self: Box<Self>) -> Finished {
         Box::pin(self.settle_and_write()).await
     }
@@ -432,7 +430,7 @@ impl Rollout {
         };
         let is_replay_cut = self.resumed.as_ref().is_some_and(|resumed| resumed.past.is_cut());
         self.account.settle(&finished.outcome, is_replay_cut);
-        // The guests are gone; others may run while this one is written down.
+        // The guests are gone; other rollouts may run while this one is written.
         drop(self.slot.take());
         if let Some(folder) = self.host.0.runtime.settings.event_log.clone() {
             let shown_id = self.run.caller_id.as_deref().unwrap_or(finished.id.as_str()).to_owned();
@@ -442,7 +440,7 @@ impl Rollout {
         let finished = match self.folder.take() {
             Some(folder) => self.write_down(folder, finished).await,
             None => {
-                // What is in the journal need not be held while what came of it is written.
+                // The request is in the journal and need not stay in memory while the outcome is written.
                 drop(self);
                 finished
             }
@@ -453,7 +451,7 @@ impl Rollout {
         finished
     }
 
-    /// Writes the trajectories and gives the rollout back with them.
+    /// Writes the trajectories and returns the rollout with them.
     async fn write_down(mut self: Box<Self>, folder: AliveFolder, finished: Finished) -> Finished {
         let _timing = self.host.metrics().time(Step::TrajectoryWrite);
         let _span = self.record.trace().span("trajectory_write");
@@ -482,7 +480,7 @@ impl Rollout {
             return Outcome::Unscored(failure.clone());
         }
         if !self.graded && self.own_reward.is_none() {
-            let reason = "no reward was asked for";
+            let reason = "no reward was requested";
             return Outcome::Unscored(Failure::new(
                 Stage::Grader,
                 FailureKind::NotGraded,
@@ -503,12 +501,12 @@ impl Rollout {
     }
 }
 
-/// Whether the agent is the one that rates: an agent loop, where there is no grader.
+/// Returns whether the agent grades itself: an agent loop without a grader.
 fn rates_itself(host: &Host) -> bool {
     host.form() == AgentForm::AgentLoop && host.grader().is_none()
 }
 
-/// The beginning of a guest's text, for an error message.
+/// Returns the beginning of a guest's text, for an error message.
 fn brief(text: &str) -> String {
     text.chars().take(64).collect()
 }

@@ -1,5 +1,4 @@
-//! What the rollouts of a plugin have in common, whichever of its deployments runs them. Much of it is
-//! what a process has once, or a tenant.
+//! Resources that all deployments of a plugin share. Many of them exist once for each process or tenant.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -12,38 +11,37 @@ use rollout_core::telemetry::{Busy, LineBudget, Metrics};
 use rollout_guest::engine::Engine;
 use rollout_outbound::{ChatClient, Transport};
 
-/// Lines about unscored rollouts that are logged in a second, unless everything is asked
-/// for. A plugin that fails every time would write thousands, each saying the same.
+/// Maximum number of log lines about unscored rollouts in a second, at the default log level. A plugin that always
+/// fails would otherwise write thousands of identical lines.
 const UNSCORED_LINES_PER_SECOND: u32 = 10;
 
-/// What a runtime is made of.
+/// Parts of a runtime.
 pub struct RuntimeSettings {
-    /// Whose it is, for the log; none where a process has one plugin.
+    /// The tenant, for the log. `None` in a process with one plugin.
     pub tenant: Option<Arc<str>>,
-    /// What compiles and runs guests.
+    /// The engine that compiles and runs guests.
     pub engine: Engine,
     /// The connections to models, judges and callers.
     pub transport: Transport,
-    /// The client that reaches the models, over these connections.
+    /// The client for models, over these connections.
     pub chat: ChatClient,
-    /// What is counted; the clients count in the same.
+    /// The metrics, which the clients share.
     pub metrics: Arc<Metrics>,
-    /// The bytes that may be held for all rollouts together.
+    /// The memory budget of all rollouts together.
     pub budget: Budget,
-    /// Who of its rollouts runs and who waits.
+    /// The slots and the queue.
     pub slots: Slots,
-    /// What they may use over time, each of which has to have room: none has no bound.
+    /// Quotas over time, each of which must have room for a rollout.
     pub quotas: Vec<Arc<AdmissionQuotas>>,
-    /// Where trajectories and artifacts go; none keeps none.
+    /// Root of the folders for trajectories and artifacts. `None` writes none.
     pub artifact_root: Option<Arc<ArtifactRoot>>,
-    /// Where guests' events go, a file a rollout; none writes none.
+    /// Folder of the event logs of guests. `None` writes none.
     pub event_log: Option<PathBuf>,
-    /// Where rollouts are kept, so that none that was admitted is lost; none keeps none.
+    /// The journal, with which rollouts survive a crash. `None` has no journal.
     pub journal: Option<Arc<Journal>>,
 }
 
-/// What rollouts have in common: engine, outbound clients, slots, budget, metrics, and where is
-/// written.
+/// Resources that rollouts share: engine, outbound clients, slots, budget, metrics, and destinations of files.
 pub struct Runtime {
     pub(super) settings: RuntimeSettings,
     pub(super) unscored_lines: LineBudget,
@@ -51,7 +49,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// A runtime with nothing in it.
+    /// Creates a runtime.
     pub fn new(mut settings: RuntimeSettings) -> Arc<Self> {
         if let Some(root) = &settings.artifact_root {
             root.keep_bounded();
@@ -61,50 +59,49 @@ impl Runtime {
         Arc::new(Self { settings, unscored_lines, journal })
     }
 
-    /// Keeps rollouts that are admitted from here on in this journal, where they are in none yet. For
-    /// whoever knows only after components were loaded where its journal is.
+    /// Sets the journal for rollouts that are admitted from here on, unless there is one. For hosts that know their
+    /// journal only after loading components.
     pub fn keep_in(&self, journal: Arc<Journal>) {
-        // One that is there has rollouts in it already.
+        // An existing journal may have rollouts already.
         let _ = self.journal.set(journal);
     }
 
-    /// Where rollouts are kept, if they are.
+    /// Returns the journal, if there is one.
     pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
         self.journal.get()
     }
 
-    /// Who of its rollouts runs and who waits.
+    /// Returns the slots and the queue.
     pub fn slots(&self) -> &Slots {
         &self.settings.slots
     }
 
-    /// Whether one more rollout may be asked for, by what may be used over time.
+    /// Checks that the quotas over time have room for one more rollout.
     pub(super) fn check_quotas(&self) -> Result<(), OverQuota> {
         self.settings.quotas.iter().try_for_each(|quotas| quotas.check())
     }
 
-    /// What compiles and runs guests.
+    /// Returns the engine.
     pub fn engine(&self) -> &Engine {
         &self.settings.engine
     }
 
-    /// The connections to models, judges and callers.
+    /// Returns the connections to models, judges and callers.
     pub fn transport(&self) -> &Transport {
         &self.settings.transport
     }
 
-    /// What may be held for all rollouts together.
+    /// Returns the memory budget of all rollouts together.
     pub fn budget(&self) -> &Budget {
         &self.settings.budget
     }
 
-    /// What is counted, for whoever has something to add.
+    /// Returns the metrics.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.settings.metrics
     }
 
-    /// What was counted, and how busy the runtime is, in Prometheus' text format. Reads
-    /// files.
+    /// Returns the metrics, including the load, in Prometheus' text format. Reads files.
     pub fn metrics_text(&self) -> String {
         let load = self.slots().load();
         self.metrics().text(Busy::now(load.running, load.queued, load.max_concurrent, self.budget()))

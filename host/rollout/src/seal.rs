@@ -1,4 +1,4 @@
-//! What must not be readable on disk, under a key that only this host's user has.
+//! Encryption of secrets on disk, with a key that only the host's user can read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -10,20 +10,20 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundK
 use rollout_outbound::Secret;
 use rollout_wire::digest::sha256_parts;
 
-/// The key's length in bytes.
+/// Length of the key in bytes.
 const KEY_BYTES: usize = 32;
 
-/// Seals and opens.
+/// Encrypts and decrypts texts with one key.
 pub struct Seal(LessSafeKey);
 
 impl Seal {
-    /// A seal by the key in this file, which is made where there is none, for this user alone.
+    /// Reads the key from a file. If the file does not exist, creates it with a random key, readable by this user only.
     pub fn of_file(path: &Path) -> io::Result<Self> {
         match File::open(path) {
             Ok(mut file) => {
                 if file.metadata()?.mode() & 0o077 != 0 {
-                    let what = format!("{}: others can read this key; chmod 600 it", path.display());
-                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+                    let error = format!("{}: others can read this key; chmod 600 it", path.display());
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, error));
                 }
                 let mut key = [0; KEY_BYTES];
                 file.read_exact(&mut key)?;
@@ -40,7 +40,7 @@ impl Seal {
         }
     }
 
-    /// A seal by a key of the operator's, of any length.
+    /// Derives the key from a secret of the operator, of any length.
     pub fn of_secret(secret: &Secret) -> Self {
         Self::new(&sha256_parts(&[b"rollout-host seal 1", secret.expose().as_bytes()]))
     }
@@ -50,9 +50,9 @@ impl Seal {
         Self(LessSafeKey::new(key.unwrap_or_else(|_| unreachable!("the key has the algorithm's length"))))
     }
 
-    /// Seals a text. It can be opened for the same purpose only.
+    /// Encrypts a text. It can be decrypted for the same purpose only.
     pub fn seal(&self, purpose: &[u8], text: &[u8]) -> io::Result<Vec<u8>> {
-        // Random ones do not meet before some four thousand million are used.
+        // Random nonces of 96 bits are unlikely to repeat before some four thousand million texts are encrypted.
         let nonce: [u8; NONCE_LEN] = random()?;
         let mut sealed = text.to_vec();
         let nonce_used = Nonce::assume_unique_for_key(nonce);
@@ -62,7 +62,7 @@ impl Seal {
         Ok(sealed)
     }
 
-    /// Opens what was sealed by this key for this purpose, if it was.
+    /// Decrypts a text. Returns `None` if it was not encrypted with this key for this purpose.
     pub fn open(&self, purpose: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         let (sealed, nonce) = sealed.split_last_chunk::<NONCE_LEN>()?;
         let mut text = sealed.to_vec();
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sealed_is_opened_by_the_same_key_for_the_same_purpose_only() {
+    fn a_sealed_text_opens_with_the_same_key_and_purpose_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let sealed = Seal::of_file(&path).unwrap().seal(b"r1", b"s3cret").unwrap();
@@ -105,8 +105,8 @@ mod tests {
     fn a_key_that_others_can_read_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        let made = Seal::of_file(&path);
-        assert!(made.is_ok());
+        let created = Seal::of_file(&path);
+        assert!(created.is_ok());
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         let error = Seal::of_file(&path).err().unwrap();

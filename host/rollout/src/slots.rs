@@ -1,4 +1,4 @@
-//! Who gets in: slots, the queue, quotas, and ids in use.
+//! Admission to slots and the queue, quotas, and ids in use.
 
 mod pool;
 mod quota;
@@ -20,35 +20,34 @@ use rollout_core::budget::OverBudget;
 use rollout_core::telemetry::Refusal;
 use rollout_wire::id::RolloutId;
 
-/// Instances that say what an agent loop offers, at once. They have no slot, because a
-/// caller waits for the answer while its rollout waits for one; the engine has room for
-/// a few beyond the slots.
+/// Maximum number of instances at once that describe an agent loop. They have no slot, because a caller waits for their
+/// result while its rollout waits for a slot; the engine has room for a few instances beyond the slots.
 const DECLARATIONS_MAX: usize = 4;
 
-/// Why a rollout was not admitted.
+/// Error of a rollout that was not admitted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdmitError {
-    /// Every slot and every place in the queue is taken; try again later.
+    /// All slots and the queue are full; a retry may succeed.
     #[error("full: {running_max} rollouts run and {queue_max} wait")]
     Full {
-        /// Rollouts that run at once.
+        /// Maximum number of running rollouts.
         running_max: u32,
-        /// Rollouts that may wait.
+        /// Maximum number of queued rollouts.
         queue_max: u32,
     },
     /// A quota is used up.
     #[error(transparent)]
     Quota(#[from] OverQuota),
-    /// Too much is held for others; try again later.
+    /// The memory budget is used up; a retry may succeed.
     #[error(transparent)]
     NoMemory(#[from] OverBudget),
-    /// A rollout of this id is alive.
-    #[error("a rollout of this id is alive")]
+    /// A rollout with this id is alive.
+    #[error("a rollout with this id is alive")]
     Duplicate,
-    /// It cannot be kept.
+    /// The journal cannot store it.
     #[error(transparent)]
     NotKept(#[from] journal::Refused),
-    /// The host takes no more rollouts.
+    /// The host admits no more rollouts.
     #[error("the host is shutting down")]
     Closed,
 }
@@ -66,20 +65,20 @@ impl From<&AdmitError> for Refusal {
     }
 }
 
-/// How busy a host is.
+/// Load of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Rollouts that run at once, at the most.
+    /// Maximum number of running rollouts.
     pub max_concurrent: u32,
     /// Rollouts that wait for a slot.
     pub queued: u32,
-    /// Rollouts that have one.
+    /// Running rollouts.
     pub running: u32,
-    /// Whether it takes rollouts.
+    /// Whether rollouts are admitted.
     pub accepting: bool,
 }
 
-/// A view of a live rollout from outside.
+/// A handle to a live rollout.
 #[derive(Clone, Debug)]
 pub struct Handle {
     pub(super) cancel: CancellationToken,
@@ -88,7 +87,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Stops the guest where it is. The rollout ends as cancelled.
+    /// Stops the guest. The rollout ends as cancelled.
     pub fn cancel(&self) {
         if let Some(log) = self.log.get()
             && !self.cancel.is_cancelled()
@@ -98,42 +97,42 @@ impl Handle {
         self.cancel.cancel();
     }
 
-    /// Stops it for now: where it is in a journal, another process goes on with it.
+    /// Stops the guest in this process. If the rollout is in a journal, another process resumes it.
     pub(super) fn stop(&self) {
         self.cancel.cancel();
     }
 
-    /// Where it is kept, if it is.
+    /// Returns the rollout's log in the journal, if there is one.
     pub fn log(&self) -> Option<&RolloutLog> {
         self.log.get()
     }
 
     pub(super) fn is_kept_in(&self, log: RolloutLog) {
-        // It is said once, when it is admitted.
+        // Called once, at admission.
         let _ = self.log.set(log);
     }
 
-    /// Where it stands.
+    /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         *self.phase.borrow()
     }
 
-    /// Waits until it is over and its id is free.
+    /// Waits until the rollout has ended and its id is free.
     pub async fn over(&self) {
         let mut phases = self.phase.clone();
         while phases.changed().await.is_ok() {}
     }
 
-    /// Its phases as they come; closed when it is over.
+    /// Returns a receiver of the phases, which is closed when the rollout has ended.
     pub(crate) fn phases(&self) -> watch::Receiver<Phase> {
         self.phase.clone()
     }
 }
 
 impl SlotPool {
-    /// The part of one more tenant.
+    /// Adds a tenant with its share of the slots.
     pub fn tenant(&self, share: Share) -> TenantSlots {
-        TenantSlots(Arc::new(OfTenant {
+        TenantSlots(Arc::new(TenantSlotsInner {
             stop: self.0.stop.child_token(),
             place: Arc::new(self.place_of_tenant(share)),
             live: Mutex::default(),
@@ -142,7 +141,7 @@ impl SlotPool {
         }))
     }
 
-    /// How busy all of it is.
+    /// Returns the load of the whole pool.
     pub fn load(&self) -> Load {
         let (running, queued) = self.busy();
         Load {
@@ -153,7 +152,7 @@ impl SlotPool {
         }
     }
 
-    /// Lets nobody in any more.
+    /// Stops admitting rollouts.
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::SeqCst);
     }
@@ -164,13 +163,12 @@ impl SlotPool {
     }
 }
 
-/// The part of the slots that a tenant has, and its live rollouts, whose ids are unique within it. Cheap
-/// to clone.
+/// A tenant's share of the slots, and its live rollouts, with ids that are unique within the tenant. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct TenantSlots(Arc<OfTenant>);
+pub struct TenantSlots(Arc<TenantSlotsInner>);
 
 #[derive(Debug)]
-struct OfTenant {
+struct TenantSlotsInner {
     place: Arc<TenantPlace>,
     live: Mutex<HashMap<RolloutId, Live>>,
     live_count: watch::Sender<usize>,
@@ -181,20 +179,20 @@ struct OfTenant {
 #[derive(Debug)]
 struct Live {
     handle: Handle,
-    /// The number of its plugin.
+    /// The number of the rollout's plugin.
     plugin: u64,
 }
 
-impl OfTenant {
+impl TenantSlotsInner {
     fn live(&self) -> MutexGuard<'_, HashMap<RolloutId, Live>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl TenantSlots {
-    /// The part of one more plugin.
+    /// Adds a plugin with its share of the tenant's slots.
     pub fn plugin(&self, share: Share) -> Slots {
-        Slots(Arc::new(OfPlugin {
+        Slots(Arc::new(SlotsInner {
             stop: self.0.stop.child_token(),
             place: Arc::new(self.0.place.place_of_plugin(share)),
             tenant: self.clone(),
@@ -202,52 +200,52 @@ impl TenantSlots {
         }))
     }
 
-    /// From here on it has this part.
+    /// Changes the share from here on.
     pub fn set_share(&self, share: Share) {
         self.0.place.set_share(share);
     }
 
-    /// Lets nobody of it in any more.
+    /// Stops admitting rollouts of the tenant.
     pub fn close(&self) {
-        // Under the lock, so that no admission that saw it open is still to be counted.
+        // Under the lock, so that all rollouts admitted before are counted.
         let _live = self.0.live();
         self.0.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Cancels every live rollout of it.
+    /// Cancels every live rollout of the tenant.
     pub fn cancel_all(&self) {
         self.0.stop.cancel();
     }
 
-    /// Waits until no rollout of it is alive.
+    /// Waits until the tenant has no live rollouts.
     pub async fn idle(&self) {
         let mut count = self.0.live_count.subscribe();
-        // The sender is in `self`, so it cannot be gone.
+        // `self` holds the sender, so it cannot be dropped.
         let _ = count.wait_for(|count| *count == 0).await;
     }
 }
 
-/// A plugin's part of the slots, the queue before them, and who of it is in either. Cheap to clone.
+/// A plugin's share of the slots, and its queue. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Slots(Arc<OfPlugin>);
+pub struct Slots(Arc<SlotsInner>);
 
 #[derive(Debug)]
-struct OfPlugin {
+struct SlotsInner {
     place: Arc<PluginPlace>,
     tenant: TenantSlots,
     closed: AtomicBool,
     stop: CancellationToken,
 }
 
-/// A rollout's place among the live ones, given back when it is dropped.
+/// Membership of a rollout among the live ones, released when it is dropped.
 pub(super) struct SlotGuard {
-    slots: Arc<OfPlugin>,
+    slots: Arc<SlotsInner>,
     id: RolloutId,
     waiting: bool,
 }
 
 impl SlotGuard {
-    /// It has a slot now and waits no longer.
+    /// Records that the rollout has a slot and left the queue.
     pub(super) fn leaves_queue(&mut self) {
         if std::mem::take(&mut self.waiting) {
             self.slots.place.leave_queue();
@@ -259,7 +257,7 @@ impl Drop for SlotGuard {
     fn drop(&mut self) {
         self.leaves_queue();
         let tenant = &self.slots.tenant.0;
-        // Its handle takes a lock of its own when it goes.
+        // Dropped after the lock is released, because the handle takes a lock of its own.
         let (_gone, live) = {
             let mut live = tenant.live();
             (live.remove(&self.id), live.len())
@@ -269,7 +267,7 @@ impl Drop for SlotGuard {
     }
 }
 
-/// A rollout that got in.
+/// A rollout that was admitted to the queue.
 pub(super) struct Entered {
     pub place: SlotGuard,
     pub handle: Handle,
@@ -281,23 +279,23 @@ fn count(n: u64) -> u32 {
 }
 
 impl Slots {
-    /// Those of a process that has one plugin.
+    /// Creates the slots of a process with one plugin.
     pub fn alone(running_max: u32, queue_max: u32) -> Self {
         SlotPool::new(running_max, queue_max).tenant(Share::default()).plugin(Share::default())
     }
 
-    /// From here on it has this part.
+    /// Changes the share from here on.
     pub fn set_share(&self, share: Share) {
         self.0.place.set_share(share);
     }
 
-    /// Whether a rollout of this id would be let into the queue at present.
+    /// Checks whether a rollout with this id would be admitted to the queue.
     pub(super) fn check(&self, id: &RolloutId) -> Result<(), AdmitError> {
         self.check_id(id, &self.0.tenant.0.live())?;
         self.0.place.check()
     }
 
-    /// Whether a rollout of this id may come to those that live.
+    /// Checks that a rollout with this id may be added to the live ones.
     fn check_id(&self, id: &RolloutId, live: &HashMap<RolloutId, Live>) -> Result<(), AdmitError> {
         if !self.is_open() {
             return Err(AdmitError::Closed);
@@ -305,8 +303,8 @@ impl Slots {
         if live.contains_key(id) { Err(AdmitError::Duplicate) } else { Ok(()) }
     }
 
-    /// Lets a rollout of this id into the queue, or says at once why not. One that a process before
-    /// admitted has its place, however many there are.
+    /// Admits a rollout with this id to the queue or fails immediately. One that an earlier process admitted needs no
+    /// room in the queue.
     pub(super) fn enter(&self, id: &RolloutId, has_place: bool) -> Result<Entered, AdmitError> {
         let inner = &self.0;
         let tenant = &inner.tenant.0;
@@ -322,35 +320,35 @@ impl Slots {
         Ok(Entered { place, handle, phase: sender })
     }
 
-    /// Waits for a slot in the queue.
+    /// Waits in the queue for a slot.
     pub(super) async fn first(&self) -> Option<Slot> {
         self.0.place.slot(Line::First).await
     }
 
-    /// Waits for a slot before those in the queue, for a rollout that gave its own back. That
-    /// starves nobody: each has come through the queue, and comes back once.
+    /// Waits for a slot before those in the queue, for a rollout that released its own. The queue does not starve: each
+    /// rollout passed it, and comes back once.
     pub(super) async fn next(&self) -> Option<Slot> {
         self.0.place.slot(Line::Again).await
     }
 
-    /// Waits for the place of an instance that says what an agent loop offers.
+    /// Waits for a permit to create an instance that describes an agent loop.
     pub(super) async fn declaration(&self) -> Option<OwnedSemaphorePermit> {
         self.0.place.pool().declarations.clone().acquire_owned().await.ok()
     }
 
-    /// A live rollout.
+    /// Returns a live rollout.
     pub(super) fn find(&self, id: &RolloutId) -> Option<Handle> {
         let live = self.0.tenant.0.live();
-        let its = |live: &&Live| live.plugin == self.0.place.number();
-        live.get(id).filter(its).map(|live| live.handle.clone())
+        let is_own = |live: &&Live| live.plugin == self.0.place.number();
+        live.get(id).filter(is_own).map(|live| live.handle.clone())
     }
 
-    /// The ids of the live rollouts that the test holds for.
+    /// Returns the ids of the live rollouts that match.
     pub(super) fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
         let number = self.0.place.number();
         let live = self.0.tenant.0.live();
-        let its = live.iter().filter(|(id, live)| live.plugin == number && matches(id));
-        its.map(|(id, _)| id.clone()).collect()
+        let own = live.iter().filter(|(id, live)| live.plugin == number && matches(id));
+        own.map(|(id, _)| id.clone()).collect()
     }
 
     fn is_open(&self) -> bool {
@@ -358,7 +356,7 @@ impl Slots {
         closed.iter().all(|closed| !closed.load(Ordering::SeqCst))
     }
 
-    /// How busy they are.
+    /// Returns the current load.
     pub fn load(&self) -> Load {
         let (running, queued) = self.0.place.load();
         Load {
@@ -369,9 +367,9 @@ impl Slots {
         }
     }
 
-    /// Lets nobody in any more.
+    /// Stops admitting rollouts.
     pub fn close(&self) {
-        // Under the lock, so that no admission that saw it open is still to be counted.
+        // Under the lock, so that all rollouts admitted before are counted.
         let _live = self.0.tenant.0.live();
         self.0.closed.store(true, Ordering::SeqCst);
     }
@@ -381,7 +379,7 @@ impl Slots {
         self.0.stop.cancel();
     }
 
-    /// Waits until no rollout of the tenant is alive.
+    /// Waits until the tenant has no live rollouts.
     pub(super) async fn idle(&self) {
         self.0.tenant.idle().await;
     }
@@ -393,7 +391,7 @@ mod tests {
     use rollout_wire::quota::Quota;
 
     #[tokio::test]
-    async fn an_id_is_taken_for_as_long_as_its_rollout_is_alive() {
+    async fn an_id_is_taken_while_its_rollout_is_alive() {
         let slots = Slots::alone(1, 1);
         let id = |text: &str| RolloutId::parse(text).unwrap();
         let mut first = slots.enter(&id("a"), false).unwrap();
@@ -423,7 +421,7 @@ mod tests {
         RolloutId::parse(text.to_string()).unwrap()
     }
 
-    /// So many rollouts of it that wait for a slot, each with its wait.
+    /// Starts the given number of rollouts that wait for a slot, each in its own task.
     fn waiting(slots: &Slots, count: usize) -> Vec<tokio::task::JoinHandle<(Slot, SlotGuard)>> {
         let one = |n: usize| {
             let (slots, mut entered) = (slots.clone(), slots.enter(&id(n), false).unwrap());
@@ -447,30 +445,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tenant_that_asks_alone_has_all_slots_but_the_reserve_and_shares_them_as_they_turn_over() {
+    async fn a_lone_busy_tenant_has_all_slots_but_the_reserve_and_shares_them_as_they_turn_over() {
         let pool = SlotPool::new(8, 100);
         let (one, two) = (pool.tenant(share(1)), pool.tenant(share(3)));
         let (first, second) = (one.plugin(share(1)), two.plugin(share(1)));
-        let mut of_first = waiting(&first, 20);
+        let mut first_waiting = waiting(&first, 20);
         settled().await;
         assert_eq!(running(&[&first, &second]), [7, 0]);
-        let _of_second = waiting(&second, 20);
+        let _second_waiting = waiting(&second, 20);
         settled().await;
         assert_eq!(
             running(&[&first, &second]),
             [7, 1],
-            "the reserve is there at once, and what runs goes on"
+            "the reserve is available at once, and running rollouts continue"
         );
         for expected in [[6, 2], [5, 3], [4, 4], [3, 5], [2, 6], [2, 6]] {
-            let over = of_first.iter().position(|wait| wait.is_finished()).unwrap();
-            drop(of_first.remove(over).await.unwrap());
+            let over = first_waiting.iter().position(|wait| wait.is_finished()).unwrap();
+            drop(first_waiting.remove(over).await.unwrap());
             settled().await;
             assert_eq!(running(&[&first, &second]), expected, "one to three");
         }
     }
 
     #[tokio::test]
-    async fn a_tenant_whose_rollouts_never_end_leaves_the_reserve_to_tenants_below_their_share() {
+    async fn a_tenant_with_endless_rollouts_leaves_the_reserve_to_tenants_below_their_share() {
         let pool = SlotPool::new(32, 1000);
         let tenants = [(); 3].map(|()| pool.tenant(share(1)));
         let [endless, second, third] =
@@ -478,14 +476,14 @@ mod tests {
         let _endless = waiting(&endless, 100);
         settled().await;
         assert_eq!(running(&[&endless, &second, &third]), [28, 0, 0], "an eighth is left");
-        let of_second = waiting(&second, 3);
+        let second_waiting = waiting(&second, 3);
         settled().await;
         assert_eq!(running(&[&endless, &second, &third]), [28, 3, 0]);
-        let _of_third = waiting(&third, 3);
+        let _third_waiting = waiting(&third, 3);
         settled().await;
         assert_eq!(running(&[&endless, &second, &third]), [28, 3, 1]);
-        // What the one gives back of the reserve goes to the other, and not to the one above its share.
-        for wait in of_second {
+        // Slots of the reserve that the second releases go to the third, not to the one above its share.
+        for wait in second_waiting {
             drop(wait.await.unwrap());
         }
         settled().await;
@@ -493,10 +491,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tenant_that_is_alone_or_left_alone_has_all_slots() {
+    async fn the_only_tenant_has_all_slots() {
         let pool = SlotPool::new(8, 100);
         let (one, two) = (pool.tenant(share(1)).plugin(share(1)), pool.tenant(share(1)));
-        let _of_one = waiting(&one, 20);
+        let _waiting = waiting(&one, 20);
         settled().await;
         assert_eq!(running(&[&one]), [7]);
         drop(two);
@@ -505,7 +503,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tenants_plugins_share_what_it_has_and_a_bound_is_kept() {
+    async fn a_tenants_plugins_share_its_slots_within_their_limits() {
         let pool = SlotPool::new(6, 100);
         let tenant = pool.tenant(Share { running_max: 4, ..share(1) });
         let (many, few) = (tenant.plugin(share(1)), tenant.plugin(Share { running_max: 1, ..share(1) }));
@@ -514,7 +512,7 @@ mod tests {
         assert_eq!(few.enter(&id(3), false).err(), Some(AdmitError::Duplicate));
         let mut entered = few.enter(&id("few"), false).unwrap();
         settled().await;
-        assert_eq!(running(&[&many, &few]), [4, 0], "the tenant may have four of six");
+        assert_eq!(running(&[&many, &few]), [4, 0], "the tenant's limit is four of six");
         let mut first = Box::pin(few.first());
         assert!(futures_util::future::poll_immediate(&mut first).await.is_none());
         tenant.set_share(Share { running_max: 6, ..share(1) });
@@ -529,7 +527,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_leaves_the_line_leaves_nothing_in_it() {
+    async fn a_rollout_that_stops_waiting_leaves_the_queue() {
         let slots = Slots::alone(1, 100);
         let held = slots.first().await.unwrap();
         for _ in 0..3 {
@@ -541,9 +539,12 @@ mod tests {
         assert!(futures_util::future::poll_immediate(&mut again).await.is_none());
         drop(held);
         let slot = again.await.unwrap();
-        assert!(futures_util::future::poll_immediate(&mut first).await.is_none(), "it had none before");
+        assert!(
+            futures_util::future::poll_immediate(&mut first).await.is_none(),
+            "it waits behind the other"
+        );
         drop(slot);
-        // A slot that was given to somebody who does not take it any more goes on to the next.
+        // A slot that was granted to a dropped waiter goes to the next one.
         drop(first);
         drop(slots.first().await.unwrap());
     }
@@ -559,7 +560,7 @@ mod tests {
                 Err(error) => break error,
             }
         };
-        assert_eq!(held.len(), 50, "as many as are left");
+        assert_eq!(held.len(), 50, "half of all places");
         let AdmitError::Quota(over) = over else { panic!("{over}") };
         assert_eq!((over.quota, over.whose, over.used, over.max), (Quota::Queued, Whose::Tenant, 50, 50));
         let other = other.plugin(Share { running_max: 3, queue_max: 1, ..share(1) });

@@ -10,24 +10,21 @@ use crate::id::{RolloutId, SampleId};
 use crate::openai::{self, Completion};
 use crate::text;
 
-/// A fuzz target.
+/// A fuzz target: a function that accepts any bytes.
 pub type Target = fn(&[u8]);
 
 /// The crate's targets with the names of their programs and corpora.
 pub const TARGETS: [(&str, Target); 3] =
     [("completion", completion), ("chat_request", chat_request), ("ids", ids)];
 
-/// Maximum length of an error about an input of any size, in bytes.
+/// Maximum size of an error message about an input of any size, in bytes.
 const ERROR_BYTES_MAX: usize = 4096;
 
 /// Parses a reply of the model's server.
 fn completion(body: &[u8]) {
     match Completion::parse(&bytes::Bytes::copy_from_slice(body)) {
         Ok(completion) => {
-            assert!(
-                crate::object(completion.message()).is_ok(),
-                "a guest receives a message that it may push"
-            );
+            assert!(crate::object(completion.message()).is_ok(), "a guest can push each message that it gets");
             assert!(
                 completion.tool_calls().iter().all(|call| !call.id.is_empty()),
                 "a result can name its call"
@@ -39,7 +36,7 @@ fn completion(body: &[u8]) {
     }
 }
 
-/// Writes a guest's request to the model. Each line of the input is a message, a tool or the parameters.
+/// Builds a guest's request to the model from messages, tools and parameters, one a line.
 fn chat_request(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.split('\n').map(str::to_owned);
@@ -52,10 +49,10 @@ fn chat_request(bytes: &[u8]) {
         Ok(frame) => {
             let body = frame.around(messages.iter().copied(), 0);
             let sent = std::str::from_utf8(&body).expect("a body is text");
-            // As text, because no float may hold a number of it; the server checks numbers.
+            // Compared as text, because a number may be one that no float represents; checking it is the server's task.
             let read: BTreeMap<String, &RawValue> = serde_json::from_str(sent).expect("a body is an object");
             let model = read["model"].get();
-            assert_eq!(model, "\"a-model\"", "no parameter replaces a field of the host");
+            assert_eq!(model, "\"a-model\"", "no parameter overrides a field that the host sets");
             assert_eq!(read["stream"].get(), "false");
             let sent: Vec<&RawValue> = serde_json::from_str(read["messages"].get()).expect("a list");
             assert_eq!(sent.len(), messages.len());
@@ -64,18 +61,18 @@ fn chat_request(bytes: &[u8]) {
     }
 }
 
-/// Parses ids of rollouts and samples, and writes them as folders, files and headers.
+/// Parses ids of rollouts and samples, and converts them to their other forms.
 fn ids(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(id) = RolloutId::parse(text.as_ref()) {
-        assert_eq!(id.as_str(), text, "an id is what its caller wrote");
+        assert_eq!(id.as_str(), text, "an id is the caller's text");
         let json = serde_json::to_string(&id).expect("an id is a text");
-        assert_eq!(serde_json::from_str::<RolloutId>(&json).expect("an id is read as it was written"), id);
+        assert_eq!(serde_json::from_str::<RolloutId>(&json).expect("an id can be parsed again"), id);
         let dir = id.dir_name();
         assert!(dir.len() <= 255 && !dir.contains(['/', '\\', '\0']) && dir != "." && dir != "..", "{dir:?}");
         let header = id.header_value();
         assert!(header.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{header:?}");
-        assert_eq!(header.trim(), header, "a header loses no surrounding space");
+        assert_eq!(header.trim(), header, "a header neither starts nor ends with a space");
     }
     if let Ok(id) = SampleId::parse(&text) {
         assert_eq!(id.as_str(), text);
@@ -85,7 +82,7 @@ fn ids(bytes: &[u8]) {
     let shown = text::printable(&text);
     assert!(!shown.chars().any(|c| c.is_control() && c != '\n' && c != '\t'), "{shown:?}");
     let cut = text::beginning(&text, 16);
-    // The end says how many bytes are missing.
+    // The number of omitted bytes is appended in words.
     assert!(cut.len() <= 16 + 48, "{cut:?}");
 }
 

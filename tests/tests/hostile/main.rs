@@ -17,7 +17,7 @@ const LITTLE_CPU_IS_NAMED: &str = "used more CPU time than guest-cpu-secs-max, 0
 
 /// The guests that are large hand over 2 MiB.
 const SMALL_CALLS: &str = "[limits]\nhost-call-bytes-max = 1048576\n";
-const SMALL_CALLS_ARE_NAMED: &str = "handed over more than host-call-bytes-max, 1048576 bytes";
+const SMALL_CALLS_ARE_NAMED: &str = "passed more than host-call-bytes-max, 1048576 bytes";
 
 fn check_fails(result: &Value, category: &str, part: &str) {
     assert_eq!(result["status"], "failure", "{part}: {result:#}");

@@ -1,31 +1,31 @@
-//! Memory limits of the control groups that this process is in, of both versions.
+//! Memory limits of the control groups that this process is in, of versions 1 and 2.
 //!
-//! A limit binds a group and all groups below it, so the smallest one up the tree counts. Version 2 has one
-//! tree; version 1 has one for each controller, and a machine may have both at once.
+//! A limit applies to a group and all groups below it, so the smallest one up the tree counts. Version 2 has one tree;
+//! version 1 has one for each controller, and a machine may have both at once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a control group leaves of the machine's memory.
+/// Memory that a control group allows this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GroupMemory {
-    /// Bytes that can be had below the limit. Files that the kernel may drop count as free.
+    /// Bytes free below the limit. Pages of files that the kernel may drop count as free.
     pub free_bytes: u64,
     /// The limit, in bytes.
     pub limit_bytes: u64,
-    /// The file that has the limit.
+    /// The file that contains the limit.
     pub limit_file: PathBuf,
 }
 
-/// A version of control groups: what its files are called.
+/// Names of files in a version of control groups.
 struct Version {
     /// The kernel's name of the file system.
     file_system: &'static str,
-    /// Files with a limit each.
+    /// Files that contain a limit each.
     limits: &'static [&'static str],
-    /// The file with the bytes in use.
+    /// The file that contains the bytes in use.
     used: &'static str,
-    /// The line of `memory.stat` that counts files which were not used lately, of the group and those below.
+    /// The line of `memory.stat` that counts file pages not used lately, of the group and those below.
     droppable: &'static str,
 }
 
@@ -44,7 +44,7 @@ const VERSIONS: [Version; 2] = [
     },
 ];
 
-/// Returns the group that leaves this process least, if any group limits its memory.
+/// Returns the group that leaves this process the least memory, if any group limits it.
 pub(super) fn tightest() -> Option<GroupMemory> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     tightest_in(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"))
@@ -64,28 +64,28 @@ fn own_group<'a>(groups: &'a str, version: &Version) -> Option<&'a str> {
     groups.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
         let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let is_it = match version.file_system {
+        let is_match = match version.file_system {
             "cgroup2" => controllers.is_empty(),
             _ => controllers.split(',').any(|controller| controller == "memory"),
         };
-        is_it.then_some(path)
+        is_match.then_some(path)
     })
 }
 
-/// Parses a line of `/proc/self/mountinfo`: the group that is mounted, and where.
+/// Parses a line of `/proc/self/mountinfo`. Returns the mounted group and its mount point.
 fn mount(line: &str, version: &Version) -> Option<(PathBuf, PathBuf)> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut mount = mount.split(' ').skip(3);
     let (root, point) = (mount.next()?, mount.next()?);
     let mut file_system = file_system.split(' ');
-    let is_it = file_system.next()? == version.file_system
+    let is_match = file_system.next()? == version.file_system
         && (version.file_system == "cgroup2"
             || file_system.nth(1)?.split(',').any(|option| option == "memory"));
-    is_it.then(|| (root.into(), point.into()))
+    is_match.then(|| (root.into(), point.into()))
 }
 
-/// Returns what each group from `group` up to the mounted one leaves. A container sees its own group as
-/// the mounted one, by a path of the machine's or by none at all.
+/// Returns the memory of each limited group from `group` up to the mounted one. A container sees its own group as the
+/// mounted one, with a path of the machine's or with none.
 fn up_the_tree(version: &Version, group: &str, root: &Path, point: &Path) -> Vec<GroupMemory> {
     let below = Path::new(group).strip_prefix(root).unwrap_or(Path::new(""));
     let below = if below.components().any(|part| part.as_os_str() == "..") { Path::new("") } else { below };
@@ -111,13 +111,13 @@ fn number_in(path: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Makes the files of a group.
+    /// Creates the files of a group.
     fn group(dir: &Path, files: &[(&str, &str)]) {
         fs::create_dir_all(dir).unwrap();
         files.iter().for_each(|(name, text)| fs::write(dir.join(name), text).unwrap());
     }
 
-    /// Checks what is found with these groups of the process, where the tree at `dir` is mounted.
+    /// Checks the group found for these contents of `/proc/self/cgroup`, with the tree mounted at `dir`.
     fn check(dir: &Path, file_system: &str, groups: &str, expected: Option<(u64, u64, &str)>) {
         let root = if groups.contains("/docker/") { "/docker/abc" } else { "/" };
         let mounts = format!(
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_is_read_too_in_its_own_tree() {
+    fn version_1_is_read_in_its_own_tree() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
         let unlimited = [("memory.limit_in_bytes", "9223372036854771712"), ("memory.usage_in_bytes", "5")];
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_sees_its_group_as_the_one_that_is_mounted() {
+    fn a_container_sees_its_group_as_the_mounted_one() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
         group(dir, &[("memory.limit_in_bytes", "2000"), ("memory.usage_in_bytes", "500")]);

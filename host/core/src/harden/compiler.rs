@@ -1,9 +1,8 @@
-//! The process that compiles a component: it is left with the processor, memory, and the three
-//! streams that it was given.
+//! Confinement of the compiler process: it has the processor, memory, and the three standard streams.
 //!
-//! Whoever takes it over by a component that harms the compiler has a process that can open
-//! nothing, connect to nothing, start nothing and run no code that was not in the program; it
-//! ends with the work, and what it hands over is all that it can do harm with.
+//! A component may exploit a bug of the compiler. The attacker then has a process that can open no file, connect to
+//! nothing, start no process and run no new machine code. The process ends with its work, so its output is the only
+//! means to do harm.
 
 use std::fmt;
 use std::io;
@@ -14,20 +13,20 @@ use super::files::Enforced;
 use super::limits::{STANDARD_STREAMS, close_others, set};
 use super::{files, filter, server};
 
-/// What begins the line that says what is enforced.
+/// Prefix of the line that reports the confinement.
 const BEGINNING: &str = "confined: ";
 
-/// What compiling one component may take.
+/// Limits on compiling one component.
 #[derive(Clone, Copy, Debug)]
 pub struct CompilerLimits {
-    /// Memory that can be written to, in bytes. Not address space that is only reserved: how
-    /// much of that an allocator takes depends on the machine.
+    /// Writable memory in bytes. Address space that is only reserved does not count: how much of it an allocator takes
+    /// depends on the machine.
     pub memory_bytes_max: u64,
-    /// CPU time of all threads together.
+    /// CPU time of all threads together, in seconds.
     pub cpu_secs_max: u64,
 }
 
-/// What holds a process that compiles.
+/// Restrictions that apply to a compiler process.
 #[derive(Debug)]
 pub struct Confinement {
     files: Result<Enforced, String>,
@@ -50,8 +49,8 @@ impl fmt::Display for Confinement {
 
 const FILTERED: &str = "system calls filtered";
 
-/// What a process that compiles said of its confinement, and the rest of what it said. Whether
-/// its calls were filtered, which is the one thing that every kernel can do.
+/// Splits the report of the confinement off the output of a compiler process. Returns the report, whether system calls
+/// are filtered (the one restriction that every kernel supports), and the rest of the output.
 pub fn confinement_said(stderr: &str) -> (Option<(&str, bool)>, &str) {
     let Some((line, rest)) = stderr.strip_prefix(BEGINNING).and_then(|text| text.split_once('\n')) else {
         return (None, stderr);
@@ -59,12 +58,12 @@ pub fn confinement_said(stderr: &str) -> (Option<(&str, bool)>, &str) {
     (Some((line, line.ends_with(FILTERED))), rest)
 }
 
-/// Binds this process for ever. To be called before it has threads and before it has read
-/// anything; starts those that compile.
+/// Confines this process irrevocably and starts the threads that compile. To be called before the process has other
+/// threads and before it reads anything.
 pub fn confine(limits: CompilerLimits) -> io::Result<Confinement> {
     bound(limits)?;
     let files = files::allow_nothing().map_err(|error| error.to_string());
-    // Kept from nothing where it has no privileges.
+    // Has no effect without privileges.
     server::drop_all_capabilities().map_err(io::Error::other)?;
     start_threads()?;
     no_more()?;
@@ -72,7 +71,7 @@ pub fn confine(limits: CompilerLimits) -> io::Result<Confinement> {
     Ok(Confinement { files, calls })
 }
 
-/// The limits that hold from the first moment.
+/// Sets the limits that apply from the start.
 fn bound(limits: CompilerLimits) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     super::no_new_privileges()?;
@@ -80,17 +79,17 @@ fn bound(limits: CompilerLimits) -> io::Result<()> {
     set(Resource::Core, 0, 0)?;
     set(Resource::Fsize, 0, 0)?;
     set(Resource::Data, limits.memory_bytes_max, limits.memory_bytes_max)?;
-    // It is asked to end at the first number and made to at the second.
+    // The kernel sends SIGXCPU at the first number and kills the process at the second.
     set(Resource::Cpu, limits.cpu_secs_max, limits.cpu_secs_max + 1)
 }
 
-/// Starts the threads that compile, as many as the parent says in the environment, so that
-/// starting threads can be forbidden.
+/// Starts the threads that compile, as many as the parent set in the environment, so that starting threads can be
+/// forbidden.
 fn start_threads() -> io::Result<()> {
     rayon::ThreadPoolBuilder::new().build_global().map_err(io::Error::other)
 }
 
-/// Files and processes: those that there are.
+/// Forbids opening further descriptors and starting further processes.
 pub(super) fn no_more() -> io::Result<()> {
     set(Resource::Nofile, STANDARD_STREAMS, STANDARD_STREAMS)?;
     set(Resource::Nproc, 0, 0)
@@ -101,11 +100,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_enforced_is_told_apart_from_what_went_wrong() {
+    fn the_report_of_the_confinement_is_split_from_the_errors() {
         fn check(confinement: &Confinement, filtered: bool) {
             let stderr = format!("{confinement}\nunknown opcode\n");
-            let (said, rest) = confinement_said(&stderr);
-            assert_eq!(said.map(|(_, filtered)| filtered), Some(filtered), "{stderr}");
+            let (report, rest) = confinement_said(&stderr);
+            assert_eq!(report.map(|(_, filtered)| filtered), Some(filtered), "{stderr}");
             assert_eq!(rest, "unknown opcode\n");
         }
         check(&Confinement { files: Ok(Enforced::Fully), calls: Ok(()) }, true);

@@ -1,7 +1,7 @@
-//! Which files and folders a process may reach, by Landlock: rules of the kernel's that a
-//! process sets for itself and that nobody can take back.
+//! Restriction of the files and folders that a process may access, by Landlock: rules of the kernel that a process sets
+//! for itself and that cannot be removed.
 //!
-//! Kernels know more or less of it, and old ones nothing. What a kernel does not know is not
+//! Kernels support different versions of Landlock, and old ones none. Rules that a kernel does not support are not
 //! enforced, and [`Enforced`] says so.
 
 use std::fmt;
@@ -12,11 +12,11 @@ use landlock::{
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-/// The newest version of the rules that is asked for.
+/// The newest version of the rules that is requested.
 const VERSION: ABI = ABI::V6;
 
-/// What every program reads: itself, its libraries, names and certificates of the network,
-/// what the kernel says of the machine.
+/// Files that every program reads: itself, its libraries, names and certificates of the network, the kernel's
+/// information on the machine.
 const SYSTEM: [&str; 18] = [
     "/proc/self/exe",
     "/usr",
@@ -38,10 +38,10 @@ const SYSTEM: [&str; 18] = [
     "/sys/devices/system",
 ];
 
-/// Files that are written to as well, by whoever wants nothing of them.
+/// Device files that are also written to. They give access to nothing.
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/urandom"];
 
-/// What a process may reach beside the system's libraries.
+/// Folders that a process may access in addition to the system's libraries.
 #[derive(Clone, Debug, Default)]
 pub struct Folders {
     /// Files and folders that may be read.
@@ -50,14 +50,14 @@ pub struct Folders {
     pub write: Vec<PathBuf>,
 }
 
-/// What the kernel enforces of the rules.
+/// Extent to which the kernel enforces the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforced {
-    /// Everything.
+    /// All rules.
     Fully,
-    /// What it knows of.
+    /// The rules that it supports.
     Partly,
-    /// Nothing; it has no Landlock.
+    /// None; the kernel has no Landlock.
     No,
 }
 
@@ -81,8 +81,8 @@ impl From<RestrictionStatus> for Enforced {
     }
 }
 
-/// Closes all files and folders to this thread and those that it starts, and all ports, and
-/// the processes outside.
+/// Denies this thread, and those that it starts, access to all files, folders and ports, and signals to processes
+/// outside.
 pub(super) fn allow_nothing() -> Result<Enforced, RulesetError> {
     let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -92,13 +92,13 @@ pub(super) fn allow_nothing() -> Result<Enforced, RulesetError> {
     Ok(rules.create()?.restrict_self()?.into())
 }
 
-/// Closes all files and folders but these to this thread and those that it starts. The network
-/// is left as it is.
+/// Denies this thread, and those that it starts, access to all files and folders except these. The network is not
+/// restricted.
 pub(super) fn allow(folders: &Folders) -> Result<Enforced, RulesetError> {
     let read = AccessFs::from_read(VERSION);
     let system = SYSTEM.iter().map(|path| (PathBuf::from(path), read));
     let devices = DEVICES.iter().map(|path| (PathBuf::from(path), AccessFs::ReadFile | AccessFs::WriteFile));
-    #[expect(clippy::disallowed_methods, reason = "where the library for certificates looks too")]
+    #[expect(clippy::disallowed_methods, reason = "the library for certificates reads these variables, too")]
     let certificates = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os);
     let certificates = certificates.map(|path| (PathBuf::from(path), read));
     let given = folders.read.iter().map(|path| (path.clone(), read));
@@ -108,9 +108,9 @@ pub(super) fn allow(folders: &Folders) -> Result<Enforced, RulesetError> {
         .handle_access(AccessFs::from_all(VERSION))?
         .create()?;
     for (path, access) in system.chain(devices).chain(certificates).chain(given).chain(written) {
-        // What is not there cannot be opened anyway.
+        // A file that does not exist cannot be opened anyway.
         let Ok(file) = PathFd::new(&path) else { continue };
-        // A file has no rights of a folder.
+        // Rights of folders do not apply to a file.
         let access = if path.is_dir() { access } else { access & AccessFs::from_file(VERSION) };
         rules = rules.add_rule(PathBeneath::new(file, access))?;
     }

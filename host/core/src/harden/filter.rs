@@ -1,9 +1,8 @@
-//! Which calls of the kernel a process may make once it has begun to compile.
+//! Filter of the system calls that a process may make while it compiles.
 //!
-//! A list of what compiling needs: memory, time, waiting for its own threads, reading and
-//! writing what is open. Everything else is refused with EPERM, which libraries take for a
-//! missing right, instead of ending the process, so that one that asks for something new and
-//! can do without goes on doing without.
+//! It allows the calls that compiling needs: memory, time, waiting for its own threads, reading and writing open
+//! descriptors. All others fail with EPERM instead of killing the process. Libraries take it for a missing right, so a
+//! library that tries an optional new call continues without it.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +11,9 @@ use seccompiler::{
     SeccompRule, apply_filter_all_threads,
 };
 
-/// Calls that are allowed whatever their arguments.
+/// Calls that are allowed with any arguments.
 const ALLOWED: [libc::c_long; 28] = [
-    // What is open. Nothing more can be opened.
+    // Open descriptors. No further ones can be opened.
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_write,
@@ -22,12 +21,12 @@ const ALLOWED: [libc::c_long; 28] = [
     libc::SYS_close,
     libc::SYS_fstat,
     libc::SYS_lseek,
-    // Memory, which no program can be made in: see `IN_MEMORY`.
+    // Memory. It cannot become executable: see `IN_MEMORY`.
     libc::SYS_munmap,
     libc::SYS_mremap,
     libc::SYS_madvise,
     libc::SYS_brk,
-    // Threads that are there; no others can be started.
+    // Existing threads; no others can be started.
     libc::SYS_futex,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
@@ -37,22 +36,22 @@ const ALLOWED: [libc::c_long; 28] = [
     libc::SYS_restart_syscall,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // Traps of the guest's code are none here, but an overflow of the stack is reported.
+    // The guest's code does not run here, so none of its traps occur, but an overflow of the stack is reported.
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
-    // Time and chance.
+    // Time and random numbers.
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
     libc::SYS_getrandom,
 ];
 
-/// Calls whose third argument says what memory is for; not for running what is in it.
+/// Calls whose third argument is the protection of memory. Executable memory is refused.
 const IN_MEMORY: [libc::c_long; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
 
-/// Binds all threads of this process to the list.
+/// Applies the filter to all threads of this process.
 pub(super) fn apply() -> Result<(), seccompiler::Error> {
     apply_filter_all_threads(&program()?)
 }
@@ -63,7 +62,7 @@ fn program() -> Result<BpfProgram, BackendError> {
     for call in IN_MEMORY {
         rules.insert(call, vec![only_if(2, SeccompCmpOp::MaskedEq(executable), 0)?]);
     }
-    // How a process ends itself when it gives up; other processes are out of reach.
+    // The call by which a process aborts itself; other processes are out of reach.
     rules.insert(libc::SYS_tgkill, vec![only_if(0, SeccompCmpOp::Eq, std::process::id().into())?]);
     let refused = SeccompAction::Errno(libc::EPERM as u32);
     let arch = std::env::consts::ARCH.try_into()?;
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_makes_a_program_here() {
+    fn the_filter_compiles_on_this_architecture() {
         assert!(program().unwrap().len() > ALLOWED.len());
     }
 }

@@ -1,10 +1,8 @@
-//! What a process gives up so that whoever takes it over has little.
+//! Privileges that a process drops, so that an attacker who controls it has little.
 //!
-//! Two processes do: the one that compiles a component, which nobody vouches for, needs nothing
-//! but processor and memory and is left with those ([`compiler`]); the one that serves needs
-//! files, connections and children and gives up the rest ([`server`]). Both are given what they
-//! may have and know nothing of components or rollouts. `docs/understand/threat-model.md` says against
-//! whom this is.
+//! The process that compiles a component of unknown origin needs processor and memory only ([`compiler`]). The process
+//! that serves needs files, connections and children, and drops the rest ([`server`]). Both are given their permissions
+//! as parameters and know no components and no rollouts. `docs/understand/threat-model.md` describes the attackers.
 
 pub mod compiler;
 mod files;
@@ -18,8 +16,8 @@ pub use probe::{Part, probe};
 
 use std::io;
 
-/// Keeps this process, and all that it starts, from getting rights by a program that has more:
-/// set-user-ID programs and files with capabilities give none.
+/// Keeps this process, and all that it starts, from gaining privileges by executing a program: set-user-ID bits and
+/// file capabilities have no effect.
 fn no_new_privileges() -> io::Result<()> {
     // SAFETY: the arguments are numbers.
     match unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } {

@@ -1,5 +1,5 @@
-//! Tries what a process that compiles must not be able to do, and says what came of it. For
-//! tests, and for whoever wants to know what a kernel enforces.
+//! Attempts at operations that the compiler process must not be able to do, with their results. For tests, and for
+//! operators who want to know what a kernel enforces.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,7 +9,7 @@ use std::ptr;
 use super::compiler::{CompilerLimits, confine, no_more};
 use super::files;
 
-/// Which part of the confinement is tried.
+/// The part of the confinement to test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// All of it.
@@ -21,7 +21,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// The part of this name.
+    /// Returns the part with a name.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "all" => Some(Self::All),
@@ -32,14 +32,14 @@ impl Part {
     }
 }
 
-/// What is tried, and how.
+/// Name of an operation, and the function that attempts it.
 type Attempt = (&'static str, fn() -> io::Result<()>);
 
-/// How many of the attempts, from the first, need a new descriptor.
+/// Number of attempts, from the first, that need a new descriptor.
 const NEED_A_DESCRIPTOR: usize = 4;
 
-/// Confines this process and tries to get out. Gives what is enforced, and what was tried with
-/// the error that it met.
+/// Confines this process and attempts to break out. Returns the enforced confinement, followed by each attempt and its
+/// error.
 pub fn probe(part: Part, limits: CompilerLimits) -> io::Result<Vec<(&'static str, String)>> {
     let enforced = match part {
         Part::All => confine(limits)?.to_string(),
@@ -57,17 +57,17 @@ pub fn probe(part: Part, limits: CompilerLimits) -> io::Result<Vec<(&'static str
         ("fork", || check(unsafe_calls::fork())),
         ("exec", || check(unsafe_calls::exec(c"/bin/true"))),
     ];
-    // The limits are about descriptors, which a program that is run in place of this needs none of.
+    // The limits apply to descriptors and processes; a program that replaces this one needs none.
     let number = if part == Part::Limits { NEED_A_DESCRIPTOR } else { attempts.len() };
-    let came = attempts.into_iter().take(number).map(|(what, attempt)| (what, name(attempt())));
-    Ok([("confinement", enforced)].into_iter().chain(came).collect())
+    let results = attempts.into_iter().take(number).map(|(what, attempt)| (what, name(attempt())));
+    Ok([("confinement", enforced)].into_iter().chain(results).collect())
 }
 
 fn check(result: i32) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// An error by the name that manuals have for it.
+/// Returns the symbolic name of an error, as manuals have it.
 fn name(result: io::Result<()>) -> String {
     match result.map_err(|error| (error.raw_os_error(), error)) {
         Ok(()) => "done".to_owned(),
@@ -80,12 +80,12 @@ fn name(result: io::Result<()>) -> String {
     }
 }
 
-/// Calls that the standard library has no safe form of.
+/// System calls without a safe form in the standard library.
 mod unsafe_calls {
     use super::{CStr, io, ptr};
 
     pub(super) fn signal_parent() -> i32 {
-        // SAFETY: signal 0 only asks whether one could be sent.
+        // SAFETY: signal 0 only checks whether a signal could be sent.
         unsafe { libc::kill(libc::getppid(), 0) }
     }
 
@@ -93,18 +93,18 @@ mod unsafe_calls {
         const LENGTH: usize = 4096;
         let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, at an address of the kernel's choice, is nobody's memory.
+        // SAFETY: a new mapping, at an address that the kernel chooses, overlaps no other memory.
         let mapped = unsafe { libc::mmap(ptr::null_mut(), LENGTH, protection, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it was mapped just now and nobody has it.
+        // SAFETY: it was mapped just now, and nothing refers to it.
         unsafe { libc::munmap(mapped, LENGTH) };
         Ok(())
     }
 
     pub(super) fn fork() -> i32 {
-        // SAFETY: the child does nothing but end.
+        // SAFETY: the child only exits.
         unsafe {
             match libc::fork() {
                 0 => libc::_exit(0),
@@ -115,7 +115,7 @@ mod unsafe_calls {
 
     pub(super) fn exec(program: &CStr) -> i32 {
         let arguments = [program.as_ptr(), ptr::null()];
-        // SAFETY: both are ended by a zero; where it succeeds, nothing of this is left.
+        // SAFETY: both are terminated by a zero; on success this process's memory is replaced.
         unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) }
     }
 }

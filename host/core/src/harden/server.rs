@@ -1,7 +1,7 @@
-//! The process that serves: it needs files, connections and children, and no privileges.
+//! Privileges of the process that serves: it needs files, connections and children, and no capabilities.
 //!
-//! Capabilities belong to a thread and go on to those that it starts, so they are given up
-//! before there are others.
+//! Capabilities belong to a thread and are inherited by threads that it starts, so they are dropped before there are
+//! others.
 
 use std::io;
 
@@ -9,23 +9,22 @@ use caps::{CapSet, Capability};
 
 use super::files::{self, Enforced, Folders};
 
-/// Why privileges could not be given up.
+/// Error of dropping privileges.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HardenError {
-    /// The kernel refused it.
-    #[error("privileges cannot be given up")]
+    /// The kernel refused to forbid new privileges.
+    #[error("cannot forbid new privileges")]
     Privileges(#[source] io::Error),
-    /// Its capabilities could not be read or set.
-    #[error("capabilities cannot be given up: {0}")]
+    /// The capabilities could not be read or set.
+    #[error("cannot drop the capabilities: {0}")]
     Capabilities(String),
-    /// The rules for files were refused.
-    #[error("the rules for files cannot be set: {0}")]
+    /// The kernel refused the rules for files.
+    #[error("cannot set the rules for files: {0}")]
     Files(String),
 }
 
-/// Gives up all privileges, in this thread and those that it starts, and the getting of others by
-/// programs that have them.
+/// Drops all privileges of this thread and those that it starts, and prevents gaining others by executing programs.
 pub fn drop_privileges() -> Result<(), HardenError> {
     super::no_new_privileges().map_err(HardenError::Privileges)?;
     drop_all_capabilities()
@@ -33,8 +32,8 @@ pub fn drop_privileges() -> Result<(), HardenError> {
 
 pub(super) fn drop_all_capabilities() -> Result<(), HardenError> {
     let fail = |error: caps::errors::CapsError| HardenError::Capabilities(error.to_string());
-    // What a program that is started may have at the most. Who may not set it has nothing that
-    // such a program could add to, since there are no new privileges.
+    // The bounding set limits the capabilities of programs that are started. A process that may not change it has none
+    // that such a program could gain, since new privileges are forbidden.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).map_err(fail)? {
         for capability in caps::runtime::thread_all_supported() {
             caps::drop(None, CapSet::Bounding, capability).map_err(fail)?;
@@ -46,8 +45,8 @@ pub(super) fn drop_all_capabilities() -> Result<(), HardenError> {
     Ok(())
 }
 
-/// Closes all files to this thread and those that it starts but these, which are not there yet
-/// where nobody made them.
+/// Denies this thread, and those that it starts, access to all files except these. Folders that do not exist yet are
+/// skipped.
 pub fn restrict_files(folders: &Folders) -> Result<Enforced, HardenError> {
     files::allow(folders).map_err(|error| HardenError::Files(error.to_string()))
 }

@@ -1,15 +1,15 @@
-//! The words that metrics are told apart by. Each set is closed, so that nothing which a
-//! caller or a guest chooses (an id, a name, a URL) ever becomes a time series.
+//! Label values of metrics. Each set is closed, so that no text that a caller or a guest chooses (an id, a name, a URL)
+//! becomes a time series.
 
-/// A closed set of words.
+/// A closed set of label values.
 pub trait Label: Copy + 'static {
-    /// All of them, in the order of their places.
+    /// All values, in the order of their indices.
     const ALL: &'static [Self];
 
-    /// The word.
+    /// Returns the value.
     fn as_str(self) -> &'static str;
 
-    /// Where it is in [`Label::ALL`].
+    /// Returns the index in [`Label::ALL`].
     fn place(self) -> usize;
 }
 
@@ -38,121 +38,121 @@ macro_rules! labels {
 }
 
 labels! {
-    /// Why a rollout was not admitted.
+    /// Reason for refusing a rollout.
     Refusal {
-        /// Every slot and every place in the queue is taken.
+        /// All slots and the queue are full.
         Full = "full",
         /// A quota is used up.
         Quota = "quota",
-        /// Too much memory is held for others.
+        /// The memory budget is used up.
         Memory = "memory",
         /// The id is in use.
         Duplicate = "duplicate",
-        /// The journal takes no more.
+        /// The journal cannot store it.
         NotKept = "not-kept",
         /// The host is shutting down.
         Closed = "closed",
-        /// The request is not what it has to be.
+        /// The request is invalid.
         Invalid = "invalid",
     }
 }
 
 labels! {
-    /// What came of a call of the model, retries included.
+    /// Outcome of a call of the model, including retries.
     ModelOutcome {
-        /// There was a completion.
+        /// The server returned a completion.
         Replied = "replied",
-        /// The server said no.
+        /// The server refused the request.
         Refused = "refused",
-        /// There was no completion for as long as was tried.
+        /// The server returned no completion until the last retry.
         Unavailable = "unavailable",
-        /// The server may not be asked from this host.
+        /// This host may not connect to the server's address.
         Forbidden = "forbidden",
-        /// The host could not ask for as long as it tried.
+        /// The host could not send the request until the last retry.
         Host = "host",
-        /// Whoever wanted it was gone before there was an answer.
+        /// The rollout ended before a reply arrived.
         Abandoned = "abandoned",
     }
 }
 
 labels! {
-    /// What came of a callback, retries included.
+    /// Outcome of a callback, including retries.
     CallbackOutcome {
         /// The caller confirmed it.
         Delivered = "delivered",
-        /// The caller answered that it does not take it.
+        /// The caller refused it.
         Refused = "refused",
-        /// The caller was not reached for as long as was tried.
+        /// The caller was not reached until the last retry.
         Unavailable = "unavailable",
-        /// The caller's address is one that this host may not reach.
+        /// This host may not connect to the caller's address.
         Forbidden = "forbidden",
-        /// The host could not open a connection for as long as it tried.
+        /// The host could not open a connection until the last retry.
         Host = "host",
-        /// The host stopped before there was an answer.
+        /// The host stopped before a reply arrived.
         Abandoned = "abandoned",
     }
 }
 
 labels! {
-    /// What is behind a host-provided tool.
+    /// Implementation of a host-provided tool.
     ToolKind {
         /// A component of the contract's kind.
         Component = "component",
-        /// A server that speaks the Model Context Protocol.
+        /// An MCP server.
         Mcp = "mcp",
-        /// An address that is asked over HTTP.
+        /// An HTTP endpoint.
         Http = "http",
-        /// Nothing: the name is not provided.
+        /// None: no tool has the name.
         None = "none",
     }
 }
 
 labels! {
-    /// What came of a call of a host-provided tool.
+    /// Outcome of a call of a host-provided tool.
     ToolOutcome {
-        /// The tool gave its result.
+        /// The tool returned its result.
         Answered = "answered",
-        /// The tool said that it failed.
+        /// The tool reported a failure.
         Failed = "failed",
-        /// The tool gave no result.
+        /// The tool returned no result.
         Unavailable = "unavailable",
-        /// A limit kept it from being called, or from giving its result.
+        /// A limit kept the call from starting or its result from being returned.
         OverLimit = "over-limit",
-        /// Whoever wanted it was gone before there was an answer.
+        /// The rollout ended before a result arrived.
         Abandoned = "abandoned",
     }
 }
 
 labels! {
-    /// A part of a rollout that takes time.
+    /// A timed part of a rollout.
     Step {
-        /// From admission to a slot.
+        /// Waiting for a slot after admission.
         Queue = "queue",
-        /// Making an instance of a plugin.
+        /// Creating an instance of a plugin.
         InstanceStart = "instance_start",
-        /// A workflow, instance start included.
+        /// Running a workflow, including the start of its instance.
         Workflow = "workflow",
-        /// A call of the model, retries included.
+        /// A call of the model, including retries.
         ModelCall = "model_call",
-        /// A grader, instance start included.
+        /// Running a grader, including the start of its instance.
         Grader = "grader",
-        /// A call of the judge, retries included.
+        /// A call of the judge, including retries.
         JudgeCall = "judge_call",
-        /// A callback, retries included.
+        /// A callback, including retries.
         Callback = "callback",
         /// Writing trajectory, artifacts and log.
         TrajectoryWrite = "trajectory_write",
-        /// All of it, from admission until the trajectory is written.
+        /// The whole rollout, from admission until the trajectory is written.
         Rollout = "rollout",
     }
 }
 
 labels! {
-    /// A limit of one rollout, under the name that raises it.
+    /// A limit of one rollout, by the name of the key that raises it.
     Limit {
         /// Memories and tables of an instance.
         Memory = "memory-bytes-max",
-        /// What all rollouts hold together.
+        /// Memory held for all rollouts together.
         MemoryBudget = "memory-budget-bytes",
         /// CPU time of an instance.
         GuestCpu = "guest-cpu-secs-max",
@@ -160,11 +160,11 @@ labels! {
         WorkflowTime = "workflow-secs-max",
         /// The host's wall time for a grader.
         GraderTime = "grader-secs-max",
-        /// The wall time that the caller asked for, of workflow or grader.
+        /// The wall time that the caller set for workflow or grader.
         CallerTime = "caller-deadline",
         /// Calls of the contract's imports by an instance.
         HostCalls = "host-calls-max",
-        /// Bytes handed over in one call of the host.
+        /// Bytes passed in one host call.
         HostCallBytes = "host-call-bytes-max",
         /// Handles held at once.
         Handles = "handles-max",
@@ -176,7 +176,7 @@ labels! {
         ChatTokens = "chat-tokens-max",
         /// Bytes of all requests to models.
         ChatBytes = "chat-bytes-max",
-        /// Calls under way at once.
+        /// Calls in progress at once.
         ConcurrentCalls = "concurrent-calls-max",
         /// Calls of the judge.
         JudgeCalls = "judge-calls-max",
@@ -184,25 +184,25 @@ labels! {
         JudgeTokens = "judge-tokens-max",
         /// One message.
         MessageBytes = "message-bytes-max",
-        /// Messages, fields and exchanges kept.
+        /// Stored messages, fields and exchanges.
         RecordBytes = "record-bytes-max",
-        /// Artifacts in number.
+        /// Number of artifacts.
         Artifacts = "artifacts-max",
-        /// Artifacts in bytes.
+        /// Bytes of artifacts.
         ArtifactBytes = "artifact-bytes-max",
-        /// Log entries in number.
+        /// Number of log entries.
         LogLines = "log-lines-max",
-        /// Log entries in bytes.
+        /// Bytes of log entries.
         LogBytes = "log-bytes-max",
-        /// Uses that the guest's own runtime refused.
+        /// Uses that the guest's own language runtime refused.
         RefusedUses = "refused-uses-max",
-        /// Random bytes asked for in one call.
+        /// Random bytes requested in one call.
         RandomBytes = "random-bytes-max",
         /// A reply of the model's server.
         ReplyBytes = "reply-bytes-max",
         /// Calls of one host-provided tool.
         ToolCalls = "tools.calls-max",
-        /// Calls under way at once of what is provided in one entry.
+        /// Calls in progress at once of the tools of one configuration entry.
         ToolConcurrent = "tools.concurrent-max",
         /// Wall time of one call of a host-provided tool.
         ToolTime = "tools.deadline-secs",
@@ -215,45 +215,45 @@ labels! {
     }
 }
 
-/// How often each limit of one rollout was hit, and what was asked for then.
+/// Number of hits of each limit of one rollout, and the amount requested at them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitHits([Hits; Limit::ALL.len()]);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Hits {
     times: u64,
-    asked: u64,
+    amount: u64,
 }
 
 impl LimitHits {
-    /// Counts one.
+    /// Counts a hit.
     pub fn add(&mut self, limit: Limit) {
         self.0[limit.place()].times += 1;
     }
 
-    /// Counts one, at which so much would have been in use.
+    /// Counts a hit, with the amount that would have been in use.
     pub fn add_asked(&mut self, limit: Limit, asked: usize) {
         self.add(limit);
         self.note_asked(limit, asked);
     }
 
-    /// Notes how much would have been in use, without counting.
+    /// Stores the amount that would have been in use, without counting a hit.
     pub fn note_asked(&mut self, limit: Limit, asked: usize) {
-        let noted = &mut self.0[limit.place()].asked;
-        *noted = (*noted).max(asked as u64);
+        let amount = &mut self.0[limit.place()].amount;
+        *amount = (*amount).max(asked as u64);
     }
 
-    /// How often the limit was hit.
+    /// Returns the number of hits of a limit.
     pub fn times(&self, limit: Limit) -> u64 {
         self.0[limit.place()].times
     }
 
-    /// The most that would have been in use when the limit was hit, where that is known.
+    /// Returns the largest amount that would have been in use at a hit, if it is known.
     pub fn asked(&self, limit: Limit) -> Option<u64> {
-        Some(self.0[limit.place()].asked).filter(|asked| *asked > 0)
+        Some(self.0[limit.place()].amount).filter(|amount| *amount > 0)
     }
 
-    /// Those that were hit, and how often.
+    /// Iterates over the limits that were hit, with their numbers of hits.
     pub fn iter(&self) -> impl Iterator<Item = (Limit, u64)> {
         Limit::ALL.iter().map(|limit| (*limit, self.times(*limit))).filter(|(_, times)| *times > 0)
     }
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_is_where_it_says() {
+    fn the_index_of_a_label_is_its_position() {
         fn check<L: Label + PartialEq>() {
             assert!(L::ALL.iter().enumerate().all(|(at, label)| label.place() == at));
         }
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn only_limits_that_fired_are_told() {
+    fn only_limits_that_were_hit_are_listed() {
         let mut hits = LimitHits::default();
         hits.add_asked(Limit::LogBytes, 12);
         hits.add_asked(Limit::LogBytes, 7);

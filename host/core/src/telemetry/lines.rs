@@ -1,9 +1,9 @@
-//! How many log lines of one sort are written.
+//! Rate limit for log lines of one kind.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many lines a second, and a count of those left out.
+/// A limit on lines per second, with a count of the omitted lines.
 #[derive(Debug)]
 pub struct LineBudget {
     per_second: u32,
@@ -18,12 +18,13 @@ struct Window {
 }
 
 impl LineBudget {
-    /// A budget of so many lines a second.
+    /// Creates a budget of `per_second` lines.
     pub fn new(per_second: u32) -> Self {
         Self { per_second, window: Mutex::default() }
     }
 
-    /// Whether a line may be written; if so, how many were left out since the last one.
+    /// Takes a line from the budget. Returns the number of lines omitted since the last one, or `None` if the budget is
+    /// used up.
     pub fn take(&self) -> Option<u64> {
         self.take_at(Instant::now())
     }
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_past_the_budget_are_left_out_and_told_of_later() {
+    fn lines_beyond_the_budget_are_omitted_and_counted_later() {
         let budget = LineBudget::new(2);
         let start = Instant::now();
         let check = |ms, expected| {

@@ -1,33 +1,33 @@
-//! What a tenant uses in a day.
+//! Daily usage of a tenant.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What was used on one day.
+/// Usage on one day.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DayUse {
-    /// The day, counted from the beginning of 1970, by UTC.
+    /// The day, in days since 1970-01-01 UTC.
     pub day: u64,
-    /// Tokens that models took and gave.
+    /// Tokens of prompts and completions.
     pub model_tokens: u64,
     /// CPU time of guests.
     pub guest_cpu: Duration,
 }
 
-/// Counts what is used on each day. It is asked for the last of them only.
+/// Counts the usage of a day. Only the last day is stored.
 #[derive(Debug, Default)]
 pub struct Meter(Mutex<DayUse>);
 
 const DAY_SECS: u64 = 24 * 60 * 60;
 
 fn today() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "days begin by the clock of the world")]
+    #[expect(clippy::disallowed_methods, reason = "days begin by the calendar")]
     let now = SystemTime::now();
     now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / DAY_SECS
 }
 
 impl DayUse {
-    /// The same, on a day that may have begun since.
+    /// Returns the usage on `day`, which is none unless it is the stored day.
     fn on(self, day: u64) -> Self {
         if self.day == day { self } else { Self { day, ..Self::default() } }
     }
@@ -38,17 +38,17 @@ impl Meter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was used today.
+    /// Returns the usage of today.
     pub fn today(&self) -> DayUse {
         self.of_day(today())
     }
 
-    /// What was used on this day, where it is the last one on which anything was.
+    /// Returns the usage on a day, if it is the last one with any usage.
     pub fn of_day(&self, day: u64) -> DayUse {
         self.lock().on(day)
     }
 
-    /// Begins with what was used in a process before.
+    /// Sets the usage that an earlier process has counted.
     pub fn set(&self, used: DayUse) {
         *self.lock() = used;
     }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_day_begins_with_nothing() {
+    fn a_new_day_begins_without_usage() {
         let meter = Meter::default();
         meter.add_tokens_on(3, 5);
         meter.add_tokens_on(3, u64::MAX);

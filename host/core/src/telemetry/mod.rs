@@ -1,12 +1,10 @@
-//! What an operator sees of the host: metrics for Prometheus, traces for OpenTelemetry,
-//! and how many log lines are too many.
+//! Observability: metrics for Prometheus, traces for OpenTelemetry, and limits on log lines.
 //!
-//! [`Metrics`] belongs to one host and is handed down to whoever has something to
-//! count. Every series of a closed set of labels exists from the start and is found by
-//! an index, so that counting is an atomic addition: no lock, no allocation. Only a
-//! rollout that ends unscored looks its series up.
+//! [`Metrics`] belongs to one host and is passed to all components that count. Every series of a closed set of labels
+//! exists from the start and is found by index, so that counting is an atomic addition without a lock or an allocation.
+//! Only a rollout that ends without a reward looks its series up.
 //!
-//! This module knows no rollout. It is given words and durations.
+//! This module knows no rollouts. Its parameters are words and durations.
 
 mod labels;
 mod lines;
@@ -37,33 +35,33 @@ use prometheus::{Histogram, Registry, TextEncoder};
 
 use series::{BusySeries, CallbackSeries, Counters, GuestSeries, ModelSeries, RolloutSeries};
 
-/// The content type of `Metrics::text`.
+/// Content type of `Metrics::text`.
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How an accepted rollout ended, in words of closed sets.
+/// Outcome of an accepted rollout, as label values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It has a reward.
+    /// The rollout has a reward.
     Scored,
-    /// It has none.
+    /// The rollout has no reward.
     Unscored {
-        /// Where it stood.
+        /// The stage that it had reached.
         stage: &'static str,
-        /// What sort of failure it was.
+        /// The kind of failure.
         kind: &'static str,
-        /// Whose move it is.
+        /// The party that must act.
         fault: &'static str,
     },
 }
 
-/// What the guests of one rollout used.
+/// Resources that the guests of one rollout used.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
     /// CPU time of both.
     pub guest_cpu: Duration,
-    /// The most memory that either had, in bytes.
+    /// The larger memory peak of the two, in bytes.
     pub memory_bytes_peak: usize,
-    /// Calls of the host by both.
+    /// Host calls of both.
     pub host_calls: u64,
     /// Limits that were hit.
     pub limits_hit: LimitHits,
@@ -71,23 +69,23 @@ pub struct Used {
     pub log_dropped: u64,
 }
 
-/// How busy the host is at a moment.
+/// Load of the host at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
     /// Rollouts that have a slot.
     pub running: u32,
-    /// Rollouts that wait for one.
+    /// Rollouts that wait for a slot.
     pub queued: u32,
-    /// Rollouts that may have one.
+    /// Number of slots.
     pub running_max: u32,
-    /// Bytes that are held for others, by what for.
+    /// Bytes held for others, by purpose.
     pub held_bytes: [(&'static str, usize); 4],
     /// Bytes that may be held for others.
     pub held_bytes_max: usize,
 }
 
 impl Busy {
-    /// How busy it is now.
+    /// Returns the current load.
     pub fn now(running: u32, queued: u32, running_max: u32, budget: &Budget) -> Self {
         Self {
             running,
@@ -99,17 +97,17 @@ impl Busy {
     }
 }
 
-/// Which model is asked.
+/// Role of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelRole {
-    /// The one that is trained or evaluated.
+    /// The model that is trained or evaluated.
     Policy,
-    /// The one that judges.
+    /// The model that grades.
     Judge,
 }
 
-/// Everything that one host counts.
+/// The metrics of one host.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -119,7 +117,7 @@ pub struct Metrics {
     model: ModelSeries,
     judge: ModelSeries,
     callbacks: CallbackSeries,
-    /// For each kind of tool its times, and a counter for each outcome.
+    /// Duration and counters of outcomes for each kind of tool.
     tool_calls: Vec<(Histogram, Counters<ToolOutcome>)>,
     guests: GuestSeries,
     spans: traces::SpanCounts,
@@ -134,14 +132,14 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics that have counted nothing yet.
+    /// Creates metrics without any counts.
     pub fn new() -> Self {
         Self::registered(Registry::new(), true)
             .unwrap_or_else(|error| unreachable!("names, labels and buckets are constants: {error}"))
     }
 
-    /// Metrics of a part of a process that have counted nothing yet, each with these labels, and what of
-    /// them is counted by the day besides.
+    /// Creates metrics of one tenant without any counts. Each series has the given labels. `meters` count the daily
+    /// usage as well.
     pub fn of(labels: HashMap<String, String>, meters: Vec<Arc<Meter>>) -> Self {
         let registry = Registry::new_custom(None, Some(labels));
         let registered = registry.and_then(|registry| Self::registered(registry, false));
@@ -150,35 +148,35 @@ impl Metrics {
         Self { meters, ..metrics }
     }
 
-    /// Sends traces where these go.
+    /// Sets the exporter of traces.
     pub fn trace_with(&self, traces: Traces) {
-        // It is said once, before anything is counted.
+        // Only the first call has an effect; it precedes all counting.
         let _ = self.traces.set(traces);
     }
 
-    /// How busy a process is at present whose rollouts are counted elsewhere, by tenants.
+    /// Sets the load of a process whose rollouts are counted separately for each tenant.
     pub fn process_is_busy(&self, load: [u32; 3], budget: &Budget) {
         let [running, queued, running_max] = load;
         self.note(Busy::now(running, queued, running_max, budget));
     }
 
-    /// The same text of several, each of which has labels of its own.
+    /// Returns the text of several metrics, each with its own labels.
     pub fn text_of(all: &[Arc<Self>]) -> String {
         let mut families: BTreeMap<String, MetricFamily> = BTreeMap::new();
         for family in all.iter().flat_map(|one| one.registry.gather()) {
             match families.entry(family.name().to_owned()) {
-                Entry::Vacant(place) => drop(place.insert(family)),
-                Entry::Occupied(mut place) => {
+                Entry::Vacant(entry) => drop(entry.insert(family)),
+                Entry::Occupied(mut entry) => {
                     let mut family = family;
-                    place.get_mut().mut_metric().extend(family.take_metric());
+                    entry.get_mut().mut_metric().extend(family.take_metric());
                 }
             }
         }
         as_text(families.into_values().collect())
     }
 
-    /// Begins to export traces, on the runtime that this is called in. Once in a host's
-    /// life; later calls give what the first one began.
+    /// Starts the export of traces on the current runtime, once in a host's life. Later calls return the exporter of
+    /// the first.
     pub fn trace_to(&self, url: &str, http: reqwest::Client) -> Result<Traces, InvalidOtlp> {
         if let Some(traces) = self.traces.get() {
             return Ok(traces.clone());
@@ -187,32 +185,32 @@ impl Metrics {
         Ok(self.traces.get_or_init(|| traces).clone())
     }
 
-    /// The trace of a rollout that was just admitted; empty where traces go nowhere.
+    /// Returns the trace of a rollout that was just admitted. It is empty if traces are not exported.
     pub fn trace(&self, rollout_id: &str) -> RolloutTrace {
         self.traces.get().map(|traces| traces.rollout(rollout_id)).unwrap_or_default()
     }
 
-    /// A rollout was admitted.
+    /// Counts an admitted rollout.
     pub fn accepted(&self) {
         self.rollouts.accepted.inc();
     }
 
-    /// A rollout was refused at once.
+    /// Counts a refused rollout.
     pub fn refused(&self, why: Refusal) {
         self.rollouts.refused.at(why).inc();
     }
 
-    /// A request did not carry the server's key.
+    /// Counts a request without the server's key.
     pub fn unauthorized(&self) {
         self.rollouts.unauthorized.inc();
     }
 
-    /// The files of a rollout could not be written.
+    /// Counts a rollout whose files could not be written.
     pub fn trajectory_unwritten(&self) {
         self.rollouts.unwritten.inc();
     }
 
-    /// An accepted rollout is over.
+    /// Counts the end of an accepted rollout.
     pub fn ended(&self, how: Ended) {
         match how {
             Ended::Scored => self.rollouts.scored.inc(),
@@ -222,17 +220,17 @@ impl Metrics {
         }
     }
 
-    /// A step took so long.
+    /// Records the duration of a step.
     pub fn took(&self, step: Step, time: Duration) {
         self.times[step.place()].observe(time.as_secs_f64());
     }
 
-    /// Times a step from here until what is given back is dropped.
+    /// Times a step until the returned guard is dropped.
     pub fn time(self: &Arc<Self>, step: Step) -> Timing {
         Timing { metrics: self.clone(), step, since: Instant::now() }
     }
 
-    /// A call of a model begins.
+    /// Records the start of a call of a model.
     pub fn model_call(&self, asked: ModelRole) -> ModelCall<'_> {
         let calls = match asked {
             ModelRole::Policy => &self.model,
@@ -242,29 +240,29 @@ impl Metrics {
         ModelCall { metrics: self, calls, since: Instant::now(), outcome: ModelOutcome::Abandoned }
     }
 
-    /// A callback begins.
+    /// Records the start of a callback.
     pub fn callback(&self) -> Callback<'_> {
         Callback { metrics: self, since: Instant::now(), outcome: CallbackOutcome::Abandoned }
     }
 
-    /// A call of a host-provided tool begins.
+    /// Records the start of a call of a host-provided tool.
     pub fn tool_call(&self, kind: ToolKind) -> ToolCall<'_> {
         ToolCall { metrics: self, kind, since: Instant::now(), outcome: ToolOutcome::Abandoned }
     }
 
-    /// One instance of a component's tool is over and used this.
+    /// Counts the usage of an instance of a component's tool that has ended.
     pub fn used_by_tool(&self, cpu: Duration, host_calls: u64) {
         self.meters.iter().for_each(|meter| meter.add_cpu(cpu));
         self.guests.cpu.inc_by(cpu.as_secs_f64());
         self.guests.host_calls.inc_by(host_calls);
     }
 
-    /// A limit was hit.
+    /// Counts a hit of a limit.
     pub fn limit_hit(&self, limit: Limit) {
         self.guests.limits.at(limit).inc();
     }
 
-    /// One rollout is over and its guests used this.
+    /// Counts the usage of the guests of a rollout that has ended.
     pub fn used(&self, used: &Used) {
         self.meters.iter().for_each(|meter| meter.add_cpu(used.guest_cpu));
         self.guests.cpu.inc_by(used.guest_cpu.as_secs_f64());
@@ -274,15 +272,15 @@ impl Metrics {
         self.guests.log_dropped.inc_by(used.log_dropped);
     }
 
-    /// How many rollouts run and wait at present, and may run.
+    /// Sets the numbers of running and queued rollouts and of slots.
     pub fn is_busy(&self, running: u32, queued: u32, running_max: u32) {
         self.busy.running.set(running.into());
         self.busy.queued.set(queued.into());
         self.busy.running_max.set(running_max.into());
     }
 
-    /// All of it in Prometheus' text format, with what the system says of this process.
-    /// Reads files, which takes milliseconds in a process of many mappings.
+    /// Returns all metrics in Prometheus' text format, together with those of the process. Reads files, which takes
+    /// milliseconds in a process with many mappings.
     pub fn text(&self, busy: Busy) -> String {
         self.note(busy);
         as_text(self.registry.gather())
@@ -300,7 +298,7 @@ impl Metrics {
 
 fn as_text(mut families: Vec<MetricFamily>) -> String {
     for metric in families.iter_mut().flat_map(|family| family.mut_metric()) {
-        // Those of a registry come last, and in any order.
+        // Labels of the registry come last and in any order.
         let mut labels = metric.take_label();
         labels.sort_by(|one, other| one.name().cmp(other.name()));
         metric.set_label(labels);
@@ -325,7 +323,7 @@ mod tests {
     };
 
     #[test]
-    fn series_of_closed_sets_are_there_before_anything_happened() {
+    fn series_of_closed_sets_exist_from_the_start() {
         let text = Metrics::new().text(IDLE);
         for line in [
             "rollout_host_rollouts_refused_total{reason=\"full\"} 0",
@@ -343,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_dropped_was_abandoned_and_is_not_in_flight() {
+    fn a_dropped_call_counts_as_abandoned_and_is_not_in_flight() {
         let metrics = Metrics::new();
         let call = metrics.model_call(ModelRole::Policy);
         call.used_tokens(u64::MAX, 3);
@@ -360,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_count_is_one_text_in_which_each_has_its_labels() {
+    fn the_metrics_of_several_tenants_are_one_text_with_their_labels() {
         let of = |tenant: &str| {
             Arc::new(Metrics::of(HashMap::from([("tenant".to_owned(), tenant.to_owned())]), Vec::new()))
         };
@@ -374,7 +372,7 @@ mod tests {
         assert_eq!(text.matches(&format!("# TYPE {name} ")).count(), 1);
         assert!(
             !text.contains("held_bytes") && !text.contains("process_"),
-            "of the process, and not of a tenant"
+            "series of the process are not those of a tenant"
         );
     }
 }

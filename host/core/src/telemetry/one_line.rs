@@ -1,8 +1,8 @@
-//! The fields of log lines as text, so that one event is one line.
+//! Formatting of log fields so that each event is one line.
 //!
-//! Ids, errors and names in a field are often what a caller, a guest or a model's server
-//! wrote. Here, where every field of every line passes, nothing of it can begin a line of its
-//! own or drive the terminal of whoever reads. Lines in JSON have their own escapes.
+//! Ids, errors and names in fields often contain text of a caller, a guest or a model's server. Every field of every
+//! line is escaped here, so such text can neither start a line of its own nor control the reader's terminal. Lines in
+//! JSON have their own escapes.
 
 use std::fmt::{self, Write};
 
@@ -13,7 +13,7 @@ use tracing_subscriber::fmt::format::Writer;
 
 use rollout_wire::text::OneLine;
 
-/// Writes fields as `name=value`, and the message without a name.
+/// Formats fields as `name=value`, and the message without a name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OneLineFields;
 
@@ -57,7 +57,7 @@ impl Visit for Visitor<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => self.put(field, format_args!("{value}")),
-            _ => self.put(field, format_args!("{value:?}")), // not shown as it is, but quoted
+            _ => self.put(field, format_args!("{value:?}")), // not shown as is, but quoted
         }
     }
 
@@ -66,9 +66,9 @@ impl Visit for Visitor<'_> {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // What comes by way of the `log` crate has its place in fields of that name.
+        // The `log` crate's metadata arrives in fields with this prefix.
         if !field.name().starts_with("log.") {
-            self.put(field, format_args!("{value:?}")); // not shown: what a log line gives
+            self.put(field, format_args!("{value:?}")); // not shown: the value of a log field
         }
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_line_whatever_its_fields_say() {
+    fn an_event_is_one_line_with_any_text_in_its_fields() {
         let sink = Sink::default();
         let writer = sink.clone();
         let logs = tracing_subscriber::fmt()
@@ -107,7 +107,7 @@ mod tests {
         tracing::subscriber::with_default(logs, || {
             let span = tracing::error_span!("rollout", rollout_id = %evil);
             let _in = span.enter();
-            tracing::info!(plain = evil, shown = %evil, debug = ?evil, number = 3, "said {evil}");
+            tracing::info!(plain = evil, shown = %evil, debug = ?evil, number = 3, "message {evil}");
         });
         let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
         let shown = r"a\nERROR forged\r\u{1b}[2J\u{2028}\u{202e}b";
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(
             line.trim_start(),
             format!(
-                "INFO rollout{{rollout_id={shown}}}: said {shown} plain=\"{shown}\" shown={shown} debug=\"{shown}\" number=3"
+                "INFO rollout{{rollout_id={shown}}}: message {shown} plain=\"{shown}\" shown={shown} debug=\"{shown}\" number=3"
             )
         );
     }

@@ -1,10 +1,10 @@
-//! What the system says of this process, looked up when somebody asks.
+//! Metrics of the process, read from the system when metrics are requested.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGauge, Result};
 
-/// Gauges that are read from `/proc/self`. What cannot be read is left out, not zero.
+/// Gauges that are read from `/proc/self`. A value that cannot be read is omitted, not zero.
 pub(super) struct Process {
     resident: IntGauge,
     fds: IntGauge,
@@ -14,14 +14,11 @@ pub(super) struct Process {
 impl Process {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
-            resident: IntGauge::new(
-                "rollout_host_resident_memory_bytes",
-                "Memory of the process that is resident.",
-            )?,
-            fds: IntGauge::new("rollout_host_open_fds", "File descriptors that the process has open.")?,
+            resident: IntGauge::new("rollout_host_resident_memory_bytes", "Resident memory of the process.")?,
+            fds: IntGauge::new("rollout_host_open_fds", "Open file descriptors of the process.")?,
             mappings: IntGauge::new(
                 "rollout_host_memory_mappings",
-                "Memory mappings of the process; the kernel ends it past vm.max_map_count.",
+                "Memory mappings of the process; the kernel kills it beyond vm.max_map_count.",
             )?,
         })
     }

@@ -1,4 +1,4 @@
-//! The series that exist from the start, with their names and what they say of themselves.
+//! The series that exist from the start, with their names and help texts.
 
 use std::marker::PhantomData;
 use std::sync::OnceLock;
@@ -14,15 +14,15 @@ use super::{
     traces,
 };
 
-/// The word in a label that does not apply.
+/// The value of a label that does not apply.
 const NONE: &str = "none";
 
-/// Buckets in seconds for what takes microseconds.
+/// Buckets in seconds for durations of microseconds.
 const SHORT: &[f64] = &[
     0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0,
 ];
 
-/// Buckets in seconds for what may take from a millisecond to an hour.
+/// Buckets in seconds for durations from a millisecond to an hour.
 const LONG: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     900.0, 3600.0,
@@ -43,7 +43,7 @@ const MEMORY: &[f64] = &[
     1_073_741_824.0,
 ];
 
-/// Of rollouts as such.
+/// Series of rollouts.
 #[derive(Debug)]
 pub(super) struct RolloutSeries {
     pub(super) accepted: IntCounter,
@@ -54,7 +54,7 @@ pub(super) struct RolloutSeries {
     pub(super) unwritten: IntCounter,
 }
 
-/// How busy the host is.
+/// Series of the host's load.
 #[derive(Debug)]
 pub(super) struct BusySeries {
     pub(super) running: IntGauge,
@@ -64,7 +64,7 @@ pub(super) struct BusySeries {
     pub(super) held_bytes_max: IntGauge,
 }
 
-/// Of the calls of one model.
+/// Series of the calls of one model.
 #[derive(Debug)]
 pub(super) struct ModelSeries {
     pub(super) ended: Counters<ModelOutcome>,
@@ -75,14 +75,14 @@ pub(super) struct ModelSeries {
     pub(super) step: Step,
 }
 
-/// Of callbacks.
+/// Series of callbacks.
 #[derive(Debug)]
 pub(super) struct CallbackSeries {
     pub(super) ended: Counters<CallbackOutcome>,
     pub(super) retries: IntCounter,
 }
 
-/// What guests used.
+/// Series of guests' resource usage.
 #[derive(Debug)]
 pub(super) struct GuestSeries {
     pub(super) cpu: Counter,
@@ -111,10 +111,11 @@ impl<L: Label> Counters<L> {
 }
 
 impl Metrics {
-    /// Without what is of the whole process, they are those of one of its tenants.
+    /// Registers all series. Those of the whole process are left out of the registry if `is_whole` is false, for a
+    /// tenant.
     pub(super) fn registered(registry: Registry, is_whole: bool) -> prometheus::Result<Self> {
         let add = Add(&registry);
-        let build = "Always 1; its label says what runs.";
+        let build = "Always 1; its label is the version.";
         let build = add.gauges("rollout_host_build_info", build, "version")?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         if is_whole {
@@ -134,11 +135,11 @@ impl Metrics {
             spans: traces::SpanCounts {
                 exported: add.counter(
                     "rollout_host_trace_spans_exported_total",
-                    "Spans that the collector of traces took.",
+                    "Spans that the trace collector accepted.",
                 )?,
                 dropped: add.counter(
                     "rollout_host_trace_spans_dropped_total",
-                    "Spans that were dropped because the collector of traces was slow or gone.",
+                    "Spans dropped because the trace collector was slow or unreachable.",
                 )?,
             },
             traces: OnceLock::new(),
@@ -181,14 +182,14 @@ impl Add<'_> {
     fn rollouts(self) -> prometheus::Result<RolloutSeries> {
         let ended = self.counters(
             "rollout_host_rollouts_ended_total",
-            "Accepted rollouts that are over; stage, kind and fault say why one has no reward.",
+            "Accepted rollouts that have ended; stage, kind and fault tell why one has no reward.",
             &["outcome", "stage", "kind", "fault"],
         )?;
         Ok(RolloutSeries {
-            accepted: self.counter("rollout_host_rollouts_accepted_total", "Rollouts that were admitted.")?,
+            accepted: self.counter("rollout_host_rollouts_accepted_total", "Admitted rollouts.")?,
             refused: Counters::of(self.counters(
                 "rollout_host_rollouts_refused_total",
-                "Rollouts that were refused at once.",
+                "Rollouts refused instead of being admitted.",
                 &["reason"],
             )?),
             scored: ended.with_label_values(&["scored", NONE, NONE, NONE]),
@@ -199,7 +200,7 @@ impl Add<'_> {
             )?,
             unwritten: self.counter(
                 "rollout_host_trajectories_unwritten_total",
-                "Rollouts that were reported and whose files could not be written.",
+                "Reported rollouts whose files could not be written.",
             )?,
         })
     }
@@ -209,10 +210,10 @@ impl Add<'_> {
             running: self.gauge("rollout_host_rollouts_running", "Rollouts that have a slot.")?,
             queued: self.gauge("rollout_host_rollouts_queued", "Rollouts that wait for a slot.")?,
             running_max: self
-                .gauge("rollout_host_rollouts_running_max", "Slots: rollouts that run at once.")?,
+                .gauge("rollout_host_rollouts_running_max", "Slots: rollouts that may run at once.")?,
             held_bytes: whole.gauges(
                 "rollout_host_held_bytes",
-                "Bytes held for callers and guests, by what for, as the memory budget counts them.",
+                "Bytes held for callers and guests, by purpose, as the memory budget counts them.",
                 "use",
             )?,
             held_bytes_max: whole.gauge(
@@ -223,32 +224,31 @@ impl Add<'_> {
     }
 
     fn times(self, step: Step) -> prometheus::Result<Histogram> {
-        let (buckets, what) = match step {
-            Step::Queue => (LONG, "From admission to a slot"),
-            Step::InstanceStart => (SHORT, "Making an instance of a plugin"),
-            Step::Workflow => (LONG, "A run of a workflow, however it ended"),
-            Step::ModelCall => (LONG, "A call of the model with its retries"),
-            Step::Grader => (LONG, "A run of a grader, however it ended"),
-            Step::JudgeCall => (LONG, "A call of the judge with its retries"),
-            Step::Callback => (LONG, "A callback with its retries"),
-            Step::TrajectoryWrite => (LONG, "Writing trajectory, artifacts and log of a rollout"),
-            Step::Rollout => (LONG, "A rollout from admission until its trajectory is written"),
+        let (buckets, subject) = match step {
+            Step::Queue => (LONG, "Wait for a slot after admission"),
+            Step::InstanceStart => (SHORT, "Creation of an instance of a plugin"),
+            Step::Workflow => (LONG, "Run of a workflow with any outcome"),
+            Step::ModelCall => (LONG, "Call of the model with its retries"),
+            Step::Grader => (LONG, "Run of a grader with any outcome"),
+            Step::JudgeCall => (LONG, "Call of the judge with its retries"),
+            Step::Callback => (LONG, "Callback with its retries"),
+            Step::TrajectoryWrite => (LONG, "Write of trajectory, artifacts and log of a rollout"),
+            Step::Rollout => (LONG, "Rollout from admission until its trajectory is written"),
         };
         let name = format!("rollout_host_{}_seconds", step.as_str());
-        self.histogram(&name, &format!("{what}, in seconds."), buckets)
+        self.histogram(&name, &format!("{subject}, in seconds."), buckets)
     }
 
-    /// Of the calls of this model. The name of its tokens is not made of its own.
-    fn calls_of(self, who: &str, tokens: &str, step: Step) -> prometheus::Result<ModelSeries> {
-        let name = |what: &str| format!("rollout_host_{who}_{what}");
-        let tokens_help = format!("Tokens of {who} calls, as far as the {who}'s server said.");
+    /// Creates the series of a model's calls. The name of the token counter is not derived from the model's.
+    fn calls_of(self, model: &str, tokens: &str, step: Step) -> prometheus::Result<ModelSeries> {
+        let name = |suffix: &str| format!("rollout_host_{model}_{suffix}");
+        let tokens_help = format!("Tokens of {model} calls, as the {model}'s server reported them.");
         let tokens = self.counters(tokens, &tokens_help, &["kind"])?;
-        let ended_help = format!("Calls of the {who} that are over, each with its retries.");
+        let ended_help = format!("Calls of the {model} that have ended, counted once with their retries.");
         Ok(ModelSeries {
             ended: Counters::of(self.counters(&name("calls_total"), &ended_help, &["outcome"])?),
-            in_flight: self.gauge(&name("calls_in_flight"), &format!("Calls of the {who} under way."))?,
-            retries: self
-                .counter(&name("retries_total"), &format!("Calls of the {who} that were repeated."))?,
+            in_flight: self.gauge(&name("calls_in_flight"), &format!("Calls of the {model} in progress."))?,
+            retries: self.counter(&name("retries_total"), &format!("Retries of calls of the {model}."))?,
             prompt_tokens: tokens.with_label_values(&["prompt"]),
             completion_tokens: tokens.with_label_values(&["completion"]),
             step,
@@ -259,22 +259,22 @@ impl Add<'_> {
         Ok(CallbackSeries {
             ended: Counters::of(self.counters(
                 "rollout_host_callbacks_total",
-                "Callbacks that are over, each with its retries.",
+                "Callbacks that have ended, counted once with their retries.",
                 &["outcome"],
             )?),
-            retries: self.counter("rollout_host_callback_retries_total", "Callbacks that were repeated.")?,
+            retries: self.counter("rollout_host_callback_retries_total", "Retries of callbacks.")?,
         })
     }
 
     fn tool_calls(self) -> prometheus::Result<Vec<(Histogram, Counters<ToolOutcome>)>> {
         let seconds = HistogramOpts::new(
             "rollout_host_tool_seconds",
-            "A call of a host-provided tool with the wait for its turn, in seconds.",
+            "Call of a host-provided tool, including the wait for its start, in seconds.",
         );
         let seconds = self.added(HistogramVec::new(seconds.buckets(LONG.to_vec()), &["kind"])?)?;
         let ended = self.counters(
             "rollout_host_tool_calls_total",
-            "Calls of host-provided tools that are over.",
+            "Calls of host-provided tools that have ended.",
             &["kind", "outcome"],
         )?;
         let of_kind = |kind: &ToolKind| {
@@ -291,23 +291,23 @@ impl Add<'_> {
         Ok(GuestSeries {
             cpu: self.added(Counter::new(
                 "rollout_host_guest_cpu_seconds_total",
-                "CPU time of guests, with what the host did within their calls.",
+                "CPU time of guests, including the host's work in their calls.",
             )?)?,
             memory: self.histogram(
                 "rollout_host_guest_memory_peak_bytes",
-                "The most memory that either instance of a rollout had, in bytes.",
+                "The larger memory peak of the two instances of a rollout, in bytes.",
                 MEMORY,
             )?,
             host_calls: self
                 .counter("rollout_host_host_calls_total", "Calls of the contract's imports by guests.")?,
             limits: Counters::of(self.counters(
                 "rollout_host_limit_hits_total",
-                "Times that a limit stopped or refused something, by its name in [limits].",
+                "Times that a limit stopped or refused something, by the key that raises it.",
                 &["limit"],
             )?),
             log_dropped: self.counter(
                 "rollout_host_log_entries_dropped_total",
-                "Guests' log entries that were dropped at a limit.",
+                "Guests' log entries dropped because of a limit.",
             )?,
         })
     }

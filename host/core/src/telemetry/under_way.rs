@@ -1,4 +1,4 @@
-//! What is counted when it ends, however it does.
+//! Guards of operations in progress. Dropping a guard records the operation.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,11 +6,11 @@ use std::time::Instant;
 use super::series::ModelSeries;
 use super::{CallbackOutcome, Label, Metrics, ModelOutcome, Step, ToolKind, ToolOutcome};
 
-/// Tokens that one reply may add. The number is the model server's own word; a wrong one
-/// must not turn the counter over.
+/// Maximum number of tokens that one reply adds to the counters. The model's server reports the number; a wrong one
+/// must not overflow a counter.
 pub(super) const TOKENS_MAX: u64 = 1 << 32;
 
-/// A step that goes on. Dropping it says how long it took.
+/// A step in progress. Dropping it records the duration.
 #[derive(Debug)]
 pub struct Timing {
     pub(super) metrics: Arc<Metrics>,
@@ -24,7 +24,7 @@ impl Drop for Timing {
     }
 }
 
-/// A call of the model that goes on. Dropped without an outcome, it was abandoned.
+/// A call of a model in progress. Dropping it without an outcome counts it as abandoned.
 #[derive(Debug)]
 pub struct ModelCall<'a> {
     pub(super) metrics: &'a Metrics,
@@ -34,12 +34,12 @@ pub struct ModelCall<'a> {
 }
 
 impl ModelCall<'_> {
-    /// It is tried again.
+    /// Counts a retry.
     pub fn repeated(&self) {
         self.calls.retries.inc();
     }
 
-    /// A reply cost so many tokens.
+    /// Counts the tokens of a reply.
     pub fn used_tokens(&self, prompt: u64, completion: u64) {
         self.calls.prompt_tokens.inc_by(prompt.min(TOKENS_MAX));
         self.calls.completion_tokens.inc_by(completion.min(TOKENS_MAX));
@@ -47,7 +47,7 @@ impl ModelCall<'_> {
         self.metrics.meters.iter().for_each(|meter| meter.add_tokens(tokens));
     }
 
-    /// It is over.
+    /// Ends the call with an outcome.
     pub fn ended(mut self, outcome: ModelOutcome) {
         self.outcome = outcome;
     }
@@ -61,7 +61,7 @@ impl Drop for ModelCall<'_> {
     }
 }
 
-/// A call of a host-provided tool that goes on. Dropped without an outcome, it was abandoned.
+/// A call of a host-provided tool in progress. Dropping it without an outcome counts it as abandoned.
 #[derive(Debug)]
 pub struct ToolCall<'a> {
     pub(super) metrics: &'a Metrics,
@@ -71,7 +71,7 @@ pub struct ToolCall<'a> {
 }
 
 impl ToolCall<'_> {
-    /// It is over.
+    /// Ends the call with an outcome.
     pub fn ended(mut self, outcome: ToolOutcome) {
         self.outcome = outcome;
     }
@@ -85,7 +85,7 @@ impl Drop for ToolCall<'_> {
     }
 }
 
-/// A callback that goes on. Dropped without an outcome, it was abandoned.
+/// A callback in progress. Dropping it without an outcome counts it as abandoned.
 #[derive(Debug)]
 pub struct Callback<'a> {
     pub(super) metrics: &'a Metrics,
@@ -94,12 +94,12 @@ pub struct Callback<'a> {
 }
 
 impl Callback<'_> {
-    /// It is posted again.
+    /// Counts a retry.
     pub fn repeated(&self) {
         self.metrics.callbacks.retries.inc();
     }
 
-    /// It is over.
+    /// Ends the callback with an outcome.
     pub fn ended(mut self, outcome: CallbackOutcome) {
         self.outcome = outcome;
     }

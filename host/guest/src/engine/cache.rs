@@ -1,12 +1,10 @@
-//! Compiled code, kept from one start to the next in a directory that only this user
-//! can write.
+//! Cache of compiled code, in a directory that only this user can write to.
 //!
-//! Code from here is run without further checks, so an entry is loaded only if this
-//! host wrote it: each carries an authentication code over all of it, under a random key
-//! that lies beside the entries and only this user can read. Anything else that is found
-//! is removed, and compiled again. Files are reached through the directory that was
-//! checked, whatever its path names later. This module knows no component and no engine,
-//! only their digests.
+//! The host runs code from the cache without further checks, so it loads an entry only if the host itself wrote it:
+//! each entry has an authentication code, under a random key that is stored beside the entries and readable by this
+//! user only. Any other entry is removed and compiled again. Files are opened relative to the directory that was
+//! checked, even if its path names another one later. This module knows no components and no engines, only their
+//! digests.
 
 use std::fs::{DirBuilder, File, Metadata};
 use std::io::{self, Read, Write};
@@ -24,20 +22,20 @@ use sha2::Sha256;
 
 use rollout_wire::digest::{hex, sha256_parts};
 
-/// What the entries of one directory may have together, in bytes; the ones that were
-/// used least lately go first. Room for fifty Python guests.
+/// Maximum size of the entries of one directory together, in bytes. The least recently used ones are removed first.
+/// Fifty Python guests fit.
 pub const CACHE_BYTES_MAX: u64 = 4 << 30;
 
-/// An entry begins with this; the number is that of the format.
+/// The first bytes of an entry; the last one is the version of the format.
 const MAGIC: [u8; 8] = *b"rhcode\0\x01";
 const MAC_BYTES: usize = 32;
-/// Magic, digests of component and engine, authentication code.
+/// Size of magic, digests of component and engine, and authentication code.
 const HEADER_BYTES: usize = MAGIC.len() + 32 + 32 + MAC_BYTES;
 
 const KEY_FILE: &str = "key";
 const KEY_BYTES: usize = 32;
 
-/// How old a file is that a host left behind while it was writing. None writes so long.
+/// Age of a temporary file that belongs to a host that crashed. No write takes this long.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// A directory of compiled code. Cheap to clone.
@@ -51,14 +49,14 @@ struct Inner {
     bytes_max: u64,
 }
 
-/// Why a directory cannot be used.
+/// Error of a directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// It is not there and cannot be made, or cannot be read.
+    /// The directory does not exist and cannot be created, or cannot be read.
     #[error("cannot use {} for compiled code; --cache-dir takes another directory, --no-cache none", .0.display())]
     Unusable(PathBuf, #[source] io::Error),
-    /// Somebody else could put code there.
+    /// Another user could put code there.
     #[error(
         "{} belongs to user {owner} and this process runs as user {user}, so compiled code in it cannot be \
          trusted; --cache-dir takes another directory, --no-cache none",
@@ -69,10 +67,10 @@ pub enum CacheError {
         path: PathBuf,
         /// Its owner.
         owner: u32,
-        /// Who we are.
+        /// The user of this process.
         user: u32,
     },
-    /// Others may write there.
+    /// Other users may write to the directory.
     #[error(
         "others can write to {0} (mode {1:03o}), so compiled code in it cannot be trusted; run `chmod go-w {0}`, \
          or --cache-dir takes another directory, --no-cache none"
@@ -81,7 +79,7 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    /// Whether somebody may have put code there; the other errors are only a nuisance.
+    /// Returns whether another user may have put code there. Other errors only cost time.
     pub fn is_about_trust(&self) -> bool {
         match self {
             Self::Unusable(..) => false,
@@ -90,7 +88,7 @@ impl CacheError {
     }
 }
 
-/// What an entry is of.
+/// The component and the engine of an entry.
 pub(super) struct Key {
     pub component: [u8; 32],
     pub engine: [u8; 32],
@@ -106,7 +104,7 @@ impl Key {
     }
 }
 
-/// An entry that was verified.
+/// A verified entry.
 pub(super) struct Entry(Vec<u8>);
 
 impl Entry {
@@ -116,8 +114,7 @@ impl Entry {
 }
 
 impl CodeCache {
-    /// Opens a directory, which is made where it is missing, for entries of so many
-    /// bytes together.
+    /// Opens a directory for entries of at most `bytes_max` bytes together, and creates it if it is missing.
     pub fn open(path: &Path, bytes_max: u64) -> Result<Self, CacheError> {
         let unusable = |error: io::Error| CacheError::Unusable(path.to_owned(), error);
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
@@ -131,17 +128,17 @@ impl CodeCache {
         Ok(Self(Arc::new(Inner { path: path.to_owned(), dir, mac, bytes_max })))
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.0.path
     }
 
-    /// An entry of this host. One that is not is removed.
+    /// Returns the entry of a key if this host wrote it. Removes any other entry.
     pub(super) fn get(&self, key: &Key) -> Option<Entry> {
         match self.read(&key.file_name()) {
             Ok(Some((file, bytes))) => match self.verify(key, bytes) {
                 Ok(entry) => {
-                    // Says that it was used; if that fails it is only forgotten earlier.
+                    // Marks it as used. If that fails, it is only removed earlier.
                     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                     let _ =
                         rustix::fs::futimens(&file, &Timestamps { last_access: now, last_modification: now });
@@ -165,16 +162,16 @@ impl CodeCache {
         let file = self.0.path.join(key.file_name());
         tracing::warn!(file = %file.display(), reason, "compiled code in the cache cannot be used; compiling again");
         if let Err(error) = self.remove(&key.file_name()) {
-            tracing::warn!(file = %file.display(), %error, "it cannot be removed");
+            tracing::warn!(file = %file.display(), %error, "cannot remove compiled code from the cache");
         }
     }
 
-    /// Keeps code that was compiled under this key. What is written is not forced to the
-    /// disk: an entry that a crash cut short is found out when it is read.
+    /// Stores code that was compiled for this key. It is not synced to the disk: an entry truncated by a crash is
+    /// detected when it is read.
     pub(super) fn put(&self, key: &Key, code: &[u8]) -> io::Result<()> {
         let size = (HEADER_BYTES + code.len()) as u64;
         if size > self.0.bytes_max {
-            return Err(io::Error::other(format!("{size} bytes are more than the cache may have")));
+            return Err(io::Error::other(format!("{size} bytes exceed the maximum size of the cache")));
         }
         let mut header = key.header();
         let mac = self.0.mac.clone().chain_update(&header).chain_update(code).finalize().into_bytes();
@@ -201,14 +198,14 @@ impl CodeCache {
         Ok(Some((file, bytes)))
     }
 
-    /// Checks the very bytes that will be run.
+    /// Verifies the bytes that will be run.
     fn verify(&self, key: &Key, bytes: Vec<u8>) -> Result<Entry, &'static str> {
         let Some((header, code)) = bytes.split_at_checked(HEADER_BYTES) else {
-            return Err("it is cut short");
+            return Err("it is truncated");
         };
         let (header, mac) = header.split_at(HEADER_BYTES - MAC_BYTES);
         if header != key.header() {
-            return Err("it is of another component, engine or format than its name says");
+            return Err("it belongs to another component, engine or format than its name says");
         }
         match self.0.mac.clone().chain_update(header).chain_update(code).verify_slice(mac) {
             Ok(()) => Ok(Entry(bytes)),
@@ -223,13 +220,13 @@ impl CodeCache {
         }
     }
 
-    /// Makes room, but not by removing what was just written.
+    /// Removes old entries to make room, but not the one that was just written.
     fn tidy(&self, just_written: &str) -> io::Result<()> {
         let mut found = Vec::new();
         for entry in Dir::read_from(&self.0.dir)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            // Another host may have been quicker.
+            // Another host may have removed it.
             let Ok(stat) = rustix::fs::statat(&self.0.dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else {
                 continue;
             };
@@ -251,7 +248,7 @@ impl CodeCache {
 }
 
 impl std::fmt::Debug for Inner {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CodeCache").field("path", &self.path).finish_non_exhaustive()
     }
@@ -263,8 +260,8 @@ struct Found {
     used_at: u64,
 }
 
-/// What has to go so that the rest has room: entries that were used least lately, and
-/// files that somebody began before `abandoned_before` and never finished.
+/// Returns the files to remove so that the rest fits in `room`: the least recently used entries, and temporary files
+/// older than `abandoned_before`.
 fn superfluous(mut found: Vec<Found>, room: u64, abandoned_before: u64) -> Vec<String> {
     let mut names = Vec::new();
     found.retain(|file| {
@@ -296,12 +293,12 @@ fn check_ours(path: &Path, about: &Metadata) -> Result<(), CacheError> {
     Ok(())
 }
 
-/// The directory's key, which the first host makes.
+/// Returns the key of the directory, and creates it if it is missing.
 fn key(dir: &OwnedFd) -> io::Result<[u8; KEY_BYTES]> {
     match read_key(dir) {
         Ok(Some(key)) => return Ok(key),
         Ok(None) => {
-            tracing::warn!("the key of the compiled code cannot be trusted; making a new one");
+            tracing::warn!("the key of the compiled code cannot be trusted; creating a new one");
             unlinkat(dir, KEY_FILE, AtFlags::empty())?;
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -313,20 +310,20 @@ fn key(dir: &OwnedFd) -> io::Result<[u8; KEY_BYTES]> {
         let linked = linkat(dir, temporary, dir, KEY_FILE, AtFlags::empty());
         unlinkat(dir, temporary, AtFlags::empty())?;
         match linked {
-            // Of two hosts that start at once, the first one's counts.
+            // If two hosts start at once, the key of the first counts.
             Ok(()) | Err(Errno::EXIST) => Ok(()),
             Err(error) => Err(error.into()),
         }
     })?;
-    read_key(dir)?.ok_or_else(|| io::Error::other("its key cannot be trusted"))
+    read_key(dir)?.ok_or_else(|| io::Error::other("the key in the directory cannot be trusted"))
 }
 
-/// The key, if it is one that only we can have written and read.
+/// Returns the key if only this user can have written and read it.
 fn read_key(dir: &OwnedFd) -> io::Result<Option<[u8; KEY_BYTES]>> {
     let mut file = open_for_reading(dir, KEY_FILE)?;
     let about = file.metadata()?;
-    let ours = about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o077 == 0;
-    if !ours || about.len() != KEY_BYTES as u64 {
+    let is_own = about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o077 == 0;
+    if !is_own || about.len() != KEY_BYTES as u64 {
         return Ok(None);
     }
     let mut key = [0; KEY_BYTES];
@@ -334,27 +331,28 @@ fn read_key(dir: &OwnedFd) -> io::Result<Option<[u8; KEY_BYTES]>> {
     Ok(Some(key))
 }
 
-/// Opens a regular file, and waits for nothing if it is something else.
+/// Opens a regular file. Fails without blocking for any other kind of file.
 fn open_for_reading(dir: &OwnedFd, name: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(openat(dir, name, flags, Mode::empty())?);
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
 }
 
-/// Writes a file under a name of its own, then puts it in its place.
+/// Writes a temporary file and then moves it to its final name with `move_into_place`.
 fn write_new(
     dir: &OwnedFd,
     name: &str,
     parts: &[&[u8]],
-    place: impl FnOnce(&str) -> io::Result<()>,
+    move_into_place: impl FnOnce(&str) -> io::Result<()>,
 ) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let temporary = format!("{name}.{}-{}.new", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    // One of a process that had our number and is gone.
+    // Left by an earlier process with the same id.
     let _ = unlinkat(dir, &*temporary, AtFlags::empty());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(openat(dir, &*temporary, flags, Mode::RUSR | Mode::WUSR)?);
-    let written = parts.iter().try_for_each(|part| file.write_all(part)).and_then(|()| place(&temporary));
+    let written =
+        parts.iter().try_for_each(|part| file.write_all(part)).and_then(|()| move_into_place(&temporary));
     if written.is_err() {
         let _ = unlinkat(dir, &*temporary, AtFlags::empty());
     }
@@ -378,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn code_is_found_again_by_its_key_and_by_no_other() {
+    fn code_is_found_by_its_key_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("made/on/demand");
         open(&path).put(&KEY, b"code").unwrap();
@@ -429,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_neither_waited_for_nor_followed() {
+    fn only_regular_files_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let cache = open(dir.path());
         cache.put(&KEY, b"code").unwrap();
@@ -443,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_write_is_refused_with_what_to_do() {
+    fn a_directory_that_others_can_write_to_is_refused_with_advice() {
         let dir = tempfile::tempdir().unwrap();
         for (mode, refused) in [(0o770, true), (0o702, true), (0o755, false)] {
             std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
@@ -457,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_others_could_read_is_replaced_and_what_it_signed_is_void() {
+    fn a_key_that_others_could_read_is_replaced_and_its_entries_are_void() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path()).put(&KEY, b"code").unwrap();
         let key = dir.path().join(KEY_FILE);
@@ -471,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_least_lately_makes_room() {
+    fn the_least_recently_used_entries_are_removed_first() {
         fn check(files: &[(&str, u64, u64)], room: u64, expected: &[&str]) {
             let found = files
                 .iter()
@@ -493,6 +491,6 @@ mod tests {
         cache.put(&KEY, b"code").unwrap();
         assert!(cache.get(&other).is_none());
         assert_eq!(cache.get(&KEY).unwrap().code(), b"code");
-        assert!(cache.put(&other, &[0; 1000]).is_err(), "it would never fit");
+        assert!(cache.put(&other, &[0; 1000]).is_err(), "larger than the cache");
     }
 }

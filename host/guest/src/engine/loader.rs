@@ -1,5 +1,4 @@
-//! From a component that nobody vouches for to a plugin: out of the cache, or compiled
-//! in a process apart.
+//! Loading of untrusted components: from the cache, or compiled in a separate process.
 
 use std::fs::File;
 use std::hash::{Hash, Hasher};
@@ -19,30 +18,30 @@ use crate::plugin::{self, Description, LoadError, Plugin, Source};
 use rollout_core::error::Fault;
 use rollout_wire::digest::hex;
 
-/// Brings components in. Cheap to clone.
+/// Loads components. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Loader {
     compiler: Compiler,
     cache: Option<CodeCache>,
 }
 
-/// Why there is no plugin.
+/// Error of loading a plugin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoaderError {
-    /// The file is no plugin.
+    /// The file is not a plugin.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// It could not be compiled.
+    /// The component could not be compiled.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// What was compiled does not fit this engine.
-    #[error("code from the process that compiles does not load; is it the same program as this one?")]
+    /// The compiled code does not fit this engine.
+    #[error("compiled code does not load; is the compiler the same program as this one?")]
     Unfit(#[source] wasmtime::Error),
 }
 
 impl LoaderError {
-    /// Whose move it is.
+    /// Returns the party that must act.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Load(_) => Fault::Plugin,
@@ -53,19 +52,18 @@ impl LoaderError {
 }
 
 impl Loader {
-    /// A loader that compiles by these means, and keeps code where there is a cache.
+    /// Creates a loader, which stores code in the cache if there is one.
     pub fn new(compiler: Compiler, cache: Option<CodeCache>) -> Self {
         Self { compiler, cache }
     }
 
-    /// Checks a component and makes it ready to run in this engine. Blocks for as long as
-    /// compiling takes.
+    /// Checks a component and prepares it for this engine. Blocks while it compiles.
     pub fn load(&self, engine: &Engine, bytes: &[u8]) -> Result<Plugin, LoaderError> {
         let (component, file) = self.component(engine, bytes)?;
         Ok(engine.link(&component, &file, bytes)?)
     }
 
-    /// Says what a file is, whether or not it can be served. It compiles, too.
+    /// Describes a file, even one that cannot be served. Compiles it, too.
     pub fn inspect(&self, engine: &Engine, bytes: &[u8]) -> Result<Description, LoaderError> {
         let (component, file) = self.component(engine, bytes)?;
         Ok(engine.describe(&component, &file))
@@ -82,17 +80,16 @@ impl Loader {
             return Ok((component, file));
         }
         let code = self.compiler.run(engine.plan, bytes)?;
-        // SAFETY: `map` trusts its input to be the output of this version of the
-        // engine. It is: a process of this very program made it and gave it to us
-        // through a pipe that nobody else holds. Of the component, it depends on what
-        // the compiler made of it, as it would had we compiled here.
+        // SAFETY: `map` requires the output of this version of the engine. A process of this very program produced it
+        // and passed it through a pipe that no other process has open. It depends on the component only as the
+        // compiler's output does, as it would if this process had compiled it.
         let component = unsafe { map(&engine.engine, &code) };
         let component = component.map_err(|error| refused(engine.plan, &code, error))?;
         tracing::info!(digest, elapsed_ms = millis(started), code_bytes = code.len(), "component compiled");
         if let Some(cache) = &self.cache
             && let Err(error) = cache.put(&key, &code)
         {
-            tracing::warn!(%error, cache = %cache.dir().display(), "compiled code not kept");
+            tracing::warn!(%error, cache = %cache.dir().display(), "cannot store compiled code in the cache");
         }
         Ok((component, file))
     }
@@ -100,11 +97,10 @@ impl Loader {
     fn cached(&self, engine: &Engine, key: &Key) -> Option<Component> {
         let cache = self.cache.as_ref()?;
         let entry = cache.get(key)?;
-        // SAFETY: `map` trusts its input to be the output of this version of the
-        // engine. The bytes that are handed over are the bytes whose authentication code
-        // was verified, under a key that only this user can read, and a host under that
-        // key signs nothing but what its own compiling process made of the component
-        // and for the engine in `key`. Whoever can forge that can already act as us.
+        // SAFETY: `map` requires the output of this version of the engine. These are the bytes whose authentication
+        // code was verified, under a key that only this user can read. A host with that key signs only the output of
+        // its own compiler process for the component and engine in `key`. An attacker who can forge that can already
+        // act as this user.
         match unsafe { map(&engine.engine, entry.code()) } {
             Ok(component) => Some(component),
             Err(error) => {
@@ -128,15 +124,15 @@ unsafe fn map(engine: &wasmtime::Engine, code: &[u8]) -> wasmtime::Result<Compon
         // SAFETY: the file has these bytes, and its seals keep every process from changing them.
         Ok((_file, path)) => unsafe { Component::deserialize_file(engine, path) },
         Err(error) => {
-            tracing::debug!(%error, "compiled code is copied, because there is no file in memory for it");
-            // SAFETY: as the caller says.
+            tracing::debug!(%error, "compiled code is copied, because an in-memory file cannot be created");
+            // SAFETY: the caller guarantees it.
             unsafe { Component::deserialize(engine, code) }
         }
     }
 }
 
-/// Copies bytes to a file in memory that cannot be changed any more. Returns it with the path by which the engine opens it,
-/// which works while the file is held, and only where `/proc` is mounted.
+/// Copies bytes to a sealed in-memory file. Returns it with the path by which the engine opens it, which is valid while
+/// the file is open, and only if `/proc` is mounted.
 fn sealed(bytes: &[u8]) -> io::Result<(File, PathBuf)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create("rollout-host-code", flags)?);
@@ -147,10 +143,10 @@ fn sealed(bytes: &[u8]) -> io::Result<(File, PathBuf)> {
     Ok((file, path))
 }
 
-/// Returns why compiled code does not load. The engine has no type for this error: what loads where no
-/// memory is set aside is too large for the pool, whose measures are the plugin's to keep to.
+/// Converts the error of loading compiled code. The engine has no type for code that is too large for the pool, which
+/// is the plugin's fault; such code loads in an engine without a pool.
 fn refused(plan: MemoryPlan, code: &[u8], error: wasmtime::Error) -> LoaderError {
-    // SAFETY: the code is this program's own, as it was where it did not load.
+    // SAFETY: the code is this program's own, which the failed load has not changed.
     let loads = |engine: wasmtime::Engine| unsafe { Component::deserialize(&engine, code) }.is_ok();
     match wasmtime::Engine::new(&plan::code(plan)).is_ok_and(loads) {
         true => LoadError::TooManyParts(error).into(),
@@ -158,7 +154,7 @@ fn refused(plan: MemoryPlan, code: &[u8], error: wasmtime::Error) -> LoaderError
     }
 }
 
-/// Tells engines apart whose code is not interchangeable.
+/// Returns a fingerprint that differs between engines with incompatible code.
 fn fingerprint(engine: &wasmtime::Engine) -> [u8; 32] {
     struct Sha(Sha256);
     impl Hasher for Sha {
@@ -166,13 +162,13 @@ fn fingerprint(engine: &wasmtime::Engine) -> [u8; 32] {
             self.0.update(bytes);
         }
         fn finish(&self) -> u64 {
-            // Nobody asks: the whole digest is taken below.
+            // Not used: the whole digest is taken below.
             0
         }
     }
     let mut hasher = Sha(Sha256::new());
     engine.precompile_compatibility_hash().hash(&mut hasher);
-    // Decides on the code's initial memory, and the engine leaves it out.
+    // Determines the code's initial memory, and is not part of the engine's hash.
     plan::IMAGE_BYTES_MAX.hash(&mut hasher);
     hasher.0.finalize().into()
 }

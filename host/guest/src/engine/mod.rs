@@ -1,10 +1,8 @@
-//! One engine for the process: how guests are compiled, where their memory comes
-//! from, and what stops them.
+//! The WebAssembly engine of the process: compilation of guests, their memory, and their interruption.
 //!
-//! An [`Engine`] compiles in this process, which is for components that are trusted not
-//! to harm their compiler. A [`Loader`] has the others compiled in a process apart, and
-//! keeps the code for the next start. This module knows no rollout and no plugin's
-//! content.
+//! An [`Engine`] compiles in this process, which is for components that are trusted not to exploit their compiler. A
+//! [`Loader`] compiles the others in a separate process and caches the code for the next start. This module knows no
+//! rollouts and no contents of plugins.
 
 mod cache;
 mod compile;
@@ -24,7 +22,7 @@ pub use loader::{Loader, LoaderError};
 pub use plan::MemoryPlan;
 use rollout_wire::digest::sha256;
 
-/// The process's engine. Cheap to clone.
+/// The engine of the process. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
     engine: wasmtime::Engine,
@@ -33,7 +31,7 @@ pub struct Engine {
     plan: MemoryPlan,
 }
 
-/// Why there is no engine.
+/// Error of creating an engine.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up the WebAssembly engine for {instances_max} instances at once")]
 pub struct EngineError {
@@ -43,13 +41,13 @@ pub struct EngineError {
 }
 
 impl Engine {
-    /// An engine for this many instances at once, each of at most this much memory.
+    /// Creates an engine for `instances_max` instances at once, each with at most `memory_bytes_max` bytes of memory.
     pub fn new(instances_max: u32, memory_bytes_max: usize) -> Result<Self, EngineError> {
         Self::planned(MemoryPlan::for_instances(instances_max), instances_max, memory_bytes_max, usize::MAX)
     }
 
-    /// The same, where it is settled where the memory comes from, and how much of it idle instances may keep together,
-    /// which is charged to nobody.
+    /// Creates an engine with a given memory plan. Idle slots keep at most `idle_bytes_max` bytes resident together,
+    /// which are not charged to any rollout.
     pub fn planned(
         plan: MemoryPlan,
         instances_max: u32,
@@ -65,9 +63,8 @@ impl Engine {
         Ok(Self { engine, linker: Arc::new(linker), busy, plan })
     }
 
-    /// Checks and compiles a component, here and without limits: for one that is trusted.
-    /// This takes as long as the component is large; call it where a thread may be
-    /// blocked.
+    /// Checks and compiles a trusted component in this process, without limits. Takes time in proportion to its size;
+    /// call it where blocking is allowed.
     pub fn load(&self, bytes: &[u8]) -> Result<Plugin, LoadError> {
         plugin::check_kind(bytes)?;
         let component =
@@ -75,7 +72,7 @@ impl Engine {
         self.link(&component, &source(bytes), bytes)
     }
 
-    /// Makes a component that was compiled ready to run.
+    /// Prepares a compiled component for running.
     fn link(&self, component: &Component, file: &Source, bytes: &[u8]) -> Result<Plugin, LoadError> {
         let kept = parts::bytes_kept(bytes).map_err(|error| LoadError::Invalid(error.into()))?;
         Plugin::load(&self.engine, &self.linker, component, file, kept, &self.busy)

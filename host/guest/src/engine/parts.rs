@@ -1,9 +1,8 @@
-//! What the engine keeps for one instance of a component beside its memories and tables, which
-//! are counted as they grow: a record for each function that can be referred to, for each
-//! import and each global, and the elements of passive segments. A component of a few
-//! megabytes can make hundreds of them, because it says how often each of its modules is
-//! instantiated, so this is counted from the component's own structure before there is an
-//! instance.
+//! Memory that the engine allocates for one instance of a component in addition to its memories and tables, which are
+//! counted as they grow: a record for each function that can be referred to, for each import and each global, and the
+//! elements of passive segments. A component of a few megabytes can require hundreds of megabytes, because it may
+//! instantiate each of its modules many times. The size is therefore computed from the component's structure before
+//! there is an instance.
 
 use wasmparser::{
     BinaryReaderError, ComponentAlias, ComponentExternalKind, ComponentInstance, ComponentOuterAliasKind,
@@ -12,41 +11,40 @@ use wasmparser::{
 
 use crate::instance::CORE_INSTANCES_MAX;
 
-/// An instance of a module without anything in it.
+/// Bytes of an empty instance of a module.
 const INSTANCE_BYTES: u64 = 1024;
 
-/// A function that can be referred to, and one that is imported.
+/// Bytes of a function that can be referred to, or is imported.
 const FUNCTION_BYTES: u64 = 32;
 
-/// A global variable or an import of another kind.
+/// Bytes of a global variable or of an import of another kind.
 const GLOBAL_BYTES: u64 = 16;
 
-/// An element of a passive segment.
+/// Bytes of an element of a passive segment.
 const ELEMENT_BYTES: u64 = 16;
 
-/// What one instance has of something. Sums stop at the largest number instead of beginning
-/// again at the smallest.
+/// Bytes of an instance. Sums saturate.
 type Bytes = u64;
 
-/// A component that is being read.
+/// A component that is being parsed.
 #[derive(Default)]
 struct Frame {
-    /// What an instance of each of its modules takes, where the module is in the file.
+    /// Bytes of an instance of each of its modules, or `None` for a module from outside the file.
     modules: Vec<Option<Bytes>>,
-    /// The same of its components.
+    /// Bytes of an instance of each of its components.
     components: Vec<Option<Bytes>>,
-    /// What its own instantiations take.
+    /// Bytes of its own instantiations.
     total: Bytes,
 }
 
-/// What is being read: modules within components within components.
+/// An item that is being parsed: modules nest in components, and components in components.
 enum Reading {
     Component(Frame),
     Module(Bytes),
 }
 
-/// How many bytes the engine keeps for an instance of this component, at the most. The
-/// component was validated.
+/// Returns an upper bound of the bytes that the engine allocates for an instance of this component, which is already
+/// validated.
 pub(super) fn bytes_kept(component: &[u8]) -> Result<Bytes, BinaryReaderError> {
     let mut reading: Vec<Reading> = Vec::new();
     let mut largest_module = 0;
@@ -80,11 +78,11 @@ pub(super) fn bytes_kept(component: &[u8]) -> Result<Bytes, BinaryReaderError> {
             },
         }
     }
-    // However it is nested, there are no more instances than this, or it does not start.
+    // With any nesting there are no more instances than this, or the component does not start.
     Ok(whole.min(largest_module.saturating_mul(CORE_INSTANCES_MAX.into())))
 }
 
-/// What a section adds to each instance of its module.
+/// Returns the bytes that a section adds to each instance of its module.
 fn of_module(payload: Payload<'_>) -> Result<Bytes, BinaryReaderError> {
     Ok(match payload {
         Payload::ImportSection(imports) => {
@@ -117,21 +115,20 @@ fn of_module(payload: Payload<'_>) -> Result<Bytes, BinaryReaderError> {
     })
 }
 
-/// Something that a section adds to a component's numbered modules or components, with what an
-/// instance of it takes, where that is known.
+/// An item that a section adds to a component's index space of modules or components, with the bytes of an instance if
+/// they are known.
 enum Definition {
     Module(Option<Bytes>),
     Component(Option<Bytes>),
 }
 
-/// Notes what a section adds to a component: modules and components that come from elsewhere,
-/// and what it instantiates.
+/// Records a section of a component: modules and components from elsewhere, and instantiations.
 fn of_component(
     payload: Payload<'_>,
     reading: &mut [Reading],
     largest_module: Bytes,
 ) -> Result<(), BinaryReaderError> {
-    // What nobody knows here may be as large as all that an instance may have of the largest.
+    // A module of unknown size may be as large as the maximum number of instances of the largest module.
     let unknown = largest_module.saturating_mul(CORE_INSTANCES_MAX.into());
     let (mut definitions, mut total): (Vec<Definition>, Bytes) = (Vec::new(), 0);
     match payload {
@@ -146,7 +143,7 @@ fn of_component(
             }
         }
         Payload::ComponentExportSection(exports) => {
-            // What is exported is there a second time, under a number of its own.
+            // An export adds an index for the same item.
             for export in exports {
                 definitions.extend(of_unknown_size(export?.kind));
             }
@@ -208,17 +205,17 @@ fn of_unknown_size(kind: ComponentExternalKind) -> Option<Definition> {
     }
 }
 
-/// What is known of a module in the component that is so many around this one.
+/// Returns the bytes of a module in the `count`-th component around this one, if they are known.
 fn module(reading: &[Reading], count: u32, index: u32) -> Option<Bytes> {
     *outer(reading, count)?.modules.get(index as usize)?
 }
 
-/// What is known of a component in the one that is so many around this one.
+/// Returns the bytes of a component in the `count`-th component around this one, if they are known.
 fn component(reading: &[Reading], count: u32, index: u32) -> Option<Bytes> {
     *outer(reading, count)?.components.get(index as usize)?
 }
 
-/// The component that is so many around this one.
+/// Returns the `count`-th component around this one.
 fn outer(reading: &[Reading], count: u32) -> Option<&Frame> {
     match reading.iter().rev().nth(count as usize)? {
         Reading::Component(frame) => Some(frame),
@@ -236,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_instance_of_a_module_counts_with_what_it_has() {
+    fn every_instance_of_a_module_counts_with_its_parts() {
         check("(component)", 0);
         check("(component (core module))", 0);
         check("(component (core module $m) (core instance (instantiate $m)))", 1024);
@@ -252,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn components_within_components_count_as_often_as_they_are_instantiated() {
+    fn nested_components_count_once_for_each_instantiation() {
         let inner = "(component $c (core instance (instantiate $m)) (core instance (instantiate $m)))";
         let twice = "(instance (instantiate $c)) (instance (instantiate $c))";
         check(&format!("(component (core module $m (func)) {inner} {twice})"), 4 * (1024 + 32));
     }
 
     #[test]
-    fn what_cannot_be_known_counts_as_the_most_that_may_be() {
+    fn modules_of_unknown_size_count_as_the_maximum() {
         let unknown = r#"
             (component
                 (core module $m)

@@ -1,55 +1,50 @@
-//! How the engine is set up: what guests may be made of, how they are compiled and
-//! where their memory comes from.
+//! Configuration of the engine: features of WebAssembly, code generation and memory.
 //!
-//! What decides on the code that is made of a component is apart from the rest, because
-//! the process that compiles has to make the same of it as the one that runs.
+//! The options that determine the generated code are separate from the others, because the process that compiles must
+//! use the same ones as the process that runs.
 
 use wasmparser::WasmFeatures;
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig};
 
 use crate::instance::{ASYNC_STACK_BYTES, CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 
-/// Linear memories that the pool's slots have addresses for. Each takes 4 GiB of them, so
-/// that code need not look where it reaches, and a process has room for about 80 TiB in one
-/// piece.
+/// Linear memories that fit in the address space. Each takes 4 GiB of it, which saves bounds checks in the code, and a
+/// process has about 80 TiB in one piece.
 const POOLED_MEMORIES_MAX: u64 = 18_432;
 
-/// Bytes of a slot's memory that are wiped in place when it is given back, instead of
-/// being returned to the kernel. Returning pages interrupts every core that runs one of
-/// this process's threads, which at thousands of rollouts a second cost more than
-/// anything else. A Rust guest writes to less than a tenth of this, and one in Python that makes
-/// a turn to less than all of it. An idle slot has them, so that it is less where there are
-/// many slots for little memory.
+/// Bytes of a slot's memory that are zeroed in place when it is released, instead of being returned to the kernel.
+/// Returning pages interrupts every core that runs a thread of this process, which at thousands of rollouts a second
+/// cost more than anything else. A Rust guest writes to less than a tenth of this, and a Python guest that takes one
+/// turn to less than all of it. An idle slot keeps these bytes, so the number is smaller if many slots share little
+/// memory.
 const KEEP_RESIDENT_BYTES: usize = 512 << 10;
 
-/// The same for each of its tables, which are smaller.
+/// Bytes of each of its tables that are zeroed in place.
 const KEEP_RESIDENT_TABLE_BYTES: usize = 128 << 10;
 
-/// The same for its stack. A guest that waits uses 12 to 20 KiB of it.
+/// Bytes of its stack that are zeroed in place. A waiting guest uses 12 to 20 KiB.
 const KEEP_RESIDENT_STACK_BYTES: usize = 32 << 10;
 
-/// Slots whose remaining pages are returned to the kernel together: each by itself, before its store
-/// is gone. What waits for others would be resident and charged to nobody, and a slot may have hundreds
-/// of MiB. A guest that wrote to no more than its slot keeps has nothing to return.
+/// Number of slots whose remaining pages are returned to the kernel together: each separately, before its store is
+/// gone. Pages that wait for others would be resident without being charged, and a slot may have hundreds of MiB. A
+/// guest that wrote to no more than its slot keeps has nothing to return.
 const DECOMMIT_BATCH: usize = 1;
 
-/// Bytes up to which a component's initial memory is mapped into its instances however
-/// little of it is set. Beyond, one that is mostly zero is written into each instance. A
-/// Python component is some 30 MiB, of which half is set.
+/// Size up to which a component's initial memory is mapped into its instances, even if little of it is non-zero. Larger
+/// memory that is mostly zero is written into each instance. A Python component has some 30 MiB, of which half is
+/// non-zero.
 pub(super) const IMAGE_BYTES_MAX: u64 = 64 << 20;
 
-/// A guest's stack in bytes, a part of [`ASYNC_STACK_BYTES`].
+/// Size of a guest's WebAssembly stack in bytes, a part of [`ASYNC_STACK_BYTES`].
 const WASM_STACK_BYTES: usize = 512 << 10;
 
-/// What a guest may be made of. The tool chains emit the second version of WebAssembly,
-/// with constant expressions as their linkers write them and tail calls as a compiler
-/// may. Several memories in one module are the engine's own need: it joins components
-/// inside a component by modules of that kind. Everything else that the engine knows is
-/// off, so that nobody can upload what no tool chain tests: threads, garbage-collected
-/// types, exceptions, typed function references, 64-bit memories, relaxed SIMD (whose
-/// results depend on the machine), stack switching, and asynchronous components.
+/// Features of WebAssembly that guests may use. Toolchains emit version 2, with extended constant expressions from
+/// their linkers and tail calls from some compilers. The engine itself needs multiple memories, to join the parts of a
+/// component. All other features are disabled, because no toolchain tests them: threads, garbage collection,
+/// exceptions, typed function references, 64-bit memories, relaxed SIMD (with results that depend on the machine),
+/// stack switching, and asynchronous components.
 ///
-/// That this is the type of the engine's own parser, the compiler checks in [`code`].
+/// [`code`] makes the compiler check that this is the type of the engine's own parser.
 pub(super) const FEATURES: WasmFeatures = WasmFeatures::WASM2
     .difference(WasmFeatures::GC_TYPES)
     .union(WasmFeatures::EXTENDED_CONST)
@@ -57,28 +52,27 @@ pub(super) const FEATURES: WasmFeatures = WasmFeatures::WASM2
     .union(WasmFeatures::MULTI_MEMORY)
     .union(WasmFeatures::COMPONENT_MODEL);
 
-/// Where guests' memory comes from, which the code compiled for them relies on.
+/// Allocation of guests' memory, which the code compiled for them depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPlan {
-    /// From slots that were set aside, into which a component's initial memory is mapped:
-    /// pages that a guest only reads are shared by all. For few and for large guests.
+    /// Preallocated slots, into which a component's initial memory is mapped: all instances share the pages that they
+    /// only read. For few and for large guests.
     Pooled,
-    /// From slots that were set aside, into which initial memory is copied, which saves two
-    /// mappings an instance. For thousands.
+    /// Preallocated slots, into which initial memory is copied. Saves two mappings an instance. For thousands of
+    /// guests.
     PooledEager,
-    /// From the kernel, as needed.
+    /// Allocated from the kernel as needed.
     OnDemand,
 }
 
 impl MemoryPlan {
-    /// The plan for this many instances at once, where the process may have as many
-    /// mappings as kernels give by default.
+    /// Returns the plan for this many instances at once, for the kernel's default limit on mappings.
     pub(super) fn for_instances(instances_max: u32) -> Self {
         const MAPPINGS_BY_DEFAULT: u64 = 60_000;
         Self::within(instances_max, MAPPINGS_BY_DEFAULT)
     }
 
-    /// The plan for this many instances at once, which may have so many mappings together.
+    /// Returns the plan for this many instances at once, with at most `mappings_max` mappings together.
     pub fn within(instances_max: u32, mappings_max: u64) -> Self {
         let fits = |plan: &Self| u64::from(instances_max) * plan.mappings_per_instance() <= mappings_max;
         let addressable = |plan: &Self| {
@@ -88,9 +82,9 @@ impl MemoryPlan {
         pooled.filter(addressable).find(fits).unwrap_or(Self::OnDemand)
     }
 
-    /// Memory mappings that one instance costs: what was measured with thousands of them
-    /// waiting (6, 4 and 3.5), and half of the first as much again for regions that the
-    /// kernel splits. A process has 65,530 by default, and is ended past them.
+    /// Returns the memory mappings of one instance: as measured with thousands of waiting instances (6, 4 and 3.5), and
+    /// half as many again for the first because the kernel splits regions. A process may have 65,530 by default and is
+    /// killed beyond.
     pub fn mappings_per_instance(self) -> u64 {
         match self {
             Self::Pooled => 9,
@@ -99,9 +93,8 @@ impl MemoryPlan {
         }
     }
 
-    /// Linear memories that one component may have. With thousands of instances there are
-    /// addresses for one each, which is what every tool chain makes; more come from
-    /// composing components.
+    /// Returns the maximum number of linear memories of one component. With thousands of instances there is address
+    /// space for one each. Toolchains emit one; composed components have more.
     fn memories_max(self) -> u32 {
         match self {
             Self::Pooled | Self::OnDemand => MEMORIES_MAX,
@@ -109,7 +102,7 @@ impl MemoryPlan {
         }
     }
 
-    /// Its name, which the process that compiles is given.
+    /// Returns the name for the compiler process.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pooled => "pooled",
@@ -118,13 +111,13 @@ impl MemoryPlan {
         }
     }
 
-    /// The plan of this name.
+    /// Returns the plan with a name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Pooled, Self::PooledEager, Self::OnDemand].into_iter().find(|plan| plan.name() == name)
     }
 }
 
-/// All that decides on the code, and no memory set aside.
+/// Returns the options that determine the generated code, without preallocated memory.
 pub(super) fn code(plan: MemoryPlan) -> Config {
     let mut config = Config::new();
     config
@@ -133,11 +126,11 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
         .max_wasm_stack(WASM_STACK_BYTES)
         .async_stack_size(ASYNC_STACK_BYTES)
         .memory_guaranteed_dense_image_size(IMAGE_BYTES_MAX)
-        // Names of functions are reported, addresses are not, and no debugger unwinds guests. The tables for both
-        // have 3 of the 54 MiB of a compiled Python component.
+        // Function names are reported, addresses are not, and no debugger unwinds guests. The tables for both have 3 of
+        // the 54 MiB of a compiled Python component.
         .generate_address_map(false)
         .native_unwind_info(false)
-        // NaN bits are the one thing in core wasm that depends on the machine.
+        // NaN bits are the only machine-dependent results of core wasm.
         .cranelift_nan_canonicalization(true)
         .wasm_features(WasmFeatures::all().difference(FEATURES), false)
         .wasm_features(FEATURES, true);
@@ -157,7 +150,8 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
     config
 }
 
-/// The same code, with memory for this many instances, which keep so much of it together while they are idle.
+/// Returns the options for the same code, with memory for `instances_max` instances. Idle ones keep at most
+/// `idle_bytes_max` bytes together.
 pub(super) fn config(
     plan: MemoryPlan,
     instances_max: u32,
@@ -165,7 +159,7 @@ pub(super) fn config(
     idle_bytes_max: usize,
 ) -> Config {
     let mut config = code(plan);
-    // A stack is not wiped for what is on it, which no guest can read, but for its pages.
+    // A stack is zeroed to release its pages; no guest could read its contents.
     config.async_stack_zeroing(true);
     config.allocation_strategy(match plan {
         MemoryPlan::Pooled | MemoryPlan::PooledEager => {
@@ -181,23 +175,23 @@ pub(super) fn config(
     config
 }
 
-/// A rollout's grader may start before the pool has its workflow's slot back.
+/// Returns the number of slots, which exceeds that of instances: a rollout's grader may start before its workflow's
+/// slot is released.
 fn slots(instances_max: u32) -> u32 {
     instances_max.saturating_add(instances_max / 32).saturating_add(16)
 }
 
-/// Bytes that a slot keeps resident while it is idle, in whole pages.
+/// Bytes that an idle slot keeps resident, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kept {
     memory: usize,
-    /// Of each of its tables.
+    /// For each of its tables.
     table: usize,
     stack: usize,
 }
 
 impl Kept {
-    /// Shares out what all slots may keep together: half of it is memory's, a third the tables', an eighth
-    /// the stacks'.
+    /// Divides the bytes that all slots may keep: half for memory, a third for tables, an eighth for stacks.
     fn by_each(instances_max: u32, idle_bytes_max: usize) -> Self {
         const PAGE_BYTES: usize = 4096;
         let each = idle_bytes_max / slots(instances_max) as usize;
@@ -237,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_slots_keep_less_where_there_are_many_for_little_memory() {
+    fn idle_slots_keep_less_if_many_share_little_memory() {
         let all = Kept {
             memory: KEEP_RESIDENT_BYTES,
             table: KEEP_RESIDENT_TABLE_BYTES,
@@ -250,7 +244,7 @@ mod tests {
             assert!(each * slots(instances) as usize <= idle, "{instances} in {idle}: {each}");
             assert!([memory, table, stack].iter().all(|bytes| bytes.is_multiple_of(4096)));
         }
-        // What a Rust guest that makes a turn writes to is kept, where ten thousand of them have a gibibyte.
+        // With a gibibyte for ten thousand Rust guests, the pages that one of them writes to in a turn stay resident.
         assert_eq!(
             Kept::by_each(10_000, 1 << 30),
             Kept { memory: 48 << 10, table: 4 << 10, stack: 12 << 10 }
@@ -258,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_known_by_its_name() {
+    fn a_plan_is_found_by_its_name() {
         for plan in [MemoryPlan::Pooled, MemoryPlan::PooledEager, MemoryPlan::OnDemand] {
             assert_eq!(MemoryPlan::from_name(plan.name()), Some(plan));
         }
@@ -266,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_fits_into_the_mappings_that_there_are() {
+    fn a_plan_fits_into_the_allowed_mappings() {
         fn check(instances: u32, mappings: u64, expected: MemoryPlan) {
             assert_eq!(MemoryPlan::within(instances, mappings), expected, "{instances} in {mappings}");
         }

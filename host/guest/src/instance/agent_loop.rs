@@ -1,36 +1,36 @@
-//! What an agent loop is asked and what it gives back, in the host's own types.
+//! Requests to agent loops and their results, in the host's own types.
 
 use crate::imports::bindings::exports::rollout::plugin::agent_loop::{Outcome, Request, Status};
 
-/// What a rollout asks of an agent loop.
+/// Request of a rollout to an agent loop.
 #[derive(Clone, Debug)]
 pub struct LoopRequest {
     /// The prompt's messages, one JSON object each.
     pub messages: Vec<String>,
-    /// The turns that the caller has in mind.
+    /// The number of turns that the caller suggests.
     pub max_turns: u32,
-    /// The tokens that the caller has in mind.
+    /// The number of tokens that the caller suggests.
     pub max_tokens_total: u32,
     /// Sampling parameters, a JSON object.
     pub completion_params: String,
 }
 
-/// What came of an agent loop, in its own words. Nothing in it is checked yet.
+/// Result of an agent loop as the guest returned it, unchecked.
 #[derive(Debug)]
 pub struct LoopOutcome {
-    /// Why it could not do its work, if it says so.
+    /// The reason of a failure that the guest reports.
     pub error: Option<String>,
     /// The conversation, one JSON object a message.
     pub messages: Vec<String>,
-    /// Why it stopped.
+    /// The reason why it stopped.
     pub finish_reason: String,
-    /// A reward of its own.
+    /// Its own reward.
     pub reward: Option<f64>,
-    /// Its measurements.
+    /// Its metrics.
     pub metrics: Vec<(String, f64)>,
-    /// Tool calls that it says it made.
+    /// Number of tool calls that it reports.
     pub tool_calls: u32,
-    /// Milliseconds that it says they took.
+    /// Milliseconds that they took, as it reports.
     pub tool_time_ms: f64,
 }
 
@@ -46,7 +46,7 @@ impl From<Outcome> for LoopOutcome {
         let Outcome { status, messages, finish_reason, reward, metrics, tool_calls, tool_time_ms } = outcome;
         let error = match status {
             Status::Completed => None,
-            Status::Error(why) => Some(why),
+            Status::Error(reason) => Some(reason),
         };
         let metrics = metrics.into_iter().map(|metric| (metric.name, metric.value)).collect();
         Self { error, messages, finish_reason, reward, metrics, tool_calls, tool_time_ms }

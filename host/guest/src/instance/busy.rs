@@ -1,12 +1,11 @@
-//! Guests that burn CPU give way to those that do not.
+//! Separate threads for guests that use much CPU time, so that they yield to others.
 //!
-//! A rollout is polled on the runtime's threads for as long as its guest uses little. One that
-//! has used more lately, be it at once or in many short stints, is polled on [`BusyThreads`],
-//! where guests of its kind take turns at a lower priority, those first that used least; once
-//! its recent use has decayed it comes back. At each tick within a turn the thread offers its
-//! core to whoever wants it, because the kernel by itself may let a neighbour wait for its own
-//! tick, which is longer. So a neighbour that has a little to do hardly stands in line behind
-//! a guest that computes, of which there may be more than cores.
+//! A rollout is polled on the runtime's threads while its guest uses little CPU time. A guest that has used more
+//! lately, at once or in many short stints, is polled on [`BusyThreads`], where such guests take turns at a lower
+//! priority, those with the least recent use first. It moves back once its recent use has decayed. At each tick within
+//! a turn the thread yields its core, because the kernel alone may let another thread wait for the kernel's own tick,
+//! which is longer. A rollout with little to do thus hardly waits for guests that compute, even if there are more of
+//! them than cores.
 
 use std::cmp::Ordering::Equal;
 use std::collections::BinaryHeap;
@@ -24,17 +23,15 @@ use tracing::Span;
 use super::Ticker;
 use super::cpu::{CpuMeter, Exhausted, PolledOn, Rank, RuntimeShare, Step};
 
-/// How much lower the priority of these threads is, in the kernel's steps of niceness.
-/// Low enough that a thread of the runtime takes the core as soon as it has something to
-/// do, and high enough that a guest with much to compute gets on beside a full machine.
+/// Niceness of these threads, relative to the others. High enough that a thread of the runtime gets a core as soon as
+/// it has work, and low enough that a busy guest progresses on a fully loaded machine.
 const NICENESS: i32 = 10;
 
-/// A guest at work.
+/// A guest in progress.
 pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
-/// Runs a guest to its end or to the end of its budget: here, and on the busy threads
-/// while it is heavy. Dropping what this gives stops the guest: at once, unless it is in
-/// the middle of a turn, which then ends at the next tick.
+/// Runs a guest until it ends or its CPU budget is used up: on this thread, and on the busy threads while it is heavy.
+/// Dropping the future stops the guest: immediately, or at the next tick if it is in the middle of a turn.
 pub(super) async fn run<R: Send + 'static>(
     threads: &BusyThreads,
     mut meter: CpuMeter,
@@ -47,7 +44,7 @@ pub(super) async fn run<R: Send + 'static>(
             }
             match meter.poll(&mut run, cx, PolledOn::Runtime(threads.share()), threads.ticker()) {
                 Step::Waits => Poll::Pending,
-                // The interruption has woken it.
+                // The interruption has woken its task.
                 Step::Goes if !meter.is_heavy(threads.share()) => Poll::Pending,
                 step => Poll::Ready(step),
             }
@@ -67,8 +64,8 @@ pub(super) async fn run<R: Send + 'static>(
     }
 }
 
-/// What joins a guest on the busy threads with whoever waits for it: says in one direction
-/// that the guest has something to do again, and in the other that nobody waits any more.
+/// Connects a guest on the busy threads with the task that waits for it: wakes the task when the guest can continue,
+/// and stops the guest when the task is gone.
 #[derive(Default)]
 struct Link {
     woken: AtomicBool,
@@ -77,7 +74,7 @@ struct Link {
 }
 
 impl Link {
-    /// Waits until the guest has something to do.
+    /// Waits until the guest can continue.
     async fn woken(&self) {
         std::future::poll_fn(|cx| {
             self.waiting.register(cx.waker());
@@ -94,15 +91,15 @@ impl Wake for Link {
     }
 }
 
-/// What comes back from the busy threads.
+/// Result of taking turns on the busy threads.
 enum Back<R> {
-    /// The guest waits; its link says for how long.
+    /// The guest waits until its link is woken.
     Waits(CpuMeter, Run<R>),
     Over(Result<R, Exhausted>),
     Panicked(Box<dyn std::any::Any + Send>),
 }
 
-/// A run among the busy ones. Empty while a turn is taken and when the run is over.
+/// A run among the busy ones. Empty during a turn and after the run has ended.
 struct Seat<R> {
     going: Mutex<Option<Going<R>>>,
     link: Arc<Link>,
@@ -121,7 +118,7 @@ impl<R> Seat<R> {
         self.going.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends a run. What a guest is dropped with belongs to the runtime, and may panic.
+    /// Drops a run. Destructors of a guest's futures need the runtime, and may panic.
     fn discard(&self, going: Going<R>) {
         let _runtime = self.runtime.enter();
         let _span = self.span.enter();
@@ -129,14 +126,14 @@ impl<R> Seat<R> {
     }
 }
 
-/// Stops the run in a seat when it is dropped. Nobody has to come by for that: a guest that
-/// waits for a turn would keep its memory until then.
+/// Stops the run in a seat when it is dropped. It does not wait for the run's turn: until then the guest would keep its
+/// memory.
 struct Stopper<R>(Arc<Seat<R>>);
 
 impl<R> Drop for Stopper<R> {
     fn drop(&mut self) {
         let Self(seat) = self;
-        // Before looking: a turn that is under way looks in the other order.
+        // Set before the lock: a turn in progress checks in the other order.
         seat.link.stopped.store(true, Ordering::SeqCst);
         let going = seat.lock().take();
         if let Some(going) = going {
@@ -145,25 +142,25 @@ impl<R> Drop for Stopper<R> {
     }
 }
 
-/// Something that takes turns.
+/// A run that takes turns.
 trait TakesTurns: Send + Sync {
-    /// One turn. Gives its rank among those that want more of them.
+    /// Takes one turn. Returns its rank if it needs more turns.
     fn turn(&self, ticker: &Ticker) -> Option<Rank>;
 }
 
 impl<R: Send + 'static> TakesTurns for Seat<R> {
     fn turn(&self, ticker: &Ticker) -> Option<Rank> {
         let Going { mut meter, mut run, back } = self.lock().take()?;
-        // What a guest starts belongs to the runtime.
+        // Tasks that a guest spawns belong to the runtime.
         let _runtime = self.runtime.enter();
         let _span = self.span.enter();
         self.link.woken.store(false, Ordering::SeqCst);
         let waker = Waker::from(self.link.clone());
-        let place = PolledOn::Busy(&self.link.stopped);
+        let polled_on = PolledOn::Busy(&self.link.stopped);
         let polled = catch_unwind(AssertUnwindSafe(|| {
-            meter.poll(&mut run, &mut Context::from_waker(&waker), place, ticker)
+            meter.poll(&mut run, &mut Context::from_waker(&waker), polled_on, ticker)
         }));
-        let told = match polled {
+        let result = match polled {
             Ok(Step::Goes) => {
                 let (rank, going) = (meter.rank(), Going { meter, run, back });
                 let mut seat = self.lock();
@@ -181,19 +178,18 @@ impl<R: Send + 'static> TakesTurns for Seat<R> {
                 Back::Over(result)
             }
             Err(payload) => {
-                // What is left of it may panic again.
+                // Dropping the rest of it may panic again.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(run)));
                 Back::Panicked(payload)
             }
         };
-        // Whoever waited may have gone just now; the run goes with what came of it.
-        let _ = back.send(told);
+        // The waiting task may be gone by now; the run is dropped with its result.
+        let _ = back.send(result);
         None
     }
 }
 
-/// The threads on which guests compute. Cheap to clone; the threads end with the last of
-/// it.
+/// The threads that busy guests run on. Cheap to clone; the threads end when the last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct BusyThreads(Arc<Owner>);
 
@@ -209,12 +205,12 @@ struct Queue {
 #[derive(Default)]
 struct State {
     runs: BinaryHeap<Waiting>,
-    /// How many came so far, to tell apart who has the same rank.
+    /// Number of runs pushed so far, which orders runs of the same rank.
     count: u64,
     closed: bool,
 }
 
-/// A run that waits for its turn. The greatest has the next one.
+/// A run that waits for its turn. The greatest is next.
 struct Waiting {
     rank: Rank,
     number: u64,
@@ -271,7 +267,7 @@ impl Queue {
                     state = self.pushed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             };
-            // A destructor that panics takes nobody else's turn.
+            // A destructor that panics must not end the thread.
             let turn = AssertUnwindSafe(|| run.turn(&self.ticker).map(|rank| (rank, run)));
             more = catch_unwind(turn).ok().flatten();
             std::thread::yield_now();
@@ -280,20 +276,20 @@ impl Queue {
 }
 
 impl BusyThreads {
-    /// One thread a core.
+    /// Starts one thread for each core.
     pub(crate) fn start(ticker: Ticker) -> std::io::Result<Self> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        // The runtime has as many.
+        // The runtime has as many threads.
         let share = RuntimeShare::new(threads);
         let queue = Arc::new(Queue { ticker, share, state: Mutex::default(), pushed: Condvar::new() });
         let owner = Owner(queue.clone());
         for _ in 0..threads {
             let queue = queue.clone();
             std::thread::Builder::new().name("busy-guests".to_owned()).spawn(move || {
-                // On Linux this is the thread's own. Where it is refused, guests that
-                // compute are as important as the others.
+                // On Linux the niceness belongs to the thread. If lowering it fails, busy guests run at the same
+                // priority as others.
                 if let Err(error) = rustix::process::nice(NICENESS) {
-                    tracing::debug!(%error, "priority not lowered");
+                    tracing::debug!(%error, "cannot lower the priority of a thread for busy guests");
                 }
                 queue.work();
             })?;
@@ -309,9 +305,9 @@ impl BusyThreads {
         &self.0.0.share
     }
 
-    /// Has a run take turns until it waits or is over.
+    /// Lets a run take turns until it waits or has ended.
     async fn take_turns<R: Send + 'static>(&self, meter: CpuMeter, run: Run<R>, link: &Arc<Link>) -> Back<R> {
-        let (back, told) = oneshot::channel();
+        let (back, result) = oneshot::channel();
         let rank = meter.rank();
         let seat = Arc::new(Seat {
             going: Mutex::new(Some(Going { meter, run, back })),
@@ -322,8 +318,8 @@ impl BusyThreads {
         let _stopper = Stopper(seat.clone());
         self.0.0.lock().push(rank, seat);
         self.0.0.pushed.notify_one();
-        // The threads live as long as any plugin does, and a run holds its plugin.
-        told.await.unwrap_or_else(|_| unreachable!("a busy thread gives back every run that is waited for"))
+        // The threads live as long as any plugin, and a run holds its plugin.
+        result.await.unwrap_or_else(|_| unreachable!("a busy thread returns every run that is waited for"))
     }
 }
 
@@ -343,7 +339,7 @@ mod tests {
     use super::*;
     use crate::imports::Record;
 
-    /// Which thread does this.
+    /// Returns the name of the current thread.
     fn here() -> String {
         std::thread::current().name().unwrap_or_default().to_owned()
     }
@@ -365,8 +361,8 @@ mod tests {
         CpuMeter::new(record, Duration::from_secs(60), stack)
     }
 
-    /// One that computes `first`, is interrupted three times, and waits. Gives the threads
-    /// that it was on: at its start, after each interruption, and at its end.
+    /// Returns a run that computes for `first`, is interrupted three times, and waits. Its result is the threads that
+    /// it ran on: at its start, after each interruption, and at its end.
     fn run_of(first: Duration) -> Run<Vec<String>> {
         Box::pin(async move {
             let mut threads = vec![here()];
@@ -382,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_computed_much_is_polled_on_the_busy_threads_after_it_waited_too() {
+    async fn a_guest_that_computed_much_is_polled_on_the_busy_threads_even_after_a_wait() {
         let threads = run(&busy_threads(), meter(), run_of(Duration::from_millis(20))).await.unwrap();
 
         let [first, busy @ ..] = &threads[..] else { panic!("{threads:?}") };
@@ -391,14 +387,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_was_interrupted_at_its_begin_stays_where_it_is() {
+    async fn a_guest_interrupted_at_its_start_stays_on_its_thread() {
         let threads = run(&busy_threads(), meter(), run_of(Duration::ZERO)).await.unwrap();
 
         assert_eq!(threads, vec![here(); 5]);
     }
 
     #[tokio::test]
-    async fn a_guest_that_computes_in_short_stints_is_moved_and_comes_back_when_it_has_rested() {
+    async fn a_guest_that_computes_in_short_stints_moves_and_comes_back_after_a_rest() {
         let stints: Run<(usize, String)> = Box::pin(async {
             let mut stints = 0;
             while here() != "busy-guests" {
@@ -406,7 +402,7 @@ mod tests {
                 stints += 1;
                 tokio::time::sleep(Duration::from_micros(100)).await;
             }
-            // Far longer than an account takes to decay.
+            // Far longer than the decay.
             tokio::time::sleep(Duration::from_secs(2)).await;
             (stints, here())
         });
@@ -417,7 +413,7 @@ mod tests {
         assert_eq!(at_last, here());
     }
 
-    /// Says when it is dropped.
+    /// Sends a message when it is dropped.
     struct Dropped(Option<oneshot::Sender<Instant>>);
 
     impl Drop for Dropped {
@@ -429,13 +425,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_is_stopped_is_gone_though_others_have_the_busy_threads() {
+    async fn a_stopped_guest_is_dropped_even_if_others_hold_the_busy_threads() {
         let threads = busy_threads();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (release, released) = std::sync::mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let (taken, mut take) = tokio::sync::mpsc::unbounded_channel();
-        // They have the busy threads and give none back, whatever a tick says.
+        // These occupy the busy threads and ignore ticks.
         let hogs = (0..cores).map(|_| {
             let (threads, released, taken) = (threads.clone(), released.clone(), taken.clone());
             let hog: Run<()> = Box::pin(async move {
@@ -458,7 +454,7 @@ mod tests {
             compute(Duration::from_millis(20));
             moved.send(()).unwrap();
             interruption().await;
-            unreachable!("nobody has a turn for it");
+            unreachable!("no thread is free for it")
         });
         let stopped = tokio::spawn(async move { run(&threads, meter(), stopped).await });
         moves.await.unwrap();

@@ -1,10 +1,9 @@
-//! What guests use of the processor: all of it, against a budget, and lately, which decides
-//! where they are polled.
+//! CPU time of guests: the total, which has a budget, and the recent use, which determines the threads that they are
+//! polled on.
 //!
-//! A guest's recent use is an account that decays. Where it is polled follows from the account
-//! and not from what one poll looked like: a guest that computes a little less than a turn
-//! between two short waits, or that has the host compute for it, uses as much of the machine
-//! as one that never waits.
+//! Recent use is a sum that decays exponentially. It determines the threads, instead of the length of one poll: a guest
+//! that computes slightly less than a turn between two short waits, or lets the host compute for it, uses as much of
+//! the machine as one that never waits.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,25 +19,23 @@ use super::busy::Run;
 use super::memory::StackCharge;
 use crate::imports::Record;
 
-/// What was used this long ago counts for a third, and what was used five times as long ago
-/// for nothing. Long enough to add up what a guest does between many short waits, and
-/// short enough that one that has computed a second is like the others soon after.
+/// Time after which use counts for a third; after five times as long it counts for nothing. Long enough to add up short
+/// stints between waits, and short enough that a guest that computed for a second is soon treated like the others.
 const DECAY: Duration = Duration::from_millis(100);
 
-/// Recent use, in seconds, from which a guest is polled on the busy threads: 1 % of a core.
-/// Most guests compute less than this from one answer of the model to the next.
+/// Recent use, in seconds, above which a guest is polled on the busy threads: 1 % of a core. Most guests compute less
+/// between two replies of the model.
 const HEAVY_SECS: f64 = 1e-3;
 
-/// What guests may have of the runtime's threads lately, as a share of them. The nearer they
-/// are, the less makes a guest heavy, so that many guests that each use little leave the
-/// other half to connections as well.
+/// Maximum share of the runtime's threads for guests. The closer their recent use is to it, the less makes a guest
+/// heavy, so that many guests that use little each still leave half of the threads to connections.
 const RUNTIME_SHARE_MAX: f64 = 0.5;
 
-/// How long a turn on the busy threads is. Longer than what most guests compute between
-/// two waits, so that those that compute much do not take turns at being nearly done.
+/// Length of a turn on the busy threads. Longer than most guests compute between two waits, so that a guest usually
+/// finishes within its turn.
 const TURN: Duration = Duration::from_millis(5);
 
-/// Ticks of the engine until it asks about a guest again.
+/// Number of ticks between two checks of a running guest.
 pub(super) const TICKS: u64 = 1;
 
 /// CPU time that decays.
@@ -62,8 +59,8 @@ impl Usage {
         self.at = now;
     }
 
-    /// Compares accounts: the one that has more at any time has more at every time, because all
-    /// decay alike.
+    /// Returns the rank. If one guest's use exceeds another's at any time it does so at all times, because all decay at
+    /// the same rate.
     fn rank(&self) -> Rank {
         static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
         let since = self.at.saturating_duration_since(*ORIGIN).div_duration_f64(DECAY);
@@ -71,7 +68,7 @@ impl Usage {
     }
 }
 
-/// A guest's place among those that wait for a turn: who used less lately is less.
+/// Order of guests that wait for a turn: the least recent use is less.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rank(f64);
 
@@ -81,7 +78,7 @@ impl Rank {
     }
 }
 
-/// What all guests together had of the runtime's threads lately.
+/// Recent use of the runtime's threads by all guests together.
 pub(super) struct RuntimeShare {
     used: Mutex<Usage>,
     threads: f64,
@@ -96,7 +93,7 @@ impl RuntimeShare {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).add(now, took);
     }
 
-    /// Recent use, in seconds, from which a guest is heavy now.
+    /// Returns the recent use, in seconds, above which a guest is heavy now.
     fn heavy_secs(&self, now: Instant) -> f64 {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner).secs(now);
         let share = used / (self.threads * DECAY.as_secs_f64());
@@ -104,7 +101,7 @@ impl RuntimeShare {
     }
 }
 
-/// Counts the CPU time of one run against its budget, and what it used lately.
+/// Counts the CPU time of one run against its budget, and its recent use.
 pub(super) struct CpuMeter {
     record: Arc<Record>,
     stack: StackCharge,
@@ -113,37 +110,37 @@ pub(super) struct CpuMeter {
     lately: Usage,
 }
 
-/// What one poll came to.
+/// Result of one poll.
 pub(super) enum Step<R> {
-    /// The run is over.
+    /// The run has ended.
     Over(Result<R, Exhausted>),
     /// The guest waits.
     Waits,
-    /// The guest was interrupted and has more to do.
+    /// The guest was interrupted and has more work.
     Goes,
 }
 
-/// Why a guest was stopped in the middle of its work: its CPU time is used up.
+/// Error of a guest that used up its CPU time.
 #[derive(Debug)]
 pub(super) struct Exhausted;
 
-/// Where a guest is polled.
+/// Kind of thread that polls a guest.
 #[derive(Clone, Copy)]
 pub(super) enum PolledOn<'a> {
     /// On a thread of the runtime.
     Runtime(&'a RuntimeShare),
-    /// On a busy thread, until somebody says that it is to stop.
+    /// A busy thread, until the flag is set.
     Busy(&'a Arc<AtomicBool>),
 }
 
-/// The poll of a guest that is under way on a thread.
+/// The poll of a guest in progress on a thread.
 struct UnderWay {
     began: Instant,
-    /// How long it may take.
+    /// Maximum length.
     turn: Duration,
-    /// Set when nobody waits for the guest any more; only on a busy thread.
+    /// Set when no task waits for the guest any more. Only on a busy thread.
     stopped: Option<Arc<AtomicBool>>,
-    /// Whether a tick ended it.
+    /// Whether a tick interrupted it.
     interrupted: bool,
 }
 
@@ -151,7 +148,7 @@ thread_local! {
     static UNDER_WAY: RefCell<Option<UnderWay>> = const { RefCell::new(None) };
 }
 
-/// What the engine is to do with a guest that a tick finds at work.
+/// Decides whether a guest that is running at a tick continues.
 pub(super) fn at_tick() -> UpdateDeadline {
     crate::stack::note_place();
     let goes_on = UNDER_WAY.with_borrow_mut(|poll| {
@@ -162,8 +159,8 @@ pub(super) fn at_tick() -> UpdateDeadline {
             }
             std::thread::yield_now();
         }
-        // On the runtime the tick may be one that passed while the guest waited, so a guest that
-        // has just begun goes on to the next.
+        // On the runtime the tick may have passed while the guest waited, so a guest that has just started continues
+        // until the next one.
         poll.began.elapsed() < poll.turn
     });
     if goes_on {
@@ -172,7 +169,7 @@ pub(super) fn at_tick() -> UpdateDeadline {
     UpdateDeadline::YieldCustom(TICKS, Box::pin(interruption()))
 }
 
-/// Ends the poll of a guest, and lets [`CpuMeter::poll`] know that the guest does not wait.
+/// Interrupts the poll of a guest, and marks for [`CpuMeter::poll`] that the guest does not wait.
 pub(super) async fn interruption() {
     UNDER_WAY.with_borrow_mut(|poll| {
         if let Some(poll) = poll {
@@ -187,7 +184,7 @@ impl CpuMeter {
         Self { record, stack, used: Duration::ZERO, budget, lately: Usage::none() }
     }
 
-    /// Whether the guest has used so much lately that it is to give way to others.
+    /// Returns whether recent use is so high that the guest must yield to others.
     pub(super) fn is_heavy(&self, share: &RuntimeShare) -> bool {
         let now = Instant::now();
         self.lately.secs(now) >= share.heavy_secs(now)
@@ -201,12 +198,12 @@ impl CpuMeter {
         &mut self,
         run: &mut Run<R>,
         cx: &mut Context<'_>,
-        place: PolledOn<'_>,
+        polled_on: PolledOn<'_>,
         ticker: &Ticker,
     ) -> Step<R> {
         let _watched = ticker.watch();
         let began = Instant::now();
-        let (turn, stopped) = match place {
+        let (turn, stopped) = match polled_on {
             PolledOn::Runtime(share) => {
                 let left = share.heavy_secs(began) - self.lately.secs(began);
                 (Duration::from_secs_f64(left.max(0.0)), None)
@@ -223,7 +220,7 @@ impl CpuMeter {
         self.record.meter().add_cpu(took);
         let now = Instant::now();
         self.lately.add(now, took);
-        if let PolledOn::Runtime(share) = place {
+        if let PolledOn::Runtime(share) = polled_on {
             share.add(now, took);
         }
         if polled.is_pending() {
@@ -238,8 +235,7 @@ impl CpuMeter {
     }
 }
 
-/// CPU time of this thread so far. Within one poll it is the guest's, whatever else the
-/// machine is busy with.
+/// Returns the CPU time of this thread so far. Within one poll all of it is the guest's.
 pub(super) fn thread_cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
@@ -252,7 +248,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn what_was_used_counts_for_less_the_longer_ago_it_was() {
+    fn recent_use_decays() {
         let start = Instant::now();
         let mut usage = Usage { secs: 0.0, at: start };
         usage.add(start, 10 * MS);
@@ -273,23 +269,23 @@ mod tests {
     }
 
     #[test]
-    fn who_used_less_lately_ranks_before_who_used_more_and_before_who_used_it_later() {
+    fn a_guest_that_used_less_or_earlier_ranks_first() {
         let start = Instant::now();
         let rank = |secs, later| Usage { secs, at: start + later }.rank();
         let before = |a: Rank, b: Rank| a.cmp(b).is_lt();
         assert!(before(rank(0.0, MS), rank(0.001, MS)));
         assert!(before(rank(0.001, MS), rank(0.002, MS)));
         assert!(before(rank(0.001, MS), rank(0.001, 2 * MS)));
-        // Nobody waits for ever: who waited for a second comes before who comes now.
+        // No guest starves: one that has waited for a second ranks before a newcomer.
         assert!(before(rank(0.1, MS), rank(0.001, 1000 * MS)));
     }
 
     #[test]
-    fn the_more_guests_have_of_the_runtime_the_less_makes_one_heavy() {
+    fn the_more_guests_use_the_runtime_the_less_makes_one_heavy() {
         let share = RuntimeShare::new(2);
         let now = Instant::now();
         assert!((share.heavy_secs(now) - HEAVY_SECS).abs() < 1e-9);
-        // A quarter of two threads.
+        // A quarter of the two threads.
         share.add(now, DECAY / 2);
         let lower = share.heavy_secs(Instant::now());
         assert!((0.4 * HEAVY_SECS..0.8 * HEAVY_SECS).contains(&lower), "{lower}");

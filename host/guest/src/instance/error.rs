@@ -1,4 +1,4 @@
-//! Why a run ended without a result: what the engine's errors mean to whoever reads of them.
+//! Errors of runs, derived from the engine's errors.
 
 use wasmtime::component::ResourceTableError;
 use wasmtime::{Store, Trap};
@@ -11,22 +11,22 @@ use crate::imports::{Diverged, Ended, PastOver};
 use rollout_core::error::Fault;
 use rollout_core::telemetry::Limit;
 
-/// Why a run ended without the guest's own result.
+/// Error of a run that ended without the guest's own result.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Its wall time is over.
+    /// The wall time is used up.
     #[error("ran past its deadline")]
     Deadline,
-    /// The guest says so.
+    /// The guest reported a failure.
     #[error("{0}")]
     Failed(String),
-    /// The guest says that what it was given is wrong.
+    /// The guest reported that its input is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The guest says that a time limit of its own passed.
+    /// The guest reported that a time limit of its own passed.
     #[error("{0}")]
     TimedOut(String),
-    /// It asked for more memory than it may have, and could not do without.
+    /// The guest needed more memory than allowed.
     #[error(
         "needed more memory than memory-bytes-max of {max} bytes; use less, or ask the operator to raise it"
     )]
@@ -34,31 +34,31 @@ pub enum RunError {
         /// The limit.
         max: usize,
     },
-    /// It used more CPU time than it may.
+    /// The guest used more CPU time than allowed.
     #[error("used more CPU time than guest-cpu-secs-max, {0} s; do less, or ask the operator to raise it")]
     Cpu(f64),
-    /// It handed more over in one call of the host, or holds more handles, than it may.
+    /// The guest passed more bytes in one host call, or held more handles, than allowed.
     #[error("{0}")]
     Limit(String),
-    /// It did what no wasm may do.
+    /// The guest trapped.
     #[error("trapped: {reason}")]
     Trapped {
-        /// Which trap, and where in the guest as far as its names are known.
+        /// The trap, with the innermost functions of the guest whose names are known.
         reason: String,
     },
-    /// It called exit.
+    /// The guest called exit.
     #[error("called exit({0}) instead of returning")]
     Exited(i32),
-    /// It broke the contract.
+    /// The guest violated the contract.
     #[error("broke the contract: {0}")]
     Contract(String),
-    /// It was made again, and did not do what it did before.
-    #[error("did not do again what it did before: {0}")]
+    /// The guest was rerun from a record and behaved differently.
+    #[error("diverged from its recorded history: {0}")]
     Diverged(Diverged),
-    /// It was made again, and is where its past ends.
-    #[error("is where its past ends")]
+    /// The guest was rerun from a record and has reached its end.
+    #[error("reached the end of its recorded history")]
     PastOver,
-    /// The plugin has no such half.
+    /// The plugin has no such export.
     #[error("the plugin has no {0}")]
     Missing(&'static str),
     /// The host could not run it.
@@ -67,7 +67,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Whose move it is.
+    /// Returns the party that must act.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Deadline
@@ -96,33 +96,33 @@ impl From<types::Failure> for RunError {
     }
 }
 
-/// A failure that is not the guest's.
+/// Converts an error that is not the guest's.
 pub(super) fn host_failed(error: wasmtime::Error) -> RunError {
     RunError::Host(format!("{error:#}"))
 }
 
-/// Why an instance did not come to be.
+/// Converts the error of an instance that could not be created.
 pub(super) fn starting(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     let memory = &store.data().memory;
     if memory.refused() {
         return RunError::Memory { max: memory.bytes_max() };
     }
-    // A start function is the guest's, and does all that others do.
+    // A start function is guest code and fails in the same ways.
     if error.is::<Trap>() || error.is::<I32Exit>() || error.is::<Ended>() || error.is::<Diverged>() {
         return running(store, error);
     }
-    // The engine has no type for this one.
-    let what = error.root_cause().to_string();
-    if what.starts_with("resource limit exceeded") {
+    // The engine has no type for this error.
+    let message = error.root_cause().to_string();
+    if message.starts_with("resource limit exceeded") {
         return RunError::Limit(format!(
             "has more parts than {CORE_INSTANCES_MAX} core instances, {MEMORIES_MAX} memories and \
-             {TABLES_MAX} tables: {what}"
+             {TABLES_MAX} tables: {message}"
         ));
     }
     RunError::Host(format!("{error:#}"))
 }
 
-/// Why a guest did not return.
+/// Converts the error of a guest that did not return.
 pub(super) fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     if let Some(I32Exit(code)) = error.downcast_ref() {
         return RunError::Exited(*code);
@@ -141,16 +141,16 @@ pub(super) fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> 
         return RunError::Memory { max: memory.bytes_max() };
     }
     let limits = store.data().imports.limits();
-    // The engine has no type for these two that could be told apart from outside.
-    let what = error.root_cause().to_string();
-    if what.contains("fuel") {
+    // The engine has no public types for these two errors.
+    let message = error.root_cause().to_string();
+    if message.contains("fuel") {
         store.data().imports.record().limit_hit(Limit::HostCallBytes);
         let max = limits.host_call_bytes_max;
         return RunError::Limit(format!(
-            "handed over more than host-call-bytes-max, {max} bytes, in one call; the operator can raise it"
+            "passed more than host-call-bytes-max, {max} bytes, in one call; the operator can raise it"
         ));
     }
-    if what.contains("handle") && what.contains("limit")
+    if message.contains("handle") && message.contains("limit")
         || error
             .downcast_ref::<ResourceTableError>()
             .is_some_and(|error| matches!(error, ResourceTableError::Full))
@@ -161,33 +161,33 @@ pub(super) fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> 
             "holds, or names in one call, more handles than handles-max, {max}; the operator can raise it"
         ));
     }
-    if let Some(asked) = random_bytes_asked(&what) {
-        store.data().imports.record().random_refused(asked);
+    if let Some(requested) = requested_random_bytes(&message) {
+        store.data().imports.record().random_refused(requested);
         let max = limits.random_bytes_max;
         return RunError::Limit(format!(
-            "asked for {asked} random bytes in one call, more than random-bytes-max, {max}; the operator can \
+            "requested {requested} random bytes in one call, more than random-bytes-max, {max}; the operator can \
              raise it"
         ));
     }
     RunError::Trapped { reason: trap_text(error) }
 }
 
-/// How many random bytes a guest asked for when that was too many, which the engine
-/// says in words only: `requested len 70000 exceeds limit 65536`.
-fn random_bytes_asked(what: &str) -> Option<usize> {
-    let (asked, limit) = what.strip_prefix("requested len ")?.split_once(" exceeds limit ")?;
+/// Returns the number of random bytes that a guest requested, if it was too large. The engine reports it as text only:
+/// `requested len 70000 exceeds limit 65536`.
+fn requested_random_bytes(message: &str) -> Option<usize> {
+    let (requested, limit) = message.strip_prefix("requested len ")?.split_once(" exceeds limit ")?;
     limit.parse::<u64>().ok()?;
-    asked.parse().ok()
+    requested.parse().ok()
 }
 
-/// Frames that every panic goes through, and that say nothing of where it came from.
+/// Frames that are part of every panic and say nothing about its origin.
 const RUNTIME_FRAMES: [&str; 5] = ["panic", "abort", "rust_begin_unwind", "rt::lang_start", "__rust_"];
 
-/// The trap and the innermost frames that have a name.
+/// Formats the trap and the innermost frames that have a name.
 fn trap_text(error: &wasmtime::Error) -> String {
     const FRAMES_SHOWN: usize = 4;
-    let what = error.root_cause().to_string();
-    let Some(backtrace) = error.downcast_ref::<wasmtime::WasmBacktrace>() else { return what };
+    let message = error.root_cause().to_string();
+    let Some(backtrace) = error.downcast_ref::<wasmtime::WasmBacktrace>() else { return message };
     let frames: Vec<String> = backtrace
         .frames()
         .iter()
@@ -195,10 +195,10 @@ fn trap_text(error: &wasmtime::Error) -> String {
         .filter(|name| !RUNTIME_FRAMES.iter().any(|part| name.contains(part)))
         .take(FRAMES_SHOWN)
         .collect();
-    if frames.is_empty() { what } else { format!("{what} (in {})", frames.join(" < ")) }
+    if frames.is_empty() { message } else { format!("{message} (in {})", frames.join(" < ")) }
 }
 
-/// A function's name as its author wrote it, without the hash of Rust's mangling.
+/// Returns the demangled name of a function, without Rust's hash.
 fn demangled(name: &str) -> String {
     format!("{:#}", rustc_demangle::demangle(name))
 }

@@ -1,4 +1,4 @@
-//! The memory of one store: all its linear memories and tables together.
+//! Memory limit of one store, for all its linear memories and tables together.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,33 +9,32 @@ use crate::stack;
 use rollout_core::budget::{Charge, OverBudget, Use};
 use rollout_core::telemetry::Limit;
 
-/// Bytes that one table element takes. Where tables come from no pool, one that grows is copied
-/// to a place that has room for twice as many, so that for a moment there are three of it, and
-/// what the allocator has back it keeps for a while.
+/// Bytes of one table element. Without a pool, a table that grows is copied to a buffer of twice the size, so for a
+/// moment there are three times as many bytes, and the allocator keeps the freed ones for a while.
 const TABLE_ELEMENT_BYTES: usize = 3 * size_of::<usize>();
 
-/// A guest's stack with room for host calls on top, in bytes.
+/// Size of a guest's stack in bytes, including room for host calls on top.
 pub(crate) const ASYNC_STACK_BYTES: usize = 1 << 20;
 
-/// Core instances of one store: a Rust guest has 4, a Python guest about 30.
+/// Maximum number of core instances of one store: a Rust guest has 4, a Python guest about 30.
 pub(crate) const CORE_INSTANCES_MAX: u32 = 64;
 
-/// Linear memories of one store. Composed components have more than one. Each is
-/// several mappings of the process, however small it is.
+/// Maximum number of linear memories of one store. Composed components have more than one. Each is several mappings of
+/// the process, whatever its size.
 pub(crate) const MEMORIES_MAX: u32 = 2;
 
-/// Tables of one store.
+/// Maximum number of tables of one store.
 pub(crate) const TABLES_MAX: u32 = 8;
 
-/// The charge for the memory of one store, given back with the last clone.
+/// The charge for the memory of one store, released with the last clone.
 ///
-/// A store drops its data before it returns its pages to the kernel, which takes some 30 ms for 256 MiB.
-/// So a run keeps a clone until its store is gone, and what is given back is not resident any more.
+/// A store drops its data before it returns its pages to the kernel, which takes some 30 ms for 256 MiB. So a run keeps
+/// a clone until its store is gone, and released bytes are no longer resident.
 #[derive(Clone)]
 pub(super) struct MemoryCharge(Option<Arc<Mutex<Charge>>>);
 
 impl MemoryCharge {
-    /// A charge of nothing, to the holder of the record, if it has one.
+    /// Creates an empty charge to the record's holder, if it has one.
     pub(super) fn new(record: &Record) -> Self {
         Self(record.holder().map(|holder| Arc::new(Mutex::new(holder.nothing(Use::Guest)))))
     }
@@ -46,7 +45,7 @@ impl MemoryCharge {
     }
 }
 
-/// The charge for the stack of one store's guest, a part of the store's [`MemoryCharge`].
+/// The charge for the stack of a store's guest, a part of the store's [`MemoryCharge`].
 ///
 /// The stack's pages stay with the guest until its call is over, so the charge only grows.
 pub(super) struct StackCharge {
@@ -59,20 +58,20 @@ impl StackCharge {
         Self { charge, bytes: 0 }
     }
 
-    /// Charges what is resident of the stack that was just left, if it is more than before.
+    /// Charges the resident bytes of the stack that was just left, if there are more than before.
     pub(super) fn look(&mut self, record: &Record) {
         let Some(bytes) = stack::resident_bytes(ASYNC_STACK_BYTES).filter(|bytes| *bytes > self.bytes) else {
             return;
         };
         match self.charge.grow(bytes - self.bytes) {
             Ok(()) => self.bytes = bytes,
-            // Its rollout was ended with that.
+            // The rollout is evicted with this.
             Err(over) => record.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked)),
         }
     }
 }
 
-/// Counts what a store's guests grow and refuses what is over the limit.
+/// Counts the memory growth of a store's guests and refuses it above the limit.
 pub(super) struct MemoryLimit {
     bytes_max: usize,
     bytes: usize,
@@ -90,12 +89,12 @@ impl MemoryLimit {
         self.bytes_max
     }
 
-    /// Whether a growth was refused. A guest that traps after that ran out of memory.
+    /// Returns whether growth was refused. A guest that traps afterwards ran out of memory.
     pub(super) fn refused(&self) -> bool {
         self.refused
     }
 
-    /// Counts what an instance has from its start and does not give back.
+    /// Charges memory that an instance has from its start and never releases. Returns whether it is within the limit.
     pub(super) fn charge(&mut self, bytes: usize) -> bool {
         self.grow(0, bytes)
     }
@@ -108,7 +107,7 @@ impl MemoryLimit {
             return false;
         }
         if let Err(over) = self.charge.grow(total - self.bytes) {
-            // Its rollout was ended with that, whatever the guest makes of the refusal.
+            // The rollout is evicted with this, even if the guest handles the refusal.
             self.record.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
             return false;
         }

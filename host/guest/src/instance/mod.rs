@@ -1,11 +1,11 @@
-//! One guest, alive for one run.
+//! Instances of guests, each for one run.
 //!
-//! Each of the functions here, one for each thing that a guest can be asked, builds a store,
-//! instantiates the plugin in it, calls the guest and drops the store. Everything the guest
-//! could touch was in that store. Two runs share compiled code and nothing else.
+//! Each function here, one for each export that a guest can have, builds a store, instantiates the plugin in it, calls
+//! the guest and drops the store. The guest's whole state is in that store. Two runs share compiled code and nothing
+//! else.
 //!
-//! This module knows no HTTP and no rollout. It is given imports, a deadline and
-//! input, and gives back what the guest returned or a [`RunError`].
+//! This module knows no HTTP and no rollouts. It takes imports, a deadline and input, and returns the guest's result or
+//! a [`RunError`].
 
 mod agent_loop;
 mod busy;
@@ -46,7 +46,7 @@ use rollout_core::limits::Limits;
 pub(crate) use ticker::Ticker;
 pub use workflow::WorkflowOutcome;
 
-/// All that belongs to one store.
+/// The data of a store.
 pub struct InstanceState {
     imports: Imports,
     wasi: WasiCtx,
@@ -59,8 +59,8 @@ impl WasiView for InstanceState {
     }
 }
 
-/// Everything that a plugin may import, the same for every plugin. A call outside the
-/// instance's role is refused when it is made.
+/// Returns a linker with everything that plugins may import, the same for every plugin. A call outside the instance's
+/// role is refused when it is made.
 pub(crate) fn linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<InstanceState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
@@ -70,7 +70,7 @@ pub(crate) fn linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<Insta
     Ok(linker)
 }
 
-/// Puts functions that note the guest's stack in the place of those in which WASI lets a guest wait.
+/// Replaces WASI's functions that let a guest wait with ones that store the address of the guest's stack first.
 fn note_waits(linker: &mut Linker<InstanceState>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
     let mut poll = linker.instance("wasi:io/poll@0.2.12")?;
@@ -92,7 +92,7 @@ fn note_waits(linker: &mut Linker<InstanceState>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Which of the contract's exports a component has.
+/// The contract's exports that a component has.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Forms {
     pub workflow: bool,
@@ -102,18 +102,18 @@ pub(crate) struct Forms {
     pub settings: bool,
 }
 
-/// A component with its imports connected and its exports found.
+/// A component with linked imports and exports.
 #[derive(Clone)]
 pub struct LinkedPlugin(Arc<Linked>);
 
 #[derive(Clone)]
 struct Linked {
-    /// What its instances find on standard input.
+    /// Standard input of its instances.
     input: Bytes,
-    /// What was taken for it, given back when it is gone.
+    /// A resource that is released when the component is dropped.
     _held: Option<Arc<dyn Any + Send + Sync>>,
     busy: BusyThreads,
-    /// What the engine keeps for an instance beside its memories and tables.
+    /// Bytes that the engine allocates for an instance in addition to its memories and tables.
     kept_bytes: usize,
     pre: InstancePre<InstanceState>,
     workflow: Option<workflow_export::GuestIndices>,
@@ -124,13 +124,13 @@ struct Linked {
 }
 
 impl LinkedPlugin {
-    /// The bytes that its compiled code takes.
+    /// Returns the size of its compiled code in bytes.
     pub(crate) fn code_bytes(&self) -> u64 {
         let image = self.0.pre.component().image_range();
         (image.end as usize).saturating_sub(image.start as usize) as u64
     }
 
-    /// Number of files that the component may hold open: one for each of its memories.
+    /// Returns the number of files that the component may hold open: one for each of its memories.
     pub(crate) fn open_files(&self) -> u64 {
         let required = self.0.pre.component().resources_required();
         required.map_or(1, |required| u64::from(required.num_memories).max(1))
@@ -158,57 +158,57 @@ impl LinkedPlugin {
         })))
     }
 
-    /// The same, which holds something for as long as it is there.
+    /// Returns a copy that keeps a value until it is dropped.
     pub(crate) fn holding(&self, held: Arc<dyn Any + Send + Sync>) -> Self {
         Self(Arc::new(Linked { _held: Some(held), ..(*self.0).clone() }))
     }
 
-    /// The same, whose instances find this on standard input.
+    /// Returns a copy whose instances read `input` from standard input.
     pub fn with_input(&self, input: Bytes) -> Self {
         Self(Arc::new(Linked { input, ..(*self.0).clone() }))
     }
 }
 
-/// A sample as a grader gets it.
+/// A sample as a grader receives it.
 pub struct SampleToGrade {
     /// Its id.
     pub id: String,
     /// Its messages, one JSON object each.
     pub messages: Vec<String>,
-    /// Its measurements.
+    /// Its metrics.
     pub metrics: Vec<(String, f64)>,
 }
 
-/// What a grader says of one sample. Nothing in it is checked yet.
+/// A grader's verdict on one sample, unchecked.
 #[derive(Debug)]
 pub struct GuestVerdict {
-    /// The sample it names.
+    /// The sample that it names.
     pub sample_id: String,
-    /// The reward it gives.
+    /// The reward.
     pub reward: Option<f64>,
-    /// Its measurements.
+    /// Its metrics.
     pub metrics: Vec<(String, f64)>,
-    /// Whether it asks that the sample not be trained on.
+    /// Whether the sample should be excluded from training.
     pub withdraw: bool,
 }
 
-/// How much memory an instance may have and until when it may run, and that it may be made.
+/// Limits of an instance, and the permit to create it.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     /// Linear memories and tables together, in bytes.
     pub memory_bytes_max: usize,
-    /// When it is stopped, running or waiting.
+    /// Time when it is stopped, running or waiting.
     pub deadline: Option<Instant>,
-    /// Held for as long as there is a store.
+    /// Held until the store is dropped.
     pub permit: Permit,
 }
 
-/// Makes an instance within the bounds, finds in it what the component exports of one
-/// form, and lets that do one thing: gives the future of that. A macro, because each form
-/// has a type of its own and a closure's future cannot be said to be sendable.
+/// Creates an instance within the bounds, finds the component's export of one form in it, and calls it: returns the
+/// future of the call. A macro, because each form has its own type and the future of a closure cannot be declared
+/// `Send`.
 ///
-/// Starting has a box of its own, which is gone when the guest runs, because its future is
-/// three times as large as what a guest that waits needs.
+/// Starting is boxed separately and dropped when the guest runs, because its future is three times as large as that of
+/// a waiting guest.
 macro_rules! in_guest {
     ($plugin:ident, $imports:ident, $bounds:ident, $form:ident or $missing:literal,
      |$store:ident, $guest:ident| $work:block) => {{
@@ -219,7 +219,7 @@ macro_rules! in_guest {
         let stack = StackCharge::new(charge.clone());
         let starting = Box::pin(start(linked.clone(), $imports, memory_bytes_max, charge.clone()));
         let run = Box::pin(async move {
-            // Come first, so that they are dropped last, after the store.
+            // First, so that they are dropped last, after the store.
             let _held = (charge, permit);
             let indices = linked.$form.as_ref().ok_or(RunError::Missing($missing))?;
             let (mut $store, instance) = starting.await?;
@@ -230,8 +230,7 @@ macro_rules! in_guest {
     }};
 }
 
-/// Runs a workflow from the prompt's messages. What it gives back is text and numbers that
-/// nobody has checked.
+/// Runs a workflow with the prompt's messages. The result is unchecked text and numbers.
 pub fn run_workflow(
     plugin: &LinkedPlugin,
     imports: Imports,
@@ -244,7 +243,7 @@ pub fn run_workflow(
     })
 }
 
-/// Runs an agent loop. What it gives back is text that nobody has checked.
+/// Runs an agent loop. The result is unchecked text.
 pub fn run_agent_loop(
     plugin: &LinkedPlugin,
     imports: Imports,
@@ -257,8 +256,7 @@ pub fn run_agent_loop(
     })
 }
 
-/// Asks an agent loop for the tools of one rollout: OpenAI function tools as JSON text
-/// that nobody has checked.
+/// Asks an agent loop for the tools of one rollout: OpenAI function tools as unchecked JSON text.
 pub fn agent_loop_tools(
     plugin: &LinkedPlugin,
     imports: Imports,
@@ -282,8 +280,7 @@ pub fn agent_loop_name(
     })
 }
 
-/// Asks a plugin what it declares of its configuration: a JSON Schema and the defaults,
-/// as text that nobody has checked.
+/// Asks a plugin for the declaration of its configuration: a JSON Schema and the defaults, as unchecked text.
 pub(crate) fn declare(
     plugin: &LinkedPlugin,
     imports: Imports,
@@ -294,8 +291,7 @@ pub(crate) fn declare(
     })
 }
 
-/// Asks for the tools that a component has for others: OpenAI function tools as JSON
-/// text that nobody has checked.
+/// Asks a component for the tools that it exports: OpenAI function tools as unchecked JSON text.
 pub fn describe_tools(
     plugin: &LinkedPlugin,
     imports: Imports,
@@ -306,8 +302,7 @@ pub fn describe_tools(
     })
 }
 
-/// Makes one call of a component's tool. The inner error is what the tool wants told to
-/// the model.
+/// Calls a tool of a component. The inner error is the tool's message to the model.
 pub(crate) fn call_tool(
     plugin: &LinkedPlugin,
     imports: Imports,
@@ -321,8 +316,8 @@ pub(crate) fn call_tool(
 }
 
 impl Linked {
-    /// Sees that each export has the types of this contract. One that was built for another
-    /// version of it would fail every rollout.
+    /// Checks that each export has the types of this contract. A plugin for another version of it would fail every
+    /// rollout.
     fn check_exports(&self, store: &mut Store<InstanceState>, instance: &Instance) -> Result<(), RunError> {
         let loaded = [
             self.workflow.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
@@ -333,14 +328,13 @@ impl Linked {
         ];
         loaded.into_iter().flatten().collect::<Result<(), _>>().map_err(|error| {
             RunError::Contract(format!(
-                "it was built for another version of the contract than this host's; build it again: {error:#}"
+                "it was built for another version of the contract than this host's; rebuild it: {error:#}"
             ))
         })
     }
 }
 
-/// Makes an instance and drops it without calling it. Gives the time that took; what
-/// memory it had is in the record.
+/// Creates an instance and drops it without calling it. Returns the time that it took; its memory is in the record.
 pub async fn try_start(
     plugin: &LinkedPlugin,
     imports: Imports,
@@ -362,7 +356,7 @@ pub async fn try_start(
     within(plugin, deadline, kept, stack, run).await
 }
 
-/// Runs a grader over the samples.
+/// Runs a grader on the samples.
 pub fn run_grader(
     plugin: &LinkedPlugin,
     imports: Imports,
@@ -379,7 +373,7 @@ pub fn run_grader(
     })
 }
 
-/// Makes a store and the instance in it, which is counted.
+/// Creates a store with an instance, and records the time.
 async fn start(
     plugin: Arc<Linked>,
     imports: Imports,
@@ -406,10 +400,9 @@ async fn make(
     }
 }
 
-/// Deadline and CPU budget go around the whole run, instantiation among it: what is
-/// dropped when one is over is the future with the store in it, so nothing can use that
-/// store again. It comes in a box, because every future that it was handed through would
-/// have its size again.
+/// Applies the deadline and the CPU budget to the whole run, including instantiation. When one is used up, the future
+/// is dropped with the store in it, so that nothing can use that store again. The future is boxed, because each future
+/// around it would add its size again.
 async fn within<R: Send + 'static>(
     plugin: &LinkedPlugin,
     deadline: Option<Instant>,
@@ -427,8 +420,8 @@ async fn within<R: Send + 'static>(
         }
     };
     let Some(deadline) = deadline else { return metered.await };
-    // The timer counts in milliseconds, within which a whole rollout may run: a run with
-    // no time left does not begin, and one that ends late is late.
+    // The timer has a resolution of milliseconds, in which a whole rollout may run: a run with no time left does not
+    // start, and one that ends late is late.
     if Instant::now() >= deadline {
         return Err(RunError::Deadline);
     }
@@ -452,7 +445,7 @@ fn store(
     store.limiter(|state| &mut state.memory);
     store.set_hostcall_fuel(limits.host_call_bytes_max);
     store.set_max_component_handles(limits.handles_max);
-    // Armed before instantiation, because a start function runs in it.
+    // Set before instantiation, because a start function runs in it.
     store.set_epoch_deadline(cpu::TICKS);
     store.epoch_deadline_callback(|_| Ok(cpu::at_tick()));
     store

@@ -1,33 +1,31 @@
-//! Advances the engine's epoch, which is how running guests come to yield.
+//! The thread that advances the engine's epoch, which makes running guests yield.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// Time between two ticks. A tick is when the host can get a core back from a guest, so
-/// this is how long a neighbour stands in line behind one that computes.
+/// Time between two ticks. At a tick the host can interrupt a guest, so this is the time that other work waits for a
+/// guest that computes.
 const TICK: Duration = Duration::from_millis(1);
 
-/// After so many ticks that found no guest at work they come [less often](SLOW_TICK).
+/// Number of ticks without a running guest after which they become [less frequent](SLOW_TICK).
 const QUICK_TICKS: u32 = 4;
 
-/// Time between two ticks where guests are at work for moments only, so that hardly any is met
-/// by a tick: each that does not matter costs as much as a guest's wake-up. The first turn of a
-/// guest that computes may be longer by as much.
+/// Time between two ticks if guests run for moments only, so that a tick hardly ever finds one: each useless tick costs
+/// as much as waking a guest. The first turn of a guest that computes may be longer by this time.
 const SLOW_TICK: Duration = Duration::from_millis(8);
 
-/// After so many ticks that found no guest at work the ticker sleeps. Many, so that waking
-/// it costs the guests of an almost idle host next to nothing.
+/// Number of ticks without a running guest after which the ticker sleeps. Large, so that waking it costs the guests of
+/// an almost idle host next to nothing.
 const IDLE_TICKS: u32 = 30;
 
-/// How long it sleeps before it looks whether there still is an engine.
+/// Time that it sleeps before it checks whether the engine still exists.
 const SLEEP: Duration = Duration::from_secs(1);
 
-/// The thread that ticks: one of its own, because on the runtime's threads the guests it is
-/// to interrupt could keep it from running. It lives exactly as long as the engine,
-/// whoever holds that: a plugin that outlives the host's engine value that loaded it must
-/// still be stoppable. Cheap to clone.
+/// The thread that ticks. It is separate, because guests on the runtime's threads could keep it from running. It lives
+/// exactly as long as the engine, which a plugin may hold longer than the host's `Engine`: such a plugin must still be
+/// interruptible. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Ticker {
     shared: Arc<Shared>,
@@ -36,28 +34,28 @@ pub(crate) struct Ticker {
 
 #[derive(Default)]
 struct Shared {
-    /// Polls of guests that are under way.
+    /// Number of polls of guests in progress.
     at_work: AtomicUsize,
     asleep: AtomicBool,
 }
 
-/// A guest is being polled for as long as this lives.
+/// Marks a guest as running until it is dropped.
 pub(crate) struct AtWork<'a>(&'a Shared);
 
 impl Ticker {
     pub(crate) fn start(engine: &wasmtime::Engine) -> std::io::Result<Self> {
         let engine = engine.weak();
         let shared = Arc::<Shared>::default();
-        let its = shared.clone();
+        let ticker = shared.clone();
         let thread = std::thread::Builder::new().name("epoch-ticker".to_owned()).spawn(move || {
             let mut idle_ticks: u32 = 0;
             while let Some(engine) = engine.upgrade() {
                 engine.increment_epoch();
                 drop(engine);
-                idle_ticks = if its.anyone_at_work() { 0 } else { idle_ticks.saturating_add(1) };
+                idle_ticks = if ticker.anyone_at_work() { 0 } else { idle_ticks.saturating_add(1) };
                 if idle_ticks < IDLE_TICKS {
                     std::thread::sleep(if idle_ticks < QUICK_TICKS { TICK } else { SLOW_TICK });
-                } else if its.sleep() {
+                } else if ticker.sleep() {
                     idle_ticks = 0;
                 }
             }
@@ -65,7 +63,7 @@ impl Ticker {
         Ok(Self { shared, thread: thread.thread().clone() })
     }
 
-    /// To be called before a guest is polled.
+    /// Marks a guest as running. To be called before a guest is polled.
     pub(crate) fn watch(&self) -> AtWork<'_> {
         self.shared.at_work.fetch_add(1, Ordering::SeqCst);
         if self.shared.asleep.load(Ordering::SeqCst) && self.shared.asleep.swap(false, Ordering::SeqCst) {
@@ -80,9 +78,8 @@ impl Shared {
         self.at_work.load(Ordering::SeqCst) > 0
     }
 
-    /// Until a guest is at work, and not for ever. Whether one woke it. Saying so comes before
-    /// looking, and at the other end looking after having begun: one of the two sees the
-    /// other.
+    /// Sleeps until a guest runs, for a limited time. Returns whether a guest woke it. The flag is set before the count
+    /// is read, and `watch` increments the count before it reads the flag, so one of the two sees the other.
     fn sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         if !self.anyone_at_work() {
@@ -125,6 +122,6 @@ mod tests {
         assert!(!ticker.shared.anyone_at_work());
     }
 
-    /// A module whose start function never ends: `(module (func loop br 0 end) (start 0))`.
+    /// A module with a start function that never ends: `(module (func loop br 0 end) (start 0))`.
     const SPIN: &[u8] = b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0\x08\x01\0\x0a\x09\x01\x07\0\x03\x40\x0c\0\x0b\x0b";
 }

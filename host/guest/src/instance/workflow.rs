@@ -1,13 +1,13 @@
-//! What a workflow gives back.
+//! Results of workflows.
 
 use crate::imports::bindings::exports::rollout::plugin::workflow::Outcome;
 
-/// What came of a workflow, beside what it registered. Nothing in it is checked yet.
+/// Result of a workflow apart from its registered samples, unchecked.
 #[derive(Debug)]
 pub struct WorkflowOutcome {
-    /// The conversation, one JSON object a message, where it was given back.
+    /// The conversation, one JSON object a message, if the workflow returned it.
     pub messages: Option<Vec<String>>,
-    /// Its measurements.
+    /// Its metrics.
     pub metrics: Vec<(String, f64)>,
 }
 

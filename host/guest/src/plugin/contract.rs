@@ -1,10 +1,10 @@
-//! What a component's type says, held against the contract.
+//! Comparison of a component's type with the contract.
 
 use std::fmt;
 
 use wasmtime::component::types::ComponentItem;
 
-/// The version of the package `rollout:plugin` that this host speaks.
+/// Version of the package `rollout:plugin` that this host implements.
 pub const CONTRACT_VERSION: &str = "0.1.0";
 
 const PACKAGE: &str = "rollout:plugin/";
@@ -13,38 +13,38 @@ const PACKAGE: &str = "rollout:plugin/";
 const OFFERED: [&str; 9] =
     ["types", "context", "samples", "calls", "models", "tools", "artifacts", "log", "observations"];
 
-/// Something that a component imports or exports.
+/// An import or export of a component.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Item {
-    /// Its full name, version included.
+    /// Its full name, including the version.
     pub name: String,
-    /// What it is: an interface, a function or something else.
+    /// Its kind: an interface, a function or something else.
     pub kind: &'static str,
     /// The functions of an interface.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub functions: Vec<String>,
-    /// Of an import: what is behind it.
+    /// For an import, the access that it grants.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,
 }
 
-/// What this host puts behind an import.
+/// Access that this host grants through an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grant {
-    /// It works.
+    /// The import works.
     Granted,
-    /// It is there because standard libraries import it, and there is nothing in it: no
-    /// files, no arguments, no variables, no input, no terminal.
+    /// The import exists because standard libraries need it, but is empty: no files, arguments, variables, input or
+    /// terminal.
     Empty,
-    /// Every call is answered that access is denied.
+    /// Every call fails with an access error.
     Refused,
-    /// It is not there, so a component that imports it cannot be served.
+    /// The import does not exist; a component that needs it cannot be served.
     Missing,
 }
 
 impl Grant {
-    /// The word for it.
+    /// Returns the word for messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Granted => "granted",
@@ -54,8 +54,7 @@ impl Grant {
         }
     }
 
-    /// What is behind the import of this name. The instance's WASI context is made to match
-    /// (`Imports::wasi`).
+    /// Returns the grant for an import's name. The instance's WASI context is built to match (`Imports::wasi`).
     fn of(name: &str) -> Self {
         if let Some((interface, version)) = of_contract(name) {
             let is_offered = version == CONTRACT_VERSION && OFFERED.contains(&interface);
@@ -72,33 +71,33 @@ impl Grant {
                 Self::Empty
             }
             _ if interface.starts_with("wasi:sockets/") => Self::Refused,
-            // Streams and clocks; random numbers that the rollout decides.
+            // Streams, clocks, and random numbers derived from the rollout.
             _ => Self::Granted,
         }
     }
 }
 
-/// Why a component cannot be served, naming the import or export.
+/// Reason why a component cannot be served, with the name of the import or export.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(tag = "problem", rename_all = "snake_case")]
 pub enum Problem {
-    /// It has nothing that a host runs.
+    /// It exports nothing that a host runs.
     NothingToRun,
-    /// It has both agent forms, and nobody can tell which is meant.
+    /// It exports both forms of agent, which is ambiguous.
     TwoAgentForms,
     /// It was built for another version of the contract.
     OtherVersion {
         /// The import or export.
         name: String,
     },
-    /// It imports what no host of this contract gives.
+    /// It imports an interface that this host does not have.
     UnknownImport {
         /// The import.
         name: String,
     },
-    /// Names fit, types do not.
+    /// The names match, but the types do not.
     DoesNotLink {
-        /// What the engine says, which names the item.
+        /// The engine's error, which names the item.
         reason: String,
     },
 }
@@ -123,7 +122,7 @@ impl fmt::Display for Problem {
                  the plugin with an SDK of that version (in a Rust project, `rollout-host update-sdk` brings it)"
             ),
             Self::UnknownImport { name } => {
-                write!(f, "it imports '{name}', which this host does not give")?;
+                write!(f, "it imports '{name}', which this host does not provide")?;
                 if name.starts_with("wasi:http") || name.starts_with("wasi:sockets") {
                     write!(f, "; a plugin has no network, and reaches its model through {PACKAGE}models")?;
                 }
@@ -152,13 +151,13 @@ pub(super) fn item(engine: &wasmtime::Engine, name: String, item: &ComponentItem
     Item { name, kind, functions, grant: None }
 }
 
-/// The same of an import, with what is behind it.
+/// Describes an import, including its grant.
 pub(super) fn import(engine: &wasmtime::Engine, name: String, import: &ComponentItem) -> Item {
     let grant = Some(Grant::of(&name));
     Item { grant, ..item(engine, name, import) }
 }
 
-/// The interface and version of a name of the contract's package.
+/// Returns the interface and version of a name in the contract's package.
 fn of_contract(name: &str) -> Option<(&str, &str)> {
     let rest = name.strip_prefix(PACKAGE)?;
     Some(rest.split_once('@').unwrap_or((rest, "")))
@@ -204,8 +203,8 @@ pub(super) fn problems(
     problems
 }
 
-/// The packages of WASI 0.2 that a language's standard library links, with nothing
-/// granted behind them.
+/// Returns whether the name is in a package of WASI 0.2 that standard libraries link, whether or not it grants
+/// anything.
 fn is_offered_wasi(name: &str) -> bool {
     ["wasi:io/", "wasi:clocks/", "wasi:random/", "wasi:cli/", "wasi:filesystem/", "wasi:sockets/"]
         .iter()
@@ -218,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_behind_an_import_is_known_by_its_name() {
+    fn the_grant_of_an_import_follows_from_its_name() {
         fn check(name: &str, expected: Grant) {
             assert_eq!(Grant::of(name), expected, "{name}");
         }

@@ -1,8 +1,7 @@
-//! A checked, compiled and linked component, ready to be instantiated any number of
-//! times.
+//! A component that was checked, compiled and linked and can be instantiated any number of times.
 //!
-//! What a component is, an agent in one of two forms, a grader, tools for others, is
-//! read from its type; nothing is registered. This module knows no rollout.
+//! The exports of a component tell what it is: an agent in one of two forms, a grader, or tools for others. Nothing is
+//! registered. This module knows no rollouts.
 
 mod contract;
 mod settings;
@@ -26,35 +25,35 @@ pub struct Plugin {
     linked: LinkedPlugin,
 }
 
-/// What is known of a component from its bytes and its type.
+/// Properties of a component, derived from its bytes and its type.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Description {
-    /// SHA-256 of the file, hex.
+    /// SHA-256 of the file, in hex.
     pub digest: String,
-    /// The file's size in bytes.
+    /// Size of the file in bytes.
     pub size_bytes: usize,
-    /// The contract's version that it was built against, where it uses the contract.
+    /// Version of the contract that it was built against, if it uses the contract.
     pub contract_version: Option<String>,
-    /// Whether it has a workflow.
+    /// Whether it exports a workflow.
     pub workflow: bool,
-    /// Whether it has an agent loop, the other form of agent.
+    /// Whether it exports an agent loop, the other form of agent.
     pub agent_loop: bool,
-    /// Whether it has a reward function.
+    /// Whether it exports a reward function.
     pub grader: bool,
-    /// Whether it has tools for others.
+    /// Whether it exports tools for others.
     pub tool: bool,
     /// Whether it declares its configuration.
     pub settings: bool,
-    /// What it exports.
+    /// Its exports.
     pub exports: Vec<Item>,
-    /// What it imports.
+    /// Its imports.
     pub imports: Vec<Item>,
-    /// Why it cannot be served; empty where it can.
+    /// Reasons why it cannot be served.
     pub problems: Vec<Problem>,
 }
 
 impl Description {
-    /// What it has, in words.
+    /// Returns its parts, in words.
     pub fn parts(&self) -> Vec<&'static str> {
         [
             (self.workflow, "a workflow"),
@@ -68,31 +67,31 @@ impl Description {
     }
 }
 
-/// Why a file is no plugin.
+/// Error of a file that is not a plugin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It is no WebAssembly at all.
+    /// The file is not WebAssembly.
     #[error(
         "not a WebAssembly file: it begins with {begins}, not with '\\0asm'; give the .wasm file that `rollout-host build` wrote",
         begins = bytes(.0)
     )]
     NotWasm(Vec<u8>),
-    /// It is a module, not a component.
+    /// The file is a module, not a component.
     #[error(
         "a core WebAssembly module, not a component; build it for wasm32-wasip2, which `rollout-host build` does"
     )]
     CoreModule,
-    /// It does not validate or compile.
+    /// The component does not validate or compile.
     #[error("not a valid component")]
     Invalid(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// It has more memories, tables or instances than a component may have.
+    /// The component has more memories, tables or instances than allowed.
     #[error("has more parts than this host gives one component")]
     TooManyParts(#[source] wasmtime::Error),
-    /// It is a component that this host cannot serve.
+    /// The component is valid, but this host cannot serve it.
     #[error("cannot be served:{}", list(.0))]
     Unservable(Vec<Problem>),
-    /// Its imports could not be connected.
+    /// The imports could not be linked.
     #[error("cannot be linked")]
     Link(#[source] wasmtime::Error),
 }
@@ -131,46 +130,46 @@ impl Plugin {
         Ok(Self { about: about.into(), linked })
     }
 
-    /// The same, whose instances find this on standard input.
+    /// Returns a copy whose instances read `input` from standard input.
     pub fn with_input(&self, input: Bytes) -> Self {
         Self { about: self.about.clone(), linked: self.linked.with_input(input) }
     }
 
-    /// What it is.
+    /// Returns its description.
     pub fn about(&self) -> &Description {
         &self.about
     }
 
-    /// The bytes that its compiled code takes.
+    /// Returns the size of its compiled code in bytes.
     pub fn code_bytes(&self) -> u64 {
         self.linked.code_bytes()
     }
 
-    /// Number of files that the component may hold open: one with its code and initial memory, or one for each memory where
-    /// such a file could not be made.
+    /// Returns the number of files that the component may hold open: one with its code and initial memory, or one for
+    /// each memory if such a file could not be created.
     pub fn open_files(&self) -> u64 {
         self.linked.open_files()
     }
 
-    /// The same, which holds something for as long as it is there.
+    /// Returns a copy that keeps a value until it is dropped.
     pub fn holding(&self, held: Arc<dyn Any + Send + Sync>) -> Self {
         Self { about: self.about.clone(), linked: self.linked.holding(held) }
     }
 
-    /// The component, ready to be started.
+    /// Returns the linked component.
     pub fn linked(&self) -> &LinkedPlugin {
         &self.linked
     }
 }
 
-/// A component's file, as far as it is remembered.
+/// Digest and size of a component's file.
 pub(crate) struct Source {
     pub digest: [u8; 32],
     pub size_bytes: usize,
 }
 
-/// Sees that the bytes begin as a component does. Text is refused here, and so is code
-/// that somebody else compiled: neither reaches the engine.
+/// Checks that the bytes start like a component. Text and code that is already compiled are refused before they reach
+/// the engine.
 pub(crate) fn check_kind(bytes: &[u8]) -> Result<(), LoadError> {
     match bytes {
         [b'\0', b'a', b's', b'm', _, _, 1, 0, ..] => Ok(()),
@@ -179,7 +178,7 @@ pub(crate) fn check_kind(bytes: &[u8]) -> Result<(), LoadError> {
     }
 }
 
-/// Says what a component is, whether or not it can be served.
+/// Describes a component, even one that cannot be served.
 pub(crate) fn describe(
     engine: &wasmtime::Engine,
     linker: &Linker<InstanceState>,
@@ -215,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_component_in_binary_form_reaches_the_engine() {
+    fn only_binary_components_reach_the_engine() {
         fn check(bytes: &[u8], expected: &str) {
             let kind = check_kind(bytes).map_or_else(|error| error.to_string(), |()| "component".to_owned());
             assert!(kind.contains(expected), "{bytes:?}: {kind}");

@@ -1,5 +1,4 @@
-//! Tools of a component: each call in an instance of its own, which knows nothing of the
-//! rollout that asks.
+//! Tools of a component. Each call gets its own instance, which knows nothing of the rollout that makes the call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +16,17 @@ use rollout_core::telemetry::{Limit, Metrics};
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::CallerParams;
 
-/// Log entries of one call, and their bytes. They go to the host's own log.
+/// Maximum number of log entries of one call, and of their bytes. They go to the host's own log.
 const LOG_LINES_MAX: usize = 100;
 const LOG_BYTES_MAX: usize = 16 << 10;
 
-/// Calls of the host by one call of a tool, which can only look at the clock and write
-/// lines.
+/// Host calls of one call of a tool, which can only read the clock and write log lines.
 const HOST_CALLS_MAX: u64 = 10_000;
 
-/// Bytes that a call may hand over at once besides its result: a log line.
+/// Bytes that a call may pass to the host at once in addition to its result: a log line.
 const HOST_CALL_BYTES_MIN: usize = 64 << 10;
 
-/// A component that exports `tool`, with the limits of each of its calls.
+/// A component that exports `tool`, with the limits on each call.
 #[derive(Clone)]
 pub struct ComponentTools {
     plugin: Plugin,
@@ -39,7 +37,7 @@ pub struct ComponentTools {
 }
 
 impl ComponentTools {
-    /// The tools of a component, each call of which may use so much.
+    /// Creates the tools of a component, with the limits on each call.
     pub fn new(
         plugin: Plugin,
         config: Option<Arc<RawValue>>,
@@ -61,7 +59,7 @@ impl ComponentTools {
         Self { plugin, config, limits: limits.into(), clock_begins, metrics }
     }
 
-    /// Asks for the tools: JSON text that nobody has checked.
+    /// Asks the component for its tools: unchecked JSON text.
     pub async fn describe(&self, deadline: Instant, permit: Permit) -> Result<Vec<String>, String> {
         let record = Arc::<Record>::default();
         let imports = self.imports(Role::Declaration, "describe", Some(deadline), &record);
@@ -72,7 +70,7 @@ impl ComponentTools {
         described
     }
 
-    /// Makes a call in an instance of its own.
+    /// Calls a tool in its own instance.
     pub(super) async fn call(
         &self,
         name: &str,
@@ -82,7 +80,7 @@ impl ComponentTools {
         limits: &CallLimits,
         bounds: Bounds,
     ) -> ToolAnswer {
-        // What it takes of memory is held by the rollout that asks.
+        // The instance's memory is charged to the rollout that makes the call.
         let record = Arc::new(holder.cloned().map(Record::of_no_rollout).unwrap_or_default());
         let imports = self.imports(Role::Tool, seed, bounds.deadline, &record);
         let called =
@@ -98,7 +96,7 @@ impl ComponentTools {
         answer
     }
 
-    /// What one of its instances may have.
+    /// Returns the bounds of an instance.
     pub(super) fn bounds(&self, deadline: Instant, permit: Permit) -> Bounds {
         Bounds { memory_bytes_max: self.limits.memory_bytes_max, deadline: Some(deadline), permit }
     }
@@ -106,7 +104,7 @@ impl ComponentTools {
     fn imports(&self, role: Role, seed: &str, deadline: Option<Instant>, record: &Arc<Record>) -> Imports {
         let id = RolloutId::parse(format!("tool-{seed}"));
         let run = RunContext {
-            // A seed is hex digits, of which an id may be made.
+            // A seed is hex digits, which form a valid id.
             rollout_id: id.unwrap_or_else(|error| unreachable!("a seed makes an id: {error}")),
             caller_id: None,
             attempt: 1,
@@ -121,23 +119,23 @@ impl ComponentTools {
         Imports::new(role, run.into(), self.limits.clone(), Live::until(deadline), record.clone())
     }
 
-    /// Counts what an instance used, and passes its log on.
+    /// Counts the usage of an instance, and forwards its log.
     fn account(&self, record: &Record) {
         let usage = record.usage();
         self.metrics.used_by_tool(usage.guest_cpu, usage.host_calls);
         for entry in record.take().log {
             match entry {
-                LogEntry::Line { text, .. } => tracing::debug!(text, "line of a tool"),
+                LogEntry::Line { text, .. } => tracing::debug!(text, "log line of a tool"),
                 LogEntry::Event { event, data } => {
-                    tracing::debug!(event, data = data.get(), "event of a tool");
+                    tracing::debug!(event, data = data.get(), "log event of a tool");
                 }
             }
         }
     }
 }
 
-/// Why an instance gave no result, for a model and whoever reads the trajectory. Before
-/// the record is emptied.
+/// Explains to the model, and to readers of the trajectory, why a call has no result. To be called before the record is
+/// emptied.
 fn explain(error: &RunError, record: &Record) -> ToolAnswer {
     let was_hit = |limit| record.limits_hit().0.iter().any(|(hit, _)| hit == limit);
     match error {
@@ -152,10 +150,9 @@ fn explain(error: &RunError, record: &Record) -> ToolAnswer {
         RunError::Limit(_) if was_hit(Limit::HostCallBytes) => {
             ToolAnswer::over(Limit::ToolResultBytes, "the tool's result is far longer than result-bytes-max")
         }
-        RunError::Contract(_) if was_hit(Limit::HostCalls) => ToolAnswer::over(
-            Limit::HostCalls,
-            format!("the tool called the host more often than {HOST_CALLS_MAX} times"),
-        ),
+        RunError::Contract(_) if was_hit(Limit::HostCalls) => {
+            ToolAnswer::over(Limit::HostCalls, format!("the tool made more than {HOST_CALLS_MAX} host calls"))
+        }
         RunError::Trapped { .. } => match record.last_panic() {
             Some(panic) => ToolAnswer::unavailable(format!("the tool {panic}")),
             None => ToolAnswer::unavailable(format!("the tool {error}")),

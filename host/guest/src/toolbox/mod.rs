@@ -1,12 +1,11 @@
-//! The tools that an operator provides one plugin, made from the configuration and alive as
-//! long as the host.
+//! The tools that an operator provides to one plugin. They are created from the configuration and live as long as the
+//! host.
 //!
-//! Three things can be behind a name: a component, whose every call gets an instance of
-//! its own; a server that speaks the Model Context Protocol; an address that is asked
-//! over HTTP. What they have in common is here: names, the wait for a turn, the deadline
-//! and the cap of a result. A rollout's budget and its record are the imports' part.
+//! A tool is implemented by a component, with an instance for each call; by an MCP server; or by an HTTP endpoint. This
+//! module has the part that they share: names, the queue of calls, the deadline and the maximum size of a result. The
+//! imports module accounts for a rollout's budget and record.
 //!
-//! This module opens no connection and starts no process; `outbound` does.
+//! This module opens no connections and starts no processes; `outbound` does.
 
 mod component;
 
@@ -29,56 +28,55 @@ use rollout_core::telemetry::{Limit, Metrics, ToolKind};
 use rollout_outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
 use rollout_wire::function::FunctionTool;
 
-/// Functions that one entry may provide. A model that is told of more uses none well, and
-/// each is in every request.
+/// Maximum number of functions of one entry. A model uses none well if it has more, and each is in every request.
 const FUNCTIONS_MAX: usize = 256;
 
-/// How long an entry may take to say what it provides: a server may have to be started.
+/// Timeout for listing the functions of an entry. A server may have to be started first.
 const LISTING_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Memory of one call of a component's tool: a Python guest has 30 MiB.
+/// Memory of one call of a component's tool: a Python guest needs 30 MiB.
 const MEMORY_BYTES_MAX: usize = 64 << 20;
 
 /// CPU time of one call of a component's tool.
 const CPU_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// What the operator provides one plugin, as the configuration says it. Every field is
-/// checked; what they name is not.
+/// The tools that the operator provides to one plugin, as configured. Every field is validated, but not the files and
+/// servers that they name.
 #[derive(Clone, Debug, Default)]
 pub struct ToolSettings {
     /// Components.
     pub components: Vec<ComponentSettings>,
-    /// Servers that speak the Model Context Protocol.
+    /// MCP servers.
     pub servers: Vec<ServerSettings>,
-    /// Addresses that are asked over HTTP.
+    /// HTTP endpoints.
     pub addresses: Vec<AddressSettings>,
 }
 
-/// The limits of each call of an entry.
+/// Limits on each call of an entry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CallLimits {
-    /// From the call to its result, the wait for a turn included.
+    /// Time from the call to its result, including the wait in the queue.
     pub deadline: Duration,
-    /// The longest result in bytes.
+    /// Maximum size of a result in bytes.
     pub result_bytes_max: usize,
-    /// Calls of the entry under way at once, over all rollouts. More wait.
+    /// Maximum number of calls of the entry in progress at once, over all rollouts. Further calls wait.
     pub concurrent_max: u32,
-    /// Calls of each of its functions in one rollout.
+    /// Maximum number of calls of each of its functions in one rollout.
     pub calls_max: u32,
 }
 
-/// A component to provide the tools of.
+/// Configuration of a component whose tools are provided.
 #[derive(Clone, Debug)]
 pub struct ComponentSettings {
-    /// Where the entry is in the configuration, for messages.
+    /// Position of the entry in the configuration, for messages.
     pub at: String,
-    /// The component.
+    /// Path of the component.
     pub path: PathBuf,
-    /// What is put before its functions' names.
+    /// Prefix of its functions' names.
     pub prefix: String,
-    /// Its configuration, a JSON object.
+    /// The component's configuration, a JSON object.
     pub config: Option<Arc<RawValue>>,
-    /// The date that its clocks begin at.
+    /// The date that its clocks start with.
     pub clock_begins: ClockStart,
     /// Memory of one call, in bytes.
     pub memory_bytes_max: usize,
@@ -88,36 +86,36 @@ pub struct ComponentSettings {
     pub limits: CallLimits,
 }
 
-/// A server to provide the tools of.
+/// Configuration of a server whose tools are provided.
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
-    /// Where the entry is in the configuration, for messages.
+    /// Position of the entry in the configuration, for messages.
     pub at: String,
-    /// Where the server is.
+    /// The server's address or command.
     pub reach: McpSettings,
-    /// What is put before its functions' names.
+    /// Prefix of its functions' names.
     pub prefix: String,
-    /// The functions that are provided; none provides all.
+    /// The functions to provide. `None` provides all.
     pub only: Option<Vec<String>>,
     /// The limits of each call.
     pub limits: CallLimits,
 }
 
-/// An address to provide as one function.
+/// Configuration of an HTTP endpoint that is provided as one function.
 #[derive(Clone, Debug)]
 pub struct AddressSettings {
-    /// Where the entry is in the configuration, for messages.
+    /// Position of the entry in the configuration, for messages.
     pub at: String,
-    /// What the model is told.
+    /// The function as the model sees it.
     pub function: FunctionTool,
-    /// What is asked.
+    /// The request to send.
     pub ask: HttpToolSettings,
     /// The limits of each call.
     pub limits: CallLimits,
 }
 
-/// Asks a component that exports `tool` for its tools, as providing it would. The errors
-/// say which is none, and why.
+/// Lists the tools of a component that exports `tool`, with the checks of a served one. Returns an error for each
+/// invalid tool.
 pub async fn describe(
     plugin: Plugin,
     config: Option<Arc<RawValue>>,
@@ -147,7 +145,7 @@ impl Default for CallLimits {
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(30),
-            // The model reads it, and it is kept with the rollout.
+            // The model reads it, and it is stored with the rollout.
             result_bytes_max: 256 << 10,
             concurrent_max: 16,
             calls_max: 200,
@@ -156,37 +154,37 @@ impl Default for CallLimits {
 }
 
 impl ToolSettings {
-    /// Whether nothing is provided.
+    /// Returns whether no tools are provided.
     pub fn is_empty(&self) -> bool {
         self.components.is_empty() && self.servers.is_empty() && self.addresses.is_empty()
     }
 
-    /// Instances of components that may be alive at once.
+    /// Returns the maximum number of instances of components alive at once.
     pub fn instances_max(&self) -> u32 {
         self.components.iter().fold(0, |sum, entry| sum.saturating_add(entry.limits.concurrent_max))
     }
 
-    /// The most memory that one of them may have, in bytes.
+    /// Returns the largest memory limit of a component, in bytes.
     pub fn memory_bytes_max(&self) -> usize {
         self.components.iter().map(|entry| entry.memory_bytes_max).max().unwrap_or(0)
     }
 }
 
 impl CallLimits {
-    /// There was no result in time.
+    /// Returns the answer for a call without a result in time.
     fn late(&self) -> ToolAnswer {
         let secs = self.deadline.as_secs_f64();
         ToolAnswer::over(Limit::ToolTime, format!("no result within deadline-secs, {secs} s"))
     }
 
-    /// All who may call at once did so for too long.
+    /// Returns the answer for a call that waited too long for other calls.
     fn busy(&self) -> ToolAnswer {
         let max = self.concurrent_max;
         let reason = format!("busy: concurrent-max of {max} calls at once, and none ended in time");
         ToolAnswer::over(Limit::ToolConcurrent, reason)
     }
 
-    /// What came of a call, if it comes in time.
+    /// Returns the answer of a call, or of a timeout.
     async fn in_time(
         &self,
         deadline: Instant,
@@ -194,7 +192,7 @@ impl CallLimits {
     ) -> ToolAnswer {
         match timeout_at(deadline, called).await {
             Ok(Ok(content)) => ToolAnswer::answered(content),
-            Ok(Err(RemoteFailure::Failed(reason))) => ToolAnswer::failed(told(reason)),
+            Ok(Err(RemoteFailure::Failed(reason))) => ToolAnswer::failed(failure_text(reason)),
             Ok(Err(RemoteFailure::Unavailable(reason))) => ToolAnswer::unavailable(reason),
             Ok(Err(RemoteFailure::TooLong)) => {
                 let max = self.result_bytes_max;
@@ -205,7 +203,7 @@ impl CallLimits {
         }
     }
 
-    /// The answer, unless it is too long.
+    /// Replaces an answer that is too long.
     fn capped(&self, answer: ToolAnswer) -> ToolAnswer {
         let (bytes, max) = (answer.content.len(), self.result_bytes_max);
         if bytes <= max {
@@ -216,7 +214,7 @@ impl CallLimits {
     }
 }
 
-/// Everything that keeps tools from being provided. Each names its entry.
+/// All reasons why the tools cannot be provided, each with the name of its entry.
 #[derive(Debug, thiserror::Error)]
 #[error("the tools cannot be provided:{}", .0.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
 pub struct UnusableTools(pub Vec<String>);
@@ -225,11 +223,11 @@ pub struct UnusableTools(pub Vec<String>);
 pub struct Toolbox {
     entries: Vec<Entry>,
     functions: Vec<Function>,
-    places: BTreeMap<String, usize>,
+    by_name: BTreeMap<String, usize>,
     schemas: Vec<String>,
 }
 
-/// One entry of the configuration, ready to be called.
+/// An entry of the configuration, ready for calls.
 struct Entry {
     at: String,
     prefix: String,
@@ -238,15 +236,15 @@ struct Entry {
     source: Source,
 }
 
-/// What is behind an entry.
+/// The implementation of an entry.
 enum Source {
     Component(ComponentTools),
-    /// With what it said of its functions when it started, and those that are provided.
+    /// A server, the functions that it listed when it started, and the names of those to provide.
     Server(McpServer, Vec<McpFunction>, Option<Vec<String>>),
     Address(Box<HttpTool>, FunctionTool),
 }
 
-/// One function that is provided.
+/// A provided function.
 struct Function {
     entry: usize,
     /// Its name without the prefix.
@@ -254,8 +252,8 @@ struct Function {
 }
 
 impl Toolbox {
-    /// Makes everything ready that the settings name and asks each what it provides. The
-    /// components were loaded, one for each in the settings and in their order.
+    /// Starts all entries of the settings and lists their functions. `components` are the loaded components in the
+    /// order of the settings.
     pub async fn start(
         settings: ToolSettings,
         components: Vec<Plugin>,
@@ -275,7 +273,7 @@ impl Toolbox {
         let deadline = Instant::now() + LISTING_TIME_MAX;
         let listings = join_all(entries.iter().map(|entry| entry.list(deadline))).await;
         let mut toolbox =
-            Self { entries, functions: Vec::new(), places: BTreeMap::new(), schemas: Vec::new() };
+            Self { entries, functions: Vec::new(), by_name: BTreeMap::new(), schemas: Vec::new() };
         for (entry, listing) in listings.into_iter().enumerate() {
             match listing {
                 Ok(functions) => toolbox.add(entry, functions, &mut problems),
@@ -289,13 +287,13 @@ impl Toolbox {
         let at = self.entries[entry].at.clone();
         for (own_name, function) in functions {
             let name = function.name().to_owned();
-            if let Some(taken) = self.places.get(&name) {
+            if let Some(taken) = self.by_name.get(&name) {
                 let other = &self.entries[self.functions[*taken].entry].at;
                 problems
                     .push(format!("{at}: provides '{name}', and so does {other}; `prefix` tells them apart"));
                 continue;
             }
-            self.places.insert(name, self.functions.len());
+            self.by_name.insert(name, self.functions.len());
             self.functions.push(Function { entry, own_name });
             self.schemas.push(function.text());
         }
@@ -305,11 +303,11 @@ impl Toolbox {
         let function = &self.functions[request.place];
         let entry = &self.entries[function.entry];
         let deadline = Instant::now() + entry.limits.deadline;
-        // A turn that comes with the last hundredth of the time is none: whoever had it was
-        // stopped by the same deadline, and nothing can be done in what is left.
-        let last = deadline - entry.limits.deadline / 100;
+        // A permit that arrives in the last hundredth of the time is useless: the call that held it hit the same
+        // deadline, and the rest of the time is too short.
+        let latest_start = deadline - entry.limits.deadline / 100;
         let turn = match timeout_at(deadline, entry.turns.clone().acquire_owned()).await {
-            Ok(Ok(turn)) if Instant::now() < last => turn,
+            Ok(Ok(turn)) if Instant::now() < latest_start => turn,
             Ok(_) | Err(_) => return entry.limits.busy(),
         };
         let answer = match &entry.source {
@@ -354,7 +352,7 @@ impl Entry {
         Self::new(settings.at, settings.prefix, settings.limits, Source::Component(tools))
     }
 
-    /// Starts a server, or connects to it.
+    /// Starts a server or connects to it.
     async fn server(settings: ServerSettings) -> Result<Self, Vec<String>> {
         let ServerSettings { at, reach, prefix, only, limits } = settings;
         match McpServer::start(at.clone(), &reach).await {
@@ -373,7 +371,7 @@ impl Entry {
         }
     }
 
-    /// What the source says that it has, one function after the other.
+    /// Lists the functions that the source reports.
     async fn described(&self, deadline: Instant) -> Result<Vec<Result<FunctionTool, String>>, Vec<String>> {
         let at = &self.at;
         match &self.source {
@@ -400,7 +398,7 @@ impl Entry {
         }
     }
 
-    /// What it provides: each function's own name, and what the model is told.
+    /// Lists the functions to provide: each function's own name, and its schema for the model.
     async fn list(&self, deadline: Instant) -> Result<Vec<(String, FunctionTool)>, Vec<String>> {
         let at = &self.at;
         let described = self.described(deadline).await?;
@@ -416,7 +414,7 @@ impl Entry {
                 .and_then(|function| Ok((function.name().to_owned(), function.prefixed(&self.prefix)?)));
             match function {
                 Ok(function) => functions.push(function),
-                Err(what) => problems.push(format!("{at}: its tool number {number} is {what}")),
+                Err(problem) => problems.push(format!("{at}: its tool number {number} is {problem}")),
             }
         }
         if problems.is_empty() { Ok(functions) } else { Err(problems) }
@@ -431,10 +429,10 @@ impl Entry {
     }
 }
 
-/// A tool's own words for what went wrong, which may call it an error themselves.
-fn told(reason: String) -> String {
-    let beginning = reason.get(.."error".len()).unwrap_or_default();
-    if beginning.eq_ignore_ascii_case("error") { reason } else { error_text(reason) }
+/// Marks a tool's own message as an error, unless it starts with that word.
+fn failure_text(reason: String) -> String {
+    let start = reason.get(.."error".len()).unwrap_or_default();
+    if start.eq_ignore_ascii_case("error") { reason } else { error_text(reason) }
 }
 
 impl HostTools for Toolbox {
@@ -443,9 +441,9 @@ impl HostTools for Toolbox {
     }
 
     fn find(&self, name: &str) -> Option<HostTool> {
-        let place = *self.places.get(name)?;
-        let entry = &self.entries[self.functions[place].entry];
-        Some(HostTool { place, kind: entry.kind(), calls_max: entry.limits.calls_max })
+        let index = *self.by_name.get(name)?;
+        let entry = &self.entries[self.functions[index].entry];
+        Some(HostTool { place: index, kind: entry.kind(), calls_max: entry.limits.calls_max })
     }
 
     fn call(self: Arc<Self>, request: ToolRequest) -> BoxFuture<'static, ToolAnswer> {
@@ -455,6 +453,6 @@ impl HostTools for Toolbox {
 
 impl std::fmt::Debug for Toolbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Toolbox").field("functions", &self.places.keys()).finish_non_exhaustive()
+        f.debug_struct("Toolbox").field("functions", &self.by_name.keys()).finish_non_exhaustive()
     }
 }

@@ -1,16 +1,16 @@
-//! The fuzz target of the framing: any bytes are heads or no heads, wherever they are cut.
+//! Fuzz target of the framing: parses any bytes as heads, split at any position.
 
 use super::{BytesMut, Head, Message, RETRY_AFTER_MAX, chunk_length, head};
 
-/// Longer inputs are not cut at every byte.
+/// Maximum length of an input that is split at every byte.
 const CUT_BYTES_MAX: usize = 1024;
 
-/// The head of a request and of a response, and the line in front of a chunk.
+/// Parses the bytes as the head of a request, the head of a response, and the line before a chunk.
 pub(crate) fn heads(bytes: &[u8]) {
     let end = head::end(bytes, 0);
     if bytes.len() <= CUT_BYTES_MAX {
         let cut = (1..=bytes.len()).find_map(|length| head::end(&bytes[..length], length - 1));
-        assert_eq!(cut, end, "the end is where it is, however the bytes arrive");
+        assert_eq!(cut, end, "the end does not depend on how the bytes arrive");
     }
     let _ = chunk_length(bytes);
     let Some(end) = end else { return };

@@ -1,4 +1,4 @@
-//! The head of a message: parsed by `httparse`, looked at for the fields that matter here.
+//! Heads of messages: parsed by `httparse`, and searched for the fields that the host uses.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use httparse::{EMPTY_HEADER, Error, Header, Request, Response, Status};
 
 use super::Broken;
 
-/// Header fields of one message, as many as other clients take.
+/// Maximum number of header fields of a message, the same as in other clients.
 pub(super) const FIELDS_MAX: usize = 100;
 
-/// How a message says where its body ends.
+/// The way in which a message delimits its body.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Framing {
     Length(usize),
@@ -17,15 +17,15 @@ pub(super) enum Framing {
     Unsaid,
 }
 
-/// Where the fields that matter are in the bytes of a head.
+/// The relevant fields of a head, as ranges in its bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Head {
     pub length: usize,
-    /// A request's target; nothing in a response.
+    /// Target of a request; empty for a response.
     pub target: Range<usize>,
     pub status: Option<u16>,
     pub framing: Framing,
-    /// Whether the connection ends with this message.
+    /// Whether the connection ends after this message.
     pub closes: bool,
     pub authorization: Option<Range<usize>>,
     pub retry_after: Option<Range<usize>>,
@@ -33,7 +33,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Reads the head of a response, which `bytes` end with.
+    /// Parses the head of a response. `bytes` end with the head.
     pub(super) fn of_response(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = [EMPTY_HEADER; FIELDS_MAX];
         let mut response = Response::new(&mut fields);
@@ -41,12 +41,12 @@ impl Head {
         let mut head = Self::empty(parsed, response.version)?;
         head.status = response.code;
         head.read_fields(bytes, response.headers)?;
-        // A response that does not say how long it is ends with its connection.
+        // A response without a length ends with its connection.
         head.closes |= head.framing == Framing::Unsaid;
         Ok(head)
     }
 
-    /// The same of a request.
+    /// Parses the head of a request. `bytes` end with the head.
     pub(super) fn of_request(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = [EMPTY_HEADER; FIELDS_MAX];
         let mut request = Request::new(&mut fields);
@@ -74,14 +74,15 @@ impl Head {
     fn read_fields(&mut self, bytes: &[u8], fields: &[Header<'_>]) -> Result<(), Broken> {
         for field in fields {
             let (name, value) = (field.name.as_bytes(), field.value);
-            // The length tells most fields apart before any letter is compared.
+            // Most names differ in length, so few are compared byte by byte.
             match name.len() {
                 14 if name.eq_ignore_ascii_case(b"content-length") => self.read_length(value)?,
                 17 if name.eq_ignore_ascii_case(b"transfer-encoding") => {
                     if !value.eq_ignore_ascii_case(b"chunked") {
                         return Err(Broken::Malformed("a transfer encoding other than chunked"));
                     }
-                    // Who says both is not to be trusted with another message.
+                    // A message with both fields may be an attempt at request smuggling, so it is the connection's
+                    // last.
                     self.closes |= matches!(self.framing, Framing::Length(_));
                     self.framing = Framing::Chunked;
                 }
@@ -123,9 +124,9 @@ impl Head {
     }
 }
 
-/// Where the end of a head is, behind its empty line. Looks only at what was not `searched`.
+/// Returns the end of a head, after its empty line. Skips the bytes that were `searched` before.
 pub(super) fn end(bytes: &[u8], searched: usize) -> Option<usize> {
-    // An empty line may begin with what was the last byte then, or the one before it.
+    // The empty line may start up to two bytes before the end of the searched part.
     let mut from = searched.saturating_sub(2);
     while let Some(at) = bytes[from..].iter().position(|&byte| byte == b'\n') {
         let after = from + at + 1;
@@ -138,7 +139,7 @@ pub(super) fn end(bytes: &[u8], searched: usize) -> Option<usize> {
     None
 }
 
-/// Where a part is in the bytes that it was parsed from.
+/// Returns the range of a part within the bytes that it was parsed from.
 fn place(bytes: &[u8], part: &[u8]) -> Range<usize> {
     let begin = (part.as_ptr() as usize).saturating_sub(bytes.as_ptr() as usize);
     begin..begin + part.len()
@@ -147,7 +148,7 @@ fn place(bytes: &[u8], part: &[u8]) -> Range<usize> {
 fn malformed(error: Error) -> Broken {
     Broken::Malformed(match error {
         Error::HeaderName | Error::HeaderValue => "a header field",
-        Error::TooManyHeaders => "more header fields than anybody sends",
+        Error::TooManyHeaders => "too many header fields",
         Error::Status => "the status",
         Error::NewLine => "the end of a line",
         Error::Token | Error::Version => "the first line",

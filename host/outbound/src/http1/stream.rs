@@ -1,4 +1,4 @@
-//! What bytes travel over: a socket, or TLS on top of one.
+//! The byte stream of a connection: a socket, or TLS over one.
 
 use std::io;
 use std::pin::Pin;
@@ -9,23 +9,23 @@ use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// What is read at once. A buffer may have more room, and copying all of what a fast sender
-/// has ready would hold up a thread of the runtime.
+/// Maximum number of bytes in one read. A buffer may have more room, but copying everything that a fast sender has sent
+/// would hold up a thread of the runtime.
 const READ_BYTES_MAX: usize = 16 << 10;
 
-/// What a connection makes room for before it reads: one head and a body of the usual size.
+/// Number of bytes that a connection reserves before it reads: a head and a body of the usual size.
 const READ_BYTES: usize = 4 << 10;
 
-/// One stream of bytes in each direction.
+/// A bidirectional stream of bytes.
 #[derive(Debug)]
 pub(super) enum Stream {
     Plain(TcpStream),
-    // In a box, because it is twenty times as large and most connections are plain.
+    // Boxed, because it is twenty times as large and most connections are plain.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
-    /// Sends all of it.
+    /// Writes all bytes.
     pub(super) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Plain(stream) => stream.write_all(bytes).await,
@@ -36,8 +36,8 @@ impl Stream {
         }
     }
 
-    /// Reads what there is, once there is something; nothing at the end of the stream. While
-    /// this waits, perhaps for minutes, there is no memory to read into.
+    /// Waits for bytes and reads those available. Returns 0 at the end of the stream. While this waits, perhaps for
+    /// minutes, no buffer is allocated.
     pub(super) async fn read_into(&mut self, buffer: &mut BytesMut) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => loop {
@@ -61,15 +61,15 @@ impl Stream {
         }
     }
 
-    /// Whether the other side has neither closed it nor said anything.
+    /// Returns whether the peer has neither closed the stream nor sent anything.
     pub(super) fn is_quiet(&mut self) -> bool {
         let mut byte = [0];
         match self {
             Self::Plain(stream) => {
-                let quiet = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
-                stream.try_read(&mut byte).as_ref().is_err_and(quiet)
+                let would_block = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+                stream.try_read(&mut byte).as_ref().is_err_and(would_block)
             }
-            // Whoever reads next registers to be woken.
+            // The no-op waker is fine: the next reader registers its own.
             Self::Tls(stream) => {
                 let mut context = Context::from_waker(Waker::noop());
                 Pin::new(&mut **stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_pending()

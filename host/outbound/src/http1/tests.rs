@@ -3,7 +3,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// A connection, and the raw stream at its other end.
+/// Returns a connection and the raw stream at its other end.
 async fn pair() -> (Connection, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -11,7 +11,7 @@ async fn pair() -> (Connection, TcpStream) {
     (near.unwrap(), far.unwrap().0)
 }
 
-/// Reads responses out of `sent`, which arrives in pieces of `piece` bytes, until it ends.
+/// Receives responses from `sent`, which arrives in pieces of `piece` bytes, until the stream ends.
 async fn responses(sent: &str, piece: usize) -> Vec<Result<(u16, String), String>> {
     let (mut near, mut far) = pair().await;
     let sent = sent.as_bytes().to_vec();
@@ -44,7 +44,7 @@ async fn responses(sent: &str, piece: usize) -> Vec<Result<(u16, String), String
 }
 
 #[tokio::test]
-async fn responses_are_read_however_they_are_framed_and_split() {
+async fn responses_are_read_with_any_framing_and_in_pieces_of_any_size() {
     let all = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello\
         HTTP/1.1 100 Continue\r\n\r\n\
         HTTP/1.1 202 Accepted\r\nconTENT-length:0\r\n\r\n\
@@ -61,7 +61,7 @@ async fn responses_are_read_however_they_are_framed_and_split() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_is_named_and_ends_the_reading() {
+async fn malformed_responses_are_reported_with_their_defect() {
     async fn check(sent: &str, expected: &str) {
         let got = responses(sent, 1000).await;
         assert_eq!(got, vec![Err(format!("not HTTP/1.1: {expected}"))], "{sent:?}");
@@ -76,7 +76,7 @@ async fn what_is_not_http_is_named_and_ends_the_reading() {
     check("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "the length of a chunk").await;
     check(
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nabc\r\n",
-        "a chunk is longer than it says",
+        "a chunk is longer than its size",
     )
     .await;
 }
@@ -103,7 +103,7 @@ async fn a_request_shows_its_target_key_and_body() {
 }
 
 #[test]
-fn a_wait_is_read_from_seconds_and_from_dates() {
+fn retry_after_is_parsed_from_seconds_and_from_dates() {
     fn check(fields: &str, expected: Option<f64>) {
         let bytes = format!("HTTP/1.1 429 x\r\n{fields}\r\n\r\n");
         let head = Head::of_response(bytes.as_bytes()).unwrap();
@@ -116,7 +116,7 @@ fn a_wait_is_read_from_seconds_and_from_dates() {
     check("retry-after: inf", None);
     check("retry-after: soon", None);
     check("x: y", None);
-    // Long ago, by this machine's clock; in three seconds, by the server's.
+    // Long past by this machine's clock; in three seconds by the server's.
     let date = "Wed, 21 Oct 2015 07:28:00 GMT";
     check(&format!("retry-after: {date}"), Some(0.0));
     check(&format!("Date: Wed, 21 Oct 2015 07:27:57 GMT\r\nretry-after: {date}"), Some(3.0));
@@ -124,9 +124,9 @@ fn a_wait_is_read_from_seconds_and_from_dates() {
     check(&format!("Date: Wed, 21 Oct 1998 07:28:00 GMT\r\nretry-after: {date}"), Some(86_400.0));
 }
 
-/// What is said of a server that sends this and then the same piece again and again, until
-/// nobody reads any more.
-async fn reading_without_end(beginning: &str, piece: &str) -> String {
+/// Returns the error of receiving from a server that sends `beginning` and then repeats `piece` until the connection is
+/// closed.
+async fn endless_response_error(beginning: &str, piece: &str) -> String {
     let (mut near, mut far) = pair().await;
     let (beginning, piece) = (beginning.to_owned(), piece.repeat(100));
     let feed = tokio::spawn(async move {
@@ -140,30 +140,28 @@ async fn reading_without_end(beginning: &str, piece: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_has_no_end_is_given_up() {
+async fn a_response_without_an_end_is_an_error() {
     async fn check(beginning: &str, piece: &str, expected: &str) {
-        assert_eq!(reading_without_end(beginning, piece).await, expected, "{piece:?}");
+        assert_eq!(endless_response_error(beginning, piece).await, expected, "{piece:?}");
     }
     let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
-    let extension_or_trailer = "not HTTP/1.1: a chunk's extension or a trailer has no end";
-    check("", "HTTP/1.1 103 Early Hints\r\n\r\n", "not HTTP/1.1: more interim responses than anybody sends")
-        .await;
-    check("HTTP/1.1 200 OK\r\n", "a: b\r\n", "not HTTP/1.1: the head has no end").await;
-    check("HTTP/1.1 200 OK\r\na: ", "b", "not HTTP/1.1: the head has no end").await;
+    let extension_or_trailer = "not HTTP/1.1: a chunk extension or a trailer is too long";
+    check("", "HTTP/1.1 103 Early Hints\r\n\r\n", "not HTTP/1.1: too many interim responses").await;
+    check("HTTP/1.1 200 OK\r\n", "a: b\r\n", "not HTTP/1.1: the head is too long").await;
+    check("HTTP/1.1 200 OK\r\na: ", "b", "not HTTP/1.1: the head is too long").await;
     check(&format!("{chunked}1;"), "x", extension_or_trailer).await;
     check(chunked, &format!("1;{}\r\nx\r\n", "x".repeat(1000)), extension_or_trailer).await;
-    check(&format!("{chunked}0\r\n"), "trailer: t\r\n", "not HTTP/1.1: more trailers than anybody sends")
-        .await;
+    check(&format!("{chunked}0\r\n"), "trailer: t\r\n", "not HTTP/1.1: too many trailers").await;
     check(&format!("{chunked}0\r\na: "), "t", extension_or_trailer).await;
     check(&format!("{chunked}0\r\n"), &format!("a: {}\r\n", "t".repeat(1000)), extension_or_trailer).await;
     check(chunked, "1\r\nx\r\n", "a body longer than 16777216 bytes").await;
     let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(FIELDS_MAX + 1));
-    check(&many, "x", "not HTTP/1.1: more header fields than anybody sends").await;
+    check(&many, "x", "not HTTP/1.1: too many header fields").await;
 }
 
-/// On one thread, so that others have turns only if the reader gives way.
+/// Runs on one thread, so that the timeout fires only if the reader yields.
 #[tokio::test]
-async fn who_always_has_more_to_say_does_not_keep_the_thread() {
+async fn an_endless_sender_does_not_block_the_thread() {
     let (mut near, far) = pair().await;
     near.limit_bodies(usize::MAX);
     let far = far.into_std().unwrap();
@@ -185,7 +183,7 @@ async fn who_always_has_more_to_say_does_not_keep_the_thread() {
 }
 
 #[tokio::test]
-async fn a_message_that_could_be_read_in_two_ways_is_refused_or_is_the_last() {
+async fn an_ambiguous_message_is_refused_or_ends_the_connection() {
     async fn check(fields: &str, body: &str, expected: Result<(&str, bool), &str>) {
         let (mut near, mut far) = pair().await;
         far.write_all(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{body}").as_bytes()).await.unwrap();

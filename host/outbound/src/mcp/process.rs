@@ -1,5 +1,5 @@
-//! The process of a tool server: it has the environment that the operator names and
-//! nothing else, and it ends with the host, however the host ends.
+//! The process of a tool server. Its environment has only the variables that the operator configured, and it is killed
+//! when the host ends for any reason.
 
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,27 +15,27 @@ use crate::Secrets;
 use rollout_core::child::OwnedChild;
 use rollout_wire::text::printable;
 
-/// How much of what a server said last is kept for an error message, in bytes.
+/// Size of the end of a server's output that is stored for an error message, in bytes.
 const LAST_WORDS_BYTES: usize = 1024;
 
-/// A line that is longer is passed on in parts.
+/// Size above which a line is logged in parts.
 const LINE_BYTES_MAX: usize = 16 << 10;
 
-/// How long an end that seems near is waited for.
+/// Time to wait for a process that is about to end.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a server is started.
+/// Parameters for starting a server.
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// Its whole environment.
     pub environment: Vec<(String, String)>,
-    /// What is cut out of all that it writes on standard error.
+    /// Secrets to remove from its standard error.
     pub secrets: Secrets,
 }
 
-/// A server's process with all that it started. Dropping this ends them.
+/// A server's process with its child processes. Dropping this kills them.
 pub(super) struct Process {
     owned: OwnedChild,
     group: Option<Pid>,
@@ -44,7 +44,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a server; gives what is written to it and what it writes.
+    /// Starts a server. Returns the process with its standard input and output.
     pub(super) async fn start(
         start: &Start,
         about: &str,
@@ -61,7 +61,7 @@ impl Process {
         let mut owned = OwnedChild::start(command).await?;
         let child = &mut owned.child;
         let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let gone = || std::io::Error::other("its pipes cannot be had");
+        let gone = || std::io::Error::other("the pipes of the process are missing");
         let stdin = child.stdin.take().ok_or_else(gone)?;
         let stdout = child.stdout.take().ok_or_else(gone)?;
         let stderr = child.stderr.take().ok_or_else(gone)?;
@@ -72,23 +72,22 @@ impl Process {
         Ok((Self { owned, group, last_words, listening }, stdin, stdout))
     }
 
-    /// Waits until it ends; says how.
+    /// Waits until the process ends, and returns its status in words.
     pub(super) async fn ended(&mut self) -> String {
         match self.owned.child.wait().await {
             Ok(status) => format!("its process ended: {status}"),
-            Err(error) => format!("its process cannot be waited for: {error}"),
+            Err(error) => format!("its process ended with an unknown status: {error}"),
         }
     }
 
-    /// How it ended, if it does so at once, or else the reason that there is already; with
-    /// what it wrote on standard error last.
+    /// Returns the exit status if the process ends soon, or else `reason`, followed by the end of its standard error.
     pub(super) async fn explained(&mut self, reason: String) -> String {
         let reason = timeout(END_TIMEOUT, self.ended()).await.unwrap_or(reason);
-        // All that an ended process wrote is there to be read.
+        // All output of an ended process can be read immediately.
         let _ = timeout(END_TIMEOUT, &mut self.listening).await;
         match self.last_words() {
             words if words.is_empty() => reason,
-            words => format!("{reason}; it said: {words}"),
+            words => format!("{reason}; the end of its standard error: {words}"),
         }
     }
 
@@ -99,15 +98,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The group is there for as long as the child was not waited for.
+        // The process group exists as long as the child is not reaped.
         if let Some(group) = self.group.filter(|_| self.owned.child.id().is_some()) {
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }
 
-/// Passes on to the log what a server writes on standard error, line by line, so that no secret
-/// is overlooked because it came in two pieces.
+/// Logs a server's standard error line by line, so that no secret is missed because it is split in two.
 async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<String>>, secrets: Secrets) {
     let mut written = Vec::new();
     loop {
@@ -121,13 +119,13 @@ async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<St
         written.drain(..lines);
         let text = printable(&secrets.cut_from(text));
         for line in text.lines().filter(|line| !line.is_empty()) {
-            tracing::debug!(server = about, line, "line of a tool server");
+            tracing::debug!(server = about, line, "output of a tool server");
         }
-        let mut kept = last_words.lock().unwrap_or_else(PoisonError::into_inner);
-        *kept += &text;
-        if kept.len() > LAST_WORDS_BYTES {
-            let from = (kept.len() - LAST_WORDS_BYTES..kept.len()).find(|at| kept.is_char_boundary(*at));
-            kept.drain(..from.unwrap_or_default());
+        let mut end = last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        *end += &text;
+        if end.len() > LAST_WORDS_BYTES {
+            let from = (end.len() - LAST_WORDS_BYTES..end.len()).find(|at| end.is_char_boundary(*at));
+            end.drain(..from.unwrap_or_default());
         }
         if read == 0 {
             return;

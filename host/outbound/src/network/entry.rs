@@ -1,4 +1,4 @@
-//! An entry of the list of what may be reached, as an operator writes it.
+//! Entries of the list of allowed addresses, as an operator writes them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,8 +10,8 @@ use reqwest::Url;
 use super::super::address::closed_whole;
 use super::Place;
 
-/// What may be reached: a name, all names below one, an address or a range of them, at any port or
-/// at one. A name that is listed may lead to any address but those that never are reached.
+/// Allowed destinations: a name, all names below one, or an address or a range of them, at any port or at one. A listed
+/// name may resolve to any address that is not always forbidden.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NetworkEntry {
@@ -22,51 +22,51 @@ pub struct NetworkEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Host {
     Name(String),
-    /// All names below this one, and not itself.
+    /// All names below this one, without itself.
     Below(String),
     Addresses(IpNet),
 }
 
-/// Why a text is no entry.
+/// Error of an invalid entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidEntry {
     /// It is neither a host nor a range.
     #[error(
-        "'{0}' is no host or range of addresses, such as model.example, *.svc.example, 10.0.0.7, 10.1.0.0/16, [::1] or 10.0.0.7:8000"
+        "'{0}' is not a host or a range of addresses, such as model.example, *.svc.example, 10.0.0.7, 10.1.0.0/16, [::1] or 10.0.0.7:8000"
     )]
     NoHost(String),
-    /// It is an address to ask, and more than a host.
-    #[error("'{0}' is a URL; an entry has its host, and its port where only that is meant")]
+    /// It is a URL, which is more than a host.
+    #[error("'{0}' is a URL; an entry consists of a host and optionally a port")]
     Url(String),
-    /// What stands for a port is none.
-    #[error("'{entry}': '{port}' is no port")]
+    /// The port is invalid.
+    #[error("'{entry}': '{port}' is not a port")]
     Port {
         /// The whole text.
         entry: String,
-        /// What should be a port.
+        /// The invalid port.
         port: String,
     },
-    /// The range is longer than its prefix.
-    #[error("'{entry}' has bits beyond its prefix; {meant} is the range around it")]
+    /// The address has bits set beyond the prefix.
+    #[error("'{entry}' has bits set beyond its prefix; the range is {meant}")]
     Prefix {
         /// The whole text.
         entry: String,
-        /// The range that it is in.
+        /// The range that contains the address.
         meant: String,
     },
-    /// Nothing of it can be opened.
+    /// All of its addresses are always forbidden.
     #[error("'{entry}' is {closed}; no request of this host goes there, listed or not")]
     Closed {
         /// The whole text.
         entry: String,
-        /// What is closed.
+        /// The kind of the addresses.
         closed: String,
     },
 }
 
 impl NetworkEntry {
-    /// Whether this address, asked for in this way, is meant.
+    /// Returns whether the entry allows an address for a request with this host and port.
     pub(super) fn is_of(&self, place: Place<'_>, address: IpAddr) -> bool {
         if self.port.is_some_and(|port| port != place.port) {
             return false;
@@ -139,7 +139,7 @@ impl fmt::Display for NetworkEntry {
     }
 }
 
-/// Host and port, the host without brackets.
+/// Splits a text into host, without brackets, and port.
 fn split(text: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']')?;
@@ -147,27 +147,27 @@ fn split(text: &str) -> Option<(&str, Option<&str>)> {
         return host.contains(':').then_some((host, port));
     }
     match text.split_once(':') {
-        // Several colons are those of an address.
+        // Several colons belong to an IPv6 address.
         Some((_, rest)) if rest.contains(':') => Some((text, None)),
         Some((host, port)) => Some((host, Some(port))),
         None => Some((text, None)),
     }
 }
 
-/// The addresses that are meant, where addresses are.
+/// Parses addresses. Returns `None` for a name.
 fn addresses(host: &str, entry: &str) -> Result<Option<IpNet>, InvalidEntry> {
     let wrong = || InvalidEntry::NoHost(entry.to_owned());
     let net = match host.parse::<IpAddr>() {
         Ok(address) => IpNet::from(address.to_canonical()),
         Err(_) if host.contains('/') => host.parse::<IpNet>().map_err(|_| wrong())?,
-        // Digits in a form that some take for an address, and others for a name.
+        // An address in a form that parsers interpret differently.
         Err(_) if host.contains(':') => return Err(wrong()),
         Err(_) => return Ok(None),
     };
     if net.trunc() != net {
         return Err(InvalidEntry::Prefix { entry: entry.to_owned(), meant: net.trunc().to_string() });
     }
-    // Addresses are compared in the form that they have as those of the fourth version.
+    // IPv4-mapped addresses are compared in their IPv4 form.
     if matches!(net.addr(), IpAddr::V6(address) if address.to_ipv4_mapped().is_some()) {
         return Err(wrong());
     }
@@ -177,7 +177,7 @@ fn addresses(host: &str, entry: &str) -> Result<Option<IpNet>, InvalidEntry> {
     }
 }
 
-/// A name as a URL has it after it was parsed.
+/// Parses a name in the form that it has in a parsed URL.
 fn name(text: &str) -> Option<Host> {
     let (is_below, bare) = match text.strip_prefix("*.") {
         Some(bare) => (true, bare),

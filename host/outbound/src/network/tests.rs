@@ -4,20 +4,21 @@ fn rules(allow: &[&str]) -> NetworkRules {
     NetworkRules::allow_list(allow.iter().map(|text| text.parse().unwrap()).collect())
 }
 
-/// What the rules say of an address that is asked for under a name, or by itself where there is none.
-fn said(rules: &NetworkRules, name: &str, address: &str, port: u16) -> String {
+/// Returns the error for an address of a request with a name, or without one if it is empty, or "goes" if it is
+/// allowed.
+fn verdict(rules: &NetworkRules, name: &str, address: &str, port: u16) -> String {
     let name = Some(name).filter(|name| !name.is_empty());
     let found = rules.check_address(Place { name, port }, address.parse().unwrap());
     found.map_or_else(|why| why.to_string(), |()| "goes".to_owned())
 }
 
 #[test]
-fn public_addresses_are_reached_and_private_ones_as_the_list_says() {
+fn public_addresses_are_allowed_and_private_ones_if_listed() {
     let all =
         ["model.internal", "*.svc.example:8000", "10.1.0.0/16", "10.2.0.7:9000", "::1/128", "[fd00::/8]:81"];
     let rules = rules(&all);
     let check = |name, address, port, goes| {
-        assert_eq!(said(&rules, name, address, port) == "goes", goes, "{name} {address} {port}");
+        assert_eq!(verdict(&rules, name, address, port) == "goes", goes, "{name} {address} {port}");
     };
     check("", "1.1.1.1", 80, true);
     check("any.example", "2606:4700::1111", 443, true);
@@ -46,40 +47,43 @@ fn public_addresses_are_reached_and_private_ones_as_the_list_says() {
 }
 
 #[test]
-fn what_is_closed_is_so_under_any_rules_and_any_name() {
+fn closed_addresses_are_forbidden_under_any_rules_and_names() {
     let listed = rules(&["0.0.0.0/0", "::/0", "evil.example"]);
     for rules in [&NetworkRules::open(), &listed] {
         for address in
             ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1", "fd00:ec2::254", "0.0.0.0", "::"]
         {
-            assert_ne!(said(rules, "", address, 80), "goes", "{address}");
-            assert_ne!(said(rules, "evil.example", address, 80), "goes", "{address}");
+            assert_ne!(verdict(rules, "", address, 80), "goes", "{address}");
+            assert_ne!(verdict(rules, "evil.example", address, 80), "goes", "{address}");
         }
-        assert_eq!(said(rules, "", "10.0.0.1", 80), "goes");
-        assert_eq!(said(rules, "", "1.1.1.1", 80), "goes");
+        assert_eq!(verdict(rules, "", "10.0.0.1", 80), "goes");
+        assert_eq!(verdict(rules, "", "1.1.1.1", 80), "goes");
     }
 }
 
 #[test]
-fn a_network_that_is_closed_but_for_a_list_is_so_for_public_addresses_too() {
+fn public_addresses_may_be_restricted_to_the_list_too() {
     let rules = NetworkRules { public: Reach::Listed, ..rules(&["api.example", "1.1.1.0/24"]) };
-    assert_eq!(said(&rules, "api.example", "93.184.215.14", 443), "goes");
-    assert_eq!(said(&rules, "", "1.1.1.1", 443), "goes");
+    assert_eq!(verdict(&rules, "api.example", "93.184.215.14", 443), "goes");
+    assert_eq!(verdict(&rules, "", "1.1.1.1", 443), "goes");
     assert_eq!(
-        said(&rules, "other.example", "93.184.215.14", 443),
+        verdict(&rules, "other.example", "93.184.215.14", 443),
         "its name leads to a public address, and the operator's list of what may be reached has no entry for it"
     );
 }
 
 #[test]
-fn a_refusal_says_which_rule_and_no_address_that_was_not_given() {
+fn an_error_names_the_rule_and_only_addresses_from_the_request() {
     let rules = rules(&[]);
     let no_entry = "and the operator's list of what may be reached has no entry for it";
-    assert_eq!(said(&rules, "", "10.0.0.7", 80), format!("10.0.0.7 is a private address, {no_entry}"));
-    assert_eq!(said(&rules, "a", "10.0.0.7", 80), format!("its name leads to a private address, {no_entry}"));
-    assert_eq!(said(&rules, "", "127.0.0.1", 80), format!("127.0.0.1 is a loopback address, {no_entry}"));
+    assert_eq!(verdict(&rules, "", "10.0.0.7", 80), format!("10.0.0.7 is a private address, {no_entry}"));
     assert_eq!(
-        said(&rules, "", "169.254.169.254", 80),
+        verdict(&rules, "a", "10.0.0.7", 80),
+        format!("its name leads to a private address, {no_entry}")
+    );
+    assert_eq!(verdict(&rules, "", "127.0.0.1", 80), format!("127.0.0.1 is a loopback address, {no_entry}"));
+    assert_eq!(
+        verdict(&rules, "", "169.254.169.254", 80),
         "169.254.169.254 is a link-local address; no request of this host goes there"
     );
     let literal = rules.check(&Url::parse("http://10.0.0.7/").unwrap()).unwrap_err();
@@ -87,7 +91,7 @@ fn a_refusal_says_which_rule_and_no_address_that_was_not_given() {
 }
 
 #[test]
-fn an_address_in_a_url_is_known_in_each_of_its_forms() {
+fn an_address_in_a_url_is_recognized_in_every_notation() {
     let rules = rules(&[]);
     for url in [
         "http://127.0.0.1/",
@@ -116,7 +120,7 @@ fn an_address_in_a_url_is_known_in_each_of_its_forms() {
 }
 
 #[test]
-fn a_name_with_several_addresses_has_those_that_may_be_reached() {
+fn only_the_allowed_addresses_of_a_name_are_used() {
     let found = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<SocketAddr>>();
     let place = Place { name: Some("n"), port: 80 };
     let both = found(&["10.0.0.1:80", "1.1.1.1:80"]);
@@ -126,7 +130,7 @@ fn a_name_with_several_addresses_has_those_that_may_be_reached() {
 }
 
 #[test]
-fn an_entry_is_written_as_it_was_read() {
+fn an_entry_is_written_in_canonical_form() {
     fn check(text: &str, written: &str) {
         let entry: NetworkEntry = text.parse().unwrap();
         assert_eq!(entry.to_string(), written);
@@ -151,7 +155,7 @@ fn an_entry_is_written_as_it_was_read() {
 }
 
 #[test]
-fn what_is_no_entry_is_refused_with_what_is_wrong() {
+fn an_invalid_entry_is_refused_with_its_mistake() {
     fn check(text: &str, expected: &str) {
         let error = text.parse::<NetworkEntry>().unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
@@ -172,13 +176,13 @@ fn what_is_no_entry_is_refused_with_what_is_wrong() {
         "1.2",
         "0x7f.1",
     ] {
-        check(wrong, "is no host or range");
+        check(wrong, "is not a host or a range");
     }
-    check("::ffff:10.0.0.0/104", "is no host or range");
+    check("::ffff:10.0.0.0/104", "is not a host or a range");
     check("http://a", "is a URL");
-    check("a:0", "'0' is no port");
-    check("a:http", "'http' is no port");
-    check("10.1.2.3/16", "10.1.0.0/16 is the range around it");
+    check("a:0", "'0' is not a port");
+    check("a:http", "'http' is not a port");
+    check("10.1.2.3/16", "the range is 10.1.0.0/16");
     check("169.254.169.254", "is a link-local address; no request");
     check("169.254.0.0/16", "is a link-local address; no request");
     check("fe80::/10", "is a link-local address; no request");

@@ -1,5 +1,5 @@
-//! Connections that rest between two calls, each until another call to the same server takes
-//! it, its server closes it, its time is over, or its descriptor is wanted for another.
+//! Idle connections. Each is stored until another call to the same server takes it, its server closes it, its idle time
+//! is over, or its descriptor is needed for another connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,36 +10,36 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::Open;
 
-/// Servers close connections that are idle for longer; the usual one after five seconds.
+/// Maximum idle time. Servers close connections that are idle for longer, the most common one after five seconds.
 const PLAIN_IDLE_MAX: Duration = Duration::from_secs(4);
 
-/// An encrypted connection costs two round trips and signatures to replace, and what ends TLS
-/// keeps connections for a minute and more.
+/// Maximum idle time of an encrypted connection. Replacing one costs two round trips and signatures, and TLS servers
+/// keep idle connections for a minute or more.
 const TLS_IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// Idle connections that are kept, of all servers together.
+/// Maximum number of idle connections to all servers together.
 const CONNECTIONS_MAX: usize = 4096;
 
-/// The time between two looks for connections whose rest is over.
+/// Interval between two searches for expired connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Resting connections by whose they are and where they lead.
+/// Idle connections by scope and origin.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     resting: Mutex<Resting>,
-    /// Calls that wait for a place in the budget.
+    /// Number of calls that wait for a permit of the budget.
     waiting: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct Resting {
-    /// For each scope and origin in the order in which they came to rest.
+    /// For each scope and origin, in the order in which they became idle.
     by_scope: HashMap<u64, HashMap<Box<str>, VecDeque<Open>>>,
     count: usize,
     is_swept: bool,
 }
 
-/// While this is held, connections are closed instead of coming to rest.
+/// While this exists, connections are closed instead of becoming idle.
 pub(super) struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -57,7 +57,7 @@ impl Idle {
         self.resting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection of this scope to this origin that was used last and is still good.
+    /// Returns the most recently used connection of a scope to an origin that is still open.
     pub(super) fn take(&self, scope: u64, origin: &str) -> Option<Open> {
         let mut resting = self.lock();
         loop {
@@ -69,7 +69,7 @@ impl Idle {
         }
     }
 
-    /// Lets a connection rest, unless its descriptor is wanted.
+    /// Stores an idle connection, or closes it if its descriptor is needed.
     pub(super) fn rest(self: &Arc<Self>, scope: u64, origin: &str, mut open: Open) {
         open.connection.rest();
         let mut resting = self.lock();
@@ -92,28 +92,28 @@ impl Idle {
         }
     }
 
-    /// From here on nothing comes to rest, until what this gives is dropped.
+    /// Makes connections close instead of becoming idle until the returned guard is dropped.
     pub(super) fn wait(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiting(&self.waiting)
     }
 
-    /// Closes the connection that has rested longest, and gives its place.
+    /// Closes the connection that has been idle longest, and returns its permit.
     pub(super) fn close_oldest(&self) -> Option<OwnedSemaphorePermit> {
         let Open { connection, permit } = self.lock().take_oldest()?;
         drop(connection);
         Some(permit)
     }
 
-    /// Closes those of a scope that is no more. One that is in use may still come to rest; nobody
-    /// takes it, and its time ends.
+    /// Closes the connections of a scope that no longer exists. One in use may still become idle; no call takes it, and
+    /// it expires.
     pub(super) fn close_scope(&self, scope: u64) {
         let mut resting = self.lock();
         let closed = resting.by_scope.remove(&scope).unwrap_or_default();
         resting.count -= closed.values().map(VecDeque::len).sum::<usize>();
     }
 
-    /// Closes all of them; says how many that were.
+    /// Closes all connections and returns their number.
     pub(super) fn close_all(&self) -> usize {
         let mut resting = self.lock();
         resting.by_scope.clear();
@@ -143,7 +143,7 @@ impl Resting {
         Some(open)
     }
 
-    /// Closes those whose rest is over and those that their servers have closed.
+    /// Closes expired connections and those that their servers have closed.
     fn sweep(&mut self) {
         for by_origin in self.by_scope.values_mut() {
             for (origin, connections) in &mut *by_origin {
@@ -157,8 +157,7 @@ impl Resting {
     }
 }
 
-/// Gives every connection its end, whether or not anybody asks its server again. Ends when
-/// nothing rests any more.
+/// Closes expired connections, even if no call uses their servers again. Ends when there are no idle connections.
 async fn sweep(idle: Weak<Idle>) {
     loop {
         tokio::time::sleep(SWEEP_INTERVAL).await;

@@ -1,17 +1,16 @@
-//! Whose requests they are, as far as connections go: where those may go, and which connections that rest
-//! are theirs.
+//! Scopes of requests: each has its own network rules and idle connections.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::super::network::NetworkRules;
 
-/// The requests of somebody who has rules of their own, which may change.
+/// Requests with the same network rules, which may change.
 #[derive(Debug)]
 pub(super) struct Scope(RwLock<Arc<Access>>);
 
-/// Rules, and the number under which connections rest that were opened by them. Other rules have
-/// another number, so that no connection is used again that would not be opened any more.
+/// Rules with the id of the idle connections that were opened under them. New rules have a new id, so that no
+/// connection is reused that would no longer be allowed.
 #[derive(Debug)]
 pub(super) struct Access {
     pub id: u64,
@@ -23,12 +22,12 @@ impl Scope {
         Self(RwLock::new(Access::new(rules)))
     }
 
-    /// What holds at present.
+    /// Returns the current rules.
     pub(super) fn access(&self) -> Arc<Access> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Puts other rules in their place; gives what held before.
+    /// Replaces the rules and returns the previous ones.
     pub(super) fn set(&self, rules: NetworkRules) -> Arc<Access> {
         let mut access = self.0.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *access, Access::new(rules))

@@ -1,22 +1,22 @@
-//! A buffer that a thread sent a request from, for its next one: in memory that the processor has at hand,
-//! where a new one of that size is mapped, and is in no cache.
+//! A spare buffer per thread, for the next request. Its memory is in the processor's cache, while a new buffer of that
+//! size has to be mapped first.
 
 use std::cell::Cell;
 
-/// One that has more is given back. Each thread of the runtime keeps one.
+/// Maximum size of a spare buffer; a larger one is freed. Each thread of the runtime has one.
 const BYTES_MAX: usize = 256 << 10;
 
 thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// An empty buffer with room for so many bytes.
+/// Returns an empty buffer with room for `bytes` bytes.
 pub(super) fn take(bytes: usize) -> Vec<u8> {
     let spare = SPARE.take();
     if spare.capacity() < bytes { Vec::with_capacity(bytes) } else { spare }
 }
 
-/// Keeps a buffer for the next request, if it is the larger one.
+/// Stores a buffer for the next request if it is larger than the spare one.
 pub(super) fn give(mut used: Vec<u8>) {
     let spare = SPARE.take();
     let is_kept = (spare.capacity()..=BYTES_MAX).contains(&used.capacity());
@@ -29,16 +29,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_empty_and_used_again_unless_it_is_large() {
+    fn a_buffer_is_reused_empty_unless_it_is_large() {
         let mut first = take(1000);
         first.extend_from_slice(b"a key");
-        let place = first.as_ptr();
+        let address = first.as_ptr();
         give(first);
         give(Vec::new());
         let again = take(10);
-        assert_eq!((again.as_ptr(), again.len()), (place, 0));
+        assert_eq!((again.as_ptr(), again.len()), (address, 0));
         let other = take(10);
-        assert_ne!(other.as_ptr(), place, "it is given to one at a time");
+        assert_ne!(other.as_ptr(), address, "a buffer has one user at a time");
         give(again);
         assert!(take(2000).capacity() >= 2000);
         give(Vec::with_capacity(BYTES_MAX + 1));

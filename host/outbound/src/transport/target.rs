@@ -1,4 +1,4 @@
-//! Where a request goes, and how it begins.
+//! Targets of requests: the server, and the start of every request to it.
 
 use std::fmt;
 
@@ -12,25 +12,26 @@ use super::super::USER_AGENT;
 use super::super::network::{Place, literal};
 use super::spare;
 
-/// Where requests of one kind go.
+/// A target of requests.
 #[derive(Clone)]
 pub(crate) struct Target {
-    /// Scheme, host and port: what connections are shared by.
+    /// Scheme, host and port, which identify reusable connections.
     origin: Box<str>,
-    /// Where in it host and port begin.
+    /// Index in `origin` where host and port begin.
     authority_at: usize,
-    /// The port, and whether the host is a name and not an address.
+    /// The port.
     port: u16,
+    /// Whether the host is a name instead of an address.
     is_name: bool,
-    /// The name that the server has to prove, where the connection is encrypted.
+    /// The name that the server's certificate must prove, for an encrypted connection.
     server_name: Option<ServerName<'static>>,
-    /// The beginning of every request, up to the fields that differ.
+    /// The start of every request, up to the fields that differ.
     head: Box<str>,
-    /// User and password of the address, for requests without another authorization.
+    /// User and password in the URL, for requests without other authorization.
     basic: Option<HeaderValue>,
 }
 
-/// Path and query may hold a key.
+/// Omits path and query, which may contain a key.
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Target").field("origin", &self.origin).finish_non_exhaustive()
@@ -38,7 +39,7 @@ impl fmt::Debug for Target {
 }
 
 impl Target {
-    /// The target of an http or https URL; none where it is neither or has no host.
+    /// Returns the target of an http or https URL, or `None` for any other URL or one without a host.
     pub(crate) fn of(url: &Url) -> Option<Self> {
         let (host, port) = (url.host_str()?, url.port_or_known_default()?);
         let server_name = match url.scheme() {
@@ -70,12 +71,12 @@ impl Target {
         &self.origin
     }
 
-    /// Host and port, for connecting.
+    /// Returns host and port for connecting.
     pub(crate) fn authority(&self) -> &str {
         &self.origin[self.authority_at..]
     }
 
-    /// What rules are asked for.
+    /// Returns host and port for a check against the network rules.
     pub(crate) fn place(&self) -> Place<'_> {
         let host = self.authority().rsplit_once(':').map_or("", |(host, _)| host);
         Place { name: self.is_name.then_some(host), port: self.port }
@@ -85,14 +86,14 @@ impl Target {
         self.server_name.as_ref()
     }
 
-    /// The bytes of a request with these headers and this body.
+    /// Returns the bytes of a request with these headers and this body.
     pub(crate) fn request(&self, headers: &HeaderMap, body: &[u8]) -> Vec<u8> {
         let mut request = self.head(headers, body.len());
         request.extend_from_slice(body);
         request
     }
 
-    /// What stands before a body of so many bytes, with room for that.
+    /// Returns the head of a request with a body of `body_bytes` bytes, with room for the body.
     pub(crate) fn head(&self, headers: &HeaderMap, body_bytes: usize) -> Vec<u8> {
         let mut request = spare::take(self.head.len() + 512 + body_bytes);
         request.extend_from_slice(self.head.as_bytes());
@@ -110,7 +111,7 @@ impl Target {
     }
 }
 
-/// The authorization that is written in an address.
+/// Returns the header for user and password in a URL.
 fn basic(url: &Url) -> Option<HeaderValue> {
     if url.username().is_empty() && url.password().is_none() {
         return None;
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_is_where_a_request_goes_and_what_it_begins_with() {
+    fn a_target_has_the_origin_and_the_start_of_a_request() {
         fn check(url: &str, expected: Option<(&str, &str, &str)>) {
             let target = Target::of(&Url::parse(url).unwrap());
             let seen = target.as_ref().map(|target| {
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_in_the_address_is_sent_where_there_is_no_key() {
+    fn a_user_in_the_url_is_sent_if_there_is_no_key() {
         let target = Target::of(&Url::parse("http://a%40b:c@h/").unwrap()).unwrap();
         let sent = |headers: &HeaderMap| String::from_utf8(target.request(headers, b"{}")).unwrap();
         let plain = sent(&HeaderMap::new());

@@ -1,4 +1,4 @@
-//! What a rollout is admitted with, as it is kept.
+//! Admissions of rollouts in the journal.
 
 use std::borrow::Cow;
 use std::io;
@@ -12,48 +12,48 @@ use crate::seal::Seal;
 use rollout_guest::imports::ClockStart;
 use rollout_outbound::Secret;
 
-/// The version of the events' form. Another one is not read.
+/// Version of the events' format. Other versions are not read.
 pub(super) const VERSION: u32 = 1;
 
-/// What a driver needs to go on with a rollout in another process.
+/// Data that a driver needs to resume a rollout in another process.
 #[derive(Clone, Debug)]
 pub struct Continuation {
-    /// Which driver.
+    /// Name of the driver.
     pub driver: Cow<'static, str>,
-    /// What it knows, a JSON value without a secret.
+    /// The driver's data, a JSON value without secrets.
     pub facts: Box<RawValue>,
-    /// What of it must not be read on disk.
+    /// The driver's secret, which must not be readable on disk.
     pub secret: Option<Secret>,
 }
 
-/// Which deployment a rollout was admitted to: all that decides on what its guests do.
+/// Identity of the deployment that a rollout was admitted to: everything that determines what its guests do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeploymentId {
-    /// The digest of the component with the agent.
+    /// Digest of the component with the agent.
     pub workflow: String,
-    /// The digest of the component that grades, if one does.
+    /// Digest of the component that grades, if there is one.
     pub grader: Option<String>,
-    /// A digest of the components' configuration and of the tools that are provided.
+    /// Digest of the components' configuration and of the provided tools.
     pub settings: String,
-    /// What it is called among several, by which it is found again. It decides on nothing.
+    /// Its name, if several plugins are served, by which it is found again. It does not affect behaviour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_as: Option<ServedAs>,
-    /// The date that clocks of its rollouts begin at. A rollout keeps it wherever it goes on or is made again.
+    /// The date that its rollouts' clocks start with. A rollout keeps it when it is resumed or rerun.
     #[serde(default, skip_serializing_if = "ClockStart::is_default")]
     pub clock_begins: ClockStart,
 }
 
-/// What a deployment is called among several.
+/// Name of a deployment if several plugins are served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedAs {
     /// The plugin.
     pub plugin: String,
-    /// Which of its versions.
+    /// Its version.
     pub version: u32,
 }
 
 impl DeploymentId {
-    /// What differs, in words with both sides.
+    /// Returns the first difference in words, with both values.
     pub fn difference(&self, now: &Self) -> Option<String> {
         let none = || "none".to_owned();
         let (grader, grader_now) = (self.grader.clone(), now.grader.clone());
@@ -67,7 +67,7 @@ impl DeploymentId {
     }
 }
 
-/// What is kept of an admission but for secrets.
+/// An admission without its secrets.
 #[derive(Serialize, Deserialize)]
 pub(super) struct AdmissionLine<'a> {
     pub version: u32,
@@ -75,7 +75,7 @@ pub(super) struct AdmissionLine<'a> {
     pub deployment: DeploymentId,
     pub driver: Cow<'static, str>,
     pub facts: Box<RawValue>,
-    /// Read, it is one of its own.
+    /// Owned after reading.
     pub request: Cow<'a, RolloutRequest>,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn time(nanos: u64) -> SystemTime {
 }
 
 impl<'a> AdmissionLine<'a> {
-    #[expect(clippy::disallowed_methods, reason = "a time that another process measures from")]
+    #[expect(clippy::disallowed_methods, reason = "another process measures from this time")]
     pub(super) fn new(
         request: &'a RolloutRequest,
         deployment: DeploymentId,
@@ -101,16 +101,16 @@ impl<'a> AdmissionLine<'a> {
     }
 }
 
-/// The secrets of a rollout: its request's and its driver's.
+/// The secrets of a rollout: those of its request and its driver.
 #[derive(Clone, Debug, Default)]
 pub struct JournaledSecrets {
-    /// The request's.
+    /// The secrets of the request.
     pub request: RequestSecrets,
-    /// The driver's.
+    /// The secret of the driver.
     pub driver: Option<Secret>,
 }
 
-/// How they are kept, sealed.
+/// The secrets as JSON, before they are encrypted.
 #[derive(Serialize, Deserialize)]
 struct SecretsLine<'a> {
     #[serde(borrow)]
@@ -133,7 +133,8 @@ impl JournaledSecrets {
         seal.seal(rollout, &serde_json::to_vec(&line)?)
     }
 
-    /// What was sealed for this rollout, if the seal is the same.
+    /// Decrypts the secrets of a rollout. Returns `None` if they were encrypted with another key or for another
+    /// rollout.
     pub(super) fn open(seal: &Seal, rollout: &[u8], sealed: &[u8]) -> Option<Self> {
         let text = seal.open(rollout, sealed)?;
         let line: SecretsLine<'_> = serde_json::from_slice(&text).ok()?;

@@ -1,4 +1,4 @@
-//! What a rollout takes over of another one that is in the journal.
+//! The history that a fork shares with a rollout in the journal.
 
 use std::io;
 
@@ -10,27 +10,27 @@ use rollout_core::budget::{Budget, Charge, OverBudget, Use};
 use rollout_core::telemetry::ModelRole;
 use rollout_guest::imports::{Ancestor, ClockStart, ForkOrigin, ForkPoint, Role, RunEvent};
 
-/// What happened in a workflow's run up to where another rollout goes on, as it is kept.
+/// The events of a workflow's run up to the point of a fork.
 #[derive(Debug)]
 pub struct ForkPast {
     pub(super) events: Vec<RunEvent>,
-    /// The date that the other one's clocks began at.
+    /// The date that the other rollout's clocks started with.
     pub(crate) clock_begins: ClockStart,
-    /// What it is charged to until it is in the other one's journal.
+    /// The charge for the events until they are in the fork's journal.
     _charge: Charge,
 }
 
-/// What reading a rollout takes, in multiples of what it takes in files: as it was read, as events, and
-/// those once more where its model has another name.
+/// Memory for reading a rollout, in multiples of its size in files: the bytes, the events, and the events once more if
+/// the model has another name.
 const MEMORY_FACTOR: u64 = 3;
 
-/// Why there is nothing to go on from.
+/// Error of a rollout that cannot be forked.
 pub(crate) enum NoParent {
-    /// There is no such rollout.
+    /// The journal has no such rollout.
     Unknown,
-    /// It did not get so far.
+    /// The rollout has fewer turns.
     TooFew(TooFewTurns),
-    /// There is no room for what is read of it.
+    /// There is no room for reading it.
     NoRoom(OverBudget),
     /// It cannot be read.
     Unreadable(io::Error),
@@ -42,35 +42,40 @@ impl From<io::Error> for NoParent {
     }
 }
 
-/// A rollout that another one goes on from.
+/// A rollout that is being forked.
 pub(crate) struct Parent {
-    /// Its request, with where the other one comes from.
+    /// Its request, including the origin of the fork.
     pub request: RolloutRequest,
     pub deployment: DeploymentId,
     pub past: ForkPast,
 }
 
-/// A rollout has fewer answered calls of the model than another one is to have of it.
+/// Error of a fork beyond the answered calls of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "it has {answered} calls of the model that were answered, one after the other, and {turn} are asked for"
+    "it has {answered} calls of the model that were answered in sequence, fewer than the {turn} requested"
 )]
 pub struct TooFewTurns {
-    /// How many it has.
+    /// Number of consecutive answered calls.
     pub answered: u32,
-    /// How many are asked for.
+    /// Number of calls that the fork should share.
     pub turn: u32,
 }
 
 impl Journal {
-    /// The last rollout of this name, as far as it is to be shared, asked of a model of this name, and
-    /// charged before it is read. Reads files, and blocks.
-    pub(crate) fn parent(&self, point: &ForkPoint, model: &str, budget: &Budget) -> Result<Parent, NoParent> {
+    /// Reads the last rollout with this id up to the point of a fork, with requests to a model of this name. Charges it
+    /// before reading. Reads files and blocks.
+    pub(crate) fn parent(
+        &self,
+        point: &ForkPoint,
+        model: &str,
+        budget: &Budget,
+    ) -> Result<Parent, NoParent> {
         let found = self.store.find(point.rollout_id.as_str())?.into_iter().next();
         let found = found.ok_or(NoParent::Unknown)?;
         let bytes = usize::try_from(found.bytes()?.saturating_mul(MEMORY_FACTOR)).unwrap_or(usize::MAX);
         let mut charge = budget.charge(Use::Request, bytes).map_err(NoParent::NoRoom)?;
-        // It may have been dropped since, as the oldest.
+        // The journal may have dropped it since, as its oldest.
         let mut written = found.read()?.ok_or(NoParent::Unknown)?;
         let of_workflow = kinds(Role::Workflow);
         written.events.retain(|event| event.kind == kind::ADMITTED || of_workflow.contains(&event.kind));
@@ -85,8 +90,8 @@ impl Journal {
 }
 
 impl StoredRollout {
-    /// Its request, with where a rollout comes from that goes on from this one, and what happened in its
-    /// workflow's run until then, as if a model of this name had been asked.
+    /// Returns the request of a fork and the shared events of the workflow's run, with requests to a model of this
+    /// name.
     pub(crate) fn forked(
         self,
         turn: u32,
@@ -104,10 +109,10 @@ impl StoredRollout {
     }
 }
 
-/// Whose past the first events of a rollout's run are.
+/// Returns the origin of a fork: its ancestors, with the number of events that each contributed.
 fn origin(request: &RolloutRequest, point: ForkPoint, count: usize) -> ForkOrigin {
     let mut ancestors = request.fork.as_ref().map(|fork| fork.ancestors.clone()).unwrap_or_default();
-    // Some of it may be shared with the one that this is a fork of itself.
+    // A part of the events may come from an ancestor of the forked rollout.
     match ancestors.iter().position(|ancestor| count <= ancestor.events) {
         Some(last) => ancestors.truncate(last + 1),
         None => {
@@ -122,15 +127,15 @@ fn origin(request: &RolloutRequest, point: ForkPoint, count: usize) -> ForkOrigi
     ForkOrigin { point, ancestors }
 }
 
-/// How many events there are until the first calls of the model were all answered.
+/// Returns the number of events up to the response of the `turn`-th call of the model.
 fn shared_events(events: &[RunEvent], turn: u32) -> Result<usize, TooFewTurns> {
     #[derive(Deserialize)]
-    struct Asked {
+    struct CallRequest {
         #[serde(default)]
         asked: Option<ModelRole>,
     }
     let calls_model = |what: &[u8]| {
-        serde_json::from_slice::<Asked>(what).is_ok_and(|what| what.asked == Some(ModelRole::Policy))
+        serde_json::from_slice::<CallRequest>(what).is_ok_and(|what| what.asked == Some(ModelRole::Policy))
     };
     let calls = events.iter().filter_map(|event| match event {
         RunEvent::Asked { call, what, .. } if calls_model(what) => Some(*call),
@@ -138,9 +143,9 @@ fn shared_events(events: &[RunEvent], turn: u32) -> Result<usize, TooFewTurns> {
     });
     let mut count = 0;
     for (answered, call) in (0..turn).zip(calls.map(Some).chain(std::iter::repeat(None))) {
-        let is_it =
+        let is_answer =
             |event: &RunEvent| matches!(event, RunEvent::Answered { call: of, .. } if Some(*of) == call);
-        let at = events.iter().position(is_it).ok_or(TooFewTurns { answered, turn })?;
+        let at = events.iter().position(is_answer).ok_or(TooFewTurns { answered, turn })?;
         count = count.max(at + 1);
     }
     Ok(count)

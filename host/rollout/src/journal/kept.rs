@@ -1,11 +1,12 @@
-//! Results that callers may still ask for, kept in the journal and not in memory.
+//! Results that callers may still fetch, stored in the journal instead of in memory.
 //!
-//! A rollout whose result is kept has ended in the journal: a start does not read it. Beside its end lies a note, a
-//! little rollout of its own named after it, with what its driver needs to give the result again ([`KEPT`]). Which
-//! results were read, and which are forgotten, is noted in batches ([`READ`], [`RELEASED`]).
+//! A rollout with a stored result has ended in the journal, so a new process does not read it at its start. Next to its
+//! end is a note, a small entry of its own with a name derived from the rollout's, that contains the data for
+//! rebuilding the result ([`KEPT`]). Batches record the results that were read ([`READ`]) and that are forgotten
+//! ([`RELEASED`]).
 //!
-//! In memory a kept result is a hash and three numbers, found again at a start from the journal's indexes alone. As
-//! long as a result is unread, the journal keeps the segments that it lies in.
+//! In memory a stored result is a hash and three numbers, which a new process finds in the journal's indexes alone. As
+//! long as a result is unread, the journal keeps the segments that contain it.
 //!
 //! [`KEPT`]: kind::KEPT
 //! [`READ`]: kind::READ
@@ -28,19 +29,19 @@ use crate::model::Finished;
 use rollout_core::budget::{Budget, Charge};
 use rollout_wire::id::RolloutId;
 
-/// How long a result is kept that was read, for a caller that lost it on its way.
+/// Time for which a result is stored after it was read, in case the caller lost it.
 const READ_KEPT: Duration = Duration::from_secs(60);
 
-/// How many results are forgotten at once, so that a million of them do not hold up what asks meanwhile.
+/// Number of results that are forgotten at once, so that a million of them do not delay requests.
 const FORGOTTEN_AT_ONCE: usize = 10_000;
 
-/// What one takes in memory, in bytes: its place in the table and in the order in which they are forgotten.
+/// Memory of a stored result in bytes: in the table and in the queue of expiry times.
 const KEPT_BYTES: usize = 64;
 
-/// The name of the notes of which results were read or are forgotten. No rollout has such a name.
+/// Name of the notes with batches of read and forgotten results. No rollout has such a name.
 const BATCH_NAME: &str = "\0results";
 
-/// Whose result it is: a rollout's id, and the plugin that ran it where there are several.
+/// Key of a result: a rollout's id, and the plugin that ran it if there are several.
 #[derive(Clone, Copy, Debug)]
 pub struct ResultOf<'a> {
     /// The rollout.
@@ -50,13 +51,13 @@ pub struct ResultOf<'a> {
 }
 
 impl ResultOf<'_> {
-    /// The name of its note. No rollout has such a name.
+    /// Returns the name of the note. No rollout has such a name.
     fn name(&self) -> String {
         format!("{}\0{}", self.id.as_str(), self.plugin.unwrap_or_default())
     }
 }
 
-/// A result that is kept.
+/// A reference to a stored result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptResult {
     key: u64,
@@ -64,49 +65,49 @@ pub struct KeptResult {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    /// The first segment that the rollout has records in.
+struct ResultLocation {
+    /// The first segment with records of the rollout.
     first: u32,
-    /// The segment that its note is in, or the one before; none while that is being written.
+    /// The segment with its note, or the one before; `UNKNOWN` while the note is being written.
     last: u32,
-    /// Differs between results of the same name; 0 for one of an earlier process.
+    /// Distinguishes results with the same name; 0 for one of an earlier process.
     serial: u32,
-    /// Whether it was not read, and its caller may come for it.
+    /// Whether it is unread and its caller may fetch it.
     is_awaited: bool,
 }
 
-/// What is not known of a place yet.
+/// A segment that is not known yet.
 const UNKNOWN: u32 = u32::MAX;
 
 #[derive(Default)]
 struct Table {
-    places: BTreeMap<u64, Place>,
-    /// When results are forgotten, in tenths of a second, in order.
+    locations: BTreeMap<u64, ResultLocation>,
+    /// Times when unread results expire, in tenths of a second, in order.
     unread: VecDeque<(u32, u32, u64)>,
-    /// The same of those that were read.
+    /// Times when read results expire.
     read: VecDeque<(u32, u32, u64)>,
-    /// How many awaited results begin in which segment.
+    /// Number of awaited results by their first segment.
     pins: BTreeMap<u32, u32>,
-    /// How many results, awaited or not, begin in which segment.
+    /// Number of results, awaited or not, by their first segment.
     begins: BTreeMap<u32, u32>,
     awaited: usize,
-    /// Results of an earlier process that were not forgotten yet.
+    /// Number of results of an earlier process that are not forgotten yet.
     found: usize,
     serials: u32,
-    /// What is to be noted.
+    /// Results that were read since the last batch.
     were_read: Vec<u64>,
     released: HashSet<u64>,
     charge: Option<Charge>,
-    /// What the file says from where results are kept.
-    said_from: u64,
+    /// The segment in the file that stores where results start.
+    stored_from: u64,
 }
 
-/// The kept results of a journal.
+/// The stored results of a journal.
 pub struct KeptResults {
     table: Mutex<Table>,
     clock: Arc<RunClock>,
     awaited: watch::Sender<usize>,
-    /// How long results of an earlier process are kept from its start on.
+    /// Time for which results of an earlier process are stored after the start of this one.
     ttl: Duration,
     from_file: PathBuf,
 }
@@ -116,7 +117,7 @@ fn tenths(time: Duration) -> u32 {
 }
 
 fn small(segment: u64) -> u32 {
-    // A journal would have written 64 PiB by then.
+    // Not reached before the journal has written 64 PiB.
     u32::try_from(segment).unwrap_or(UNKNOWN - 1)
 }
 
@@ -134,34 +135,35 @@ fn uncount(counts: &mut BTreeMap<u32, u32>, segment: u32) {
 }
 
 impl Table {
-    /// Adds a result, in place of one of the same name. Looks the name up once, because a start adds a million.
-    fn add(&mut self, key: u64, place: Place) {
-        count(&mut self.begins, place.first);
-        if place.is_awaited {
-            count(&mut self.pins, place.first);
+    /// Adds a result, replacing one with the same name. Looks the name up only once, because a start adds a million
+    /// results.
+    fn add(&mut self, key: u64, location: ResultLocation) {
+        count(&mut self.begins, location.first);
+        if location.is_awaited {
+            count(&mut self.pins, location.first);
             self.awaited += 1;
         }
-        self.found += usize::from(place.serial == 0);
-        if let Some(replaced) = self.places.insert(key, place) {
+        self.found += usize::from(location.serial == 0);
+        if let Some(replaced) = self.locations.insert(key, location) {
             self.removed(replaced);
         }
     }
 
-    /// Counts a result that is not in the table any more, and returns whether it was awaited.
-    fn removed(&mut self, place: Place) -> bool {
-        uncount(&mut self.begins, place.first);
-        self.found -= usize::from(place.serial == 0);
-        if place.is_awaited {
+    /// Updates the counts for a removed result. Returns whether it was awaited.
+    fn removed(&mut self, location: ResultLocation) -> bool {
+        uncount(&mut self.begins, location.first);
+        self.found -= usize::from(location.serial == 0);
+        if location.is_awaited {
             self.awaited -= 1;
-            uncount(&mut self.pins, place.first);
+            uncount(&mut self.pins, location.first);
         }
-        place.is_awaited
+        location.is_awaited
     }
 
-    /// The result is not awaited any more. Says whether it was.
+    /// Marks a result as no longer awaited. Returns whether it was awaited.
     fn settle(&mut self, key: u64) -> bool {
-        let Some(place) = self.places.get_mut(&key) else { return false };
-        let (first, was_awaited) = (place.first, std::mem::take(&mut place.is_awaited));
+        let Some(location) = self.locations.get_mut(&key) else { return false };
+        let (first, was_awaited) = (location.first, std::mem::take(&mut location.is_awaited));
         if was_awaited {
             self.awaited -= 1;
             uncount(&mut self.pins, first);
@@ -169,17 +171,17 @@ impl Table {
         was_awaited
     }
 
-    /// Removes a result, and returns whether it was awaited.
+    /// Removes a result. Returns whether it was awaited.
     fn remove(&mut self, key: u64) -> bool {
-        self.places.remove(&key).is_some_and(|place| self.removed(place))
+        self.locations.remove(&key).is_some_and(|location| self.removed(location))
     }
 
-    /// The segment from which results are awaited.
+    /// Returns the first segment with an awaited result.
     fn pinned_from(&self) -> u64 {
         self.pins.keys().next().map_or(u64::MAX, |first| u64::from(*first))
     }
 
-    /// Applies a batch that an earlier process noted.
+    /// Applies a batch of an earlier process.
     fn apply(&mut self, batch: &store::Event) {
         for key in batch.payload.as_chunks::<8>().0.iter().map(|key| u64::from_le_bytes(*key)) {
             match batch.kind {
@@ -189,9 +191,9 @@ impl Table {
         }
     }
 
-    /// Charges what is in memory.
+    /// Charges the memory of the table.
     fn account(&mut self) {
-        let bytes = self.places.len() * KEPT_BYTES;
+        let bytes = self.locations.len() * KEPT_BYTES;
         if let Some(charge) = &mut self.charge {
             let more = bytes.saturating_sub(charge.bytes());
             charge.add(more);
@@ -201,7 +203,7 @@ impl Table {
 }
 
 impl KeptResults {
-    /// Finds what an earlier process kept in a journal. Reads files.
+    /// Finds the results that an earlier process stored in a journal. Reads files.
     pub(super) fn find(store: &store::Journal, dir: &Path, ttl: Duration) -> io::Result<Self> {
         let from_file = dir.join("results-from");
         let from = match std::fs::read_to_string(&from_file) {
@@ -209,7 +211,7 @@ impl KeptResults {
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
             Err(error) => return Err(error),
         };
-        let mut table = Table { said_from: from, ..Table::default() };
+        let mut table = Table { stored_from: from, ..Table::default() };
         let batch = store::name_hash(BATCH_NAME);
         let is_batch = |ended: &store::Ended| {
             ended.name == batch && matches!(ended.first_event, Some(kind::READ | kind::RELEASED))
@@ -218,15 +220,15 @@ impl KeptResults {
         store.for_each_ended(from, is_note, is_batch, |ended, events| match ended.first_event {
             Some(kind::KEPT) => {
                 let (first, last) = (small(from), small(ended.last_segment));
-                // One of the same name before it was forgotten.
-                table.add(ended.name, Place { first, last, serial: 0, is_awaited: true });
+                // Replaces one with the same name that was not forgotten yet.
+                table.add(ended.name, ResultLocation { first, last, serial: 0, is_awaited: true });
             }
             _ => events.iter().for_each(|event| table.apply(event)),
         })?;
         store.hold_from(table.pinned_from());
         if table.found > 0 {
             let (results, unread) = (table.found, table.awaited);
-            tracing::info!(results, unread, "results of the process before are kept");
+            tracing::info!(results, unread, "found results of an earlier process");
         }
         let (awaited, _) = watch::channel(table.awaited);
         Ok(Self { table: Mutex::new(table), clock: RunClock::new(), awaited, ttl, from_file })
@@ -238,12 +240,12 @@ impl KeptResults {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The clock by which results are forgotten, which stands still with the process.
+    /// Returns the clock for the expiry of results, which stops while the process is stopped.
     pub fn clock(&self) -> &Arc<RunClock> {
         &self.clock
     }
 
-    /// What is in memory of kept results is charged to this budget.
+    /// Charges the memory of the table to a budget.
     pub fn charge_to(&self, budget: &Budget) {
         let mut table = self.table();
         if table.charge.is_none() {
@@ -252,61 +254,61 @@ impl KeptResults {
         }
     }
 
-    /// Waits until every result was read, or is forgotten.
+    /// Waits until every result is read or forgotten.
     pub async fn all_read(&self) {
-        // The sender is in `self`, so it cannot be gone.
+        // `self` holds the sender, so it cannot be dropped.
         let _ = self.awaited.subscribe().wait_for(|awaited| *awaited == 0).await;
     }
 
-    /// Whether this result is still kept.
+    /// Returns whether a result is still stored.
     pub fn has(&self, kept: KeptResult) -> bool {
-        self.table().places.get(&kept.key).is_some_and(|place| place.serial == kept.serial)
+        self.table().locations.get(&kept.key).is_some_and(|location| location.serial == kept.serial)
     }
 
-    /// The result of this rollout, if one is kept.
+    /// Returns the result of a rollout, if it is stored.
     pub fn of(&self, of: ResultOf<'_>) -> Option<KeptResult> {
         let key = store::name_hash(&of.name());
-        let serial = self.table().places.get(&key)?.serial;
+        let serial = self.table().locations.get(&key)?.serial;
         Some(KeptResult { key, serial })
     }
 
-    /// Publishes what changed of the table.
+    /// Publishes a change of the table.
     fn publish(&self, table: &Table, store: &store::Journal) {
         store.hold_from(table.pinned_from());
         self.awaited.send_if_modified(|awaited| std::mem::replace(awaited, table.awaited) != table.awaited);
     }
 }
 
-/// What is kept with a result.
+/// The data of a stored result.
 pub struct KeptOutcome {
-    /// What the driver kept to give the result again.
+    /// The driver's data for rebuilding the result.
     pub facts: Bytes,
-    /// The outcome that it is made of, of which nothing was read yet.
+    /// The outcome, which is not read yet.
     outcome: store::Found,
 }
 
 impl KeptOutcome {
-    /// The bytes of the outcome in files, with the requests that it refers to. Reads files.
+    /// Returns the size of the outcome in files, including the requests that it refers to. Reads files.
     pub fn bytes(&self) -> io::Result<u64> {
         self.outcome.bytes_of(outcome::is_part)
     }
 
-    /// What came of the rollout. Reads files.
+    /// Reads the outcome of the rollout. Reads files.
     pub fn read(&self) -> io::Result<Finished> {
         let events = self.outcome.events(outcome::is_part)?;
         let events = events.ok_or(io::ErrorKind::NotFound)?;
-        outcome::read(&events)?.ok_or_else(|| io::Error::other("a kept result has no outcome"))
+        outcome::read(&events)?.ok_or_else(|| io::Error::other("a stored result has no outcome"))
     }
 }
 
 impl Journal {
-    /// Its kept results.
+    /// Returns the stored results.
     pub fn results(&self) -> &KeptResults {
         &self.results
     }
 
-    /// Ends a rollout whose outcome is in its log, and keeps the result for this time. Where nobody waits for it, it is not
-    /// awaited. Waits until all of it outlives the process.
+    /// Ends a rollout whose outcome is in its log, and stores the result for the given time. It is awaited only if a
+    /// caller may fetch it. Waits until all of it survives a crash of the process.
     pub async fn keep_result(
         &self,
         log: &RolloutLog,
@@ -326,16 +328,16 @@ impl Journal {
             }
             table.serials = table.serials.wrapping_add(1).max(1);
             let serial = table.serials;
-            table.add(key, Place { first, last: UNKNOWN, serial, is_awaited });
+            table.add(key, ResultLocation { first, last: UNKNOWN, serial, is_awaited });
             table.account();
             if !is_awaited {
                 table.were_read.push(key);
             }
             table.unread.push_back((tenths(results.clock.now() + ttl), serial, key));
             results.publish(&table, &self.store);
-            // Before anybody notes that it was read.
+            // Before any batch that records it as read.
             let note = self.store.begin_note(&name);
-            // A few words and a label, which a request had room for.
+            // A few words and a label, which fit in a request and so in an event.
             let _ = note.append(kind::KEPT, vec![json(facts)]);
             note.end();
             KeptResult { key, serial }
@@ -343,38 +345,41 @@ impl Journal {
         log.end();
         log.written().await?;
         let last = small(self.store.position());
-        if let Some(place) = results.table().places.get_mut(&key).filter(|place| place.serial == kept.serial)
+        if let Some(location) =
+            results.table().locations.get_mut(&key).filter(|location| location.serial == kept.serial)
         {
-            place.last = last;
+            location.last = last;
         }
         Ok(kept)
     }
 
-    /// What is kept with a result; none if it is forgotten. What an unread result is made of is always there, and an
-    /// error where it is not. Reads files, and blocks.
+    /// Returns the data of a result, or `None` if it is forgotten. Fails if the data of an unread result is missing.
+    /// Reads files and blocks.
     pub fn read_kept(&self, kept: KeptResult, of: ResultOf<'_>) -> io::Result<Option<KeptOutcome>> {
-        let place = self.results.table().places.get(&kept.key).copied();
-        let Some(place) = place.filter(|place| place.serial == kept.serial) else { return Ok(None) };
-        let last = if place.last == UNKNOWN { self.store.position() } else { u64::from(place.last) };
-        let first = u64::from(place.first);
-        // The note may lie at the end of a segment, and the rollout's end in the next one.
+        let location = self.results.table().locations.get(&kept.key).copied();
+        let Some(location) = location.filter(|location| location.serial == kept.serial) else {
+            return Ok(None);
+        };
+        let last = if location.last == UNKNOWN { self.store.position() } else { u64::from(location.last) };
+        let first = u64::from(location.first);
+        // The note may be at the end of one segment, and the rollout's end in the next.
         let find = |name: &str, last: u64| self.store.find_ended(name, first..=last);
         let note = find(&of.name(), last)?;
         let facts = note.as_ref().map(|note| note.events(|kind| kind == kind::KEPT)).transpose()?.flatten();
         let facts = facts.and_then(|events| events.into_iter().next());
         match (facts, find(of.id.as_str(), last + 1)?) {
             (Some(facts), Some(outcome)) => Ok(Some(KeptOutcome { facts: facts.payload, outcome })),
-            // What was read is given up with the segments that it lies in.
-            _ if !place.is_awaited => Ok(None),
-            _ => Err(io::Error::other("the journal has lost a result that it keeps")),
+            // The segments of a read result may be deleted.
+            _ if !location.is_awaited => Ok(None),
+            _ => Err(io::Error::other("the journal has lost a stored result")),
         }
     }
 
-    /// Notes that a caller has read a result in full, and says whether it is the first time.
+    /// Records that a caller has read a result completely. Returns whether it is the first time.
     pub fn was_read(&self, kept: KeptResult) -> bool {
         let results = &self.results;
         let mut table = results.table();
-        if table.places.get(&kept.key).is_none_or(|place| place.serial != kept.serial) {
+        if table.locations.get(&kept.key).is_none_or(|location| location.serial != kept.serial) {
             return false;
         }
         let is_first = table.settle(kept.key);
@@ -386,7 +391,7 @@ impl Journal {
         is_first
     }
 
-    /// Forgets results whose time is over, a bounded number of them.
+    /// Forgets expired results, a limited number of them.
     pub fn forget_results(&self) {
         let results = &self.results;
         let now = tenths(results.clock.now());
@@ -397,14 +402,15 @@ impl Journal {
         while left > 0 {
             let due = table.read.pop_front_if(is_due).or_else(|| table.unread.pop_front_if(is_due));
             let Some((_, serial, key)) = due else { break };
-            if table.places.get(&key).is_some_and(|place| place.serial == serial) {
+            if table.locations.get(&key).is_some_and(|location| location.serial == serial) {
                 unread += usize::from(table.remove(key));
                 table.released.insert(key);
                 left -= 1;
             }
         }
         if table.found > 0 && now >= tenths(results.ttl) {
-            let found = table.places.iter().filter(|(_, place)| place.serial == 0).map(|(key, _)| *key);
+            let found =
+                table.locations.iter().filter(|(_, location)| location.serial == 0).map(|(key, _)| *key);
             for key in found.take(left).collect::<Vec<_>>() {
                 unread += usize::from(table.remove(key));
                 table.released.insert(key);
@@ -414,27 +420,27 @@ impl Journal {
         results.publish(&table, &self.store);
         drop(table);
         if unread > 0 {
-            tracing::info!(results = unread, "results that nobody read in their time are forgotten");
+            tracing::info!(results = unread, "unread results have expired and are forgotten");
         }
     }
 
-    /// Notes which results were read or forgotten since the last time, and from where on there are any. Writes a
-    /// file, and blocks.
+    /// Writes batches of the results that were read or forgotten since the last time, and the segment where results
+    /// start. Writes a file and blocks.
     pub fn note_results(&self) {
         let results = &self.results;
         let mut table = results.table();
         self.note_changes(&mut table);
         let from =
             table.begins.keys().next().map_or_else(|| self.store.position(), |first| u64::from(*first));
-        if from == table.said_from {
+        if from == table.stored_from {
             return;
         }
-        table.said_from = from;
+        table.stored_from = from;
         drop(table);
-        let beside = results.from_file.with_extension("new");
-        let written = std::fs::write(&beside, from.to_string());
-        if let Err(error) = written.and_then(|()| std::fs::rename(&beside, &results.from_file)) {
-            tracing::debug!(%error, "it is not noted from where on results are kept");
+        let temporary = results.from_file.with_extension("new");
+        let written = std::fs::write(&temporary, from.to_string());
+        if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, &results.from_file)) {
+            tracing::debug!(%error, "cannot store the segment where results start");
         }
     }
 
@@ -467,7 +473,7 @@ mod tests {
         Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0
     }
 
-    /// A rollout with an outcome, of as many events as a short one has.
+    /// Appends a short rollout with an outcome.
     fn over(journal: &Journal, id: &RolloutId) -> RolloutLog {
         let log = RolloutLog(Arc::new(journal.store.begin(id.as_str()).unwrap()));
         for event in 0..8 {
@@ -486,14 +492,14 @@ mod tests {
         RolloutId::parse(text).unwrap()
     }
 
-    /// What this process takes of memory, in bytes.
+    /// Returns the resident memory of this process in bytes.
     fn rss() -> i64 {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         pages.split(' ').nth(1).unwrap().parse::<i64>().unwrap() * 4096
     }
 
     #[tokio::test]
-    async fn a_kept_result_is_found_by_every_process_after_until_it_is_forgotten() {
+    async fn a_stored_result_is_found_by_every_later_process_until_it_is_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let journal = open(dir.path());
         let [one, two, three, four] = ["one", "two", "three", "four"].map(id);
@@ -521,7 +527,7 @@ mod tests {
             table.released.insert(key);
         }
         journal.note_results();
-        // The name is another rollout's from here on.
+        // From here on the name belongs to another rollout.
         keep(&journal, &three).await;
         drop(journal);
         for awaited in [2, 1] {
@@ -535,7 +541,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unread_result_keeps_its_segments_and_one_that_was_read_does_not() {
+    async fn an_unread_result_keeps_its_segments_and_a_read_one_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings { segment_bytes: 64 << 10, ..Settings::new(dir.path()) };
         settings.retention.bytes_max = 0;
@@ -563,18 +569,18 @@ mod tests {
         assert!(journal.read_kept(kept, ResultOf { id: &of, plugin: None }).unwrap().is_none());
     }
 
-    /// How many results the test below has. `docs/understand/performance.md` says what a million take.
-    #[expect(clippy::disallowed_methods, reason = "a test that somebody runs with more")]
+    /// Number of results in the test below. `docs/understand/performance.md` has the figures for a million.
+    #[expect(clippy::disallowed_methods, reason = "may be run by hand with more results")]
     fn count() -> usize {
         std::env::var("KEPT_RESULTS").map_or(5_000, |count| count.parse().unwrap())
     }
 
     #[tokio::test]
-    #[expect(clippy::disallowed_methods, reason = "a test that somebody runs in two processes")]
-    async fn a_start_takes_a_few_bytes_and_microseconds_for_each_kept_result() {
+    #[expect(clippy::disallowed_methods, reason = "may be run by hand in two processes")]
+    async fn a_start_takes_a_few_bytes_and_microseconds_for_each_stored_result() {
         let count = count();
         let own = tempfile::tempdir().unwrap();
-        // Measured in a process that wrote none of it: run twice, with a directory that is empty the first time.
+        // To measure in a process that wrote none of it, run the test twice with a directory that is empty at first.
         let dir = std::env::var_os("KEPT_RESULTS_IN").map_or(own.path().to_owned(), PathBuf::from);
         if std::fs::read_dir(&dir).is_ok_and(|mut files| files.next().is_none()) {
             let settings = Settings { sync: store::Sync::Never, ..Settings::new(&dir) };

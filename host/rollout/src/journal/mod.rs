@@ -1,13 +1,10 @@
-//! What is kept of rollouts on disk, so that none that was admitted is lost and each can be made
-//! again.
+//! The journal of rollouts on disk. No admitted rollout is lost in a crash, and each can be rerun.
 //!
-//! [`Journal`] is that of a process. A [`RolloutLog`] is one rollout's: what it was admitted with,
-//! what happened in its runs, what its driver notes, and its outcome, in this order. What of it is
-//! there after a process died is an [`UnfinishedRollout`] rollout, with which
-//! [`Host::resume`](super::Host::resume) goes on.
+//! A process has one [`Journal`]. A [`RolloutLog`] belongs to one rollout and contains, in this order: its admission,
+//! the events of its runs, its driver's notes, and its outcome. After a crash, an unfinished rollout is read as an
+//! [`UnfinishedRollout`], which [`Host::resume`](super::Host::resume) continues.
 //!
-//! Which bytes an event has is said here and in [`RunEvent`]; where they are is the business of the
-//! crate `rollout-journal`.
+//! This module and [`RunEvent`] define the bytes of events; the crate `rollout-journal` stores them.
 
 mod admission;
 mod file;
@@ -51,7 +48,7 @@ pub use stored::{FoundRollout, StoredRollout};
 pub(super) use unfinished::Started;
 pub use unfinished::{Unfinished, UnfinishedRollout};
 
-/// The kinds of events. Those of runs come last, so that all others can be read without them.
+/// Kinds of events. Those of runs come last, so that all others can be read without them.
 mod kind {
     pub(super) const ADMITTED: u8 = 1;
     pub(super) const STARTED: u8 = 2;
@@ -62,15 +59,15 @@ mod kind {
     pub(super) const LOGGED: u8 = 7;
     pub(super) const LEFT: u8 = 8;
     pub(super) const REFUSED_CALL: u8 = 9;
-    /// What a result is given again by, in a note of its own; see [`kept`](super::kept).
+    /// The data for rebuilding a result, in a note of its own; see [`kept`](super::kept).
     pub(super) const KEPT: u8 = 10;
     /// Results that were read, in a note of its own.
     pub(super) const READ: u8 = 11;
     /// Results that are forgotten, in a note of its own.
     pub(super) const RELEASED: u8 = 12;
-    /// From here on, [`RunEvent::KINDS`](rollout_guest::imports::RunEvent::KINDS) of the workflow's run.
+    /// The first of [`RunEvent::KINDS`](rollout_guest::imports::RunEvent::KINDS) kinds of the workflow's run.
     pub(super) const OF_WORKFLOW: u8 = 16;
-    /// From here on, as many of the grader's.
+    /// The first of as many kinds of the grader's run.
     pub(super) const OF_GRADER: u8 = 24;
 }
 
@@ -79,17 +76,16 @@ pub struct Journal {
     store: store::Journal,
     seal: Arc<Seal>,
     results: KeptResults,
-    /// Who may read a whole rollout to go on from it: each takes a thread and some files.
+    /// Permits for reading whole rollouts to fork them: each reader takes a thread and some files.
     pub(super) readers: Semaphore,
 }
 
-/// How many read whole rollouts at once.
+/// Maximum number of whole rollouts read at once.
 const READERS_MAX: usize = 2;
 
 impl Journal {
-    /// Opens the journal that these settings say, whose secrets have this seal, and gives the
-    /// rollouts in it that are not over, to be read one after the other. Results that an earlier process kept are
-    /// kept for this time. Reads files.
+    /// Opens a journal whose secrets are encrypted with `seal`. Returns it with its unfinished rollouts, to be read one
+    /// after the other. Results of an earlier process are stored for `results_ttl`. Reads files.
     pub fn open(
         settings: Settings,
         seal: impl Into<Arc<Seal>>,
@@ -105,38 +101,38 @@ impl Journal {
         Ok((journal, unfinished))
     }
 
-    /// Closes it at the end of its process. While a runtime comes apart, calls fail and rollouts end
-    /// for no reason of their own: from here on nothing of that is kept, or reported.
+    /// Closes the journal at the end of its process. While a runtime shuts down, calls fail and rollouts end for no
+    /// reason of their own: from here on such events are neither stored nor reported.
     pub fn close(&self) {
         self.store.close();
     }
 
-    /// The last rollout of this id that is in it, as far as it is in files. Reads these, and blocks.
+    /// Returns the last rollout with this id, as far as it is in files. Reads files and blocks.
     pub fn find(&self, id: &RolloutId) -> io::Result<Option<FoundRollout>> {
         Ok(self.store.find(id.as_str())?.into_iter().next().map(FoundRollout))
     }
 
-    /// What it takes on disk, as of what was written by now.
+    /// Returns the size of the journal on disk in bytes, as of the data written so far.
     pub fn bytes(&self) -> u64 {
         self.store.bytes()
     }
 
-    /// Whether rollouts can be admitted.
+    /// Checks that rollouts can be admitted.
     pub(super) fn check(&self) -> Result<(), Refused> {
         self.store.check()
     }
 
-    /// Waits while too much is to be written.
+    /// Waits while too much data is to be written.
     pub(super) async fn room(&self) {
         self.store.room().await;
     }
 
-    /// Waits until all that happened so far can be found.
+    /// Waits until all events so far can be found.
     pub(super) async fn written(&self) -> Result<(), Failed> {
         self.store.written().await
     }
 
-    /// Begins the log of a rollout that is being admitted.
+    /// Starts the log of a rollout that is being admitted.
     pub(super) fn admit(
         &self,
         request: &RolloutRequest,
@@ -147,7 +143,7 @@ impl Journal {
         let name = request.id.as_str();
         let line = AdmissionLine::new(request, deployment, driver, facts);
         let sealed = secrets.seal(&self.seal, name.as_bytes());
-        // Neither numbers nor texts can fail, and random numbers are there.
+        // Neither numbers nor texts fail to serialize, and random numbers are available.
         let sealed = sealed.map_err(|error| Refused::from(Failed::new(error.to_string())))?;
         let log = RolloutLog(Arc::new(self.store.begin(name)?));
         log.append(kind::ADMITTED, vec![json_line(&line), sealed.into()]);
@@ -155,7 +151,7 @@ impl Journal {
     }
 }
 
-/// One rollout's journal. Cheap to clone.
+/// The journal of one rollout. Cheap to clone.
 #[derive(Clone)]
 pub struct RolloutLog(Arc<store::Entry>);
 
@@ -165,24 +161,23 @@ impl fmt::Debug for RolloutLog {
     }
 }
 
-/// When a run began first.
+/// Time when a run first started.
 #[derive(Serialize, Deserialize)]
 struct StartedLine {
     of_grader: bool,
     nanos: u64,
 }
 
-/// What begins the events of what a rollout left behind. A process that dies after them leaves them to
-/// be written once more.
+/// Start of the events with the final data of a rollout. If a process crashes after them, they are written again.
 #[derive(Serialize, Deserialize)]
 pub(super) struct LeftLine<'a> {
-    /// The version of the host that wrote it.
+    /// Version of the host that wrote it.
     #[serde(borrow)]
     host: Cow<'a, str>,
-    /// The digest of the component with the agent.
+    /// Digest of the component with the agent.
     #[serde(borrow)]
     workflow: Option<Cow<'a, str>>,
-    /// That of the one that grades, which may be the same.
+    /// Digest of the component that grades, which may be the same.
     #[serde(borrow)]
     grader: Option<Cow<'a, str>>,
     record: Ending,
@@ -191,32 +186,32 @@ pub(super) struct LeftLine<'a> {
 impl RolloutLog {
     fn append(&self, kind: u8, parts: Vec<Bytes>) {
         if let Err(error) = self.0.append(kind, parts) {
-            // What guests and servers may hand over is bounded far below.
-            tracing::error!(%error, "an event is not in the journal");
+            // The sizes of guests' and servers' data are limited far below the maximum.
+            tracing::error!(%error, "cannot append an event to the journal");
         }
     }
 
-    /// Waits until the admission is as safe as it has to be before it is answered.
+    /// Waits until the admission is durable enough to be answered.
     pub async fn admitted(&self) -> Result<(), Failed> {
         self.0.admitted().await
     }
 
-    /// Waits until all that was kept so far outlives the process. Nobody is told of what is not.
+    /// Waits until all events so far survive a crash of the process. State that is not flushed is never reported.
     pub async fn written(&self) -> Result<(), Failed> {
         self.0.written().await
     }
 
-    /// Keeps what a driver needs to know to go on.
+    /// Appends a driver's note, which it needs to resume the rollout.
     pub fn note(&self, note: &impl Serialize) {
         self.append(kind::NOTED, vec![json(note)]);
     }
 
-    /// There is nothing more to do for the rollout: nobody goes on with it any more.
+    /// Ends the rollout: no process resumes it.
     pub fn end(&self) {
         self.0.end();
     }
 
-    /// Keeps what the rollout has of another one.
+    /// Appends the history that a fork shares with another rollout.
     pub(super) fn begins_with(&self, past: ForkPast) {
         let of_workflow = self.of_run(Role::Workflow);
         past.events.iter().for_each(|event| of_workflow.append(event));
@@ -231,8 +226,8 @@ impl RolloutLog {
         self.append(kind::STARTED, vec![json(&line)]);
     }
 
-    /// Keeps what a rollout's guests left behind that is in no event of its runs and in no sample, and
-    /// who ran them.
+    /// Appends the data of a rollout that is neither in the events of its runs nor in a sample, and the identity of the
+    /// host and components that ran it.
     pub(super) fn left(&self, left: &Left<'_>, plugins: [Option<&str>; 2]) {
         let [workflow, grader] = plugins.map(|digest| digest.map(Into::into));
         let line = LeftLine { host: HOST_VERSION.into(), workflow, grader, record: left.ending() };
@@ -248,27 +243,28 @@ impl RolloutLog {
         }
     }
 
-    /// Appends the outcome of the rollout, without the messages that requests carried.
+    /// Appends the outcome of the rollout, without the messages that requests contain.
     pub(super) fn outcome(&self, finished: &Finished, carried: &[Option<Carried>]) {
         self.append(kind::OUTCOME, outcome::written(finished, carried));
     }
 
-    /// The bytes of the outcome in files, with the requests that it refers to. Reads files, and blocks.
+    /// Returns the size of the outcome in files, including the requests that it refers to. Reads files and blocks.
     pub fn outcome_bytes(&self) -> io::Result<u64> {
         self.0.bytes_of(outcome::is_part)
     }
 
-    /// What came of the rollout, once that is kept and while it is not [over](Self::end). Reads files, and blocks.
+    /// Returns the outcome of the rollout, if it is stored and the rollout has not [ended](Self::end). Reads files and
+    /// blocks.
     pub fn read_outcome(&self) -> io::Result<Option<Finished>> {
         outcome::read(&self.0.read(outcome::is_part)?.events)
     }
 
-    /// Where a run's events are kept.
+    /// Returns the log for a run's events.
     pub(super) fn of_run(&self, role: Role) -> Arc<dyn RunLog> {
-        Arc::new(OfRun { log: self.clone(), base: base(role) })
+        Arc::new(JournaledRun { log: self.clone(), base: base(role) })
     }
 
-    /// What happened in a run so far, in order. Reads files, and blocks.
+    /// Returns the events of a run so far, in order. Reads files and blocks.
     pub(super) fn run_events(&self, role: Role) -> io::Result<Vec<RunEvent>> {
         let of_run = kinds(role);
         let written = self.0.read(|kind| of_run.contains(&kind))?;
@@ -276,12 +272,12 @@ impl RolloutLog {
     }
 }
 
-/// The kinds of events of this run.
+/// Returns the kinds of events of a run.
 fn kinds(role: Role) -> Range<u8> {
     base(role)..base(role) + RunEvent::KINDS
 }
 
-/// What happened in a run, among all that happened.
+/// Returns the events of a run among all events.
 fn events_of(events: &[store::Event], role: Role) -> Result<Vec<RunEvent>, NoEvent> {
     let of_run = kinds(role);
     let of_run = events.iter().filter(|event| of_run.contains(&event.kind));
@@ -293,12 +289,12 @@ fn base(role: Role) -> u8 {
 }
 
 #[derive(Debug)]
-struct OfRun {
+struct JournaledRun {
     log: RolloutLog,
     base: u8,
 }
 
-impl RunLog for OfRun {
+impl RunLog for JournaledRun {
     fn append(&self, event: &RunEvent) {
         let (kind, parts) = event.parts();
         self.log.append(self.base + kind, parts.into());
@@ -310,7 +306,7 @@ impl RunLog for OfRun {
 }
 
 fn json(value: &(impl Serialize + ?Sized)) -> Bytes {
-    // Data that is made of text, checked numbers and JSON that was parsed before.
+    // The data consists of text, checked numbers and JSON that was parsed before.
     serde_json::to_vec(value).map(Bytes::from).unwrap_or_default()
 }
 

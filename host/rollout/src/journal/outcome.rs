@@ -1,10 +1,11 @@
-//! An outcome as it is in a journal.
+//! Outcomes in a journal.
 //!
 //! ```text
 //! a line: by sample, the request that carried the beginning of its conversation, or null | the outcome as JSON
 //! ```
 //!
-//! The messages that a request carried are not written again. A reader takes them from the events of the workflow's run.
+//! The messages that a request contains are not written again. A reader takes them from the events of the workflow's
+//! run.
 
 use std::io;
 
@@ -17,7 +18,7 @@ use crate::model::Finished;
 use rollout_guest::imports::{Carried, ReadCalls, Role, RunEvent};
 use rollout_wire as wire;
 
-/// Whether an event of this kind is needed to read an outcome.
+/// Returns whether an event of this kind is needed to read an outcome.
 pub(super) fn is_part(kind: u8) -> bool {
     kind == kind::OUTCOME || kind == kind::OF_WORKFLOW + RunEvent::ASKED
 }
@@ -34,11 +35,11 @@ pub(super) fn written(finished: &Finished, carried: &[Option<Carried>]) -> Vec<B
     vec![json_line(&carried), wire::json_with(&rest, bytes)]
 }
 
-/// Reads the last outcome among the events of a rollout; none where there is none.
+/// Reads the last outcome among the events of a rollout, if there is one.
 pub(super) fn read(events: &[store::Event]) -> io::Result<Option<Finished>> {
     let Some(outcome) = events.iter().rfind(|event| event.kind == kind::OUTCOME) else { return Ok(None) };
     let (line, rest) =
-        split_line(&outcome.payload).ok_or_else(|| io::Error::other("an outcome has no line"))?;
+        split_line(&outcome.payload).ok_or_else(|| io::Error::other("an outcome is malformed"))?;
     let carried: Vec<Option<Carried>> = serde_json::from_slice(&line).map_err(io::Error::other)?;
     let mut finished: Finished = serde_json::from_slice(&rest).map_err(io::Error::other)?;
     if carried.iter().any(Option::is_some) {

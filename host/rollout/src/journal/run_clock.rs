@@ -1,22 +1,21 @@
-//! The time in which this process ran.
+//! A clock of the time in which this process ran.
 //!
-//! A process may be stopped for a while (by a signal, a debugger, a machine that is moved or has
-//! no core for it). The callers that poll cannot be heard meanwhile, and their requests wait in
-//! its sockets. Leases and results must not run out by such a time, so they are measured by a
-//! clock that stands still then.
+//! A process may be stopped for a while, by a signal, a debugger, or a machine that is migrated or overloaded. Requests
+//! of callers that poll wait in its sockets meanwhile. Leases and results must not expire because of that time, so they
+//! are measured by a clock that stops with the process.
 
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How often the process notes that it runs.
+/// Interval between ticks.
 const TICK: Duration = Duration::from_millis(500);
 
-/// A tick that is later than this was not late for a busy machine: the process stood still.
+/// Delay of a tick above which the process was stopped. A busy machine delays ticks by less.
 const LATE: Duration = Duration::from_secs(2);
 
-/// See above. It ticks from the first time it is [started](RunClock::start).
+/// A clock that measures the time in which the process ran. It ticks after it is [started](RunClock::start).
 pub struct RunClock {
     began: Instant,
     ticks: Mutex<Ticks>,
@@ -37,14 +36,14 @@ impl Ticks {
 }
 
 impl RunClock {
-    /// A clock that has not begun to tick.
+    /// Creates a clock that does not tick yet.
     pub fn new() -> Arc<Self> {
         let now = Instant::now();
         let ticks = Mutex::new(Ticks { last: now, stood: Duration::ZERO });
         Arc::new(Self { began: now, ticks, started: Once::new() })
     }
 
-    /// Begins to tick, within the runtime. Until then nothing is measured that could be lost.
+    /// Starts ticking, on the current runtime. Before that, nothing that is measured can expire.
     pub fn start(self: &Arc<Self>) {
         self.started.call_once(|| {
             self.tick(Instant::now(), true);
@@ -67,7 +66,7 @@ impl RunClock {
         ticks.last = now;
     }
 
-    /// The time that the process has run.
+    /// Returns the time for which the process has run.
     pub fn now(&self) -> Duration {
         self.at(Instant::now())
     }
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn time_in_which_nothing_ticks_does_not_count() {
+    async fn time_without_ticks_does_not_count() {
         let clock = RunClock::new();
         clock.start();
         let at = |secs: f64| clock.began + Duration::from_secs_f64(secs);
@@ -94,7 +93,7 @@ mod tests {
         clock.tick(at(0.5), false);
         close(clock.at(at(1.0)), 1.0);
         close(clock.at(at(2.4)), 2.4);
-        // It stood still for an hour after half a second, whoever notes it first.
+        // It was stopped for an hour after half a second, whichever call notices it first.
         close(clock.at(at(3600.5)), 1.0);
         clock.tick(at(3600.6), false);
         close(clock.at(at(3600.6)), 1.0);

@@ -1,4 +1,4 @@
-//! A rollout as it is in a journal, to be made again or read.
+//! Rollouts in a journal, to be rerun or read.
 
 use std::io;
 use std::path::Path;
@@ -12,76 +12,76 @@ use crate::model::{Finished, RolloutRequest};
 use rollout_guest::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
 use rollout_wire::id::RolloutId;
 
-/// A rollout that is in a journal, of which nothing was read.
+/// A rollout in a journal that is not read yet.
 pub struct FoundRollout(pub(super) store::Found);
 
 impl FoundRollout {
-    /// Whether it is known what came of it.
+    /// Returns whether its outcome is stored.
     pub fn is_over(&self) -> bool {
         self.0.has(kind::OUTCOME)
     }
 
-    /// Whether nobody goes on with it any more.
+    /// Returns whether it has ended, so that no process resumes it.
     pub fn has_ended(&self) -> bool {
         self.0.has_ended()
     }
 
-    /// The bytes that it takes in files, which is what to charge for before it is read. Reads files.
+    /// Returns its size in files in bytes, to be charged before it is read. Reads files.
     pub fn bytes(&self) -> io::Result<u64> {
         self.0.bytes()
     }
 
-    /// The rollout; none where it was deleted meanwhile, because it is old. Reads files.
+    /// Reads the rollout. Returns `None` if it was deleted meanwhile because of its age. Reads files.
     pub fn read(&self) -> io::Result<Option<StoredRollout>> {
         self.0.read()?.map(|written| StoredRollout::read(&written)).transpose()
     }
 }
 
-/// A rollout with all that happened in it, but for its secrets.
+/// A rollout with its whole history, without its secrets.
 #[derive(Debug)]
 pub struct StoredRollout {
-    /// What was asked for.
+    /// The request.
     pub request: RolloutRequest,
-    /// What it ran.
+    /// The deployment that it ran on.
     pub deployment: DeploymentId,
-    /// What happened in its workflow's run.
+    /// The events of its workflow's run.
     pub workflow: Vec<RunEvent>,
-    /// What happened in its grader's.
+    /// The events of its grader's run.
     pub grader: Vec<RunEvent>,
-    /// What came of it, where it is over.
+    /// The outcome, if it has one.
     pub outcome: Option<Box<Finished>>,
     /// Its driver.
     pub driver: String,
-    /// What its driver noted, in order.
+    /// The driver's notes, in order.
     pub notes: Vec<Box<RawValue>>,
-    /// What its record has besides what happened.
+    /// The rest of its record.
     pub(crate) left: RecordParts,
-    /// Who ran it to its end, where that is known.
+    /// The host and the components that finished it, if they are known.
     pub(crate) ran_by: Option<RanBy>,
 }
 
-/// Who ran a rollout to its end.
+/// The host and the components that finished a rollout.
 #[derive(Debug)]
 pub(crate) struct RanBy {
-    /// The version of the host.
+    /// Version of the host.
     pub host: String,
-    /// The digest of the component with the agent.
+    /// Digest of the component with the agent.
     pub workflow: Option<String>,
-    /// That of the one that graded.
+    /// Digest of the component that graded.
     pub grader: Option<String>,
 }
 
 impl StoredRollout {
-    /// The last rollout of this id in the journal in a directory, whoever has it open. Reads files.
+    /// Reads the last rollout with this id in a journal's directory, which another process may have open. Reads files.
     pub fn find(journal: &Path, id: &RolloutId) -> io::Result<Option<Self>> {
         let found = store::find_in(journal, id.as_str())?;
         let Some(found) = found.into_iter().next() else { return Ok(None) };
         found.read()?.map(|written| Self::read(&written)).transpose()
     }
 
-    /// All rollouts in the journal in a directory that are over, each once, in the order in which they
-    /// ended, whoever has it open. Reads files as it goes and keeps none of what it gave, so that
-    /// it takes no more memory for a journal of millions.
+    /// Iterates over all rollouts with an outcome in a journal's directory, which another process may have open, in the
+    /// order in which they ended. Reads files on demand and holds one rollout at a time, so that a journal of millions
+    /// takes no more memory.
     pub fn all(journal: &Path) -> io::Result<impl Iterator<Item = io::Result<Self>> + use<>> {
         let is_over = |found: &io::Result<store::Found>| match found {
             Ok(found) => found.has(kind::OUTCOME),
@@ -95,8 +95,7 @@ impl StoredRollout {
 
     pub(super) fn read(written: &store::Written) -> io::Result<Self> {
         let unreadable = |reason: String| UnreadableRollout::of(&written.name, reason);
-        let admitted =
-            written.events.first().ok_or_else(|| unreadable("nothing is known of it".to_owned()))?;
+        let admitted = written.events.first().ok_or_else(|| unreadable("it has no events".to_owned()))?;
         let (line, _sealed) = read_admission(&admitted.payload).map_err(unreadable)?;
         let run = |role| events_of(&written.events, role).map_err(|error| unreadable(error.to_string()));
         let mut stored = Self {
@@ -122,7 +121,7 @@ impl StoredRollout {
         let payload = &event.payload;
         match event.kind {
             kind::NOTED => self.notes.push(serde_json::from_slice(payload)?),
-            // What a process before left when it died between this and the outcome is left again.
+            // Replaces the data of a process that crashed between this and the outcome.
             kind::LEFT => {
                 let LeftLine { host, workflow, grader, record } = serde_json::from_slice(payload)?;
                 let [workflow, grader] = [workflow, grader].map(|digest| digest.map(Into::into));
@@ -136,16 +135,17 @@ impl StoredRollout {
             }
             kind::LOGGED => self.left.log = read_log(payload)?,
             kind::REFUSED_CALL => self.left.refused.push(payload.clone()),
-            // Its beginning was read, what happened in its runs, and its outcome.
+            // Admission, events of runs and outcome were read above.
             _ => {}
         }
         Ok(())
     }
 
-    /// The same up to one of its workflow's calls, from 1, which is not made any more.
+    /// Returns the rollout up to, and without, one of its workflow's calls, counted from 1.
     pub fn until(mut self, call: u32) -> Self {
-        let is_it = |event: &RunEvent| matches!(event, RunEvent::Asked { call: asked, .. } if *asked >= call);
-        if let Some(end) = self.workflow.iter().position(is_it) {
+        let is_cut =
+            |event: &RunEvent| matches!(event, RunEvent::Asked { call: number, .. } if *number >= call);
+        if let Some(end) = self.workflow.iter().position(is_cut) {
             self.workflow.truncate(end);
         }
         self.grader.clear();

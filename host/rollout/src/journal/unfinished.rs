@@ -1,4 +1,4 @@
-//! A rollout that a process before did not come to the end with.
+//! Rollouts that an earlier process did not finish.
 
 use std::io;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::admission::{self, AdmissionLine, JournaledSecrets, VERSION};
 use super::{DeploymentId, Journal, RolloutLog, ServedAs, StartedLine, kind};
 use crate::model::RolloutRequest;
 
-/// The rollouts that a process before did not come to the end with, the oldest first. Each is read when it is asked for,
-/// so that no more of them is in memory than is gone on with.
+/// The rollouts that an earlier process did not finish, the oldest first. Each is read on demand, so that only those
+/// being resumed are in memory.
 pub struct Unfinished {
     journal: Arc<Journal>,
     entries: std::vec::IntoIter<store::Entry>,
@@ -24,7 +24,7 @@ impl Unfinished {
         Self { journal, entries: entries.into_iter() }
     }
 
-    /// How many there may be: of some the admission was never answered.
+    /// Returns the maximum number of rollouts. Some admissions may never have been answered.
     pub fn count_max(&self) -> usize {
         self.entries.len()
     }
@@ -39,21 +39,21 @@ impl Iterator for Unfinished {
     }
 }
 
-/// A rollout that a process before did not come to the end with. What happened in its runs, and what came of it, is read
-/// when it goes on.
+/// A rollout that an earlier process did not finish. The events of its runs and its outcome are read when it is
+/// resumed.
 pub struct UnfinishedRollout {
     pub(crate) log: RolloutLog,
-    /// What was asked for.
+    /// The request.
     pub request: RolloutRequest,
-    /// With which keys.
+    /// The secrets.
     pub secrets: JournaledSecrets,
     /// Its driver.
     pub driver: String,
-    /// What its driver knows of it.
+    /// The driver's data.
     pub facts: Box<RawValue>,
-    /// What its driver noted since, in order.
+    /// The driver's notes since then, in order.
     pub notes: Vec<Box<RawValue>>,
-    /// Whether it is known what came of it, which its [log](RolloutLog::read_outcome) has.
+    /// Whether the outcome is stored; its [log](RolloutLog::read_outcome) returns it.
     pub is_over: bool,
     pub(crate) deployment: DeploymentId,
     pub(crate) admitted_at: SystemTime,
@@ -61,14 +61,14 @@ pub struct UnfinishedRollout {
     pub(crate) is_cancelled: bool,
 }
 
-/// When runs began first.
+/// Times when the runs first started.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Started {
     pub workflow: Option<SystemTime>,
     pub grader: Option<SystemTime>,
 }
 
-/// Why a rollout of a journal cannot be gone on with.
+/// Error of a rollout in the journal that cannot be resumed.
 #[derive(Debug, thiserror::Error)]
 #[error("rollout {name}: {reason}")]
 pub(super) struct UnreadableRollout {
@@ -77,18 +77,18 @@ pub(super) struct UnreadableRollout {
 }
 
 impl UnfinishedRollout {
-    /// The rollout's journal.
+    /// Returns the log of the rollout.
     pub fn log(&self) -> &RolloutLog {
         &self.log
     }
 
-    /// What its deployment was called among several.
+    /// Returns the name of its deployment, if several plugins were served.
     pub fn served_as(&self) -> Option<&ServedAs> {
         self.deployment.served_as.as_ref()
     }
 
-    /// The same with all of its time: nobody waited for it while no process ran it.
-    #[expect(clippy::disallowed_methods, reason = "from here its time counts")]
+    /// Returns the rollout with all of its time: no caller waited while no process ran it.
+    #[expect(clippy::disallowed_methods, reason = "the time of the rollout starts here")]
     pub fn with_time_anew(self) -> Self {
         Self { admitted_at: SystemTime::now(), started: Started::default(), ..self }
     }
@@ -96,7 +96,7 @@ impl UnfinishedRollout {
     pub(super) fn read(journal: &Journal, entry: store::Entry) -> io::Result<Option<Self>> {
         let written = entry.read(Self::is_needed)?;
         let Some((admitted, events)) = written.events.split_first() else {
-            // Its admission was never answered.
+            // The admission was never answered.
             entry.end();
             return Ok(None);
         };
@@ -104,7 +104,7 @@ impl UnfinishedRollout {
         let (line, sealed) = read_admission(&admitted.payload).map_err(unreadable)?;
         let AdmissionLine { version: _, nanos, deployment, driver, facts, request } = line;
         let secrets = JournaledSecrets::open(&journal.seal, &written.name, &sealed).ok_or_else(|| {
-            unreadable("its keys were sealed with another key than this journal's now".to_owned())
+            unreadable("its secrets are encrypted with another key than this journal's".to_owned())
         })?;
         let is_over = entry.kinds().contains(&kind::OUTCOME);
         let mut unfinished = Self {
@@ -126,7 +126,8 @@ impl UnfinishedRollout {
         Ok(Some(unfinished))
     }
 
-    /// The kinds of events that are needed to go on, but for those of runs: what they take is as much as a request.
+    /// Returns whether events of this kind are needed to resume, except those of runs. They take as much memory as a
+    /// request.
     fn is_needed(kind: u8) -> bool {
         matches!(kind, kind::ADMITTED | kind::STARTED | kind::CANCELLED | kind::NOTED)
     }
@@ -140,7 +141,7 @@ impl UnfinishedRollout {
             }
             kind::CANCELLED => self.is_cancelled = true,
             kind::NOTED => self.notes.push(serde_json::from_slice(&event.payload)?),
-            // They are there to be read back, and not to go on with.
+            // Only needed when the rollout is read back.
             _ => {}
         }
         Ok(())
@@ -153,17 +154,17 @@ impl UnreadableRollout {
     }
 }
 
-/// What a rollout was admitted with, and its sealed secrets.
+/// Parses an admission. Returns it with its encrypted secrets.
 pub(super) fn read_admission(payload: &Bytes) -> Result<(AdmissionLine<'static>, Bytes), String> {
-    let (line, sealed) = split_line(payload).ok_or("its admission has no line")?;
+    let (line, sealed) = split_line(payload).ok_or("its admission is malformed")?;
     let line: AdmissionLine<'_> = serde_json::from_slice(&line).map_err(|error| error.to_string())?;
     if line.version != VERSION {
-        return Err(format!("it is of version {}, and this host reads {VERSION}", line.version));
+        return Err(format!("it has version {}, and this host reads {VERSION}", line.version));
     }
     Ok((line, sealed))
 }
 
-/// A line and what follows it.
+/// Splits a payload after its first line.
 pub(super) fn split_line(payload: &Bytes) -> Option<(Bytes, Bytes)> {
     let end = payload.iter().position(|byte| *byte == b'\n')?;
     Some((payload.slice(..end), payload.slice(end + 1..)))

@@ -1,4 +1,4 @@
-//! Where a rollout's model is, as data, and apart from that what nobody may read there.
+//! Addresses of models as data, and their secrets separately.
 
 use std::borrow::Cow;
 
@@ -6,30 +6,29 @@ use serde::{Deserialize, Serialize};
 
 use rollout_outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 
-/// Where a model is and how it is asked. It holds no secret.
+/// Address and name of a model, without secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelAddress {
-    /// Its server, up to and without `/chat/completions`; without what the address had of
-    /// names, passwords and queries, which is in [`RequestSecrets::model_url`].
+    /// Base URL of its server, up to and without `/chat/completions`. User, password and query are removed; the full
+    /// URL is in [`RequestSecrets::model_url`].
     pub base_url: String,
-    /// Its name at that server.
+    /// Name of the model at that server.
     pub name: String,
-    /// The request profile, where requests are not the usual ones: what its protocol calls it.
+    /// The protocol's name for the request profile, if requests have special requirements.
     pub profile: Option<Cow<'static, str>>,
 }
 
-/// What of a request must not be written down as it is. It cannot be serialized: whoever keeps
-/// requests has to seal this.
+/// Secrets of a request. They cannot be serialized: a store of requests has to encrypt them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestSecrets {
-    /// The key of the model's server.
+    /// Key of the model's server.
     pub model_key: Option<Secret>,
-    /// The whole address of the model's server, where a part of it may be a secret.
+    /// Full URL of the model's server, if a part of it may be a secret.
     pub model_url: Option<Secret>,
 }
 
 impl ModelAddress {
-    /// Takes apart what a caller says of its model: what may be shown, and what may not.
+    /// Splits a caller's description of its model into public and secret parts.
     pub fn split(base_url: &str, name: impl Into<String>, key: Option<Secret>) -> (Self, RequestSecrets) {
         let shown = without_secrets(base_url);
         let model_url = shown.is_some().then(|| Secret::new(base_url));
@@ -38,39 +37,39 @@ impl ModelAddress {
         (address, RequestSecrets { model_key: key, model_url })
     }
 
-    /// Asked by requests of this profile.
+    /// Returns the address with a request profile.
     pub fn with_profile(self, profile: &'static str) -> Self {
         Self { profile: Some(profile.into()), ..self }
     }
 
-    /// The bytes of memory that it takes.
+    /// Returns the size in memory in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.base_url.len() + self.name.len() + self.profile.as_ref().map_or(0, |profile| profile.len())
     }
 }
 
 impl RequestSecrets {
-    /// The endpoint at this address, whose secrets these are; of the usual request profile.
+    /// Creates the endpoint of this address with these secrets, without a request profile.
     pub fn endpoint(&self, address: &ModelAddress) -> Result<ModelEndpoint, InvalidEndpoint> {
         let url = self.model_url.as_ref().map_or(address.base_url.as_str(), Secret::expose);
         ModelEndpoint::new(url, &address.name, self.model_key.clone())
     }
 
-    /// The bytes of memory that they take.
+    /// Returns the size in memory in bytes.
     pub fn memory_bytes(&self) -> usize {
         [&self.model_key, &self.model_url].into_iter().flatten().map(|secret| secret.expose().len()).sum()
     }
 }
 
-/// An address without the parts that may be secrets, if it has any. What is no address stays
-/// as it is; there will be no endpoint of it.
+/// Returns a URL without the parts that may be secrets, if it has any. An invalid URL is unchanged; no endpoint can be
+/// created from it.
 fn without_secrets(base_url: &str) -> Option<String> {
     let mut url = reqwest::Url::parse(base_url).ok()?;
     let has_user = !url.username().is_empty() || url.password().is_some();
     if !has_user && url.query().is_none() && url.fragment().is_none() {
         return None;
     }
-    // An address with a name or a password has a host, so that neither can fail.
+    // A URL with a user or a password has a host, so neither call fails.
     let _ = url.set_username("");
     let _ = url.set_password(None);
     url.set_query(None);
@@ -83,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_written_without_its_secrets_and_reaches_the_same_server_with_them() {
+    fn an_address_is_stored_without_its_secrets_and_restored_with_them() {
         fn check(url: &str, shown: &str) {
             let key = Some(Secret::new("s3cret"));
             let (address, secrets) = ModelAddress::split(url, "m", key.clone());
@@ -95,7 +94,7 @@ mod tests {
             assert_eq!(
                 format!("{:?}", secrets.endpoint(&read).unwrap()),
                 format!("{expected:?}"),
-                "the endpoint that was asked for"
+                "the original endpoint"
             );
         }
         check("http://h:1/v1", "http://h:1/v1");
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_when_it_is_used() {
+    fn an_invalid_address_is_refused_when_it_is_used() {
         let (address, secrets) = ModelAddress::split("nowhere", "m", None);
         assert_eq!(secrets.endpoint(&address).unwrap_err(), InvalidEndpoint::Url("nowhere".to_owned()));
     }

@@ -1,28 +1,28 @@
-//! The agent of a rollout: its form, what an agent loop is given, and what it says of its run.
+//! The agent of a rollout: its form, the options of an agent loop, and its report.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// The form of agent that a plugin has.
+/// Form of a plugin's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentForm {
-    /// It is given a prompt and registers samples.
+    /// Receives a prompt and registers samples.
     Workflow,
-    /// It says which tools it offers, and gives back its conversation.
+    /// Offers tools and returns its conversation.
     AgentLoop,
 }
 
-/// What an agent loop is given besides the prompt, as far as a protocol carries it.
+/// Options of an agent loop that a protocol may set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LoopOptions {
-    /// The turns that the caller has in mind.
+    /// The number of turns that the caller suggests.
     pub max_turns: u32,
-    /// The tokens that the caller has in mind.
+    /// The number of tokens that the caller suggests.
     pub max_tokens_total: u32,
-    /// Sampling parameters, a JSON object. They hold for a workflow's requests too.
+    /// Sampling parameters, a JSON object. They apply to a workflow's requests as well.
     pub completion_params: Option<Box<RawValue>>,
 }
 
@@ -32,13 +32,13 @@ impl Default for LoopOptions {
     }
 }
 
-/// What an agent loop says of a run that came to an end.
+/// Report of an agent loop that has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoopReport {
-    /// Why it stopped, in its own words.
+    /// The reason why it stopped, in its own words.
     pub finish_reason: String,
-    /// Tool calls that it made.
+    /// Number of tool calls.
     pub tool_calls: u32,
-    /// How long they took, summed over the calls.
+    /// Sum of the calls' durations.
     pub tool_time: Duration,
 }

@@ -1,4 +1,4 @@
-//! Why a rollout has no reward.
+//! Reasons why a rollout has no reward.
 
 use std::fmt;
 
@@ -9,31 +9,31 @@ use rollout_core::error::Fault;
 use rollout_guest::instance::RunError;
 use rollout_wire::text;
 
-/// How much of a reason is kept, in bytes. A guest may write as much as it has memory.
+/// Maximum size of a stored reason, in bytes. A guest's text is limited by its memory only.
 const REASON_BYTES_MAX: usize = 16 << 10;
 
-/// What sort of failure it was. One for each different reaction.
+/// Kind of a failure, one for each different reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// A deadline passed: the rollout's, or one that the guest set itself.
+    /// A deadline passed: the rollout's, or one of the guest.
     Timeout,
     /// The guest returned an error.
     Error,
-    /// The guest was given, or gave, something that is not what it has to be.
+    /// The input or the result of the guest is invalid.
     Invalid,
     /// The guest trapped.
     Trap,
     /// The guest called exit.
     Exit,
-    /// The guest needed more memory than it may have.
+    /// The guest needed more memory than allowed.
     Memory,
-    /// The guest used more CPU time than it may.
+    /// The guest used more CPU time than allowed.
     Cpu,
-    /// The guest reached another limit that ends it.
+    /// The guest hit another limit that ends it.
     Limit,
-    /// The guest broke the contract.
+    /// The guest violated the contract.
     Contract,
     /// The model's server failed the workflow.
     Model,
@@ -45,20 +45,20 @@ pub enum FailureKind {
     NoReward,
     /// Every sample was withdrawn.
     Withdrawn,
-    /// Nobody asked for a reward, or there is nothing to make one with.
+    /// No reward was requested, or there is no grader.
     NotGraded,
-    /// The caller or the operator ended it.
+    /// The caller or the operator cancelled it.
     Cancelled,
-    /// It was begun again after its process had died, and did not do what it did before.
+    /// It was rerun after a crash of its process and diverged from its recorded history.
     Nondeterministic,
-    /// It was to go on after its process had died, and could not.
+    /// It could not be resumed after a crash of its process.
     Resume,
     /// The host failed.
     Host,
 }
 
 impl FailureKind {
-    /// The word that reports carry.
+    /// Returns the word for reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -84,16 +84,16 @@ impl FailureKind {
     }
 }
 
-/// Why a rollout has no reward.
+/// Failure of a rollout, which has no reward.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Where it stood.
+    /// The stage at which it failed.
     pub stage: Stage,
-    /// What sort of failure.
+    /// The kind of failure.
     pub kind: FailureKind,
-    /// Whose move it is.
+    /// The party that must act.
     pub fault: Fault,
-    /// What happened, for a person.
+    /// A description for people.
     pub reason: String,
 }
 
@@ -114,13 +114,12 @@ impl Failure {
         Self::new(stage, FailureKind::Cancelled, Fault::Caller, "rollout cancelled")
     }
 
-    /// A failure of the host itself, for a rollout's driver and sees it die.
+    /// Creates a failure of the host itself, for drivers.
     pub(crate) fn host(stage: Stage, reason: impl Into<String>) -> Self {
         Self::new(stage, FailureKind::Host, Fault::Host, reason)
     }
 
-    /// A run's error. Deadlines are told apart before, because only the rollout knows
-    /// whose deadline it was.
+    /// Converts a run's error. Deadlines are converted before, because only the rollout knows which one passed.
     pub(crate) fn of_run(stage: Stage, error: &RunError) -> Self {
         let kind = match error {
             RunError::Deadline | RunError::TimedOut(_) => FailureKind::Timeout,
@@ -136,7 +135,7 @@ impl Failure {
             RunError::Missing(_) | RunError::Host(_) | RunError::PastOver => FailureKind::Host,
         };
         let reason = match error {
-            // A guest's own words stand for themselves.
+            // A guest's own message stands alone.
             RunError::Failed(_) | RunError::Invalid(_) | RunError::TimedOut(_) => error.to_string(),
             _ => format!("{} {error}", stage.as_str()),
         };

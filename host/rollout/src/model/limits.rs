@@ -1,4 +1,4 @@
-//! The limits of a rollout as its outcome shows them.
+//! The limits of a rollout in its outcome.
 
 use std::borrow::Cow;
 
@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 
 use rollout_core::limits::Amount;
 
-/// One limit at the end of a rollout.
+/// A limit at the end of a rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LimitUse {
-    /// Its name in `[limits]`; where it is written, it is the key.
+    /// Its name in `[limits]`, which is its key when serialized.
     #[serde(skip)]
     pub name: Cow<'static, str>,
-    /// Its value, in the unit of the name.
+    /// The limit, in the unit of its name.
     pub max: Amount,
-    /// What was used of it, where the host measures that.
+    /// The usage, if the host measures it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Amount>,
-    /// How often it stopped or refused something.
+    /// Number of times that it stopped or refused something.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hits: u64,
-    /// What would have been in use when it did, at the most, where that is known.
+    /// The largest amount that would have been in use at a hit, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<u64>,
 }
@@ -29,7 +29,7 @@ fn is_zero(times: &u64) -> bool {
     *times == 0
 }
 
-/// Limits as a map by name, in their order.
+/// Serializes limits as a map by name, in their order.
 pub(super) mod by_name {
     use std::fmt;
 

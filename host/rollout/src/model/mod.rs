@@ -1,9 +1,8 @@
-//! What a rollout is, as data: what is asked for, how far it is and what came of it.
+//! The data of rollouts: request, phase and outcome.
 //!
-//! Everything here can be written down and read again to the same thing, and holds no client,
-//! no connection and nothing that runs. What must not be written as it is, a key, is kept
-//! beside it in [`RequestSecrets`]. All of it is JSON, because messages and metadata stay the
-//! bytes that they came as.
+//! Everything here can be serialized and deserialized without loss, and contains no client, connection or running task.
+//! Secrets are separate, in [`RequestSecrets`]. The format is JSON, because messages and metadata keep their original
+//! bytes.
 
 mod address;
 mod agent;

@@ -1,4 +1,4 @@
-//! How a rollout ends.
+//! Outcomes of rollouts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,98 +15,98 @@ use rollout_guest::imports::{RefusedUses, RolloutUsage, SampleRecord};
 use rollout_wire::data::{exact, exact_option};
 use rollout_wire::id::RolloutId;
 
-/// The one outcome of an accepted rollout.
+/// The outcome of an accepted rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It has a reward.
+    /// The rollout has a reward.
     Scored {
-        /// Finite: the mean over the samples that count, or the one sample's own.
+        /// The mean of the samples that count, or the reward of the only one. Always finite.
         #[serde(with = "exact")]
         reward: f64,
     },
-    /// It has none, and none is made up.
+    /// The rollout has no reward, and none is invented.
     Unscored(Failure),
 }
 
-/// A sample with what the grader said of it.
+/// A sample with the grader's verdict.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FinishedSample {
-    /// What the workflow registered, with the grader's metrics and removal.
+    /// The sample as the workflow registered it, with the grader's metrics and withdrawal.
     pub record: SampleRecord,
-    /// The reward; a withdrawn sample may have one, for the trajectory only.
+    /// The reward. A withdrawn sample may have one, for the trajectory only.
     #[serde(with = "exact_option")]
     pub reward: Option<f64>,
-    /// Whether the model was asked for it at least once.
+    /// Whether the model was called for the sample at least once.
     pub asked: bool,
-    /// Whether it replied at least once. A sample without a reply is nothing that it did.
-    #[serde(default = "yes")]
+    /// Whether the model replied at least once. A sample without a reply shows nothing of the model's behaviour.
+    #[serde(default = "default_true")]
     pub replied: bool,
 }
 
-/// Of a rollout that an older host wrote down it is not known.
-fn yes() -> bool {
+/// The default for rollouts that an older host stored.
+fn default_true() -> bool {
     true
 }
 
 impl FinishedSample {
-    /// Whether the model has no word in it: nobody asked it, it did not reply, or its reply was dropped. What
-    /// such a sample earns says nothing of the model.
+    /// Returns whether the sample has no message of the model: it was not called, it did not reply, or its reply was
+    /// dropped. The reward of such a sample says nothing about the model.
     pub fn lacks_reply(&self) -> bool {
         #[derive(Deserialize)]
-        struct Said<'a> {
+        struct RoleOnly<'a> {
             #[serde(borrow)]
             role: std::borrow::Cow<'a, str>,
         }
-        let is_models = |message: &str| {
-            serde_json::from_str::<Said<'_>>(message).is_ok_and(|said| said.role == "assistant")
+        let is_models = |text: &str| {
+            serde_json::from_str::<RoleOnly<'_>>(text).is_ok_and(|message| message.role == "assistant")
         };
         !self.replied || !self.record.messages.iter().any(is_models)
     }
 
-    /// The reward that leaves the host: none for a withdrawn sample.
+    /// Returns the reward that is reported, which is `None` for a withdrawn sample.
     pub fn public_reward(&self) -> Option<f64> {
         self.reward.filter(|_| !self.record.withdrawn)
     }
 }
 
-/// A rollout that is over.
+/// A rollout that has ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Finished {
-    /// Its name.
+    /// The id.
     pub id: RolloutId,
-    /// How it ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// What the workflow registered, graded as far as the grader came.
+    /// The samples of the workflow, as far as the grader graded them.
     pub samples: Vec<FinishedSample>,
-    /// Whether the workflow returned its messages itself.
+    /// Whether the workflow returned its messages.
     pub returned_messages: bool,
-    /// What an agent loop says of its run, if it came to an end.
+    /// The report of an agent loop that ended.
     pub loop_report: Option<LoopReport>,
-    /// What it used.
+    /// The resources that it used.
     pub usage: RolloutUsage,
-    /// What its guests' own runtimes refused, by kind. A guest may have swallowed it, and then its reward
-    /// may mean nothing.
+    /// Uses that its guests' language runtimes refused, by kind. A guest may have swallowed a refusal, and then its
+    /// reward may be meaningless.
     #[serde(default, skip_serializing_if = "RefusedUses::is_empty")]
     pub refused_uses: RefusedUses,
-    /// Every limit it ran under, with what it used of it and whether it was hit.
+    /// Every limit, with its usage and hits.
     #[serde(with = "by_name")]
     pub limits: Vec<LimitUse>,
-    /// From admission to here.
+    /// Time from admission to the end.
     pub duration: Duration,
-    /// Of that, in the queue.
+    /// Time in the queue.
     pub queued: Duration,
-    /// The trajectories that were written: one, or one a sample where there are several.
+    /// The trajectories that were written: one, or one for each of several samples.
     pub trajectories: Vec<TrajectoryFile>,
 }
 
 impl Finished {
-    /// Where its first trajectory was written, if it was.
+    /// Returns the path of the first trajectory, if there is one.
     pub fn trajectory(&self) -> Option<&Path> {
         self.trajectories.first().map(TrajectoryFile::path)
     }
 
-    /// The metrics of all samples that count; of several samples, the mean.
+    /// Returns the metrics of the samples that count, averaged over them.
     pub fn metrics(&self) -> BTreeMap<String, f64> {
         let mut metrics: BTreeMap<String, Moments> = BTreeMap::new();
         for sample in self.samples.iter().filter(|sample| !sample.record.withdrawn) {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_of_a_rollout_is_read_as_it_was_written() {
+    fn a_finished_rollout_is_stored_without_loss() {
         let failure =
             Failure::new(Stage::Grader, FailureKind::NoReward, Fault::Plugin, "Sample has no reward");
         for outcome in [Outcome::Scored { reward: 0.1 + 0.2 }, Outcome::Unscored(failure)] {

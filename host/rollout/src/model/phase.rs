@@ -1,21 +1,21 @@
-//! How far a rollout is, and where it stood when it failed.
+//! Phases of rollouts, and the stages at which they fail.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a live rollout stands.
+/// Phase of a live rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// It waits for a slot.
+    /// The rollout waits for a slot.
     Queued,
-    /// Its workflow runs, or its caller is notified of what came of that.
+    /// The workflow runs, or the caller is notified of its end.
     Running,
-    /// Its grader runs, or what came of all is being written down.
+    /// The grader runs, or the results are being written.
     Grading,
 }
 
 impl Phase {
-    /// Where a rollout failed that went away in this phase.
+    /// Returns the stage of a rollout that failed in this phase.
     pub(crate) fn stage(self) -> Stage {
         match self {
             Self::Queued => Stage::Queue,
@@ -25,20 +25,20 @@ impl Phase {
     }
 }
 
-/// Where a rollout stood when it failed.
+/// Stage at which a rollout failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Waiting for a slot.
     Queue,
-    /// In the agent loop.
+    /// Running the agent.
     Workflow,
-    /// In the reward function, or between the two.
+    /// Running the grader, or between the two.
     Grader,
 }
 
 impl Stage {
-    /// The word that reports carry.
+    /// Returns the word for reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queue => "queue",

@@ -1,4 +1,4 @@
-//! What is asked for.
+//! Requests for rollouts.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,48 +11,47 @@ use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
 use rollout_wire::metadata::RowMetadata;
 
-/// What is asked for, in no protocol's terms.
+/// A request for a rollout, independent of protocols.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RolloutRequest {
-    /// Its name, unused by any rollout that is alive.
+    /// The id, which no live rollout has.
     pub id: RolloutId,
-    /// What its caller calls it, where that could be no id.
+    /// The caller's own name for the rollout, if it is not a valid id.
     pub caller_id: Option<String>,
-    /// 1 for the first try.
+    /// The number of the attempt: 1 at first, one more each time the rollout restarts.
     pub attempt: u32,
     /// The prompt's messages.
     pub prompt: Messages,
     /// The ground truth, for the grader only.
     pub label: Option<String>,
-    /// The row's metadata, for both guests, but for the truth in it.
+    /// Metadata of the dataset row. The workflow does not see the ground truth in it.
     pub metadata: Option<RowMetadata>,
-    /// What an agent loop is given besides.
+    /// Options for an agent loop.
     pub loop_options: LoopOptions,
-    /// Where the model is.
+    /// Address of the model.
     pub model: ModelAddress,
-    /// Samples that the caller takes; the host's own limit holds besides.
+    /// Number of samples that the caller accepts; the host's limit applies as well.
     pub samples_max: u32,
-    /// Whether the caller takes only samples that asked the model. A rollout without one is
-    /// not graded then.
+    /// Whether the caller accepts only samples with calls of the model. A rollout without any is then not graded.
     pub samples_must_ask: bool,
-    /// Seconds from admission within which the workflow must be done, time in the
-    /// queue among them. Zero or less is over at once.
+    /// Seconds from admission within which the workflow must end, including the time in the queue. Zero or less has
+    /// passed already.
     #[serde(with = "exact_option")]
     pub workflow_secs: Option<f64>,
-    /// Seconds that the grader has.
+    /// Seconds for the grader.
     #[serde(with = "exact_option")]
     pub grader_secs: Option<f64>,
-    /// What the protocol adds to the trajectory.
+    /// The protocol's additions to the trajectory.
     pub trajectory_extra: Option<TrajectoryExtra>,
-    /// Where it comes from, if it is a fork.
+    /// The origin of a fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fork: Option<ForkOrigin>,
 }
 
 impl RolloutRequest {
-    /// The bytes that it takes, which is what it is charged for.
+    /// Returns the size in memory in bytes, which is charged to the budget.
     pub fn memory_bytes(&self) -> usize {
-        // Whoever reports the result has the label once more.
+        // The report of the result has a second copy of the label.
         let label = self.label.as_ref().map_or(0, |label| 2 * label.len());
         let metadata = self.metadata.as_ref().map_or(0, RowMetadata::memory_bytes);
         let params = self.loop_options.completion_params.as_ref().map_or(0, |params| params.get().len());
@@ -74,7 +73,7 @@ mod tests {
     use rollout_wire::atif::SchemaVersion;
 
     #[test]
-    fn what_is_asked_for_is_read_as_it_was_written_and_has_no_key_in_it() {
+    fn a_request_is_stored_without_loss_and_without_keys() {
         let raw = |text: &str| wire::object(text).unwrap().to_owned();
         const MEMBERS: &[ExtraMember] = &[ExtraMember::of("rollout_id", ExtraFact::RolloutId)];
         let (model, _) = ModelAddress::split("http://u:pa55@h/v1", "m", Some(Secret::new("s3cret")));
@@ -115,6 +114,6 @@ mod tests {
         assert_eq!(read.workflow_secs.map(f64::to_bits), request.workflow_secs.map(f64::to_bits));
         let (read, wrote) = (read.metadata.unwrap(), request.metadata.unwrap());
         assert_eq!(read.whole().get(), wrote.whole().get());
-        assert_eq!(read.public().get(), wrote.public().get(), "the truth is still the grader's alone");
+        assert_eq!(read.public().get(), wrote.public().get(), "the ground truth is still hidden");
     }
 }

@@ -1,5 +1,4 @@
-//! What a protocol adds to the trajectories of its rollouts, and what is known of one that was
-//! written.
+//! A protocol's additions to the trajectories of its rollouts, and references to written trajectories.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,46 +12,46 @@ use rollout_wire::atif::SchemaVersion;
 use rollout_wire::data::shared;
 use rollout_wire::id::SampleId;
 
-/// This host's version, which every trajectory says.
+/// Version of this host, which is part of every trajectory.
 pub(crate) const HOST_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What a protocol adds to a trajectory, under a key of its own.
+/// A protocol's additions to a trajectory, under a key of their own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrajectoryExtra {
-    /// The version of the format that its readers take.
+    /// The version of the format for its readers.
     pub schema_version: SchemaVersion,
     /// The key under `extra`.
     pub key: Cow<'static, str>,
-    /// What goes there, in this order. The first is in every document and in no amendment.
+    /// The members, in order. The first is in every document and in no amendment.
     pub members: Cow<'static, [ExtraMember]>,
     /// The request's own fields, for [`ExtraFact::RequestFields`].
     pub request_fields: Option<Box<RawValue>>,
 }
 
 impl TrajectoryExtra {
-    /// The bytes of memory that it takes.
+    /// Returns the size in memory in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.request_fields.as_ref().map_or(0, |fields| fields.get().len())
     }
 }
 
-/// A member of what a protocol adds. It is left out where there is no such fact.
+/// A member of a protocol's additions. It is omitted if the rollout has no such fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtraMember {
     /// Its name.
     pub name: Cow<'static, str>,
-    /// What it says.
+    /// Its value.
     pub fact: ExtraFact,
 }
 
 impl ExtraMember {
-    /// A member of this name.
+    /// Creates a member.
     pub const fn of(name: &'static str, fact: ExtraFact) -> Self {
         Self { name: Cow::Borrowed(name), fact }
     }
 }
 
-/// What a member may say of the rollout.
+/// A fact of the rollout as the value of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExtraFact {
@@ -64,19 +63,19 @@ pub enum ExtraFact {
     SampleId,
     /// The sample's reward.
     Reward,
-    /// The sample's measurements.
+    /// The sample's metrics.
     SampleMetrics,
-    /// The values kept beside the sample's messages.
+    /// The values stored with the sample's messages.
     SampleFields,
     /// The row's metadata.
     Metadata,
     /// The request's own fields.
     RequestFields,
-    /// What calls of the model cost that no step is known for.
+    /// Usage of model calls that match no step.
     UnmatchedMetrics,
 }
 
-/// A trajectory that was written.
+/// A written trajectory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrajectoryFile {
     path: PathBuf,
@@ -90,17 +89,17 @@ impl TrajectoryFile {
         Self { path, sample, layout: Arc::new(layout) }
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The sample that it is of, where there is one.
+    /// Returns the sample of the trajectory, if it is for one sample.
     pub fn sample(&self) -> Option<&SampleId> {
         self.sample.as_ref()
     }
 
-    /// How many of its steps are the agent's.
+    /// Returns the number of the agent's steps.
     pub fn agent_steps(&self) -> usize {
         self.layout.agent_steps.len()
     }
@@ -110,28 +109,28 @@ impl TrajectoryFile {
     }
 }
 
-/// The places in one document of the parts that a caller's report takes the place of.
+/// Byte ranges of the parts of a document that an amendment replaces.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Layout {
     /// The model's name.
     pub model_name: Range<u64>,
     /// The agent's steps, in order.
     pub agent_steps: Vec<StepOffsets>,
-    /// The sums.
+    /// The totals.
     pub final_metrics: Range<u64>,
-    /// Steps in all.
+    /// Number of all steps.
     pub total_steps: usize,
-    /// The members of what the protocol put under `extra`, each with the comma before it.
+    /// The protocol's members under `extra`, each with the comma before it.
     pub members: Vec<(Cow<'static, str>, Range<u64>)>,
 }
 
-/// The end of an agent's step, each part of it with the comma before it.
+/// Byte offsets at the end of an agent's step. Each part includes the comma before it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct StepOffsets {
-    /// Where what the step cost begins, if that is known.
+    /// Start of the step's usage, if it is known.
     pub at: u64,
-    /// Where that ends and the count of calls begins.
+    /// End of the usage and start of the count of calls.
     pub metrics_end: u64,
-    /// Where that ends.
+    /// End of the count of calls.
     pub end: u64,
 }

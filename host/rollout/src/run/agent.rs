@@ -1,5 +1,5 @@
-//! The agent's part of a rollout, in either form: a workflow, which registers samples, or
-//! an agent loop, which gives back its conversation and perhaps a reward of its own.
+//! The agent's part of a rollout: a workflow, which registers samples, or an agent loop, which returns its conversation
+//! and possibly its own reward.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,20 +16,18 @@ use rollout_wire as wire;
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 
-/// The id of a sample that the agent did not name because it only returned messages.
+/// Id of the sample of an agent that only returned messages.
 const ONLY_SAMPLE: &str = "main";
 
-/// How long an agent loop may take to say which tools it offers. A caller waits for it
-/// and has a timeout of its own.
+/// Timeout for an agent loop to return its tools. A caller waits for them and has a timeout of its own.
 const TOOLS_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How much of a finish reason is kept, in bytes. It is a word by custom.
+/// Maximum size of a stored finish reason, in bytes. It is usually a word.
 const FINISH_REASON_BYTES_MAX: usize = 256;
 
 impl Rollout {
-    /// Asks an agent loop for the tools of this rollout, in an instance of its own; a
-    /// workflow has none to tell. `read` makes of them what the caller is told, or says
-    /// why that cannot be. The error is also kept for `Rollout::finish`.
+    /// Asks an agent loop for the tools of this rollout, in a separate instance. Returns none for a workflow. `read`
+    /// converts them for the caller, or returns an error. The error is stored for `Rollout::finish`, too.
     pub async fn tools<T>(
         &mut self,
         read: impl FnOnce(Vec<Box<RawValue>>) -> Result<T, String>,
@@ -60,7 +58,7 @@ impl Rollout {
             permit: Permit::counted(permit),
         };
         let limits = inner.deployment.limits.clone();
-        // Who says which tools there are rates nothing yet, and its caller reads them.
+        // The caller sees the tools, so the instance does not get the ground truth.
         let metadata = self.request.metadata.as_ref().map(|metadata| metadata.public().clone());
         let run = Arc::new(RunContext { metadata, ..(*self.run).clone() });
         let imports =
@@ -71,7 +69,7 @@ impl Rollout {
             RunError::Deadline => failed(
                 FailureKind::Timeout,
                 format!(
-                    "the agent loop did not say which tools it offers within {}",
+                    "the agent loop did not return its tools within {}",
                     rollout_wire::text::time(TOOLS_TIME_MAX)
                 ),
             ),
@@ -94,8 +92,8 @@ impl Rollout {
         self.request.prompt.iter().map(ToOwned::to_owned).collect()
     }
 
-    /// Runs the agent and puts what it gave back in its place. The outer error is the
-    /// run's, the inner one the agent's own or what is wrong with what it gave.
+    /// Runs the agent and stores its result. The outer error is that of the run, the inner one that of the agent or of
+    /// an invalid result.
     pub(super) async fn run_agent(
         &mut self,
         imports: Box<Imports>,
@@ -117,7 +115,7 @@ impl Rollout {
         })
     }
 
-    /// Takes over what a workflow gave back.
+    /// Stores the result of a workflow.
     fn settle_workflow(&mut self, outcome: WorkflowOutcome) -> Result<(), Failure> {
         let WorkflowOutcome { messages, metrics } = outcome;
         if messages.is_none() && metrics.is_empty() {
@@ -127,19 +125,20 @@ impl Rollout {
         self.settle("workflow", messages.as_deref(), metrics)
     }
 
-    /// Takes over what an agent loop gave, all of it or, where a part is wrong, nothing.
+    /// Validates and stores the result of an agent loop, completely or not at all.
     fn settle_loop(&mut self, outcome: LoopOutcome) -> Result<(), Failure> {
         let LoopOutcome { error, messages, finish_reason, reward, metrics, tool_calls, tool_time_ms } =
             outcome;
         check_numbers(reward, &metrics).map_err(invalid)?;
-        let tool_time = Duration::try_from_secs_f64(tool_time_ms / 1e3)
-            .map_err(|_| invalid(format!("agent loop gave tool-time-ms {tool_time_ms}, which is no time")))?;
-        // A loop that failed may have no messages; what it registered while it ran stays.
+        let tool_time = Duration::try_from_secs_f64(tool_time_ms / 1e3).map_err(|_| {
+            invalid(format!("agent loop gave tool-time-ms {tool_time_ms}, which is not a valid time"))
+        })?;
+        // A loop that failed may have no messages; samples that it registered stay.
         if error.is_none() || !messages.is_empty() {
             self.settle("agent loop", Some(&messages), metrics)?;
         } else {
             let only = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
-            // Of several samples nobody can tell whose they are, and why it failed matters more.
+            // With several samples the metrics are ambiguous, and the failure is more important.
             let _ = self.record.settle(only, None, metrics);
         }
         let finish_reason = rollout_wire::text::printable(&rollout_wire::text::beginning(
@@ -148,7 +147,7 @@ impl Rollout {
         ));
         self.loop_report = Some(LoopReport { finish_reason, tool_calls, tool_time });
         match error {
-            Some(why) => Err(self.blame(&RunError::Failed(why))),
+            Some(reason) => Err(self.blame(&RunError::Failed(reason))),
             None => {
                 self.own_reward = reward;
                 Ok(())
@@ -156,35 +155,34 @@ impl Rollout {
         }
     }
 
-    /// Makes the messages the history of the rollout's one sample, and the metrics its
-    /// measurements.
+    /// Stores the messages as the history of the rollout's only sample, and the metrics with it.
     fn settle(
         &mut self,
-        who: &str,
+        form: &str,
         texts: Option<&[String]>,
         metrics: Vec<(String, f64)>,
     ) -> Result<(), Failure> {
-        let messages = texts.map(|texts| self.returned(who, texts)).transpose()?;
+        let messages = texts.map(|texts| self.returned(form, texts)).transpose()?;
         self.returned_messages = messages.is_some();
         let only = SampleId::parse(ONLY_SAMPLE).map_err(invalid)?;
-        let what = if messages.is_some() { "messages" } else { "metrics" };
+        let returned = if messages.is_some() { "messages" } else { "metrics" };
         self.record.settle(only, messages, metrics).map_err(|count| {
             invalid(format!(
-                "{who} returned {what} with {count} samples open, so nobody can tell whose they are; \
+                "{form} returned {returned} with {count} samples open, so their sample is ambiguous; \
                  give them to a sample and return none"
             ))
         })
     }
 
-    /// Messages that were returned, charged before they are copied.
-    fn returned(&self, who: &str, texts: &[String]) -> Result<Messages, Failure> {
-        let what = format!("{who} returned messages");
+    /// Copies returned messages after charging them.
+    fn returned(&self, form: &str, texts: &[String]) -> Result<Messages, Failure> {
+        let source = format!("{form} returned messages");
         let bytes = message_bytes(texts.iter().map(String::as_str));
-        self.charge(&what, bytes).map_err(|why| failed(FailureKind::Limit, why))?;
-        Ok(objects(&what, texts)?.iter().map(AsRef::as_ref).collect())
+        self.charge(&source, bytes).map_err(|why| failed(FailureKind::Limit, why))?;
+        Ok(objects(&source, texts)?.iter().map(AsRef::as_ref).collect())
     }
 
-    /// The reward that an agent loop gave itself stands where no grader rated it.
+    /// Applies the agent loop's own reward if no grader ran.
     pub(super) fn take_own_reward(&mut self) {
         let Some(reward) = self.own_reward.filter(|_| !self.graded && self.failure.is_none()) else { return };
         for sample in self.record.samples() {
@@ -201,12 +199,12 @@ fn invalid(reason: String) -> Failure {
     failed(FailureKind::Invalid, reason)
 }
 
-/// JSON objects that a guest gave, as they were written.
-fn objects(what: &str, texts: &[String]) -> Result<Vec<Box<RawValue>>, Failure> {
+/// Parses JSON objects of a guest without changing them.
+fn objects(source: &str, texts: &[String]) -> Result<Vec<Box<RawValue>>, Failure> {
     let read = |(at, text): (usize, &String)| {
         wire::object(text)
             .map(ToOwned::to_owned)
-            .map_err(|wrong| invalid(format!("{what}[{at}] that is {wrong}")))
+            .map_err(|wrong| invalid(format!("{source}[{at}] that is {wrong}")))
     };
     texts.iter().enumerate().map(read).collect()
 }
@@ -218,10 +216,10 @@ fn check_numbers(reward: Option<f64>, metrics: &[(String, f64)]) -> Result<(), S
     check_metrics("agent loop", metrics)
 }
 
-fn check_metrics(who: &str, metrics: &[(String, f64)]) -> Result<(), String> {
+fn check_metrics(form: &str, metrics: &[(String, f64)]) -> Result<(), String> {
     match metrics.iter().find(|(_, value)| !value.is_finite()) {
         Some((name, value)) => Err(format!(
-            "{who} gave metric '{}' the value {value}, which is not a finite number",
+            "{form} gave metric '{}' the value {value}, which is not a finite number",
             brief(name)
         )),
         None => Ok(()),

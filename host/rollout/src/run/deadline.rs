@@ -1,4 +1,4 @@
-//! The wall time of one half of a rollout, its caller's or the host's own.
+//! Deadlines of workflow and grader, set by the caller or by the host's limit.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use rollout_core::error::Fault;
 use rollout_core::telemetry::Limit;
 use rollout_guest::instance::RunError;
 
-/// A wall time with the words for the case that it passes.
+/// A deadline, with the facts for the error when it passes.
 pub(super) struct Deadline {
     pub at: Instant,
     limit_secs: f64,
-    ours: bool,
+    is_hosts: bool,
 }
 
 impl Deadline {
-    /// The caller's time from `from`, or the host's own limit since the run began first, whichever
-    /// ends first.
-    pub(super) fn new(asked_secs: Option<f64>, from: Instant, began: Instant, host_max: Duration) -> Self {
-        let ours = Self { at: began + host_max, limit_secs: host_max.as_secs_f64(), ours: true };
-        let Some(secs) = asked_secs else { return ours };
-        // Zero, less, and what is no time at all are over at once; what is too long
-        // for a clock is longer than the host's own limit.
+    /// Creates the earlier of two deadlines: the caller's, counted from `from`, and the host's limit, counted from the
+    /// start of the run.
+    pub(super) fn new(caller_secs: Option<f64>, from: Instant, began: Instant, host_max: Duration) -> Self {
+        let hosts = Self { at: began + host_max, limit_secs: host_max.as_secs_f64(), is_hosts: true };
+        let Some(secs) = caller_secs else { return hosts };
+        // Zero, negative numbers and NaN have passed already; times that are too long to represent are longer than the
+        // host's limit.
         let time = match Duration::try_from_secs_f64(secs) {
             Ok(time) => time,
-            Err(_) if secs > 0.0 => return ours,
+            Err(_) if secs > 0.0 => return hosts,
             Err(_) => Duration::ZERO,
         };
         match from.checked_add(time) {
-            Some(at) if at < ours.at => Self { at, limit_secs: secs, ours: false },
-            _ => ours,
+            Some(at) if at < hosts.at => Self { at, limit_secs: secs, is_hosts: false },
+            _ => hosts,
         }
     }
 
-    /// Whether this deadline ended the run. A guest may give up for lack of time in the
-    /// moment in which the host would have stopped it.
+    /// Returns whether this deadline ended the run. A guest may return a timeout at the moment when the host would have
+    /// stopped it.
     pub(super) fn ended(&self, error: &RunError) -> bool {
         match error {
             RunError::Deadline => true,
@@ -45,9 +45,9 @@ impl Deadline {
         }
     }
 
-    /// The limit that it is.
+    /// Returns the limit that the deadline enforces.
     pub(super) fn limit(&self, stage: Stage) -> Limit {
-        match (self.ours, stage) {
+        match (self.is_hosts, stage) {
             (false, _) => Limit::CallerTime,
             (true, Stage::Queue | Stage::Workflow) => Limit::WorkflowTime,
             (true, Stage::Grader) => Limit::GraderTime,
@@ -55,15 +55,14 @@ impl Deadline {
     }
 
     pub(super) fn exceeded(&self, stage: Stage, queued: Duration) -> Failure {
-        let who = if stage == Stage::Grader { "grader" } else { "workflow" };
-        let mut reason =
-            format!("{who} exceeded its {}s deadline", rollout_wire::text::decimal(self.limit_secs));
-        if self.ours {
-            reason += &format!(", {who}-secs-max of this host");
+        let part = if stage == Stage::Grader { "grader" } else { "workflow" };
+        let mut reason = format!("{part} exceeded its {}s deadline", rollout_wire::text::decimal(self.limit_secs));
+        if self.is_hosts {
+            reason += &format!(", {part}-secs-max of this host");
         } else if queued >= Duration::from_millis(100) {
             reason += &format!(" ({:.1}s of it spent queued)", queued.as_secs_f64());
         }
-        // A rollout that never got to run is no fault of the plugin.
+        // If the rollout never started, the plugin is not at fault.
         let fault = if stage == Stage::Queue { Fault::Host } else { Fault::Plugin };
         Failure::new(stage, FailureKind::Timeout, fault, reason)
     }

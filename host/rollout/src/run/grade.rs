@@ -1,4 +1,4 @@
-//! The grader's part of a rollout: its run, and which of its verdicts are taken over.
+//! The grader's part of a rollout: its run and its verdicts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,15 +14,14 @@ use rollout_guest::instance::{self, GuestVerdict, Permit, SampleToGrade};
 use rollout_wire::id::SampleId;
 
 impl Rollout {
-    /// Runs the grader over the workflow's samples. Only after a workflow that
-    /// succeeded; the error is also kept for [`Rollout::finish`].
+    /// Runs the grader on the workflow's samples. To be called only if the workflow succeeded. The error is stored for
+    /// [`Rollout::finish`], too.
     pub(crate) async fn grade(&mut self) -> Result<(), Failure> {
-        // In a box, like the finish: both are large, and the driver would hold them while
-        // the workflow waits.
-        Box::pin(self.run_and_keep_grade()).await
+        // Boxed, like the finish: both are large, and the driver would hold their size while the workflow waits.
+        Box::pin(self.grade_and_store()).await
     }
 
-    async fn run_and_keep_grade(&mut self) -> Result<(), Failure> {
+    async fn grade_and_store(&mut self) -> Result<(), Failure> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
@@ -51,7 +50,7 @@ impl Rollout {
             return Err(fail(FailureKind::NoSample, reason.to_owned()));
         }
         if self.slot.is_none() {
-            // The grader's time begins when it has the slot.
+            // The grader's time starts when it has the slot.
             self.slot = self.host.0.runtime.slots().next().await.map(Permit::counted);
             if self.slot.is_none() {
                 return Err(Failure::host(Stage::Grader, "the host is shutting down"));
@@ -97,7 +96,7 @@ impl Rollout {
         }
     }
 
-    /// What it means that there is nothing that grades.
+    /// Returns the outcome of grading without a grader.
     fn without_grader(&self) -> Result<(), Failure> {
         let (kind, fault, reason) = match self.host.form() {
             AgentForm::AgentLoop if self.own_reward.is_some() => return Ok(()),
@@ -111,7 +110,7 @@ impl Rollout {
         Err(Failure::new(Stage::Grader, kind, fault, reason))
     }
 
-    /// Why these samples are none to grade, if they are none.
+    /// Returns the reason why there is nothing to grade, if there is nothing.
     fn nothing_to_grade(&self, samples: &[SampleRecord]) -> Option<&'static str> {
         if samples.is_empty() {
             return Some(
@@ -124,15 +123,15 @@ impl Rollout {
         )
     }
 
-    /// What the grader is told of the rollout: what the workflow was told, except that it is
-    /// given the truth too, and that a component of its own has a configuration of its own.
+    /// Returns the grader's context of the rollout: the workflow's, with the ground truth and, for a separate
+    /// component, its own configuration.
     fn grader_run(&self) -> Arc<RunContext> {
         let config = self.host.0.deployment.config_of_grader().cloned();
         let metadata = self.request.metadata.as_ref().map(|metadata| metadata.whole().clone());
         Arc::new(RunContext { config, metadata, ..(*self.run).clone() })
     }
 
-    /// Checks every verdict, then takes all of them over, or none.
+    /// Validates all verdicts, then applies them. An invalid one prevents all.
     fn apply(&mut self, samples: &[SampleRecord], verdicts: Vec<GuestVerdict>) -> Result<(), String> {
         let mut checked: HashMap<&SampleId, &GuestVerdict> = HashMap::new();
         for verdict in &verdicts {

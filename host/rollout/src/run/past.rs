@@ -1,4 +1,4 @@
-//! What is known of a rollout that ran before: in a process that died, or to be made again.
+//! History of rollouts that ran before: in an earlier process, or in a record to be rerun.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,34 +13,34 @@ use rollout_core::error::Fault;
 use rollout_guest::imports::{Boundary, ClockStart, Diverged, Past, Role, RunEvent, Then};
 use rollout_guest::instance::RunError;
 
-/// What is known of a rollout that a process before began.
+/// Facts about a rollout that an earlier process started or that is rerun.
 pub(crate) struct Resumed {
     pub admitted_at: SystemTime,
     pub started: Started,
-    /// How its deployment differs from the one that it was admitted to, if it does.
+    /// The difference between its deployment and the one that it was admitted to, if there is one.
     pub differs: Option<String>,
-    /// The date that its clocks begin at.
+    /// The date that its clocks start with.
     pub clock_begins: ClockStart,
-    /// What happened in its runs.
+    /// The recorded history of its runs.
     pub past: PastOf,
 }
 
-/// Where what happened in a rollout's runs is.
+/// Location of the history of a rollout's runs.
 pub(crate) enum PastOf {
-    /// In its own journal, from which it goes on.
+    /// In its own journal, to which the rollout continues to write.
     Journal,
-    /// Here.
+    /// In memory.
     Here {
-        /// The workflow's, and the grader's.
+        /// The events of the workflow's run, and of the grader's.
         events: Mutex<[Vec<RunEvent>; 2]>,
-        /// What comes after it, likewise.
+        /// The continuation after the end of each history.
         then: [Then; 2],
         end: Arc<OnceLock<ReplayEnd>>,
     },
 }
 
 impl PastOf {
-    /// Whether this is a replay that did not come to an end of its own. A fork goes on after its past, and is none.
+    /// Returns whether this is a rerun that was cut. A fork, which continues after its history, is not.
     pub(super) fn is_cut(&self) -> bool {
         match self {
             Self::Journal | Self::Here { then: [Then::GoesOn, _], .. } => false,
@@ -49,18 +49,18 @@ impl PastOf {
     }
 }
 
-/// Why a rollout that was made again did not come to an end of its own.
+/// Reason why a rerun rollout did not end by itself.
 #[derive(Clone, Debug)]
 pub enum ReplayEnd {
-    /// It did not do what it did then.
+    /// It diverged from its recorded history.
     Diverged(Role, Diverged),
-    /// It came to where its past ends.
+    /// It reached the end of its recorded history.
     PastOver(Role),
 }
 
 impl Rollout {
-    /// When a run of it began first, which is now unless a process before began it.
-    #[expect(clippy::disallowed_methods, reason = "a time that another process measures from")]
+    /// Returns the time when a run first started, which is now unless an earlier process started it.
+    #[expect(clippy::disallowed_methods, reason = "another process measures from this time")]
     pub(super) fn begins(&self, role: Role) -> Instant {
         let started = self.resumed.as_ref().map(|resumed| resumed.started).unwrap_or_default();
         let began = if role == Role::Grader { started.grader } else { started.workflow };
@@ -70,12 +70,12 @@ impl Rollout {
         began.map_or_else(Instant::now, ago)
     }
 
-    /// What a run of it crosses, with what happened in it in a process before.
+    /// Creates the boundary of a run, with its recorded history.
     pub(super) async fn boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
         if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
-            let mut of_runs = events.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut both = events.lock().unwrap_or_else(PoisonError::into_inner);
             let run = usize::from(role == Role::Grader);
-            let events = std::mem::take(&mut of_runs[run]);
+            let events = std::mem::take(&mut both[run]);
             return Ok(Arc::new(Boundary::new(None, self.past(role, events, then[run]))));
         }
         let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
@@ -83,7 +83,7 @@ impl Rollout {
         let past = match self.resumed {
             None => Past::default(),
             Some(_) => {
-                // A fork's is on its way there.
+                // A fork's history is still being written to the journal.
                 let read = match log.written().await {
                     Ok(()) => tokio::task::spawn_blocking(move || log.run_events(role)).await,
                     Err(error) => Ok(Err(io::Error::other(error))),
@@ -91,7 +91,7 @@ impl Rollout {
                 let events = read.map_err(io::Error::from).and_then(|events| events);
                 let stage = if role == Role::Grader { Stage::Grader } else { Stage::Workflow };
                 let events = events.map_err(|error| {
-                    let reason = format!("what happened in it before cannot be read: {error}");
+                    let reason = format!("its recorded history cannot be read: {error}");
                     Failure::new(stage, FailureKind::Resume, Fault::Host, reason)
                 })?;
                 self.past(role, events, Then::GoesOn)
@@ -107,8 +107,8 @@ impl Rollout {
         past.forked_at(ancestors.iter().map(|ancestor| ancestor.events))
     }
 
-    /// A run is over: what arrived until then is kept. One that ended by itself has done all that
-    /// it did before, or is not the same again.
+    /// Ends a run: stores what arrived until then. A run that ended by itself must have consumed its whole history;
+    /// otherwise it diverged.
     pub(super) fn ends<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
         boundary.ends(&self.record, &self.host.0.deployment.limits);
         let ended_by_itself = match &ran {
@@ -135,8 +135,8 @@ impl Rollout {
     }
 }
 
-/// A time by this process' clock. One before the machine began is as long ago as can be said.
-#[expect(clippy::disallowed_methods, reason = "a time that a process before measured from")]
+/// Converts a time to this process's clock. A time before the machine's start becomes the earliest possible one.
+#[expect(clippy::disallowed_methods, reason = "an earlier process measured from this time")]
 pub(super) fn ago(then: SystemTime) -> Instant {
     let now = Instant::now();
     let since = SystemTime::now().duration_since(then).unwrap_or_default();

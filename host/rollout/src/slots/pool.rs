@@ -1,9 +1,9 @@
-//! The slots of a process, and who gets the next one that is free.
+//! The slots of a process, and the order in which free slots are granted.
 //!
-//! Tenants share them by weighted max-min fairness, and within a tenant its plugins do: a free slot goes to
-//! the tenant that waits and has the fewest for its weight, so that no tenant waits while another one is above
-//! its share and slots turn over. A tenant above its share leaves the [reserve](RESERVE_PART) to the others, whose
-//! rollouts therefore start even where its own never end. A tenant that is alone has all slots.
+//! Tenants share slots by weighted max-min fairness, and so do the plugins within a tenant: a free slot goes to the
+//! waiting tenant with the fewest slots relative to its weight. A tenant thus waits only until slots of tenants above
+//! their share become free. A tenant above its share leaves the [reserve](RESERVE_PART) to the others, so their
+//! rollouts start even if its own never end. The only tenant of a process may use all slots.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -16,29 +16,29 @@ use super::quota::{OverQuota, Whose};
 use super::{AdmitError, DECLARATIONS_MAX};
 use rollout_wire::quota::Quota;
 
-/// The reserve is one of this many slots. A tenant that has its share of all slots takes none of the reserve.
+/// The reserve is one slot in this many. A tenant that has its share of all slots gets none of the reserve.
 const RESERVE_PART: u32 = 8;
 
-/// How much somebody may have of what is shared.
+/// Share of a tenant or plugin in the slots and the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Its part of the slots, beside the weights of the others. At least 1.
+    /// Weight relative to the others, at least 1.
     pub weight: u32,
-    /// Rollouts that run at once, at the most.
+    /// Maximum number of running rollouts.
     pub running_max: u32,
-    /// Rollouts that wait for one of those to end, at the most.
+    /// Maximum number of queued rollouts.
     pub queue_max: u32,
 }
 
 impl Default for Share {
-    /// A usual one, without limits of its own.
+    /// The usual share, without limits of its own.
     fn default() -> Self {
         Self { weight: 1, running_max: u32::MAX, queue_max: u32::MAX }
     }
 }
 
 impl Share {
-    /// Rollouts that run or wait, at the most.
+    /// Returns the maximum number of running and queued rollouts together.
     fn live_max(self, running_max: u32) -> u64 {
         u64::from(self.running_max.min(running_max)).saturating_add(self.queue_max.into())
     }
@@ -60,30 +60,30 @@ pub(super) struct Pool {
 
 #[derive(Debug, Default)]
 struct State {
-    /// All slots.
+    /// Number of all slots.
     total: u32,
     free: u32,
-    /// Rollouts that run or wait.
+    /// Number of running and queued rollouts.
     live: u64,
-    /// Rollouts that wait for their first slot.
+    /// Number of rollouts that wait for their first slot.
     queued: u64,
-    /// The number of the next thing that has one.
+    /// The number of the next tenant, plugin, waiter or grant.
     next: u64,
-    /// Those who wait for a slot now.
+    /// Number of waiters for a slot.
     waiting: usize,
     tenants: BTreeMap<u64, Tenant>,
 }
 
-/// What is counted of a tenant, and of a plugin of it.
+/// Counts of a tenant or a plugin.
 #[derive(Debug)]
 struct Counts {
     share: Share,
     running: u32,
     live: u64,
     queued: u64,
-    /// Those who wait for a slot now.
+    /// Number of waiters for a slot.
     waiting: usize,
-    /// The grant that it had last.
+    /// Number of its last grant.
     served: u64,
 }
 
@@ -96,10 +96,11 @@ impl Counts {
         self.waiting > 0 && self.running < self.share.running_max
     }
 
-    /// Whether it has fewer slots for its weight than the other, or as many and had its last one earlier.
+    /// Returns whether it has fewer slots relative to its weight than the other, or as many and an older last grant.
     fn goes_before(&self, other: &Self) -> bool {
-        let of = |one: &Self, beside: &Self| u64::from(one.running) * u64::from(beside.share.weight.max(1));
-        let (own, others) = (of(self, other), of(other, self));
+        let weighted =
+            |one: &Self, other: &Self| u64::from(one.running) * u64::from(other.share.weight.max(1));
+        let (own, others) = (weighted(self, other), weighted(other, self));
         (own, self.served) < (others, other.served)
     }
 }
@@ -113,7 +114,7 @@ struct Tenant {
 #[derive(Debug)]
 struct Plugin {
     counts: Counts,
-    /// Those who had a slot before, who go first, and those who have not, in the order in which they came.
+    /// Waiters that had a slot before, which go first, and waiters for their first slot, in the order of their arrival.
     lines: [BTreeMap<u64, Waiter>; 2],
 }
 
@@ -123,35 +124,35 @@ struct Waiter {
     granted: oneshot::Sender<Slot>,
 }
 
-/// In which line somebody waits.
+/// The line in which a rollout waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// Of those who had a slot before.
+    /// For rollouts that had a slot before.
     Again = 0,
-    /// Of those who have not.
+    /// For rollouts without a slot so far.
     First = 1,
 }
 
-/// A tenant's place in the pool, gone when it is dropped.
+/// Membership of a tenant in the pool, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct TenantPlace {
     pub pool: Arc<Pool>,
     number: u64,
 }
 
-/// A plugin's place in its tenant, gone when it is dropped.
+/// Membership of a plugin in its tenant, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct PluginPlace {
     pub tenant: Arc<TenantPlace>,
     number: u64,
 }
 
-/// The right to run one rollout, given back when it is dropped.
+/// The permit to run one rollout, released when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Slot(Arc<PluginPlace>);
 
 impl SlotPool {
-    /// So many slots for rollouts that run, and so many places to wait.
+    /// Creates a pool with slots for running rollouts and a queue.
     pub fn new(running_max: u32, queue_max: u32) -> Self {
         Self(Arc::new(Pool {
             running_max,
@@ -163,7 +164,7 @@ impl SlotPool {
         }))
     }
 
-    /// How many rollouts run, and how many wait.
+    /// Returns the numbers of running and queued rollouts.
     pub(super) fn busy(&self) -> (u64, u64) {
         let state = self.0.lock();
         (state.live - state.queued, state.queued)
@@ -184,14 +185,14 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what is counted, and gives slots to whom they are due then.
+    /// Changes the counts, and grants slots that may be granted afterwards.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let (result, unwanted) = {
             let mut state = self.lock();
             let result = change(&mut state);
             (result, state.grant())
         };
-        // Their owners have gone meanwhile; each gives its slot back and so to the next.
+        // Their waiters are gone; dropping each slot grants it to the next one.
         drop(unwanted);
         result
     }
@@ -203,14 +204,13 @@ impl State {
         self.next
     }
 
-    /// A plugin, with the counts that it is in.
+    /// Returns a plugin with the counts of its tenant.
     fn of(&mut self, place: &PluginPlace) -> Option<(&mut Counts, &mut Plugin)> {
         let tenant = self.tenants.get_mut(&place.tenant.number)?;
         Some((&mut tenant.counts, tenant.plugins.get_mut(&place.number)?))
     }
 
-    /// Gives the free slots away. What it gives back are those that nobody was there for any more, to be
-    /// dropped without the lock.
+    /// Grants the free slots. Returns slots whose waiters are gone, to be dropped without the lock.
     fn grant(&mut self) -> Vec<Slot> {
         let mut unwanted = Vec::new();
         while self.free > 0 && self.waiting > 0 {
@@ -222,7 +222,7 @@ impl State {
         unwanted
     }
 
-    /// Whose turn it is, with a slot counted for it.
+    /// Removes the next waiter and counts a slot for it.
     fn take_next(&mut self) -> Option<Waiter> {
         let turn = self.number();
         let all = AllSlots::of(self);
@@ -247,7 +247,7 @@ impl State {
         Some(waiter)
     }
 
-    /// Whether there is a place for one more rollout.
+    /// Checks that one more rollout may run or wait.
     fn check(&mut self, pool: &Pool, place: &PluginPlace) -> Result<(), AdmitError> {
         let places = u64::from(pool.running_max) + u64::from(pool.queue_max);
         let left = places.saturating_sub(self.live);
@@ -258,7 +258,7 @@ impl State {
         if left == 0 {
             return Err(AdmitError::Full { running_max: pool.running_max, queue_max: pool.queue_max });
         }
-        // Whoever waits leaves room for others: for its weight as many places as it has.
+        // A tenant in the queue leaves room for others: as many places as it has, divided by its weight.
         let waits_max = left.saturating_mul(tenant.share.weight.max(1).into());
         if !is_alone && tenant.queued >= waits_max {
             let (used, max) = (tenant.queued, waits_max);
@@ -267,7 +267,7 @@ impl State {
         Ok(())
     }
 
-    /// The place of one more rollout, to wait in. `has_place` is of one that was admitted before.
+    /// Counts one more rollout in the queue. `has_place` skips the check for one that was admitted before.
     fn enter(&mut self, pool: &Pool, place: &PluginPlace, has_place: bool) -> Result<(), AdmitError> {
         if !has_place {
             self.check(pool, place)?;
@@ -283,13 +283,13 @@ impl State {
     }
 }
 
-/// What decides whether a free slot may go to a tenant.
+/// The facts that determine whether a free slot may go to a tenant.
 #[derive(Clone, Copy, Debug)]
 struct AllSlots {
     total: u32,
-    /// Whether no more than the reserve is free.
+    /// Whether only the reserve is free.
     only_reserve: bool,
-    /// The weights of all tenants together; 0 where there is but one tenant, to which no reserve applies.
+    /// The sum of all tenants' weights. 0 if there is only one tenant, to which no reserve applies.
     weights: u64,
 }
 
@@ -300,7 +300,7 @@ impl AllSlots {
         Self { total: state.total, only_reserve, weights: if state.tenants.len() > 1 { weights } else { 0 } }
     }
 
-    /// Whether a free slot may go to this tenant: one of the reserve only while it has less than its share.
+    /// Returns whether a free slot may go to a tenant: one of the reserve only if the tenant is below its share.
     fn may_go_to(self, tenant: &Counts) -> bool {
         let share = u64::from(self.total) * u64::from(tenant.share.weight.max(1));
         !self.only_reserve || u64::from(tenant.running) * self.weights < share
@@ -308,13 +308,13 @@ impl AllSlots {
 }
 
 impl Counts {
-    /// Whether one more may run or wait.
+    /// Checks that one more rollout may run or wait.
     fn check(&self, whose: Whose, running_max: u32) -> Result<(), AdmitError> {
         let max = self.share.live_max(running_max);
         if self.live < max {
             return Ok(());
         }
-        // Without a bound of its own on those that wait, all that there are run.
+        // Without a queue of its own, the limit is on running rollouts.
         let quota = if self.share.queue_max == 0 { Quota::Running } else { Quota::Queued };
         Err(OverQuota::until_less(quota, whose, self.live, max).into())
     }
@@ -349,7 +349,7 @@ impl TenantPlace {
 
 impl Drop for TenantPlace {
     fn drop(&mut self) {
-        // Those that are left have larger shares.
+        // The shares of the remaining tenants grow.
         self.pool.change(|state| state.tenants.remove(&self.number));
     }
 }
@@ -371,7 +371,7 @@ impl PluginPlace {
         });
     }
 
-    /// What may run and wait of it at once, as far as its own limits and the pool's go.
+    /// Returns the maximum number of running rollouts, given its own limit and those of the tenant and the pool.
     pub(super) fn running_max(&self) -> u32 {
         let mut state = self.pool().lock();
         let own = state
@@ -380,7 +380,7 @@ impl PluginPlace {
         own.min(self.pool().running_max)
     }
 
-    /// How many of it run, and how many wait.
+    /// Returns the numbers of its running and queued rollouts.
     pub(super) fn load(&self) -> (u64, u64) {
         let mut state = self.pool().lock();
         state
@@ -388,17 +388,17 @@ impl PluginPlace {
             .map_or((0, 0), |(_, plugin)| (plugin.counts.live - plugin.counts.queued, plugin.counts.queued))
     }
 
-    /// Whether there is a place for one more rollout.
+    /// Checks that one more rollout may run or wait.
     pub(super) fn check(&self) -> Result<(), AdmitError> {
         self.pool().lock().check(self.pool(), self)
     }
 
-    /// Takes a place for one more rollout, or says why there is none.
+    /// Counts one more rollout in the queue, or fails if there is no room.
     pub(super) fn enter(&self, has_place: bool) -> Result<(), AdmitError> {
         self.pool().lock().enter(self.pool(), self, has_place)
     }
 
-    /// One that waited has a slot.
+    /// Records that a queued rollout has a slot.
     pub(super) fn leave_queue(&self) {
         let mut state = self.pool().lock();
         state.queued -= 1;
@@ -408,7 +408,7 @@ impl PluginPlace {
         }
     }
 
-    /// One is over.
+    /// Records that a rollout has ended.
     pub(super) fn leave(&self) {
         let mut state = self.pool().lock();
         state.live -= 1;
@@ -444,7 +444,7 @@ impl Drop for PluginPlace {
     }
 }
 
-/// Somebody who waits for a slot, and leaves the line when it is dropped.
+/// A waiter for a slot, which leaves its line when it is dropped.
 struct Waits<'a> {
     place: &'a Arc<PluginPlace>,
     line: Line,
@@ -462,7 +462,7 @@ impl Drop for Waits<'_> {
             state.waiting -= 1;
         }
         drop(state);
-        // It holds the place, which takes the lock when it goes.
+        // The waiter holds a [`PluginPlace`], which takes the lock when it is dropped.
         drop(left);
     }
 }

@@ -8,35 +8,35 @@ use crate::journal::Journal;
 use rollout_core::telemetry::Meter;
 use rollout_wire::quota::{Quota, Quotas};
 
-/// Who may use no more.
+/// Owner of a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// All plugins of a tenant together.
+    /// A tenant, with all its plugins.
     Tenant,
     /// One plugin.
     Plugin,
 }
 
-/// A quota is used up.
+/// Error of a quota that is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct OverQuota {
-    /// Which.
+    /// The quota.
     pub quota: Quota,
-    /// Whose.
+    /// The owner.
     pub whose: Whose,
-    /// What is in use.
+    /// The usage.
     pub used: u64,
-    /// What may be.
+    /// The limit.
     pub max: u64,
-    /// When to come again, where waiting helps.
+    /// Time after which a retry may succeed, or `None` if waiting does not help.
     pub retry_after: Option<Duration>,
 }
 
-/// How long those should wait who wait for others to be done.
+/// Retry delay if another rollout has to end first.
 const UNTIL_LESS: Duration = Duration::from_secs(5);
 
 impl OverQuota {
-    /// It will be less when something of it is over.
+    /// Creates the error of a quota that is freed when rollouts end.
     pub(super) fn until_less(quota: Quota, whose: Whose, used: u64, max: u64) -> Self {
         let retry_after = (max > 0).then_some(UNTIL_LESS);
         Self { quota, whose, used, max, retry_after }
@@ -58,7 +58,7 @@ impl fmt::Display for OverQuota {
     }
 }
 
-/// Seconds for which unused requests are kept, so that a burst passes.
+/// Seconds for which unused requests accumulate, so that a burst passes.
 const BURST_SECS: f64 = 2.0;
 
 const DAY_SECS: u64 = 24 * 60 * 60;
@@ -74,17 +74,17 @@ pub struct AdmissionQuotas {
 #[derive(Debug)]
 struct State {
     quotas: Quotas,
-    /// Requests that may come now, and when that was so.
+    /// Requests that may be made now, as of `at`.
     tokens: f64,
     at: Instant,
     stored: Option<Stored>,
 }
 
-/// What is on disk, as it was counted last.
+/// Bytes on disk, as of the last measurement.
 struct Stored {
     used: u64,
     max: u64,
-    /// The journal that is among it, and what it had then.
+    /// The journal that is included, with its size at that time.
     journal: Option<(Arc<Journal>, u64)>,
 }
 
@@ -112,7 +112,7 @@ impl AdmissionQuotas {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was used.
+    /// Returns the meter.
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
@@ -124,14 +124,14 @@ impl AdmissionQuotas {
         state.quotas = quotas;
     }
 
-    /// So much is on disk and may be, of which the journal had so much then. What that has by now is counted when a
-    /// rollout is asked for.
+    /// Sets the bytes on disk and their limit. `journal` is the journal that is included, with its size at the time;
+    /// its later growth is added at each check.
     pub fn set_stored(&self, used: u64, max: Option<u64>, journal: Option<(&Arc<Journal>, u64)>) {
         let journal = journal.map(|(journal, then)| (journal.clone(), then));
         self.lock().stored = max.map(|max| Stored { used, max, journal });
     }
 
-    /// Whether one more rollout may be asked for.
+    /// Checks whether one more rollout may be requested, and counts the request.
     pub(crate) fn check(&self) -> Result<(), OverQuota> {
         self.check_at(Instant::now(), now_secs())
     }
@@ -173,14 +173,14 @@ impl AdmissionQuotas {
     }
 }
 
-/// Returns the number of requests that may arrive at once.
+/// Returns the number of requests that may be made at once.
 fn burst(quotas: &Quotas) -> f64 {
     quotas.get_u32(Quota::RequestsPerSecond).map_or(0.0, |rate| (f64::from(rate) * BURST_SECS).max(1.0))
 }
 
-/// Seconds since the beginning of 1970.
+/// Returns the seconds since 1970.
 fn now_secs() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "days begin by the clock of the world")]
+    #[expect(clippy::disallowed_methods, reason = "days begin by the calendar")]
     let now = SystemTime::now();
     now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_pass_at_their_rate_and_a_burst_of_two_seconds_at_once() {
+    fn requests_pass_at_their_rate_after_a_burst_of_two_seconds() {
         let quotas = checked(one(Quota::RequestsPerSecond, 2));
         let start = Instant::now();
         let after = |secs: f64| quotas.check_at(start + Duration::from_secs_f64(secs), 0);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_day_allows_is_there_again_on_the_next() {
+    fn daily_quotas_are_reset_on_the_next_day() {
         let quotas = checked(one(Quota::ModelTokensPerDay, 10));
         let now = Instant::now();
         let noon = 5 * DAY_SECS + DAY_SECS / 2;
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_of_nothing_is_not_worth_waiting_for() {
+    fn waiting_does_not_help_for_a_quota_of_nothing() {
         let over = checked(one(Quota::GuestCpuSecondsPerDay, 0)).check_at(Instant::now(), 7).unwrap_err();
         assert_eq!(over.retry_after, None);
         assert!(over.to_string().ends_with("waiting does not help, the operator can raise it"), "{over}");
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(quotas.check().unwrap_err().quota, Quota::StoredBytes);
         quotas.set_stored(4, Some(5), None);
         quotas.check().unwrap();
-        // What the journal has since is counted when it is asked for.
+        // Growth of the journal since the measurement counts at the check.
         let dir = tempfile::tempdir().unwrap();
         let settings =
             JournalSettings { segment_bytes: 4096, segments_ahead: 1, ..JournalSettings::new(dir.path()) };

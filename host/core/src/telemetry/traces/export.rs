@@ -1,7 +1,7 @@
-//! Sends spans to a collector, by OTLP over HTTP, in batches, from a task of its own.
+//! Export of spans to a collector, by OTLP over HTTP, in batches, in a background task.
 //!
-//! A span that finds no place in the queue, or whose batch no collector took, is dropped
-//! and counted: a collector that is slow or gone never holds up a rollout.
+//! A span is dropped and counted if the queue is full or the collector did not accept its batch: a slow or missing
+//! collector never delays a rollout.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,34 +15,34 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::RolloutTrace;
 
-/// Spans that may wait to be sent, each less than a few kilobytes.
+/// Maximum number of spans in the queue, each smaller than a few kilobytes.
 const QUEUE_SPANS_MAX: usize = 8192;
 
-/// Spans in one request.
+/// Maximum number of spans in one request.
 const BATCH_SPANS_MAX: usize = 512;
 
-/// How long a batch that is not full waits for more.
+/// Time that a batch waits for more spans.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// How long one request may take.
+/// Timeout of one request.
 const EXPORT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The time between two log lines about a collector that takes nothing.
+/// Time between two log lines about a failing collector.
 const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
-/// Why traces cannot be exported to an address.
+/// Error of an address that traces cannot be exported to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidOtlp {
-    /// It is no address.
+    /// The address is not a URL of a collector.
     #[error("'{0}' is not the http or https URL of an OTLP collector, such as http://127.0.0.1:4318")]
     Url(String),
-    /// The exporter does not take it.
-    #[error("no exporter can be made")]
+    /// The exporter refused the address.
+    #[error("cannot create the trace exporter")]
     Exporter(#[source] opentelemetry_otlp::ExporterBuildError),
 }
 
-/// The way of spans to the exporting task.
+/// Sender of spans to the export task.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     sender: mpsc::Sender<Message>,
@@ -52,7 +52,7 @@ pub(super) struct Queue {
 #[derive(Debug)]
 enum Message {
     Span(Box<SpanData>),
-    /// Notify when all before this was sent.
+    /// Reports back when all earlier spans are sent.
     Flush(oneshot::Sender<()>),
 }
 
@@ -64,20 +64,20 @@ impl Queue {
     }
 }
 
-/// What is counted of spans.
+/// Counters of spans.
 #[derive(Clone, Debug)]
 pub(in crate::telemetry) struct SpanCounts {
     pub exported: IntCounter,
     pub dropped: IntCounter,
 }
 
-/// An export of traces that goes on.
+/// A running export of traces.
 #[derive(Clone, Debug)]
 pub struct Traces(Queue);
 
 impl Traces {
-    /// Begins to export to a collector, on the runtime that this is called in. A URL
-    /// without a path is the collector's base, below which traces go to `/v1/traces`.
+    /// Starts exporting to a collector, on the current runtime. A URL without a path is the collector's base URL, to
+    /// which `/v1/traces` is appended.
     pub(in crate::telemetry) fn start(
         url: &str,
         http: reqwest::Client,
@@ -101,13 +101,12 @@ impl Traces {
         Ok(Self(queue))
     }
 
-    /// The trace of a rollout that was just admitted.
+    /// Starts the trace of a rollout that was just admitted.
     pub(in crate::telemetry) fn rollout(&self, rollout_id: &str) -> RolloutTrace {
         RolloutTrace::begin(self.0.clone(), rollout_id)
     }
 
-    /// Waits until the spans that ended before are sent or given up, or until the time is
-    /// over. Says whether all of them were sent.
+    /// Waits until all spans that ended before are sent or dropped, at most for `time`. Returns whether all were sent.
     pub async fn flush(&self, time: Duration) -> bool {
         let dropped = self.0.dropped.get();
         let flushed = async {
@@ -130,7 +129,7 @@ fn endpoint(url: &str) -> Result<String, InvalidOtlp> {
     Ok(parsed.into())
 }
 
-/// The task that sends.
+/// The export task.
 struct Export {
     exporter: Arc<SpanExporter>,
     counts: SpanCounts,
@@ -138,7 +137,7 @@ struct Export {
 }
 
 impl Export {
-    /// Sends what comes until nobody can send more.
+    /// Exports spans until all senders are dropped.
     async fn run(mut self, mut messages: mpsc::Receiver<Message>) {
         let mut batch = Vec::new();
         while let Some(message) = messages.recv().await {
@@ -152,7 +151,7 @@ impl Export {
         }
     }
 
-    /// Takes a message; says whether more may be waited for.
+    /// Handles a message. Returns whether the batch may wait for more.
     async fn take(&mut self, message: Message, batch: &mut Vec<SpanData>) -> bool {
         match message {
             Message::Span(span) => {
@@ -161,7 +160,7 @@ impl Export {
             }
             Message::Flush(done) => {
                 self.send(batch).await;
-                // Nobody waits any more where the time was over.
+                // The receiver is gone after a timeout.
                 let _ = done.send(());
                 false
             }
@@ -183,7 +182,7 @@ impl Export {
         if self.complained.is_none_or(|at| at.elapsed() > COMPLAINT_PAUSE) {
             self.complained = Some(Instant::now());
             let dropped = self.counts.dropped.get();
-            tracing::warn!(reason, dropped, "the collector of traces took nothing");
+            tracing::warn!(reason, dropped, "the trace collector accepted no spans");
         }
     }
 }
@@ -193,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_base_is_completed_and_a_path_is_kept() {
+    fn a_base_url_gets_the_default_path_and_other_paths_stay() {
         fn check(url: &str, expected: Option<&str>) {
             assert_eq!(endpoint(url).ok().as_deref(), expected, "{url}");
         }

@@ -1,12 +1,12 @@
-//! Traces: what a rollout did and when, for OpenTelemetry.
+//! Traces of rollouts for OpenTelemetry.
 //!
-//! A rollout is one trace, or a part of its caller's where the request said which: a root
-//! span from admission to the last word about it, below it a span a phase, and below
-//! those the calls of the model. [`Traces::start`] begins to export; without it a
-//! [`RolloutTrace`] is empty and every call of it is a look at an `Option`.
+//! A rollout is one trace, or a part of its caller's trace if the request names one. The root span lasts from admission
+//! until the last holder of the [`RolloutTrace`] drops it, usually after the caller was notified of the outcome. Below
+//! it is a span for each phase, and below those the calls of the model. [`Traces::start`] starts the export. Without it
+//! a [`RolloutTrace`] is empty and its methods do nothing.
 //!
-//! Spans are made here and not by way of `tracing`, so neither the log's filter nor
-//! anything that the exporter's HTTP client says of itself makes or hides one.
+//! Spans are created here and not with `tracing`, so neither the log filter nor the log lines of the exporter's HTTP
+//! client hide or add any.
 
 mod export;
 
@@ -24,11 +24,10 @@ pub(super) use export::SpanCounts;
 
 use export::Queue;
 
-/// The longest text of an attribute, in bytes. Ids and reasons are a caller's or a guest's.
+/// Maximum size of an attribute's text in bytes. Ids and reasons may come from a caller or a guest.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// The span of another program that a rollout is a part of, as the header `traceparent`
-/// names it.
+/// The span of another program that a rollout is a part of, from the header `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceParent {
     trace: TraceId,
@@ -37,8 +36,8 @@ pub struct TraceParent {
 }
 
 impl TraceParent {
-    /// Reads the header. What is no such header names nothing, and is no error: a
-    /// rollout does not fail because of how it is watched.
+    /// Parses the header. Returns `None` for an invalid one, which is not an error: a rollout does not fail because of
+    /// its tracing.
     pub fn parse(header: &str) -> Option<Self> {
         let mut parts = header.split('-');
         let mut hex = |length: usize| {
@@ -47,7 +46,7 @@ impl TraceParent {
             (part.len() == length && part.bytes().all(lower)).then_some(part)
         };
         let (version, trace, span, flags) = (hex(2)?, hex(32)?, hex(16)?, hex(2)?);
-        // Later versions may say more after what this one knows.
+        // Later versions may have more fields.
         if version == "ff" || (version == "00" && parts.next().is_some()) {
             return None;
         }
@@ -57,8 +56,7 @@ impl TraceParent {
     }
 }
 
-/// The trace of one rollout; empty where nobody collects traces. The root span ends when
-/// the last clone is dropped.
+/// The trace of one rollout, empty if traces are not exported. The root span ends when the last clone is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct RolloutTrace(Option<Arc<Live>>);
 
@@ -73,7 +71,7 @@ struct Live {
 struct State {
     root: SpanData,
     sampled: bool,
-    /// The phase that is under way, or the root.
+    /// The current phase, or the root.
     current: SpanId,
 }
 
@@ -104,12 +102,12 @@ impl RolloutTrace {
         trace
     }
 
-    /// Whether nobody collects it.
+    /// Returns whether the trace is not exported.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Makes the rollout a part of its caller's trace. Before any phase of it.
+    /// Makes the rollout a part of its caller's trace. To be called before the first phase.
     pub fn child_of(&self, parent: TraceParent) {
         let Some(live) = &self.0 else { return };
         let mut state = live.state();
@@ -118,29 +116,28 @@ impl RolloutTrace {
         state.root.span_context = context(trace, id);
         state.root.parent_span_id = span;
         state.root.parent_span_is_remote = true;
-        // A caller that collects no trace of this wants none.
+        // A caller that does not sample its trace wants no spans.
         state.sampled = sampled;
     }
 
-    /// Says something of the whole rollout.
+    /// Adds an attribute to the root span.
     pub fn set(&self, key: &'static str, value: impl Into<Value>) {
         let Some(live) = &self.0 else { return };
         live.state().root.attributes.push(KeyValue::new(key, bounded(value.into())));
     }
 
-    /// The rollout has no reward: the kind and why.
+    /// Marks the rollout as failed, with the kind and the reason.
     pub fn failed(&self, kind: &'static str, reason: &str) {
         let Some(live) = &self.0 else { return };
         fail(&mut live.state().root, kind, reason);
     }
 
-    /// Begins a phase: the spans that begin while it lasts are below it. Phases follow
-    /// one another.
+    /// Starts a phase. Spans that start during a phase are its children. Phases do not overlap.
     pub fn phase(&self, name: &'static str) -> Span {
         self.phase_since(name, None)
     }
 
-    /// Begins a phase that began when the rollout did.
+    /// Starts a phase with the start time of the rollout.
     pub fn first_phase(&self, name: &'static str) -> Span {
         let began = self.0.as_ref().map(|live| live.state().root.start_time);
         self.phase_since(name, began)
@@ -156,12 +153,12 @@ impl RolloutTrace {
         span
     }
 
-    /// Begins something within the phase that is under way.
+    /// Starts a span within the current phase.
     pub fn span(&self, name: &'static str) -> Span {
         self.below(name, SpanKind::Internal, false)
     }
 
-    /// Begins a request to another server, within the phase that is under way.
+    /// Starts the span of a request to another server, within the current phase.
     pub fn request(&self, name: &'static str) -> Span {
         self.below(name, SpanKind::Client, false)
     }
@@ -182,9 +179,9 @@ impl RolloutTrace {
     }
 }
 
-/// Something that goes on. It ends when it is dropped.
+/// A span in progress. It ends when it is dropped.
 #[derive(Debug)]
-#[must_use = "it ends when it is dropped"]
+#[must_use = "the span ends when it is dropped"]
 pub struct Span(Option<Box<Open>>);
 
 #[derive(Debug)]
@@ -195,20 +192,20 @@ struct Open {
 }
 
 impl Span {
-    /// Says something of it.
+    /// Adds an attribute.
     pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
         if let Some(open) = &mut self.0 {
             open.data.attributes.push(KeyValue::new(key, bounded(value.into())));
         }
     }
 
-    /// Says a list of texts of it.
+    /// Adds an attribute with a list of texts.
     pub fn set_texts(&mut self, key: &'static str, texts: impl IntoIterator<Item = String>) {
         let texts = texts.into_iter().map(|text| rollout_wire::text::beginning(&text, TEXT_BYTES_MAX).into());
         self.set(key, Value::Array(opentelemetry::Array::String(texts.collect())));
     }
 
-    /// It came to nothing: the kind and why.
+    /// Marks the span as failed, with the kind and the reason.
     pub fn failed(&mut self, kind: &'static str, reason: &str) {
         if let Some(open) = &mut self.0 {
             fail(&mut open.data, kind, reason);
@@ -278,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parent_is_read_as_the_recommendation_says() {
+    fn a_traceparent_is_parsed_as_the_w3c_recommendation_defines_it() {
         const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
         const SPAN: &str = "b7ad6b7169203331";
         fn check(header: &str, sampled: Option<bool>) {
@@ -299,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_nobody_collects_takes_everything_and_does_nothing() {
+    fn a_trace_that_is_not_exported_accepts_everything_and_does_nothing() {
         let trace = RolloutTrace::default();
         let mut span = trace.phase("workflow");
         span.set("key", 1);

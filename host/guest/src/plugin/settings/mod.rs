@@ -1,15 +1,13 @@
-//! What a plugin declares of its configuration, and the operator's values held against
-//! that.
+//! The configuration that a plugin declares, and checks of the operator's values against it.
 //!
-//! [`Plugin::declaration`] asks the plugin once, in an instance without a rollout, and
-//! checks what it says: a declaration comes from the guest like anything else.
-//! [`resolve`] puts the operator's values over the defaults and reports every mistake in
-//! them at once, by the field's name. Of the result the host reads three fields; all of
-//! it goes to the guest.
+//! [`Plugin::declaration`] calls the plugin once, in an instance without a rollout, and checks the declaration: it
+//! comes from the guest and is untrusted. [`resolve`] merges the operator's values with the defaults and reports all
+//! mistakes in them, with the names of the fields. The host itself reads three fields of the result; the guest gets all
+//! of it.
 
 #![expect(
     clippy::disallowed_types,
-    reason = "settings are read once a plugin, and schemas are checked as trees"
+    reason = "settings are read once for each plugin, and schemas are checked as trees"
 )]
 
 mod schema;
@@ -32,38 +30,38 @@ use rollout_wire::id::RolloutId;
 
 pub use schema::Field;
 
-/// The most that a schema may take, and as much again for the defaults, in bytes.
+/// Maximum size of a schema in bytes. The defaults may have as much again.
 const DECLARED_BYTES_MAX: usize = 256 << 10;
 
-/// The most that one compiled pattern of a schema may take, in bytes.
+/// Maximum size of a compiled pattern of a schema, in bytes.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
 /// The fields of a configuration that the host reads.
 const HOSTS_FIELDS: [&str; 3] = ["name", "description", "concurrency"];
 
-/// What a plugin declares of its configuration, checked.
+/// A validated declaration of a plugin's configuration.
 #[derive(Debug)]
 pub struct Declaration {
     schema: Value,
-    /// The schema that values are held against: what the declared one says nothing of is refused.
+    /// The schema that values are checked against: it refuses properties that the declared one does not mention.
     closed: Value,
     defaults: Map<String, Value>,
     validator: Validator,
 }
 
-/// Why a plugin's declaration cannot be used.
+/// Error of a plugin's declaration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeclareError {
-    /// The plugin did not give one.
-    #[error("asked for its settings, it {0}")]
+    /// The plugin failed to return a declaration.
+    #[error("when asked for its settings, the plugin {0}")]
     Run(#[from] RunError),
-    /// What it gave is not what it has to be.
-    #[error("its settings are wrong:{}", list(.0))]
+    /// The declaration is invalid.
+    #[error("its declared settings are invalid:{}", list(.0))]
     Wrong(Vec<String>),
 }
 
-/// Everything that is wrong with an operator's values, each with its field.
+/// All mistakes in an operator's values, each with its field.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the plugin's configuration does not fit:{}", list(.0))]
 pub struct InvalidSettings(pub Vec<String>);
@@ -72,21 +70,21 @@ fn list(problems: &[String]) -> String {
     problems.iter().map(|problem| format!("\n  - {problem}")).collect()
 }
 
-/// A plugin's configuration as it is handed over, and what the host reads of it.
+/// A plugin's configuration as the guest gets it, with the fields that the host reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// All of it; none where nothing is declared and nothing was given.
+    /// The whole configuration, or `None` if none is declared and none was set.
     pub values: Option<Map<String, Value>>,
     /// The plugin's name.
     pub name: Option<String>,
-    /// What the plugin is for.
+    /// The plugin's description.
     pub description: Option<String>,
-    /// Rollouts of the plugin that run at once.
+    /// Number of rollouts of the plugin that may run at once.
     pub max_concurrent: Option<u32>,
 }
 
 impl Settings {
-    /// The configuration as JSON text.
+    /// Returns the configuration as JSON text.
     pub fn to_raw(&self) -> Option<Box<RawValue>> {
         // Values that came from JSON can be written as JSON.
         self.values.as_ref().and_then(|values| serde_json::value::to_raw_value(values).ok())
@@ -94,12 +92,12 @@ impl Settings {
 }
 
 impl Plugin {
-    /// Asks the plugin what it declares of its configuration, at the date that its rollouts begin at; none where it
-    /// declares nothing.
+    /// Asks the plugin for its declaration, with the clock that its rollouts start with. Returns `None` if it declares
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// The plugin fails, or what it declares is not what it has to be.
+    /// Fails if the plugin fails or its declaration is invalid.
     pub async fn declaration(
         &self,
         limits: &Limits,
@@ -124,7 +122,7 @@ impl Plugin {
     }
 }
 
-/// Limits for an instance that has nothing to do but to declare.
+/// Returns limits for an instance that only declares.
 fn small(limits: &Limits) -> Limits {
     Limits {
         guest_cpu_time_max: limits.guest_cpu_time_max.min(DECLARE_TIME_MAX),
@@ -137,13 +135,13 @@ fn small(limits: &Limits) -> Limits {
 }
 
 impl Declaration {
-    /// Checks what a plugin said.
+    /// Validates a plugin's declaration.
     fn new(schema: &str, defaults: &str) -> Result<Self, DeclareError> {
         let mut problems = Vec::new();
-        let mut read = |what: &str, text: &str| match object(text) {
+        let mut read = |part: &str, text: &str| match object(text) {
             Ok(object) => object,
             Err(reason) => {
-                problems.push(format!("{what}: {reason}"));
+                problems.push(format!("{part}: {reason}"));
                 Map::new()
             }
         };
@@ -155,13 +153,12 @@ impl Declaration {
         let wrong = |reason: String| DeclareError::Wrong(vec![format!("schema: {reason}")]);
         let mut schema = schema::expanded(Value::Object(schema)).map_err(wrong)?;
         if !schema::allows_objects(&schema) {
-            return Err(wrong("a configuration is an object, and it allows none".to_owned()));
+            return Err(wrong("a configuration is an object, and the schema allows none".to_owned()));
         }
-        // A key that nothing reads is a mistake of the operator's, unless the schema says otherwise.
+        // A key that the plugin does not read is a mistake of the operator, unless the schema allows others.
         let declared = schema.clone();
         schema::close(&mut schema, &HOSTS_FIELDS);
-        // A pattern is the guest's and is held against the operator's values here, so it
-        // may not be one that takes for ever.
+        // The guest's pattern runs on the operator's values in this process, so it must not take exponential time.
         let patterns = PatternOptions::regex().size_limit(PATTERN_BYTES_MAX);
         let validator = jsonschema::options()
             .with_draft(Draft::Draft202012)
@@ -177,33 +174,33 @@ impl Declaration {
         Err(DeclareError::Wrong(unfit.into_iter().map(|problem| format!("default of {problem}")).collect()))
     }
 
-    /// The JSON Schema, with everything that it refers to in place.
+    /// Returns the JSON Schema, with all references resolved.
     pub fn schema(&self) -> &Value {
         &self.schema
     }
 
-    /// The values of what the operator leaves out.
+    /// Returns the defaults.
     pub fn defaults(&self) -> &Map<String, Value> {
         &self.defaults
     }
 
-    /// Each field that there is, nested ones by their dotted keys.
+    /// Returns all fields, nested ones with dotted keys.
     pub fn fields(&self) -> Vec<Field> {
         schema::fields(&self.schema, &self.defaults)
     }
 
-    /// Whether an operator may set what is not declared.
+    /// Returns whether an operator may set undeclared properties.
     pub fn allows_others(&self) -> bool {
         schema::allows_others(&self.closed)
     }
 
-    /// Whether it says no more than that any value will do.
+    /// Returns whether the schema allows any value and names no properties.
     pub fn declares_nothing(&self) -> bool {
         let named = self.schema.get("properties").and_then(Value::as_object);
         self.allows_others() && named.is_none_or(Map::is_empty)
     }
 
-    /// The values that are this plugin's own, of those that it shares with another one.
+    /// Returns this plugin's own values from those that it shares with another plugin.
     pub fn own_of(&self, shared: &Map<String, Value>) -> Map<String, Value> {
         let named = self.closed.get("properties").and_then(Value::as_object);
         let is_own =
@@ -231,27 +228,27 @@ impl Declaration {
     }
 }
 
-/// What it means that a required field is not there.
+/// Treatment of a missing required field.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
     IsAMistake,
     IsLeftToTheOperator,
 }
 
-/// A bounded text that has to be a JSON object.
+/// Parses a text of limited size that must be a JSON object.
 fn object(text: &str) -> Result<Map<String, Value>, String> {
     if text.len() > DECLARED_BYTES_MAX {
-        return Err(format!("{} bytes, and no more than {DECLARED_BYTES_MAX} are read", text.len()));
+        return Err(format!("{} bytes, more than the maximum of {DECLARED_BYTES_MAX}", text.len()));
     }
     let raw = wire::object(text)?;
     serde_json::from_str(raw.get()).map_err(|error| error.to_string())
 }
 
-/// Puts the operator's values over what the plugin declares, and checks the whole.
+/// Merges the operator's values with the plugin's defaults, and checks the result.
 ///
 /// # Errors
 ///
-/// Every value that does not fit the schema, or that the host cannot read.
+/// Returns every value that does not match the schema or that the host cannot read.
 pub fn resolve(
     declaration: Option<&Declaration>,
     given: Option<&Map<String, Value>>,
@@ -276,7 +273,7 @@ pub fn resolve(
     if mistakes.is_empty() { Ok(settings) } else { Err(InvalidSettings(mistakes)) }
 }
 
-/// Objects are joined; anything else takes the place of what was there.
+/// Merges objects recursively; any other value replaces the one below.
 fn lay_over(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(key), value) {
@@ -288,11 +285,11 @@ fn lay_over(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     }
 }
 
-/// Adds a mistake, unless the schema found one in that field already.
-fn add(mistakes: &mut Vec<String>, field: &str, what: impl fmt::Display) {
-    let beginning = format!("{field}: ");
-    if !mistakes.iter().any(|mistake| mistake.starts_with(&beginning)) {
-        mistakes.push(format!("{beginning}{what}"));
+/// Adds a mistake unless the field has one already.
+fn add(mistakes: &mut Vec<String>, field: &str, mistake: impl fmt::Display) {
+    let prefix = format!("{field}: ");
+    if !mistakes.iter().any(|mistake| mistake.starts_with(&prefix)) {
+        mistakes.push(format!("{prefix}{mistake}"));
     }
 }
 
@@ -314,8 +311,8 @@ fn max_concurrent(values: &Map<String, Value>, mistakes: &mut Vec<String>) -> Op
     }
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0);
     if number.is_none() {
-        let what = format!("{}, and not a number of rollouts, 1 or more, or null", schema::of_kind(value));
-        add(mistakes, "concurrency.max_concurrent", what);
+        let mistake = format!("{}, and not a number of rollouts, 1 or more, or null", schema::of_kind(value));
+        add(mistakes, "concurrency.max_concurrent", mistake);
     }
     number
 }
@@ -352,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_goes_over_the_defaults_field_by_field() {
+    fn operator_values_override_the_defaults_field_by_field() {
         let settings =
             resolved(json!({"mode": "fast", "search": {"name": "x"}, "concurrency": {"max_concurrent": 3}}))
                 .unwrap();
@@ -369,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_reported_at_once_by_the_name_of_its_field() {
+    fn all_mistakes_are_reported_with_their_fields() {
         let mistakes = resolved(json!({
             "max_turns": "eight",
             "max_turn": 3,
@@ -393,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_nobody_declared_is_refused_unless_the_schema_allows_others() {
+    fn an_undeclared_key_is_refused_unless_the_schema_allows_others() {
         fn check(schema: Value, given: Value, expected: &[&str]) {
             let declaration = Declaration::new(&schema.to_string(), "{}").unwrap();
             let given = given.as_object().cloned().unwrap();
@@ -431,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn of_values_that_are_shared_a_plugin_has_its_own() {
+    fn a_plugin_gets_its_own_part_of_shared_values() {
         let shared = json!({"max_turns": 1, "marker": "####", "name": "n"});
         let own = |schema: Value| {
             let declaration = Declaration::new(&schema.to_string(), "{}").unwrap();
@@ -442,14 +439,14 @@ mod tests {
     }
 
     #[test]
-    fn values_are_held_against_bounds_and_words() {
+    fn values_are_checked_against_bounds_and_enumerations() {
         let mistakes = resolved(json!({"mode": "medium", "max_turns": 0})).unwrap_err();
         assert!(mistakes.iter().any(|it| it.starts_with("max_turns: 0 is less than")), "{mistakes:?}");
         assert!(mistakes.iter().any(|it| it.contains("has to be \"fast\" or \"slow\"")), "{mistakes:?}");
     }
 
     #[test]
-    fn without_a_declaration_the_host_still_reads_its_fields() {
+    fn without_a_declaration_the_host_still_reads_its_own_fields() {
         let given = json!({"name": "n", "other": 1, "concurrency": {"max_concurrent": null}});
         let settings = resolve(None, given.as_object()).unwrap();
         assert_eq!((settings.name.as_deref(), settings.max_concurrent), (Some("n"), None));
@@ -459,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_declaration_that_is_wrong_is_refused() {
+    fn an_invalid_declaration_is_refused() {
         fn check(schema: &Value, defaults: &Value, named: &str) {
             let error = Declaration::new(&schema.to_string(), &defaults.to_string()).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
@@ -478,11 +475,11 @@ mod tests {
         check(&json!({"properties": {"a": {"pattern": "(?=a)b"}}}), &none, "schema: ");
         check(&json!({"properties": {"a": {"type": "integer"}}}), &json!({"a": "x"}), "default of a: ");
         let long = json!({"description": "x".repeat(DECLARED_BYTES_MAX)});
-        check(&long, &none, "no more than");
+        check(&long, &none, "more than the maximum of");
     }
 
     #[test]
-    fn a_schema_that_doubles_with_every_reference_is_refused() {
+    fn a_schema_that_grows_exponentially_by_references_is_refused() {
         let mut defs = Map::new();
         for at in 0..60 {
             let next = json!({"$ref": format!("#/$defs/d{}", at + 1)});

@@ -1,8 +1,8 @@
-//! JSON Schemas of configurations: made free of references, said in words, and their
-//! complaints turned into sentences that name a field.
+//! JSON Schemas of configurations: resolves their references, describes them in words, and converts validation errors
+//! to messages with the name of a field.
 //!
-//! A schema comes from a guest. What it refers to is put in place first, within limits,
-//! so that nothing is fetched and nothing goes round in circles.
+//! A schema comes from a guest. Its references are resolved first, within limits, so that no document is fetched and no
+//! cycle is followed.
 
 use std::fmt;
 
@@ -12,23 +12,22 @@ use serde_json::{Map, Value};
 
 use rollout_wire::text;
 
-/// The most parts that a schema may have when everything it refers to is in place.
+/// Maximum number of parts of a schema after its references are resolved.
 const PARTS_MAX: usize = 20_000;
 
-/// The deepest that it may be nested then.
+/// Maximum depth of a schema after its references are resolved.
 const DEPTH_MAX: usize = 100;
 
-/// How much of a value is shown in a message, in bytes.
+/// Maximum size of a value in a message, in bytes.
 const SHOWN_BYTES: usize = 120;
 
-/// Keywords whose values are data and no schemas.
+/// Keywords with data instead of schemas as their values.
 const DATA: [&str; 4] = ["default", "const", "enum", "examples"];
 
-/// Keywords that say something of a field and decide nothing.
+/// Keywords that describe a field without constraining it.
 const ANNOTATIONS: [&str; 5] = ["title", "description", "default", "examples", "deprecated"];
 
-/// The schema with everything that it refers to in place. The error says which reference
-/// cannot be followed.
+/// Resolves all references of a schema. The error names the reference that cannot be resolved.
 pub(super) fn expanded(schema: Value) -> Result<Value, String> {
     let mut expansion = Expansion { root: &schema, following: Vec::new(), parts: 0 };
     let mut whole = expansion.expand(&schema, 0)?;
@@ -67,7 +66,7 @@ impl<'a> Expansion<'a> {
         let mut own = Map::new();
         for (key, value) in fields {
             if ["$dynamicRef", "$recursiveRef"].contains(&key.as_str()) {
-                return Err(format!("it uses {key}, which is not read; use $ref"));
+                return Err(format!("it uses {key}, which is not supported; use $ref"));
             }
             if key == "$ref" && value.is_string() || key == "$defs" || key == "definitions" {
                 continue;
@@ -84,11 +83,11 @@ impl<'a> Expansion<'a> {
 
     fn follow(&mut self, reference: &'a str, depth: usize) -> Result<Value, String> {
         if self.following.contains(&reference) || reference == "#" {
-            return Err(format!("{reference} refers to itself, and a configuration has an end"));
+            return Err(format!("{reference} refers to itself, and a configuration is finite"));
         }
         let pointer = reference.strip_prefix('#');
         let Some(target) = pointer.and_then(|pointer| self.root.pointer(pointer)) else {
-            return Err(format!("it refers to {}, which is not in it", shown(reference)));
+            return Err(format!("it refers to {}, which it does not contain", shown(reference)));
         };
         self.following.push(reference);
         let expanded = self.expand(target, depth + 1);
@@ -97,7 +96,7 @@ impl<'a> Expansion<'a> {
     }
 }
 
-/// What stands beside a reference says more of the same thing.
+/// Combines a resolved reference with the keywords beside it, which apply to the same value.
 fn join(target: Value, own: Map<String, Value>) -> Value {
     let only_annotations = own.keys().all(|key| ANNOTATIONS.contains(&key.as_str()));
     match target {
@@ -116,14 +115,14 @@ fn join(target: Value, own: Map<String, Value>) -> Value {
     }
 }
 
-/// Keywords that say which properties an object may have besides those of `properties`.
+/// Keywords that allow or refuse properties other than those in `properties`.
 const OTHERS: [&str; 3] = ["additionalProperties", "patternProperties", "unevaluatedProperties"];
 
-/// Keywords whose schemas hold for the same object.
+/// Keywords with schemas that apply to the same object.
 const IN_PLACE: [&str; 7] = ["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas"];
 
-/// Refuses properties that the schema of a configuration does not name, wherever it does not say itself whether
-/// there may be others. The fields that the host reads are always named.
+/// Changes the schema of a configuration to refuse properties that it does not name, unless it defines itself whether
+/// there may be others. The fields that the host reads are always allowed.
 pub(super) fn close(schema: &mut Value, hosts_fields: &[&str]) {
     let Some(fields) = schema.as_object_mut() else { return };
     if !OTHERS.iter().any(|keyword| fields.contains_key(*keyword)) {
@@ -133,7 +132,7 @@ pub(super) fn close(schema: &mut Value, hosts_fields: &[&str]) {
                 properties.entry(*field).or_insert(Value::Bool(true));
             }
         }
-        // What is named by schemas in place counts as evaluated, and not as a property of this one.
+        // Properties that in-place schemas name count as evaluated, but not as properties of this schema.
         let is_split = IN_PLACE.iter().any(|keyword| fields.contains_key(*keyword));
         let keyword = if is_split { "unevaluatedProperties" } else { "additionalProperties" };
         fields.insert(keyword.to_owned(), Value::Bool(false));
@@ -165,7 +164,7 @@ fn close_inner(schema: &mut Value) {
             fields.insert("additionalProperties".to_owned(), Value::Bool(false));
         }
     } else {
-        // One of several forms, each of which says all of the object.
+        // One of several alternatives, each of which describes the whole object.
         for keyword in ["anyOf", "oneOf"] {
             for form in fields.get_mut(keyword).and_then(Value::as_array_mut).into_iter().flatten() {
                 close_inner(form);
@@ -175,41 +174,41 @@ fn close_inner(schema: &mut Value) {
     close_below(fields);
 }
 
-/// Whether the schema lets an operator set what it does not name.
+/// Returns whether the schema allows properties that it does not name.
 pub(super) fn allows_others(schema: &Value) -> bool {
     OTHERS.iter().any(|keyword| schema.get(keyword).is_some_and(|others| *others != Value::Bool(false)))
 }
 
-/// Whether an object can fit at all.
+/// Returns whether the schema allows objects at all.
 pub(super) fn allows_objects(schema: &Value) -> bool {
     match schema.get("type") {
         None => true,
         Some(Value::String(name)) => name == "object",
         Some(Value::Array(names)) => names.iter().any(|name| name == "object"),
-        // Not a type at all; the schema's own check says so better.
+        // Not a type; the validator has a better message for it.
         Some(_) => true,
     }
 }
 
-/// One setting that there is.
+/// A setting in a schema.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Field {
-    /// Its name; those of its parents before it, joined by dots.
+    /// Dotted key: the names of its parents and its own.
     pub key: String,
-    /// What may stand there, in words.
+    /// The allowed values, in words.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What stands there if the operator says nothing.
+    /// The default, used if the operator sets no value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default: Option<Value>,
-    /// Whether the operator has to say something.
+    /// Whether the operator must set a value.
     pub required: bool,
-    /// What it is for.
+    /// The description in the schema.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 }
 
-/// Every setting of a schema, in its order.
+/// Returns all settings of a schema in its order.
 pub(super) fn fields(schema: &Value, defaults: &Map<String, Value>) -> Vec<Field> {
     let mut found = Vec::new();
     collect(schema, Some(defaults), "", &mut found);
@@ -237,7 +236,7 @@ fn collect(schema: &Value, defaults: Option<&Map<String, Value>>, before: &str, 
     }
 }
 
-/// What may stand there, in words.
+/// Describes the allowed values in words.
 fn type_of(schema: &Value) -> String {
     if let Some(words) = schema.get("enum").and_then(Value::as_array) {
         return or(words.iter().map(ToString::to_string));
@@ -249,7 +248,7 @@ fn type_of(schema: &Value) -> String {
     if let Some(forms) = forms {
         return or(forms.iter().map(type_of));
     }
-    let of_name = |name: &str| match name {
+    let named = |name: &str| match name {
         "array" => match schema.get("items") {
             Some(items) => format!("array of {}", type_of(items)),
             None => "array".to_owned(),
@@ -258,8 +257,8 @@ fn type_of(schema: &Value) -> String {
         name => name.to_owned(),
     };
     match schema.get("type") {
-        Some(Value::String(name)) => of_name(name),
-        Some(Value::Array(names)) => or(names.iter().filter_map(Value::as_str).map(of_name)),
+        Some(Value::String(name)) => named(name),
+        Some(Value::Array(names)) => or(names.iter().filter_map(Value::as_str).map(named)),
         _ => "anything".to_owned(),
     }
 }
@@ -274,7 +273,7 @@ fn bounds(schema: &Value) -> String {
     }
 }
 
-/// A whole number is written as one: a schema says 0.0 where it means 0.
+/// Formats a number. A whole one has no fraction: some schemas contain 0.0 for 0.
 fn number(value: &Value) -> String {
     match value.as_f64() {
         Some(float) if float.fract() == 0.0 && float.abs() < 1e15 => format!("{float:.0}"),
@@ -288,38 +287,38 @@ fn or(forms: impl Iterator<Item = String>) -> String {
     forms.join(" or ")
 }
 
-/// Something that does not fit, and where.
+/// A mistake in a configuration, with its field.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mistake {
     field: String,
-    what: String,
+    message: String,
     pub is_missing: bool,
 }
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let field = if self.field.is_empty() { "the whole" } else { &self.field };
-        write!(f, "{}: {}", text::printable(field), shown(&self.what))
+        write!(f, "{}: {}", text::printable(field), shown(&self.message))
     }
 }
 
-/// What the validator found, as one mistake or several, each with its field.
+/// Converts an error of the validator to one or several mistakes, each with its field.
 pub(super) fn mistakes(schema: &Value, error: &ValidationError<'_>) -> Vec<Mistake> {
     let field = dotted(error.instance_path().as_str());
     let at = |name: &str| if field.is_empty() { name.to_owned() } else { format!("{field}.{name}") };
-    let one = |what: String| vec![Mistake { field: field.clone(), what, is_missing: false }];
-    let place = error.schema_path().as_str();
+    let one = |message: String| vec![Mistake { field: field.clone(), message, is_missing: false }];
+    let path = error.schema_path().as_str();
     let parent =
-        schema.pointer(place.rsplit_once('/').map_or("", |(parent, _)| parent)).unwrap_or(&Value::Null);
+        schema.pointer(path.rsplit_once('/').map_or("", |(parent, _)| parent)).unwrap_or(&Value::Null);
     match error.kind() {
         ValidationErrorKind::AdditionalProperties { unexpected }
         | ValidationErrorKind::UnevaluatedProperties { unexpected } => unexpected
             .iter()
-            .map(|name| Mistake { field: at(name), what: no_such(name, parent), is_missing: false })
+            .map(|name| Mistake { field: at(name), message: no_such(name, parent), is_missing: false })
             .collect(),
         ValidationErrorKind::Required { property } => vec![Mistake {
             field: at(property.as_str().unwrap_or_default()),
-            what: "missing, and it has no default".to_owned(),
+            message: "missing, and it has no default".to_owned(),
             is_missing: true,
         }],
         ValidationErrorKind::Type { .. }
@@ -342,7 +341,7 @@ fn no_such(name: &str, parent: &Value) -> String {
     text::no_such(name, &known)
 }
 
-/// A value with the word for what it is.
+/// Formats a value with the name of its type.
 pub(super) fn of_kind(value: &Value) -> String {
     let kind = match value {
         Value::Null | Value::Number(_) | Value::Bool(_) => return shown(&value.to_string()),
@@ -353,12 +352,12 @@ pub(super) fn of_kind(value: &Value) -> String {
     format!("the {kind} {}", shown(&value.to_string()))
 }
 
-/// A text that may be long, or drive a terminal, in a message.
+/// Shortens and escapes a text of any size and content for a message.
 pub(super) fn shown(text: &str) -> String {
     text::printable(&text::beginning(text, 4 * SHOWN_BYTES))
 }
 
-/// A JSON pointer as people write it.
+/// Converts a JSON pointer to a dotted key.
 fn dotted(pointer: &str) -> String {
     let segments = pointer.split('/').skip(1).map(|segment| segment.replace("~1", "/").replace("~0", "~"));
     segments.collect::<Vec<_>>().join(".")
@@ -370,7 +369,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn types_are_said_in_words() {
+    fn types_are_described_in_words() {
         fn check(schema: Value, expected: &str) {
             assert_eq!(type_of(&schema), expected);
         }
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_says_nothing_of_other_properties_is_closed() {
+    fn a_schema_is_closed_unless_it_allows_other_properties() {
         fn check(mut schema: Value, expected: &Value) {
             close(&mut schema, &["name"]);
             assert_eq!(&schema, expected);
@@ -416,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_come_with_their_dotted_keys_and_defaults() {
+    fn fields_have_dotted_keys_and_defaults() {
         let schema = json!({
             "required": ["a"],
             "properties": {
@@ -439,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_keeps_what_stands_beside_it() {
+    fn keywords_beside_a_reference_are_kept() {
         let schema = json!({
             "properties": {
                 "a": {"$ref": "#/$defs/A", "default": 3, "description": "mine"},
