@@ -57,9 +57,7 @@ const LAYERS: [(&str, Layers); 7] = [
     (
         "server/src",
         &[
-            &[
-                "mod access any_server connections error shutdown tenants tls trajectories trajectory_route",
-            ],
+            &["mod access any_server connections error shutdown tenants tls trajectories trajectory_route"],
             &["admin", "dialect"],
             &["connection", "random", "serving"],
         ],

@@ -24,7 +24,10 @@ const ERROR_BYTES_MAX: usize = 4096;
 fn completion(body: &[u8]) {
     match Completion::parse(&bytes::Bytes::copy_from_slice(body)) {
         Ok(completion) => {
-            assert!(crate::object(completion.message()).is_ok(), "a guest can push each message that it gets");
+            assert!(
+                crate::object(completion.message()).is_ok(),
+                "a guest can push each message that it gets"
+            );
             assert!(
                 completion.tool_calls().iter().all(|call| !call.id.is_empty()),
                 "a result can name its call"

@@ -65,12 +65,7 @@ pub struct TooFewTurns {
 impl Journal {
     /// Reads the last rollout with this id up to the point of a fork, with requests to a model of this name. Charges it
     /// before reading. Reads files and blocks.
-    pub(crate) fn parent(
-        &self,
-        point: &ForkPoint,
-        model: &str,
-        budget: &Budget,
-    ) -> Result<Parent, NoParent> {
+    pub(crate) fn parent(&self, point: &ForkPoint, model: &str, budget: &Budget) -> Result<Parent, NoParent> {
         let found = self.store.find(point.rollout_id.as_str())?.into_iter().next();
         let found = found.ok_or(NoParent::Unknown)?;
         let bytes = usize::try_from(found.bytes()?.saturating_mul(MEMORY_FACTOR)).unwrap_or(usize::MAX);

@@ -56,7 +56,8 @@ impl Deadline {
 
     pub(super) fn exceeded(&self, stage: Stage, queued: Duration) -> Failure {
         let part = if stage == Stage::Grader { "grader" } else { "workflow" };
-        let mut reason = format!("{part} exceeded its {}s deadline", rollout_wire::text::decimal(self.limit_secs));
+        let mut reason =
+            format!("{part} exceeded its {}s deadline", rollout_wire::text::decimal(self.limit_secs));
         if self.is_hosts {
             reason += &format!(", {part}-secs-max of this host");
         } else if queued >= Duration::from_millis(100) {

@@ -15,8 +15,8 @@ use rollout_core::budget::Budget;
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
 use rollout_outbound::Transport;
 use rollout_rollout::{
-    AdmissionQuotas, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Share, TenantSlots, Unfinished,
-    Whose,
+    AdmissionQuotas, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Share, TenantSlots,
+    Unfinished, Whose,
 };
 use rollout_wire::quota::{Quota, Quotas};
 
