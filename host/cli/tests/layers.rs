@@ -1,4 +1,4 @@
-//! A module names only modules below it.
+//! Checks that crates and modules use only what is below them.
 
 mod sources;
 
@@ -7,8 +7,7 @@ use std::path::Path;
 
 use sources::sources;
 
-/// The crates from the top down. A crate depends on none that is on its own line or above. What a
-/// crate names of another, the compiler checks.
+/// Crates from the top down. A crate depends only on crates on lines below its own.
 const CRATES: [&[&str]; 6] = [
     &["rollout-host"],
     &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench"],
@@ -18,11 +17,11 @@ const CRATES: [&[&str]; 6] = [
     &["rollout-wire"],
 ];
 
-/// The modules of a crate from the top down. Modules on one line may not name each other, except
-/// those between the same quotes.
+/// Modules of a crate from the top down. Modules on one line must not name each other, unless they are in the
+/// same string.
 type Layers = &'static [&'static [&'static str]];
 
-/// The crates that are made of layers, by their folders.
+/// Layered crates, by folder.
 const LAYERS: [(&str, Layers); 3] = [
     (
         "core",
@@ -51,7 +50,7 @@ const LAYERS: [(&str, Layers); 3] = [
     ("assembly", &[&["lib fuzzing platform tests"], &["config"]]),
 ];
 
-/// The parts of `rollout` from the top down. What is outside of it names them through `rollout`.
+/// Parts of `rollout` from the top down. Other modules name them through `rollout`.
 const WITHIN_ROLLOUT: [&[&str]; 8] = [
     &["admission", "drive", "fork"],
     &["run"],
@@ -63,10 +62,10 @@ const WITHIN_ROLLOUT: [&[&str]; 8] = [
     &["model"],
 ];
 
-/// The parts of the server's `dialect` from the top down.
+/// Parts of the server's `dialect` from the top down.
 const WITHIN_DIALECT: [&[&str]; 3] = [&["osmosis"], &["driver"], &["ledger", "delivery"]];
 
-/// The modules that a file names through `crate::` or `crate::{…}`.
+/// Returns the modules that a file names through `crate::` or `crate::{…}`.
 fn named(text: &str) -> Vec<String> {
     named_after(&["crate::"], text)
 }
@@ -90,7 +89,7 @@ fn named_after(markers: &[&str], text: &str) -> Vec<String> {
     names
 }
 
-/// The folder with the crates.
+/// Returns the folder of the crates.
 fn host() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
@@ -102,7 +101,7 @@ fn a_module_names_only_modules_below_it() {
     }
 }
 
-/// Checks one crate. What is named of it and is no module is of its root, `lib`.
+/// Checks a crate. A name that is not a module belongs to the root, `lib`.
 fn check_modules(root: &Path, layers: Layers) {
     let mut rank = BTreeMap::new();
     for (line, parts) in layers.iter().enumerate() {
@@ -117,20 +116,22 @@ fn check_modules(root: &Path, layers: Layers) {
     let mut wrong = Vec::new();
     let mut checked = 0;
     for file in files {
-        let place = file.strip_prefix(root).unwrap();
-        let module = place.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
+        let path = file.strip_prefix(root).unwrap();
+        let module = path.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
         if module == "lib" {
             continue;
         }
         let Some((own, part)) = rank.get(module.as_str()) else {
-            wrong.push(format!("{}: module '{module}' has no layer", place.display()));
+            wrong.push(format!("{}: module '{module}' has no layer", path.display()));
             continue;
         };
         for name in named(&std::fs::read_to_string(&file).unwrap()) {
-            let Some((other, of)) = rank.get(name.as_str()).or_else(|| rank.get("lib")) else { continue };
+            let Some((other, other_part)) = rank.get(name.as_str()).or_else(|| rank.get("lib")) else {
+                continue;
+            };
             checked += 1;
-            if part != of && other <= own {
-                wrong.push(format!("{}: '{module}' names '{name}', which is not below it", place.display()));
+            if part != other_part && other <= own {
+                wrong.push(format!("{}: '{module}' names '{name}', which is not below it", path.display()));
             }
         }
     }
@@ -158,7 +159,7 @@ fn a_crate_depends_only_on_crates_below_it() {
 }
 
 #[test]
-fn the_core_is_built_without_what_only_commands_need() {
+fn the_core_is_built_without_dependencies_of_commands() {
     let ran = std::process::Command::new(env!("CARGO"))
         .args(["tree", "--offline", "--locked", "--package", "rollout-core", "--edges", "normal"])
         .args(["--prefix", "none", "--format", "{p}"])
@@ -184,7 +185,7 @@ fn a_part_of_dialect_names_only_parts_below_it() {
     check_parts("server/src/dialect", "crate::dialect::", &WITHIN_DIALECT, 10);
 }
 
-/// Checks the parts of one module, in which more than so many names are found.
+/// Checks the parts of a module, and that more than `names_min` names are found in it.
 fn check_parts(root: &str, marker: &str, ranks: &[&[&str]], names_min: usize) {
     let root = host().join(root);
     let rank = |part: &str| ranks.iter().position(|parts| parts.contains(&part));
@@ -192,23 +193,24 @@ fn check_parts(root: &str, marker: &str, ranks: &[&[&str]], names_min: usize) {
     sources(&root, &mut files);
     let (mut wrong, mut checked) = (Vec::new(), 0);
     for file in files {
-        let place = file.strip_prefix(&root).unwrap();
-        let part = place.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
+        let path = file.strip_prefix(&root).unwrap();
+        let part = path.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
         if part == "mod" {
             continue;
         }
         let Some(own) = rank(&part) else {
-            wrong.push(format!("{}: part '{part}' has no rank", place.display()));
+            wrong.push(format!("{}: part '{part}' has no rank", path.display()));
             continue;
         };
-        // From a file of its own, `super` is the module; from below a folder it is that part.
-        let markers: &[&str] = if place.iter().count() == 1 { &[marker, "super::"] } else { &[marker] };
+        // In a file of the module, `super` is the module; in a subfolder, it is the part.
+        let markers: &[&str] = if path.iter().count() == 1 { &[marker, "super::"] } else { &[marker] };
         let text = std::fs::read_to_string(&file).unwrap();
         for name in named_after(markers, text.split("#[cfg(test)]").next().unwrap()) {
             checked += 1;
-            // Names of types are those that the module gives to others, from above.
+            // A name without a rank, such as a type's, comes from the module itself, which is above its
+            // parts.
             if name != part && rank(&name).is_none_or(|other| other <= own) && name != "*" {
-                wrong.push(format!("{}: '{part}' names '{name}', which is not below it", place.display()));
+                wrong.push(format!("{}: '{part}' names '{name}', which is not below it", path.display()));
             }
         }
     }
@@ -217,7 +219,7 @@ fn check_parts(root: &str, marker: &str, ranks: &[&[&str]], names_min: usize) {
 }
 
 #[test]
-fn names_are_found_in_every_form() {
+fn names_are_found_in_all_forms_of_use() {
     let text = "use crate::wire::atif; use crate::{id::RolloutId, error}; crate::cli::main()";
     assert_eq!(named(text), ["wire", "id", "error", "cli"]);
 }

@@ -1,15 +1,15 @@
-//! Quotas, as people write them: `running=8`, and `running=none` for none.
+//! Quotas on the command line: `running=8`, or `running=none` to remove one.
 
 use serde_json::{Map, Value};
 
-/// One quota of a command line.
+/// A quota on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Quota {
     name: String,
     value: Option<u64>,
 }
 
-/// All there are.
+/// Names of all quotas.
 const NAMES: [&str; 9] = [
     "running",
     "queued",
@@ -28,7 +28,7 @@ impl std::str::FromStr for Quota {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, value) = text.split_once('=').ok_or("a quota is NAME=NUMBER, or NAME=none")?;
         if !NAMES.contains(&name) {
-            return Err(format!("there is no quota '{name}'; there are: {}", NAMES.join(", ")));
+            return Err(format!("unknown quota '{name}'; the quotas are: {}", NAMES.join(", ")));
         }
         let value = match value {
             "none" => None,
@@ -40,13 +40,13 @@ impl std::str::FromStr for Quota {
     }
 }
 
-/// What changes, as the API takes it.
+/// Returns the changes in the API's format.
 pub(super) fn change(quotas: &[Quota]) -> Value {
     let entries = quotas.iter().map(|Quota { name, value }| (name.clone(), Value::from(*value)));
     Value::Object(entries.collect::<Map<_, _>>())
 }
 
-/// What there is of an object of the API, on a line.
+/// Renders quotas of the API in one line.
 pub(super) fn line(quotas: &Value) -> String {
     let entries = quotas.as_object().into_iter().flatten();
     entries.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
@@ -59,16 +59,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotas_are_read_and_shown_in_one_form() {
+    fn quotas_are_parsed_and_shown_in_the_same_form() {
         let read: Vec<Quota> =
             ["running=8", "weight=none"].iter().map(|text| text.parse().unwrap()).collect();
         assert_eq!(change(&read), json!({"running": 8, "weight": null}));
         assert_eq!(line(&json!({"running": 8, "plugins": 2})), "running=8 plugins=2");
-        for (wrong, said) in
-            [("running", "NAME=NUMBER"), ("runing=8", "there is no quota 'runing'"), ("running=-1", "'-1'")]
+        for (wrong, expected) in
+            [("running", "NAME=NUMBER"), ("runing=8", "unknown quota 'runing'"), ("running=-1", "'-1'")]
         {
             let error = wrong.parse::<Quota>().unwrap_err();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

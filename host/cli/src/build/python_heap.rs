@@ -1,36 +1,34 @@
-//! Free places in a Python component's memory: they are taken, so that what a rollout
-//! allocates goes to the end of the heap, all in one place.
+//! Marks the free chunks of a Python component's heap as used, so that a rollout allocates at the end of the
+//! heap.
 //!
-//! While modules were imported and the interpreter was made ready, places of all sizes were
-//! freed everywhere. The SDK (`_image.py`) fills most of them, but what is freed after it,
-//! by itself and by those who called it, nobody in the guest can fill. A rollout would get
-//! those places first, and with each a page of its own. Here they are marked as used, for
-//! good: they are in the image, which all instances share.
+//! Importing modules and preparing the interpreter frees chunks of all sizes everywhere in the heap. The SDK
+//! (`_image.py`) fills most of them, but not those that it and its callers free afterwards. A rollout would
+//! use these chunks first and copy a page of the shared image for each. Marked as used, they stay in the
+//! image that all instances share.
 //!
-//! The heap is that of wasi-libc, Doug Lea's `dlmalloc`: chunks one after another from its
-//! least address to the topmost chunk, each beginning with its size and whether it and the
-//! one before it are used; and lists and trees of free ones, by size. If chunks and lists do
-//! not agree to the last one, it is another allocator or another version, and nothing is
-//! touched.
+//! The heap is that of wasi-libc, Doug Lea's `dlmalloc`: consecutive chunks from its least address to the top
+//! chunk, each beginning with its size and two flags, whether it and the previous chunk are used; and lists
+//! and trees of free chunks by size. If chunks and lists do not agree exactly, the allocator or its version
+//! is another one, and the memory is not changed.
 
 use std::collections::BTreeSet;
 
 use super::python_image::Image;
 
-/// In the word of a chunk's size: whether the chunk before it is used, and whether it is.
+/// Flags in the word with a chunk's size: whether the previous chunk and the chunk itself are used.
 const BEFORE_USED: u32 = 1;
 const USED: u32 = 2;
 const FLAGS: u32 = 7;
 
-/// Chunks are multiples of this, at places that are so after these bytes of their beginning.
+/// Alignment of chunk sizes and of addresses after a chunk's header.
 const ALIGNED_BYTES: u32 = 16;
 const CHUNK_HEADER_BYTES: u32 = 8;
 
-/// Lists of one size each, and trees of ranges of sizes.
+/// Number of lists, of one size each, and of trees, of a range of sizes each.
 const LISTS: u32 = 32;
 const TREES: u32 = 32;
 
-/// Members of `struct malloc_state`, at 32 bits.
+/// Offsets of members of `struct malloc_state`, with 32-bit addresses.
 const LISTS_THERE: u32 = 0;
 const TREES_THERE: u32 = 4;
 const VICTIM_SIZE: u32 = 8;
@@ -41,32 +39,32 @@ const TOP: u32 = 24;
 const LIST_HEADS: u32 = 40;
 const TREE_ROOTS: u32 = LIST_HEADS + 8 * (LISTS + 1);
 
-/// Members of `struct malloc_chunk` and `struct malloc_tree_chunk`.
+/// Offsets of members of `struct malloc_chunk` and `struct malloc_tree_chunk`.
 const HEAD: u32 = 4;
 const NEXT: u32 = 8;
 const PREVIOUS: u32 = 12;
 const CHILDREN: [u32; 2] = [16, 20];
 
-/// Where the interpreter keeps what it freed of some kinds of objects, to give it out again before it
-/// asks for memory: the first one and how many there are, for each kind, in the memory of its library.
-/// Those of the release of componentize-py that components are made with.
-const KEPT_OBJECTS_AT: u32 = 0x0028_D938;
+/// Offset of the interpreter's free lists in the memory of its library: for each kind of object, the first
+/// freed object and the number of them. The value is that of the componentize-py release that components are
+/// built with.
+const FREE_LISTS: u32 = 0x0028_D938;
 const KINDS: u32 = 40;
-const KEPT_OF_A_KIND_MAX: u32 = 2000;
+const FREE_LIST_MAX: u32 = 2000;
 
-/// Takes the objects that the interpreter keeps to give them out again, which lie anywhere. Says how
-/// many they were; nothing where not every list is as long as it should be.
-pub(super) fn take_kept_objects(image: &mut Image, library: u32) -> Option<u32> {
-    let lists = || (0..KINDS).map(|kind| library + KEPT_OBJECTS_AT + 8 * kind);
+/// Empties the interpreter's free lists, whose objects are scattered over the heap. Returns the number of
+/// objects, or `None` if a list's length is wrong.
+pub(super) fn empty_free_lists(image: &mut Image, library: u32) -> Option<u32> {
+    let lists = || (0..KINDS).map(|kind| library + FREE_LISTS + 8 * kind);
     let mut taken = 0;
     for list in lists() {
         let count = image.word_at(list + 4)?;
         let mut object = image.word_at(list)?;
-        for _ in 0..count.min(KEPT_OF_A_KIND_MAX) {
-            // Each begins with the next one's address.
+        for _ in 0..count.min(FREE_LIST_MAX) {
+            // Each freed object begins with the address of the next.
             object = image.word_at(object).filter(|_| object != 0)?;
         }
-        if object != 0 || count > KEPT_OF_A_KIND_MAX {
+        if object != 0 || count > FREE_LIST_MAX {
             return None;
         }
         taken += count;
@@ -78,14 +76,13 @@ pub(super) fn take_kept_objects(image: &mut Image, library: u32) -> Option<u32> 
     Some(taken)
 }
 
-/// Takes the free places of the heap, and says how many there were; nothing where no heap
-/// was found that is understood in all its parts.
-pub(super) fn take_free(image: &mut Image) -> Option<usize> {
+/// Marks the free chunks of the heap as used. Returns their number, or `None` if no consistent heap is found.
+pub(super) fn use_free_chunks(image: &mut Image) -> Option<usize> {
     let (state, free) = find_heap(image)?;
     for (chunk, size) in &free {
         let head = image.word_at(chunk + HEAD)?;
         image.set_word(chunk + HEAD, head | USED);
-        // What was there is in nobody's way, and may be another in every build.
+        // The old content is unused and may differ from build to build.
         image.fill((chunk + NEXT) as usize..(chunk + size + HEAD) as usize, 0);
         let next = chunk + size + HEAD;
         let head = image.word_at(next)?;
@@ -105,9 +102,9 @@ pub(super) fn take_free(image: &mut Image) -> Option<usize> {
     Some(free.len())
 }
 
-/// The allocator's state and its free chunks: the one place that looks like a state, whose
-/// chunks are those that its lists have. Lists of sizes that no chunk has begin and end at
-/// themselves.
+/// Finds the allocator's state and its free chunks: the only state whose chunks agree with its lists.
+///
+/// The lists of sizes that no chunk has are empty: their heads point to themselves.
 fn find_heap(image: &Image) -> Option<(u32, BTreeSet<(u32, u32)>)> {
     let is_empty = |state: u32, list: u32| {
         let head = state + LIST_HEADS + 8 * list;
@@ -123,14 +120,14 @@ fn find_heap(image: &Image) -> Option<(u32, BTreeSet<(u32, u32)>)> {
     heaps.next().is_none().then_some(heap)
 }
 
-/// The topmost chunk, from which all is taken that no free one is right for.
+/// Returns the top chunk, which serves allocations for which no free chunk is suitable.
 fn top_of(image: &Image, state: u32) -> Option<u32> {
     let top = image.word_at(state + TOP)?;
     let size = image.word_at(state + TOP_SIZE)?;
     (top > 0 && size > 0 && image.word_at(top.checked_add(HEAD)?)? == size | BEFORE_USED).then_some(top)
 }
 
-/// Free chunks and their sizes by walking over all chunks.
+/// Returns the free chunks and their sizes by walking over all chunks.
 fn free_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
     let top = top_of(image, state)?;
     let least = image.word_at(state + LEAST_ADDRESS)?;
@@ -154,12 +151,11 @@ fn free_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
     (chunk == top && before_used).then_some(free)
 }
 
-/// Free chunks and their sizes by the allocator's lists, trees and the one that it takes
-/// from first.
+/// Returns the free chunks and their sizes from the allocator's lists and trees and its designated victim.
 fn listed_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
     let size_of = |chunk: u32| Some(image.word_at(chunk.checked_add(HEAD)?)? & !FLAGS);
     let mut listed = BTreeSet::new();
-    // The head of a list whose last chunk was taken still names that one.
+    // The head of an empty list may still point to its last chunk, so the bitmap decides.
     let there = image.word_at(state + LISTS_THERE)?;
     for list in (0..LISTS).filter(|list| there & (1 << list) != 0) {
         let head = state + LIST_HEADS + 8 * list;
@@ -177,7 +173,7 @@ fn listed_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
         if node == 0 {
             continue;
         }
-        // A node's neighbours are as large as it is, and have no children.
+        // The chunks in a node's ring have the same size and no children.
         let mut chunk = node;
         loop {
             if !listed.insert((chunk, size_of(chunk)?)) {
@@ -209,8 +205,8 @@ mod tests {
     const STATE: u32 = 0x100;
     const HEAP: u32 = 0x400;
 
-    /// A heap of chunks of these sizes, of which some are free, and a topmost one. Small free
-    /// ones are in lists, one of 592 bytes is in a tree, and the last of 48 is taken from first.
+    /// Returns a heap of chunks with these sizes, used or free, and a top chunk. Small free chunks are in
+    /// lists, one of 592 bytes is in a tree, and one of 48 bytes is the designated victim.
     fn heap(chunks: &[(u32, bool)]) -> Image {
         let mut image = Image::zeroed(0x2000);
         let set = |image: &mut Image, member: u32, value: u32| image.set_word(STATE + member, value);
@@ -269,23 +265,23 @@ mod tests {
     ];
 
     #[test]
-    fn free_places_are_used_afterwards_and_in_no_list() {
+    fn free_chunks_become_used_and_leave_the_lists() {
         let mut image = heap(&[CHUNKS.as_slice(), &[(48, false), (16, true)]].concat());
 
-        assert_eq!(take_free(&mut image), Some(5));
+        assert_eq!(use_free_chunks(&mut image), Some(5));
 
         assert_eq!(free_chunks(&image, STATE), Some(BTreeSet::new()));
         assert_eq!(listed_chunks(&image, STATE), Some(BTreeSet::new()));
         assert_eq!(image.word_at(STATE + VICTIM_SIZE), Some(0));
-        assert_eq!(take_free(&mut image), Some(0));
+        assert_eq!(use_free_chunks(&mut image), Some(0));
     }
 
     #[test]
-    fn what_is_not_understood_to_the_last_chunk_is_left_alone() {
+    fn an_inconsistent_heap_is_not_changed() {
         let sound = heap(&CHUNKS);
         let broken = [
-            // A free chunk that no list has, a used one that one has, a size that leads nowhere,
-            // a topmost chunk of another size.
+            // A free chunk in no list, a used chunk in a list, a size that leads nowhere, a top chunk of
+            // another size, a broken list.
             (HEAP + 8 + HEAD, 32 | BEFORE_USED),
             (HEAP + 8 + 32 + HEAD, 16 | BEFORE_USED | USED),
             (HEAP + 8 + HEAD, 40 | BEFORE_USED | USED),
@@ -297,18 +293,18 @@ mod tests {
             image.set_word(at, word);
             let before = image.clone();
 
-            assert_eq!(take_free(&mut image), None, "{at:#x}");
+            assert_eq!(use_free_chunks(&mut image), None, "{at:#x}");
 
-            assert!(image == before, "{at:#x} was touched");
+            assert!(image == before, "{at:#x} was changed");
         }
     }
 
     const LIBRARY: u32 = 0x1000;
 
-    /// Memory in which two objects of one kind and one of another are kept.
-    fn with_kept_objects() -> Image {
+    /// Returns memory with free lists of two objects of one kind and one of another.
+    fn with_free_lists() -> Image {
         let mut image = Image::zeroed(0x0030_0000);
-        let list = |kind: u32| LIBRARY + KEPT_OBJECTS_AT + 8 * kind;
+        let list = |kind: u32| LIBRARY + FREE_LISTS + 8 * kind;
         for (at, word) in
             [(list(2), 0x200), (list(2) + 4, 2), (0x200, 0x240), (list(20), 0x280), (list(20) + 4, 1)]
         {
@@ -318,28 +314,28 @@ mod tests {
     }
 
     #[test]
-    fn objects_that_are_kept_to_be_given_out_again_are_so_no_more() {
-        let mut image = with_kept_objects();
+    fn free_lists_are_empty_afterwards() {
+        let mut image = with_free_lists();
 
-        assert_eq!(take_kept_objects(&mut image, LIBRARY), Some(3));
+        assert_eq!(empty_free_lists(&mut image, LIBRARY), Some(3));
 
-        assert_eq!(image.word_at(0x200), Some(0x240), "an object was touched");
-        assert_eq!(take_kept_objects(&mut image, LIBRARY), Some(0));
+        assert_eq!(image.word_at(0x200), Some(0x240), "an object was changed");
+        assert_eq!(empty_free_lists(&mut image, LIBRARY), Some(0));
     }
 
     #[test]
-    fn kept_objects_that_are_not_as_many_as_they_should_be_are_left_alone() {
-        let first = LIBRARY + KEPT_OBJECTS_AT;
-        // One more and one less than there are, a list that leads out of the memory, and one in a circle.
+    fn free_lists_of_a_wrong_length_are_not_changed() {
+        let first = LIBRARY + FREE_LISTS;
+        // A count too high and too low, a list that leaves the memory, and a circular list.
         let broken = [(first + 8 * 2 + 4, 3), (first + 8 * 2 + 4, 1), (0x240, 0x7000_0000), (0x240, 0x200)];
         for (at, word) in broken {
-            let mut image = with_kept_objects();
+            let mut image = with_free_lists();
             image.set_word(at, word);
             let before = image.clone();
 
-            assert_eq!(take_kept_objects(&mut image, LIBRARY), None, "{at:#x}: {word:#x}");
+            assert_eq!(empty_free_lists(&mut image, LIBRARY), None, "{at:#x}: {word:#x}");
 
-            assert!(image == before, "{at:#x}: {word:#x} was touched");
+            assert!(image == before, "{at:#x}: {word:#x} was changed");
         }
     }
 }
