@@ -93,7 +93,7 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
     assert_eq!(nothing.code, Some(2), "{}", nothing.stderr);
     let with_config = ["push", text(&conform), "--name", "calc", "--config", text(&config), "--json"];
     let second = run(&with_config).await;
-    assert!(second.stderr.contains("is at the server already"), "{}", second.stderr);
+    assert!(second.stderr.contains("the server already has "), "{}", second.stderr);
     let pushed = parsed(&done(second, &with_config));
     assert_eq!(
         (&pushed["version"], &pushed["active"], &pushed["report"]["valid"]),
@@ -144,7 +144,7 @@ async fn a_plugin_at_fault_is_exit_1_with_the_report_that_validate_shows() {
     let ran = server.run_as(&author, &["push", text(&made), "--name", "bad", "--activate"]).await;
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert!(ran.stdout.contains("FAILED   imports"), "{}", ran.stdout);
-    assert!(ran.stdout.ends_with("version 1 of plugin 'bad' did not pass, and cannot be activated\n"));
+    assert!(ran.stdout.ends_with("version 1 of plugin 'bad' did not pass and cannot be activated\n"));
     let ran = server.run_as(&author, &["plugin", "activate", "bad", "1"]).await;
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert!(ran.stderr.contains("failed its checks"), "{}", ran.stderr);
@@ -206,14 +206,14 @@ async fn a_tenant_is_made_changed_shown_and_deleted() {
     assert!(said.contains("weight=2") && said.contains("listed only: 10.0.0.0/8"), "{said}");
     assert!(!said.contains("running="), "{said}");
     let said = server.done(&["tenant", "show", "team-a"]).await;
-    assert!(said.contains("nothing was used in the last 30 days"), "{said}");
+    assert!(said.contains("no usage in the last 30 days"), "{said}");
     assert!(server.done(&["tenant", "list"]).await.starts_with("name    default plugin"));
     for (wrong, said) in [
         (&["tenant", "create", "Team"][..], "lower-case letters"),
         (&["tenant", "create", "team-a"], "a tenant 'team-a' exists already"),
-        (&["tenant", "set", "team-a"], "nothing is to be changed"),
+        (&["tenant", "set", "team-a"], "no change is given"),
         (&["tenant", "set", "team-a", "--allow", "http://h"], "is a URL"),
-        (&["tenant", "delete", "team-a"], "--yes if it is meant"),
+        (&["tenant", "delete", "team-a"], "confirm it with --yes"),
         (&["plugin", "list"], "?tenant=NAME"),
     ] {
         let ran = server.run_as(&server.operator, wrong).await;
@@ -234,7 +234,7 @@ async fn a_secret_is_read_from_standard_input_or_a_variable() {
     let (process, mut input) = command.start_with_input();
     tokio::io::AsyncWriteExt::write_all(&mut input, b"s3cret\n").await.unwrap();
     drop(input);
-    assert_eq!(process.ended_within(COMMAND).await.stdout, "secret 'judge' is kept\n");
+    assert_eq!(process.ended_within(COMMAND).await.stdout, "secret 'judge' is stored\n");
     let mut command = rollout_host(["secret", "set", "tool", "--from-env", "TOOL_KEY"]);
     command.env("ROLLOUT_HOST_URL", &server.url).env("ROLLOUT_HOST_KEY", &author).env("TOOL_KEY", "other");
     assert_eq!(command.start().ended_within(COMMAND).await.code, Some(0));

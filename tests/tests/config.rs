@@ -163,7 +163,7 @@ async fn config_says_what_there_is_and_what_it_would_be() {
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     for line in [
-        "has 6 settings to configure",
+        "has 6 settings",
         "  max_turns                   integer, at least 1          8",
         "      The most calls of the model.",
         "  search.depth                number                       1.5        2.5",

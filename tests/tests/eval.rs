@@ -444,7 +444,7 @@ async fn a_server_that_wants_another_key_is_said_before_anything_is_run() {
         "KEY_OF_THE_MODEL",
     ]);
 
-    for (evaluation, named) in [(without, "--api-key-env VAR names"), (with, "is the key right")] {
+    for (evaluation, named) in [(without, "with --api-key-env VAR"), (with, "is the key that")] {
         let ran = evaluation.run().await;
 
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);

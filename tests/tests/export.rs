@@ -150,11 +150,11 @@ async fn rows_are_selected_by_a_condition_and_one_that_is_none_is_explained() {
     assert_eq!(both, ["first", "second"], "a row for each sample, with the sample's own reward");
     let (one, said) = samples("reward >= 1 and outcome = 'scored'").await;
     assert_eq!(one, ["first"]);
-    assert!(said.contains("1 row of 2 trajectories; --where left out 1"), "{said}");
+    assert!(said.contains("1 row of 2 trajectories; --where excluded 1"), "{said}");
 
     let ran = export(&dir, &["out", "--where", "attempt = 1 and rewrad >= 1"]).await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    assert!(ran.stderr.contains("there is no column `rewrad`; there are rollout_id, "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("unknown column `rewrad`; the columns are rollout_id, "), "{}", ran.stderr);
     assert!(ran.stderr.contains(&format!("\n  attempt = 1 and rewrad >= 1\n  {:16}^", "")), "{}", ran.stderr);
 }
 
@@ -171,7 +171,11 @@ async fn what_cannot_be_read_is_named_and_the_rest_is_written() {
 
     let ran = export(host.dir(), &[&kept, "--out", "rows.jsonl"]).await;
     assert_eq!((ran.code, read(host.dir()).ok()), (Some(2), Some(1)), "{}", ran.stderr);
-    assert!(ran.stderr.contains("broken/trajectory.json: no trajectory of this host: EOF"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("broken/trajectory.json: not a trajectory of this host: EOF"),
+        "{}",
+        ran.stderr
+    );
     assert!(ran.stderr.contains("1 row of 2 trajectories to rows.jsonl; 1 cannot be read"), "{}", ran.stderr);
     let ran = export(host.dir(), &[&kept, "--out", "rows.jsonl", "--skip-unreadable"]).await;
     assert_eq!((ran.code, read(host.dir()).ok()), (Some(0), Some(1)), "{}", ran.stderr);
@@ -309,9 +313,9 @@ async fn one_flipped_bit_of_a_journal_is_refused_by_all_that_read_it_and_a_repai
     let repaired = repair().await;
     assert_eq!(repaired.code, Some(0), "{}", repaired.stderr);
     assert!(repaired.stdout.contains("00000000000000000001.seg: bytes "), "{}", repaired.stdout);
-    assert!(repaired.stdout.contains(" lost records and is left out"), "{}", repaired.stdout);
+    assert!(repaired.stdout.contains(" lost records and is removed"), "{}", repaired.stdout);
     assert_eq!(std::fs::read(journal.join("00000000000000000001.seg.damaged")).unwrap(), bytes);
-    assert_eq!(repair().await.stdout, "the journal is whole\n");
+    assert_eq!(repair().await.stdout, "the journal is undamaged\n");
     let rows = export(dir.path(), &["journal"]).await;
     assert_eq!((rows.code, rows.stdout.lines().count()), (Some(0), 9), "{}", rows.stderr);
     let host = serve.start().await;

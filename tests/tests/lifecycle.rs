@@ -119,7 +119,11 @@ async fn what_is_passed_and_is_no_socket_to_listen_on_is_said() {
     command.arg(rollout_tests::guest("conform")).current_dir(dir.path());
     let ran = command.start_with(file.into()).ended().await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    assert!(ran.stderr.contains("LISTEN_FDS: what was passed is no socket"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("LISTEN_FDS: the passed descriptor is not a listening network socket"),
+        "{}",
+        ran.stderr
+    );
 }
 
 /// A service manager's end of what services say.

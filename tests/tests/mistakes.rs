@@ -85,7 +85,7 @@ async fn check(mistake: Mistake) -> Option<String> {
     let missing = mistake.seen.iter().find(|text| !seen.contains(*text));
     // Each is seen beside the reward or in place of it.
     let is_silent = ran.code == Some(0)
-        && !["warning ", "log  ", "the clock begins"].iter().any(|text| ran.stdout.contains(text));
+        && !["warning ", "log  ", "the clock starts"].iter().any(|text| ran.stdout.contains(text));
     (ran.code != Some(mistake.exit) || missing.is_some() || is_silent).then(|| {
         format!("{}: exit {:?}, missing {missing:?}, silent {is_silent}:\n{seen}", mistake.title, ran.code)
     })

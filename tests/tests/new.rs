@@ -123,8 +123,8 @@ async fn nothing_is_written_over_and_a_name_is_one_that_can_be_built() {
     std::fs::write(dir.path().join("full/file"), "mine").unwrap();
     for (arguments, named) in [
         (&["full"][..], "not empty"),
-        (&["Bad Name"], "no name for a project"),
-        (&["test"], "Rust's own"),
+        (&["Bad Name"], "invalid project name"),
+        (&["test"], "is reserved in Rust"),
         (&["x", "--sdk", "/nowhere"], "guest-sdk/rust"),
         (&["x", "--template", "other"], "possible values"),
     ] {

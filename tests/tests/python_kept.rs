@@ -9,7 +9,7 @@ use tempfile::TempDir;
 /// How long a build may take, beside another.
 const BUILD: Duration = Duration::from_secs(400);
 
-const TAKEN: &str = "taking the component that was built of the same files before";
+const TAKEN: &str = "using the cached component of an earlier build of the same files";
 const BUILT: &str = "importing agent in the component's Python";
 
 /// An entry module that says something when it is imported.

@@ -66,7 +66,7 @@ async fn an_edit_is_tried_without_building_anything() {
     let ran = tested(dir.path()).await;
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.contains("reward     1\n"), "{}", ran.stdout);
-    assert!(ran.stderr.contains("the quick way: "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("quick mode: "), "{}", ran.stderr);
 
     // Another module, a file that is read while that is imported, a setting, and other rewards.
     write(

@@ -119,7 +119,7 @@ async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_compone
     let without = replay(&["one.rollout"]).await;
     let with = replay(&["one.rollout", "--plugin", &component]).await;
     assert_eq!(without.code, Some(2), "{}", without.stdout);
-    assert!(without.stderr.contains("--plugin says where the component is"), "{}", without.stderr);
+    assert!(without.stderr.contains("give the component with --plugin"), "{}", without.stderr);
     assert_eq!(with.code, Some(0), "{}\n{}", with.stdout, with.stderr);
     assert!(with.stdout.contains("the same: reward "), "{}", with.stdout);
     for (bytes, says) in [
@@ -207,7 +207,7 @@ async fn it_is_shown_reply_by_reply_and_stops_at_each() {
     assert_eq!(whole.stdout.matches("[q]uit >").count(), 5, "it goes on after c: {}", whole.stdout);
     let quit = interactive(None, "n\nq\n").await;
     assert_eq!(quit.code, Some(2), "{}", quit.stdout);
-    assert!(quit.stdout.contains("nothing was compared"), "{}", quit.stdout);
+    assert!(quit.stdout.contains("the rollouts were not compared"), "{}", quit.stdout);
     let other = interactive(Some(&guest("conform").display().to_string()), "c\n").await;
     assert_eq!(other.code, Some(1), "{}", other.stdout);
     assert!(!other.stdout.contains("call 1, sample "), "it ends where they part: {}", other.stdout);

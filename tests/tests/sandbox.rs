@@ -140,7 +140,7 @@ async fn a_server_with_rules_for_files_does_its_work_and_reaches_no_others() {
     if stderr.contains("not enforced") {
         return;
     }
-    assert!(stderr.contains("files are kept to what the settings name"), "{stderr}");
+    assert!(stderr.contains("access to files is restricted to those that the settings name"), "{stderr}");
     assert_eq!(std::fs::read_dir(outside.path()).expect("it is there").count(), 0, "{stderr}");
 }
 

@@ -128,7 +128,7 @@ async fn a_certificate_is_replaced_without_a_request_that_fails() {
     // What is no pair is said, and changes nothing.
     std::fs::write(&files.0, text("ca.pem")).unwrap();
     host.process().signal(Signal::HUP);
-    let said = async || host.process().stderr().contains("the one before stays").then_some(());
+    let said = async || host.process().stderr().contains("the previous one stays in use").then_some(());
     until("word of the wrong certificate", said).await;
     assert_eq!(shown(&host).await, 1);
     stop.store(true, Ordering::SeqCst);

@@ -1,10 +1,10 @@
-//! How long it takes to make an instance of a plugin and drop it, beside starting a
-//! process: `cargo bench -p rollout-host [-- PLUGIN.wasm]`.
+//! Measures the time to create and drop an instance of a plugin, compared with starting a process:
+//! `cargo bench -p rollout-host [-- PLUGIN.wasm]`.
 //!
-//! Without an argument it compiles `examples/one-turn`. Prints p50 and p99 over many
-//! starts and their ratio to the baseline, the start of the process `true`.
+//! Without an argument it compiles `examples/one-turn`. Prints p50 and p99 of many starts and their ratio to
+//! the baseline, the start of the process `true`.
 
-#![expect(clippy::print_stdout, reason = "a bench says what it measured")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

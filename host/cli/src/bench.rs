@@ -12,9 +12,9 @@ use rollout_bench as bench;
 
 /// Load-tests a server, or compares two.
 ///
-/// The command is trainer, stub model and callback receiver in one cheap process. It speaks generation D or C of
-/// the Osmosis protocol and checks every result. Two servers are measured in turn (A B A B) and compared by
-/// their medians.
+/// The command is trainer, stub model and callback receiver in one cheap process. It speaks generation D or C
+/// of the Osmosis protocol and checks every result. Two servers are measured in turn (A B A B) and compared
+/// by their medians.
 #[derive(Debug, Args)]
 #[command(after_help = "Example, a comparison with the Python package's own server:\n  rollout-host bench \
     --command 'rollout-host serve one-turn.wasm --listen 127.0.0.1:0' \\\n    --vs-command 'python \
@@ -30,8 +30,8 @@ pub(super) struct Bench {
     plot: Option<PathBuf>,
     /// Runs a soak test of N rollouts at one --in-flight and reports whether the server's process grows.
     ///
-    /// In generation D the server stores results for `osmosis.result-ttl-secs`; configure a short time, or the
-    /// growth is that of the stored results.
+    /// In generation D the server stores results for `osmosis.result-ttl-secs`; configure a short time, or
+    /// the growth is that of the stored results.
     #[arg(long, value_name = "N", help_heading = "Measurement", conflicts_with_all = ["vs", "vs_command", "background", "rollouts", "seconds", "rounds", "wave"])]
     soak: Option<usize>,
 }

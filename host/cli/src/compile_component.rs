@@ -1,4 +1,4 @@
-//! `compile-component`: what the host starts to compile a component. Not for people.
+//! The internal command `compile-component`, in which the host compiles a component in a confined process.
 
 use std::io::{Read, Write};
 
@@ -10,32 +10,32 @@ use rollout_core::harden::compiler::{CompilerLimits, confine};
 use rollout_core::harden::{Part, probe};
 use rollout_guest::engine::{self, INVALID_EXIT_CODE, MemoryPlan};
 
-/// Compiles the component on standard input, under limits, to standard output.
+/// Compiles the component on standard input under limits and writes the code to standard output.
 #[derive(Debug, Args)]
 pub(super) struct CompileComponent {
-    /// The plan of the engine that the code is for.
+    /// Memory plan of the engine that the code is for.
     #[arg(long, value_parser = |name: &str| MemoryPlan::from_name(name).ok_or("no such plan"))]
     plan: MemoryPlan,
-    /// Memory that may be written to.
+    /// Maximum number of bytes of writable memory.
     #[arg(long)]
     memory_bytes_max: u64,
-    /// CPU time of all threads together.
+    /// Maximum CPU time of all threads together.
     #[arg(long)]
     cpu_secs_max: u64,
-    /// Compiles nothing; tries to get out of the confinement, or of one part of it, and says
-    /// what came of each attempt.
+    /// Compiles nothing; tries to escape the confinement, or one part of it, and prints the result of each
+    /// attempt.
     #[arg(long, value_name = "PART", value_parser = |name: &str| Part::from_name(name).ok_or("no such part"))]
     probe: Option<Part>,
 }
 
 impl CompileComponent {
-    /// Before anything else in this process, logs among it: it must have no threads yet.
+    /// Runs the command. The process must not have any threads yet, and logging must not be set up.
     pub(crate) fn run(self) -> Result<super::Exit> {
         let Self { plan, memory_bytes_max, cpu_secs_max, probe: part } = self;
         let limits = CompilerLimits { memory_bytes_max, cpu_secs_max };
         if let Some(part) = part {
-            for (what, came) in probe(part, limits).context("cannot confine this process")? {
-                outln!("{what}: {came}");
+            for (attempt, result) in probe(part, limits).context("cannot confine this process")? {
+                outln!("{attempt}: {result}");
             }
             return Ok(super::Exit::Done);
         }
@@ -44,12 +44,12 @@ impl CompileComponent {
         std::io::stdin().lock().read_to_end(&mut component).context("cannot read the component")?;
         match engine::compile(plan, &component) {
             Ok(code) => {
-                std::io::stdout().lock().write_all(&code).context("cannot hand over the code")?;
+                std::io::stdout().lock().write_all(&code).context("cannot write the compiled code")?;
                 Ok(super::Exit::Done)
             }
             Err(error) => {
                 errln!("{error:#}");
-                // A code of its own, which no other command has.
+                // No other command exits with this code.
                 std::process::exit(INVALID_EXIT_CODE.into())
             }
         }

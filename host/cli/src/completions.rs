@@ -1,4 +1,4 @@
-//! `completions`: what a shell needs to complete the commands and their options.
+//! The command `completions`, which writes completion scripts for shells.
 
 use crate::print::out;
 use anyhow::Result;
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use super::{Arguments, Exit};
 
-/// Writes what a shell needs to complete these commands, to standard output.
+/// Writes a completion script for a shell to standard output.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     rollout-host completions bash > ~/.local/share/bash-completion/completions/rollout-host\n  \
@@ -21,7 +21,7 @@ pub(super) struct Completions {
 
 impl Completions {
     pub(crate) fn run(self) -> Result<Exit> {
-        // To a buffer first: it panics where it cannot write, as into a pipe that is closed.
+        // `generate` panics if it cannot write, for example to a closed pipe, so it writes to a buffer.
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Arguments::command(), "rollout-host", &mut script);
         out!("{}", String::from_utf8_lossy(&script));

@@ -1,4 +1,4 @@
-//! `config`: what a plugin lets its operator configure.
+//! The command `config`, which shows the settings of a plugin.
 
 use crate::print::{out, outln};
 use std::path::PathBuf;
@@ -13,17 +13,17 @@ use rollout_guest::engine::Engine;
 use rollout_guest::plugin::{Declaration, Field, Settings};
 use rollout_wire::text;
 
-/// Says what a plugin lets its operator configure, and with which values it would run.
+/// Shows the settings of a plugin and the values that it would run with.
 ///
-/// Values come from the plugin's defaults, over them [plugin] of --config, over that
-/// --set. What does not fit is an error, as for serve and eval.
+/// Values come from --set, then from [plugin] of --config, then from the plugin's defaults. An invalid value
+/// is an error, as for serve and eval.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host config my_agent.wasm\n  \
     rollout-host config my_agent.wasm --set max_turns=3 --set 'search.places=[\"here\"]'")]
 pub(super) struct Config {
     /// The component.
     plugin: PathBuf,
-    /// Writes one JSON object: schema, defaults and resolved values.
+    /// Prints one JSON object: schema, defaults and resolved values.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
     #[command(flatten)]
@@ -59,10 +59,10 @@ impl Config {
     fn render(&self, declared: Option<&Declaration>, settings: &Settings) -> String {
         let path = self.plugin.display();
         let mut out = match declared.map(Declaration::fields) {
-            None => format!("{path} declares no settings: it is given whatever is configured, unchecked\n"),
-            Some(fields) if fields.is_empty() => format!("{path} has nothing to configure\n"),
+            None => format!("{path} declares no settings: it receives the configuration unchecked\n"),
+            Some(fields) if fields.is_empty() => format!("{path} has no settings\n"),
             Some(fields) => format!(
-                "{path} has {} to configure\n\n{}",
+                "{path} has {}\n\n{}",
                 if fields.len() == 1 {
                     "one setting".to_owned()
                 } else {
@@ -71,19 +71,18 @@ impl Config {
                 table(&fields, settings)
             ),
         };
-        out += "\nit would run with\n\n";
+        out += "\nit would run with:\n\n";
         out += &toml_of(settings);
         out += &match settings.max_concurrent {
-            Some(1) => "\nof it, one rollout runs at a time\n".to_owned(),
-            Some(count) => format!("\nof it, no more than {count} rollouts run at once\n"),
+            Some(1) => "\none rollout runs at a time\n".to_owned(),
+            Some(count) => format!("\nat most {count} rollouts run at once\n"),
             None => String::new(),
         };
         out
     }
 }
 
-/// One line a field, and below it what it is for. A value is shown where it is not the
-/// default.
+/// Renders one line per field and its description below it. A value is shown if it differs from the default.
 fn table(fields: &[Field], settings: &Settings) -> String {
     let title = ["SETTING", "TYPE", "DEFAULT", "VALUE"].map(str::to_owned);
     let rows: Vec<[String; 4]> = std::iter::once(title)
@@ -124,8 +123,7 @@ fn brief(value: &Value) -> String {
     text::printable(&text::beginning(&value.to_string(), BYTES_SHOWN))
 }
 
-/// The values as a configuration file has them. TOML has no null; such a value is in a
-/// comment.
+/// Renders the values as a configuration file. TOML has no null, so a comment shows such a value.
 fn toml_of(settings: &Settings) -> String {
     let Some(values) = &settings.values else { return "  (no configuration)\n".to_owned() };
     let mut nulls = Vec::new();
@@ -133,7 +131,7 @@ fn toml_of(settings: &Settings) -> String {
     let whole = toml::Table::from_iter([("plugin".to_owned(), table)]);
     let mut text = match toml::to_string(&whole) {
         Ok(text) => text,
-        // A number beyond 64 bits has no place in TOML.
+        // TOML cannot express numbers beyond 64 bits.
         Err(_) => format!("{:#}\n", Value::Object(values.clone())),
     };
     for null in nulls {
@@ -156,7 +154,7 @@ fn without_nulls(value: &Value, key: &str, nulls: &mut Vec<String>) -> toml::Val
                     continue;
                 }
                 let inner = without_nulls(value, &key, nulls);
-                // A table of nulls alone would be an empty heading.
+                // A table of nulls only would be an empty heading.
                 if inner.as_table().is_none_or(|table| !table.is_empty()) {
                     table.insert(name.clone(), inner);
                 }

@@ -1,4 +1,4 @@
-//! The options that say what the rows are, the same for every command that runs rows.
+//! Options for the data set, for every command that runs rows.
 
 use std::path::{Path, PathBuf};
 
@@ -9,27 +9,27 @@ use serde_json::{Value, json};
 use rollout_eval::DataSet;
 use rollout_eval::rows::{self, ColumnMap, Format, Mapping, Options};
 
-/// A data set, and how it is read.
+/// Options for the data set.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = super::DATA)]
 pub(super) struct DataOptions {
-    /// Rows: .jsonl, .json, .csv, .tsv or .parquet, perhaps with .gz, or - for standard input.
-    /// Columns are user_prompt (or prompt, text or messages), system_prompt, ground_truth (or
-    /// label) and metadata, as far as there are any.
+    /// File with rows: .jsonl, .json, .csv, .tsv or .parquet, also with .gz, or - for standard input. Columns
+    /// are user_prompt (or prompt, text or messages) and, optionally, system_prompt, ground_truth (or label)
+    /// and metadata.
     #[arg(long, value_name = "FILE")]
     pub data: PathBuf,
-    /// The format, where the name does not say it: jsonl, json, csv, tsv or parquet.
+    /// Format, if the file's name does not show it: jsonl, json, csv, tsv or parquet.
     #[arg(long, value_name = "FORMAT")]
     data_format: Option<Format>,
-    /// Uses columns of other names: `--map prompt=question,label=answer`. Targets are prompt,
-    /// system_prompt, label, metadata, and metadata.NAME for one member of it, which the
-    /// workflow sees. A column may be a JSON pointer: `label=/answers/0/text`.
+    /// Uses columns with other names: `--map prompt=question,label=answer`. Targets are prompt,
+    /// system_prompt, label, metadata, and metadata.NAME for one member of the metadata, which the workflow
+    /// sees. A column may be a JSON pointer: `label=/answers/0/text`.
     #[arg(long, value_name = "TARGET=COLUMN", value_delimiter = ',')]
     map: Vec<Mapping>,
-    /// Begins the prompt of every row that has no system prompt of its own.
+    /// System prompt for rows without one.
     #[arg(long, value_name = "TEXT")]
     system_prompt: Option<String>,
-    /// Takes of every label what follows the last MARK in it: '####' for GSM8K.
+    /// Uses only the part of each label after the last MARK: '####' for GSM8K.
     #[arg(long, value_name = "MARK")]
     label_after: Option<String>,
 }
@@ -46,12 +46,12 @@ impl DataOptions {
         Ok(rows::load(&self.data, &options)?)
     }
 
-    /// Whether the rows come from standard input.
+    /// Returns whether the rows come from standard input.
     pub(crate) fn is_standard_input(&self) -> bool {
         self.data == Path::new("-")
     }
 
-    /// What the rows are called in names of files.
+    /// Returns the data set's name for use in file names.
     pub(crate) fn stem(&self) -> String {
         if self.is_standard_input() {
             return "stdin".to_owned();
@@ -60,7 +60,7 @@ impl DataOptions {
         name.split('.').next().unwrap_or_default().to_owned()
     }
 
-    /// What decides on the rows besides the file, by name.
+    /// Returns the options that affect the rows, by name, without the file.
     pub(crate) fn settings(&self) -> Result<Vec<(&'static str, Value)>> {
         let mut settings = Vec::new();
         if !self.map.is_empty() {

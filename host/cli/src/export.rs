@@ -1,4 +1,4 @@
-//! `export`: training rows of rollouts that are over.
+//! The command `export`, which writes training rows of finished rollouts.
 
 use std::cmp::Ordering;
 use std::io::{IsTerminal, stdout};
@@ -10,19 +10,19 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::{self, errln};
 use super::{Exit, OUTPUT, journal};
-use rollout_export::source::{self, Trajectories};
+use rollout_export::source::{self, TrajectoryFiles};
 use rollout_export::{Condition, Format, Output, OutputError, Row};
 use rollout_rollout::{JournalError, NoTrajectory, StoredRollout};
 use rollout_wire::text::printable;
 
-/// How many of those that cannot be read are named.
+/// Maximum number of unreadable trajectories that are named.
 const NAMED_MAX: u64 = 20;
 
-/// Writes training rows of rollouts that are over: a row for each sample.
+/// Writes training rows of finished rollouts, one for each sample.
 ///
-/// A row has the messages, which of them the model wrote, token ids and log-probabilities as far as the
-/// model's server gave them, reward, metrics and ids. Its columns are in docs/serve/training-rows.md. Rows come in the
-/// order in which rollouts are found.
+/// A row has the messages, a mark for those that the model wrote, token ids and log-probabilities if the
+/// model's server returned them, reward, metrics and ids. docs/serve/training-rows.md describes the columns.
+/// Rows are in the order in which rollouts are found.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 done; 2 not done, or some trajectories cannot be read and --skip-unreadable is not given.\n\n\
@@ -31,30 +31,31 @@ const NAMED_MAX: u64 = 20;
     rollout-host export /var/lib/rollouts/journal --where 'metrics.accuracy > 0.5 or not withdrawn' | head"
 )]
 pub(super) struct Export {
-    /// The results of an evaluation, a server's --artifact-root, or a journal, whoever has it open.
+    /// Directory of an evaluation's results, a server's --artifact-root, or a journal, even while another
+    /// process has it open.
     dir: PathBuf,
-    /// Writes only rows for which this holds: comparisons (= != < <= > >=) of columns, numbers
-    /// and texts in quotes, `is null`, `is not null`, `and`, `or`, `not` and parentheses, as in
-    /// SQL. A metric is metrics.NAME.
+    /// Writes only rows that meet this condition: comparisons (= != < <= > >=) of columns, numbers and quoted
+    /// texts, `is null`, `is not null`, `and`, `or`, `not` and parentheses, as in SQL. A metric is
+    /// metrics.NAME.
     #[arg(long = "where", value_name = "CONDITION", value_parser = Condition::parse)]
     condition: Option<Condition>,
-    /// Where rows go; the file is there when all of it is. [default: standard output]
+    /// File to write; it appears when it is complete. [default: standard output]
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     out: Option<PathBuf>,
-    /// [default: parquet where FILE ends in .parquet, else jsonl]
+    /// Format of the rows. [default: parquet if FILE ends in .parquet, else jsonl]
     #[arg(long, value_enum, hide_default_value = true, help_heading = OUTPUT)]
     format: Option<RowFormat>,
-    /// Goes on and ends with 0 where a trajectory cannot be read.
+    /// Exits with 0 even if some trajectories cannot be read.
     #[arg(long, help_heading = OUTPUT)]
     skip_unreadable: bool,
 }
 
-/// How rows are written.
+/// Format of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum RowFormat {
     /// A Parquet file.
     Parquet,
-    /// A line of JSON for each row.
+    /// JSON Lines, one row per line.
     Jsonl,
 }
 
@@ -69,12 +70,12 @@ impl From<RowFormat> for Format {
 
 impl Export {
     pub(crate) fn run(self) -> Result<Exit> {
-        let source = Source::of(&self.dir)?;
+        let source = Source::find(&self.dir)?;
         let format = self.format();
         let output = match &self.out {
             Some(path) => Output::to_file(path, format.into())?,
             None if format == RowFormat::Parquet && stdout().is_terminal() => {
-                bail!("a Parquet file is not for a terminal; --out says where it goes")
+                bail!("a Parquet file cannot be written to a terminal; choose a file with --out")
             }
             None => Output::to_stream(print::OutWriter, format.into())?,
         };
@@ -84,14 +85,14 @@ impl Export {
         if added.is_ok() && rows.counts.found == 0 {
             let dir = self.dir.display();
             bail!(
-                "there are no trajectories in {dir}; those of a server's journal are in the journal's directory"
+                "there are no trajectories in {dir}; for those in a server's journal, give the journal's directory"
             );
         }
         if let Err(error) = added.and_then(|()| Ok(rows.output.finish()?)) {
-            return match (error.downcast_ref(), print::written()) {
-                (Some(OutputError::Stream(_)), print::Written::All)
+            return match (error.downcast_ref(), print::output_status()) {
+                (Some(OutputError::Stream(_)), print::OutputStatus::All)
                 | (Some(OutputError::File { .. }) | None, _) => Err(error),
-                // Whoever reads standard output went away, or it is reported at the end.
+                // The reader of standard output is gone, or its failure is reported when the program exits.
                 _ => Ok(Exit::NotDone),
             };
         }
@@ -109,26 +110,26 @@ impl Export {
     }
 }
 
-/// Where rollouts are that are over.
+/// Source of finished rollouts.
 enum Source {
-    /// Trajectories that were written as files.
-    Files(Trajectories),
+    /// Trajectories in files.
+    Files(TrajectoryFiles),
     /// The directory of a journal.
     Journal(PathBuf),
 }
 
 impl Source {
-    fn of(dir: &Path) -> Result<Self> {
-        let journal = journal::of_results(dir);
+    fn find(dir: &Path) -> Result<Self> {
+        let journal = journal::resolve(dir);
         let is_written = dir.join(source::ROLLOUTS).is_dir();
-        if journal::is_one(&journal)? && !(journal != *dir && is_written) {
+        if journal::is_journal(&journal)? && !(journal != *dir && is_written) {
             return Ok(Self::Journal(journal));
         }
-        Ok(Self::Files(Trajectories::below(dir)?))
+        Ok(Self::Files(TrajectoryFiles::find(dir)?))
     }
 }
 
-/// Rows on their way.
+/// The export in progress.
 struct Rows {
     output: Output,
     condition: Option<Condition>,
@@ -136,7 +137,7 @@ struct Rows {
     bar: ProgressBar,
 }
 
-/// What came of the trajectories.
+/// Numbers of trajectories by result.
 #[derive(Default)]
 struct Counts {
     found: u64,
@@ -149,7 +150,7 @@ impl Rows {
     fn new(output: Output, condition: Option<Condition>) -> Self {
         let bar = ProgressBar::new_spinner();
         let style = ProgressStyle::with_template("{pos} trajectories, {per_sec}, {elapsed} elapsed");
-        // The template is fixed; were it wrong, the default one would do.
+        // The template is constant; if it were invalid, the default would do.
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
         Self { output, condition, counts: Counts::default(), bar }
     }
@@ -161,7 +162,7 @@ impl Rows {
         }
     }
 
-    fn add_files(&mut self, trajectories: Trajectories) -> Result<(), OutputError> {
+    fn add_files(&mut self, trajectories: TrajectoryFiles) -> Result<(), OutputError> {
         for path in trajectories {
             match path.and_then(|path| Ok((source::read(&path)?, path))) {
                 Ok((document, path)) => self.add(&document, || path.display().to_string())?,
@@ -177,7 +178,7 @@ impl Rows {
         for stored in StoredRollout::all(dir).with_context(unreadable)? {
             let stored = match stored {
                 Ok(stored) => stored,
-                // The journal is damaged, and not one rollout: others may be missing, too.
+                // The journal itself is damaged, so other rollouts may be missing too.
                 Err(error) if error.get_ref().is_some_and(|inner| inner.is::<JournalError>()) => {
                     return Err(error).with_context(unreadable);
                 }
@@ -196,10 +197,10 @@ impl Rows {
                 }
             };
             let documents = trajectories.documents();
-            for (place, of) in documents.iter().enumerate() {
+            for (index, entry) in documents.iter().enumerate() {
                 document.clear();
-                let name = || format!("{} of {id}", of.file_name());
-                match trajectories.write(&documents, place, &mut document) {
+                let name = || format!("{} of {id}", entry.file_name());
+                match trajectories.write(&documents, index, &mut document) {
                     Ok(()) => self.add(&String::from_utf8_lossy(&document), name)?,
                     Err(error) => self.unreadable(&name(), &error),
                 }
@@ -208,9 +209,9 @@ impl Rows {
         Ok(())
     }
 
-    /// Writes the row of a document.
+    /// Writes the row of a trajectory.
     fn add(&mut self, document: &str, name: impl FnOnce() -> String) -> Result<(), OutputError> {
-        let row = match Row::of(document) {
+        let row = match Row::parse(document) {
             Ok(row) => row,
             Err(wrong) => {
                 self.unreadable(&name(), &wrong);
@@ -231,12 +232,12 @@ impl Rows {
     fn unreadable(&mut self, name: &str, why: &dyn std::error::Error) {
         self.counts.found += 1;
         self.counts.unreadable += 1;
-        let said = match self.counts.unreadable.cmp(&(NAMED_MAX + 1)) {
+        let message = match self.counts.unreadable.cmp(&(NAMED_MAX + 1)) {
             Ordering::Less => format!("cannot read {name}: {}", printable(&why.to_string())),
-            Ordering::Equal => "more cannot be read, which are only counted".to_owned(),
+            Ordering::Equal => "further unreadable trajectories are only counted".to_owned(),
             Ordering::Greater => return,
         };
-        self.bar.suspend(|| errln!("{said}"));
+        self.bar.suspend(|| errln!("{message}"));
     }
 }
 
@@ -246,7 +247,7 @@ impl Counts {
         let to = out.map_or(String::new(), |path| format!(" to {}", path.display()));
         let left_out = match left_out {
             0 => String::new(),
-            count => format!("; --where left out {count}"),
+            count => format!("; --where excluded {count}"),
         };
         let unreadable = match unreadable {
             0 => String::new(),

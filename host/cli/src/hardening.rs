@@ -1,4 +1,4 @@
-//! What a server gives up before it serves.
+//! Privileges and access to files that a server drops before it serves.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
@@ -14,20 +14,22 @@ use rollout_outbound::McpSettings;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hardening")]
 pub(super) struct HardeningOptions {
-    /// Keeps this process to the files that its settings name, where the kernel has Landlock.
-    /// Not together with on-start, on-stop and tool servers that are started, which would
-    /// be kept to them as well.
+    /// Restricts this process to the files that its settings name, if the kernel has Landlock. Cannot be
+    /// combined with on-start, on-stop or tool servers that the host starts: the restriction would apply to
+    /// them too.
     #[arg(long)]
     pub landlock: bool,
-    /// Keeps the capabilities that this process was started with, and lets programs that it
-    /// starts get more, such as sudo does.
+    /// Keeps the capabilities that this process was started with, and lets the programs that it starts gain
+    /// privileges, as sudo does.
     #[arg(long)]
     pub keep_privileges: bool,
 }
 
 impl HardeningOptions {
-    /// Once the address is taken, which may need a privilege, and before there are threads, a
-    /// runtime or a component.
+    /// Drops privileges and restricts files.
+    ///
+    /// Must be called after binding the address, which may need a privilege, and before threads, the runtime
+    /// or a component exist.
     pub(crate) fn apply<'a>(
         &self,
         config: &Config,
@@ -35,14 +37,14 @@ impl HardeningOptions {
         written: [Option<PathBuf>; 3],
     ) -> Result<()> {
         if !self.keep_privileges {
-            drop_privileges().context("--keep-privileges goes on with them")?;
+            drop_privileges().context("cannot drop privileges; --keep-privileges keeps them")?;
         }
         if !config.landlock {
             return Ok(());
         }
         if config.on_start.is_some() || config.on_stop.is_some() {
             bail!(
-                "landlock would hold for the commands on-start and on-stop too; leave out one or the other"
+                "landlock would apply to the commands on-start and on-stop too; leave out one or the other"
             );
         }
         let started = |server: &&rollout_guest::toolbox::ServerSettings| {
@@ -50,7 +52,7 @@ impl HardeningOptions {
         };
         if let Some(server) = config.tools.servers.iter().find(started) {
             bail!(
-                "landlock would hold for the tool server of {} too; start that apart and give its url here, or \
+                "landlock would apply to the tool server of {} too; start it separately and configure its url, or \
                  leave out landlock",
                 server.at
             );
@@ -61,7 +63,7 @@ impl HardeningOptions {
         folders.write.extend(written.into_iter().flatten());
         folders.write.extend(config.log.clone());
         for folder in &folders.write {
-            // Only what is there can be opened later. Whoever needs it says what is wrong with it.
+            // Only an existing folder can be opened later. Its user reports an error.
             let _ = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         }
         let enforced = restrict_files(&folders)?;
@@ -69,7 +71,7 @@ impl HardeningOptions {
             paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
         };
         let (read, write) = (list(&folders.read), list(&folders.write));
-        tracing::info!(rules = %enforced, read, write, "files are kept to what the settings name");
+        tracing::info!(rules = %enforced, read, write, "access to files is restricted to those that the settings name");
         Ok(())
     }
 }

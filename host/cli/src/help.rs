@@ -1,7 +1,7 @@
-//! What `--help` says, kept in files: a change of it is a change that somebody reviews.
+//! Snapshots of the help texts, so that every change to them is reviewed.
 //!
-//! After a change: `INSTA_UPDATE=always cargo test "${packages[@]}" --lib help::`, and read
-//! what `git diff` shows.
+//! After a change, run `INSTA_UPDATE=always cargo test "${packages[@]}" --lib help::` and read the output of
+//! `git diff`.
 
 use clap::{Command, CommandFactory};
 
@@ -18,7 +18,7 @@ fn commands() -> Vec<Command> {
 }
 
 #[test]
-fn help_is_as_it_was_reviewed() {
+fn help_texts_match_their_snapshots() {
     let mut all = vec![program()];
     all.extend(commands());
     for mut command in all {
@@ -26,18 +26,18 @@ fn help_is_as_it_was_reviewed() {
         let (short, long) = (command.render_help().to_string(), command.render_long_help().to_string());
         insta::assert_snapshot!(format!("{name}-h"), short);
         insta::assert_snapshot!(format!("{name}--help"), long);
-        for mut below in command.get_subcommands().filter(|below| below.get_name() != "help").cloned() {
+        for mut subcommand in command.get_subcommands().filter(|each| each.get_name() != "help").cloned() {
             if name != "rollout-host" {
-                let long = below.render_long_help().to_string();
-                insta::assert_snapshot!(format!("{name}-{}--help", below.get_name()), long);
+                let long = subcommand.render_long_help().to_string();
+                insta::assert_snapshot!(format!("{name}-{}--help", subcommand.get_name()), long);
             }
         }
     }
 }
 
-/// A tip would name what is hidden: clap looks for the nearest name among all of them.
+/// clap's suggestions for mistyped names would reveal hidden commands and options.
 #[test]
-fn nothing_is_hidden_that_a_tip_could_name() {
+fn no_command_or_option_is_hidden() {
     for command in commands().into_iter().chain([program()]) {
         assert!(!command.is_hide_set(), "{}", command.get_name());
         for option in command.get_arguments() {
@@ -55,7 +55,7 @@ fn every_command_has_an_example() {
     }
 }
 
-/// A short help fits a screen; the limits of a rollout and the like are in the long one.
+/// Short help fits on a screen; only the long help lists limits of rollouts and other details.
 #[test]
 fn a_short_help_is_short() {
     const LINES_MAX: usize = 70;

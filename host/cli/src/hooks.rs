@@ -1,4 +1,4 @@
-//! Commands of the operator's that run before a server accepts and after it drained.
+//! The operator's commands, which run before a server accepts requests and after it is drained.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
-/// How long a hook may take. One that warms something up may need minutes; one that hangs
-/// must not keep a server from starting or ending for ever.
+/// Maximum run time of a command. Warming up may take minutes, but a command that hangs must not block the
+/// start or the stop of a server forever.
 const TIME_MAX: Duration = Duration::from_secs(600);
 
-/// Runs a command by the shell and waits for it. What it writes goes to standard error,
-/// because standard output is for what the server says.
+/// Runs a shell command and waits for it. Its output goes to standard error, because standard output is for
+/// the server's own output.
 pub(super) async fn run(when: &str, command: &str) -> Result<()> {
     let mut child = Command::new("sh")
         .arg("-c")
@@ -27,7 +27,7 @@ pub(super) async fn run(when: &str, command: &str) -> Result<()> {
         Ok(Err(error)) => Err(error).with_context(|| format!("cannot wait for the command {when}")),
         Err(_) => {
             bail!(
-                "the command {when} was not done within {}: '{command}'",
+                "the command {when} did not finish within {}: '{command}'",
                 rollout_wire::text::time(TIME_MAX)
             )
         }

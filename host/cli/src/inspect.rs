@@ -1,4 +1,4 @@
-//! `inspect`: what a component is.
+//! The command `inspect`, which describes a component.
 
 use crate::print::{out, outln};
 use std::path::PathBuf;
@@ -15,19 +15,18 @@ use rollout_guest::plugin::{CONTRACT_VERSION, Description, Item};
 use rollout_guest::toolbox;
 use rollout_wire::text::printable;
 
-/// Says what a component exports and imports, and whether it can be served.
+/// Shows the exports and imports of a component and whether it can be served.
 ///
-/// Each import is shown with what is behind it: `granted` works; `empty` is there because
-/// standard libraries import it, and has nothing in it, as the file system has no files;
-/// `refused` answers every call that access is denied, as the network does; `missing` keeps the
-/// component from being served.
+/// Each import has one of four states. `granted`: it works. `empty`: it exists for standard libraries but
+/// contains nothing, such as the file system, which has no files. `refused`: every call fails with access
+/// denied, such as those of the network. `missing`: the component cannot be served.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host inspect my_agent.wasm\n  \
     rollout-host inspect my_agent.wasm --json | jq '.imports[] | select(.grant != \"granted\").name'")]
 pub(super) struct Inspect {
     /// The component.
     plugin: PathBuf,
-    /// Writes one JSON object.
+    /// Prints one JSON object.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
     #[command(flatten)]
@@ -71,9 +70,9 @@ impl Inspect {
         Ok(if servable { Exit::Done } else { Exit::Plugin })
     }
 
-    fn render(&self, about: &Description, tools: Option<Listed>) -> String {
+    fn render(&self, about: &Description, tools: Option<ToolList>) -> String {
         let parts = match about.parts().as_slice() {
-            [] => "nothing of the contract".to_owned(),
+            [] => "no part of the contract".to_owned(),
             parts => parts.join(" and "),
         };
         let contract = about.contract_version.as_deref().unwrap_or("none");
@@ -87,7 +86,7 @@ impl Inspect {
         text += &list("exports", &about.exports);
         text += &list("imports", &about.imports);
         match tools {
-            Some(Ok(tools)) => text += &listed(&tools),
+            Some(Ok(tools)) => text += &tool_lines(&tools),
             Some(Err(problems)) => {
                 let problems = problems.iter().map(|problem| format!("  - {problem}\n"));
                 return text + "cannot be provided:\n" + &problems.collect::<String>();
@@ -116,23 +115,23 @@ impl Inspect {
     }
 }
 
-/// The tools of a component, or what is wrong with them.
-type Listed = Result<Vec<Value>, Vec<String>>;
+/// Tools of a component, or their problems.
+type ToolList = Result<Vec<Value>, Vec<String>>;
 
-/// The operator's values as the component is given them.
+/// Encodes the operator's configuration for the component.
 fn raw(config: Option<Map<String, Value>>) -> Result<Option<Box<RawValue>>> {
     Ok(config.as_ref().map(serde_json::value::to_raw_value).transpose()?)
 }
 
-/// Asks a component for its tools, with the configuration that it would have.
-fn tools(engine: &Engine, loader: &Loader, bytes: &[u8], config: Option<Box<RawValue>>) -> Result<Listed> {
+/// Reads the tools that a component declares with the operator's configuration.
+fn tools(engine: &Engine, loader: &Loader, bytes: &[u8], config: Option<Box<RawValue>>) -> Result<ToolList> {
     let plugin = loader.load(engine, bytes)?;
     let functions = setup::runtime()?.block_on(toolbox::describe(plugin, config.map(Into::into)));
     Ok(functions.map(|functions| functions.into_iter().map(Into::into).collect()))
 }
 
-/// The tools, one a line, with the beginning of what they say of themselves.
-fn listed(tools: &[Value]) -> String {
+/// Renders tools, one per line, with the first line of their descriptions.
+fn tool_lines(tools: &[Value]) -> String {
     let line = |tool: &Value| {
         let function = &tool["function"];
         let about = function["description"].as_str().unwrap_or_default().lines().next().unwrap_or_default();
@@ -144,7 +143,7 @@ fn listed(tools: &[Value]) -> String {
 fn list(title: &str, items: &[Item]) -> String {
     let mut text = format!("  {title}\n");
     for item in items {
-        // An interface of types alone asks for nothing.
+        // An interface may have only types.
         let detail = match (item.kind, item.functions.as_slice()) {
             ("interface", []) => "types only".to_owned(),
             ("interface", functions) => functions.join(", "),

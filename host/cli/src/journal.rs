@@ -1,4 +1,4 @@
-//! Journals on disk, for the commands that keep rollouts and those that read them.
+//! Journals on disk, for the commands that write and read them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use rollout_assembly::config::Config;
 use rollout_rollout::seal::Seal;
 use rollout_rollout::{Host, Journal, JournalSettings, Unfinished};
 
-/// Opens a journal, and gives what is to be gone on with.
+/// Opens a journal and returns it with its unfinished rollouts.
 pub(super) fn open(settings: JournalSettings, config: &Config) -> Result<(Arc<Journal>, Unfinished)> {
     let dir = settings.path.clone();
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make the journal {}", dir.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create the journal {}", dir.display()))?;
     let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
         Some(key) => Seal::of_secret(&key),
         None => {
@@ -25,24 +25,25 @@ pub(super) fn open(settings: JournalSettings, config: &Config) -> Result<(Arc<Jo
     Ok(Journal::open(settings, seal, config.osmosis.result_ttl)?)
 }
 
-/// Keeps in a journal what its rollouts run, so that they can be made again.
-pub(super) fn keep_components(
+/// Stores the components of a host in a journal, so that its rollouts can be replayed.
+pub(super) fn store_components(
     journal: &Path,
     host: &Host,
     plugin: &Path,
     grader: Option<&Path>,
 ) -> Result<()> {
     let id = host.deployment().id();
-    keep_component(journal, &id.workflow, plugin)?;
+    store_component(journal, &id.workflow, plugin)?;
     match (&id.grader, grader) {
-        (Some(digest), Some(grader)) => keep_component(journal, digest, grader),
+        (Some(digest), Some(grader)) => store_component(journal, digest, grader),
         _ => Ok(()),
     }
 }
 
-/// Finds the component of this digest that a journal keeps. That of a tenant, CATALOG/tenants/TENANT/journal, has its
-/// components in the catalog.
-pub(super) fn kept_component(journal: &Path, digest: &str) -> PathBuf {
+/// Returns the path of the component with this digest in a journal.
+///
+/// The components of a tenant's journal, CATALOG/tenants/TENANT/journal, are in the catalog.
+pub(super) fn stored_component(journal: &Path, digest: &str) -> PathBuf {
     let name = format!("{digest}.wasm");
     let own = journal.join(COMPONENTS).join(&name);
     if own.exists() {
@@ -55,42 +56,44 @@ pub(super) fn kept_component(journal: &Path, digest: &str) -> PathBuf {
     of_catalog.filter(|component| component.exists()).unwrap_or(own)
 }
 
-/// The folder of components in a journal, and in a catalog, which has one more below it for the digest's first two digits.
+/// Folder of components in a journal and in a catalog. A catalog's has a subfolder for the digest's first two
+/// digits.
 const COMPONENTS: &str = "components";
 
-/// Keeps a component in a journal, where it is not there already.
-fn keep_component(journal: &Path, digest: &str, from: &Path) -> Result<()> {
+/// Stores a component in a journal unless it is stored already.
+fn store_component(journal: &Path, digest: &str, from: &Path) -> Result<()> {
     let folder = journal.join(COMPONENTS);
     let to = folder.join(format!("{digest}.wasm"));
     if to.exists() {
         return Ok(());
     }
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    // Whole or not at all, whatever happens meanwhile.
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    // The rename makes the component appear completely or not at all.
     let part = to.with_extension("part");
-    std::fs::copy(from, &part).with_context(|| format!("cannot keep {} in the journal", from.display()))?;
-    std::fs::rename(&part, &to).with_context(|| format!("cannot keep {} in the journal", from.display()))
+    std::fs::copy(from, &part).with_context(|| format!("cannot store {} in the journal", from.display()))?;
+    std::fs::rename(&part, &to).with_context(|| format!("cannot store {} in the journal", from.display()))
 }
 
-/// The journal that a command reads: this, or else that of a `serve` with the same configuration.
-pub(super) fn to_read(given: Option<&Path>, config: &Config) -> Result<PathBuf> {
+/// Returns the directory of the journal to read: the given one, or that of a `serve` with the same
+/// configuration.
+pub(super) fn find(given: Option<&Path>, config: &Config) -> Result<PathBuf> {
     let root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
     let dir = given.map(Path::to_owned).or_else(|| config.journal.dir(&root));
-    let dir = dir.context("there is no journal; --journal says where one is")?;
+    let dir = dir.context("no journal is configured; give its directory with --journal")?;
     if !dir.is_dir() {
-        bail!("there is no journal in {}; --journal says where one is", dir.display());
+        bail!("there is no journal in {}; give its directory with --journal", dir.display());
     }
-    Ok(of_results(&dir))
+    Ok(resolve(&dir))
 }
 
-/// The directory of the journal that is meant: this, or that of the evaluation whose results are here.
-pub(super) fn of_results(dir: &Path) -> PathBuf {
-    let within = dir.join(OF_EVALUATION);
+/// Returns the directory of a journal, given its directory or that of an evaluation's results.
+pub(super) fn resolve(dir: &Path) -> PathBuf {
+    let within = dir.join(EVALUATION_DIR);
     if dir.join("manifest.json").is_file() && within.is_dir() { within } else { dir.to_owned() }
 }
 
-/// Whether a directory is a journal.
-pub(super) fn is_one(dir: &Path) -> Result<bool> {
+/// Returns whether a directory is a journal.
+pub(super) fn is_journal(dir: &Path) -> Result<bool> {
     let unreadable = || format!("cannot read {}", dir.display());
     for entry in std::fs::read_dir(dir).with_context(unreadable)? {
         if Path::new(&entry.with_context(unreadable)?.file_name())
@@ -103,5 +106,5 @@ pub(super) fn is_one(dir: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Where an evaluation keeps its rollouts, below its results.
-pub(super) const OF_EVALUATION: &str = "journal";
+/// Folder of the journal in an evaluation's results.
+pub(super) const EVALUATION_DIR: &str = "journal";

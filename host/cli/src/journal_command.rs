@@ -1,4 +1,4 @@
-//! `journal`: what is done to a journal as a whole.
+//! The command `journal`, which repairs journals.
 
 use std::path::PathBuf;
 
@@ -9,47 +9,52 @@ use super::print::outln;
 use super::{Exit, journal};
 use rollout_rollout::{JournalDamage, RepairedJournal, repair_journal};
 
-/// Repairs a journal that is damaged.
+/// Repairs a damaged journal.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  rollout-host journal repair /var/lib/rollouts/.journal/9000")]
-pub(super) struct Journal {
+pub(super) struct JournalCommand {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Keeps what is readable of a damaged journal, and lists what is not.
+    /// Keeps the readable parts of a damaged journal and lists the others.
     ///
-    /// No server may have the journal open. Each segment that is changed is kept as it was beside it, under its name with
-    /// `.damaged`. A rollout that lost a record before its last one is left out; one that lost its last ones goes on
-    /// from where they were. A journal that is whole stays as it is.
-    #[command(after_help = "Exit codes: 0 the journal is whole, now or before; 2 it cannot be repaired.")]
+    /// No server may have the journal open. The original of each changed segment is kept next to it, with
+    /// `.damaged` appended to its name. A rollout that lost a record before its last one is removed; one that
+    /// lost its last records resumes before them. An undamaged journal is not changed.
+    #[command(
+        after_help = "Exit codes: 0 the journal was undamaged or is repaired; 2 it cannot be repaired."
+    )]
     Repair {
-        /// The journal, or the results of an evaluation.
+        /// Directory of the journal or of an evaluation's results.
         dir: PathBuf,
     },
 }
 
-impl Journal {
+impl JournalCommand {
     pub(crate) fn run(self) -> Result<Exit> {
         let Command::Repair { dir } = self.command;
-        let dir = journal::of_results(&dir);
-        if !dir.is_dir() || !journal::is_one(&dir)? {
-            bail!("there is no journal in {}", dir.display());
+        let dir = journal::resolve(&dir);
+        if !dir.is_dir() || !journal::is_journal(&dir)? {
+            bail!(
+                "there is no journal in {}; give the directory of a journal or of an evaluation's results",
+                dir.display()
+            );
         }
         let RepairedJournal { damage, left_out } =
-            repair_journal(&dir).context("the journal stays as it is")?;
+            repair_journal(&dir).context("the journal is not changed")?;
         for JournalDamage { segment, from, to } in &damage {
             outln!("{}: bytes {from} to {to} were not readable", segment.display());
         }
         for rollout in &left_out {
-            outln!("rollout {rollout} lost records and is left out");
+            outln!("rollout {rollout} lost records and is removed");
         }
         if damage.is_empty() {
-            outln!("the journal is whole");
+            outln!("the journal is undamaged");
         } else {
-            outln!("the rest is as it was; the segments as they were end in .damaged");
+            outln!("the journal is repaired; the original segments have names ending in .damaged");
         }
         Ok(Exit::Done)
     }

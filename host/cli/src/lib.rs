@@ -1,4 +1,4 @@
-//! The commands: arguments in, exit code out. One file a command.
+//! The command-line program: one module per command.
 
 mod admin;
 mod bench;
@@ -45,12 +45,12 @@ use clap::{Parser, Subcommand, ValueEnum};
 #[command(name = "rollout-host", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Exit codes: 0 done, 1 the plugin is at fault, 2 not done.\n\
     Logs go to standard error; ROLLOUT_HOST_LOG=debug (or a tracing filter) shows more of them.\n\n\
-    To begin with:\n  \
+    Getting started:\n  \
     rollout-host new my-agent && cd my-agent\n  \
     rollout-host build . -o my_agent.wasm\n  \
     rollout-host test my_agent.wasm --data rows.jsonl --model mock")]
 struct Arguments {
-    /// How log lines are written.
+    /// Format of log lines.
     #[arg(long, value_enum, default_value_t = LogFormat::Text, global = true, help_heading = "Logs")]
     log_format: LogFormat,
     #[command(subcommand)]
@@ -59,65 +59,65 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormat {
-    /// For a person.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// In the order in which a person comes to need them.
+/// The commands, in the order in which a new user needs them.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Writes a project to begin with.
+    /// Creates a project from a template.
     New(new::New),
     /// Compiles a Rust or Python workflow or grader to a component and checks it.
     Build(build::Build),
-    /// Says what a component exports and imports, and whether it can be served.
+    /// Shows the exports and imports of a component and whether it can be served.
     Inspect(inspect::Inspect),
-    /// Says what a plugin lets its operator configure, and with which values it would run.
+    /// Shows the settings of a plugin and the values that it would run with.
     Config(config::Config),
     /// Checks everything about a plugin that can be checked without a model.
     Validate(validate::Validate),
-    /// Runs one row of a data set and shows everything that is said, step by step if asked.
+    /// Runs one row of a data set and shows the conversation, step by step on request.
     Test(test::Test),
-    /// Runs a plugin over a data set and sums up the rewards.
+    /// Runs a plugin over a data set and summarises the rewards.
     Eval(eval::Eval),
-    /// Writes training rows of rollouts that are over, as Parquet or JSON Lines.
+    /// Writes training rows of finished rollouts as Parquet or JSON Lines.
     Export(export::Export),
     /// Serves a plugin to trainers over HTTP.
     Serve(serve::Serve),
-    /// Uploads a component to a server with a catalog, which checks it, and perhaps activates it.
+    /// Uploads a component to a server with a catalog, which checks and optionally activates it.
     Push(admin::push::Push),
-    /// Lists, activates, rolls back and removes plugins of such a server.
-    Plugin(admin::plugin::Plugin),
-    /// Keeps secrets that plugins' configurations name.
-    Secret(admin::secret::Secret),
-    /// Makes, changes and deletes tenants.
-    Tenant(admin::tenant::Tenant),
-    /// Makes, lists and revokes keys.
-    Key(admin::key::Key),
-    /// Makes a rollout of a server's journal again and says whether it is the same.
+    /// Lists, activates, rolls back and removes plugins of a server with a catalog.
+    Plugin(admin::plugin::PluginCommand),
+    /// Manages secrets that plugin configurations refer to.
+    Secret(admin::secret::SecretCommand),
+    /// Creates, changes and deletes tenants.
+    Tenant(admin::tenant::TenantCommand),
+    /// Creates, lists and revokes keys.
+    Key(admin::key::KeyCommand),
+    /// Replays a recorded rollout and reports whether it behaves the same.
     Replay(replay::Replay),
-    /// Runs new rollouts that share the first calls of one in a journal.
+    /// Runs new rollouts that share the first calls of a recorded one.
     Fork(fork::Fork),
-    /// Writes the trajectory of a rollout of a journal, or of all that are over.
+    /// Writes the trajectories of finished rollouts in a journal.
     Trajectory(trajectory::Trajectory),
-    /// Repairs a journal that is damaged.
-    Journal(journal_command::Journal),
-    /// Drives a running server with load and measures it, perhaps beside another.
+    /// Repairs a damaged journal.
+    Journal(journal_command::JournalCommand),
+    /// Load-tests a server, or compares two.
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
     MockModel(mock_model::MockModelCommand),
-    /// Brings the SDK within a Rust project to the one that is in this program.
+    /// Updates the SDK in a Rust project to the version in this program.
     UpdateSdk(new::UpdateSdk),
-    /// Writes what a shell needs to complete these commands.
+    /// Writes a completion script for a shell.
     Completions(completions::Completions),
-    /// Writes the manual's pages.
+    /// Writes the manual pages.
     Man(man::Man),
 }
 
-// What the host starts to compile a component. It is no command of `Command`, so no help,
-// tip, completion or page names it.
+// Arguments of the internal command that compiles a component in a process of its own. It is not part of
+// `Command`, so that help, suggestions, completions and manual pages leave it out.
 #[derive(Debug, Parser)]
 #[command(name = COMPILE_COMPONENT)]
 struct CompileArguments {
@@ -127,19 +127,19 @@ struct CompileArguments {
 
 const COMPILE_COMPONENT: &str = "compile-component";
 
-/// Topics of the options, which several commands have.
+/// Headings of options that several commands share.
 const DATA: &str = "Data";
 const OUTPUT: &str = "Output";
 const SETTINGS: &str = "Settings";
 
-/// How a command ended.
+/// Result of a command, which decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// What was asked for is done.
+    /// The command did its work.
     Done,
     /// The plugin is at fault.
     Plugin,
-    /// It is not done, or not all of it.
+    /// The work is not done, or only in part.
     NotDone,
 }
 
@@ -153,17 +153,17 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error for which the plugin's author has to act.
+/// An error that the plugin's author must fix.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct PluginFault(String);
 
-/// What a shell reports of a program whose reader went away: 128 and the number of SIGPIPE.
+/// Exit code that a shell reports when the reader of a pipe is gone: 128 plus the number of SIGPIPE.
 const READER_GONE: u8 = 141;
 
 impl Command {
-    /// Whether what it does is more than what it writes to standard output.
-    fn goes_on_unread(&self) -> bool {
+    /// Returns whether the command is useful even if its standard output is not read.
+    fn is_useful_unread(&self) -> bool {
         match self {
             Self::Serve(_)
             | Self::Eval(_)
@@ -186,20 +186,22 @@ impl Command {
             | Self::Replay(_)
             | Self::Trajectory(_)
             | Self::Journal(_)
-            // A key that nobody read was made for nothing.
+            // A new key is printed once and useless if it was not read.
             | Self::Key(_)
             | Self::Completions(_) => false,
         }
     }
 }
 
-/// Runs the command that the arguments name. `start_allocator_threads` is called once this
-/// process may have threads: they go on with the privileges that there are when they start.
+/// Runs the command that the arguments select and returns the exit code.
+///
+/// `start_allocator_threads` is called as soon as the process may have threads: a thread keeps the
+/// privileges that the process has when the thread starts.
 pub fn main(start_allocator_threads: fn()) -> ExitCode {
     let code = if std::env::args_os().nth(1).is_some_and(|first| first == COMPILE_COMPONENT) {
-        // It has a few lines to say, and threads would escape its confinement.
+        // It writes only a few lines, and threads would escape its confinement.
         let arguments = CompileArguments::parse_from(std::env::args_os().skip(1));
-        ended(arguments.command.run(), false)
+        report(arguments.command.run(), false)
     } else {
         let arguments = Arguments::parse();
         let is_server = matches!(arguments.command, Command::Serve(_));
@@ -207,21 +209,23 @@ pub fn main(start_allocator_threads: fn()) -> ExitCode {
         let start_threads = move || {
             start_allocator_threads();
             if let Err(error) = print::queue_errors(when_full) {
-                print::errln!("standard error is written without a thread of its own: {error}");
+                print::errln!(
+                    "cannot start the thread that writes standard error, which is now written directly: {error}"
+                );
             }
         };
         setup::logs(arguments.log_format, is_server);
-        let goes_on_unread = arguments.command.goes_on_unread();
-        ended(arguments.command.run(start_threads), goes_on_unread)
+        let is_useful_unread = arguments.command.is_useful_unread();
+        report(arguments.command.run(start_threads), is_useful_unread)
     };
     print::flush_errors();
     code
 }
 
-/// The exit code of what came of a command, which is said where it is an error.
-fn ended(result: anyhow::Result<Exit>, goes_on_unread: bool) -> ExitCode {
+/// Reports the error of a command, if any, and returns the exit code.
+fn report(result: anyhow::Result<Exit>, is_useful_unread: bool) -> ExitCode {
     match result {
-        Ok(exit) => code_as_read(exit, goes_on_unread),
+        Ok(exit) => output_exit_code(exit, is_useful_unread),
         Err(error) => {
             print::errln!("error: {error:#}");
             if error.downcast_ref::<PluginFault>().is_some() { Exit::Plugin } else { Exit::NotDone }.into()
@@ -229,14 +233,14 @@ fn ended(result: anyhow::Result<Exit>, goes_on_unread: bool) -> ExitCode {
     }
 }
 
-/// The exit code of a command that came to its end, by what standard output took of it.
-fn code_as_read(exit: Exit, goes_on_unread: bool) -> ExitCode {
-    match print::written() {
-        print::Written::Failed(error) if !goes_on_unread => {
+/// Returns the exit code of a command without an error, considering failures of standard output.
+fn output_exit_code(exit: Exit, is_useful_unread: bool) -> ExitCode {
+    match print::output_status() {
+        print::OutputStatus::Failed(error) if !is_useful_unread => {
             print::errln!("error: cannot write to standard output: {error}");
             Exit::NotDone.into()
         }
-        print::Written::ReaderGone if !goes_on_unread => ExitCode::from(READER_GONE),
+        print::OutputStatus::ReaderGone if !is_useful_unread => ExitCode::from(READER_GONE),
         _ => exit.into(),
     }
 }
@@ -244,7 +248,7 @@ fn code_as_read(exit: Exit, goes_on_unread: bool) -> ExitCode {
 impl Command {
     fn run(self, start_threads: impl FnOnce()) -> anyhow::Result<Exit> {
         let command = match self {
-            // It has something to do before there are threads.
+            // `serve` drops privileges before threads start.
             Self::Serve(command) => return command.run(start_threads),
             command => command,
         };

@@ -1,4 +1,4 @@
-//! `man`: the manual's pages.
+//! The command `man`, which writes the manual pages.
 
 use std::path::PathBuf;
 
@@ -7,11 +7,11 @@ use clap::{Args, CommandFactory};
 
 use super::{Arguments, Exit};
 
-/// Writes the manual's pages: rollout-host.1, and one for each command.
+/// Writes the manual pages: rollout-host.1 and one for each command.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  rollout-host man ~/.local/share/man/man1 && man rollout-host-serve")]
 pub(super) struct Man {
-    /// Where they go; made if it is not there.
+    /// Directory to write to; created if it does not exist.
     dir: PathBuf,
 }
 

@@ -1,5 +1,4 @@
-//! The options that say which model is asked, the same for every command that runs a
-//! plugin itself.
+//! Options for the model, for every command that runs a plugin itself.
 
 use crate::print::errln;
 use std::net::SocketAddr;
@@ -16,51 +15,53 @@ use rollout_eval::run::Model;
 use rollout_mock_model::{MockModel, MockModelSettings};
 use rollout_outbound::{self as outbound, Secret, Unreachable};
 
-/// The model's name that stands for the built-in stand-in.
+/// Name that selects the built-in stand-in.
 const MOCK: &str = "mock";
 
-/// Which model is asked.
+/// Options for the model.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(super) struct ModelOptions {
-    /// The model's name at its server; `mock` runs the built-in stand-in.
+    /// Name of the model at its server; `mock` runs the built-in stand-in.
     #[arg(long = "model", value_name = "NAME")]
     pub name: String,
-    /// The model's server, up to and without /chat/completions.
+    /// URL of the model's server, without /chat/completions.
     #[arg(long, value_name = "URL")]
     pub base_url: Option<String>,
     /// Environment variable with the server's key.
     #[arg(long, value_name = "VAR")]
     api_key_env: Option<String>,
-    /// Begins without a look at whether the servers of model and judge are there and take
-    /// their keys.
+    /// Starts without checking that the servers of model and judge are reachable and accept their keys.
     #[arg(long)]
     no_model_check: bool,
-    /// With `--model mock`: share of its replies that are wrong, 0 to 1.
+    /// With `--model mock`: fraction of wrong replies, 0 to 1.
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub mock_error_rate: f64,
-    /// With `--model mock`: what decides which replies are wrong.
+    /// With `--model mock`: seed that selects the wrong replies.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub mock_seed: u64,
-    /// With `--model mock`: time that it takes for a reply.
+    /// With `--model mock`: time until a reply.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     mock_latency: u64,
-    /// With `--model mock`: replies from a file; `rollout-host mock-model --help` has its form.
+    /// With `--model mock`: file with replies; `rollout-host mock-model --help` describes its format.
     #[arg(long, value_name = "FILE")]
     mock_script: Option<PathBuf>,
 }
 
 impl ModelOptions {
-    /// The server's key, after a look at whether there is a server at all.
+    /// Returns the server's key, or an error if no server is given.
     pub(crate) fn key(&self) -> Result<Option<Secret>> {
         if self.base_url.is_none() && self.name != MOCK {
-            bail!("--base-url URL says where the model '{}' is; `--model mock` needs none", self.name);
+            bail!(
+                "the model '{}' needs the URL of its server; add --base-url URL, or use `--model mock`",
+                self.name
+            );
         }
         setup::key_from_env("--api-key-env", self.api_key_env.as_deref())
     }
 
-    /// Where the model is, after a look at whether it is there, and the judge, where that has an
-    /// address. The stand-in serves for as long as it is held.
+    /// Checks that the servers of model and judge are reachable and returns the model. The stand-in, if it is
+    /// used, serves until it is dropped.
     pub(crate) async fn endpoint(
         &self,
         key: Option<Secret>,
@@ -84,14 +85,14 @@ impl ModelOptions {
             script: self.mock_script.as_deref().map(script).transpose()?,
         };
         let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
-        errln!("the model is the built-in stand-in, which works out arithmetic and knows nothing else");
+        errln!("the model is the built-in stand-in, which only solves arithmetic");
         Ok((Model::new(&mock.base_url(), MOCK, key)?, Some(mock)))
     }
 
-    /// A server that is not there, or does not take the key, answers no rollout either.
+    /// Checks that a server is reachable and accepts the key.
     async fn check(
         &self,
-        who: &str,
+        role: &str,
         base_url: &str,
         key: Option<&Secret>,
         [url_option, key_option]: [&str; 2],
@@ -104,15 +105,15 @@ impl ModelOptions {
         };
         let advice = match (&error, key.is_some()) {
             (Unreachable::NoConnection { .. }, _) => {
-                format!("is it running, and is {url_option} right?")
+                format!("is it running, and is {url_option} correct?")
             }
             (Unreachable::Unauthorized { .. }, false) => {
-                format!("{key_option} VAR names the environment variable with its key")
+                format!("name the environment variable with its key with {key_option} VAR")
             }
             (Unreachable::Unauthorized { .. }, true) => {
-                format!("is the key right that {key_option} names?")
+                format!("is the key that {key_option} names correct?")
             }
         };
-        bail!("the {who}'s server cannot be used: {error}; {advice} (--no-model-check begins all the same)")
+        bail!("the {role}'s server cannot be used: {error}; {advice} (--no-model-check skips this check)")
     }
 }

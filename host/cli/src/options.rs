@@ -1,4 +1,4 @@
-//! Groups of options that several commands have, each said once: its help, and what it comes to.
+//! Groups of options that several commands share.
 
 use std::path::{Path, PathBuf};
 
@@ -14,18 +14,18 @@ use rollout_core::telemetry::{Metrics, Traces};
 use rollout_guest::engine::Loader;
 use rollout_outbound as outbound;
 
-/// What a configuration file says, or an empty one. What is wrong in it, `resolve` says.
+/// Reads a configuration file, or returns an empty configuration. [`RawConfig::resolve`] reports mistakes.
 pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
     let Some(path) = path else { return Ok(RawConfig::default()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(RawConfig::parse(&text, &path.display().to_string()))
 }
 
-/// How components are brought in.
+/// Options for loading components.
 #[derive(Clone, Debug, Args)]
 pub(super) struct LoadOptions {
-    /// Settings in TOML: [plugin] for the plugin, the rest for the host. An option goes before
-    /// what is there.
+    /// Configuration file in TOML: [plugin] is for the plugin, the rest for the host. Options take precedence
+    /// over the file.
     #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -33,55 +33,56 @@ pub(super) struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// What the file says, or an empty one. What is wrong in it, `resolve` says.
+    /// Reads the configuration file, or returns an empty configuration. [`RawConfig::resolve`] reports
+    /// mistakes.
     pub(crate) fn raw_config(&self) -> Result<RawConfig> {
         raw_config(self.config.as_deref())
     }
 
-    /// The loader that these options and the configuration ask for.
+    /// Creates the loader that these options and the configuration describe.
     pub(crate) fn loader(&self, config: &Config) -> Result<Loader> {
         self.cache.loader(config.cache_dir.as_deref(), &config.load_limits)
     }
 
-    /// Where compiled code is kept, if it is.
+    /// Returns the directory of compiled code, or `None` if compiled code is not stored.
     pub(crate) fn cache_dir(&self, config: &Config) -> Option<PathBuf> {
         self.cache.dir(config.cache_dir.as_deref())
     }
 
-    /// Whether nothing of earlier runs may be used.
+    /// Returns whether compiled code of earlier runs must not be used.
     pub(crate) fn no_cache(&self) -> bool {
         self.cache.no_cache
     }
 }
 
-/// How a plugin is brought in and configured.
+/// Options for loading and configuring a plugin.
 #[derive(Clone, Debug, Args)]
 pub(super) struct PluginOptions {
     #[command(flatten)]
     pub load: LoadOptions,
-    /// Sets one value of the plugin's configuration, over what [plugin] says; nested keys
-    /// are joined by dots. `rollout-host config PLUGIN` lists what there is.
+    /// Sets one value of the plugin's configuration, overriding [plugin]; nested keys are joined by dots.
+    /// `rollout-host config PLUGIN` lists the keys.
     #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
     set: Vec<Assignment>,
 }
 
 impl PluginOptions {
-    /// The configuration, with these options in it.
+    /// Returns the configuration with these options applied.
     pub(crate) fn raw_config(&self) -> Result<RawConfig> {
         let raw = self.load.raw_config()?;
         Ok(RawConfig { set: self.set.clone(), ..raw })
     }
 }
 
-/// What rollouts are made of: a plugin, perhaps a grader besides, and their limits.
+/// Options of rollouts: the plugin's configuration, a separate grader, and limits.
 #[derive(Clone, Debug, Args)]
 pub(super) struct RolloutOptions {
-    /// A component with the grader, in place of the plugin's own.
+    /// Component with the grader, instead of the plugin's own.
     #[arg(long, value_name = "FILE", help_heading = None::<&str>)]
     pub grader: Option<PathBuf>,
     #[command(flatten)]
     pub plugin: PluginOptions,
-    /// The date, or date and time, that guests' clocks begin at. [default: 2025-01-01]
+    /// Date, or date and time, at which guests' clocks start. [default: 2025-01-01]
     #[arg(long, value_name = "DATE", help_heading = SETTINGS)]
     clock_begins: Option<String>,
     #[command(flatten)]
@@ -89,19 +90,19 @@ pub(super) struct RolloutOptions {
 }
 
 impl RolloutOptions {
-    /// The configuration, with these options in it.
+    /// Returns the configuration with these options applied.
     pub(crate) fn raw_config(&self) -> Result<RawConfig> {
         let raw = self.plugin.raw_config()?;
         let clock_begins = self.clock_begins.clone().or(raw.clock_begins);
         Ok(RawConfig { clock_begins, limits: self.limits.clone().or(raw.limits), ..raw })
     }
 
-    /// The components, with this one as the plugin.
+    /// Returns the components of a rollout: `plugin` and the separate grader, if any.
     pub(crate) fn sources<'a>(&'a self, plugin: &'a Path) -> Sources<'a> {
         Sources::of(plugin, self.grader.as_deref())
     }
 
-    /// Compiles the components, makes the host and sees that instances can start.
+    /// Compiles the components, creates the host and checks that instances can start.
     pub(crate) fn host(
         &self,
         runtime: &Runtime,
@@ -113,7 +114,7 @@ impl RolloutOptions {
     }
 }
 
-/// A host whose guests ask an operator's models.
+/// Options of a host: sampling parameters, the judge, and rollouts.
 #[derive(Clone, Debug, Args)]
 pub(super) struct HostOptions {
     #[command(flatten)]
@@ -125,25 +126,25 @@ pub(super) struct HostOptions {
 }
 
 impl HostOptions {
-    /// The configuration, with these options in it.
+    /// Returns the configuration with these options applied.
     pub(crate) fn raw_config(&self) -> Result<RawConfig> {
         let mut raw = self.rollout.raw_config()?;
-        self.params.put_over(&mut raw.model);
-        self.judge.put_over(&mut raw.judge);
+        self.params.apply(&mut raw.model);
+        self.judge.apply(&mut raw.judge);
         Ok(raw)
     }
 
-    /// The file with settings, if there is one.
+    /// Returns the path of the configuration file, if any.
     pub(crate) fn config_path(&self) -> Option<&Path> {
         self.rollout.plugin.load.config.as_deref()
     }
 }
 
-/// Which sampling parameters guests may set.
+/// Options for the sampling parameters that guests may set.
 #[derive(Clone, Debug, Args)]
 struct ParamOptions {
-    /// Sampling parameters that workflows may set, by name; any other is refused. Without
-    /// this, all pass that do not decide which model answers, or where.
+    /// Sampling parameters that workflows may set, by name; others are refused. Without this option,
+    /// workflows may set all parameters except those that select the model or its server.
     #[arg(
         long,
         value_name = "NAME,…",
@@ -155,23 +156,22 @@ struct ParamOptions {
 }
 
 impl ParamOptions {
-    fn put_over(&self, raw: &mut RawModel) {
-        let given = self.model_params.as_ref();
-        // An empty text is an empty list.
-        let names = given.map(|names| names.iter().filter(|name| !name.is_empty()).cloned().collect());
+    fn apply(&self, raw: &mut RawModel) {
+        // An empty value is an empty list.
+        let names = self.model_params.as_ref();
+        let names = names.map(|names| names.iter().filter(|name| !name.is_empty()).cloned().collect());
         raw.params = names.or(raw.params.take());
     }
 }
 
-/// Where the judge of graders is.
+/// Options for the judge of graders.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Judge, for graders that ask one")]
+#[command(next_help_heading = "Judge of the grader")]
 struct JudgeOptions {
-    /// The judge's server, up to and without /chat/completions.
+    /// URL of the judge's server, without /chat/completions.
     #[arg(long, value_name = "URL")]
     judge_url: Option<String>,
-    /// The judge's name at its server; `mock` without --judge-url runs the built-in
-    /// stand-in.
+    /// Name of the judge's model at its server; `mock` without --judge-url runs the built-in stand-in.
     #[arg(long, value_name = "NAME")]
     judge_model: Option<String>,
     /// Environment variable with the key of the judge's server.
@@ -180,9 +180,9 @@ struct JudgeOptions {
 }
 
 impl JudgeOptions {
-    fn put_over(&self, raw: &mut RawJudge) {
+    fn apply(&self, raw: &mut RawJudge) {
         if let Some(url) = &self.judge_url {
-            // The key that the file names is for the server that it names.
+            // The key in the file belongs to the server in the file.
             (raw.url, raw.api_key_env) = (Some(url.clone()), None);
         }
         raw.model = self.judge_model.clone().or(raw.model.take());
@@ -190,18 +190,18 @@ impl JudgeOptions {
     }
 }
 
-/// Where traces go.
+/// Options for exporting traces.
 #[derive(Clone, Debug, Args)]
 pub(super) struct TraceOptions {
-    /// Collector of traces, by OTLP over HTTP: a trace a rollout, a span a phase. Without
-    /// a path, /v1/traces is added.
+    /// URL of a trace collector, for OTLP over HTTP: a trace per rollout, a span per phase. /v1/traces is
+    /// added to a URL without a path.
     #[arg(long, value_name = "URL", help_heading = OUTPUT)]
     otlp: Option<String>,
 }
 
 impl TraceOptions {
-    /// Begins to export traces of what is counted here, where the operator says to where.
-    pub(crate) fn begin(&self, runtime: &Runtime, metrics: &Metrics) -> Result<Option<Traces>> {
+    /// Starts to export traces if a collector is configured.
+    pub(crate) fn start(&self, runtime: &Runtime, metrics: &Metrics) -> Result<Option<Traces>> {
         let Some(url) = &self.otlp else { return Ok(None) };
         let _runtime = runtime.enter();
         let traces = metrics.trace_to(url, outbound::http_client()?).context("--otlp")?;

@@ -1,4 +1,4 @@
-//! A component on disk, and how commands bring it in.
+//! Loading of components from disk.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,28 +12,29 @@ use rollout_core::limits::LoadLimits;
 use rollout_guest::engine::{CACHE_BYTES_MAX, CodeCache, Compiler, Engine, Loader, LoaderError};
 use rollout_guest::plugin::Plugin;
 
-/// Where compiled code is kept.
+/// Options for the cache of compiled code.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Compiled code")]
 pub(super) struct CacheOptions {
-    /// Where compiled code is kept, so that the next start takes no time. Nobody else may
-    /// be able to write there. [default: rollout-host/compiled in the user's cache directory]
+    /// Directory of compiled code, which makes the next start fast. Other users must not be able to write to
+    /// it. [default: rollout-host/compiled in the user's cache directory]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// Keeps no compiled code and uses none.
+    /// Neither stores nor uses compiled code.
     #[arg(long, conflicts_with = "cache_dir")]
     pub no_cache: bool,
 }
 
 impl CacheOptions {
-    /// The loader that these options and the configuration ask for.
+    /// Creates the loader that these options and the configuration describe.
     pub(crate) fn loader(&self, configured: Option<&Path>, limits: &LoadLimits) -> Result<Loader> {
         let compiler = Compiler::new(this_program()?, limits.clone());
         let cache = if self.no_cache { None } else { self.cache(configured)? };
         Ok(Loader::new(compiler, cache))
     }
 
-    /// The directory that they and the configuration ask for.
+    /// Returns the directory that these options and the configuration select, or `None` if compiled code is
+    /// not stored.
     pub(crate) fn dir(&self, configured: Option<&Path>) -> Option<PathBuf> {
         if self.no_cache {
             return None;
@@ -47,18 +48,18 @@ impl CacheOptions {
         }
         let Some(dir) = default_dir() else {
             tracing::warn!(
-                "neither XDG_CACHE_HOME nor HOME is set, so compiled code is not kept; --cache-dir says where"
+                "neither XDG_CACHE_HOME nor HOME is set, so compiled code is not stored; choose a directory with --cache-dir"
             );
             return Ok(None);
         };
         match CodeCache::open(&dir, CACHE_BYTES_MAX) {
             Ok(cache) => Ok(Some(cache)),
             Err(error) if error.is_about_trust() => Err(error.into()),
-            // Nobody asked for this directory; a read-only home is no reason not to serve.
+            // This directory is only a default; a read-only home does not prevent serving.
             Err(error) => {
                 tracing::warn!(
                     error = format!("{:#}", anyhow::Error::new(error)),
-                    "compiled code is not kept"
+                    "compiled code is not stored"
                 );
                 Ok(None)
             }
@@ -66,27 +67,29 @@ impl CacheOptions {
     }
 }
 
+/// Returns the default directory of compiled code, if the environment names a cache directory.
 pub(super) fn default_dir() -> Option<PathBuf> {
     let set = |variable| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
     Some(cache.join("rollout-host").join("compiled"))
 }
 
-/// This very program, also where its file was replaced since it was started.
+/// Returns a path of the running program, which on Linux stays valid after its file is replaced.
 pub(super) fn this_program() -> Result<PathBuf> {
     let proc = PathBuf::from("/proc/self/exe");
     if cfg!(target_os = "linux") && proc.exists() {
         return Ok(proc);
     }
-    std::env::current_exe().context("cannot tell which program this is, which is needed to compile")
+    std::env::current_exe()
+        .context("cannot determine the path of this program, which compiles in a process of its own")
 }
 
-/// Reads a component's bytes, and no more than it may have.
+/// Reads the bytes of a component, within the size limit.
 pub(super) fn read(path: &Path, limits: &LoadLimits) -> Result<Vec<u8>> {
     let about = || format!("cannot read {}", path.display());
     if path.is_dir() || path.extension().is_some_and(|ending| ending == "py") {
         let reason = format!(
-            "{} is a project's source, and this takes a component; make one of it: rollout-host build {}",
+            "{} is the source of a project, not a component; build a component first: rollout-host build {}",
             path.display(),
             path.display()
         );
@@ -112,7 +115,7 @@ pub(super) fn load(loader: &Loader, engine: &Engine, path: &Path, limits: &LoadL
     loader.load(engine, &bytes).map_err(|error| at_fault(&path.display().to_string(), error))
 }
 
-/// The error, with whose move it is.
+/// Converts an error of the loader; errors of the plugin become a [`PluginFault`].
 pub(super) fn at_fault(about: &str, error: LoaderError) -> anyhow::Error {
     let fault = error.fault();
     let reason = format!("{about}: {:#}", anyhow::Error::new(error));

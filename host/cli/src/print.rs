@@ -1,9 +1,9 @@
-//! What a command writes: the one way to standard output and to standard error.
+//! Standard output and standard error of the commands.
 //!
-//! The reader of a stream may go away (`… | head`) or stop reading, and neither may take down
-//! what the command does. So nothing here fails or panics. What standard output did not take is
-//! remembered, and [`finish`] makes the exit code of it. Standard error is written by a thread
-//! of its own once [`queue_errors`] was called, so that no task waits for whoever reads it.
+//! The reader of a stream may go away (`… | head`) or stop reading, and neither may stop the command's work,
+//! so nothing here fails or panics. The first failure of standard output is stored for the exit code, see
+//! [`output_status`]. After [`queue_errors`], a thread writes standard error, so that no task waits for its
+//! reader.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,14 +12,14 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Bytes that wait for standard error to be read. A reader that is late for a moment loses
-/// nothing at thousands of lines a second, and one that is gone costs no more than this.
+/// Maximum number of bytes queued for standard error: enough for a short delay of the reader at thousands of
+/// lines a second.
 const QUEUE_BYTES_MAX: usize = 4 << 20;
 
-/// How long a server that ends waits for a standard error of which nothing is read.
+/// Maximum time that a stopping server waits for a standard error that is not read.
 const STUCK_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The pause before a stream is tried again that somebody else made non-blocking.
+/// Pause before a retry if another process made the stream non-blocking.
 const WOULD_BLOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes to standard output, as `print!` does, and never fails.
@@ -50,7 +50,7 @@ static OUT_FAILED: OnceLock<io::Error> = OnceLock::new();
 
 static ERRORS: OnceLock<ErrorQueue> = OnceLock::new();
 
-/// Use [`out!`] and [`outln!`].
+/// Writes to standard output; use [`out!`] and [`outln!`].
 pub(super) fn write_out(text: fmt::Arguments<'_>) {
     if OUT_FAILED.get().is_some() {
         return;
@@ -61,21 +61,21 @@ pub(super) fn write_out(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Use [`err!`] and [`errln!`].
+/// Writes to standard error; use [`err!`] and [`errln!`].
 pub(super) fn write_err(text: fmt::Arguments<'_>) {
     match ERRORS.get() {
         Some(queue) => queue.push(text.to_string().as_bytes()),
-        // Nobody is left to whom a failure could be reported.
+        // A failure of standard error cannot be reported.
         None => drop(write_to(&io::stderr(), text.to_string().as_bytes())),
     }
 }
 
-/// Standard output for data that is not text, or not lines. A failure is remembered and reported, and
-/// nothing is written afterwards.
+/// Writer of data to standard output. The first failure is stored, see [`output_status`], and nothing is
+/// written afterwards.
 pub(super) struct OutWriter;
 
 impl OutWriter {
-    /// Whether it takes nothing more.
+    /// Returns whether standard output has failed.
     pub(crate) fn has_failed() -> bool {
         OUT_FAILED.get().is_some()
     }
@@ -100,27 +100,27 @@ impl Write for OutWriter {
     }
 }
 
-/// What came of standard output.
+/// State of standard output.
 #[derive(Debug)]
-pub(super) enum Written {
-    /// All of it was taken.
+pub(super) enum OutputStatus {
+    /// Everything was written.
     All,
-    /// Its reader went away before the end, which is for the reader to decide.
+    /// The reader closed the stream.
     ReaderGone,
-    /// It failed, such as a disk that is full.
+    /// Writing failed, for example because a disk is full.
     Failed(&'static io::Error),
 }
 
-/// What came of standard output until now.
-pub(super) fn written() -> Written {
+/// Returns whether standard output has failed so far.
+pub(super) fn output_status() -> OutputStatus {
     match OUT_FAILED.get() {
-        None => Written::All,
-        Some(error) if error.kind() == io::ErrorKind::BrokenPipe => Written::ReaderGone,
-        Some(error) => Written::Failed(error),
+        None => OutputStatus::All,
+        Some(error) if error.kind() == io::ErrorKind::BrokenPipe => OutputStatus::ReaderGone,
+        Some(error) => OutputStatus::Failed(error),
     }
 }
 
-/// Writes everything, whatever the stream was made by those who share it.
+/// Writes all bytes, also if another process made the stream non-blocking.
 fn write_to(stream: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     use rustix::io::Errno;
     while !bytes.is_empty() {
@@ -134,23 +134,22 @@ fn write_to(stream: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// What becomes of a line for which the queue has no room.
+/// Policy for a line that does not fit into the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WhenFull {
-    /// It is left out and counted: a server goes on whoever reads its log.
+    /// Drops and counts the line, so that a server never waits for the reader of its log.
     LeaveOut,
-    /// Its writer waits: a command at a terminal loses nothing.
+    /// Waits for room, so that a command at a terminal loses nothing.
     Wait,
 }
 
-/// From now on a thread writes standard error; panics are written by it, too. The thread lives
-/// as long as the process.
+/// Starts the thread that writes standard error, including panics, for the rest of the process's life.
 pub(super) fn queue_errors(when_full: WhenFull) -> io::Result<()> {
     let queue = ErrorQueue::new(when_full);
-    let taking = queue.clone();
+    let writer_queue = queue.clone();
     std::thread::Builder::new()
         .name("standard-error".to_owned())
-        .spawn(move || taking.write_all_to(&io::stderr()))?;
+        .spawn(move || writer_queue.write_all_to(&io::stderr()))?;
     if ERRORS.set(queue).is_ok() {
         std::panic::set_hook(Box::new(|panic| {
             let trace = std::backtrace::Backtrace::capture();
@@ -163,14 +162,14 @@ pub(super) fn queue_errors(when_full: WhenFull) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until standard error has been written, as far as somebody reads it.
+/// Waits until the queue of standard error is written. A server stops waiting if the stream is not read.
 pub(super) fn flush_errors() {
     if let Some(queue) = ERRORS.get() {
         queue.flush();
     }
 }
 
-/// Where log lines are written to; one `write` is one line.
+/// Writer of log lines; each `write` is one line.
 pub(super) struct LogWriter;
 
 impl Write for LogWriter {
@@ -187,33 +186,33 @@ impl Write for LogWriter {
     }
 }
 
-/// Lines on their way to standard error.
+/// Queue of lines for standard error.
 #[derive(Clone)]
 struct ErrorQueue(Arc<Shared>);
 
 struct Shared {
     when_full: WhenFull,
     state: Mutex<State>,
-    /// There is something to write.
+    /// Notified when a line is queued.
     filled: Condvar,
-    /// Something was written.
-    taken: Condvar,
+    /// Notified when a line was written.
+    written: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     lines: VecDeque<Vec<u8>>,
-    /// Of the lines, and of the one that is being written.
+    /// Number of bytes in `lines` and in the line that is being written.
     bytes: usize,
     left_out: u64,
-    /// The stream takes nothing more.
+    /// Whether the stream has failed.
     closed: bool,
 }
 
 impl ErrorQueue {
     fn new(when_full: WhenFull) -> Self {
-        let (state, filled, taken) = Default::default();
-        Self(Arc::new(Shared { when_full, state, filled, taken }))
+        let (state, filled, written) = Default::default();
+        Self(Arc::new(Shared { when_full, state, filled, written }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -222,13 +221,13 @@ impl ErrorQueue {
 
     fn push(&self, line: &[u8]) {
         let mut state = self.state();
-        // One line is taken whatever its length, where it is the only one.
+        // A line that is alone in the queue may have any length.
         while state.bytes > 0 && state.bytes + line.len() > QUEUE_BYTES_MAX && !state.closed {
             if self.0.when_full == WhenFull::LeaveOut {
                 state.left_out += 1;
                 return;
             }
-            state = self.0.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.0.written.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if !state.closed {
             state.bytes += line.len();
@@ -237,12 +236,12 @@ impl ErrorQueue {
         }
     }
 
-    /// Writes what comes, for as long as the stream takes it.
+    /// Writes queued lines until the stream fails.
     fn write_all_to(&self, stream: &impl AsFd) {
         loop {
             let (line, left_out) = self.next();
             if left_out > 0 {
-                tracing::warn!(left_out, "log lines were left out, because standard error was not read");
+                tracing::warn!(left_out, "log lines were dropped because standard error was not read");
             }
             let result = write_to(stream, &line);
             let mut state = self.state();
@@ -250,19 +249,19 @@ impl ErrorQueue {
             if result.is_err() {
                 *state = State { closed: true, ..State::default() };
             }
-            self.0.taken.notify_all();
+            self.0.written.notify_all();
             if state.closed {
                 return;
             }
         }
     }
 
-    /// The next line, and how many were left out before there was room again.
+    /// Waits for the next line. Returns it with the number of lines dropped since the last report.
     fn next(&self) -> (Vec<u8>, u64) {
         let mut state = self.state();
         loop {
             if let Some(line) = state.lines.pop_front() {
-                // There must be room for the line that says so.
+                // The report itself needs room in the queue.
                 let there_is_room = state.bytes < QUEUE_BYTES_MAX / 2;
                 let left_out = if there_is_room { std::mem::take(&mut state.left_out) } else { 0 };
                 return (line, left_out);
@@ -276,7 +275,7 @@ impl ErrorQueue {
         while state.bytes > 0 {
             let before = state.bytes;
             let (next, waited) =
-                self.0.taken.wait_timeout(state, STUCK_TIME_MAX).unwrap_or_else(PoisonError::into_inner);
+                self.0.written.wait_timeout(state, STUCK_TIME_MAX).unwrap_or_else(PoisonError::into_inner);
             state = next;
             let is_stuck = waited.timed_out() && state.bytes == before;
             if is_stuck && self.0.when_full == WhenFull::LeaveOut {
@@ -294,13 +293,13 @@ mod tests {
     fn queue(when_full: WhenFull) -> (ErrorQueue, io::PipeReader) {
         let (reader, writer) = io::pipe().unwrap();
         let queue = ErrorQueue::new(when_full);
-        let taking = queue.clone();
-        std::thread::spawn(move || taking.write_all_to(&writer));
+        let writer_queue = queue.clone();
+        std::thread::spawn(move || writer_queue.write_all_to(&writer));
         (queue, reader)
     }
 
     #[test]
-    fn a_reader_that_is_stuck_holds_up_nobody_and_what_it_missed_is_counted() {
+    fn a_stuck_reader_delays_no_writer_and_dropped_lines_are_counted() {
         let (queue, mut reader) = queue(WhenFull::LeaveOut);
         let line = vec![b'x'; 64 << 10];
         for _ in 0..200 {

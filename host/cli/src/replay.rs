@@ -1,4 +1,4 @@
-//! `replay`: a rollout of a journal, or of a file, made again.
+//! The command `replay`, which runs a recorded rollout of a journal or a file again.
 
 mod script;
 
@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::Value;
 use similar::{ChangeTag, TextDiff};
 
-use super::journal::{self, kept_component};
+use super::journal::{self, stored_component};
 use super::options::HostOptions;
 use super::print::outln;
 use super::{Exit, PluginFault, setup};
@@ -25,20 +25,20 @@ use rollout_wire::id::RolloutId;
 use rollout_wire::text::{beginning, printable};
 use script::Script;
 
-/// How much of a text is shown in a line, in bytes.
+/// Maximum number of bytes of a text that are shown in a line.
 const SHOWN_BYTES: usize = 72;
 
-/// Lines of a difference that are shown.
+/// Maximum number of lines of a difference that are shown.
 const DIFF_LINES_MAX: usize = 60;
 
-/// Makes a rollout of a journal again, with what was answered then and nobody asked, and says
-/// whether it is the same.
+/// Replays a recorded rollout with the recorded answers, without calling a model, and reports whether it
+/// behaves the same.
 ///
-/// The component is the one that the journal keeps, or another build of it given by --plugin. It needs
-/// the same --config as `serve` or `eval` where that has tools, limits or sampling parameters.
+/// The component is the one stored in the journal, or another build of it given by --plugin. If `serve` or
+/// `eval` had a --config with tools, limits or sampling parameters, give the same one.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 every call and the outcome are the same; 1 they are not; 2 it could not be tried.\n\n\
+    after_help = "Exit codes: 0 every call and the outcome are the same; 1 they differ; 2 the rollout could not be replayed.\n\n\
     Examples:\n  \
     rollout-host replay r1\n  \
     rollout-host replay r1 --journal /var/lib/rollouts/journal --plugin my_agent.wasm --until 3\n  \
@@ -47,34 +47,33 @@ const DIFF_LINES_MAX: usize = 60;
     rollout-host replay r1.rollout --plugin my_agent.wasm --interactive"
 )]
 pub(super) struct Replay {
-    /// The rollout's id; of several with the same, the last one. Or a file that --save wrote.
+    /// Id of the rollout, of the last one if several have this id; or a file that --save wrote.
     #[arg(value_name = "ID|FILE")]
     id: String,
-    /// The journal, or the results of an evaluation, whoever has it open. [default: that of a
-    /// `serve` with the same --config]
+    /// Directory of the journal or of an evaluation's results, even while another process has it open.
+    /// [default: the journal of a `serve` with the same --config]
     #[arg(long, value_name = "DIR", overrides_with = "journal")]
     journal: Option<PathBuf>,
-    /// A component in the place of the one that the journal keeps, or that lies beside the file.
+    /// Component to run instead of the one that is stored in the journal or next to the file.
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
-    /// Ends before this call of the workflow, from 1, and compares what is before.
+    /// Stops before this call of the workflow, counted from 1, and compares the earlier calls.
     #[arg(long, value_name = "CALL", value_parser = clap::value_parser!(u32).range(1..))]
     until: Option<u32>,
-    /// Writes the rollout to a file of its own, with all that happened and without keys, to be given to
-    /// somebody else.
+    /// Writes the rollout with its whole history, but without keys, to a file that can be shared.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["until", "plugin", "interactive"])]
     save: Option<PathBuf>,
-    /// Shows it as `test` does, and stops at every reply of the model.
+    /// Shows the rollout as `test` does and stops at every reply of the model.
     #[arg(short, long)]
     interactive: bool,
     #[command(flatten)]
     host: HostOptions,
 }
 
-/// A rollout, and where components that ran it may be.
+/// A recorded rollout and the directory in which its components may be.
 struct Source {
     stored: StoredRollout,
-    beside: PathBuf,
+    components_dir: PathBuf,
 }
 
 impl Replay {
@@ -84,82 +83,82 @@ impl Replay {
         if let Some(to) = &self.save {
             return self.save(&config, to);
         }
-        let Source { stored, beside } = self.source(&config)?;
+        let Source { stored, components_dir } = self.source(&config)?;
         let config = with_judge_of(raw, &stored).resolve()?;
         let DeploymentId { workflow, grader, .. } = &stored.deployment;
-        let kept = |digest: &str| component(&beside, digest);
-        let plugin = self.plugin.clone().unwrap_or_else(|| kept(workflow));
+        let stored_component = |digest: &str| component(&components_dir, digest);
+        let plugin = self.plugin.clone().unwrap_or_else(|| stored_component(workflow));
         let given = self.host.rollout.grader.clone();
-        let grader = given.or_else(|| grader.as_deref().map(kept));
-        is_there(&plugin, "--plugin")?;
-        grader.as_deref().map_or(Ok(()), |grader| is_there(grader, "--grader"))?;
+        let grader = given.or_else(|| grader.as_deref().map(stored_component));
+        check_exists(&plugin, "--plugin")?;
+        grader.as_deref().map_or(Ok(()), |grader| check_exists(grader, "--grader"))?;
         let runtime = setup::runtime()?;
         let sources = Sources::of(&plugin, grader.as_deref());
         let assembled = self.host.rollout.host(&runtime, sources, &config, Options::default())?;
-        let exit = runtime.block_on(self.again(&assembled.host, &config, stored));
-        // A thread that waits for a line of input is not waited for.
+        let exit = runtime.block_on(self.replay(&assembled.host, &config, stored));
+        // A thread that waits for a line of input is not awaited.
         runtime.shutdown_background();
         exit
     }
 
-    /// The rollout that is meant: in a file, or in a journal.
+    /// Reads the rollout from a file or a journal.
     fn source(&self, config: &Config) -> Result<Source> {
         let file = Path::new(&self.id);
         if file.is_file() {
             let stored = StoredRollout::load(file).with_context(|| format!("cannot replay {}", self.id))?;
-            let beside = file.parent().unwrap_or(Path::new("")).to_owned();
-            return Ok(Source { stored, beside });
+            let components_dir = file.parent().unwrap_or(Path::new("")).to_owned();
+            return Ok(Source { stored, components_dir });
         }
-        let (journal, id) = (journal::to_read(self.journal.as_deref(), config)?, self.rollout_id()?);
+        let (journal, id) = (journal::find(self.journal.as_deref(), config)?, self.rollout_id()?);
         let found = StoredRollout::find(&journal, &id);
         let found = found.with_context(|| format!("the journal in {} cannot be read", journal.display()))?;
-        Ok(Source { stored: found.ok_or_else(|| self.nobody(&journal))?, beside: journal })
+        Ok(Source { stored: found.ok_or_else(|| self.not_found(&journal))?, components_dir: journal })
     }
 
-    /// Writes the rollout to a file of its own.
+    /// Writes the rollout to a file.
     fn save(&self, config: &Config, to: &Path) -> Result<Exit> {
-        let (journal, id) = (journal::to_read(self.journal.as_deref(), config)?, self.rollout_id()?);
+        let (journal, id) = (journal::find(self.journal.as_deref(), config)?, self.rollout_id()?);
         let saved = StoredRollout::save(&journal, &id, to);
-        let saved = saved.with_context(|| format!("cannot save it to {}", to.display()))?;
-        let DeploymentId { workflow, grader, .. } = saved.ok_or_else(|| self.nobody(&journal))?.deployment;
+        let saved = saved.with_context(|| format!("cannot save the rollout to {}", to.display()))?;
+        let DeploymentId { workflow, grader, .. } = saved.ok_or_else(|| self.not_found(&journal))?.deployment;
         outln!("{} has rollout '{}', without keys", to.display(), self.id);
         for digest in [Some(workflow), grader].into_iter().flatten() {
-            let kept = kept_component(&journal, &digest);
-            outln!("it ran {digest}, which is {}", kept.display());
+            let component = stored_component(&journal, &digest);
+            outln!("it ran {digest}, which is {}", component.display());
         }
         Ok(Exit::Done)
     }
 
     fn rollout_id(&self) -> Result<RolloutId> {
         let id = RolloutId::parse(self.id.as_str());
-        id.with_context(|| format!("'{}' is no file, and no id either", self.id))
+        id.with_context(|| format!("'{}' is neither a file nor the id of a rollout", self.id))
     }
 
-    fn nobody(&self, journal: &Path) -> anyhow::Error {
+    fn not_found(&self, journal: &Path) -> anyhow::Error {
         anyhow::anyhow!("there is no rollout '{}' in the journal in {}", self.id, journal.display())
     }
 
-    /// Makes it again, and says what came of it.
-    async fn again(&self, host: &Host, config: &Config, stored: StoredRollout) -> Result<Exit> {
+    /// Replays the rollout and reports the result.
+    async fn replay(&self, host: &Host, config: &Config, stored: StoredRollout) -> Result<Exit> {
         let model = rollout_rollout::RequestSecrets::default().endpoint(&stored.request.model);
-        let model = model.context("the address of its model")?;
+        let model = model.context("the address of the rollout's model is invalid")?;
         let model = match stored.request.model.profile {
             Some(_) => a::asked_by(model, &stored.request, &config.osmosis_init, host.form()),
             None => Some(model),
         };
-        let model = model.context("its requests cannot be made")?;
+        let model = model.context("the rollout's requests cannot be created")?;
         let stored = match self.until {
             Some(call) => stored.until(call),
             None => stored,
         };
-        let steps = self.interactive.then(|| Script::of(&stored));
+        let steps = self.interactive.then(|| Script::new(&stored));
         if steps.is_none() {
             show("workflow", &stored.workflow);
             show("grader", &stored.grader);
         }
-        let then = stored.outcome.clone();
-        let grade = then.as_ref().map_or(self.until.is_none(), |then| was_graded(then));
-        let replay = host.replay(stored, model).context("it cannot be made again")?;
+        let recorded = stored.outcome.clone();
+        let grade = recorded.as_ref().map_or(self.until.is_none(), |recorded| was_graded(recorded));
+        let replay = host.replay(stored, model).context("the rollout cannot be replayed")?;
         let ended =
             drive(replay.rollout, Box::new(Replaying { grade: grade && host.grader().is_some() })).await;
         let now = match ended {
@@ -170,27 +169,29 @@ impl Replay {
         if let Some(steps) = steps
             && !steps.show(end, &now).await
         {
-            outln!("quit; nothing was compared");
+            outln!("quit; the rollouts were not compared");
             return Ok(Exit::NotDone);
         }
-        Ok(compared(then.as_deref(), &now, end, self.until))
+        Ok(compare(recorded.as_deref(), &now, end, self.until))
     }
 }
 
-/// A component by its digest, beside a file or in a journal.
-fn component(beside: &Path, digest: &str) -> PathBuf {
-    let plain = beside.join(format!("{digest}.wasm"));
-    if plain.is_file() { plain } else { kept_component(beside, digest) }
+/// Returns the path of a component, in the directory itself or in the journal that it is.
+fn component(dir: &Path, digest: &str) -> PathBuf {
+    let plain = dir.join(format!("{digest}.wasm"));
+    if plain.is_file() { plain } else { stored_component(dir, digest) }
 }
 
-pub(super) fn is_there(component: &Path, option: &str) -> Result<()> {
+/// Checks that the file of a component exists.
+pub(super) fn check_exists(component: &Path, option: &str) -> Result<()> {
     if !component.exists() {
-        bail!("{} is not there; {option} says where the component is", component.display());
+        bail!("{} does not exist; give the component with {option}", component.display());
     }
     Ok(())
 }
 
-/// Where a grader had a judge and none is configured, it has one of that name. It is not asked.
+/// Configures a judge with the recorded name if the grader had a judge and none is configured. A replay never
+/// calls it.
 fn with_judge_of(raw: RawConfig, stored: &StoredRollout) -> RawConfig {
     let model = stored.grader.iter().find_map(|event| match event {
         RunEvent::Asked { what, .. } => {
@@ -209,7 +210,7 @@ fn with_judge_of(raw: RawConfig, stored: &StoredRollout) -> RawConfig {
     }
 }
 
-/// Does nothing but grade.
+/// Steps of a replay, which only grade.
 struct Replaying {
     grade: bool,
 }
@@ -226,7 +227,7 @@ impl Steps for Replaying {
     }
 }
 
-/// Whether the grader ran.
+/// Returns whether the grader ran.
 fn was_graded(finished: &Finished) -> bool {
     match &finished.outcome {
         Outcome::Scored { .. } => true,
@@ -236,28 +237,29 @@ fn was_graded(finished: &Finished) -> bool {
     }
 }
 
-/// What was asked and answered, a line each.
+/// Prints the recorded events, one per line.
 fn show(role: &str, events: &[RunEvent]) {
     for event in events {
         match event {
             RunEvent::Asked { at, call, what, .. } => {
-                outln!("{role} call {call}, move {at}: {}", asked(what));
+                outln!("{role} call {call}, move {at}: {}", request_line(what));
             }
-            RunEvent::Answered { call, answer, .. } => outln!("  to {call}: {}", answered(answer)),
-            RunEvent::TimedOut { at } => outln!("{role} waited in vain, move {at}"),
+            RunEvent::Answered { call, answer, .. } => outln!("  to {call}: {}", answer_line(answer)),
+            RunEvent::TimedOut { at } => outln!("{role} wait timed out, move {at}"),
             RunEvent::TimeLeft { at, left } => {
-                let left = left.map_or("no end".to_owned(), |left| format!("{} ms", left.as_millis()));
-                outln!("{role} has time left, move {at}: {left}");
+                let left = left.map_or("no deadline".to_owned(), |left| format!("{} ms", left.as_millis()));
+                outln!("{role} time left, move {at}: {left}");
             }
         }
     }
 }
 
+/// Shortens a text to one line.
 pub(super) fn line(text: &str) -> String {
     printable(&beginning(text, SHOWN_BYTES)).replace('\n', " ")
 }
 
-fn asked(what: &[u8]) -> String {
+fn request_line(what: &[u8]) -> String {
     if let Ok(call) = serde_json::from_slice::<WrittenToolCall<'_>>(what) {
         return line(&format!("{}({})", call.tool, call.arguments));
     }
@@ -267,7 +269,7 @@ fn asked(what: &[u8]) -> String {
     line(&format!("{before}{last}"))
 }
 
-fn answered(answer: &Answer) -> String {
+fn answer_line(answer: &Answer) -> String {
     match answer {
         Answer::Model(Ok(reply)) => line(reply.completion.message()),
         Answer::Model(Err(failure)) => line(&failure.to_string()),
@@ -275,8 +277,8 @@ fn answered(answer: &Answer) -> String {
     }
 }
 
-/// Says whether it is the same.
-fn compared(then: Option<&Finished>, now: &Finished, end: Option<&ReplayEnd>, until: Option<u32>) -> Exit {
+/// Compares the replay with the record and prints the result.
+fn compare(then: Option<&Finished>, now: &Finished, end: Option<&ReplayEnd>, until: Option<u32>) -> Exit {
     if let Some(ReplayEnd::Diverged(role, diverged)) = end {
         outln!("\nnot the same: in the {}, {diverged}", role.as_str());
         if let Difference::Asked { then, now, .. } = &diverged.difference {
@@ -287,13 +289,13 @@ fn compared(then: Option<&Finished>, now: &Finished, end: Option<&ReplayEnd>, un
     }
     let is_cut = matches!(end, Some(ReplayEnd::PastOver(_)));
     let Some(then) = then else {
-        let to = until.map_or("as far as it came".to_owned(), |call| format!("up to call {call}"));
-        outln!("\nthe same {to}{}", if is_cut { "" } else { ", and it ends there" });
+        let to = until.map_or("as far as it is recorded".to_owned(), |call| format!("up to call {call}"));
+        outln!("\nthe same {to}{}", if is_cut { "" } else { ", and the rollout ends there" });
         return Exit::Done;
     };
-    // It was ended from outside then: when, no replay can tell.
+    // The recorded rollout was stopped from outside; a replay cannot know when.
     if is_cut && matches!(then.outcome, Outcome::Unscored(_)) {
-        outln!("\nthe same, up to where it was ended then: {}", outcome(then));
+        outln!("\nthe same, up to where the rollout was stopped: {}", outcome(then));
         return Exit::Done;
     }
     let (was, is) = (result(then), result(now));
@@ -301,11 +303,12 @@ fn compared(then: Option<&Finished>, now: &Finished, end: Option<&ReplayEnd>, un
         outln!("\nthe same: {}", outcome(then));
         return Exit::Done;
     }
-    outln!("\nnot the same: every call is, and what came of them is not");
+    outln!("\nnot the same: the calls match, but the outcome differs");
     diff(&was, &is);
     Exit::Plugin
 }
 
+/// Renders the outcome of a rollout.
 pub(super) fn outcome(finished: &Finished) -> String {
     match &finished.outcome {
         Outcome::Scored { reward } => format!("reward {reward}"),
@@ -320,7 +323,7 @@ pub(super) fn outcome(finished: &Finished) -> String {
     }
 }
 
-/// What has to be the same, line by line.
+/// Renders the results that a replay must reproduce, for a comparison line by line.
 fn result(finished: &Finished) -> String {
     let mut text = match &finished.outcome {
         Outcome::Scored { reward } => format!("reward {reward}\n"),
@@ -345,13 +348,13 @@ fn result(finished: &Finished) -> String {
     text
 }
 
-/// What was asked, as JSON over several lines.
+/// Renders a request as indented JSON.
 fn readable(what: &[u8]) -> String {
     let value = serde_json::from_slice::<Value>(what);
     value.and_then(|value| serde_json::to_string_pretty(&value)).unwrap_or_default()
 }
 
-/// Shows the lines that differ, with one around.
+/// Prints the lines that differ, with one line of context.
 fn diff(then: &str, now: &str) {
     let diff = TextDiff::from_lines(then, now);
     let groups = diff.grouped_ops(1);

@@ -1,4 +1,4 @@
-//! `serve`: a plugin for trainers, or those of many tenants, over HTTP.
+//! The command `serve`, which serves a plugin, or the plugins of many tenants, over HTTP.
 
 mod catalog;
 
@@ -31,95 +31,96 @@ use rollout_server as server;
 use rollout_server::dialect::osmosis::a;
 use rollout_server::{AnyServer, Bound, Listening, Server, ServerIdentity, ServerTls, ShutdownDeadlines};
 
-/// Topics of the options.
-const REACHING: &str = "Reaching it";
+/// Headings of the options.
+const CONNECTIONS: &str = "Connections";
 const CAPACITY: &str = "Capacity";
 const HOOKS: &str = "Start and stop";
 
-/// Serves a plugin to trainers over HTTP: the Osmosis protocol, generations D (polling
-/// under a lease), C and B (callbacks), distinguished by the request, and A (tools at the start,
-/// one post at the end), which has a path of its own.
+/// Serves a plugin to trainers over HTTP.
 ///
-/// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: no
-/// new rollouts, running ones may end and be reported; a second signal ends it at once.
+/// Speaks the Osmosis protocol: generations D (polling under a lease), C and B (callbacks), distinguished by
+/// the request, and A (tools at the start, one post at the end), which has a path of its own.
+///
+/// Prints `listening on http://ADDR` when it is ready. SIGTERM or Ctrl-C drains: new rollouts are refused,
+/// running ones may finish and be reported. A second signal stops the server immediately.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host serve my_agent.wasm\n  \
     rollout-host serve my_agent.wasm --listen 0.0.0.0:9000 --server-key-env SERVER_KEY --config host.toml")]
 pub(super) struct Serve {
-    /// The component with the workflow or agent loop.
+    /// Component with the workflow or agent loop.
     #[arg(required_unless_present = "catalog", conflicts_with = "catalog")]
     plugin: Option<PathBuf>,
-    /// Serves the plugins of many tenants, which are in this catalog: each below /p/NAME, under keys of
-    /// its tenant's. It is made where there is none, and changed while it is served, by the commands
-    /// tenant, key, push and plugin.
+    /// Serves the plugins of many tenants from this catalog, each below /p/NAME with the keys of its tenant.
+    /// The catalog is created if it does not exist; the commands tenant, key, push and plugin change it while
+    /// the server runs.
     #[arg(long, value_name = "DIR")]
     catalog: Option<PathBuf>,
-    /// Environment variable with an operator's key of a catalog. Without, the first one is made and
-    /// printed once.
-    #[arg(long, value_name = "VAR", requires = "catalog", help_heading = REACHING)]
+    /// Environment variable with an operator key of the catalog. If the catalog has no operator key and none
+    /// is given, one is created and printed once.
+    #[arg(long, value_name = "VAR", requires = "catalog", help_heading = CONNECTIONS)]
     operator_key_env: Option<String>,
-    /// Address to listen on; port 0 takes a free one. [default: 127.0.0.1:9000]
-    #[arg(long, value_name = "ADDR", help_heading = REACHING)]
+    /// Address to listen on; port 0 selects a free port. [default: 127.0.0.1:9000]
+    #[arg(long, value_name = "ADDR", help_heading = CONNECTIONS)]
     listen: Option<String>,
-    /// Rollouts that run at once. [default: 1024]
+    /// Maximum number of concurrent rollouts. [default: 1024]
     #[arg(long, value_name = "N", help_heading = CAPACITY)]
     max_concurrent: Option<u32>,
-    /// Rollouts that may wait for one of those to end; beyond, the answer is 429.
+    /// Maximum number of rollouts that wait for a slot; further requests are answered with 429.
     /// [default: 4 × max-concurrent]
     #[arg(long, value_name = "N", help_heading = CAPACITY)]
     queue_max: Option<u32>,
-    /// Bytes that may be held for all rollouts and callers together: memory of guests,
-    /// records, requests, results. [default: 70 % of what is free at start]
+    /// Maximum number of bytes held for all rollouts and callers together: guest memory, records, requests
+    /// and results. [default: 70 % of the memory that is free at the start]
     #[arg(long, value_name = "BYTES", help_heading = CAPACITY)]
     memory_budget_bytes: Option<usize>,
-    /// Where trajectories and artifacts go, where they are files. [default: ./rollouts]
+    /// Directory of trajectories and artifacts that are written as files. [default: ./rollouts]
     #[arg(long, value_name = "DIR", env = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", hide_env = true, help_heading = OUTPUT)]
     artifact_root: Option<PathBuf>,
-    /// Where admitted rollouts are kept, so that none is lost when this process dies: started
-    /// again with the same directory, it goes on with them. 'off' keeps none.
-    /// [default: .journal/PORT in the artifact root; off on port 0]
+    /// Directory of the journal, which stores admitted rollouts so that a crash loses none: a server that is
+    /// started again with the same directory resumes them. 'off' writes no journal. [default: .journal/PORT
+    /// in the artifact root; off on port 0]
     #[arg(long, value_name = "DIR", overrides_with = "journal", help_heading = OUTPUT)]
     journal: Option<PathBuf>,
-    /// Where trajectories, artifacts and logs of guests are: 'files', a folder a rollout in the artifact
-    /// root, or the journal, which gives them to whoever asks. [default: journal, where there is one]
+    /// Storage of trajectories, artifacts and guests' logs: 'files', in a folder per rollout in the artifact
+    /// root, or 'journal', from which the server returns them on request. [default: journal, if there is one]
     #[arg(long, value_name = "WHERE", help_heading = OUTPUT)]
     trajectories: Option<TrajectoriesIn>,
     #[command(flatten)]
     traces: TraceOptions,
-    /// The certificate that callers are shown, in PEM, with those that vouch for it behind it; without,
-    /// connections are not encrypted. Read again on SIGHUP, as is its key.
-    #[arg(long, value_name = "FILE", requires = "tls_key", help_heading = REACHING)]
+    /// Certificate of the server in PEM, followed by its intermediate certificates; without it, connections
+    /// are not encrypted. Certificate and key are reloaded on SIGHUP.
+    #[arg(long, value_name = "FILE", requires = "tls_key", help_heading = CONNECTIONS)]
     tls_cert: Option<PathBuf>,
-    /// The certificate's key, in PEM.
-    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = REACHING)]
+    /// Private key of the certificate, in PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = CONNECTIONS)]
     tls_key: Option<PathBuf>,
     /// Environment variable with the key that every request must carry.
-    #[arg(long, value_name = "VAR", help_heading = REACHING)]
+    #[arg(long, value_name = "VAR", help_heading = CONNECTIONS)]
     server_key_env: Option<String>,
-    /// Generation that requests are of. Left to the request, one that may be of B or of C
-    /// is called back in a form that both take. [default: auto]
-    #[arg(long, value_name = "G", help_heading = REACHING)]
+    /// Generation of the Osmosis protocol that callers speak. With 'auto' the request decides, and a callback
+    /// that may be for B or C has a form that both accept. [default: auto]
+    #[arg(long, value_name = "G", help_heading = CONNECTIONS)]
     osmosis_generation: Option<OsmosisGeneration>,
-    /// A name, besides those of this machine, under which this server may be asked, such as
-    /// rollouts.example, or *.example; may be given several times. With a server key, and
-    /// without this option, every name may be used.
-    #[arg(long, value_name = "NAME", help_heading = REACHING)]
+    /// Host name by which callers may address this server in addition to the machine's own names, such as
+    /// rollouts.example or *.example; may be repeated. With a server key and without this option, every name
+    /// is accepted.
+    #[arg(long, value_name = "NAME", help_heading = CONNECTIONS)]
     allow_host: Vec<String>,
-    /// An origin of web pages that may ask this server, such as https://board.example; may be
-    /// given several times. Otherwise none may.
-    #[arg(long, value_name = "ORIGIN", help_heading = REACHING)]
+    /// Origin of web pages that may send requests to this server, such as https://board.example; may be
+    /// repeated. [default: none]
+    #[arg(long, value_name = "ORIGIN", help_heading = CONNECTIONS)]
     allow_origin: Vec<String>,
-    /// The key itself; whoever may list this machine's processes can read it here.
-    #[arg(long, value_name = "KEY", conflicts_with = "server_key_env", help_heading = REACHING)]
+    /// The key that every request must carry. Users who can list this machine's processes can read it.
+    #[arg(long, value_name = "KEY", conflicts_with = "server_key_env", help_heading = CONNECTIONS)]
     api_key: Option<String>,
-    /// Where guests' events go, one JSON object a line: a file a rollout, in a folder for
-    /// this start.
+    /// Directory of guests' log events as JSON Lines: a file per rollout, in a folder for this start of the
+    /// server.
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     log: Option<PathBuf>,
-    /// A command that the shell runs before requests are accepted. If it fails, none are.
+    /// Shell command that runs before requests are accepted. If it fails, the server does not start.
     #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
     on_start: Option<String>,
-    /// A command that the shell runs after the last rollout is over.
+    /// Shell command that runs after the last rollout has ended.
     #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
     on_stop: Option<String>,
     #[command(flatten)]
@@ -132,9 +133,9 @@ impl Serve {
     fn raw_config(&self, evaluator: &EvaluatorEnvironment, passed: Option<SocketAddr>) -> Result<RawConfig> {
         let mut raw = self.host.raw_config()?;
         raw.mistakes.extend_from_slice(&evaluator.mistakes);
-        let at = |port| SocketAddr::from(([127, 0, 0, 1], port)).to_string();
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port)).to_string();
         let passed = passed.map(|address| address.to_string());
-        if let Some(listen) = passed.or_else(|| self.listen.clone()).or(evaluator.port.map(at)) {
+        if let Some(listen) = passed.or_else(|| self.listen.clone()).or(evaluator.port.map(local)) {
             raw.listen = Some(listen);
         }
         raw.tls.cert = self.tls_cert.clone().or(raw.tls.cert);
@@ -157,7 +158,7 @@ impl Serve {
                 raw.journal = RawJournal { off: Some(true), ..RawJournal::default() };
             }
             Some(dir) => raw.journal = RawJournal { dir: Some(dir.clone()), off: None, ..raw.journal },
-            // Whoever is started by an evaluator ends with it, and nobody comes back for its rollouts.
+            // A server that an evaluator started stops with it, and no later process resumes its rollouts.
             None if evaluator.is_there() && raw.journal.dir.is_none() => {
                 raw.journal.off.get_or_insert(true);
             }
@@ -165,7 +166,7 @@ impl Serve {
         }
         raw.trajectories = self.trajectories.or(raw.trajectories);
         if evaluator.wants_files() {
-            // They are its own, to be looked at when it is over.
+            // The evaluator reads the files after the run.
             raw.artifacts.bytes_max.get_or_insert(u64::MAX);
             raw.trajectories.get_or_insert(TrajectoriesIn::Files);
         }
@@ -181,48 +182,48 @@ impl Serve {
         Ok(raw)
     }
 
-    /// `start_threads` is called once this process has no privileges that threads could go on
-    /// with.
+    /// Serves until a stop signal. `start_threads` is called after privileges are dropped, because threads
+    /// keep the privileges that they start with.
     pub(crate) fn run(self, start_threads: impl FnOnce()) -> Result<Exit> {
         let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
         let passed = lifecycle::passed_socket()?;
         let address = passed.as_ref().and_then(|socket| socket.local_addr().ok());
         let mut raw = self.raw_config(&evaluator, address)?;
         if self.catalog.is_some() {
-            catalog::refuse_options_of_one(&self)?;
-            raw = catalog::operators(raw, self.journal.as_deref());
+            catalog::refuse_plugin_options(&self)?;
+            raw = catalog::operator_config(raw, self.journal.as_deref());
         }
         let config = raw.clone().resolve()?;
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
         if self.catalog.is_none() {
             std::fs::create_dir_all(&artifact_root)
-                .with_context(|| format!("cannot make the artifact root {}", artifact_root.display()))?;
+                .with_context(|| format!("cannot create the artifact root {}", artifact_root.display()))?;
         }
         let server_key = self.server_key(&config)?;
         let socket = match passed {
             Some(socket) => Bound::Passed(socket),
-            None => server::bind(config.listen).with_context(|| taken(&config))?,
+            None => server::bind(config.listen).with_context(|| listen_error(&config))?,
         };
         self.harden(&config, &artifact_root)?;
         start_threads();
         let runtime = setup::runtime()?;
-        // Once it has the rights with which it will be read again.
+        // Loaded after privileges are dropped: a reload has the same rights.
         let tls = config.tls.as_ref().map(|files| ServerTls::load(&files.certificate, &files.key));
         let tls = tls.transpose().context("--tls-cert, --tls-key")?;
         runtime.spawn(lifecycle::reload_at_hangups(tls.clone()));
-        runtime.spawn(lifecycle::keep_watchdog_quiet());
-        let here = Here { evaluator, config, raw, artifact_root, server_key, at: (socket, tls) };
+        runtime.spawn(lifecycle::feed_watchdog());
+        let prepared = Prepared { evaluator, config, raw, artifact_root, server_key, socket: (socket, tls) };
         let exit = match (&self.catalog, &self.plugin) {
-            (Some(dir), _) => self.serve_many(&runtime, dir, here),
-            (None, Some(plugin)) => self.serve_one(&runtime, plugin, here),
-            (None, None) => bail!("neither a plugin nor a catalog is given"),
+            (Some(dir), _) => self.serve_many(&runtime, dir, prepared),
+            (None, Some(plugin)) => self.serve_one(&runtime, plugin, prepared),
+            (None, None) => bail!("neither a plugin nor --catalog is given"),
         };
-        // What is left, such as a slow write, is not waited for.
+        // Remaining work, such as a slow write, is not awaited.
         runtime.shutdown_background();
         exit
     }
 
-    /// Gives up what serving does not take.
+    /// Drops the privileges and the access to files that serving does not need.
     fn harden(&self, config: &Config, artifact_root: &Path) -> Result<()> {
         let rollout = &self.host.rollout;
         let tls = config.tls.as_ref().map(|files| [&files.certificate, &files.key]);
@@ -236,11 +237,11 @@ impl Serve {
         self.hardening.apply(config, read, written)
     }
 
-    fn serve_one(&self, runtime: &Runtime, plugin: &Path, here: Here) -> Result<Exit> {
-        let Here { evaluator, config, raw: _, artifact_root, server_key, at } = here;
+    fn serve_one(&self, runtime: &Runtime, plugin: &Path, prepared: Prepared) -> Result<Exit> {
+        let Prepared { evaluator, config, raw: _, artifact_root, server_key, socket } = prepared;
         let rollout = &self.host.rollout;
         let (journal, unfinished) = open_journal(&config, &artifact_root)?;
-        let kept = journal.clone();
+        let journal_handle = journal.clone();
         let options = Options {
             artifact_root: config.writes_files().then(|| artifact_root.clone()),
             artifact_bounds: config.artifacts,
@@ -250,13 +251,13 @@ impl Serve {
         };
         let assembled = rollout.host(runtime, rollout.sources(plugin), &config, options)?;
         let host = &assembled.host;
-        // Before anything goes on that a process before admitted under other rules.
+        // The rules must be set before rollouts resume that an earlier process admitted under other rules.
         host.runtime().transport().set_rules(config.network.clone());
-        say_who_rates(host);
+        log_reward_source(host);
         let name = runtime.block_on(host.agent_name());
         let name =
-            name.map_err(|error| PluginFault(format!("the agent loop does not say its name: it {error}")))?;
-        setup::say_who_judges(&assembled);
+            name.map_err(|error| PluginFault(format!("cannot read the name of the agent loop: it {error}")))?;
+        setup::print_judge(&assembled);
         let identity = ServerIdentity {
             agent_name: name.unwrap_or_else(|| file_stem(plugin)),
             instance_id: evaluator.instance_id,
@@ -269,69 +270,71 @@ impl Serve {
             }
             tracing::warn!(why, "generation A cannot serve this plugin; the others can");
         }
-        say_loaded(plugin, &assembled, &config, &artifact_root);
+        log_loaded(plugin, &assembled, &config, &artifact_root);
         if let Some(dir) = config.journal.dir(&artifact_root) {
-            journal::keep_components(&dir, host, plugin, rollout.grader.as_deref())?;
+            journal::store_components(&dir, host, plugin, rollout.grader.as_deref())?;
         }
-        let traces = self.traces.begin(runtime, host.metrics())?;
+        let traces = self.traces.start(runtime, host.metrics())?;
         resume(runtime, &server, unfinished)?;
         let callers_max = callers_max(&assembled.slots);
-        let exit = runtime.block_on(serve(&config, &AnyServer::One(server), callers_max, at, traces));
-        if let Some(journal) = kept {
+        let exit = runtime.block_on(serve(&config, &AnyServer::One(server), callers_max, socket, traces));
+        if let Some(journal) = journal_handle {
             journal.close();
         }
         exit
     }
 
-    fn serve_many(&self, runtime: &Runtime, dir: &Path, here: Here) -> Result<Exit> {
-        let Here { config, raw, at, .. } = here;
+    fn serve_many(&self, runtime: &Runtime, dir: &Path, prepared: Prepared) -> Result<Exit> {
+        let Prepared { config, raw, socket, .. } = prepared;
         let (tenants, admin) = {
             let _within = runtime.enter();
             self.tenants(dir, raw, &config)?
         };
-        let traces = self.traces.begin(runtime, tenants.metrics())?;
+        let traces = self.traces.start(runtime, tenants.metrics())?;
         if let Some(traces) = &traces {
             tenants.trace_to(traces.clone());
         }
-        tracing::info!(limits = %limits(&config), "no rollout has limits above these");
-        let going_on = tenants.clone();
-        runtime.spawn(async move { going_on.run().await });
+        tracing::info!(limits = %limits(&config), "maximum limits of a rollout");
+        let resumed = tenants.clone();
+        runtime.spawn(async move { resumed.run().await });
         let callers_max = callers_max(tenants.slots());
         let serves = AnyServer::Many(tenants.clone(), admin);
-        let exit = runtime.block_on(serve(&config, &serves, callers_max, at, traces));
+        let exit = runtime.block_on(serve(&config, &serves, callers_max, socket, traces));
         tenants.close();
         exit
     }
 
-    /// The key that callers have to give, if they have to.
+    /// Returns the key that callers must send, if one is configured.
     fn server_key(&self, config: &Config) -> Result<Option<Secret>> {
         if self.catalog.is_some() {
             return Ok(None);
         }
         let key = match &self.api_key {
-            Some(key) if key.is_empty() => bail!("--api-key is empty; leave it out to ask for none"),
+            Some(key) if key.is_empty() => {
+                bail!("--api-key is empty; leave the option out to serve without a key")
+            }
             Some(key) => Some(Secret::new(key.as_str())),
             None => setup::key_from_env("server-key-env", config.server_key_env.as_deref())?,
         };
         if key.is_none() && !config.listen.ip().is_loopback() {
-            tracing::warn!(listen = %config.listen, "whoever reaches this address can run rollouts; --server-key-env asks for a key");
+            tracing::warn!(listen = %config.listen, "everyone who can reach this address can run rollouts; --server-key-env requires a key");
         }
         Ok(key)
     }
 }
 
-/// What a process that serves has settled before it knows whom.
-struct Here {
+/// State that is prepared before a plugin or a catalog is opened.
+struct Prepared {
     evaluator: EvaluatorEnvironment,
     config: Config,
-    /// The same as it was written.
+    /// The configuration as it was written.
     raw: RawConfig,
     artifact_root: PathBuf,
     server_key: Option<Secret>,
-    at: (Bound, Option<ServerTls>),
+    socket: (Bound, Option<ServerTls>),
 }
 
-fn say_loaded(plugin: &Path, assembled: &Assembled, config: &Config, artifact_root: &Path) {
+fn log_loaded(plugin: &Path, assembled: &Assembled, config: &Config, artifact_root: &Path) {
     let Assembled { host, slots, .. } = assembled;
     tracing::info!(
         plugin = %plugin.display(),
@@ -346,28 +349,28 @@ fn say_loaded(plugin: &Path, assembled: &Assembled, config: &Config, artifact_ro
         trajectories = if config.writes_files() { "files" } else { "journal" },
         "plugin loaded"
     );
-    tracing::info!(limits = %limits(config), "every rollout has these limits");
+    tracing::info!(limits = %limits(config), "limits of every rollout");
 }
 
-/// The journal of this server, where there is to be one, and what is to be gone on with.
+/// Opens the journal of this server, if one is configured, and returns it with its unfinished rollouts.
 fn open_journal(config: &Config, artifact_root: &Path) -> Result<(Option<Arc<Journal>>, Option<Unfinished>)> {
     let Some(settings) = config.journal.settings(artifact_root) else { return Ok((None, None)) };
     let (journal, unfinished) = journal::open(settings, config)?;
     Ok((Some(journal), Some(unfinished)))
 }
 
-/// Goes on with what a process before admitted.
+/// Resumes the rollouts of the journal that an earlier process did not finish.
 fn resume(runtime: &Runtime, server: &Server, unfinished: Option<Unfinished>) -> Result<()> {
     let Some(unfinished) = unfinished.filter(|unfinished| unfinished.count_max() > 0) else { return Ok(()) };
     let found = unfinished.count_max();
     let _within = runtime.enter();
     let resumed = server.resume(unfinished).context("a rollout of the journal cannot be read")?;
-    tracing::info!(found, resumed, "going on with the rollouts of the process before");
+    tracing::info!(found, resumed, "resumed rollouts of an earlier process");
     Ok(())
 }
 
-/// Where rewards come from, as far as that may surprise.
-fn say_who_rates(host: &Host) {
+/// Logs the source of rewards if there is no grader.
+fn log_reward_source(host: &Host) {
     if host.grader().is_some() {
         return;
     }
@@ -383,35 +386,36 @@ fn say_who_rates(host: &Host) {
     }
 }
 
-/// What the last traces have, however little time is left.
+/// Minimum time for sending the last traces, however little time is left for stopping.
 const TRACES_MIN: Duration = Duration::from_secs(1);
 
-/// Connections of callers at once: one for each rollout, and as many besides as there are
-/// descriptors for. Past this number they cost memory for nothing.
+/// Returns the maximum number of callers' connections: one for each rollout plus a fixed number, as far as
+/// there are descriptors.
 fn callers_max(slots: &Slots) -> usize {
-    const BESIDES_MAX: usize = 16_384;
+    const EXTRA_MAX: usize = 16_384;
     let rollouts = slots.running_max as usize + slots.queue_max as usize;
-    slots.connections.callers_max.min(rollouts + BESIDES_MAX)
+    slots.connections.callers_max.min(rollouts + EXTRA_MAX)
 }
 
-/// All of `[limits]` as they hold, as one JSON object.
+/// Returns the effective `[limits]` as one JSON object.
 fn limits(config: &Config) -> serde_json::Value {
     let all = config.limits.table().into_iter().chain(config.load_limits.table());
     serde_json::Value::Object(all.map(|(name, max)| (name.to_owned(), serde_json::json!(max))).collect())
 }
 
-/// A component's name where it says none itself.
+/// Returns the file's stem, the name of a component that declares none.
 fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
-fn taken(config: &Config) -> String {
-    format!("cannot listen on {}; --listen takes another address", config.listen)
+fn listen_error(config: &Config) -> String {
+    format!("cannot listen on {}; choose another address with --listen", config.listen)
 }
 
-/// How long callers that are connected have for another request when this process leaves the socket to
-/// the next. It is answered, and ends its connection; one that was silent for so long is closed.
-const LEAVING_TIME: Duration = Duration::from_secs(1);
+/// Time for connected callers to send another request after this process has handed its socket to the next.
+/// Such a request is answered and its connection closed; a connection without a request is closed after this
+/// time.
+const HANDOVER_TIME: Duration = Duration::from_secs(1);
 
 async fn serve(
     config: &Config,
@@ -422,14 +426,14 @@ async fn serve(
 ) -> Result<Exit> {
     let mut stop = setup::StopSignal::new()?;
     hook("on-start", config.on_start.as_deref(), &mut stop).await?;
-    // What is in a journal goes on in the next process, which has the same socket.
+    // Rollouts in a journal continue in the next process, which has the same socket.
     let is_handed_over = matches!(socket, Bound::Passed(_)) && server.has_journal();
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let listener = server::listen(socket).with_context(|| taken(config))?;
-    let address = listener.local_addr().context("cannot tell the address that is listened on")?;
-    let leaving = Leaving { is_handed_over, ..Leaving::default() };
-    let listening = Listening::from(listener).with_tls(tls).until_left(leaving.left.clone());
-    let serving = server::serve(listening, server.router(), callers_max, leaving.drained.clone());
+    let listener = server::listen(socket).with_context(|| listen_error(config))?;
+    let address = listener.local_addr().context("cannot determine the server's address")?;
+    let shutdown = Shutdown { is_handed_over, ..Shutdown::default() };
+    let listening = Listening::from(listener).with_tls(tls).until_left(shutdown.stop_accepting.clone());
+    let serving = server::serve(listening, server.router(), callers_max, shutdown.stop_serving.clone());
     let mut serving = tokio::spawn(serving);
     outln!("listening on {scheme}://{address}");
     lifecycle::ready(&format!("listening on {scheme}://{address}"));
@@ -441,7 +445,7 @@ async fn serve(
     let drain_secs = config.drain.as_secs_f64();
     tracing::info!(drain_secs, running = load.running, queued = load.queued, "draining");
     let exit = tokio::select! {
-        is_done = leaving.drain(server, &stopping, &mut serving) => if is_done { Exit::Done } else { Exit::NotDone },
+        is_done = shutdown.drain(server, &stopping, &mut serving) => if is_done { Exit::Done } else { Exit::NotDone },
         () = stop.next() => {
             let load = server.load();
             tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");
@@ -449,43 +453,38 @@ async fn serve(
             return Ok(Exit::NotDone);
         }
     };
-    leaving.drained.cancel();
+    shutdown.stop_serving.cancel();
     let traces_time =
         stopping.end_at.saturating_duration_since(Instant::now()).clamp(TRACES_MIN, setup::FLUSH_TIME_MAX);
     let (closed, ()) =
-        tokio::join!(closed(serving, stopping.end_at), setup::flush_within(traces_time, traces));
+        tokio::join!(wait_closed(serving, stopping.ends_at), setup::flush_within(traces_time, traces));
     closed?;
     hook("on-stop", config.on_stop.as_deref(), &mut stop).await?;
     Ok(exit)
 }
 
-/// How a server stops to serve.
+/// Shutdown of a server.
 #[derive(Default)]
-struct Leaving {
-    /// Whether the next process has the same socket.
+struct Shutdown {
+    /// Whether the next process continues with the same socket and the same journal.
     is_handed_over: bool,
-    /// No connection is taken any more.
-    left: CancellationToken,
-    /// No request is, either.
-    drained: CancellationToken,
+    /// Cancelled to accept no further connections.
+    stop_accepting: CancellationToken,
+    /// Cancelled to accept no further requests.
+    stop_serving: CancellationToken,
 }
 
-impl Leaving {
-    /// Waits for what runs, as long as there is time. Says whether all of it is done.
-    async fn drain(
-        &self,
-        server: &AnyServer,
-        stopping: &ShutdownDeadlines,
-        serving: &mut JoinHandle<()>,
-    ) -> bool {
+impl Shutdown {
+    /// Waits for running rollouts until the deadline. Returns whether they are done.
+    async fn drain(&self, server: &AnyServer, stopping: &ShutdownDeadlines, serving: &mut JoinHandle<()>) -> bool {
         if !self.is_handed_over {
             return server.drain(stopping).await;
         }
-        self.left.cancel();
+        self.stop_accepting.cancel();
         server.answer_waiting();
-        let _ = tokio::time::timeout(LEAVING_TIME, serving).await;
-        self.drained.cancel();
-        // Results are read in the next process, so that it is enough that nothing runs.
+        let _ = tokio::time::timeout(HANDOVER_TIME, serving).await;
+        self.stop_serving.cancel();
+        // Callers read results from the next process, so it is enough that no rollout runs.
         tokio::select! {
             biased;
             is_done = server.drain(stopping) => is_done,
@@ -494,7 +493,7 @@ impl Leaving {
     }
 }
 
-/// Runs the operator's command for this moment, unless the process is to stop meanwhile.
+/// Runs the operator's command for this moment and fails if a stop signal comes while it runs.
 async fn hook(moment: &'static str, command: Option<&str>, stop: &mut setup::StopSignal) -> Result<()> {
     let Some(command) = command else { return Ok(()) };
     tokio::select! {
@@ -503,16 +502,15 @@ async fn hook(moment: &'static str, command: Option<&str>, stop: &mut setup::Sto
     }
 }
 
-/// Waits until connections are closed. Those that are idle close at once; one that hangs is not waited
-/// for.
-async fn closed(serving: JoinHandle<()>, until: Instant) -> Result<()> {
+/// Waits until connections are closed, until the deadline at most.
+async fn wait_closed(serving: JoinHandle<()>, until: Instant) -> Result<()> {
     if serving.is_finished() {
         return Ok(());
     }
     match tokio::time::timeout_at(until, serving).await {
         Ok(joined) => joined.context("the server panicked"),
         Err(_) => {
-            tracing::debug!("connections still open");
+            tracing::debug!("some connections are still open");
             Ok(())
         }
     }

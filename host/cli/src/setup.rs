@@ -1,4 +1,4 @@
-//! What several commands set up: logs, the runtime, signals, the host.
+//! Setup that several commands share: logs, the runtime, signals, the host.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -21,26 +21,24 @@ use rollout_guest::engine::{Engine, Loader};
 use rollout_guest::plugin::{self, Declaration, Plugin};
 use rollout_outbound::Secret;
 
-/// Sends logs to standard error. A server reports what it does; other commands speak up
-/// only where something is wrong.
+/// Sends logs to standard error: from level `info` for a server, from `warn` for other commands.
 pub(super) fn logs(format: LogFormat, server: bool) {
-    // The library of tool servers reports every connection, and that of the catalog's form what it did to it;
-    // what matters of it, the host says itself.
+    // rmcp logs every connection and rusqlite_migration every migration; the host logs what matters of both.
     let default = if server { "info" } else { "warn" };
     let default = format!("{default},rmcp=off,rusqlite_migration=warn");
-    let asked = std::env::var("ROLLOUT_HOST_LOG").ok();
-    let filter = asked.and_then(|asked| EnvFilter::try_new(of_each_crate(&asked)).ok());
+    let requested = std::env::var("ROLLOUT_HOST_LOG").ok();
+    let filter = requested.and_then(|filter| EnvFilter::try_new(expand_program_name(&filter)).ok());
     let filter = filter.unwrap_or_else(|| EnvFilter::new(default));
     let colour = std::io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter).with_ansi(colour);
     match format {
         LogFormat::Text => logs.fmt_fields(OneLineFields).with_target(false).init(),
-        // The innermost span is the rollout; a list of all spans would say it twice.
+        // The innermost span is the rollout; a list of all spans would repeat it.
         LogFormat::Json => logs.json().with_span_list(false).init(),
     }
 }
 
-/// The crates whose log lines are this program's own.
+/// Crates of this program, as they appear in log targets.
 const CRATES: [&str; 16] = [
     "rollout_host",
     "rollout_assembly",
@@ -60,9 +58,9 @@ const CRATES: [&str; 16] = [
     "rollout_wire",
 ];
 
-/// A filter in which the program's name stands for each of its crates: `rollout_host=debug` is
-/// about all of them.
-fn of_each_crate(filter: &str) -> String {
+/// Expands the program's name in a log filter to all of its crates: `rollout_host=debug` sets the level of
+/// each.
+fn expand_program_name(filter: &str) -> String {
     let directives = filter.split(',').flat_map(|directive| match directive.trim().split_once('=') {
         Some(("rollout_host", level)) => CRATES.map(|name| format!("{name}={level}")).to_vec(),
         None if directive.trim() == "rollout_host" => CRATES.map(str::to_owned).to_vec(),
@@ -71,44 +69,48 @@ fn of_each_crate(filter: &str) -> String {
     directives.collect::<Vec<_>>().join(",")
 }
 
-/// How long the end waits for a collector of traces: less than an export may take, so that
-/// one that hangs does not hold it up.
+/// Maximum time that the program waits for the collector of traces when it exits. Less than the timeout of an
+/// export, so that a collector that hangs does not delay the exit.
 pub(super) const FLUSH_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Sends what traces there still are.
+/// Sends the remaining traces.
 pub(super) async fn flush(traces: Option<Traces>) {
     flush_within(FLUSH_TIME_MAX, traces).await;
 }
 
-/// The same, where there is a time for it.
+/// Sends the remaining traces within `time_max`.
 pub(super) async fn flush_within(time_max: Duration, traces: Option<Traces>) {
     if let Some(traces) = traces
         && !traces.flush(time_max).await
     {
-        tracing::warn!("some traces were not sent: the collector did not take them in time");
+        tracing::warn!("some traces were not sent: the collector did not accept them in time");
     }
 }
 
-/// The runtime that guests and connections share.
+/// Creates the runtime of guests and connections.
 pub(super) fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
 }
 
-/// Ctrl-C and the termination signal. Made before a command says that it is ready, so
-/// that a signal sent on that word is not lost.
+/// Handler of Ctrl-C and the termination signal.
+///
+/// Create it before the command reports that it is ready, so that no signal sent after that is lost.
 pub(super) struct StopSignal {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl StopSignal {
-    /// Takes the signals over from here on; within the runtime.
+    /// Installs the handler. Must be called within the runtime.
     pub(crate) fn new() -> Result<Self> {
-        let take = |kind| signal(kind).context("cannot take over the stop signals");
-        Ok(Self { interrupt: take(SignalKind::interrupt())?, terminate: take(SignalKind::terminate())? })
+        let install = |kind| signal(kind).context("cannot install the handlers of stop signals");
+        Ok(Self {
+            interrupt: install(SignalKind::interrupt())?,
+            terminate: install(SignalKind::terminate())?,
+        })
     }
 
-    /// Waits for the next of them.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
@@ -117,7 +119,7 @@ impl StopSignal {
     }
 }
 
-/// The key in an environment variable that the operator named.
+/// Reads a key from the environment variable that an option names.
 pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Option<Secret>> {
     let Some(variable) = variable else { return Ok(None) };
     match std::env::var(variable) {
@@ -126,16 +128,16 @@ pub(super) fn key_from_env(option: &str, variable: Option<&str>) -> Result<Optio
     }
 }
 
-/// Says that no model judges, where that is so.
-pub(super) fn say_who_judges(assembled: &Assembled) {
+/// Prints a notice if the judge is the built-in stand-in.
+pub(super) fn print_judge(assembled: &Assembled) {
     if assembled.judge_stand_in.is_some() {
         print::errln!(
-            "the judge is the built-in stand-in, which looks for the truth in the answer and reads no rubric"
+            "the judge is the built-in stand-in, which looks for the truth in the answer and ignores the rubric"
         );
     }
 }
 
-/// Asks a plugin what it declares, and puts the operator's values over that.
+/// Reads the settings that a plugin declares and applies the operator's values.
 pub(super) fn settings(
     runtime: &Runtime,
     path: &Path,
@@ -146,7 +148,7 @@ pub(super) fn settings(
     runtime.block_on(settings).map_err(at_fault)
 }
 
-/// Compiles the components, makes the host and sees that instances can start.
+/// Compiles the components, creates the host and checks that instances can start.
 pub(super) fn host(
     runtime: &Runtime,
     sources: Sources<'_>,
@@ -166,7 +168,7 @@ pub(super) fn host(
     runtime.block_on(assembly::assemble(config, sources, options, load)).map_err(at_fault)
 }
 
-/// The error, with whose move it is.
+/// Converts an assembly error; errors of the plugin become a [`PluginFault`].
 fn at_fault(error: AssemblyError) -> anyhow::Error {
     match error.fault() {
         Fault::Plugin => PluginFault(error.to_string()).into(),
@@ -180,15 +182,15 @@ mod tests {
 
     #[test]
     fn the_programs_name_in_a_filter_stands_for_its_crates() {
-        let of_all = of_each_crate("warn,rollout_host=debug");
-        assert!(of_all.starts_with("warn,rollout_host=debug,"), "{of_all}");
+        let expanded = expand_program_name("warn,rollout_host=debug");
+        assert!(expanded.starts_with("warn,rollout_host=debug,"), "{expanded}");
         assert!(
-            of_all.contains(",rollout_core=debug,") && of_all.contains(",rollout_server=debug"),
-            "{of_all}"
+            expanded.contains(",rollout_core=debug,") && expanded.contains(",rollout_server=debug"),
+            "{expanded}"
         );
-        assert!(of_each_crate("rollout_host").ends_with(",rollout_wire"));
+        assert!(expand_program_name("rollout_host").ends_with(",rollout_wire"));
         assert_eq!(
-            of_each_crate("debug,hyper=off,rollout_guest::engine=trace"),
+            expand_program_name("debug,hyper=off,rollout_guest::engine=trace"),
             "debug,hyper=off,rollout_guest::engine=trace"
         );
     }

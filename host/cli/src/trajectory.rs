@@ -1,4 +1,4 @@
-//! `trajectory`: what is written of rollouts, out of a journal.
+//! The command `trajectory`, which writes trajectories from a journal.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -12,33 +12,34 @@ use rollout_rollout::{StoredDocument, StoredRollout};
 use rollout_server::Trajectories;
 use rollout_wire::id::{RolloutId, SampleId};
 
-/// What is written to standard output at once.
+/// Size of the buffer for standard output.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Writes the trajectory of a rollout that is over, out of a journal, whoever has it open: the same
-/// document as a server gives and writes.
+/// Writes the trajectory of a finished rollout in a journal, even while another process has the journal open.
+/// The document is the same as the server's.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     rollout-host trajectory r1\n  \
     rollout-host trajectory --all --journal /var/lib/rollouts/journal --out rollouts")]
 pub(super) struct Trajectory {
-    /// The rollout's id; of several with the same, the last one.
+    /// Id of the rollout; of the last one if several have this id.
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     id: Option<String>,
-    /// Every rollout in the journal that is over.
+    /// Writes every finished rollout in the journal.
     #[arg(long)]
     all: bool,
-    /// The sample, where a rollout has several; otherwise all of them, as a JSON array.
+    /// Sample to write. [default: all samples, as a JSON array if there are several]
     #[arg(long, value_name = "ID", conflicts_with_all = ["all", "out"])]
     sample: Option<String>,
-    /// The journal, whoever has it open. [default: that of a `serve` with the same --config]
+    /// Directory of the journal, even while another process has it open. [default: the journal of a `serve`
+    /// with the same --config]
     #[arg(long, value_name = "DIR", overrides_with = "journal")]
     journal: Option<PathBuf>,
-    /// Settings in TOML, for where the journal is.
+    /// Configuration file in TOML, which determines the default of --journal.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where it goes, with artifacts and log, in a folder a rollout. [default: standard output, and
-    /// the documents alone]
+    /// Directory to write to, with artifacts and logs, in a folder per rollout. [default: standard output,
+    /// without artifacts and logs]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
 }
@@ -46,10 +47,10 @@ pub(super) struct Trajectory {
 impl Trajectory {
     pub(crate) fn run(self) -> Result<Exit> {
         let config = options::raw_config(self.config.as_deref())?.resolve()?;
-        let journal = journal::to_read(self.journal.as_deref(), &config)?;
+        let journal = journal::find(self.journal.as_deref(), &config)?;
         let unreadable = || format!("the journal in {} cannot be read", journal.display());
         let Some(id) = &self.id else { return self.write_all(&journal).with_context(unreadable) };
-        let found = RolloutId::parse(id.as_str()).context("the id")?;
+        let found = RolloutId::parse(id.as_str()).with_context(|| format!("invalid rollout id '{id}'"))?;
         let Some(stored) = StoredRollout::find(&journal, &found).with_context(unreadable)? else {
             bail!("there is no rollout '{id}' in the journal in {}", journal.display());
         };
@@ -57,7 +58,7 @@ impl Trajectory {
         Ok(Exit::Done)
     }
 
-    /// Writes one after the other, and holds no more than one.
+    /// Writes all finished rollouts, one at a time to bound memory.
     fn write_all(&self, journal: &Path) -> Result<Exit> {
         let (mut written, mut wrong) = (0_u64, 0_u64);
         for stored in StoredRollout::all(journal)? {
@@ -73,7 +74,7 @@ impl Trajectory {
             }
         }
         if let Some(out) = &self.out {
-            errln!("{written} rollouts are written to {}", out.display());
+            errln!("{written} rollouts written to {}", out.display());
         }
         Ok(if wrong == 0 { Exit::Done } else { Exit::NotDone })
     }
@@ -87,19 +88,19 @@ impl Trajectory {
                 .with_context(|| format!("cannot write rollout {id} to {}", out.display()));
         }
         let documents = trajectories.documents();
-        let mut places: Vec<usize> = (0..documents.len()).collect();
+        let mut indices: Vec<usize> = (0..documents.len()).collect();
         if let Some(sample) = &self.sample {
-            places.retain(|place| documents[*place].sample().is_some_and(|id| id.as_str() == sample));
-            if places.is_empty() {
+            indices.retain(|index| documents[*index].sample().is_some_and(|id| id.as_str() == sample));
+            if indices.is_empty() {
                 let ids: Vec<&str> =
                     documents.iter().filter_map(StoredDocument::sample).map(SampleId::as_str).collect();
                 bail!("rollout {id} has no sample '{sample}'; it has: {}", ids.join(", "));
             }
         }
         let mut to = BufWriter::with_capacity(BUFFER_BYTES, OutWriter);
-        match trajectories.write_selected(&documents, &places, &mut to).and_then(|()| to.write_all(b"\n")) {
+        match trajectories.write_selected(&documents, &indices, &mut to).and_then(|()| to.write_all(b"\n")) {
             Ok(()) => {}
-            // What standard output did not take is said at the end, of which it makes the exit code.
+            // A failure of standard output is reported when the program exits.
             Err(_) if OutWriter::has_failed() => {}
             Err(error) => return Err(error).with_context(|| format!("cannot write rollout {id}")),
         }

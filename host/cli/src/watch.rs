@@ -1,7 +1,7 @@
-//! Waiting for somebody to save a file of a project.
+//! Waiting for changes to the files of a project.
 //!
-//! The files are looked at now and then: that sees every way in which editors save, on every file
-//! system, and a project has few files.
+//! The files are polled, which detects every way in which editors save, on every file system; a project has
+//! few files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,26 +12,26 @@ use anyhow::{Context, Result};
 use super::print::errln;
 use super::setup::StopSignal;
 
-/// How often the files are looked at.
-const LOOK: Duration = Duration::from_millis(200);
+/// Time between two scans of the files.
+const SCAN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Directories that tools write to.
-const NOT_OF_PROJECT: [&str; 4] = ["__pycache__", "node_modules", "target", "vendor"];
+/// Names of directories that tools write to.
+const IGNORED_DIRS: [&str; 4] = ["__pycache__", "node_modules", "target", "vendor"];
 
-/// When files changed last, and their sizes.
-type Seen = BTreeMap<PathBuf, (Option<SystemTime>, u64)>;
+/// Modification times and sizes of files.
+type Snapshot = BTreeMap<PathBuf, (Option<SystemTime>, u64)>;
 
-/// A project that is watched.
+/// A watched project.
 pub(super) struct Watch {
     root: PathBuf,
-    /// Where the work writes to, which nobody saved.
-    made: Option<PathBuf>,
-    seen: Seen,
+    /// Output of the work, whose changes are ignored.
+    output: Option<PathBuf>,
+    snapshot: Snapshot,
     runtime: tokio::runtime::Runtime,
     signals: StopSignal,
 }
 
-/// Why waiting ended.
+/// Reason why waiting ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Changed,
@@ -39,13 +39,14 @@ pub(super) enum Next {
 }
 
 impl Watch {
-    /// Watches a project's directory, or that of its entry module, but for what is made there.
-    pub(crate) fn of(project: &Path, made: Option<&Path>) -> Result<Self> {
+    /// Watches the directory of a project or of its entry module, without `output`.
+    pub(crate) fn new(project: &Path, output: Option<&Path>) -> Result<Self> {
         let parent = project.parent().filter(|parent| !parent.as_os_str().is_empty());
         let root = if project.is_dir() { project } else { parent.unwrap_or(Path::new(".")) };
-        // Names of directories are compared, so both begin at the root.
-        let root = std::path::absolute(root).context("cannot tell where the project is")?;
-        let made = made.map(std::path::absolute).transpose().context("cannot tell where the output is")?;
+        // Paths are compared, so both are absolute.
+        let root = std::path::absolute(root).context("cannot determine the directory of the project")?;
+        let output =
+            output.map(std::path::absolute).transpose().context("cannot determine the path of the output")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -54,37 +55,36 @@ impl Watch {
             let _runtime = runtime.enter();
             StopSignal::new()?
         };
-        Ok(Self { seen: look_at(&root, made.as_deref()), root, made, runtime, signals })
+        Ok(Self { snapshot: scan(&root, output.as_deref()), root, output, runtime, signals })
     }
 
-    /// Does the work, and again whenever a file was saved, until somebody stops it. What goes
-    /// wrong is said.
+    /// Does the work once and after every change, until a stop signal. Errors of the work are printed.
     pub(crate) fn repeat(mut self, mut work: impl FnMut() -> Result<super::Exit>) -> Result<super::Exit> {
         loop {
             if let Err(error) = work() {
                 errln!("error: {error:#}");
             }
-            errln!("waiting for a change in {}; Ctrl-C ends", self.root.display());
+            errln!("waiting for a change in {}; Ctrl-C stops", self.root.display());
             if self.next() == Next::Stopped {
                 return Ok(super::Exit::Done);
             }
         }
     }
 
-    /// Waits for a change since the last one.
+    /// Waits for the next change or a stop signal.
     fn next(&mut self) -> Next {
-        let (root, made) = (&self.root, self.made.as_deref());
-        let (seen, signals) = (&mut self.seen, &mut self.signals);
+        let (root, output) = (&self.root, self.output.as_deref());
+        let (snapshot, signals) = (&mut self.snapshot, &mut self.signals);
         self.runtime.block_on(async {
-            let mut looks = tokio::time::interval(LOOK);
+            let mut scans = tokio::time::interval(SCAN_INTERVAL);
             loop {
                 tokio::select! {
                     () = signals.next() => return Next::Stopped,
-                    _ = looks.tick() => {}
+                    _ = scans.tick() => {}
                 }
-                let now = look_at(root, made);
-                if now != *seen {
-                    *seen = now;
+                let now = scan(root, output);
+                if now != *snapshot {
+                    *snapshot = now;
                     return Next::Changed;
                 }
             }
@@ -92,12 +92,12 @@ impl Watch {
     }
 }
 
-/// The files of a project, but for what its tools make.
-fn look_at(root: &Path, made: Option<&Path>) -> Seen {
-    let mut seen = Seen::new();
+/// Lists the files of a project, without those that tools write.
+fn scan(root: &Path, output: Option<&Path>) -> Snapshot {
+    let mut snapshot = Snapshot::new();
     let mut todo = vec![root.to_owned()];
     while let Some(dir) = todo.pop() {
-        // What is gone or cannot be read is seen when it is back.
+        // A directory that is gone or unreadable is found again by a later scan.
         let Ok(entries) = std::fs::read_dir(&dir) else { continue };
         let entries: Vec<_> = entries.flatten().collect();
         if entries.iter().any(|entry| entry.file_name() == "pyvenv.cfg") {
@@ -107,20 +107,20 @@ fn look_at(root: &Path, made: Option<&Path>) -> Seen {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
             if name.starts_with('.')
-                || NOT_OF_PROJECT.contains(&&*name)
+                || IGNORED_DIRS.contains(&&*name)
                 || name.ends_with(".wasm")
-                || made == Some(path.as_path())
+                || output == Some(path.as_path())
             {
                 continue;
             }
             match entry.metadata() {
                 Ok(about) if about.is_dir() => todo.push(path),
-                Ok(about) => drop(seen.insert(path, (about.modified().ok(), about.len()))),
+                Ok(about) => drop(snapshot.insert(path, (about.modified().ok(), about.len()))),
                 Err(_) => {}
             }
         }
     }
-    seen
+    snapshot
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_person_saves_is_seen_and_what_tools_write_is_not() {
+    fn saved_files_are_seen_and_files_that_tools_write_are_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::create_dir_all(path("inner")).unwrap();
@@ -137,7 +137,7 @@ mod tests {
         std::fs::create_dir_all(path("__pycache__")).unwrap();
         std::fs::create_dir_all(path("out")).unwrap();
         std::fs::write(path("environment/pyvenv.cfg"), "").unwrap();
-        let mut before = look_at(dir.path(), Some(&path("out")));
+        let mut before = scan(dir.path(), Some(&path("out")));
         for (name, is_seen) in [
             ("agent.py", true),
             ("inner/prompt.txt", true),
@@ -150,14 +150,14 @@ mod tests {
         ] {
             std::fs::write(path(name), name).unwrap();
 
-            let after = look_at(dir.path(), Some(&path("out")));
+            let after = scan(dir.path(), Some(&path("out")));
 
             assert_eq!(after != before, is_seen, "{name}");
             before = after;
         }
         std::fs::write(path("agent.py"), "longer than before").unwrap();
-        assert_ne!(look_at(dir.path(), Some(&path("out"))), before);
+        assert_ne!(scan(dir.path(), Some(&path("out"))), before);
         std::fs::remove_file(path("agent.py")).unwrap();
-        assert!(!look_at(dir.path(), Some(&path("out"))).contains_key(&path("agent.py")));
+        assert!(!scan(dir.path(), Some(&path("out"))).contains_key(&path("agent.py")));
     }
 }

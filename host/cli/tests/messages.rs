@@ -1,4 +1,4 @@
-//! What a person reads is written for persons: no values as Rust prints them for its own.
+//! Checks that texts for people do not contain values in Rust's `Debug` format.
 
 mod sources;
 
@@ -6,15 +6,15 @@ use std::path::Path;
 
 use sources::sources;
 
-/// Lines of a file that are not for tests, with their numbers.
+/// Returns the lines of a file before its tests, with their numbers.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().take_while(|(_, line)| *line != "#[cfg(test)]").map(|(at, line)| (at + 1, line))
 }
 
-/// Whether a line prints a value by `Debug`: `{x:?}` in a text, or `?x` in a log line.
+/// Returns whether a line prints a value with `Debug`: `{x:?}` in a text, or `?x` in a log line.
 ///
-/// A panic is for whoever mends the host, a single character is quoted as Rust does it, and what
-/// a comment on its line says is `not shown`.
+/// Panics, which are for developers, single characters `{c:?}`, and lines with the comment `not shown` are
+/// exempt.
 fn is_debug(line: &str) -> bool {
     if line.contains("// not shown") {
         return false;
@@ -31,16 +31,16 @@ fn is_debug(line: &str) -> bool {
     (logged || named || alone) && !for_developers && !code.contains("{c:?}")
 }
 
-/// Files whose text is for developers.
+/// Files whose texts are for developers.
 const NOT_SHOWN: [&str; 2] = ["fuzzing.rs", "tests.rs"];
 
 #[test]
-fn no_text_for_persons_has_values_as_rust_prints_them() {
+fn no_text_for_people_contains_debug_output() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut files = Vec::new();
     for entry in std::fs::read_dir(root).unwrap() {
         let path = entry.unwrap().path();
-        // What it says names parts of modules, by the parser's names and as these are written.
+        // Messages of `fuse` name parts of modules as the parser prints them.
         if !path.ends_with("fuse") {
             sources(&path.join("src"), &mut files);
         }
@@ -56,5 +56,5 @@ fn no_text_for_persons_has_values_as_rust_prints_them() {
             wrong.push(format!("{}:{number}: {}", file.strip_prefix(root).unwrap().display(), line.trim()));
         }
     }
-    assert!(wrong.is_empty(), "write these for persons (`text::time`, `Display`):\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "write these for people (`text::time`, `Display`):\n{}", wrong.join("\n"));
 }

@@ -1,15 +1,15 @@
-//! The tests that `docs/understand/threat-model.md` names are there.
+//! Checks that the tests that `docs/understand/threat-model.md` names exist.
 
 use std::path::Path;
 
-/// What is named as `file::name` between backquotes.
+/// Returns the names of the form `file::name` between backquotes.
 fn named(text: &str) -> Vec<(&str, &str)> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter_map(|name| name.split_once("::")).filter(|(file, _)| file.ends_with(".rs")).collect()
 }
 
 #[test]
-fn every_test_that_the_threat_model_names_is_in_the_tree() {
+fn every_test_that_the_threat_model_names_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let text = std::fs::read_to_string(root.join("docs/understand/threat-model.md")).unwrap();
     let tests = named(&text);
@@ -30,7 +30,7 @@ fn names_are_found_between_backquotes() {
 }
 
 #[test]
-fn the_host_checks_its_sums_in_release_too() {
+fn overflow_checks_are_on_in_release_builds() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let manifest: toml::Table = std::fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
     let crates: Vec<&str> = manifest["workspace"]["members"]
@@ -43,7 +43,7 @@ fn the_host_checks_its_sums_in_release_too() {
     assert!(crates.len() > 5, "{crates:?}");
     for name in crates {
         let package = if name == "cli" { "rollout-host".to_owned() } else { format!("rollout-{name}") };
-        // It makes components and serves nobody.
+        // `fuse` only builds components and runs in no server.
         if name == "fuse" {
             continue;
         }

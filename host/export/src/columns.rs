@@ -1,26 +1,26 @@
-//! The columns of a row, and what is in them: the one place that has their names, their order and their types.
+//! The columns of a row: their names, order and types, and their values.
 
 use std::borrow::Cow;
 
-/// The type of a column, or of what is in one.
+/// Type of a column, an element or a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// True or false.
     Bool,
-    /// A whole number of 64 bits.
+    /// 64-bit integer.
     Int,
-    /// A double.
+    /// 64-bit floating-point number.
     Double,
     /// Text.
     Text,
     /// A list.
     List(&'static Self),
-    /// Members by name.
+    /// A struct with these members.
     Struct(&'static [Column]),
 }
 
 impl Kind {
-    /// As an error names it.
+    /// Returns the name of the type in error messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Bool => "true or false",
@@ -32,12 +32,12 @@ impl Kind {
     }
 }
 
-/// A column, or a member of a struct. Each may be null.
+/// A column, or a member of a struct. The value may be null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// Name of the column.
     pub name: &'static str,
-    /// Its type.
+    /// Type of the column.
     pub kind: Kind,
 }
 
@@ -45,7 +45,7 @@ const fn column(name: &'static str, kind: Kind) -> Column {
     Column { name, kind }
 }
 
-/// The columns, in their order. `docs/serve/training-rows.md` says what each means.
+/// All columns, in order. `docs/serve/training-rows.md` describes them.
 pub const COLUMNS: &[Column] = &[
     column("rollout_id", Kind::Text),
     column("sample_id", Kind::Text),
@@ -77,13 +77,13 @@ pub const COLUMNS: &[Column] = &[
     column("tokens_missing", Kind::Text),
 ];
 
-/// The column of metrics, of which a condition names members.
+/// Name of the column of metrics, whose members a condition can name.
 pub(crate) const METRICS: &str = "metrics";
 
-/// A list of pairs and not a map: `datasets` has no type for a map.
+/// Element of the list of metrics. It is not a map, because `datasets` has no type for maps.
 const METRIC: Kind = Kind::Struct(&[column("name", Kind::Text), column("value", Kind::Double)]);
 
-/// Uses of one kind that a component does not have: `process`, `file`, `network`, `thread`, `alarm`, `module`.
+/// Refused uses of one kind: `process`, `file`, `network`, `thread`, `alarm` or `module`.
 const REFUSED_USE: Kind =
     Kind::Struct(&[column("kind", Kind::Text), column("count", Kind::Int), column("first", Kind::Text)]);
 
@@ -115,26 +115,26 @@ const TURN: Kind = Kind::Struct(&[
     column("logprobs", Kind::List(&Kind::Double)),
 ]);
 
-/// What is in a column of one row, of the column's type or null.
+/// Value of a column in a row: null or of the column's type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell<'a> {
-    /// Nothing.
+    /// No value.
     Null,
     /// True or false.
     Bool(bool),
-    /// A whole number.
+    /// An integer.
     Int(i64),
     /// A finite number.
     Double(f64),
     /// Text.
     Text(&'a str),
-    /// A list of whole numbers.
+    /// A list of integers.
     Ints(&'a [i64]),
     /// A list of finite numbers.
     Doubles(&'a [f64]),
     /// A list.
     List(Vec<Cell<'a>>),
-    /// The members of a struct, in the order of its type.
+    /// Members of a struct, in the order of its type.
     Struct(Vec<Cell<'a>>),
 }
 

@@ -1,8 +1,8 @@
-//! Which rows are written: `reward >= 1 and metrics.accuracy is not null`.
+//! Conditions that select rows, such as `reward >= 1 and metrics.accuracy is not null`.
 //!
-//! The language is the conditions of SQL, read by a parser of SQL: comparisons of columns, numbers, texts and
-//! truth values, `is null`, `and`, `or`, `not` and parentheses. What SQL has beyond that is refused. As there, a
-//! comparison with what is null is neither true nor false, and only what is true is selected.
+//! The language is a part of SQL, and a parser for SQL reads it: comparisons of columns, numbers, texts and
+//! truth values, `is null`, `and`, `or`, `not` and parentheses. Other parts of SQL are refused. As in SQL, a
+//! comparison with null is neither true nor false, and a row is selected only if the condition is true.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -14,12 +14,12 @@ use sqlparser::tokenizer::{Location, Token};
 
 use crate::columns::{COLUMNS, Cell, Kind, METRICS};
 
-/// What is wrong with a condition, and where.
+/// Error of an invalid condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidCondition {
     condition: String,
-    what: String,
-    /// The character at which it is, from 0, where that is known.
+    reason: String,
+    /// Index of the character at which the mistake is, if known.
     at: Option<usize>,
 }
 
@@ -27,32 +27,32 @@ impl std::error::Error for InvalidCondition {}
 
 impl fmt::Display for InvalidCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { condition, what, at } = self;
-        write!(f, "{what}\n  {condition}")?;
+        let Self { condition, reason, at } = self;
+        write!(f, "{reason}\n  {condition}")?;
         at.map_or(Ok(()), |at| write!(f, "\n  {:at$}^", ""))
     }
 }
 
-/// Selects rows.
+/// A condition that selects rows.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Condition(Test);
+pub struct Condition(Predicate);
 
-/// Something that is true, false or, with what is null, neither.
+/// A predicate, which is true, false or, because of a null, neither.
 #[derive(Clone, Debug, PartialEq)]
-enum Test {
+enum Predicate {
     Is(Operand),
     Compare(Operand, Comparison, Operand),
     IsNull(Operand),
-    Not(Box<Test>),
-    And(Box<Test>, Box<Test>),
-    Or(Box<Test>, Box<Test>),
+    Not(Box<Predicate>),
+    And(Box<Predicate>, Box<Predicate>),
+    Or(Box<Predicate>, Box<Predicate>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum Operand {
-    /// A column, by its place.
+    /// Index of a column.
     Column(usize),
-    /// A metric, by its name.
+    /// Name of a metric.
     Metric(String),
     Number(f64),
     Text(String),
@@ -69,11 +69,12 @@ enum Comparison {
     GreaterOrEqual,
 }
 
-/// Texts are in either quotes, as in a shell one of them is taken; a name that is no word is in backticks.
+/// The dialect of conditions. A text may be in single or double quotes, because a shell needs one of them; a
+/// name that is not a word is in backticks.
 #[derive(Debug)]
-struct Words;
+struct ConditionDialect;
 
-impl Dialect for Words {
+impl Dialect for ConditionDialect {
     fn is_identifier_start(&self, character: char) -> bool {
         character.is_alphabetic() || character == '_'
     }
@@ -88,52 +89,56 @@ impl Dialect for Words {
 }
 
 impl Condition {
-    /// Reads a condition.
+    /// Parses a condition.
     ///
     /// # Errors
     ///
-    /// It is none, or names what is no column.
+    /// The text is not a condition, or names an unknown column.
     pub fn parse(condition: &str) -> Result<Self, InvalidCondition> {
-        let invalid = |what: String, at| InvalidCondition { condition: condition.to_owned(), what, at };
-        let unread = |error| {
-            let (what, at) = readable(error);
-            invalid(what, at.and_then(|at| place(condition, at)))
+        let invalid = |reason: String, at| InvalidCondition { condition: condition.to_owned(), reason, at };
+        let syntax_error = |error| {
+            let (reason, at) = parser_message(error);
+            invalid(reason, at.and_then(|at| index_of(condition, at)))
         };
-        let mut parser = Parser::new(&Words).try_with_sql(condition).map_err(unread)?;
-        let expression = parser.parse_expr().map_err(unread)?;
+        let mut parser = Parser::new(&ConditionDialect).try_with_sql(condition).map_err(syntax_error)?;
+        let expression = parser.parse_expr().map_err(syntax_error)?;
         let rest = parser.next_token();
         if rest.token != Token::EOF {
-            let what = format!("`{}` does not go on with what is before it", rest.token);
-            return Err(invalid(what, place(condition, rest.span.start)));
+            return Err(invalid(
+                format!("unexpected `{}`", rest.token),
+                index_of(condition, rest.span.start),
+            ));
         }
-        test(&expression).map(Self).map_err(|Refused { what, at }| invalid(what, place(condition, at)))
+        predicate(&expression).map(Self).map_err(|error| invalid(error.reason, index_of(condition, error.at)))
     }
 
-    /// Whether a row is selected.
+    /// Returns whether a row is selected.
     pub fn holds(&self, row: &[Cell<'_>]) -> bool {
-        self.0.of(row) == Some(true)
+        self.0.evaluate(row) == Some(true)
     }
 }
 
-/// Where in a condition of one line something is; none for the place after it.
-fn place(condition: &str, Location { line, column }: Location) -> Option<usize> {
+/// Returns the index of a location in a condition of one line; `None` for the end of the condition.
+fn index_of(condition: &str, Location { line, column }: Location) -> Option<usize> {
     let at = usize::try_from(column.checked_sub(1)?).ok()?;
     (line == 1 && !condition.contains('\n')).then_some(at)
 }
 
-/// What the parser says, without the place, and the place.
-fn readable(error: ParserError) -> (String, Option<Location>) {
+/// Splits an error of the parser into message and location.
+fn parser_message(error: ParserError) -> (String, Option<Location>) {
     let text = match error {
         ParserError::TokenizerError(text) | ParserError::ParserError(text) => text,
-        ParserError::RecursionLimitExceeded => return ("the condition is nested too deep".to_owned(), None),
+        ParserError::RecursionLimitExceeded => {
+            return ("the condition is nested too deeply".to_owned(), None);
+        }
     };
-    let found = text.rsplit_once(" at Line: ").and_then(|(what, at)| {
+    let found = text.rsplit_once(" at Line: ").and_then(|(message, at)| {
         let (line, column) = at.split_once(", Column: ")?;
         let at = Location { line: line.parse().ok()?, column: column.parse().ok()? };
-        Some((what.to_owned(), Some(at)))
+        Some((message.to_owned(), Some(at)))
     });
-    let (what, at) = found.unwrap_or((text, None));
-    (format!("the condition is not complete or not one: {}", lower(&what)), at)
+    let (message, at) = found.unwrap_or((text, None));
+    (format!("the condition is incomplete or invalid: {}", lower(&message)), at)
 }
 
 fn lower(text: &str) -> String {
@@ -141,82 +146,89 @@ fn lower(text: &str) -> String {
     characters.next().map_or(String::new(), |first| first.to_lowercase().chain(characters).collect())
 }
 
-/// What of an expression is not taken, and where it begins.
-struct Refused {
-    what: String,
+/// Error of an expression that is not supported.
+struct UnsupportedExpression {
+    reason: String,
+    /// Start of the expression.
     at: Location,
 }
 
-impl Refused {
-    fn new(expression: &Expr, what: String) -> Self {
-        Self { what, at: expression.span().start }
+impl UnsupportedExpression {
+    fn new(expression: &Expr, reason: String) -> Self {
+        Self { reason, at: expression.span().start }
     }
 }
 
-fn test(expression: &Expr) -> Result<Test, Refused> {
-    let both = |left: &Expr, right: &Expr| Ok::<_, Refused>((Box::new(test(left)?), Box::new(test(right)?)));
+fn predicate(expression: &Expr) -> Result<Predicate, UnsupportedExpression> {
+    let both = |left: &Expr, right: &Expr| {
+        Ok::<_, UnsupportedExpression>((Box::new(predicate(left)?), Box::new(predicate(right)?)))
+    };
     Ok(match expression {
-        Expr::Nested(inner) => test(inner)?,
-        Expr::UnaryOp { op: UnaryOperator::Not, expr } => Test::Not(Box::new(test(expr)?)),
-        Expr::IsNull(expr) => Test::IsNull(nullable(expr)?),
-        Expr::IsNotNull(expr) => Test::Not(Box::new(Test::IsNull(nullable(expr)?))),
+        Expr::Nested(inner) => predicate(inner)?,
+        Expr::UnaryOp { op: UnaryOperator::Not, expr } => Predicate::Not(Box::new(predicate(expr)?)),
+        Expr::IsNull(expr) => Predicate::IsNull(nullable(expr)?),
+        Expr::IsNotNull(expr) => Predicate::Not(Box::new(Predicate::IsNull(nullable(expr)?))),
         Expr::BinaryOp { left, op: BinaryOperator::And, right } => {
             let (left, right) = both(left, right)?;
-            Test::And(left, right)
+            Predicate::And(left, right)
         }
         Expr::BinaryOp { left, op: BinaryOperator::Or, right } => {
             let (left, right) = both(left, right)?;
-            Test::Or(left, right)
+            Predicate::Or(left, right)
         }
         Expr::BinaryOp { left, op, right } => {
-            let Some(comparison) = Comparison::of(op) else {
-                let known = "=, !=, <, <=, > and >= compare, and `and`, `or` and `not` join";
-                return Err(Refused::new(left, format!("`{op}` is no part of a condition: {known}")));
+            let Some(comparison) = Comparison::from_operator(op) else {
+                let known = "compare with =, !=, <, <=, > and >=, combine with `and`, `or` and `not`";
+                return Err(UnsupportedExpression::new(left, format!("`{op}` is not supported: {known}")));
             };
             compare(left, comparison, right)?
         }
         _ => match operand(expression)? {
-            is @ (Operand::Bool(_) | Operand::Column(_)) if is.kind() == Kind::Bool => Test::Is(is),
+            is @ (Operand::Bool(_) | Operand::Column(_)) if is.kind() == Kind::Bool => Predicate::Is(is),
             other => {
-                let what = format!("`{expression}` is {}, not a condition", other.kind().name());
-                return Err(Refused::new(
+                let reason = format!("`{expression}` is {}, not a condition", other.kind().name());
+                return Err(UnsupportedExpression::new(
                     expression,
-                    format!("{what}; compare it, as in `{expression} = …`"),
+                    format!("{reason}; compare it, as in `{expression} = …`"),
                 ));
             }
         },
     })
 }
 
-/// What is asked whether it is null, which may be a list.
-fn nullable(expression: &Expr) -> Result<Operand, Refused> {
+/// Returns the operand of `is null`, which may be a list.
+fn nullable(expression: &Expr) -> Result<Operand, UnsupportedExpression> {
     match operand(expression)? {
         named @ (Operand::Column(_) | Operand::Metric(_)) => Ok(named),
-        _ => Err(Refused::new(expression, format!("`{expression}` is never null; name a column"))),
+        _ => Err(UnsupportedExpression::new(
+            expression,
+            format!("`{expression}` is never null; name a column"),
+        )),
     }
 }
 
-fn compare(left: &Expr, comparison: Comparison, right: &Expr) -> Result<Test, Refused> {
+fn compare(left: &Expr, comparison: Comparison, right: &Expr) -> Result<Predicate, UnsupportedExpression> {
     let null = [left, right].into_iter().find(|side| matches!(value(side), Some(Value::Null)));
     if let Some(null) = null {
-        return Err(Refused::new(
+        return Err(UnsupportedExpression::new(
             null,
-            "nothing compares with null; write `is null` or `is not null`".to_owned(),
+            "null cannot be compared; write `is null` or `is not null`".to_owned(),
         ));
     }
     let (one, other) = (operand(left)?, operand(right)?);
     for (side, operand) in [(left, &one), (right, &other)] {
         if matches!(operand.kind(), Kind::List(_) | Kind::Struct(_)) {
-            let what = format!("`{side}` is a list, which only `is null` and `is not null` ask about");
-            return Err(Refused::new(side, what));
+            let reason =
+                format!("`{side}` is a list, which can only be tested with `is null` and `is not null`");
+            return Err(UnsupportedExpression::new(side, reason));
         }
     }
     if one.kind().name() != other.kind().name() {
         let (one, other) = (one.kind().name(), other.kind().name());
-        let what = format!("`{left}` is {one} and `{right}` is {other}, which do not compare");
-        return Err(Refused::new(left, what));
+        let reason = format!("`{left}` is {one} and `{right}` is {other}, which cannot be compared");
+        return Err(UnsupportedExpression::new(left, reason));
     }
-    Ok(Test::Compare(one, comparison, other))
+    Ok(Predicate::Compare(one, comparison, other))
 }
 
 fn value(expression: &Expr) -> Option<&Value> {
@@ -226,12 +238,11 @@ fn value(expression: &Expr) -> Option<&Value> {
     }
 }
 
-fn operand(expression: &Expr) -> Result<Operand, Refused> {
+fn operand(expression: &Expr) -> Result<Operand, UnsupportedExpression> {
     let unknown = || {
-        let what = format!(
-            "`{expression}` is no part of a condition: columns, numbers, texts in quotes, true and false are"
-        );
-        Refused::new(expression, what)
+        let reason =
+            format!("`{expression}` is not supported: use columns, numbers, quoted texts, true and false");
+        UnsupportedExpression::new(expression, reason)
     };
     Ok(match expression {
         Expr::Nested(inner) => operand(inner)?,
@@ -241,7 +252,7 @@ fn operand(expression: &Expr) -> Result<Operand, Refused> {
                 let names: Vec<&str> = rest.iter().map(|name| name.value.as_str()).collect();
                 Operand::Metric(names.join("."))
             }
-            [first, ..] => return Err(no_column(&expression.to_string(), first)),
+            [first, ..] => return Err(unknown_column(&expression.to_string(), first)),
             [] => return Err(unknown()),
         },
         Expr::UnaryOp { op: op @ (UnaryOperator::Minus | UnaryOperator::Plus), expr } => match operand(expr)?
@@ -261,22 +272,22 @@ fn operand(expression: &Expr) -> Result<Operand, Refused> {
     })
 }
 
-fn column(name: &Ident) -> Result<Operand, Refused> {
+fn column(name: &Ident) -> Result<Operand, UnsupportedExpression> {
     let found = COLUMNS.iter().position(|column| column.name.eq_ignore_ascii_case(&name.value));
-    found.map(Operand::Column).ok_or_else(|| no_column(&name.value, name))
+    found.map(Operand::Column).ok_or_else(|| unknown_column(&name.value, name))
 }
 
-fn no_column(name: &str, at: &Ident) -> Refused {
+fn unknown_column(name: &str, at: &Ident) -> UnsupportedExpression {
     let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
-    let what = format!(
-        "there is no column `{name}`; there are {}, and a metric is {METRICS}.NAME",
+    let reason = format!(
+        "unknown column `{name}`; the columns are {}, and a metric is {METRICS}.NAME",
         names.join(", ")
     );
-    Refused { what, at: at.span.start }
+    UnsupportedExpression { reason, at: at.span.start }
 }
 
 impl Comparison {
-    fn of(operator: &BinaryOperator) -> Option<Self> {
+    fn from_operator(operator: &BinaryOperator) -> Option<Self> {
         Some(match operator {
             BinaryOperator::Eq => Self::Equal,
             BinaryOperator::NotEq => Self::NotEqual,
@@ -300,24 +311,24 @@ impl Comparison {
     }
 }
 
-impl Test {
-    fn of(&self, row: &[Cell<'_>]) -> Option<bool> {
+impl Predicate {
+    fn evaluate(&self, row: &[Cell<'_>]) -> Option<bool> {
         match self {
-            Self::Is(operand) => match operand.of(row) {
+            Self::Is(operand) => match operand.evaluate(row) {
                 Cell::Bool(is) => Some(is),
                 _ => None,
             },
             Self::Compare(one, comparison, other) => {
-                order(&one.of(row), &other.of(row)).map(|order| comparison.holds(order))
+                order(&one.evaluate(row), &other.evaluate(row)).map(|order| comparison.holds(order))
             }
-            Self::IsNull(operand) => Some(matches!(operand.of(row), Cell::Null)),
-            Self::Not(test) => test.of(row).map(|holds| !holds),
-            Self::And(one, other) => match (one.of(row), other.of(row)) {
+            Self::IsNull(operand) => Some(matches!(operand.evaluate(row), Cell::Null)),
+            Self::Not(test) => test.evaluate(row).map(|holds| !holds),
+            Self::And(one, other) => match (one.evaluate(row), other.evaluate(row)) {
                 (Some(false), _) | (_, Some(false)) => Some(false),
                 (Some(true), Some(true)) => Some(true),
                 _ => None,
             },
-            Self::Or(one, other) => match (one.of(row), other.of(row)) {
+            Self::Or(one, other) => match (one.evaluate(row), other.evaluate(row)) {
                 (Some(true), _) | (_, Some(true)) => Some(true),
                 (Some(false), Some(false)) => Some(false),
                 _ => None,
@@ -329,17 +340,18 @@ impl Test {
 impl Operand {
     fn kind(&self) -> Kind {
         match self {
-            Self::Column(place) => COLUMNS[*place].kind,
+            Self::Column(index) => COLUMNS[*index].kind,
             Self::Metric(_) | Self::Number(_) => Kind::Double,
             Self::Text(_) => Kind::Text,
             Self::Bool(_) => Kind::Bool,
         }
     }
 
-    /// What it is in a row. Of a list it matters only whether it is there.
-    fn of<'c>(&'c self, row: &'c [Cell<'_>]) -> Cell<'c> {
+    /// Returns the operand's value in a row. A list is empty unless it is null, because its elements do not
+    /// matter.
+    fn evaluate<'c>(&'c self, row: &'c [Cell<'_>]) -> Cell<'c> {
         match self {
-            Self::Column(place) => match &row[*place] {
+            Self::Column(index) => match &row[*index] {
                 Cell::Bool(is) => Cell::Bool(*is),
                 Cell::Int(number) => Cell::Int(*number),
                 Cell::Double(number) => Cell::Double(*number),
@@ -356,7 +368,7 @@ impl Operand {
 }
 
 fn metric(name: &str, row: &[Cell<'_>]) -> Cell<'static> {
-    let metrics = COLUMNS.iter().position(|column| column.name == METRICS).map(|place| &row[place]);
+    let metrics = COLUMNS.iter().position(|column| column.name == METRICS).map(|index| &row[index]);
     let Some(Cell::List(metrics)) = metrics else { return Cell::Null };
     let value = metrics.iter().find_map(|metric| match metric {
         Cell::Struct(members) => match members.as_slice() {
@@ -368,7 +380,7 @@ fn metric(name: &str, row: &[Cell<'_>]) -> Cell<'static> {
     value.map_or(Cell::Null, Cell::Double)
 }
 
-/// The order of two values of one sort; none with a null.
+/// Compares two values of the same type. Returns `None` if one is null.
 fn order(one: &Cell<'_>, other: &Cell<'_>) -> Option<Ordering> {
     let number = |cell: &Cell<'_>| match cell {
         Cell::Int(number) => Some(*number as f64),
@@ -387,7 +399,7 @@ fn order(one: &Cell<'_>, other: &Cell<'_>) -> Option<Ordering> {
 mod tests {
     use super::*;
 
-    /// A row with a reward of 0.5, attempt 2, outcome "scored", two metrics and no token ids.
+    /// Returns a row with a reward of 0.5, attempt 2, outcome "scored", three metrics and no token ids.
     fn row() -> Vec<Cell<'static>> {
         let metric = |name, value| Cell::Struct(vec![Cell::Text(name), Cell::Double(value)]);
         let cell = |name| match name {
@@ -404,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_selected_where_the_condition_is_true() {
+    fn a_row_is_selected_if_the_condition_is_true() {
         let check = |condition: &str, expected: bool| {
             let parsed = Condition::parse(condition).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(parsed.holds(&row()), expected, "{condition}");
@@ -440,29 +452,29 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_that_is_none_is_refused_with_what_is_wrong_and_where() {
-        let check = |condition: &str, what: &str, at: Option<usize>| {
+    fn an_invalid_condition_is_refused_with_reason_and_position() {
+        let check = |condition: &str, reason: &str, at: Option<usize>| {
             let error = Condition::parse(condition).unwrap_err();
-            assert!(error.what.contains(what), "{condition}: {error}");
+            assert!(error.reason.contains(reason), "{condition}: {error}");
             assert_eq!(error.at, at, "{condition}: {error}");
         };
         check(
             "attempt = 2 and rewrad >= 1",
-            "no column `rewrad`; there are rollout_id, sample_id,",
+            "unknown column `rewrad`; the columns are rollout_id, sample_id,",
             Some(16),
         );
-        check("metric.a > 1", "no column `metric.a`; there are", Some(0));
+        check("metric.a > 1", "unknown column `metric.a`; the columns are", Some(0));
         check("reward", "`reward` is a number, not a condition", Some(0));
         check("reward >= '1'", "`reward` is a number and `'1'` is text", Some(0));
         check("messages = 'x'", "`messages` is a list", Some(0));
         check("reward = null", "write `is null`", Some(9));
         check("1 is null", "never null", Some(0));
-        check("reward + 1 > 2", "`reward + 1` is no part of a condition", Some(0));
-        check("lower(outcome) = 'x'", "`lower(outcome)` is no part of a condition", Some(0));
-        check("reward >= 1 reward", "`reward` does not go on", Some(12));
+        check("reward + 1 > 2", "`reward + 1` is not supported", Some(0));
+        check("lower(outcome) = 'x'", "`lower(outcome)` is not supported", Some(0));
+        check("reward >= 1 reward", "unexpected `reward`", Some(12));
         check("reward >=", "an expression", None);
         check("reward >= 'x", "unterminated", Some(10));
         check("", "an expression", None);
-        check(&"(".repeat(10_000), "nested too deep", None);
+        check(&"(".repeat(10_000), "nested too deeply", None);
     }
 }

@@ -1,4 +1,4 @@
-//! A trajectory, read as far as a row needs it.
+//! Parsing of trajectories: the parts that a row needs.
 
 use std::borrow::Cow;
 
@@ -8,40 +8,40 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::messages::{Call, Message};
-use crate::reply::{Reply, Tokens, ints, number, numbers_of};
+use crate::reply::{Reply, Tokens, ints, logprob_numbers, number};
 
-/// What is wrong with a document.
-pub(crate) type Wrong = String;
+/// Reason why a document is invalid.
+pub(crate) type InvalidReason = String;
 
-/// A document.
+/// A trajectory.
 pub(crate) struct Document<'a> {
     pub rollout_id: Cow<'a, str>,
     pub model: Option<Cow<'a, str>>,
-    pub claimed: Vec<Claimed<'a>>,
-    pub ours: Ours<'a>,
-    /// None where it came by no protocol.
+    pub claimed: Vec<ClaimedMessage<'a>>,
+    pub host: HostExtra<'a>,
+    /// `None` if the rollout did not come through a protocol.
     pub protocol: Option<Protocol<'a>>,
 }
 
 /// A message that the workflow registered.
-pub(crate) struct Claimed<'a> {
+pub(crate) struct ClaimedMessage<'a> {
     pub message: Message<'a>,
-    /// What a caller reported of the call behind it, or the host itself.
+    /// Tokens that a caller or the host reported for the call behind the message.
     pub tokens: Tokens,
 }
 
-impl Claimed<'_> {
-    fn says_nothing(&self) -> bool {
+impl ClaimedMessage<'_> {
+    fn is_empty_system_message(&self) -> bool {
         let Message { role, content, calls, .. } = &self.message;
         role == "system" && content.as_deref().unwrap_or_default().is_empty() && calls.is_empty()
     }
 }
 
-/// What the host says of the rollout.
+/// The host's record of the rollout, `extra.rollout_host`.
 #[derive(Deserialize)]
-pub(crate) struct Ours<'a> {
+pub(crate) struct HostExtra<'a> {
     #[serde(borrow)]
-    pub outcome: Outcome<'a>,
+    pub outcome: RecordedOutcome<'a>,
     #[serde(default)]
     pub attempt: Option<i64>,
     #[serde(borrow, default)]
@@ -53,7 +53,7 @@ pub(crate) struct Ours<'a> {
     #[serde(default)]
     pub withdrawn: bool,
     #[serde(borrow, default)]
-    pub fork_of: Option<ForkOf<'a>>,
+    pub fork_of: Option<ForkOrigin<'a>>,
     #[serde(default)]
     pub refused_uses: RefusedUses,
     #[serde(borrow, default)]
@@ -61,15 +61,15 @@ pub(crate) struct Ours<'a> {
 }
 
 #[derive(Deserialize)]
-pub(crate) struct ForkOf<'a> {
+pub(crate) struct ForkOrigin<'a> {
     #[serde(borrow)]
     pub rollout_id: Text<'a>,
     pub turn: i64,
 }
 
-/// How the rollout ended.
+/// Outcome of the rollout.
 #[derive(Deserialize)]
-pub(crate) struct Outcome<'a> {
+pub(crate) struct RecordedOutcome<'a> {
     #[serde(borrow)]
     pub outcome: Text<'a>,
     #[serde(borrow, default)]
@@ -84,7 +84,7 @@ pub(crate) struct Outcome<'a> {
     pub reason: Option<Text<'a>>,
 }
 
-/// What the protocol by which the rollout came says of its sample.
+/// The protocol's record of the sample.
 #[derive(Deserialize)]
 pub(crate) struct Protocol<'a> {
     #[serde(borrow, default)]
@@ -97,7 +97,7 @@ pub(crate) struct Protocol<'a> {
     pub request_metadata: Option<&'a RawValue>,
 }
 
-/// A call of the model.
+/// A call of the model with its reply.
 #[derive(Deserialize)]
 pub(crate) struct Exchange<'a> {
     #[serde(borrow)]
@@ -108,7 +108,7 @@ pub(crate) struct Exchange<'a> {
 
 #[derive(Deserialize)]
 pub(crate) struct Request<'a> {
-    /// How many messages are those of the request before.
+    /// Number of messages that are repeated from the previous request.
     pub messages_repeated: usize,
     #[serde(borrow)]
     pub messages_new: Vec<&'a RawValue>,
@@ -117,8 +117,8 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Reads a document.
-    pub(crate) fn read(json: &'a str) -> Result<Self, Wrong> {
+    /// Parses a trajectory.
+    pub(crate) fn read(json: &'a str) -> Result<Self, InvalidReason> {
         #[derive(Deserialize)]
         struct Whole<'a> {
             #[serde(borrow)]
@@ -136,67 +136,67 @@ impl<'a> Document<'a> {
             model_name: Option<Text<'a>>,
         }
         let Whole { session_id: Text(rollout_id), agent, steps, extra } =
-            serde_json::from_str(json).map_err(|error| format!("no trajectory of this host: {error}"))?;
-        let (mut ours, mut protocol) = (None, None);
-        let read = members(extra.get(), |name, value: &RawValue| -> Result<(), Wrong> {
-            let wrong = |error| format!("`extra.{name}`: {error}");
+            serde_json::from_str(json).map_err(|error| format!("not a trajectory of this host: {error}"))?;
+        let (mut host, mut protocol) = (None, None);
+        let read = members(extra.get(), |name, value: &RawValue| -> Result<(), InvalidReason> {
+            let invalid = |error| format!("`extra.{name}`: {error}");
             if name == "rollout_host" {
-                ours = Some(serde_json::from_str(value.get()).map_err(wrong)?);
+                host = Some(serde_json::from_str(value.get()).map_err(invalid)?);
             } else if value.get().starts_with('{') {
-                protocol = Some(serde_json::from_str(value.get()).map_err(wrong)?);
+                protocol = Some(serde_json::from_str(value.get()).map_err(invalid)?);
             }
             Ok(())
         });
-        read.map_err(Wrong::from)?;
-        let ours = ours.ok_or("no trajectory of this host: `extra.rollout_host` is missing")?;
+        read.map_err(InvalidReason::from)?;
+        let host = host.ok_or("not a trajectory of this host: `extra.rollout_host` is missing")?;
         let mut claimed = Vec::new();
-        let read = each(steps.get(), |step: Step<'_>| -> Result<(), Wrong> {
+        let read = each(steps.get(), |step: Step<'_>| -> Result<(), InvalidReason> {
             step.add_to(&mut claimed);
             Ok(())
         });
-        read.map_err(|error| format!("`steps`: {}", Wrong::from(error)))?;
-        if matches!(claimed.as_slice(), [only] if only.says_nothing()) {
-            // The step of a conversation that has none.
+        read.map_err(|error| format!("`steps`: {}", InvalidReason::from(error)))?;
+        if matches!(claimed.as_slice(), [only] if only.is_empty_system_message()) {
+            // An empty conversation is written as one empty step.
             claimed.clear();
         }
         let model = agent.model_name.map(|Text(name)| name);
-        Ok(Self { rollout_id, model, claimed, ours, protocol })
+        Ok(Self { rollout_id, model, claimed, host, protocol })
     }
 
-    /// The calls of the model that are of this sample, in their order.
-    pub(crate) fn exchanges(&self) -> Result<Vec<Exchange<'a>>, Wrong> {
-        let observed = self.ours.observed.map_or("[]", RawValue::get);
+    /// Parses this sample's calls of the model, in order.
+    pub(crate) fn exchanges(&self) -> Result<Vec<Exchange<'a>>, InvalidReason> {
+        let observed = self.host.observed.map_or("[]", RawValue::get);
         serde_json::from_str(observed).map_err(|error| format!("`extra.rollout_host.observed`: {error}"))
     }
 }
 
 impl<'a> Protocol<'a> {
-    /// The sample's measurements, in the order of their names.
-    pub(crate) fn metrics(&self) -> Result<Vec<(Cow<'a, str>, f64)>, Wrong> {
+    /// Parses the sample's metrics, in the order of the document.
+    pub(crate) fn metrics(&self) -> Result<Vec<(Cow<'a, str>, f64)>, InvalidReason> {
         let mut metrics = Vec::new();
         let json = self.sample_metrics.map_or("{}", RawValue::get);
-        let read = members(json, |name, value: &RawValue| -> Result<(), Wrong> {
-            let value = number(value).ok_or_else(|| format!("the metric '{name}' is no number"))?;
+        let read = members(json, |name, value: &RawValue| -> Result<(), InvalidReason> {
+            let value = number(value).ok_or_else(|| format!("the metric '{name}' is not a number"))?;
             metrics.push((name, value));
             Ok(())
         });
-        read.map_err(Wrong::from)?;
+        read.map_err(InvalidReason::from)?;
         Ok(metrics)
     }
 }
 
 impl<'a> Exchange<'a> {
-    /// How many messages the request had.
+    /// Returns the number of messages of the request.
     pub(crate) fn message_count(&self) -> usize {
         self.request.messages_repeated + self.request.messages_new.len()
     }
 
-    /// What the server replied, where it did.
+    /// Returns the server's reply, if there is one.
     pub(crate) fn reply(&self) -> Option<Reply<'a>> {
         self.reply.filter(|reply| reply.get().starts_with('{')).map(|reply| Reply::read(reply.get()))
     }
 
-    /// The tools that were offered.
+    /// Returns the offered tools.
     pub(crate) fn tools(&self) -> Option<&'a RawValue> {
         #[derive(Deserialize)]
         struct Rest<'a> {
@@ -207,7 +207,7 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// A step, which is a message with what tools gave to its calls.
+/// A step: a message and the results of its tool calls.
 #[derive(Deserialize)]
 struct Step<'a> {
     #[serde(borrow)]
@@ -262,20 +262,20 @@ struct Metrics<'a> {
 
 #[derive(Default, Deserialize)]
 struct StepExtra<'a> {
-    /// There and null where the message had none.
+    /// Role of a message with an unusual role; null if the message had none.
     #[serde(borrow, default)]
     original_role: Option<Text<'a>>,
-    /// Of the last result that answers none of the step's calls.
+    /// Id of the last result that answers none of the step's calls.
     #[serde(borrow, default)]
     tool_call_id: Option<Text<'a>>,
 }
 
 impl<'a> Step<'a> {
-    fn add_to(self, claimed: &mut Vec<Claimed<'a>>) {
+    fn add_to(self, claimed: &mut Vec<ClaimedMessage<'a>>) {
         let extra = self.extra.unwrap_or_default();
         let results = self.observation.map(|observation| observation.results).unwrap_or_default();
         let Text(message) = self.message;
-        // A step of the host's own carries results that no step of the agent comes before.
+        // The host adds an empty step for results without a preceding step of the agent.
         let is_carrier = self.source.0 == "system" && message.is_empty() && !results.is_empty();
         if !is_carrier {
             let calls: Vec<Call<'_>> = self.tool_calls.into_iter().map(StepCall::call).collect();
@@ -288,36 +288,39 @@ impl<'a> Step<'a> {
             let content = (!message.is_empty() || calls.is_empty()).then_some(message);
             let reasoning = self.reasoning_content.map(|Text(text)| text);
             let message = Message { role, content, reasoning, calls, ..Message::default() };
-            claimed.push(Claimed { message, tokens: self.metrics.map(Metrics::tokens).unwrap_or_default() });
+            claimed.push(ClaimedMessage {
+                message,
+                tokens: self.metrics.map(Metrics::tokens).unwrap_or_default(),
+            });
         }
         let mut stray = extra.tool_call_id;
         let last_stray = results.iter().rposition(|result| result.source_call_id.is_none());
-        for (place, ToolResult { source_call_id, content: Text(content) }) in results.into_iter().enumerate()
+        for (index, ToolResult { source_call_id, content: Text(content) }) in results.into_iter().enumerate()
         {
             let id = match source_call_id {
-                None if Some(place) == last_stray => stray.take(),
+                None if Some(index) == last_stray => stray.take(),
                 id => id,
             };
             let tool_call_id = id.map(|Text(id)| id);
             let message =
                 Message { role: "tool".into(), content: Some(content), tool_call_id, ..Message::default() };
-            claimed.push(Claimed { message, tokens: Tokens::default() });
+            claimed.push(ClaimedMessage { message, tokens: Tokens::default() });
         }
     }
 }
 
 impl<'a> StepCall<'a> {
     fn call(self) -> Call<'a> {
-        /// Arguments that were no object.
+        /// Arguments that are not an object.
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Unread<'a> {
+        struct RawArguments<'a> {
             #[serde(borrow)]
             _raw: Text<'a>,
         }
         let Self { tool_call_id: Text(id), function_name: Text(name), arguments } = self;
         let arguments = match serde_json::from_str(arguments.get()) {
-            Ok(Unread { _raw: Text(text) }) => text,
+            Ok(RawArguments { _raw: Text(text) }) => text,
             Err(_) => arguments.get().into(),
         };
         Call { id, name, arguments }
@@ -329,12 +332,12 @@ impl Metrics<'_> {
         Tokens {
             prompt_ids: self.prompt_token_ids.and_then(ints),
             completion_ids: self.completion_token_ids.and_then(ints),
-            logprobs: self.logprobs.and_then(numbers_of),
+            logprobs: self.logprobs.and_then(logprob_numbers),
         }
     }
 }
 
-/// JSON text of what somebody wrote, as it was written.
-pub(crate) fn written(json: Option<&RawValue>) -> Option<&str> {
+/// Returns the unchanged JSON text of a value, `None` if it is null.
+pub(crate) fn non_null(json: Option<&RawValue>) -> Option<&str> {
     json.map(RawValue::get).filter(|json| *json != "null")
 }

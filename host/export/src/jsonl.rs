@@ -1,4 +1,4 @@
-//! A row as one line of JSON. Every column is there, null where there is nothing.
+//! Rows as JSON Lines. Every column is present, null if it has no value.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use serde::ser::{SerializeMap, SerializeSeq, Serializer};
 
 use crate::columns::{COLUMNS, Cell, Column, Kind};
 
-/// Writes a row.
+/// Writes a row as a line.
 pub(crate) fn write(row: &[Cell<'_>], to: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer(&mut *to, &Members { columns: COLUMNS, cells: row })?;
     to.write_all(b"\n")

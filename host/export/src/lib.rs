@@ -1,11 +1,11 @@
-//! Training rows: what trajectories say, in columns that trainers read.
+//! Training rows: trajectories as columns that trainers read.
 //!
-//! [`source`] gives the documents of a folder, one after the other. [`Row`] is made of one document: one
-//! sample of one rollout. [`Condition`] selects rows, and [`Output`] writes them as Parquet or JSON Lines.
-//! [`COLUMNS`] says which columns there are, and is all that writers and conditions know of a row.
+//! [`source`] lists the trajectories in a folder. A [`Row`] is created from one of these documents, which is
+//! one sample of one rollout. [`Condition`] selects rows, and [`Output`] writes them as Parquet or JSON
+//! Lines. [`COLUMNS`] describes the columns, and is all that writers and conditions know about a row.
 //!
-//! A row is made of the document alone, so that it is the same whether the document was a file or came
-//! out of a journal. This crate knows no rollout, no journal and no command.
+//! A row depends only on its document, so that it is the same from a file and from a journal. This crate
+//! knows neither rollouts nor journals nor commands.
 
 mod columns;
 mod condition;
@@ -24,4 +24,4 @@ mod tokens;
 pub use columns::{COLUMNS, Cell, Column, Kind};
 pub use condition::{Condition, InvalidCondition};
 pub use output::{Format, Output, OutputError};
-pub use row::{Row, Unreadable};
+pub use row::{InvalidTrajectory, Row};

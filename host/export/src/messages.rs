@@ -1,8 +1,8 @@
-//! The messages of a conversation, in the form in which trainers take them.
+//! The messages of a conversation, in the form that trainers read.
 //!
-//! Which messages there are is what the workflow registered. How each was worded is taken from what the host saw
-//! sent or received, where it saw it: a trajectory's step has no place for some of it. Which of them the model wrote
-//! is the host's to say, too.
+//! The workflow decides which messages exist by registering them. The wording of each comes from the request
+//! or reply that the host observed, if there is one, because a step of a trajectory cannot hold all of it.
+//! The host's observation also decides which messages the model wrote.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub(crate) struct Message<'a> {
     pub calls: Vec<Call<'a>>,
     pub tool_call_id: Option<Cow<'a, str>>,
     pub name: Option<Cow<'a, str>>,
-    /// The message as JSON, where the other fields do not have all of it.
+    /// The message as JSON, if the other fields do not contain all of it.
     pub raw: Option<&'a str>,
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct Message<'a> {
 pub(crate) struct Call<'a> {
     pub id: Cow<'a, str>,
     pub name: Cow<'a, str>,
-    /// JSON.
+    /// The arguments as JSON.
     pub arguments: Cow<'a, str>,
 }
 
 impl Message<'_> {
-    /// The struct that it is in a row.
+    /// Returns the message as a struct of a row.
     pub(crate) fn cell(&self) -> Cell<'_> {
         let calls = self.calls.iter().map(Call::cell).collect();
         Cell::Struct(vec![
@@ -53,15 +53,20 @@ impl Message<'_> {
         ])
     }
 
-    /// By what a message is known again: who says it, the text, the calls, and which call it answers.
-    fn key(&self, of: &RandomState) -> u64 {
+    /// Returns a hash of the parts that identify a message: role, text, calls, and the call that it answers.
+    fn key(&self, hasher: &RandomState) -> u64 {
         let role = match &*self.role {
             "developer" => "system",
             "function" => "tool",
             role => role,
         };
         let ids: Vec<&str> = self.calls.iter().map(|call| &*call.id).collect();
-        of.hash_one((role, self.content.as_deref().unwrap_or_default(), ids, self.tool_call_id.as_deref()))
+        hasher.hash_one((
+            role,
+            self.content.as_deref().unwrap_or_default(),
+            ids,
+            self.tool_call_id.as_deref(),
+        ))
     }
 }
 
@@ -72,8 +77,8 @@ impl Call<'_> {
     }
 }
 
-/// A message as it was sent or received. None where it is no object with a role.
-pub(crate) fn sent(json: &str) -> Option<Message<'_>> {
+/// Parses a message of a request or reply. Returns `None` if it is not an object with a role.
+pub(crate) fn parse(json: &str) -> Option<Message<'_>> {
     let mut message = Message::default();
     let mut is_whole = true;
     let read = members(json, |name, value: &RawValue| {
@@ -86,9 +91,9 @@ pub(crate) fn sent(json: &str) -> Option<Message<'_>> {
             }
             "reasoning_content" | "reasoning" if message.reasoning.is_none() => {
                 message.reasoning = text(value);
-                is_whole &= message.reasoning.is_some() || says_nothing(value);
+                is_whole &= message.reasoning.is_some() || is_empty(value);
             }
-            "tool_calls" if says_nothing(value) => {}
+            "tool_calls" if is_empty(value) => {}
             "tool_calls" => match calls(value) {
                 Some((calls, are_whole)) => {
                     message.calls = calls;
@@ -98,7 +103,7 @@ pub(crate) fn sent(json: &str) -> Option<Message<'_>> {
             },
             "tool_call_id" => message.tool_call_id = text(value),
             "name" => message.name = text(value),
-            _ => is_whole &= says_nothing(value),
+            _ => is_whole &= is_empty(value),
         }
         Ok::<(), ()>(())
     });
@@ -107,12 +112,12 @@ pub(crate) fn sent(json: &str) -> Option<Message<'_>> {
     Some(message)
 }
 
-/// Servers send such members with every message.
-fn says_nothing(value: &RawValue) -> bool {
+/// Returns whether a value is empty. Servers send such members with every message.
+fn is_empty(value: &RawValue) -> bool {
     matches!(value.get(), "null" | "[]" | "{}" | "\"\"")
 }
 
-/// The calls of a message, and whether they are all that was said of them.
+/// Parses the calls of a message. Returns them and whether they contain everything in the JSON.
 fn calls(list: &RawValue) -> Option<(Vec<Call<'_>>, bool)> {
     #[derive(Deserialize)]
     struct Function<'a> {
@@ -130,14 +135,14 @@ fn calls(list: &RawValue) -> Option<(Vec<Call<'_>>, bool)> {
                 "type" => are_whole &= value.get() == "\"function\"",
                 "function" => function = serde_json::from_str::<Function<'_>>(value.get()).ok(),
                 "index" => {}
-                _ => are_whole &= says_nothing(value),
+                _ => are_whole &= is_empty(value),
             }
             Ok::<(), ()>(())
         });
         read.map_err(drop)?;
         let Function { name: Text(name), arguments } = function.ok_or(())?;
         let arguments = arguments.map_or(Cow::Borrowed("{}"), |given| {
-            // Some servers send the object itself.
+            // Some servers send an object instead of its text.
             text(given).unwrap_or(Cow::Borrowed(given.get()))
         });
         let id = id.unwrap_or_else(|| format!("call_{}", found.len()).into());
@@ -147,32 +152,32 @@ fn calls(list: &RawValue) -> Option<(Vec<Call<'_>>, bool)> {
     read.ok().map(|()| (found, are_whole))
 }
 
-/// A call of the model that was answered, as far as messages need it.
-pub(crate) struct Answered<'a> {
-    /// How many messages its request had.
-    pub asked: usize,
-    /// The message of its reply.
+/// An answered call of the model.
+pub(crate) struct AnsweredCall<'a> {
+    /// Number of messages of the request.
+    pub request_len: usize,
+    /// Message of the reply.
     pub reply: Option<&'a RawValue>,
 }
 
 /// The messages of a conversation.
 pub(crate) struct Conversation<'a> {
     pub messages: Vec<Message<'a>>,
-    /// For each call that was answered, which message is its reply.
-    pub message_of: Vec<Option<usize>>,
+    /// For each answered call, the index of the message that is its reply.
+    pub reply_indices: Vec<Option<usize>>,
 }
 
 impl<'a> Conversation<'a> {
-    /// Looks for each message that the workflow registered among those that went over the wire.
+    /// Matches the messages that the workflow registered with those of observed requests and replies.
     pub(crate) fn new(
         claimed: Vec<Message<'a>>,
         requested: impl Iterator<Item = &'a RawValue>,
-        answered: &[Answered<'a>],
+        answered: &[AnsweredCall<'a>],
     ) -> Self {
         let hasher = RandomState::new();
         let keys: Vec<u64> = claimed.iter().map(|message| message.key(&hasher)).collect();
         let mut seen: HashMap<u64, Message<'a>> = HashMap::new();
-        for message in requested.filter_map(|json| sent(json.get())) {
+        for message in requested.filter_map(|json| parse(json.get())) {
             seen.entry(message.key(&hasher)).or_insert(message);
         }
         let mut messages = claimed;
@@ -181,26 +186,26 @@ impl<'a> Conversation<'a> {
                 message.clone_from(seen);
             }
         }
-        let mut places: HashMap<u64, Vec<usize>> = HashMap::new();
-        for (place, key) in
-            keys.iter().enumerate().filter(|(place, _)| &*messages[*place].role == "assistant")
+        let mut indices: HashMap<u64, Vec<usize>> = HashMap::new();
+        for (index, key) in
+            keys.iter().enumerate().filter(|(index, _)| &*messages[*index].role == "assistant")
         {
-            places.entry(*key).or_default().push(place);
+            indices.entry(*key).or_default().push(index);
         }
-        let mut message_of = Vec::with_capacity(answered.len());
-        for Answered { asked, reply } in answered {
-            let said = reply.and_then(|reply| sent(reply.get()));
-            let free = said.as_ref().and_then(|said| places.get_mut(&said.key(&hasher)));
-            // A reply comes after what it answers. A workflow may leave some of that out of what it registers.
+        let mut reply_indices = Vec::with_capacity(answered.len());
+        for AnsweredCall { request_len, reply } in answered {
+            let reply = reply.and_then(|reply| parse(reply.get()));
+            let free = reply.as_ref().and_then(|reply| indices.get_mut(&reply.key(&hasher)));
+            // A reply follows the messages of its request, but a workflow may not register all of those.
             let found = free.filter(|free| !free.is_empty()).map(|free| {
-                let after = free.partition_point(|place| place < asked);
+                let after = free.partition_point(|index| index < request_len);
                 free.remove(if after < free.len() { after } else { 0 })
             });
-            if let (Some(place), Some(said)) = (found, said) {
-                messages[place] = said;
+            if let (Some(index), Some(reply)) = (found, reply) {
+                messages[index] = reply;
             }
-            message_of.push(found);
+            reply_indices.push(found);
         }
-        Self { messages, message_of }
+        Self { messages, reply_indices }
     }
 }

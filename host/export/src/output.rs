@@ -1,4 +1,4 @@
-//! Where rows go: a file that is there when it is whole, or a stream.
+//! Output of rows: a file, which appears when it is complete, or a stream.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,80 +11,83 @@ use crate::columns::Cell;
 use crate::jsonl;
 use crate::parquet_file::ParquetFile;
 
-/// What is written at once.
+/// Size of the write buffer.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// How rows are written.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// A Parquet file.
     Parquet,
-    /// A line of JSON for each row.
+    /// JSON Lines, one row per line.
     JsonLines,
 }
 
-/// Why rows were not written. Nothing is left of what was begun.
+/// Error of writing rows. An incomplete file is removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputError {
-    /// The operating system refused it.
-    #[error("cannot {what} {}", path.display())]
+    /// An operation on the file failed.
+    #[error("cannot {action} {}", path.display())]
     File {
-        /// What was to be done.
-        what: &'static str,
-        /// With which file.
+        /// The operation, such as `create`.
+        action: &'static str,
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The stream took no more.
+    /// Writing to the stream failed.
     #[error("cannot write the rows")]
     Stream(#[source] io::Error),
 }
 
-/// Takes rows.
+/// Writer of rows.
 pub struct Output {
     rows: Rows,
-    /// The file that they go to; none where they go to a stream.
-    file: Option<Unfinished>,
+    /// The file; `None` for a stream.
+    file: Option<PartialFile>,
 }
 
-type To = BufWriter<Box<dyn Write + Send>>;
+type Destination = BufWriter<Box<dyn Write + Send>>;
 
 enum Rows {
-    Parquet(Box<ParquetFile<To>>),
-    JsonLines(To),
+    Parquet(Box<ParquetFile<Destination>>),
+    JsonLines(Destination),
 }
 
 impl Output {
-    /// To a file, which is in its place only when all is written. One that is there is replaced then.
+    /// Creates an output to a file, which appears when it is complete. An existing file is replaced then.
     ///
     /// # Errors
     ///
-    /// It cannot be made.
+    /// The file cannot be created.
     pub fn to_file(path: &Path, format: Format) -> Result<Self, OutputError> {
         let mut name = OsString::from(path);
         name.push(".partial");
         let partial = PathBuf::from(name);
-        let begin = || {
+        let create = || {
             let file = File::create(&partial)?;
             Ok((file.try_clone()?, file))
         };
-        let (file, to) =
-            begin().map_err(|source| OutputError::File { what: "make", path: partial.clone(), source })?;
-        let unfinished = Unfinished { file, partial, path: path.to_owned() };
+        let (file, to) = create().map_err(|source| OutputError::File {
+            action: "create",
+            path: partial.clone(),
+            source,
+        })?;
+        let partial_file = PartialFile { file, partial, path: path.to_owned() };
         match Rows::new(Box::new(to), format) {
-            Ok(rows) => Ok(Self { rows, file: Some(unfinished) }),
-            Err(source) => Err(unfinished.failed("write to", source)),
+            Ok(rows) => Ok(Self { rows, file: Some(partial_file) }),
+            Err(source) => Err(partial_file.failed("write to", source)),
         }
     }
 
-    /// To a stream.
+    /// Creates an output to a stream.
     ///
     /// # Errors
     ///
-    /// It takes nothing.
+    /// Writing to the stream fails.
     pub fn to_stream(to: impl Write + Send + 'static, format: Format) -> Result<Self, OutputError> {
         let rows = Rows::new(Box::new(to), format).map_err(OutputError::Stream)?;
         Ok(Self { rows, file: None })
@@ -94,7 +97,7 @@ impl Output {
     ///
     /// # Errors
     ///
-    /// The disk or the stream failed.
+    /// Writing to the file or the stream fails.
     pub fn push(&mut self, row: &[Cell<'_>]) -> Result<(), OutputError> {
         let written = match &mut self.rows {
             Rows::Parquet(file) => file.push(row).map_err(io_error),
@@ -103,11 +106,11 @@ impl Output {
         written.map_err(|source| self.failed(source))
     }
 
-    /// Writes what is left, and puts the file in its place.
+    /// Writes the remaining rows and moves the file to its path.
     ///
     /// # Errors
     ///
-    /// The disk or the stream failed.
+    /// Writing to the file or the stream fails.
     pub fn finish(self) -> Result<(), OutputError> {
         let Self { rows, file } = self;
         let written = match rows {
@@ -140,7 +143,7 @@ impl Rows {
     }
 }
 
-/// What the system said, where it was that.
+/// Extracts the error of the operating system, if there is one.
 fn io_error(error: ParquetError) -> io::Error {
     match error {
         ParquetError::External(source) => match source.downcast::<io::Error>() {
@@ -151,27 +154,27 @@ fn io_error(error: ParquetError) -> io::Error {
     }
 }
 
-/// A file beside the one that it becomes. It is removed where that comes to nothing.
-struct Unfinished {
+/// A temporary file, which is renamed when it is complete and otherwise removed on drop.
+struct PartialFile {
     file: File,
     partial: PathBuf,
     path: PathBuf,
 }
 
-impl Unfinished {
+impl PartialFile {
     fn finish(self) -> Result<(), OutputError> {
         let done = self.file.sync_all().and_then(|()| std::fs::rename(&self.partial, &self.path));
         done.map_err(|source| self.failed("write", source))
     }
 
-    fn failed(&self, what: &'static str, source: io::Error) -> OutputError {
-        OutputError::File { what, path: self.path.clone(), source }
+    fn failed(&self, action: &'static str, source: io::Error) -> OutputError {
+        OutputError::File { action, path: self.path.clone(), source }
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        // After a rename there is nothing of that name.
+        // After the rename, no file has this name.
         let _ = std::fs::remove_file(&self.partial);
     }
 }

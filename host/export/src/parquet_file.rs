@@ -1,8 +1,8 @@
-//! Rows as a Parquet file, by the writer of columns and without Arrow, which is ten crates more.
+//! Rows as a Parquet file, written column by column without Arrow, which would add ten crates.
 //!
-//! A row is taken apart into the leaves of its columns: of each leaf the values, and for each place how far it is
-//! defined and at which list it repeats, which is how Parquet has lists in columns. Leaves are collected up to
-//! [`ROW_GROUP_BYTES`] and then written, so that a file of any size takes that much memory.
+//! A row is split into the leaves of its columns. Each leaf has values, and for each entry a definition level
+//! and a repetition level, with which Parquet encodes lists in columns. Leaves are buffered up to
+//! [`ROW_GROUP_BYTES`] and then written, so that the memory does not depend on the size of the file.
 
 use std::io::Write;
 use std::mem::size_of;
@@ -17,10 +17,10 @@ use parquet::schema::types::{Type, TypePtr};
 
 use crate::columns::{COLUMNS, Cell, Column, Kind};
 
-/// Rows are written when what is collected of them is larger than this. Readers take a group at a time.
+/// Size of the buffered rows at which a row group is written. Readers read one group at a time.
 const ROW_GROUP_BYTES: usize = 16 << 20;
 
-/// A file that is being written.
+/// Writer of a Parquet file.
 pub(crate) struct ParquetFile<W: Write + Send> {
     file: SerializedFileWriter<W>,
     leaves: Vec<Leaf>,
@@ -28,13 +28,14 @@ pub(crate) struct ParquetFile<W: Write + Send> {
 }
 
 impl<W: Write + Send> ParquetFile<W> {
-    /// Begins a file.
+    /// Creates a writer with row groups of the default size.
     pub(crate) fn new(to: W) -> Result<Self> {
-        Self::with_row_groups_of(to, ROW_GROUP_BYTES)
+        Self::with_row_group_bytes(to, ROW_GROUP_BYTES)
     }
 
-    pub(crate) fn with_row_groups_of(to: W, row_group_bytes: usize) -> Result<Self> {
-        let fields: Vec<TypePtr> = COLUMNS.iter().map(typed).collect::<Result<_>>()?;
+    /// Creates a writer with row groups of this size.
+    pub(crate) fn with_row_group_bytes(to: W, row_group_bytes: usize) -> Result<Self> {
+        let fields: Vec<TypePtr> = COLUMNS.iter().map(schema_type).collect::<Result<_>>()?;
         let schema = Type::group_type_builder("rows").with_fields(fields).build()?;
         let properties =
             WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::default())).build();
@@ -44,13 +45,13 @@ impl<W: Write + Send> ParquetFile<W> {
         Ok(Self { file, leaves, row_group_bytes })
     }
 
-    /// Takes a row, and writes what is collected where that is enough.
+    /// Buffers a row and writes a row group if the buffer is full.
     pub(crate) fn push(&mut self, row: &[Cell<'_>]) -> Result<()> {
         let mut leaves = self.leaves.as_mut_slice();
         for (Column { kind, .. }, cell) in COLUMNS.iter().zip(row) {
             let rest = leaf_count(*kind);
             let (own, others) = leaves.split_at_mut(rest);
-            collect(*kind, cell, Place::default(), own);
+            collect(*kind, cell, Levels::default(), own);
             leaves = others;
         }
         if self.leaves.iter().map(Leaf::bytes).sum::<usize>() >= self.row_group_bytes {
@@ -59,9 +60,9 @@ impl<W: Write + Send> ParquetFile<W> {
         Ok(())
     }
 
-    /// Writes the rest and the end of the file.
+    /// Writes the buffered rows and the end of the file.
     pub(crate) fn finish(mut self) -> Result<W> {
-        if self.leaves.iter().any(|leaf| !leaf.defined.is_empty()) {
+        if self.leaves.iter().any(|leaf| !leaf.definition.is_empty()) {
             self.write_row_group()?;
         }
         self.file.into_inner()
@@ -80,8 +81,8 @@ impl<W: Write + Send> ParquetFile<W> {
     }
 }
 
-/// The type of a column as Parquet has it. Lists are of three levels, with the names that its specification gives.
-fn typed(Column { name, kind }: &Column) -> Result<TypePtr> {
+/// Returns the Parquet type of a column. Lists have three levels, with the names of Parquet's specification.
+fn schema_type(Column { name, kind }: &Column) -> Result<TypePtr> {
     let primitive =
         |physical| Type::primitive_type_builder(name, physical).with_repetition(Repetition::OPTIONAL);
     let built = match kind {
@@ -94,10 +95,10 @@ fn typed(Column { name, kind }: &Column) -> Result<TypePtr> {
             .build(),
         Kind::Struct(members) => Type::group_type_builder(name)
             .with_repetition(Repetition::OPTIONAL)
-            .with_fields(members.iter().map(typed).collect::<Result<_>>()?)
+            .with_fields(members.iter().map(schema_type).collect::<Result<_>>()?)
             .build(),
         Kind::List(of) => {
-            let element = typed(&Column { name: "element", kind: **of })?;
+            let element = schema_type(&Column { name: "element", kind: **of })?;
             let list = Type::group_type_builder("list")
                 .with_repetition(Repetition::REPEATED)
                 .with_fields(vec![element])
@@ -113,14 +114,15 @@ fn typed(Column { name, kind }: &Column) -> Result<TypePtr> {
     built.map(Arc::new)
 }
 
-/// What is collected of one leaf.
+/// Buffer of a leaf.
 struct Leaf {
     values: Values,
     text_bytes: usize,
-    /// For each place how many of the optional and repeated types around it are there.
-    defined: Vec<i16>,
-    /// For each place at which of the lists around it it is not the first.
-    repeated: Vec<i16>,
+    /// Definition level of each entry: the number of optional and repeated types on its path that are
+    /// present.
+    definition: Vec<i16>,
+    /// Repetition level of each entry: the innermost list of which it is not the first element.
+    repetition: Vec<i16>,
 }
 
 enum Values {
@@ -131,8 +133,8 @@ enum Values {
 }
 
 impl Leaf {
-    fn of(values: Values) -> Self {
-        Self { values, text_bytes: 0, defined: Vec::new(), repeated: Vec::new() }
+    fn new(values: Values) -> Self {
+        Self { values, text_bytes: 0, definition: Vec::new(), repetition: Vec::new() }
     }
 
     fn bytes(&self) -> usize {
@@ -142,7 +144,7 @@ impl Leaf {
             Values::Double(values) => size_of_val(values.as_slice()),
             Values::Text(values) => size_of_val(values.as_slice()) + self.text_bytes,
         };
-        values + 2 * size_of::<i16>() * self.defined.len()
+        values + 2 * size_of::<i16>() * self.definition.len()
     }
 
     fn clear(&mut self) {
@@ -153,27 +155,31 @@ impl Leaf {
             Values::Text(values) => values.clear(),
         }
         self.text_bytes = 0;
-        self.defined.clear();
-        self.repeated.clear();
+        self.definition.clear();
+        self.repetition.clear();
     }
 
     fn write(&self, column: &mut SerializedColumnWriter<'_>) -> Result<()> {
-        let (defined, repeated) = (Some(self.defined.as_slice()), Some(self.repeated.as_slice()));
+        let (definition, repetition) = (Some(self.definition.as_slice()), Some(self.repetition.as_slice()));
         match &self.values {
-            Values::Bool(values) => column.typed::<BoolType>().write_batch(values, defined, repeated),
-            Values::Int(values) => column.typed::<Int64Type>().write_batch(values, defined, repeated),
-            Values::Double(values) => column.typed::<DoubleType>().write_batch(values, defined, repeated),
-            Values::Text(values) => column.typed::<ByteArrayType>().write_batch(values, defined, repeated),
+            Values::Bool(values) => column.typed::<BoolType>().write_batch(values, definition, repetition),
+            Values::Int(values) => column.typed::<Int64Type>().write_batch(values, definition, repetition),
+            Values::Double(values) => {
+                column.typed::<DoubleType>().write_batch(values, definition, repetition)
+            }
+            Values::Text(values) => {
+                column.typed::<ByteArrayType>().write_batch(values, definition, repetition)
+            }
         }
         .map(drop)
     }
 
-    fn null(&mut self, at: Place) {
-        self.defined.push(at.defined);
-        self.repeated.push(at.repeated);
+    fn null(&mut self, at: Levels) {
+        self.definition.push(at.definition);
+        self.repetition.push(at.repetition);
     }
 
-    fn push(&mut self, cell: &Cell<'_>, at: Place) {
+    fn push(&mut self, cell: &Cell<'_>, at: Levels) {
         match (&mut self.values, cell) {
             (Values::Bool(values), Cell::Bool(value)) => values.push(*value),
             (Values::Int(values), Cell::Int(value)) => values.push(*value),
@@ -184,35 +190,39 @@ impl Leaf {
             }
             _ => return self.null(at),
         }
-        self.null(Place { defined: at.defined + 1, ..at });
+        self.null(Levels { definition: at.definition + 1, ..at });
     }
 }
 
-/// Where in its row a value is.
+/// Levels of a value in its row.
 #[derive(Clone, Copy, Default)]
-struct Place {
-    /// How many of the types around it are there.
-    defined: i16,
-    /// At which of the lists around it it is not the first.
-    repeated: i16,
-    /// How many lists are around it.
+struct Levels {
+    /// Definition level.
+    definition: i16,
+    /// Repetition level.
+    repetition: i16,
+    /// Number of lists around the value.
     lists: i16,
 }
 
-impl Place {
-    /// The place of an element of a list that is here.
+impl Levels {
+    /// Returns the levels of an element of a list with these levels.
     fn element(self, index: usize) -> Self {
         let lists = self.lists + 1;
-        Self { defined: self.defined + 2, repeated: if index == 0 { self.repeated } else { lists }, lists }
+        Self {
+            definition: self.definition + 2,
+            repetition: if index == 0 { self.repetition } else { lists },
+            lists,
+        }
     }
 }
 
 fn add_leaves(kind: Kind, to: &mut Vec<Leaf>) {
     match kind {
-        Kind::Bool => to.push(Leaf::of(Values::Bool(Vec::new()))),
-        Kind::Int => to.push(Leaf::of(Values::Int(Vec::new()))),
-        Kind::Double => to.push(Leaf::of(Values::Double(Vec::new()))),
-        Kind::Text => to.push(Leaf::of(Values::Text(Vec::new()))),
+        Kind::Bool => to.push(Leaf::new(Values::Bool(Vec::new()))),
+        Kind::Int => to.push(Leaf::new(Values::Int(Vec::new()))),
+        Kind::Double => to.push(Leaf::new(Values::Double(Vec::new()))),
+        Kind::Text => to.push(Leaf::new(Values::Text(Vec::new()))),
         Kind::List(of) => add_leaves(*of, to),
         Kind::Struct(members) => members.iter().for_each(|member| add_leaves(member.kind, to)),
     }
@@ -226,8 +236,8 @@ fn leaf_count(kind: Kind) -> usize {
     }
 }
 
-/// Takes a value apart into its leaves.
-fn collect(kind: Kind, cell: &Cell<'_>, at: Place, leaves: &mut [Leaf]) {
+/// Adds a value to its leaves.
+fn collect(kind: Kind, cell: &Cell<'_>, at: Levels, leaves: &mut [Leaf]) {
     match (kind, cell) {
         (Kind::List(of), Cell::List(cells)) => {
             collect_list(cells.len(), at, leaves, |index, at, leaves| {
@@ -246,7 +256,7 @@ fn collect(kind: Kind, cell: &Cell<'_>, at: Place, leaves: &mut [Leaf]) {
             let mut leaves = leaves;
             for (member, cell) in members.iter().zip(cells) {
                 let (own, others) = leaves.split_at_mut(leaf_count(member.kind));
-                collect(member.kind, cell, Place { defined: at.defined + 1, ..at }, own);
+                collect(member.kind, cell, Levels { definition: at.definition + 1, ..at }, own);
                 leaves = others;
             }
         }
@@ -257,12 +267,12 @@ fn collect(kind: Kind, cell: &Cell<'_>, at: Place, leaves: &mut [Leaf]) {
 
 fn collect_list(
     length: usize,
-    at: Place,
+    at: Levels,
     leaves: &mut [Leaf],
-    mut each: impl FnMut(usize, Place, &mut [Leaf]),
+    mut each: impl FnMut(usize, Levels, &mut [Leaf]),
 ) {
     if length == 0 {
-        leaves.iter_mut().for_each(|leaf| leaf.null(Place { defined: at.defined + 1, ..at }));
+        leaves.iter_mut().for_each(|leaf| leaf.null(Levels { definition: at.definition + 1, ..at }));
     }
     for index in 0..length {
         each(index, at.element(index), leaves);

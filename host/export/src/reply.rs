@@ -1,4 +1,4 @@
-//! The parts of a model server's reply that a row has.
+//! Parsing of replies of a model's server: the parts that a row needs.
 
 use std::borrow::Cow;
 
@@ -7,12 +7,12 @@ use rollout_wire::tokens::{TokenLists, logprobs};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// A reply, as far as a row needs it.
+/// A reply of a model's server.
 #[derive(Debug, Default)]
 pub(crate) struct Reply<'a> {
-    /// The message, as it came.
+    /// The unchanged message.
     pub message: Option<&'a RawValue>,
-    /// The model, as the server calls it.
+    /// The model's name, as the server reports it.
     pub model: Option<Cow<'a, str>>,
     pub finish_reason: Option<Cow<'a, str>>,
     pub prompt_tokens: Option<i64>,
@@ -25,12 +25,12 @@ pub(crate) struct Reply<'a> {
 pub(crate) struct Tokens {
     pub prompt_ids: Option<Vec<i64>>,
     pub completion_ids: Option<Vec<i64>>,
-    /// Of the completion's tokens.
+    /// Log-probabilities of the completion's tokens.
     pub logprobs: Option<Vec<f64>>,
 }
 
 impl Tokens {
-    /// These, and where there are none the others.
+    /// Returns these lists, with missing ones taken from `other`.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             prompt_ids: self.prompt_ids.or(other.prompt_ids),
@@ -59,11 +59,11 @@ struct Choice<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// Reads a reply.
+    /// Parses a reply. Invalid parts are missing.
     pub(crate) fn read(json: &'a str) -> Self {
         let Ok(body) = serde_json::from_str::<Body<'_>>(json) else { return Self::default() };
         let choice: Choice<'_> = body.choices.and_then(first).and_then(read).unwrap_or_default();
-        let usage: Usage = body.usage.and_then(read).unwrap_or_default();
+        let usage: TokenUsage = body.usage.and_then(read).unwrap_or_default();
         let lists = TokenLists::of_reply(json.as_bytes());
         let tokens = Tokens {
             prompt_ids: lists.prompt_ids.as_deref().and_then(ints),
@@ -82,7 +82,7 @@ impl<'a> Reply<'a> {
 }
 
 #[derive(Default, Deserialize)]
-struct Usage<'a> {
+struct TokenUsage<'a> {
     #[serde(borrow, default)]
     prompt_tokens: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -93,44 +93,43 @@ fn read<'a, T: Deserialize<'a>>(json: &'a RawValue) -> Option<T> {
     serde_json::from_str(json.get()).ok()
 }
 
-/// A text; none where the JSON is something else.
+/// Parses a text. Returns `None` for other JSON.
 pub(crate) fn text(json: &RawValue) -> Option<Cow<'_, str>> {
     read(json).map(|Text(text)| text)
 }
 
-/// A whole number.
+/// Parses an integer.
 fn int(json: &RawValue) -> Option<i64> {
     json.get().parse().ok()
 }
 
-/// A finite number, to its last bit: the standard library reads a double as it was meant, which `serde_json`
-/// does only nearly.
+/// Parses a finite number. The standard library rounds correctly, unlike `serde_json`.
 pub(crate) fn number(json: &RawValue) -> Option<f64> {
     json.get().parse().ok().filter(|number: &f64| number.is_finite())
 }
 
-/// What `of` makes of each element; none where it makes nothing of one.
-fn collect<'a, T>(list: &'a RawValue, mut of: impl FnMut(&'a RawValue) -> Option<T>) -> Option<Vec<T>> {
+/// Parses each element of a list. Returns `None` if one is invalid.
+fn collect<'a, T>(list: &'a RawValue, mut parse: impl FnMut(&'a RawValue) -> Option<T>) -> Option<Vec<T>> {
     let mut found = Vec::new();
     let read = each(list.get(), |element: &RawValue| {
-        found.push(of(element).ok_or(())?);
+        found.push(parse(element).ok_or(())?);
         Ok::<(), ()>(())
     });
     read.ok().map(|()| found)
 }
 
-/// A list of whole numbers.
+/// Parses a list of integers.
 pub(crate) fn ints(list: &RawValue) -> Option<Vec<i64>> {
     collect(list, int)
 }
 
-/// A list of finite numbers.
+/// Parses a list of finite numbers.
 fn numbers(list: &RawValue) -> Option<Vec<f64>> {
     collect(list, number)
 }
 
-/// Log-probabilities as servers write them: numbers, or objects that have one.
-pub(crate) fn numbers_of(json: &RawValue) -> Option<Vec<f64>> {
+/// Parses log-probabilities in the forms of servers: numbers, or objects that contain one.
+pub(crate) fn logprob_numbers(json: &RawValue) -> Option<Vec<f64>> {
     numbers(&logprobs(json)?)
 }
 
@@ -139,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_the_one_that_was_written_to_the_last_bit() {
+    fn numbers_are_parsed_exactly() {
         let written = "-0.12345678901234567";
         let body = format!(r#"{{"choices":[{{"logprobs":[{written},-2.2250738585072014e-308]}}]}}"#);
         let read = Reply::read(&body).tokens.logprobs.unwrap();

@@ -1,4 +1,4 @@
-//! One sample of one rollout, as a trainer takes it.
+//! A training row: one sample of one rollout.
 
 use std::borrow::Cow;
 
@@ -6,73 +6,78 @@ use rollout_guest::imports::{RefusedKind, RefusedUse, RefusedUses};
 use rollout_wire::stream::Text;
 
 use crate::columns::Cell;
-use crate::document::{Claimed, Document, Exchange, Ours, Outcome, Protocol, written};
-use crate::messages::{Answered, Conversation, Message};
+use crate::document::{ClaimedMessage, Document, Exchange, HostExtra, Protocol, RecordedOutcome, non_null};
+use crate::messages::{AnsweredCall, Conversation, Message};
 use crate::reply::{Reply, Tokens, number};
 use crate::tokens::Sequence;
 
-/// A document of which no row can be made.
+/// Error of a document that is not a trajectory of this host.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Unreadable(pub(crate) String);
+pub struct InvalidTrajectory(pub(crate) String);
 
-/// A row.
+/// A training row.
 pub struct Row<'a> {
     document: Document<'a>,
     reward: Option<f64>,
     metrics: Vec<(Cow<'a, str>, f64)>,
     tools: Option<&'a str>,
     messages: Vec<Message<'a>>,
-    /// 1 for each message that the model wrote.
+    /// For each message, 1 if the model wrote it, else 0.
     mask: Vec<i64>,
     turns: Vec<Turn<'a>>,
     sequence: Sequence,
 }
 
-/// A call of the model that was answered.
+/// An answered call of the model.
 struct Turn<'a> {
-    /// Which of the sample's calls it is, from 0.
+    /// Index of the call in the sample.
     request: usize,
-    /// Which message is its reply, if one is.
+    /// Index of the message that is its reply, if there is one.
     message: Option<usize>,
     reply: Reply<'a>,
 }
 
 impl<'a> Row<'a> {
-    /// Makes the row of a trajectory.
+    /// Creates the row of a trajectory.
     ///
     /// # Errors
     ///
-    /// The text is no trajectory of this host.
-    pub fn of(document: &'a str) -> Result<Self, Unreadable> {
-        let mut document = Document::read(document).map_err(Unreadable)?;
-        let exchanges = document.exchanges().map_err(Unreadable)?;
-        let metrics =
-            document.protocol.as_ref().map_or(Ok(Vec::new()), Protocol::metrics).map_err(Unreadable)?;
+    /// The text is not a trajectory of this host.
+    pub fn parse(document: &'a str) -> Result<Self, InvalidTrajectory> {
+        let mut document = Document::read(document).map_err(InvalidTrajectory)?;
+        let exchanges = document.exchanges().map_err(InvalidTrajectory)?;
+        let metrics = document
+            .protocol
+            .as_ref()
+            .map_or(Ok(Vec::new()), Protocol::metrics)
+            .map_err(InvalidTrajectory)?;
         let claimed = std::mem::take(&mut document.claimed);
         let (messages, turns) = conversation(claimed, &exchanges);
         let mut mask = vec![0; messages.len()];
-        turns.iter().filter_map(|turn| turn.message).for_each(|place| mask[place] = 1);
-        // Calls whose replies the workflow left out of the conversation are no part of it.
-        let of_conversation = turns.iter().filter(|turn| turn.message.is_some());
-        let sequence = Sequence::of(of_conversation.map(|turn| (turn.request, &turn.reply.tokens)));
-        // A sample that does not count has no reward, though its rollout may have one.
+        turns.iter().filter_map(|turn| turn.message).for_each(|index| mask[index] = 1);
+        // A call whose reply is not in the conversation is not part of the sequence.
+        let in_conversation = turns.iter().filter(|turn| turn.message.is_some());
+        let sequence = Sequence::join(in_conversation.map(|turn| (turn.request, &turn.reply.tokens)));
+        // A sample without a reward may be part of a rollout with one.
         let reward = match &document.protocol {
             Some(protocol) => protocol.reward,
-            None => document.ours.outcome.reward,
+            None => document.host.outcome.reward,
         };
         let reward = reward.and_then(number);
-        let tools = exchanges.iter().rev().find_map(|exchange| written(exchange.tools()));
+        let tools = exchanges.iter().rev().find_map(|exchange| non_null(exchange.tools()));
         Ok(Self { document, reward, metrics, tools, messages, mask, turns, sequence })
     }
 
-    /// What is in its columns, in their order.
+    /// Returns the values of the columns, in order.
     pub fn cells(&self) -> Vec<Cell<'_>> {
         let Self { document, reward, metrics, tools, messages, mask, turns, sequence } = self;
-        let Document { rollout_id, model, ours, protocol, .. } = document;
-        let Ours { outcome, attempt, plugin_digest, grader_digest, sample_id, withdrawn, fork_of, .. } = ours;
-        let Outcome { outcome, stage, kind, fault, reason, .. } = outcome;
-        let written_first = mask.iter().position(|mask| *mask == 1);
+        let Document { rollout_id, model, host, protocol, .. } = document;
+        let HostExtra {
+            outcome, attempt, plugin_digest, grader_digest, sample_id, withdrawn, fork_of, ..
+        } = host;
+        let RecordedOutcome { outcome, stage, kind, fault, reason, .. } = outcome;
+        let first_written = mask.iter().position(|mask| *mask == 1);
         vec![
             Cell::Text(rollout_id),
             text(sample_id.as_ref()),
@@ -89,13 +94,13 @@ impl<'a> Row<'a> {
             text(reason.as_ref()),
             reward.map_or(Cell::Null, Cell::Double),
             Cell::Bool(*withdrawn),
-            refused_uses(&ours.refused_uses),
+            refused_uses(&host.refused_uses),
             Cell::List(metrics.iter().map(metric).collect()),
             text(protocol.as_ref().and_then(|protocol| protocol.label.as_ref())),
-            written(protocol.as_ref().and_then(|protocol| protocol.request_metadata))
+            non_null(protocol.as_ref().and_then(|protocol| protocol.request_metadata))
                 .map_or(Cell::Null, Cell::Text),
             tools.map_or(Cell::Null, Cell::Text),
-            written_first.map_or(Cell::Null, |end| list(&messages[..end])),
+            first_written.map_or(Cell::Null, |end| list(&messages[..end])),
             list(messages),
             Cell::Ints(mask),
             Cell::List(turns.iter().map(Turn::cell).collect()),
@@ -115,7 +120,7 @@ fn metric<'c>((name, value): &'c (Cow<'_, str>, f64)) -> Cell<'c> {
     Cell::Struct(vec![Cell::Text(name), Cell::Double(*value)])
 }
 
-/// Null where there are none, so that a condition finds such rows.
+/// Returns null without any refused uses, so that a condition can select such rows.
 fn refused_uses(uses: &RefusedUses) -> Cell<'_> {
     if uses.is_empty() {
         return Cell::Null;
@@ -151,30 +156,33 @@ fn text<'c>(text: Option<&'c Text<'_>>) -> Cell<'c> {
 }
 
 fn index(at: Option<usize>) -> Cell<'static> {
-    // No list has as many elements as this can count.
+    // The length of a list fits into 63 bits.
     Cell::int(at.and_then(|at| i64::try_from(at).ok()))
 }
 
-/// The messages of the conversation, and the calls that were answered. Of tokens that the server does not name,
-/// those that were reported of the step count.
+/// Returns the messages of the conversation and the answered calls. Token lists that the server did not
+/// return are those that were reported with the step.
 fn conversation<'a>(
-    claimed: Vec<Claimed<'a>>,
+    claimed: Vec<ClaimedMessage<'a>>,
     exchanges: &[Exchange<'a>],
 ) -> (Vec<Message<'a>>, Vec<Turn<'a>>) {
     let (claimed, mut reported): (Vec<Message<'_>>, Vec<Tokens>) =
-        claimed.into_iter().map(|Claimed { message, tokens }| (message, tokens)).unzip();
+        claimed.into_iter().map(|ClaimedMessage { message, tokens }| (message, tokens)).unzip();
     let replies = exchanges.iter().enumerate();
     let replies = replies.filter_map(|(request, exchange)| Some((request, exchange, exchange.reply()?)));
     let replies: Vec<(usize, &Exchange<'_>, Reply<'_>)> = replies.collect();
-    let answered: Vec<Answered<'_>> = replies
+    let answered: Vec<AnsweredCall<'_>> = replies
         .iter()
-        .map(|(_, exchange, reply)| Answered { asked: exchange.message_count(), reply: reply.message })
+        .map(|(_, exchange, reply)| AnsweredCall {
+            request_len: exchange.message_count(),
+            reply: reply.message,
+        })
         .collect();
     let requested = exchanges.iter().flat_map(|exchange| &exchange.request.messages_new).copied();
-    let Conversation { messages, message_of } = Conversation::new(claimed, requested, &answered);
-    let turns = replies.into_iter().zip(message_of).map(|((request, _, mut reply), message)| {
-        if let Some(place) = message {
-            reply.tokens = reply.tokens.or(std::mem::take(&mut reported[place]));
+    let Conversation { messages, reply_indices } = Conversation::new(claimed, requested, &answered);
+    let turns = replies.into_iter().zip(reply_indices).map(|((request, _, mut reply), message)| {
+        if let Some(index) = message {
+            reply.tokens = reply.tokens.or(std::mem::take(&mut reported[index]));
         }
         Turn { request, message, reply }
     });

@@ -1,56 +1,58 @@
-//! The trajectories of a folder, one after the other: what `eval` left, an artifact root, or one rollout's folder.
+//! Lists the trajectories in a folder: the results of `eval`, an artifact root, or the folder of one rollout.
 
 use std::fs::{DirEntry, ReadDir};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::vec::IntoIter;
 
-/// Where `eval` has its rollouts, below its results.
+/// Folder of the rollouts in the results of `eval`.
 pub const ROLLOUTS: &str = "rollouts";
 
-/// A folder or a file that could not be read.
+/// Error of reading a folder or a file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}", path.display())]
-pub struct Failed {
-    /// Which one.
+pub struct ReadError {
+    /// The folder or file.
     pub path: PathBuf,
-    /// Why not.
+    /// Error of the operating system.
     #[source]
     pub source: io::Error,
 }
 
-/// The paths of a folder's trajectories, in the order in which the system lists rollouts; those of one rollout in the
-/// order of their names. However many there are, only one rollout's are held.
-pub struct Trajectories {
+/// Iterator over the paths of the trajectories in a folder.
+///
+/// Rollouts are in the order in which the system lists them, the trajectories of a rollout in the order of
+/// their names. Only the paths of one rollout are in memory.
+pub struct TrajectoryFiles {
     folders: Option<ReadDir>,
     root: PathBuf,
     files: IntoIter<PathBuf>,
 }
 
-impl Trajectories {
-    /// Those below a folder. What a rollout itself wrote, its artifacts, is never taken for a trajectory.
+impl TrajectoryFiles {
+    /// Lists the trajectories in a folder. Artifacts of a rollout are never taken for trajectories.
     ///
     /// # Errors
     ///
     /// The folder cannot be listed.
-    pub fn below(folder: &Path) -> Result<Self, Failed> {
+    pub fn find(folder: &Path) -> Result<Self, ReadError> {
         let own = in_folder(folder)?;
         let evaluated = folder.join(ROLLOUTS);
         let is_results = folder.join("manifest.json").is_file() && evaluated.is_dir();
         let root = if is_results { evaluated } else { folder.to_owned() };
-        // The folder of one rollout has nothing but that rollout.
+        // A folder that contains trajectories belongs to one rollout.
         let folders = if own.is_empty() { Some(list(&root)?) } else { None };
         Ok(Self { folders, root, files: own.into_iter() })
     }
 
-    fn next_folder(&mut self) -> Option<Result<PathBuf, Failed>> {
+    fn next_folder(&mut self) -> Option<Result<PathBuf, ReadError>> {
         loop {
             let entry = match self.folders.as_mut()?.next()? {
                 Ok(entry) => entry,
                 Err(source) => {
-                    // A list that fails once may fail for ever.
+                    // Listing may fail forever after an error.
                     self.folders = None;
-                    return Some(Err(Failed { path: self.root.clone(), source }));
+                    return Some(Err(ReadError { path: self.root.clone(), source }));
                 }
             };
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -60,8 +62,8 @@ impl Trajectories {
     }
 }
 
-impl Iterator for Trajectories {
-    type Item = Result<PathBuf, Failed>;
+impl Iterator for TrajectoryFiles {
+    type Item = Result<PathBuf, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
@@ -80,17 +82,17 @@ impl Iterator for Trajectories {
 ///
 /// # Errors
 ///
-/// It cannot be read, or is no text.
-pub fn read(path: &Path) -> Result<String, Failed> {
-    std::fs::read_to_string(path).map_err(|source| Failed { path: path.to_owned(), source })
+/// The file cannot be read or is not UTF-8.
+pub fn read(path: &Path) -> Result<String, ReadError> {
+    std::fs::read_to_string(path).map_err(|source| ReadError { path: path.to_owned(), source })
 }
 
-fn list(folder: &Path) -> Result<ReadDir, Failed> {
-    std::fs::read_dir(folder).map_err(|source| Failed { path: folder.to_owned(), source })
+fn list(folder: &Path) -> Result<ReadDir, ReadError> {
+    std::fs::read_dir(folder).map_err(|source| ReadError { path: folder.to_owned(), source })
 }
 
-/// The trajectories that are in a folder itself.
-fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failed> {
+/// Lists the trajectories directly in a folder.
+fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, ReadError> {
     let is_trajectory = |entry: &DirEntry| {
         let name = entry.file_name();
         let is_named = name.to_str().is_some_and(|name| {
@@ -100,7 +102,7 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failed> {
     };
     let mut files = Vec::new();
     for entry in list(folder)? {
-        let entry = entry.map_err(|source| Failed { path: folder.to_owned(), source })?;
+        let entry = entry.map_err(|source| ReadError { path: folder.to_owned(), source })?;
         if is_trajectory(&entry) {
             files.push(entry.path());
         }
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
-        let found = Trajectories::below(folder).unwrap().map(Result::unwrap);
+        let found = TrajectoryFiles::find(folder).unwrap().map(Result::unwrap);
         let mut names: Vec<String> =
             found.map(|path| path.strip_prefix(folder).unwrap().display().to_string()).collect();
         names.sort_unstable();
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn trajectories_are_found_and_nothing_that_a_rollout_wrote_itself() {
+    fn trajectories_are_found_and_artifacts_are_not() {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str| {
             let path = dir.path().join(name);
@@ -151,7 +153,7 @@ mod tests {
         put("out/else/trajectory.json");
         assert_eq!(names(&dir.path().join("out")), ["rollouts/row-00000-run-0/trajectory.json"]);
         assert_eq!(
-            Trajectories::below(&dir.path().join("none")).err().unwrap().path,
+            TrajectoryFiles::find(&dir.path().join("none")).err().unwrap().path,
             dir.path().join("none")
         );
     }

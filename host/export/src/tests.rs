@@ -1,4 +1,4 @@
-//! Documents as the host writes them, made into rows, and rows read back from the files.
+//! Rows of documents in the host's format, and rows read back from files.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::columns::{COLUMNS, Cell};
 use crate::parquet_file::ParquetFile;
 use crate::{Format, Output, Row, jsonl};
 
-/// A document of this conversation.
+/// Returns a trajectory with these steps and observed calls.
 fn document(steps: &str, observed: &str, more: &str) -> String {
     format!(
         r#"{{"schema_version":"ATIF-v1.8","session_id":"r1","trajectory_id":"r1",
@@ -27,9 +27,9 @@ fn exchange(repeated: usize, new: &str, rest: &str, reply: &str) -> String {
     )
 }
 
-/// The line of JSON of a document's row, without white space, from this column to that.
+/// Returns the JSON values of these columns in a document's row, one per line.
 fn columns(document: &str, names: &[&str]) -> String {
-    let row = Row::of(document).unwrap_or_else(|error| panic!("{error}\n{document}"));
+    let row = Row::parse(document).unwrap_or_else(|error| panic!("{error}\n{document}"));
     let mut line = Vec::new();
     jsonl::write(&row.cells(), &mut line).unwrap();
     let mut text = String::new();
@@ -50,7 +50,7 @@ const QUESTION: &str = r#"{"role":"user","content":"q","name":"ann"}"#;
 const CALL: &str = r#"{"role":"assistant","content":null,"refusal":null,"reasoning":"think","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"x\": 1}"}}]}"#;
 const RESULT: &str = r#"{"role":"tool","tool_call_id":"c1","content":[{"type":"text","text":"42"}]}"#;
 
-/// Two turns with a call of a tool between them, whose tokens line up.
+/// Returns a trajectory of two turns with a tool call between them, whose tokens align.
 fn two_turns() -> String {
     let steps = r#"{"step_id":1,"source":"user","message":"q"},
         {"step_id":2,"source":"agent","message":"","reasoning_content":"think","tool_calls":[{"tool_call_id":"c1","function_name":"f","arguments":{"x": 1}}],
@@ -74,7 +74,7 @@ fn two_turns() -> String {
 }
 
 #[test]
-fn a_row_has_the_conversation_as_it_went_over_the_wire_and_its_tokens_in_one_sequence() {
+fn a_row_has_the_observed_conversation_and_its_tokens_as_one_sequence() {
     let all: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
     let message = r#"{"role":"user","content":"q","reasoning_content":null,"tool_calls":null,"tool_call_id":null,"name":"ann","raw":null}"#;
     let expected = [
@@ -116,8 +116,8 @@ fn a_row_has_the_conversation_as_it_went_over_the_wire_and_its_tokens_in_one_seq
 }
 
 #[test]
-fn only_what_the_host_saw_the_model_say_is_marked_whatever_the_workflow_claims() {
-    let said =
+fn only_observed_replies_are_marked_whatever_the_workflow_claims() {
+    let reply =
         |text: &str| format!(r#"{{"choices":[{{"message":{{"role":"assistant","content":"{text}"}}}}]}}"#);
     let step = |source: &str, text: &str| {
         format!(r#"{{"step_id":1,"source":"{source}","message":"{text}","llm_call_count":1}}"#)
@@ -128,22 +128,26 @@ fn only_what_the_host_saw_the_model_say_is_marked_whatever_the_workflow_claims()
     };
     let user = r#"{"role":"user","content":"q"}"#;
     let example = r#"{"role":"assistant","content":"4"}"#;
-    // One that the workflow made up, though its trajectory's step has a call.
+    // A made-up message, although its step has a call.
     check(
         &[step("user", "q"), step("agent", "made up")],
-        &[exchange(0, user, "{}", &said("other"))],
+        &[exchange(0, user, "{}", &reply("other"))],
         "[0,0]",
     );
-    // An example in the prompt that says what the model then says.
+    // An example in the prompt with the same text as the reply.
     let few = [step("user", "q"), step("agent", "4"), step("user", "q"), step("agent", "4")];
-    let asked = format!("{user},{example},{user}");
-    check(&few, &[exchange(0, &asked, "{}", &said("4"))], "[0,0,0,1]");
-    // The same said twice is claimed twice at the most.
-    check(&few, &[exchange(0, user, "{}", &said("4")), exchange(1, &asked, "{}", &said("4"))], "[0,1,0,1]");
+    let prompt = format!("{user},{example},{user}");
+    check(&few, &[exchange(0, &prompt, "{}", &reply("4"))], "[0,0,0,1]");
+    // Each reply marks at most one message.
+    check(
+        &few,
+        &[exchange(0, user, "{}", &reply("4")), exchange(1, &prompt, "{}", &reply("4"))],
+        "[0,1,0,1]",
+    );
     let thrice = [step("agent", "4"), step("agent", "4"), step("agent", "4")];
-    check(&thrice, &[exchange(0, user, "{}", &said("4"))], "[0,1,0]");
-    // A workflow that leaves the question out.
-    check(&[step("agent", "4")], &[exchange(0, user, "{}", &said("4"))], "[1]");
+    check(&thrice, &[exchange(0, user, "{}", &reply("4"))], "[0,1,0]");
+    // A workflow that does not register the question.
+    check(&[step("agent", "4")], &[exchange(0, user, "{}", &reply("4"))], "[1]");
     // A call that failed has no reply.
     let failed =
         r#"{"request":{"messages_repeated":0,"messages_new":[],"rest":{}},"error":"gone"}"#.to_owned();
@@ -151,7 +155,7 @@ fn only_what_the_host_saw_the_model_say_is_marked_whatever_the_workflow_claims()
 }
 
 #[test]
-fn tokens_that_the_server_did_not_name_are_those_that_were_reported() {
+fn missing_tokens_of_the_server_are_replaced_by_reported_ones() {
     let steps = r#"{"step_id":1,"source":"user","message":"q"},{"step_id":2,"source":"agent","message":"a",
         "metrics":{"prompt_token_ids":[1],"completion_token_ids":[2],"logprobs":[-1.5]},"llm_call_count":1}"#;
     let with = |ids: &str| {
@@ -163,7 +167,7 @@ fn tokens_that_the_server_did_not_name_are_those_that_were_reported() {
 }
 
 #[test]
-fn turns_whose_tokens_do_not_line_up_are_there_and_the_sequence_is_not() {
+fn a_row_with_misaligned_turns_has_the_turns_but_no_sequence() {
     let again = two_turns().replace("\"prompt_token_ids\":[1,2,3,4]", "\"prompt_token_ids\":[1,2,9,4]");
     let got = columns(&again, &["input_ids", "assistant_masks", "logprobs", "tokens_missing"]);
     let why = "request 1: its prompt does not begin with the 3 tokens before it, from token 2 on";
@@ -175,7 +179,7 @@ fn turns_whose_tokens_do_not_line_up_are_there_and_the_sequence_is_not() {
 }
 
 #[test]
-fn a_rollout_that_ended_early_is_a_row_that_says_why() {
+fn a_rollout_that_ended_early_has_a_row_with_the_reason() {
     let failed =
         r#"{"outcome":"unscored","stage":"workflow","kind":"timeout","fault":"plugin","reason":"too long"}"#;
     let json = document(r#"{"step_id":1,"source":"system","message":""}"#, "", "")
@@ -199,21 +203,21 @@ fn a_rollout_that_ended_early_is_a_row_that_says_why() {
 }
 
 #[test]
-fn what_is_no_trajectory_is_refused_and_it_is_said_why() {
-    let check = |json: &str, why: &str| {
-        let error = Row::of(json).err().expect("it is none").to_string();
-        assert!(error.contains(why), "{error}");
+fn an_invalid_trajectory_is_refused_with_the_reason() {
+    let check = |json: &str, reason: &str| {
+        let error = Row::parse(json).err().expect("the document is invalid").to_string();
+        assert!(error.contains(reason), "{error}");
     };
-    check("", "no trajectory of this host: EOF");
-    check("{}", "no trajectory of this host: missing field `session_id`");
+    check("", "not a trajectory of this host: EOF");
+    check("{}", "not a trajectory of this host: missing field `session_id`");
     check(r#"{"session_id":"r","agent":{},"steps":[],"extra":{}}"#, "`extra.rollout_host` is missing");
     check(&document("7", "", ""), "`steps`: invalid type");
     check(&document("", "7", ""), "`extra.rollout_host.observed`: invalid type");
     check(&document("", "", r#","fork_of":{"turn":1}"#), "`extra.rollout_host`: missing field `rollout_id`");
-    check(&document("", "", "").replace("1e-3", "\"x\""), "the metric 'a' is no number");
+    check(&document("", "", "").replace("1e-3", "\"x\""), "the metric 'a' is not a number");
 }
 
-/// The text of a row that was read back, with every double to its last bit.
+/// Renders a value that was read from a file, with the exact bits of doubles.
 fn read_back(field: &Field) -> String {
     match field {
         Field::Null => "null".to_owned(),
@@ -232,7 +236,7 @@ fn read_back(field: &Field) -> String {
     }
 }
 
-/// The same of what was written.
+/// Renders a written value in the same way.
 fn written(cell: &Cell<'_>, kind: crate::Kind) -> String {
     use crate::Kind;
     let list = |parts: Vec<String>| format!("[{}]", parts.join(","));
@@ -257,16 +261,16 @@ fn written(cell: &Cell<'_>, kind: crate::Kind) -> String {
 }
 
 #[test]
-fn a_parquet_file_has_every_row_as_it_was_whatever_the_size_of_its_groups() {
+fn a_parquet_file_returns_the_same_rows_with_any_size_of_groups() {
     let documents = [
         two_turns(),
         document(r#"{"step_id":1,"source":"system","message":""}"#, "", ""),
         document(r#"{"step_id":1,"source":"user","message":"ü\n"}"#, "", ""),
         two_turns().replace("-0.2", "-5e-324"),
     ];
-    let rows: Vec<Row<'_>> = documents.iter().map(|document| Row::of(document).unwrap()).collect();
+    let rows: Vec<Row<'_>> = documents.iter().map(|document| Row::parse(document).unwrap()).collect();
     for (bytes, groups) in [(1, 8), (3000, 3), (usize::MAX, 1)] {
-        let mut file = ParquetFile::with_row_groups_of(Vec::new(), bytes).unwrap();
+        let mut file = ParquetFile::with_row_group_bytes(Vec::new(), bytes).unwrap();
         let again = || rows.iter().chain(&rows);
         again().for_each(|row| file.push(&row.cells()).unwrap());
         let file = SerializedFileReader::new(parquet_bytes(file.finish().unwrap())).unwrap();
@@ -299,7 +303,7 @@ fn parquet_bytes(bytes: Vec<u8>) -> impl parquet::file::reader::ChunkReader + 's
 }
 
 #[test]
-fn a_file_is_in_its_place_when_it_is_whole_and_nothing_of_it_before() {
+fn a_file_appears_only_when_it_is_complete() {
     let dir = tempfile::tempdir().unwrap();
     let names = || {
         let entries = std::fs::read_dir(dir.path()).unwrap();
@@ -309,7 +313,7 @@ fn a_file_is_in_its_place_when_it_is_whole_and_nothing_of_it_before() {
         names
     };
     let document = two_turns();
-    let row = Row::of(&document).unwrap();
+    let row = Row::parse(&document).unwrap();
     let path = dir.path().join("rows");
     std::fs::write(&path, "before").unwrap();
     for format in [Format::Parquet, Format::JsonLines] {
@@ -324,7 +328,7 @@ fn a_file_is_in_its_place_when_it_is_whole_and_nothing_of_it_before() {
     output.finish().unwrap();
     assert_eq!(names(), ["rows"]);
     assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 1);
-    // A folder is in the way, which shows at the end.
+    // A folder at the path is an error at the end.
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
     let error = Output::to_file(&path, Format::Parquet).unwrap().finish().unwrap_err();
@@ -333,18 +337,18 @@ fn a_file_is_in_its_place_when_it_is_whole_and_nothing_of_it_before() {
     let none = dir.path().join("none/rows");
     assert_eq!(
         Output::to_file(&none, Format::Parquet).err().unwrap().to_string(),
-        format!("cannot make {}.partial", none.display())
+        format!("cannot create {}.partial", none.display())
     );
 }
 
 #[test]
-fn a_disk_that_is_full_is_an_error_and_no_file() {
+fn a_full_disk_is_an_error() {
     // Every write to this device fails as on a full disk.
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     for format in [Format::Parquet, Format::JsonLines] {
         let mut output = Output::to_stream(full.try_clone().unwrap(), format).unwrap();
         let document = two_turns();
-        let row = Row::of(&document).unwrap();
+        let row = Row::parse(&document).unwrap();
         let written = output.push(&row.cells()).and_then(|()| output.finish());
         let error = std::error::Error::source(&written.unwrap_err()).unwrap().to_string();
         assert_eq!(error, "No space left on device (os error 28)");

@@ -1,30 +1,30 @@
-//! A conversation as one sequence of tokens, where the turns line up.
+//! The conversation as one sequence of tokens, if the turns align.
 //!
-//! The prompt of each turn has to begin with all tokens before it, prompt and completion of the turn before;
-//! what it adds was said by others, and its completion by the model. Where a server tokenizes what it wrote
-//! differently when it reads it again, nothing can be said of the whole but why.
+//! The prompt of each turn must begin with the prompt and completion of the previous turn. The tokens that it
+//! adds come from others, and its completion from the model. A server that tokenizes its own text differently
+//! in a later prompt breaks the sequence, and the reason is recorded instead.
 
 use crate::reply::Tokens;
 
-/// The sequence, or why there is none.
+/// The sequence, or the reason why it is missing.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Sequence {
     pub ids: Option<Vec<i64>>,
-    /// 1 for each token that the model wrote.
+    /// For each token, 1 if the model wrote it, else 0.
     pub mask: Option<Vec<i64>>,
-    /// Of the tokens that the model wrote; 0 for the others.
+    /// Log-probabilities of the model's tokens; 0 for others.
     pub logprobs: Option<Vec<f64>>,
-    /// Why something of it is not there.
+    /// Reason why `ids` or `logprobs` is missing.
     pub missing: Option<String>,
 }
 
 impl Sequence {
-    fn missing(why: String) -> Self {
-        Self { missing: Some(why), ..Self::default() }
+    fn missing(reason: String) -> Self {
+        Self { missing: Some(reason), ..Self::default() }
     }
 
-    /// Puts the turns together. Each comes with the number of its request.
-    pub(crate) fn of<'t>(turns: impl Iterator<Item = (usize, &'t Tokens)>) -> Self {
+    /// Joins turns, each with the index of its request, to a sequence.
+    pub(crate) fn join<'t>(turns: impl Iterator<Item = (usize, &'t Tokens)>) -> Self {
         let (mut ids, mut mask, mut logprobs) = (Vec::new(), Vec::new(), Some(Vec::new()));
         let mut without_logprobs = None;
         for (request, turn) in turns {
@@ -70,7 +70,7 @@ impl Sequence {
     }
 }
 
-/// Where the second list does not go on with the first.
+/// Returns the index at which `prompt` differs from `before`, if it does not begin with it.
 fn first_difference(before: &[i64], prompt: &[i64]) -> Option<usize> {
     if prompt.starts_with(before) {
         return None;
@@ -92,11 +92,11 @@ mod tests {
     }
 
     fn sequence(turns: &[Tokens]) -> Sequence {
-        Sequence::of(turns.iter().enumerate())
+        Sequence::join(turns.iter().enumerate())
     }
 
     #[test]
-    fn turns_that_line_up_are_one_sequence_in_which_the_models_tokens_are_marked() {
+    fn aligned_turns_are_one_sequence_with_a_mask_of_the_models_tokens() {
         let first = turn(&[1, 2], &[3], Some(&[-0.5]));
         let second = turn(&[1, 2, 3, 4, 5], &[6, 7], Some(&[-0.25, -1.0]));
         let whole = sequence(&[first, second]);
@@ -107,9 +107,9 @@ mod tests {
     }
 
     #[test]
-    fn turns_that_do_not_line_up_are_none_and_it_is_said_where() {
-        let check = |turns: &[Tokens], why: &str| {
-            assert_eq!(sequence(turns), Sequence { missing: Some(why.to_owned()), ..Sequence::default() });
+    fn turns_that_do_not_align_have_no_sequence_but_a_reason() {
+        let check = |turns: &[Tokens], reason: &str| {
+            assert_eq!(sequence(turns), Sequence { missing: Some(reason.to_owned()), ..Sequence::default() });
         };
         let first = || turn(&[1, 2], &[3, 4], None);
         let rest = "its prompt does not begin with the 4 tokens before it, from token";
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_log_probabilities_of_one_turn_there_are_none_but_the_ids_stay() {
+    fn a_turn_without_log_probabilities_removes_all_of_them_but_keeps_the_ids() {
         let whole = sequence(&[turn(&[1], &[2], Some(&[-1.0])), turn(&[1, 2, 3], &[4], None)]);
         assert_eq!((whole.ids.unwrap(), whole.logprobs), (vec![1, 2, 3, 4], None));
         assert_eq!(whole.missing.unwrap(), "request 1: no log-probabilities");

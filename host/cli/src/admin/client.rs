@@ -1,4 +1,4 @@
-//! Asks the admin API of a server.
+//! A client of a server's admin API.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use serde_json::{Value, json};
 use rollout_outbound::{Secret, http_client};
 use rollout_wire::text::{beginning, printable};
 
-/// What is sent of a component at once: fine enough for a bar.
-const PIECE_BYTES: usize = 64 << 10;
+/// Number of bytes of a component that are sent at once: few enough for a smooth progress bar.
+const CHUNK_BYTES: usize = 64 << 10;
 
-/// How much of an answer is shown that is no error of the API, in bytes.
+/// Maximum number of bytes shown of a response that is not an error of the API.
 const SHOWN_BYTES_MAX: usize = 300;
 
-/// How many elements of a list are asked for at once.
-const PAGE: u32 = 1000;
+/// Number of elements per page of a list.
+const PAGE_SIZE: u32 = 1000;
 
-/// How long a server may take for an answer. A push is answered when the component is compiled and checked.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(15 * 60);
+/// Timeout of a request. A push is answered after the component is compiled and checked.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(15 * 60);
 
-/// A server's admin API, as the holder of a key sees it.
+/// Client of a server's admin API, with a key.
 pub(super) struct Client {
     http: reqwest::Client,
     base: Url,
@@ -32,33 +32,33 @@ pub(super) struct Client {
     tenant: Option<String>,
 }
 
-/// The server refused.
+/// An error response of the server.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub(super) struct Refused {
+pub(super) struct RequestRefused {
     pub status: StatusCode,
     message: String,
 }
 
 impl Client {
     pub(super) fn new(url: &str, key: Secret, tenant: Option<&str>) -> Result<Self> {
-        let base: Url = url.parse().with_context(|| format!("--to: '{url}' is no URL"))?;
+        let base: Url = url.parse().with_context(|| format!("--to: invalid URL '{url}'"))?;
         if !matches!(base.scheme(), "http" | "https") {
-            bail!("--to: '{url}' is neither http:// nor https://");
+            bail!("--to: the URL '{url}' must begin with http:// or https://");
         }
         let key = HeaderValue::from_str(&format!("Bearer {}", key.expose()));
-        let mut key = key.ok().context("the key has characters that no key has")?;
+        let mut key = key.ok().context("the key contains characters that are not allowed in a key")?;
         key.set_sensitive(true);
         Ok(Self { http: http_client()?, base, key, tenant: tenant.map(str::to_owned) })
     }
 
-    /// The URL below the API's base with these segments: each is one, whatever is in it.
+    /// Returns the URL of the API with these path segments, which are escaped.
     fn url(&self, path: &[&str], query: &[(&str, &str)]) -> Result<Url> {
         let mut url = self.base.clone();
         let segments = url.path_segments_mut().ok().map(|mut segments| {
             segments.pop_if_empty().extend(["admin", "v1"]).extend(path);
         });
-        segments.with_context(|| format!("--to: '{}' can have no path", self.base))?;
+        segments.with_context(|| format!("--to: the URL '{}' cannot have a path", self.base))?;
         url.set_query(None);
         if self.tenant.is_some() || !query.is_empty() {
             let tenant = self.tenant.as_deref().map(|tenant| ("tenant", tenant));
@@ -69,11 +69,11 @@ impl Client {
 
     fn request(&self, method: Method, path: &[&str], query: &[(&str, &str)]) -> Result<RequestBuilder> {
         let request = self.http.request(method, self.url(path, query)?);
-        Ok(request.header(AUTHORIZATION, self.key.clone()).timeout(ANSWER_TIME_MAX))
+        Ok(request.header(AUTHORIZATION, self.key.clone()).timeout(REQUEST_TIME_MAX))
     }
 
-    /// Asks, and gives the answer; `null` where it has no body.
-    pub(super) async fn ask(&self, method: Method, path: &[&str], body: Option<Value>) -> Result<Value> {
+    /// Sends a request and returns the response, `null` if it has no body.
+    pub(super) async fn call(&self, method: Method, path: &[&str], body: Option<Value>) -> Result<Value> {
         let mut request = self.request(method, path, &[])?;
         if let Some(body) = body {
             request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
@@ -82,29 +82,29 @@ impl Client {
     }
 
     pub(super) async fn get(&self, path: &[&str]) -> Result<Value> {
-        self.ask(Method::GET, path, None).await
+        self.call(Method::GET, path, None).await
     }
 
-    /// All elements of a list, part by part.
+    /// Returns all elements of a list, page by page.
     pub(super) async fn list(&self, path: &[&str], query: &[(&str, &str)]) -> Result<Vec<Value>> {
-        let limit = PAGE.to_string();
+        let limit = PAGE_SIZE.to_string();
         let (mut all, mut after) = (Vec::new(), None::<String>);
         loop {
             let mut query: Vec<(&str, &str)> = query.to_vec();
             query.push(("limit", &limit));
             query.extend(after.as_deref().map(|after| ("after", after)));
-            let mut part = self.send(self.request(Method::GET, path, &query)?).await?;
-            if let Value::Array(items) = part["items"].take() {
+            let mut page = self.send(self.request(Method::GET, path, &query)?).await?;
+            if let Value::Array(items) = page["items"].take() {
                 all.extend(items);
             }
-            match part["next"].as_str() {
+            match page["next"].as_str() {
                 Some(next) => after = Some(next.to_owned()),
                 None => return Ok(all),
             }
         }
     }
 
-    /// Puts bytes, and says how many went out so far.
+    /// Uploads bytes and reports the number of bytes sent so far.
     pub(super) async fn put(
         &self,
         path: &[&str],
@@ -112,45 +112,46 @@ impl Client {
         sent: impl Fn(u64) + Send + Sync + 'static,
     ) -> Result<Value> {
         let length = bytes.len();
-        let pieces = stream::unfold(0, move |at| {
-            let piece = bytes.slice(at..(at + PIECE_BYTES).min(bytes.len()));
-            let next = at + piece.len();
+        let chunks = stream::unfold(0, move |at| {
+            let chunk = bytes.slice(at..(at + CHUNK_BYTES).min(bytes.len()));
+            let next = at + chunk.len();
             sent(next as u64);
-            async move { (!piece.is_empty()).then_some((Ok::<_, std::io::Error>(piece), next)) }
+            async move { (!chunk.is_empty()).then_some((Ok::<_, std::io::Error>(chunk), next)) }
         });
         let request = self.request(Method::PUT, path, &[])?;
         let request = request.header(CONTENT_TYPE, "application/wasm").header(CONTENT_LENGTH, length);
-        self.send(request.body(Body::wrap_stream(pieces))).await
+        self.send(request.body(Body::wrap_stream(chunks))).await
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Value> {
         let unreachable = || format!("{} does not answer", self.base);
-        let answer = request.send().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
-        let status = answer.status();
-        let body = answer.bytes().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
+        let response = request.send().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
+        let status = response.status();
+        let body = response.bytes().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
         let parsed = serde_json::from_slice::<Value>(&body);
         if status.is_success() {
             return match parsed {
                 _ if body.is_empty() => Ok(Value::Null),
-                Ok(answer) => Ok(answer),
-                Err(_) => bail!("{} is no rollout-host: its answer is no JSON", self.base),
+                Ok(response) => Ok(response),
+                Err(_) => bail!("{} is not a rollout-host: its response is not JSON", self.base),
             };
         }
-        let said = parsed.ok().and_then(|answer| Some(answer["error"]["message"].as_str()?.to_owned()));
-        let message = match said {
-            Some(said) => printable(&said),
+        let error_message =
+            parsed.ok().and_then(|response| Some(response["error"]["message"].as_str()?.to_owned()));
+        let message = match error_message {
+            Some(error_message) => printable(&error_message),
             None => {
                 let body = String::from_utf8_lossy(&body);
                 let shown = printable(beginning(body.trim(), SHOWN_BYTES_MAX).trim());
                 let hint = "; is it a server with a catalog (serve --catalog)?";
-                format!("{} answered {status}: {shown}{}", self.base, if status == 404 { hint } else { "" })
+                format!("{} responded {status}: {shown}{}", self.base, if status == 404 { hint } else { "" })
             }
         };
-        Err(Refused { status, message }.into())
+        Err(RequestRefused { status, message }.into())
     }
 }
 
-/// The body that activates a version.
+/// Returns the request body that activates a version.
 pub(super) fn version(version: u32) -> Value {
     json!({ "version": version })
 }
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_made_of_segments_whatever_is_in_them() {
+    fn path_segments_are_escaped() {
         let url = |base: &str, tenant: Option<&str>, path: &[&str]| {
             let client = Client::new(base, Secret::new("k"), tenant).unwrap();
             client.url(path, &[]).unwrap().to_string()

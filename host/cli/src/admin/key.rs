@@ -1,4 +1,4 @@
-//! `key`: for operators.
+//! The command `key`, which manages keys.
 
 use std::time::Duration;
 
@@ -13,37 +13,37 @@ use super::{AnswerOptions, ServerOptions, moment, plain};
 use crate::Exit;
 use crate::print::{errln, out, outln};
 
-/// Makes, lists and revokes keys of a server with a catalog, with an operator's key.
+/// Creates, lists and revokes keys of a server with a catalog. Needs an operator key.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     rollout-host key create --tenant team-a --rights author --name laptop > author.key\n  \
     rollout-host key create --tenant team-a --rights caller --expires-in 30d\n  \
     rollout-host key list --tenant team-a\n  \
     rollout-host key revoke 7")]
-pub(crate) struct Key {
+pub(crate) struct KeyCommand {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Makes a key and writes it to standard output, the one time that it is shown.
+    /// Creates a key and writes it to standard output. It is shown only once.
     Create(Create),
-    /// Lists keys by their first characters, with when they were last used.
+    /// Lists keys with their first characters and when they were last used.
     List(List),
-    /// Revokes a key, which is refused from then on.
+    /// Revokes a key, so that the server refuses it.
     Revoke(Revoke),
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Rights {
-    /// Everything, for every tenant.
+    /// May do everything, for all tenants.
     Operator,
-    /// To push and activate plugins of a tenant, and what a caller may.
+    /// May push and activate plugins of a tenant, and everything that a caller may.
     Author,
-    /// To run rollouts of a tenant, and what a viewer may.
+    /// May run rollouts of a tenant, and everything that a viewer may.
     Caller,
-    /// To read what a tenant has.
+    /// May read a tenant's data.
     Viewer,
 }
 
@@ -60,16 +60,16 @@ impl Rights {
 
 #[derive(Debug, Args)]
 struct Create {
-    /// What it may.
+    /// Rights of the key.
     #[arg(long, value_enum)]
     rights: Rights,
-    /// The tenant that it belongs to; every key but an operator's belongs to one.
+    /// Tenant of the key; required unless it is an operator key.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// What people call it.
+    /// Name of the key, for people.
     #[arg(long, value_name = "TEXT", default_value = "")]
     name: String,
-    /// When it ends, as 12h or 30d. [default: never]
+    /// Time until the key expires, such as 12h or 30d. [default: never]
     #[arg(long, value_name = "TIME", value_parser = time)]
     expires_in: Option<Duration>,
     #[command(flatten)]
@@ -80,7 +80,7 @@ struct Create {
 
 #[derive(Debug, Args)]
 struct List {
-    /// A tenant's. [default: all]
+    /// Lists only keys of this tenant. [default: all keys]
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     #[command(flatten)]
@@ -91,13 +91,13 @@ struct List {
 
 #[derive(Debug, Args)]
 struct Revoke {
-    /// The key's id, as `key list` has it.
+    /// Id of the key, as shown by `key list`.
     id: u64,
     #[command(flatten)]
     server: ServerOptions,
 }
 
-impl Key {
+impl KeyCommand {
     pub(crate) fn run(self) -> Result<Exit> {
         match self.command {
             Command::Create(create) => create.run()?,
@@ -109,7 +109,7 @@ impl Key {
             }
             Command::Revoke(Revoke { id, server }) => {
                 let id = id.to_string();
-                server.run(async |client| client.ask(Method::DELETE, &["keys", &id], None).await)?;
+                server.run(async |client| client.call(Method::DELETE, &["keys", &id], None).await)?;
                 outln!("key {id} is revoked");
             }
         }
@@ -124,19 +124,20 @@ impl Create {
         if let Some(time) = expires_in {
             body["expires_at"] = json!((Utc::now() + time).to_rfc3339_opts(SecondsFormat::Secs, true));
         }
-        let made = server.run(async |client| client.ask(Method::POST, &["keys"], Some(body)).await)?;
-        answer.show(&made, || {
-            outln!("{}", plain(&made["key"]));
-            let whose = made["tenant"].as_str().map_or(String::new(), |name| format!(" of tenant '{name}'"));
-            errln!("key {}, {}{whose}; it is not shown again", made["id"], rights.name());
+        let created = server.run(async |client| client.call(Method::POST, &["keys"], Some(body)).await)?;
+        answer.show(&created, || {
+            outln!("{}", plain(&created["key"]));
+            let owner =
+                created["tenant"].as_str().map_or(String::new(), |name| format!(" of tenant '{name}'"));
+            errln!("key {}, {}{owner}; it is not shown again", created["id"], rights.name());
         });
         Ok(())
     }
 }
 
-/// `90s`, `15m`, `12h`, `30d`.
+/// Parses a time such as `90s`, `15m`, `12h` or `30d`.
 fn time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("'{text}' is no time; write 15m, 12h or 30d");
+    let wrong = || format!("invalid time '{text}'; write 15m, 12h or 30d");
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
     let secs: u64 = match unit {
         "s" => 1,
@@ -146,13 +147,13 @@ fn time(text: &str) -> Result<Duration, String> {
         _ => return Err(wrong()),
     };
     let number: u32 = number.parse().map_err(|_| wrong())?;
-    // A hundred years: what is longer does not end.
+    // The maximum is a hundred years.
     let time = u64::from(number).saturating_mul(secs).min(100 * 365 * 24 * 60 * 60);
     if time == 0 { Err(wrong()) } else { Ok(Duration::from_secs(time)) }
 }
 
 fn list(keys: &[Value]) {
-    let mut table = Table::new(["id", "key", "rights", "tenant", "name", "made", "last used", "ends"]);
+    let mut table = Table::new(["id", "key", "rights", "tenant", "name", "created", "last used", "expires"]);
     for key in keys {
         let ends = match (&key["revoked_at"], &key["expires_at"]) {
             (Value::Null, Value::Null) => String::new(),
@@ -170,7 +171,7 @@ fn list(keys: &[Value]) {
             ends,
         ]);
     }
-    out!("{}", table.text("there are no keys; `rollout-host key create` makes one"));
+    out!("{}", table.text("there are no keys; create one with `rollout-host key create`"));
 }
 
 #[cfg(test)]

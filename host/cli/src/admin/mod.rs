@@ -1,4 +1,4 @@
-//! Commands that change a server while it runs: clients of its admin API.
+//! Commands that administer a running server through its admin API.
 
 mod client;
 pub(super) mod key;
@@ -17,13 +17,13 @@ use super::print::outln;
 use super::{OUTPUT, setup};
 use client::Client;
 
-/// Topic of the options that say which server is asked.
+/// Heading of the options for the server.
 const SERVER: &str = "Server";
 
-/// Which server is asked, and as whom.
+/// Options for the server and the key.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ServerOptions {
-    /// The server, such as https://rollouts.example.
+    /// URL of the server, such as https://rollouts.example.
     #[arg(long = "to", value_name = "URL", env = "ROLLOUT_HOST_URL", hide_env_values = true, help_heading = SERVER)]
     url: String,
     /// Environment variable with the key.
@@ -31,26 +31,26 @@ pub(super) struct ServerOptions {
     key_env: String,
 }
 
-/// The same, for what is a tenant's.
+/// Options for the server, the key and the tenant.
 #[derive(Clone, Debug, Args)]
 pub(super) struct TenantServerOptions {
     #[command(flatten)]
     server: ServerOptions,
-    /// The tenant that it is about; needed with an operator's key, which is no tenant's.
+    /// Tenant to work on; required with an operator key, which belongs to no tenant.
     #[arg(long, value_name = "NAME", help_heading = SERVER)]
     tenant: Option<String>,
 }
 
-/// How an answer is written.
+/// Options for the output.
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct AnswerOptions {
-    /// Writes the server's answer as JSON.
+    /// Prints the server's response as JSON.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
 }
 
 impl AnswerOptions {
-    /// Writes an answer as JSON, or what is made of it for people.
+    /// Prints a response as JSON, or calls `text` to print it for people.
     fn show(self, answer: &Value, text: impl FnOnce()) {
         if self.json {
             outln!("{answer:#}");
@@ -61,34 +61,34 @@ impl AnswerOptions {
 }
 
 impl ServerOptions {
-    /// Does something with the server.
+    /// Runs `work` with a client of the server.
     fn run<T>(&self, work: impl AsyncFnOnce(Client) -> Result<T>) -> Result<T> {
         self.run_for(None, work)
     }
 
     fn run_for<T>(&self, tenant: Option<&str>, work: impl AsyncFnOnce(Client) -> Result<T>) -> Result<T> {
         let key = setup::key_from_env("--key-env", Some(&self.key_env))?;
-        let key = key.context("there is no key")?;
+        let key = key.context("no key is given")?;
         let client = Client::new(&self.url, key, tenant)?;
         setup::runtime()?.block_on(work(client))
     }
 }
 
 impl TenantServerOptions {
-    /// Does something with the server, for the tenant.
+    /// Runs `work` with a client of the server, for the tenant.
     fn run<T>(&self, work: impl AsyncFnOnce(Client) -> Result<T>) -> Result<T> {
         self.server.run_for(self.tenant.as_deref(), work)
     }
 }
 
-/// What people read in the place of a moment: `2026-11-23 12:00`.
+/// Renders a moment for people: `2026-11-23 12:00`.
 fn moment(value: &Value) -> String {
     let text = value.as_str().unwrap_or_default();
     let (day, time) = text.split_once('T').unwrap_or((text, ""));
     format!("{day} {}", time.get(..5).unwrap_or_default()).trim_end().to_owned()
 }
 
-/// A text or a number of an answer, without quotes; nothing where it is none.
+/// Renders a text or a number of a response, without quotes; `null` is empty.
 fn plain(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_shown_to_the_minute() {
+    fn moments_are_shown_in_minutes() {
         assert_eq!(moment(&json!("2026-11-23T12:34:56Z")), "2026-11-23 12:34");
         assert_eq!(moment(&Value::Null), "");
         assert_eq!(moment(&json!("Tä")), "");

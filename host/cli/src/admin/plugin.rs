@@ -1,18 +1,18 @@
-//! `plugin`: what a tenant has at a server, and which version of it is served.
+//! The command `plugin`, which manages a tenant's plugins and their active versions.
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::client::{self, Client, Refused};
+use super::client::{self, Client, RequestRefused};
 use super::quota::{self, QuotaArg};
 use super::table::Table;
 use super::{AnswerOptions, TenantServerOptions, moment, plain};
 use crate::print::{out, outln};
 use crate::{Exit, PluginFault};
 
-/// How many versions `show` shows.
+/// Maximum number of versions that `show` prints.
 const VERSIONS_SHOWN: usize = 20;
 
 /// Lists, activates, rolls back and removes plugins of a server with a catalog.
@@ -22,7 +22,7 @@ const VERSIONS_SHOWN: usize = 20;
     rollout-host plugin activate calc 3\n  \
     rollout-host plugin rollback calc\n  \
     rollout-host plugin set calc --default --quota running=8")]
-pub(crate) struct Plugin {
+pub(crate) struct PluginCommand {
     #[command(subcommand)]
     command: Command,
 }
@@ -33,13 +33,13 @@ enum Command {
     List(List),
     /// Shows a plugin and its versions, or one version with its report.
     Show(Show),
-    /// Makes a version active; rollouts that run end on what they began with.
+    /// Activates a version. Running rollouts finish with the version that they started with.
     Activate(Activate),
-    /// Makes active what was active before.
+    /// Activates the previously active version.
     Rollback(Rollback),
-    /// Changes a plugin's quotas, and whether it answers at the tenant's root.
+    /// Changes a plugin's quotas and whether it is the tenant's default plugin.
     Set(Set),
-    /// Removes a plugin with all of its versions.
+    /// Removes a plugin with all its versions.
     Remove(Remove),
 }
 
@@ -55,7 +55,7 @@ struct List {
 struct Show {
     /// The plugin.
     name: String,
-    /// A version of it.
+    /// A version of the plugin.
     number: Option<u32>,
     #[command(flatten)]
     server: TenantServerOptions,
@@ -91,10 +91,10 @@ struct Set {
     name: String,
     #[arg(long = "quota", value_name = "NAME=NUMBER", help = quota::help(|quota| !quota.is_tenant_only()))]
     quotas: Vec<QuotaArg>,
-    /// Has it answer at the tenant's root.
+    /// Makes the plugin the tenant's default, which is also served at the root path.
     #[arg(long)]
     default: bool,
-    /// Has it not answer there any more.
+    /// Makes the plugin no longer the tenant's default.
     #[arg(long, conflicts_with = "default")]
     no_default: bool,
     #[command(flatten)]
@@ -111,7 +111,7 @@ struct Remove {
     server: TenantServerOptions,
 }
 
-impl Plugin {
+impl PluginCommand {
     pub(crate) fn run(self) -> Result<Exit> {
         match self.command {
             Command::List(List { server, answer }) => {
@@ -134,16 +134,16 @@ impl Plugin {
             }
             Command::Activate(Activate { name, number, server, answer }) => {
                 let body = Some(client::version(number));
-                let done = server.run(async |client| activated(&client, &name, "activate", body).await)?;
-                answer.show(&done, || say_active(&name, &done));
+                let done = server.run(async |client| activate(&client, &name, "activate", body).await)?;
+                answer.show(&done, || print_active(&name, &done));
             }
             Command::Rollback(Rollback { name, server, answer }) => {
-                let done = server.run(async |client| activated(&client, &name, "rollback", None).await)?;
-                answer.show(&done, || say_active(&name, &done));
+                let done = server.run(async |client| activate(&client, &name, "rollback", None).await)?;
+                answer.show(&done, || print_active(&name, &done));
             }
             Command::Set(set) => set.run()?,
             Command::Remove(Remove { name, server }) => {
-                server.run(async |client| client.ask(Method::DELETE, &["plugins", &name], None).await)?;
+                server.run(async |client| client.call(Method::DELETE, &["plugins", &name], None).await)?;
                 outln!("plugin '{name}' is removed");
             }
         }
@@ -157,25 +157,25 @@ impl Set {
         if self.default || self.no_default {
             change["default"] = Value::Bool(self.default);
         } else if self.quotas.is_empty() {
-            bail!("nothing is to be changed; give --quota, --default or --no-default");
+            bail!("no change is given; give --quota, --default or --no-default");
         }
         let path = ["plugins", &self.name];
-        let plugin = self.server.run(async |client| client.ask(Method::PATCH, &path, Some(change)).await)?;
+        let plugin = self.server.run(async |client| client.call(Method::PATCH, &path, Some(change)).await)?;
         self.answer.show(&plugin, || show(&plugin));
         Ok(())
     }
 }
 
-/// A conflict is the version's: it did not pass, or cannot be loaded.
-async fn activated(client: &Client, name: &str, verb: &str, body: Option<Value>) -> Result<Value> {
-    let done = client.ask(Method::POST, &["plugins", name, verb], body).await;
-    done.map_err(|error| match error.downcast_ref::<Refused>() {
+/// Activates a version. A conflict is the plugin's fault: the version failed its checks or cannot be loaded.
+async fn activate(client: &Client, name: &str, verb: &str, body: Option<Value>) -> Result<Value> {
+    let done = client.call(Method::POST, &["plugins", name, verb], body).await;
+    done.map_err(|error| match error.downcast_ref::<RequestRefused>() {
         Some(refused) if refused.status == StatusCode::CONFLICT => PluginFault(refused.to_string()).into(),
         _ => error,
     })
 }
 
-fn say_active(name: &str, done: &Value) {
+fn print_active(name: &str, done: &Value) {
     match &done["before"] {
         Value::Null => outln!("version {} of plugin '{name}' is active", done["version"]),
         before => outln!("version {} of plugin '{name}' is active, after {before}", done["version"]),
@@ -194,7 +194,7 @@ fn list(plugins: &[Value]) {
             quota::line(&plugin["quotas"]),
         ]);
     }
-    out!("{}", table.text("there are no plugins; `rollout-host push` makes one"));
+    out!("{}", table.text("there are no plugins; add one with `rollout-host push`"));
 }
 
 fn show(plugin: &Value) {
@@ -216,7 +216,7 @@ fn show(plugin: &Value) {
     }
     out!("\n{}", table.text("there are no versions"));
     if versions.len() > VERSIONS_SHOWN {
-        outln!("and {} older ones; --json has them all", versions.len() - VERSIONS_SHOWN);
+        outln!("and {} older versions; --json shows all", versions.len() - VERSIONS_SHOWN);
     }
 }
 
@@ -225,7 +225,7 @@ fn show_version(deployment: &Value) {
     let title = format!("version {}", deployment["version"]);
     match crate::validate::Report::deserialize(&deployment["report"]) {
         Ok(report) => out!("{}", report.text(&title)),
-        Err(_) => outln!("{title}\n\nits report is of another version of this program; --json has it"),
+        Err(_) => outln!("{title}\n\nits report comes from another version of this program; --json shows it"),
     }
     if let Some(config) = deployment["config"].as_str() {
         outln!("\n{}", rollout_wire::text::printable(config.trim_end()));

@@ -1,4 +1,4 @@
-//! `push`: a component to a server.
+//! The command `push`, which uploads a component to a server.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use reqwest::{Method, StatusCode};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use super::client::{Client, Refused};
+use super::client::{Client, RequestRefused};
 use super::{AnswerOptions, TenantServerOptions};
 use crate::print::{errln, out, outln};
 use crate::validate::Report;
@@ -21,31 +21,32 @@ use crate::{Exit, PluginFault};
 use rollout_catalog::Name;
 use rollout_wire::digest::sha256_hex;
 
-/// Uploads a component to a server, which checks it as `validate` does, and adds it as the next
-/// version of a plugin.
+/// Uploads a component to a server, which checks it as `validate` does and adds it as the next version of a
+/// plugin.
 ///
-/// What failed its checks is kept with its report, and cannot be activated. What passed is served
-/// once it is activated: rollouts that run end on what they began with, new ones get the new version.
+/// A version that fails its checks is stored with its report and cannot be activated. One that passes is
+/// served once it is activated: running rollouts finish with their version, new ones use the new version.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 it passed, and is active if that was asked for; 1 the plugin is at fault; \
+    after_help = "Exit codes: 0 the version passed, and is active if --activate is given; 1 the plugin is at fault; \
     2 not done.\n\nExamples:\n  export ROLLOUT_HOST_URL=https://rollouts.example ROLLOUT_HOST_KEY=rh_…\n  \
     rollout-host push calc.wasm --name calc --activate\n  \
     rollout-host push agent.wasm --grader grader.wasm --config agent.toml --to http://127.0.0.1:9000 --name agent"
 )]
 pub(crate) struct Push {
-    /// The component.
+    /// Component to upload.
     file: PathBuf,
-    /// The plugin that it is a version of, which is made if it is new.
+    /// Name of the plugin, which is created if it does not exist.
     #[arg(long, value_name = "NAME")]
     name: Name,
-    /// Its configuration: [plugin], [grader], [limits], [model] and [judge] of a file as for serve.
+    /// Configuration file of the plugin with the sections [plugin], [grader], [limits], [model] and [judge],
+    /// as for serve.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A grader of its own, in another component.
+    /// Separate component with the grader.
     #[arg(long, value_name = "FILE")]
     grader: Option<PathBuf>,
-    /// Makes it active if it passes.
+    /// Activates the version if it passes.
     #[arg(long)]
     activate: bool,
     #[command(flatten)]
@@ -67,9 +68,9 @@ impl Push {
             };
             let body =
                 json!({"component": component, "grader": grader, "config": config, "activate": self.activate});
-            let waiting = waiting("the server compiles and checks it");
+            let waiting = waiting("the server compiles and checks the component");
             let path = ["plugins", &self.name, "deployments"];
-            let pushed = client.ask(Method::POST, &path, Some(body)).await;
+            let pushed = client.call(Method::POST, &path, Some(body)).await;
             waiting.finish_and_clear();
             pushed
         })?;
@@ -77,20 +78,20 @@ impl Push {
     }
 
     fn show(&self, pushed: &Value) -> Result<Exit> {
-        let report = Report::deserialize(&pushed["report"]).context("the server's report is none")?;
+        let report = Report::deserialize(&pushed["report"]).context("the server's report is invalid")?;
         let version = &pushed["version"];
-        let not_active = pushed["activation_error"].as_str();
+        let activation_error = pushed["activation_error"].as_str();
         self.answer.show(pushed, || {
             out!("{}", report.text(&self.file.display().to_string()));
             outln!();
-            let standing = match (pushed["passed"] == true, pushed["active"] == true) {
+            let state = match (pushed["passed"] == true, pushed["active"] == true) {
                 (_, true) => "is active",
                 (true, false) => "can be activated",
-                (false, false) => "did not pass, and cannot be activated",
+                (false, false) => "did not pass and cannot be activated",
             };
-            outln!("version {version} of plugin '{}' {standing}", self.name);
+            outln!("version {version} of plugin '{}' {state}", self.name);
         });
-        match not_active {
+        match activation_error {
             Some(why) => Err(PluginFault(why.to_owned()).into()),
             None => Ok(report.exit()),
         }
@@ -106,31 +107,31 @@ fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Uploads a component, unless the server has it of this tenant. Gives its digest.
+/// Uploads a component unless the server has it for this tenant. Returns its digest.
 async fn upload(client: &Client, path: &Path, bytes: Bytes) -> Result<String> {
     let digest = sha256_hex(&bytes);
-    let place = ["components", &digest];
-    match client.get(&place).await {
+    let path_segments = ["components", &digest];
+    match client.get(&path_segments).await {
         Ok(_) => {
-            errln!("{} is at the server already", path.display());
+            errln!("the server already has {}", path.display());
             return Ok(digest);
         }
         Err(error) if is_not_found(&error) => {}
         Err(error) => return Err(error),
     }
     let bar = Arc::new(bar(path, bytes.len() as u64));
-    let seen = Arc::clone(&bar);
-    let done = client.put(&place, bytes, move |sent| seen.set_position(sent)).await;
+    let progress = Arc::clone(&bar);
+    let done = client.put(&path_segments, bytes, move |sent| progress.set_position(sent)).await;
     bar.finish_and_clear();
     done.with_context(|| format!("cannot upload {}", path.display()))?;
     Ok(digest)
 }
 
 fn is_not_found(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == StatusCode::NOT_FOUND)
+    error.downcast_ref::<RequestRefused>().is_some_and(|refused| refused.status == StatusCode::NOT_FOUND)
 }
 
-/// A bar where somebody sees it, a line where not.
+/// Returns a progress bar; without a terminal, prints a line instead.
 fn bar(path: &Path, bytes: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         errln!("uploading {}, {} KiB", path.display(), bytes.div_ceil(1024));
@@ -144,12 +145,13 @@ fn bar(path: &Path, bytes: u64) -> ProgressBar {
     }
 }
 
-fn waiting(what: &'static str) -> ProgressBar {
+/// Returns a spinner; without a terminal, prints a line instead.
+fn waiting(message: &'static str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
-        errln!("{what}");
+        errln!("{message}");
         return ProgressBar::hidden();
     }
-    let spinner = ProgressBar::new_spinner().with_message(what);
+    let spinner = ProgressBar::new_spinner().with_message(message);
     spinner.enable_steady_tick(Duration::from_millis(100));
     spinner
 }

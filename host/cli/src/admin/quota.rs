@@ -1,4 +1,4 @@
-//! Quotas as people write them: `running=8`, and `running=none` for none.
+//! Quotas on the command line: `running=8`, or `running=none` to remove one.
 
 use std::str::FromStr;
 
@@ -34,7 +34,7 @@ pub(super) fn change(quotas: &[QuotaArg]) -> QuotasChange {
     change
 }
 
-/// Returns quotas of an answer of the API on one line.
+/// Renders quotas of the API in one line.
 pub(super) fn line(quotas: &Value) -> String {
     let entries = quotas.as_object().into_iter().flatten();
     entries.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
@@ -54,19 +54,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotas_are_read_and_shown_in_one_form() {
+    fn quotas_are_parsed_and_shown_in_the_same_form() {
         let read: Vec<QuotaArg> =
             ["running=8", "weight=none"].iter().map(|text| text.parse().unwrap()).collect();
         assert_eq!(json!(change(&read)), json!({"running": 8, "weight": null}));
         assert_eq!(line(&json!({"running": 8, "plugins": 2})), "running=8 plugins=2");
-        for (wrong, said) in [
+        for (wrong, expected) in [
             ("running", "NAME=NUMBER"),
             ("runing=8", "there is no quota 'runing'"),
             ("running=-1", "'-1'"),
             ("weight=0", "nonzero"),
         ] {
             let error = wrong.parse::<QuotaArg>().unwrap_err();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

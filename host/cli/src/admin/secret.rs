@@ -1,4 +1,4 @@
-//! `secret`: keys that a tenant's configurations name.
+//! The command `secret`, which manages secrets that a tenant's configurations refer to.
 
 use std::io::Read;
 
@@ -11,26 +11,26 @@ use super::{AnswerOptions, TenantServerOptions, plain};
 use crate::print::outln;
 use crate::{Exit, setup};
 
-/// The longest secret that is read, in bytes.
+/// Maximum number of bytes of a secret.
 const SECRET_BYTES_MAX: u64 = 16 << 10;
 
-/// Keeps secrets at a server with a catalog: keys of judges and tools, which a plugin's configuration
-/// names in the place of environment variables.
+/// Manages secrets on a server with a catalog: keys of judges and tools, which a plugin's configuration names
+/// instead of environment variables.
 ///
-/// A server keeps them sealed and gives them to nobody.
+/// The server stores secrets encrypted and never returns them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     rollout-host secret set judge-key < judge.key\n  \
     rollout-host secret set judge-key --from-env JUDGE_KEY\n  \
     rollout-host secret list")]
-pub(crate) struct Secret {
+pub(crate) struct SecretCommand {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Keeps a secret, in the place of the one that had the name.
+    /// Stores a secret and replaces an existing one of the same name.
     Set(Set),
     /// Lists the names of secrets.
     List(List),
@@ -40,9 +40,9 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Set {
-    /// Its name: lower-case letters, digits, '-' and '_'.
+    /// Name of the secret: lower-case letters, digits, '-' and '_'.
     name: String,
-    /// Environment variable with the secret. [default: it is read from standard input]
+    /// Environment variable with the secret. [default: standard input]
     #[arg(long, value_name = "VAR")]
     from_env: Option<String>,
     #[command(flatten)]
@@ -65,7 +65,7 @@ struct Remove {
     server: TenantServerOptions,
 }
 
-impl Secret {
+impl SecretCommand {
     pub(crate) fn run(self) -> Result<Exit> {
         match self.command {
             Command::Set(Set { name, from_env, server }) => {
@@ -74,8 +74,8 @@ impl Secret {
                     None => read()?,
                 };
                 let body = json!({ "value": value });
-                server.run(async |client| client.ask(Method::PUT, &["secrets", &name], Some(body)).await)?;
-                outln!("secret '{name}' is kept");
+                server.run(async |client| client.call(Method::PUT, &["secrets", &name], Some(body)).await)?;
+                outln!("secret '{name}' is stored");
             }
             Command::List(List { server, answer }) => {
                 let secrets = server.run(async |client| client.get(&["secrets"]).await)?;
@@ -84,12 +84,12 @@ impl Secret {
                         outln!("{}", plain(name));
                     }
                     if secrets["items"] == Value::Array(Vec::new()) {
-                        outln!("there are no secrets; `rollout-host secret set` keeps one");
+                        outln!("there are no secrets; add one with `rollout-host secret set`");
                     }
                 });
             }
             Command::Remove(Remove { name, server }) => {
-                server.run(async |client| client.ask(Method::DELETE, &["secrets", &name], None).await)?;
+                server.run(async |client| client.call(Method::DELETE, &["secrets", &name], None).await)?;
                 outln!("secret '{name}' is removed");
             }
         }
@@ -97,12 +97,15 @@ impl Secret {
     }
 }
 
-/// What comes on standard input, without the line's end.
+/// Reads a secret from standard input, without the line end.
 fn read() -> Result<String> {
     let mut text = String::new();
-    std::io::stdin().take(SECRET_BYTES_MAX + 1).read_to_string(&mut text).context("standard input")?;
+    std::io::stdin()
+        .take(SECRET_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .context("cannot read standard input")?;
     if text.len() as u64 > SECRET_BYTES_MAX {
-        bail!("standard input has more than {SECRET_BYTES_MAX} bytes, which is no secret");
+        bail!("the secret on standard input has more than {SECRET_BYTES_MAX} bytes");
     }
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {

@@ -1,8 +1,8 @@
-//! Lists for people: columns as wide as what is in them.
+//! Tables for people, with columns as wide as their content.
 
 use rollout_wire::text::printable;
 
-/// Rows below a head.
+/// A table with a header.
 pub(super) struct Table<const N: usize> {
     rows: Vec<[String; N]>,
 }
@@ -16,7 +16,7 @@ impl<const N: usize> Table<N> {
         self.rows.push(row.map(|cell| if cell.is_empty() { "-".to_owned() } else { printable(&cell) }));
     }
 
-    /// All lines, or what to say in their place.
+    /// Renders the table, or `if_none` if it has no rows.
     pub(super) fn text(&self, if_none: &str) -> String {
         if self.rows.len() == 1 {
             return format!("{if_none}\n");
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn columns_are_as_wide_as_their_content() {
         let mut table = Table::new(["name", "active"]);
         assert_eq!(table.text("there are none"), "there are none\n");
         table.row(["a-longer-name".to_owned(), String::new()]);

@@ -1,4 +1,4 @@
-//! `tenant`: for operators.
+//! The command `tenant`, which manages tenants.
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -11,24 +11,24 @@ use super::{AnswerOptions, ServerOptions, moment, plain};
 use crate::Exit;
 use crate::print::{out, outln};
 
-/// Makes, changes and deletes tenants of a server with a catalog, with an operator's key.
+/// Creates, changes and deletes tenants of a server with a catalog. Needs an operator key.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     rollout-host tenant create team-a --quota running=16 --quota weight=2 --to https://rollouts.example\n  \
     rollout-host tenant set team-a --quota running=none --allow 10.1.0.0/16 --allow '*.models.internal:8000'\n  \
     rollout-host tenant show team-a")]
-pub(crate) struct Tenant {
+pub(crate) struct TenantCommand {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Makes a tenant.
+    /// Creates a tenant.
     Create(Create),
     /// Lists all tenants.
     List(List),
-    /// Shows a tenant, and what it used in the last days.
+    /// Shows a tenant and its usage in the last 30 days.
     Show(Show),
     /// Changes quotas and network rules of a tenant.
     Set(Set),
@@ -40,14 +40,14 @@ enum Command {
 struct Changes {
     #[arg(long = "quota", value_name = "NAME=NUMBER", help = quota::help(|_| true))]
     quotas: Vec<QuotaArg>,
-    /// Private hosts, addresses or networks that its requests may go to, each perhaps with a port; all
-    /// that are given take the place of those there are.
+    /// Private host, address or network, optionally with a port, that the tenant's requests may go to; may be
+    /// repeated. The new list replaces the old one.
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
-    /// Lets its requests go to no private address.
+    /// Allows requests to no private address.
     #[arg(long, conflicts_with = "allow")]
     allow_none: bool,
-    /// Whether its requests may go to all public addresses, or to those that are listed.
+    /// Whether requests may go to all public addresses, or only to those that are listed.
     #[arg(long, value_enum)]
     public: Option<Public>,
 }
@@ -60,7 +60,7 @@ enum Public {
 
 #[derive(Debug, Args)]
 struct Create {
-    /// Its name: lower-case letters, digits, '-' and '_'.
+    /// Name of the tenant: lower-case letters, digits, '-' and '_'.
     name: String,
     #[command(flatten)]
     changes: Changes,
@@ -104,7 +104,7 @@ struct Set {
 struct Delete {
     /// The tenant.
     name: String,
-    /// It is meant: nothing of it can be had again.
+    /// Confirms the deletion, which cannot be undone.
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
@@ -130,15 +130,15 @@ impl Changes {
     }
 }
 
-impl Tenant {
+impl TenantCommand {
     pub(crate) fn run(self) -> Result<Exit> {
         match self.command {
             Command::Create(Create { name, changes, server, answer }) => {
                 let mut body = changes.body();
                 body["name"] = json!(name);
-                let made =
-                    server.run(async |client| client.ask(Method::POST, &["tenants"], Some(body)).await)?;
-                answer.show(&made, || list(std::slice::from_ref(&made)));
+                let created =
+                    server.run(async |client| client.call(Method::POST, &["tenants"], Some(body)).await)?;
+                answer.show(&created, || list(std::slice::from_ref(&created)));
             }
             Command::List(List { server, answer }) => {
                 let tenants = server.run(async |client| client.list(&["tenants"], &[]).await)?;
@@ -155,19 +155,20 @@ impl Tenant {
             Command::Set(Set { name, changes, server, answer }) => {
                 let body = changes.body();
                 if body == json!({"quotas": {}, "network": {}}) {
-                    bail!("nothing is to be changed; give --quota, --allow, --allow-none or --public");
+                    bail!("no change is given; give --quota, --allow, --allow-none or --public");
                 }
                 let path = ["tenants", &name];
-                let tenant = server.run(async |client| client.ask(Method::PATCH, &path, Some(body)).await)?;
+                let tenant =
+                    server.run(async |client| client.call(Method::PATCH, &path, Some(body)).await)?;
                 answer.show(&tenant, || list(std::slice::from_ref(&tenant)));
             }
             Command::Delete(Delete { name, yes, server }) => {
                 if !yes {
                     bail!(
-                        "this deletes all keys, rollouts, plugins and files of tenant '{name}'; --yes if it is meant"
+                        "this deletes all keys, rollouts, plugins and files of tenant '{name}'; confirm it with --yes"
                     );
                 }
-                server.run(async |client| client.ask(Method::DELETE, &["tenants", &name], None).await)?;
+                server.run(async |client| client.call(Method::DELETE, &["tenants", &name], None).await)?;
                 outln!("tenant '{name}' is deleted");
             }
         }
@@ -190,7 +191,7 @@ fn list(tenants: &[Value]) {
             format!("{listed}{allow}"),
         ]);
     }
-    out!("{}", table.text("there are no tenants; `rollout-host tenant create` makes one"));
+    out!("{}", table.text("there are no tenants; create one with `rollout-host tenant create`"));
 }
 
 fn show(tenant: &Value) {
@@ -202,5 +203,5 @@ fn show(tenant: &Value) {
         let cpu = day["guest_cpu_seconds"].as_f64().unwrap_or_default();
         table.row([plain(&day["day"]), plain(&day["model_tokens"]), format!("{cpu:.1}")]);
     }
-    out!("{}", table.text("nothing was used in the last 30 days"));
+    out!("{}", table.text("no usage in the last 30 days"));
 }

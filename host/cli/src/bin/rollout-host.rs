@@ -1,4 +1,4 @@
-//! Arguments in, exit code out.
+//! The `rollout-host` program: selects the allocator and calls [`rollout_host::main`].
 
 #[cfg(feature = "jemalloc")]
 mod allocator {
@@ -6,22 +6,22 @@ mod allocator {
 
     use tikv_jemallocator::Jemalloc;
 
-    /// Thousands of rollouts in flight cost more of the processor with the system's
-    /// (`docs/adr/0018` has how much).
+    /// The process's allocator. With thousands of concurrent rollouts, the system's allocator takes more
+    /// CPU time (`docs/adr/0018` has figures).
     #[global_allocator]
     static ALLOCATOR: Jemalloc = Jemalloc;
 
-    /// Settings that the allocator reads when it starts, before those of `_RJEM_MALLOC_CONF`. It
-    /// would have threads of its own before this program begins, and these would keep privileges
-    /// that the program gives up; so it is notified when.
+    /// Settings that the allocator reads when it starts, before those of `_RJEM_MALLOC_CONF`.
+    ///
+    /// They turn background threads off: threads that start before `main` would keep privileges that the
+    /// program drops later. [`start_threads`] turns them on.
     #[unsafe(export_name = "_rjem_malloc_conf")]
     pub(super) static ALLOCATOR_SETTINGS: &[u8] = b"background_thread:false\0";
 
-    /// Has the allocator give memory back from threads of its own.
+    /// Starts the allocator's background threads, which return memory to the kernel.
     pub(super) fn start_threads() {
         let mut on = true;
-        // SAFETY: the name ends with a zero, and the setting is a `bool`, which is read within the
-        // call.
+        // SAFETY: the name is null-terminated, and the setting is a `bool` that is only read during the call.
         let result = unsafe {
             tikv_jemalloc_sys::mallctl(
                 c"background_thread".as_ptr(),
@@ -31,12 +31,12 @@ mod allocator {
                 size_of::<bool>(),
             )
         };
-        // Without them memory is given back by whoever allocates.
-        debug_assert_eq!(result, 0, "the allocator has the setting");
+        // Without background threads, allocating threads return memory.
+        debug_assert_eq!(result, 0, "the allocator supports background_thread");
     }
 }
 
-/// The system's allocator, which has no threads.
+/// The system's allocator, which has no background threads.
 #[cfg(not(feature = "jemalloc"))]
 mod allocator {
     pub(super) fn start_threads() {}

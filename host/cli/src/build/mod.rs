@@ -1,6 +1,6 @@
-//! `build`: from a project to a component. One file a language.
+//! The command `build`, which compiles a project to a component. One module per language.
 
-mod kept;
+mod component_cache;
 pub(super) mod python;
 mod python_sdk;
 pub(super) mod quick;
@@ -18,22 +18,22 @@ use super::{Exit, PluginFault, plugin_file};
 use rollout_guest::engine::Engine;
 use rollout_wire::digest::hex;
 
-/// Compiles a Rust or Python workflow, agent loop, grader or tool to a component and checks that
-/// it can be served or provided.
+/// Compiles a Rust or Python workflow, agent loop, grader or tool to a component and checks that it can be
+/// used.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host build . -o my_agent.wasm\n  \
     rollout-host build graders/exact --componentize-py .venv/bin/componentize-py")]
-#[command(mut_arg("config", |arg| arg.help("Settings in TOML, of which [limits] and cache-dir are heeded")))]
-#[command(mut_arg("no_cache", |arg| arg.help("Stores and uses no compiled code and no finished Python component")))]
+#[command(mut_arg("config", |arg| arg.help("Configuration file in TOML, of which only [limits] and cache-dir are used")))]
+#[command(mut_arg("no_cache", |arg| arg.help("Neither stores nor uses compiled code and finished Python components")))]
 pub(super) struct Build {
-    /// The project: a directory with a Cargo.toml whose library is a cdylib, or with a
-    /// pyproject.toml; or the entry module of one in Python.
+    /// Project to build: a directory with a pyproject.toml, or with a Cargo.toml whose library is a cdylib;
+    /// or the entry module of a Python project.
     #[arg(default_value = ".")]
     dir: PathBuf,
-    /// Where the component goes. [default: NAME.wasm in this directory]
+    /// File to write the component to. [default: NAME.wasm in the working directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Builds it again whenever one of its files was saved, until Ctrl-C.
+    /// Builds again after every change to a file of the project, until Ctrl-C.
     #[arg(long)]
     watch: bool,
     #[command(flatten)]
@@ -42,9 +42,9 @@ pub(super) struct Build {
     load: LoadOptions,
 }
 
-/// What a language's tools made.
+/// Result of a build.
 struct Built {
-    /// What the project calls itself, in letters that a file's name may have.
+    /// Name of the project, as part of a file name.
     name: String,
     component: PathBuf,
 }
@@ -52,7 +52,7 @@ struct Built {
 impl Build {
     pub(crate) fn run(self) -> Result<Exit> {
         if self.watch {
-            Watch::of(&self.dir, self.output.as_deref())?.repeat(|| self.once())
+            Watch::new(&self.dir, self.output.as_deref())?.repeat(|| self.once())
         } else {
             self.once()
         }
@@ -60,7 +60,7 @@ impl Build {
 
     fn once(&self) -> Result<Exit> {
         let config = self.load.raw_config()?.resolve()?;
-        // Holds what is made on the way until the component is where it belongs.
+        // Holds intermediate files until the component is written.
         let work = WorkDir::new()?;
         let is_there = |file: &str| self.dir.join(file).is_file();
         let is_python = is_there("pyproject.toml") || (self.dir.is_file() && quick::is_source(&self.dir));
@@ -80,10 +80,10 @@ impl Build {
         let bytes = plugin_file::read(&built.component, &config.load_limits)?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
         let loader = self.load.loader(&config)?;
-        errln!("compiling {} KiB of it for this machine …", bytes.len().div_ceil(1024));
-        let plugin = loader
-            .load(&engine, &bytes)
-            .map_err(|error| plugin_file::at_fault(&format!("{} was built", built.name), error))?;
+        errln!("compiling the component of {} KiB for this machine …", bytes.len().div_ceil(1024));
+        let plugin = loader.load(&engine, &bytes).map_err(|error| {
+            plugin_file::at_fault(&format!("{} was built but cannot be used", built.name), error)
+        })?;
         std::fs::write(&output, &bytes).with_context(|| format!("cannot write {}", output.display()))?;
         let about = plugin.about();
         let bare = |part: &&'static str| part.trim_start_matches("a ").trim_start_matches("an ");
@@ -99,7 +99,7 @@ impl Build {
     }
 }
 
-/// A directory of this build's own, gone with it.
+/// A temporary directory for a build, removed on drop.
 struct WorkDir(PathBuf);
 
 impl WorkDir {
@@ -108,14 +108,15 @@ impl WorkDir {
         getrandom::fill(&mut random).context("the system has no random numbers")?;
         let name = format!("rollout-host-build-{}", hex(&random));
         let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir(&dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
+        std::fs::create_dir(&dir)
+            .with_context(|| format!("cannot create the directory {}", dir.display()))?;
         Ok(Self(dir))
     }
 }
 
 impl Drop for WorkDir {
     fn drop(&mut self) {
-        // What is left of it is temporary by its place.
+        // A directory that cannot be removed stays among the system's temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

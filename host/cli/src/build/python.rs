@@ -1,7 +1,6 @@
-//! Python: componentize-py makes the component.
+//! Builds Python projects with componentize-py.
 //!
-//! This finds the tool and hands the project to the SDK's own `_build.py`, which knows
-//! Python projects; see there for what is done with one.
+//! This module finds the tool and runs the SDK's `_build.py`, which does the build.
 
 use crate::print::errln;
 use std::ffi::OsStr;
@@ -13,37 +12,38 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Deserialize;
 
-use super::kept::{self, Kept};
+use super::component_cache::{self, CachedComponent};
 use super::{Built, PluginFault, WorkDir, python_sdk};
 use crate::plugin_file;
 
 pub(crate) const TOOL: &str = "componentize-py";
 
-/// The release that components are tested with.
+/// Release of the tool with which components are tested.
 pub(crate) const TOOL_VERSION: &str = "0.25.1";
 
-/// The exit code by which the SDK's builder says that the project is at fault.
+/// Exit code of the SDK's builder if the project is at fault.
 const AT_FAULT: i32 = 1;
 
-/// What a line of the SDK's builder begins with that says what it does now.
+/// Prefix of the SDK builder's progress lines.
 const PROGRESS: &str = "» ";
 
-/// The tool that makes components.
+/// Options for the tool that creates components.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Tool {
-    /// The componentize-py that makes components of Python projects. [default: of
-    /// $COMPONENTIZE_PY, the one that was installed with this program, that of the active or the
-    /// project's virtual environment, or of the PATH]
+    /// Path of componentize-py, which creates components of Python projects. [default: the first of
+    /// $COMPONENTIZE_PY, the one installed with this program, those of the active and the project's virtual
+    /// environment, and that in PATH]
     #[arg(long, value_name = "FILE", help_heading = "Python")]
     componentize_py: Option<PathBuf>,
-    /// Wheels of packages with native code for the component's Python, as scripts/native-wheels makes
-    /// them. [default: $ROLLOUT_WHEELS, or what came with this program, or `wheels` in the cache]
+    /// Directory of wheels with native code for the component's Python, as scripts/native-wheels creates
+    /// them. [default: the first of $ROLLOUT_WHEELS, the wheels installed with this program, and `wheels` in
+    /// the cache]
     #[arg(long, value_name = "DIR", help_heading = "Python")]
     wheels: Option<PathBuf>,
 }
 
 impl Tool {
-    /// The directory of wheels, where there is one.
+    /// Returns the directory of wheels, if there is one.
     fn wheels(&self) -> Result<Option<PathBuf>> {
         let named = self.wheels.clone().or_else(|| std::env::var_os("ROLLOUT_WHEELS").map(PathBuf::from));
         if let Some(named) = named {
@@ -62,84 +62,91 @@ impl Tool {
 pub(super) struct Options {
     #[command(flatten)]
     tool: Tool,
-    /// Leave the core modules of a Python component apart, to measure what joining them gains
+    /// Keeps the core modules of a Python component separate, to measure the effect of joining them.
     #[arg(long, help_heading = "Python")]
     no_fuse: bool,
 }
 
-/// What the SDK's builder says of its work.
+/// Report of the SDK's builder.
 #[derive(Deserialize)]
-struct Made {
+struct BuildReport {
     name: String,
-    /// The directory of the author's modules.
+    /// Directory of the author's modules.
     source: String,
-    /// The file that stores the finished component, unless no stored component may be used.
-    kept: Option<PathBuf>,
-    /// Whether the component was made, because that file is absent.
-    made: bool,
-    /// The output of the author's modules when they were imported.
-    said: String,
+    /// File of the cached component, unless the cache may not be used.
+    #[serde(rename = "kept")]
+    cached: Option<PathBuf>,
+    /// Whether the component was created because that file is absent.
+    #[serde(rename = "made")]
+    is_new: bool,
+    /// Output that the author's modules wrote when they were imported.
+    #[serde(rename = "said")]
+    output: String,
 }
 
-/// Stands for the directory of the author's modules in stored output.
+/// Placeholder of the directory of the author's modules in cached output.
 const SOURCE: &str = "\0";
 
-/// Makes a component of a project, by way of the directory `work`, or takes one that was made of the same inputs.
-pub(super) fn compile(project: &Path, options: &Options, use_kept: bool, work: &Path) -> Result<Built> {
+/// Builds the component of a project in the directory `work`, or uses a cached component of the same inputs.
+pub(super) fn compile(project: &Path, options: &Options, use_cache: bool, work: &Path) -> Result<Built> {
     let component = work.join("component.wasm");
     let build = |work: &Path, more: &[&OsStr]| run_builder(project, &options.tool, work, &component, more);
-    let program = if use_kept { running_program() } else { None };
-    let made_by = program.as_ref().map(|program| {
+    let program = if use_cache { running_program() } else { None };
+    let program_arguments = program.as_ref().map(|program| {
         let how = if options.no_fuse { "no-fuse" } else { "" };
         [OsStr::new("--program"), program.as_os_str(), OsStr::new("--program-options"), OsStr::new(how)]
     });
-    let mut made: Made = build(work, made_by.as_ref().map_or(&[], |each| &each[..]))?;
-    let kept = made.kept.take();
-    if let (false, Some(kept)) = (made.made, &kept) {
-        match kept::read(kept) {
-            Ok(Kept { said, component: bytes }) => {
-                if !said.is_empty() {
-                    errln!("{}", said.replace(SOURCE, &made.source));
+    let mut report: BuildReport = build(work, program_arguments.as_ref().map_or(&[], |each| &each[..]))?;
+    let cached = report.cached.take();
+    if let (false, Some(cached)) = (report.is_new, &cached) {
+        match component_cache::read(cached) {
+            Ok(CachedComponent { output, component: bytes }) => {
+                if !output.is_empty() {
+                    errln!("{}", output.replace(SOURCE, &report.source));
                 }
-                errln!("taking the component that was built of the same files before");
+                errln!("using the cached component of an earlier build of the same files");
                 std::fs::write(&component, bytes).context("cannot write the component")?;
-                return Ok(Built { name: made.name, component });
+                return Ok(Built { name: report.name, component });
             }
             Err(reason) => errln!("{reason}; building again"),
         }
-        made = build(&WorkDir::new()?.0, &[])?;
+        report = build(&WorkDir::new()?.0, &[])?;
     }
     finish(&component, options.no_fuse)?;
-    if let Some(kept) = kept {
+    if let Some(cached) = cached {
         let bytes = std::fs::read(&component).context("cannot read the component")?;
-        let said = if made.source.is_empty() { made.said } else { made.said.replace(&made.source, SOURCE) };
-        if let Err(error) = kept::write(&kept, &Kept { said, component: bytes }) {
-            errln!("the component cannot be stored for later builds in {}: {error}", kept.display());
+        let output = if report.source.is_empty() {
+            report.output
+        } else {
+            report.output.replace(&report.source, SOURCE)
+        };
+        if let Err(error) = component_cache::write(&cached, &CachedComponent { output, component: bytes }) {
+            errln!("the component cannot be stored for later builds in {}: {error}", cached.display());
         }
     }
-    Ok(Built { name: made.name, component })
+    Ok(Built { name: report.name, component })
 }
 
-/// A path at which other processes read this very program, also after its file was replaced.
+/// Returns a path at which other processes can read the running program, even after its file is replaced.
 fn running_program() -> Option<PathBuf> {
     let proc = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
     std::iter::once(proc).chain(std::env::current_exe().ok()).find(|path| path.is_file())
 }
 
-/// What is done to a component that the tool has made, in this order.
+/// Finishes a component that the tool has created: finalizes its memory and joins its core modules.
 pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
-    let bytes = std::fs::read(component).context("the SDK's builder made no component")?;
+    let bytes = std::fs::read(component).context("the SDK's builder created no component")?;
     let settled = rollout_fuse::python::settle(&bytes)?;
     let finished = if no_fuse { settled } else { fuse(settled) };
     std::fs::write(component, finished).context("cannot write the component")
 }
 
-/// Where things are kept for later builds, where that is known.
+/// Returns the directory for later builds, if a cache directory is known.
 fn cache_dir() -> Option<PathBuf> {
     plugin_file::default_dir().and_then(|compiled| Some(compiled.parent()?.to_owned()))
 }
 
-/// Has the SDK's builder do its work, and gives what it says of it.
+/// Runs the SDK's builder and returns its report.
 pub(super) fn run_builder<T: for<'de> Deserialize<'de>>(
     project: &Path,
     tool: &Tool,
@@ -154,7 +161,7 @@ pub(super) fn run_builder<T: for<'de> Deserialize<'de>>(
     python_sdk::unpack(work).context("cannot unpack the SDK")?;
     let wheels = wheels.iter().flat_map(|dir| [OsStr::new("--wheels"), dir.as_os_str()]);
     let mut builder = Command::new(&python)
-        // Nothing of the environment and of the current directory is imported.
+        // Neither the environment nor the working directory can add modules.
         .args(["-I", "-B"])
         .arg(work.join("sdk/rollout_sdk/_build.py"))
         .arg(project.canonicalize().with_context(|| format!("cannot find {}", project.display()))?)
@@ -175,25 +182,25 @@ pub(super) fn run_builder<T: for<'de> Deserialize<'de>>(
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {}", python.display()))?;
-    let said = show_progress(builder.stderr.take().context("the builder has no output")?)?;
+    let messages = show_progress(builder.stderr.take().context("the builder has no output")?)?;
     let ran = builder.wait_with_output().with_context(|| format!("cannot run {}", python.display()))?;
     if !ran.status.success() {
         if ran.status.code() == Some(AT_FAULT) {
-            return Err(PluginFault(said).into());
+            return Err(PluginFault(messages).into());
         }
-        bail!("{said}");
+        bail!("{messages}");
     }
-    if !said.is_empty() {
-        errln!("{said}");
+    if !messages.is_empty() {
+        errln!("{messages}");
     }
-    serde_json::from_slice(&ran.stdout).context("the SDK's builder does not say what it made")
+    serde_json::from_slice(&ran.stdout).context("the report of the SDK's builder is invalid")
 }
 
-/// Shows what the builder says that it does, when it says so; gives the rest.
-fn show_progress(said: impl Read) -> Result<String> {
+/// Prints the builder's progress lines as they come and returns its other output.
+fn show_progress(output: impl Read) -> Result<String> {
     let mut rest = String::new();
-    for line in BufReader::new(said).split(b'\n') {
-        let line = line.context("cannot read what the builder says")?;
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line.context("cannot read the builder's output")?;
         let line = String::from_utf8_lossy(&line);
         match line.strip_prefix(PROGRESS) {
             Some(step) => errln!("{step} …"),
@@ -206,23 +213,23 @@ fn show_progress(said: impl Read) -> Result<String> {
     Ok(rest.trim().to_owned())
 }
 
-/// Makes one core module of the libraries, so that an instance starts faster.
+/// Joins the core modules into one, so that an instance starts faster.
 fn fuse(component: Vec<u8>) -> Vec<u8> {
     match rollout_fuse::fuse(&component) {
         Ok(fused) => {
             let (modules, imports) = (fused.modules, fused.imports.before - fused.imports.after);
-            errln!("fused {modules} core modules into one: {imports} imports between them are gone");
+            errln!("joined {modules} core modules into one, without {imports} imports between them");
             fused.bytes
         }
-        // It runs as it is, and starts more slowly.
+        // The unchanged component works, but starts more slowly.
         Err(reason) => {
-            errln!("the core modules stay apart, instances start more slowly: {reason}");
+            errln!("the core modules stay separate, so that instances start more slowly: {reason}");
             component
         }
     }
 }
 
-/// The tool, by what was said or where it usually is.
+/// Finds the tool: the configured one, or the first in its usual places.
 fn find_tool(dir: &Path, named: Option<&Path>) -> Result<PathBuf> {
     let from_environment = std::env::var_os("COMPONENTIZE_PY").map(PathBuf::from);
     if let Some(named) = named.map(Path::to_owned).or(from_environment) {
@@ -243,39 +250,39 @@ fn find_tool(dir: &Path, named: Option<&Path>) -> Result<PathBuf> {
         }
     }
     bail!(
-        "{TOOL} is not installed, which makes components of Python; run: python3 -m pip install {TOOL}=={TOOL_VERSION}"
+        "{TOOL}, which creates components of Python projects, is not installed; run: python3 -m pip install {TOOL}=={TOOL_VERSION}"
     )
 }
 
-/// Where this program is. pip installs the tool there, in the release that goes with it.
+/// Returns the directory of this program, where pip also installs the matching release of the tool.
 fn program_dir() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.parent()?.to_owned())
 }
 
-/// Whether this program was installed with the tool.
-pub(crate) fn came_with_tool() -> bool {
+/// Returns whether the tool is installed next to this program.
+pub(crate) fn is_installed_with_tool() -> bool {
     program_dir().is_some_and(|dir| dir.join(TOOL).is_file())
 }
 
-/// The interpreter that the tool is installed in: that of the virtual environment, or the one
-/// that its script names, or one beside it.
+/// Returns the interpreter of the tool: that of its virtual environment, the one in its script's first line,
+/// or one in its directory.
 fn interpreter_of(tool: &Path) -> Result<PathBuf> {
-    let background = ["python3", "python"].map(|name| tool.with_file_name(name));
+    let neighbours = ["python3", "python"].map(|name| tool.with_file_name(name));
     let dir = tool.parent().unwrap_or(tool);
     let in_environment = dir.join("../pyvenv.cfg").is_file();
-    // A script with a long path begins with a shell, which finds the interpreter.
+    // pip starts a script through a shell if the interpreter's path is too long for the first line.
     let named = first_line(tool)
         .and_then(|line| Some(PathBuf::from(line.strip_prefix("#!")?.trim())))
         .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python")));
-    let (first, last) = if in_environment { (&background[..], &[][..]) } else { (&[][..], &background[..]) };
+    let (first, last) = if in_environment { (&neighbours[..], &[][..]) } else { (&[][..], &neighbours[..]) };
     let mut candidates = first.iter().chain(&named).chain(last);
     let found = candidates.find(|path| path.is_absolute() && path.is_file());
     let python = found.with_context(|| {
-        format!("cannot tell which Python {} is installed in; install it with pip", tool.display())
+        format!("cannot find the Python that {} is installed in; install it with pip", tool.display())
     })?;
     let check = "import sys\nif sys.version_info < (3, 11): import tomli";
-    let asked = Command::new(python).args(["-I", "-c", check]).stderr(Stdio::null()).status();
-    if asked.with_context(|| format!("cannot run {}", python.display()))?.success() {
+    let status = Command::new(python).args(["-I", "-c", check]).stderr(Stdio::null()).status();
+    if status.with_context(|| format!("cannot run {}", python.display()))?.success() {
         return Ok(python.clone());
     }
     bail!(

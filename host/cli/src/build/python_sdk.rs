@@ -1,10 +1,10 @@
-//! The Python SDK and the contract, as they were when this program was built: what a
-//! component is made of fits the host that made it.
+//! The Python SDK and the contract, embedded in this program, so that components match the host that builds
+//! them.
 
 use std::io;
 use std::path::Path;
 
-/// Files of `guest-sdk/python/src`, by their path there.
+/// Embeds files of `guest-sdk/python/src`, each with its path.
 macro_rules! sdk {
     ($($path:literal),+ $(,)?) => {
         &[$(($path, include_str!(concat!("../../../../guest-sdk/python/src/", $path)))),+]
@@ -85,7 +85,7 @@ const SDK: &[(&str, &str)] = sdk![
 
 const CONTRACT: &str = include_str!("../../../../wit/plugin.wit");
 
-/// Writes the SDK to `sdk` and the contract to `wit` in this directory.
+/// Writes the SDK to `dir/sdk` and the contract to `dir/wit`.
 pub(super) fn unpack(dir: &Path) -> io::Result<()> {
     for (path, text) in SDK {
         let path = dir.join("sdk").join(path);
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_module_of_the_sdk_comes_along() {
+    fn every_module_of_the_sdk_is_embedded() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-sdk/python/src");
         let mut found = BTreeSet::new();
         let mut dirs = vec![root.clone()];

@@ -1,5 +1,5 @@
-//! The quick way to try a Python project: a component that was prepared without it, and the
-//! project's files for its instances to take in. The SDK's `_quick.py` is the other half.
+//! Runs a Python project without a build: a component prepared without the project receives the project's
+//! files when an instance starts. The SDK's `_quick.py` is the guest's side.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,36 +12,38 @@ use serde::Deserialize;
 use super::WorkDir;
 use super::python::{self, Tool};
 
-/// Prepared components that are kept: one for each project that is worked on, and those of its
-/// last few lists of packages. Each has some 22 MiB.
-const KEPT_MAX: usize = 8;
+/// Maximum number of cached prepared components, about 22 MiB each: one for each project and list of
+/// packages.
+const CACHED_MAX: usize = 8;
 
-/// What is run in place of a component that was built.
+/// A prepared component and its input, which run instead of a built component.
 pub(crate) struct Quick {
     pub component: PathBuf,
-    /// What instances are given on standard input.
+    /// Standard input of the instances: the project's files.
     pub input: Bytes,
 }
 
-/// What the SDK's builder says of its work.
+/// Report of the SDK's builder.
 #[derive(Deserialize)]
 struct Prepared {
-    /// Where the component belongs.
-    kept: PathBuf,
-    /// Whether it was made just now.
-    made: bool,
+    /// File of the cached component.
+    #[serde(rename = "kept")]
+    cached: PathBuf,
+    /// Whether the component was created because that file is absent.
+    #[serde(rename = "made")]
+    is_new: bool,
 }
 
-/// Whether this is a project's source and no component.
+/// Returns whether a path is the source of a project, not a component.
 pub(crate) fn is_source(path: &Path) -> bool {
     path.is_dir() || path.extension().is_some_and(|ending| ending == "py")
 }
 
-/// Reads a project, and prepares a component for it unless there is one.
+/// Reads a project and prepares a component for it unless one is cached.
 pub(crate) fn prepare(project: &Path, tool: &Tool) -> Result<Quick> {
     if project.join("Cargo.toml").is_file() {
         bail!(
-            "{} is a Rust project, of which only a component can be run; build it first: rollout-host build {}",
+            "{} is a Rust project, which cannot run without a build; build it first: rollout-host build {}",
             project.display(),
             project.display()
         );
@@ -50,28 +52,27 @@ pub(crate) fn prepare(project: &Path, tool: &Tool) -> Result<Quick> {
     let (fresh, files) = (work.0.join("component.wasm"), work.0.join("files"));
     let prepared: Prepared =
         python::run_builder(project, tool, &work.0, &fresh, &["--quick".as_ref(), files.as_os_str()])?;
-    if prepared.made {
+    if prepared.is_new {
         python::finish(&fresh, false)?;
-        keep(&fresh, &prepared.kept)?;
+        store(&fresh, &prepared.cached)?;
     }
     let input = fs::read(&files).context("the SDK's builder wrote no files")?;
-    // What is used is not what was made longest ago.
+    // A used component becomes the most recently used one.
     let _ = fs::File::options()
         .append(true)
-        .open(&prepared.kept)
+        .open(&prepared.cached)
         .and_then(|file| file.set_modified(SystemTime::now()));
-    Ok(Quick { component: prepared.kept, input: input.into() })
+    Ok(Quick { component: prepared.cached, input: input.into() })
 }
 
-/// Puts a component where the next start finds it, whole or not at all, and lets go of those
-/// that were not used for longest.
-fn keep(fresh: &Path, kept: &Path) -> Result<()> {
-    let dir = kept.parent().context("the cache has no directory")?;
-    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let background = kept.with_extension(format!("{}.new", std::process::id()));
-    fs::copy(fresh, &background)
-        .and_then(|_| fs::rename(&background, kept))
-        .with_context(|| format!("cannot write {}", kept.display()))?;
+/// Stores a component in the cache, completely or not at all, and removes the least recently used ones.
+fn store(fresh: &Path, cached: &Path) -> Result<()> {
+    let dir = cached.parent().context("the cache has no directory")?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let temporary = cached.with_extension(format!("{}.new", std::process::id()));
+    fs::copy(fresh, &temporary)
+        .and_then(|_| fs::rename(&temporary, cached))
+        .with_context(|| format!("cannot write {}", cached.display()))?;
     let is_prepared = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("quick-") && name.ends_with(".wasm")
@@ -80,8 +81,8 @@ fn keep(fresh: &Path, kept: &Path) -> Result<()> {
     let used = |path: &PathBuf| fs::metadata(path).and_then(|about| about.modified()).ok();
     let mut all: Vec<PathBuf> = paths.collect();
     all.sort_by_key(used);
-    for old in all.iter().rev().skip(KEPT_MAX) {
-        // Whoever runs it has it open already, and another start makes it anew.
+    for old in all.iter().rev().skip(CACHED_MAX) {
+        // A process that runs it has it open already, and another start creates it again.
         let _ = fs::remove_file(old);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Rust: cargo makes the component.
+//! Builds Rust projects with cargo.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::{Built, PluginFault};
 
 const TARGET: &str = "wasm32-wasip2";
 
-/// A line of cargo's account of its work, as far as it matters here.
+/// A line of cargo's JSON output, with the fields that are used here.
 #[derive(Deserialize)]
 struct CargoMessage {
     reason: String,
@@ -29,16 +29,15 @@ struct CargoTarget {
     kind: Vec<String>,
 }
 
-/// Says the one command to run where the target is missing, before cargo says a
-/// hundred lines.
+/// Checks that the compilation target is installed, to fail with advice instead of cargo's many lines.
 fn check_target(dir: &Path) -> Result<()> {
-    let asked = Command::new("rustc")
+    let output = Command::new("rustc")
         .args(["--print", "target-libdir", "--target", TARGET])
         .current_dir(dir)
         .output()
         .context("cannot run rustc; install Rust with rustup first")?;
-    let libdir = PathBuf::from(String::from_utf8_lossy(&asked.stdout).trim());
-    if asked.status.success() && libdir.is_dir() {
+    let libdir = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    if output.status.success() && libdir.is_dir() {
         return Ok(());
     }
     bail!("the compilation target {TARGET} is not installed; run: rustup target add {TARGET}")
@@ -77,17 +76,17 @@ impl Default for BuildSettings {
     }
 }
 
-/// Reads the build settings of a project. Cargo reports what is wrong with the rest of the file.
+/// Reads the build settings of a project. Cargo reports mistakes in the rest of the file.
 fn build_settings(manifest: &Path) -> Result<BuildSettings> {
     let text =
         std::fs::read_to_string(manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
     match toml::from_str::<Manifest>(&text) {
         Ok(manifest) => Ok(manifest.package.metadata.rollout),
-        Err(error) => Err(PluginFault(format!("{} is not right: {error}", manifest.display())).into()),
+        Err(error) => Err(PluginFault(format!("{} is invalid: {error}", manifest.display())).into()),
     }
 }
 
-/// Runs cargo and gives what it made of the library.
+/// Builds a project with cargo and returns the component.
 pub(super) fn compile(dir: &Path) -> Result<Built> {
     let manifest = dir.join("Cargo.toml");
     let manifest = manifest.canonicalize().with_context(|| format!("cannot read {}", manifest.display()))?;
@@ -123,7 +122,7 @@ pub(super) fn compile(dir: &Path) -> Result<Built> {
     match (built, no_cdylib) {
         (Some((name, component)), _) => Ok(Built { name, component }),
         (None, kind) => Err(PluginFault(format!(
-            "{} builds a library of kind '{}', which is no component; add to it:\n[lib]\ncrate-type = [\"cdylib\"]",
+            "{} builds a library of kind '{}', not a component; add to it:\n[lib]\ncrate-type = [\"cdylib\"]",
             manifest.display(),
             kind.unwrap_or_default()
         ))

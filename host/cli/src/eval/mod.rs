@@ -172,12 +172,12 @@ impl Eval {
         if host.grader().is_none() && host.form() == AgentForm::Workflow {
             bail!("the plugin has no grader; give one with --grader FILE");
         }
-        setup::say_who_judges(&assembled);
+        setup::print_judge(&assembled);
         let manifest = self.manifest(plugin, &config, &data, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = ResultsDir::open(&out, &manifest, resume)?;
         let journal = self.open_journal(plugin, &config, host, &opened.results)?;
-        let traces = self.traces.begin(&runtime, host.metrics())?;
+        let traces = self.traces.start(&runtime, host.metrics())?;
         let work = Work {
             rows: data.rows,
             runs_per_row: self.n as usize,
@@ -211,7 +211,7 @@ impl Eval {
                 RawJournal { off: Some(true), ..RawJournal::default() }
             }
             _ => RawJournal {
-                dir: Some(out.join(journal::OF_EVALUATION)),
+                dir: Some(out.join(journal::EVALUATION_DIR)),
                 sync: sync.or(Some(SyncWhen::Never)),
                 ..RawJournal::default()
             },
@@ -232,8 +232,8 @@ impl Eval {
             JournalSettings { retention, segment_bytes, segments_ahead: 1, ..settings },
             config,
         )?;
-        let dir = results.dir().join(journal::OF_EVALUATION);
-        journal::keep_components(&dir, host, plugin, self.host.rollout.grader.as_deref())?;
+        let dir = results.dir().join(journal::EVALUATION_DIR);
+        journal::store_components(&dir, host, plugin, self.host.rollout.grader.as_deref())?;
         host.runtime().keep_in(rollouts.clone());
         let journal = RolloutJournal::new(rollouts, unfinished, results, self.retry_unscored);
         Ok(Some(journal.with_context(|| format!("cannot read the journal {}", dir.display()))?))
@@ -317,7 +317,7 @@ impl Eval {
             let what = if *unscored == 1 { "1 rollout has" } else { &format!("{unscored} rollouts have") };
             let them = if *unscored == 1 { "it" } else { "them" };
             errln!("{what} no reward; {again} --retry-unscored runs {them} again");
-            if dir.join(journal::OF_EVALUATION).is_dir() {
+            if dir.join(journal::EVALUATION_DIR).is_dir() {
                 self.advise_replay(summary, dir);
             }
         }

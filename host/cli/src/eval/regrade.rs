@@ -50,11 +50,11 @@ impl Eval {
         if assembled.host.grader().is_none() {
             bail!("the plugin has no grader; give one with --grader FILE");
         }
-        setup::say_who_judges(&assembled);
+        setup::print_judge(&assembled);
         let manifest = self.manifest_of_regraded(dir, &config, &evaluated, &components, &assembled)?;
         let resume = Resume { retry_unscored: self.retry_unscored, fresh: self.fresh };
         let opened = ResultsDir::open(&out, &manifest, resume)?;
-        let traces = self.traces.begin(&runtime, assembled.host.metrics())?;
+        let traces = self.traces.start(&runtime, assembled.host.metrics())?;
         runtime.block_on(async {
             let concurrency = config.max_concurrent.min(assembled.host.load().max_concurrent) as usize;
             let exit = self.grade(&assembled.host, &evaluated, opened, concurrency, &watch, stop, started);
@@ -66,7 +66,7 @@ impl Eval {
 
     /// Returns the components from the options, or those of the evaluation.
     fn components(&self, evaluated: &Evaluated) -> Components {
-        let stored = |digest: &str| journal::kept_component(&evaluated.journal, digest);
+        let stored = |digest: &str| journal::stored_component(&evaluated.journal, digest);
         let Manifest { plugin_digest, grader_digest, .. } = &evaluated.manifest;
         // If the plugin is its own grader, both digests are equal.
         let own_grader = grader_digest.as_ref().filter(|digest| *digest != plugin_digest);
@@ -178,7 +178,7 @@ fn evaluation(dir: &Path) -> Result<Evaluated> {
     if !dir.join("manifest.json").is_file() {
         bail!("{} has no manifest.json, so it is not the output of an evaluation", dir.display());
     }
-    let journal = dir.join(journal::OF_EVALUATION);
+    let journal = dir.join(journal::EVALUATION_DIR);
     if !journal.is_dir() {
         bail!(
             "the evaluation in {} has no journal, without which it cannot be graded again; run it with --journal on",
@@ -194,7 +194,7 @@ fn check_judge(config: &Config, evaluated: &Evaluated, components: &Components) 
     let same = evaluated.manifest.grader_digest.as_deref();
     let is_same_grader =
         components.grader.as_ref().map_or(same == Some(evaluated.manifest.plugin_digest.as_str()), |path| {
-            same.is_some_and(|digest| *path == journal::kept_component(&evaluated.journal, digest))
+            same.is_some_and(|digest| *path == journal::stored_component(&evaluated.journal, digest))
         });
     if config.judge.is_none() && is_same_grader {
         let model = judge.get("model").and_then(Value::as_str).unwrap_or("?");

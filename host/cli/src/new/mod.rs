@@ -1,4 +1,4 @@
-//! `new`: a project to begin with.
+//! The commands `new`, which creates a project from a template, and `update-sdk`.
 
 pub(super) mod rust_sdk;
 
@@ -12,32 +12,32 @@ use clap::{Args, ValueEnum};
 use super::Exit;
 use super::build::python;
 
-/// Writes a project that `rollout-host build` compiles and `rollout-host validate` passes.
+/// Creates a project that `rollout-host build` compiles and that passes `rollout-host validate`.
 ///
-/// A Rust project has its SDK in vendor/rollout-sdk, so that `cargo check`, an editor and
-/// another machine find it; `rollout-host update-sdk` brings a newer one. The Python SDK is in
-/// this program, and `build` puts it into the component.
+/// A Rust project has its SDK in vendor/rollout-sdk, where `cargo check`, editors and other machines find it;
+/// `rollout-host update-sdk` updates it. The Python SDK is part of this program, and `build` adds it to the
+/// component.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host new my-agent\n  \
     rollout-host new my-agent --lang python --template tools")]
 pub(super) struct New {
-    /// The project's name: lower-case letters, digits, '-' and '_', beginning with a letter.
+    /// Name of the project: lower-case letters, digits, '-' and '_', beginning with a letter.
     name: String,
-    /// What to begin with.
+    /// Template of the project.
     #[arg(long, value_enum, default_value_t = Template::OneTurn)]
     template: Template,
-    /// The language that it is written in.
+    /// Language of the project.
     #[arg(long, value_enum, default_value_t = Language::Rust)]
     lang: Language,
-    /// Where it goes; made if it is not there. [default: NAME in this directory]
+    /// Directory of the project; created if it does not exist. [default: NAME in the working directory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Rust: takes the SDK from this directory, guest-sdk/rust of a clone, in place of the one
-    /// that is in this program and comes to vendor/rollout-sdk.
-    #[arg(long, value_name = "DIR", conflicts_with = "sdk_git", help_heading = "Where the SDK is")]
+    /// Rust: uses the SDK in this directory, guest-sdk/rust of a clone, instead of a copy in
+    /// vendor/rollout-sdk.
+    #[arg(long, value_name = "DIR", conflicts_with = "sdk_git", help_heading = "SDK")]
     sdk: Option<PathBuf>,
-    /// Rust: takes it from a git repository.
-    #[arg(long, value_name = "URL", help_heading = "Where the SDK is")]
+    /// Rust: uses the SDK from a git repository.
+    #[arg(long, value_name = "URL", help_heading = "SDK")]
     sdk_git: Option<String>,
 }
 
@@ -56,13 +56,13 @@ impl Language {
     }
 }
 
-/// Brings the SDK within a Rust project to the one that is in this program.
+/// Updates the SDK in a Rust project to the version in this program.
 ///
-/// Writes vendor/rollout-sdk anew and touches nothing else.
+/// Replaces vendor/rollout-sdk and changes no other file.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  rollout-host update-sdk my-agent")]
 pub(super) struct UpdateSdk {
-    /// The project's directory.
+    /// Directory of the project.
     #[arg(default_value = ".")]
     dir: PathBuf,
 }
@@ -74,27 +74,27 @@ impl UpdateSdk {
             .with_context(|| format!("cannot read {}", manifest.display()))?;
         if !text.contains(rust_sdk::DIR) {
             bail!(
-                "{} does not depend on {}; with\n[dependencies]\nrollout-sdk = {{ path = \"{}\" }}\nit would",
+                "{} does not depend on {}; add to it:\n[dependencies]\nrollout-sdk = {{ path = \"{}\" }}",
                 manifest.display(),
                 rust_sdk::DIR,
                 rust_sdk::DIR
             );
         }
         rust_sdk::vendor(&self.dir)?;
-        outln!("{} is that of rollout-host {}", rust_sdk::DIR, env!("CARGO_PKG_VERSION"));
+        outln!("{} is updated to rollout-host {}", rust_sdk::DIR, env!("CARGO_PKG_VERSION"));
         Ok(Exit::Done)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Template {
-    /// A workflow that asks the model once, and a grader.
+    /// A workflow that calls the model once, and a grader.
     OneTurn,
     /// A workflow with a tool loop and settings, and a grader.
     Tools,
-    /// An agent loop that offers its tools before it runs, and a grader.
+    /// An agent loop that declares its tools before it runs, and a grader.
     AgentLoop,
-    /// A grader alone, for the workflows of others.
+    /// Only a grader, for other workflows.
     Grader,
 }
 
@@ -112,18 +112,18 @@ impl Template {
         }
     }
 
-    /// Whether the code derives what serde and schemars do.
+    /// Returns whether the code derives traits of serde and schemars.
     fn derives(self) -> bool {
         self != Self::OneTurn
     }
 }
 
-/// Names that a crate cannot have: Rust's words, and those that cargo or the SDK takes.
-const TAKEN: [&str; 12] =
+/// Names that a crate cannot have: keywords of Rust, and names that cargo or the SDK uses.
+const RESERVED: [&str; 12] =
     ["crate", "fn", "impl", "main", "mod", "self", "struct", "super", "test", "use", "core", "std"];
 
-/// Names that a module cannot have: Python's words, and modules that it would hide.
-const TAKEN_IN_PYTHON: [&str; 16] = [
+/// Names that a module cannot have: keywords of Python, and modules that it would hide.
+const RESERVED_IN_PYTHON: [&str; 16] = [
     "and", "as", "class", "def", "del", "for", "from", "if", "import", "in", "is", "json", "not", "or",
     "try", "with",
 ];
@@ -142,7 +142,7 @@ impl New {
         let manifest = match self.lang {
             Language::Rust => ("Cargo.toml", self.manifest(&self.sdk_source()?)),
             Language::Python if self.sdk.is_some() || self.sdk_git.is_some() => {
-                bail!("--sdk and --sdk-git are for Rust; the Python SDK is in this program")
+                bail!("--sdk and --sdk-git are for Rust; the Python SDK is part of this program")
             }
             Language::Python => ("pyproject.toml", self.pyproject()),
         };
@@ -163,12 +163,12 @@ impl New {
         if self.vendors() {
             rust_sdk::vendor(&dir)?;
         }
-        outln!("{} is there. Next:\n\n  cd {}", self.name, dir.display());
+        outln!("created {}. Next steps:\n\n  cd {}", self.name, dir.display());
         self.commands().iter().for_each(|command| outln!("  {command}"));
         Ok(Exit::Done)
     }
 
-    /// The file with the code.
+    /// Returns the path of the file with the code.
     fn entry(&self) -> String {
         match self.lang {
             Language::Rust => "src/lib.rs".to_owned(),
@@ -184,7 +184,7 @@ impl New {
         text
     }
 
-    /// The SDK as a dependency of the manifest.
+    /// Returns the source of the SDK as a dependency in the manifest.
     fn sdk_source(&self) -> Result<String> {
         if let Some(url) = &self.sdk_git {
             return Ok(format!("git = {}", toml::Value::from(url.as_str())));
@@ -196,11 +196,13 @@ impl New {
             Ok(path) if is_sdk => {
                 Ok(format!("path = {}", toml::Value::from(path.to_string_lossy().into_owned())))
             }
-            _ => bail!("--sdk {} is not the directory guest-sdk/rust of a clone", dir.display()),
+            _ => {
+                bail!("--sdk {} is not the SDK; give the directory guest-sdk/rust of a clone", dir.display())
+            }
         }
     }
 
-    /// Whether the SDK goes into the project.
+    /// Returns whether the SDK is copied into the project.
     fn vendors(&self) -> bool {
         self.lang == Language::Rust && self.sdk.is_none() && self.sdk_git.is_none()
     }
@@ -214,16 +216,16 @@ impl New {
         if self.template.derives() {
             text += "schemars = \"1\"\nserde = { version = \"1\", features = [\"derive\"] }\n";
         }
-        text + "\n# Half the size of the default: what a guest is made of, it carries in every rollout that waits.\n\
+        text + "\n# Half the size of the default: every waiting rollout holds memory in proportion to its component.\n\
                 [profile.release]\ncodegen-units = 1\nlto = true\nopt-level = \"s\"\npanic = \"abort\"\n\
-                \n# A workspace of its own, whatever directory it is in.\n[workspace]\nexclude = [\"vendor\"]\n"
+                \n# A separate workspace, also inside the directory of another one.\n[workspace]\nexclude = [\"vendor\"]\n"
     }
 
-    /// What to do with the project, from building it on.
+    /// Returns the commands to build and run the project.
     fn commands(&self) -> Vec<String> {
         let wasm = format!("{}.wasm", self.name.replace('-', "_"));
         let mut commands = Vec::new();
-        if self.lang == Language::Python && !python::came_with_tool() {
+        if self.lang == Language::Python && !python::is_installed_with_tool() {
             let package = format!("{}=={}", python::TOOL, python::TOOL_VERSION);
             commands.push(format!("python3 -m venv .venv && .venv/bin/python -m pip install {package}"));
         }
@@ -245,13 +247,13 @@ impl New {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{command}");
         }
-        text += "```\n\n`--model mock` is a stand-in that works out arithmetic. For a model, give its name and \
+        text += "```\n\n`--model mock` is a stand-in that solves arithmetic. For a model, give its name and \
                  `--base-url`;\n`rollout-host test --help` lists the rest. The code is in `";
         text += &self.entry();
-        text += "`, rows to try it on in `rows.jsonl`.\n";
+        text += "`, example rows are in `rows.jsonl`.\n";
         if self.vendors() {
-            text += "\nThe SDK and its guide are in `vendor/rollout-sdk`, as they came with the `rollout-host` that wrote \
-                     this;\nafter a newer one is installed, `rollout-host update-sdk` brings its SDK here.\n";
+            text += "\nThe SDK and its guide are in `vendor/rollout-sdk`, from the `rollout-host` that created this project;\n\
+                     after a newer one is installed, `rollout-host update-sdk` updates the SDK here.\n";
         }
         text
     }
@@ -261,36 +263,36 @@ fn check_name(name: &str, lang: Language) -> Result<()> {
     let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     if name.len() > 64 || !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(word) {
         bail!(
-            "'{}' is no name for a project: lower-case letters, digits, '-' and '_', beginning with a letter, 64 at the \
-             most; --dir says where it goes",
+            "invalid project name '{}': a name has lower-case letters, digits, '-' and '_', begins with a letter, and has at \
+             most 64 characters; --dir sets another directory",
             rollout_wire::text::printable(name)
         );
     }
-    let taken: &[&str] = match lang {
-        Language::Rust => &TAKEN,
-        Language::Python => &TAKEN_IN_PYTHON,
+    let reserved: &[&str] = match lang {
+        Language::Rust => &RESERVED,
+        Language::Python => &RESERVED_IN_PYTHON,
     };
-    if taken.contains(&name) {
-        bail!("'{name}' is a word of {}'s own; choose another name", lang.name());
+    if reserved.contains(&name) {
+        bail!("'{name}' is reserved in {}; choose another name", lang.name());
     }
     Ok(())
 }
 
-/// Sees that nothing of anybody's is written over.
+/// Checks that the directory is empty, so that no file is overwritten.
 fn check_empty(dir: &Path) -> Result<()> {
     match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("cannot look into {}", dir.display())),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", dir.display())),
         Ok(mut entries) => match entries.next() {
             None => Ok(()),
-            Some(_) => bail!("{} is not empty; --dir says another place", dir.display()),
+            Some(_) => bail!("{} is not empty; choose another directory with --dir", dir.display()),
         },
     }
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
     if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -300,10 +302,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_one_that_cargo_takes() {
+    fn a_name_is_valid_for_cargo_and_push() {
         for good in ["a", "my-agent", "agent_2", &"a".repeat(64)] {
             assert!(check_name(good, Language::Rust).is_ok(), "{good}");
-            assert!(rollout_catalog::Name::new(good).is_ok(), "`push` takes it: {good}");
+            assert!(rollout_catalog::Name::new(good).is_ok(), "`push` refuses {good}");
         }
         for bad in ["", "My", "2a", "-a", "a b", "a/b", "../a", "é", &"a".repeat(65)] {
             for lang in [Language::Rust, Language::Python] {

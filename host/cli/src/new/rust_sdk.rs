@@ -1,19 +1,18 @@
-//! The Rust SDK as it was when this program was built, as a crate within a project.
+//! The Rust SDK, embedded in this program and copied into projects.
 //!
-//! A project carries its SDK (`vendor/rollout-sdk`), because the SDK is in no registry: a path
-//! of the machine that made the project would be wrong on any other, and a dependency that
-//! only `rollout-host build` fills in would leave `cargo check` and editors without one. What
-//! is vendored here is found by all of them, and fits the host that wrote it.
+//! A project contains its SDK (`vendor/rollout-sdk`), because the SDK is in no registry. A path on the
+//! machine that created the project would be wrong on others, and `cargo check` and editors would not find a
+//! dependency that only `rollout-host build` adds.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use toml::{Table, Value};
 
-/// Where in a project the SDK is.
+/// Directory of the SDK in a project.
 pub(crate) const DIR: &str = "vendor/rollout-sdk";
 
-/// Files of `guest-sdk/rust`, by their path there.
+/// Embeds files of `guest-sdk/rust`, each with its path.
 macro_rules! sdk {
     ($($path:literal),+ $(,)?) => {
         &[$(($path, include_str!(concat!("../../../../guest-sdk/rust/", $path)))),+]
@@ -51,12 +50,12 @@ const FILES: &[(&str, &str)] = sdk![
 const MANIFEST: &str = include_str!("../../../../guest-sdk/rust/Cargo.toml");
 const WORKSPACE: &str = include_str!("../../../../Cargo.toml");
 
-/// Writes the SDK into a project. What of another version is there is taken away first.
+/// Writes the SDK into a project. An existing one is removed first.
 pub(crate) fn vendor(project: &Path) -> Result<()> {
     let dir = project.join(DIR);
     match std::fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot take away {}", dir.display()));
+            return Err(error).with_context(|| format!("cannot remove {}", dir.display()));
         }
         _ => {}
     }
@@ -66,27 +65,27 @@ pub(crate) fn vendor(project: &Path) -> Result<()> {
     super::write(&dir.join("Cargo.toml"), &manifest()?)
 }
 
-/// The SDK's manifest, with what it has from its workspace written out.
+/// Returns the SDK's manifest with the values that it inherits from its workspace.
 fn manifest() -> Result<String> {
-    let mut manifest: Table = MANIFEST.parse().context("the SDK's manifest")?;
-    let workspace: Table = WORKSPACE.parse().context("the workspace's manifest")?;
+    let mut manifest: Table = MANIFEST.parse().context("the SDK's manifest is invalid")?;
+    let workspace: Table = WORKSPACE.parse().context("the workspace's manifest is invalid")?;
     let inherited = |section: &str| workspace.get("workspace").and_then(|table| table.get(section)).cloned();
     for (section, from) in [("package", "package"), ("dependencies", "dependencies")] {
         let from = inherited(from).unwrap_or(Value::Table(Table::new()));
         for (name, value) in manifest.get_mut(section).and_then(Value::as_table_mut).into_iter().flatten() {
-            written_out(value, from.get(name.as_str()));
+            inherit(value, from.get(name.as_str()));
         }
     }
-    // These are for the workspace that the SDK is written in.
+    // Only the SDK's own workspace uses these.
     manifest.remove("dev-dependencies");
     manifest.remove("lints");
-    let text = toml::to_string(&manifest).context("the SDK's manifest")?;
+    let text = toml::to_string(&manifest).context("the SDK's manifest is invalid")?;
     let version = env!("CARGO_PKG_VERSION");
-    Ok(format!("# Written by rollout-host {version}; `rollout-host update-sdk` writes it anew.\n\n{text}"))
+    Ok(format!("# Written by rollout-host {version}; `rollout-host update-sdk` replaces it.\n\n{text}"))
 }
 
-/// Puts what the workspace says in the place of `{ workspace = true, … }`.
-fn written_out(value: &mut Value, from: Option<&Value>) {
+/// Replaces `{ workspace = true, … }` with the value of the workspace.
+fn inherit(value: &mut Value, from: Option<&Value>) {
     let Some(table) = value.as_table_mut().filter(|table| table.contains_key("workspace")) else { return };
     let Some(from) = from else { return };
     table.remove("workspace");
@@ -109,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_of_the_sdk_comes_along() {
+    fn every_file_of_the_sdk_is_embedded() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-sdk/rust");
         let mut found = BTreeSet::new();
         let mut dirs = vec![root.join("src"), root.join("wit")];
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manifest_names_versions_and_no_workspace() {
+    fn the_manifest_has_versions_and_no_workspace() {
         let text = manifest().unwrap();
         let manifest: Table = text.parse().unwrap();
         assert!(!text.contains("workspace"), "{text}");

@@ -1,7 +1,7 @@
-//! What was said in a rollout, shown as `test` shows it and with a stop at every reply.
+//! Shows a recorded rollout as `test` does, with a stop at every reply.
 //!
-//! The rollout was made again by then: it takes no time, because nobody is asked. So what is shown ends
-//! where it parted from what it was.
+//! The replay has already ended by then, because it waits for no model. The script ends where the replay
+//! diverged from the record.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -15,19 +15,19 @@ use rollout_guest::imports::{Answer, Difference, ReadCall, ReadCalls, Role, RunE
 use rollout_outbound::{ChatFailure, Observer, Watched};
 use rollout_rollout::{Finished, ReplayEnd, StoredRollout};
 
-/// Something that is shown.
-enum Shown {
-    /// A call of a model was made.
-    Asked(Request),
-    /// It was answered, after so long.
-    Answered(Request, Duration, Result<Bytes, ChatFailure>),
-    /// A host-provided tool was called.
-    Called { name: String, arguments: String },
-    /// It gave this.
-    Gave { name: String, content: String },
+/// A step of the script.
+enum Step {
+    /// A request to a model.
+    Request(Request),
+    /// A model's answer, with the time that it took.
+    Reply(Request, Duration, Result<Bytes, ChatFailure>),
+    /// A call of a host-provided tool.
+    ToolCall { name: String, arguments: String },
+    /// Result of a host-provided tool.
+    ToolResult { name: String, content: String },
 }
 
-/// A request as it was sent.
+/// A recorded request.
 #[derive(Clone)]
 struct Request {
     asked: ModelRole,
@@ -35,60 +35,61 @@ struct Request {
     body: Bytes,
 }
 
-/// Both runs, in order: each of what is shown with its role and call.
-pub(super) struct Script(Vec<(Role, u32, Shown)>);
+/// Steps of workflow and grader in order, each with its role and the number of its call.
+pub(super) struct Script(Vec<(Role, u32, Step)>);
 
 impl Script {
-    pub(super) fn of(stored: &StoredRollout) -> Self {
+    /// Creates the script of a recorded rollout.
+    pub(super) fn new(stored: &StoredRollout) -> Self {
         let mut all = Vec::new();
         for (role, events) in [(Role::Workflow, &stored.workflow), (Role::Grader, &stored.grader)] {
             let mut run = Run::default();
-            let shown = events.iter().filter_map(|event| run.read(event));
-            all.extend(shown.map(|(call, shown)| (role, call, shown)));
+            let steps = events.iter().filter_map(|event| run.add(event));
+            all.extend(steps.map(|(call, step)| (role, call, step)));
         }
         Self(all)
     }
 
-    /// Shows it up to where the rollout parted from it, if it did, and what came of it. Says whether
-    /// somebody saw it to its end.
+    /// Shows the script up to where the replay diverged; without a divergence, also the outcome. Returns
+    /// whether it was shown to its end, not quit.
     pub(super) async fn show(self, end: Option<&ReplayEnd>, now: &Finished) -> bool {
         let quit = CancellationToken::new();
         let transcript = Transcript::new(Style::new(When::Auto), Some(Prompt::new(quit.clone())));
-        let parted = match end {
+        let diverged_at = match end {
             Some(ReplayEnd::Diverged(role, diverged)) => match &diverged.difference {
                 Difference::Asked { call, .. } => Some((*role, *call)),
                 Difference::Waited | Difference::TimeLeft => None,
             },
             _ => None,
         };
-        let is_before = |role: Role, call: u32| match parted {
-            Some((Role::Workflow, parted)) => role == Role::Workflow && call < parted,
-            Some((_, parted)) => role == Role::Workflow || call < parted,
+        let is_before = |role: Role, call: u32| match diverged_at {
+            Some((Role::Workflow, diverged_at)) => role == Role::Workflow && call < diverged_at,
+            Some((_, diverged_at)) => role == Role::Workflow || call < diverged_at,
             None => true,
         };
-        let shown = self.0.into_iter().filter(|(role, call, _)| is_before(*role, *call));
-        for (_, _, shown) in shown {
+        let steps = self.0.into_iter().filter(|(role, call, _)| is_before(*role, *call));
+        for (_, _, step) in steps {
             tokio::select! {
                 biased;
                 () = quit.cancelled() => return false,
-                () = show(&transcript, shown) => {}
+                () = show(&transcript, step) => {}
             }
         }
-        if parted.is_none() {
+        if diverged_at.is_none() {
             transcript.end(now).await;
         }
         !quit.is_cancelled()
     }
 }
 
-async fn show(transcript: &Transcript, shown: Shown) {
-    match shown {
-        Shown::Asked(request) => transcript.asking(request.watched()).await,
-        Shown::Answered(request, took, reply) => {
+async fn show(transcript: &Transcript, step: Step) {
+    match step {
+        Step::Request(request) => transcript.asking(request.watched()).await,
+        Step::Reply(request, took, reply) => {
             transcript.show_reply(request.watched(), took, reply.as_ref()).await;
         }
-        Shown::Called { name, arguments } => transcript.tool_called(&name, &arguments),
-        Shown::Gave { name, content } => transcript.tool_gave(&name, &content),
+        Step::ToolCall { name, arguments } => transcript.tool_call(&name, &arguments),
+        Step::ToolResult { name, content } => transcript.tool_result(&name, &content),
     }
 }
 
@@ -98,7 +99,7 @@ impl Request {
     }
 }
 
-/// The calls of a run so far.
+/// Calls of a run so far.
 #[derive(Default)]
 struct Run {
     calls: ReadCalls,
@@ -107,38 +108,40 @@ struct Run {
 }
 
 impl Run {
-    fn read(&mut self, event: &RunEvent) -> Option<(u32, Shown)> {
+    /// Adds an event and returns its step, with the number of the call.
+    fn add(&mut self, event: &RunEvent) -> Option<(u32, Step)> {
         match event {
-            RunEvent::Asked { call, what, time, .. } => Some((*call, self.asked(*call, what, *time)?)),
+            RunEvent::Asked { call, what, time, .. } => Some((*call, self.add_call(*call, what, *time)?)),
             RunEvent::Answered { call, took, answer, .. } => {
-                let shown = match answer {
+                let step = match answer {
                     Answer::Model(reply) => {
                         let reply = reply.as_ref().map(|reply| reply.completion.body().clone());
                         let request = self.requests.get(call)?.clone();
-                        Shown::Answered(request, *took, reply.map_err(Clone::clone))
+                        Step::Reply(request, *took, reply.map_err(Clone::clone))
                     }
-                    Answer::Tool(answer) => {
-                        Shown::Gave { name: self.tools.get(call)?.clone(), content: answer.content.clone() }
-                    }
+                    Answer::Tool(answer) => Step::ToolResult {
+                        name: self.tools.get(call)?.clone(),
+                        content: answer.content.clone(),
+                    },
                 };
-                Some((*call, shown))
+                Some((*call, step))
             }
             _ => None,
         }
     }
 
-    fn asked(&mut self, call: u32, what: &[u8], time: SystemTime) -> Option<Shown> {
+    fn add_call(&mut self, call: u32, what: &[u8], time: SystemTime) -> Option<Step> {
         match self.calls.add(what, time).ok()? {
             ReadCall::Tool(WrittenToolCall { tool, arguments, .. }) => {
                 let (name, arguments) = (tool.into_owned(), arguments.into_owned());
                 self.tools.insert(call, name.clone());
-                Some(Shown::Called { name, arguments })
+                Some(Step::ToolCall { name, arguments })
             }
             ReadCall::Model(asked, place) => {
                 let (body, sample) = self.calls.request(asked, place)?;
                 let request = Request { asked, sample: sample.to_owned(), body };
                 self.requests.insert(call, request.clone());
-                Some(Shown::Asked(request))
+                Some(Step::Request(request))
             }
         }
     }

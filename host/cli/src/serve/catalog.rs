@@ -1,4 +1,4 @@
-//! `serve --catalog`: the plugins of many tenants.
+//! `serve --catalog`, which serves the plugins of many tenants.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,33 +18,34 @@ use rollout_rollout::seal::Seal;
 use rollout_server::admin::{self, Admin};
 use rollout_server::tenants::{self, Checks, Tenants};
 
-/// The operator's configuration, if there is nothing in it that is each plugin's.
-pub(super) fn operators(mut raw: RawConfig, journal: Option<&Path>) -> RawConfig {
-    let of_plugins = [
+/// Prepares the operator's configuration for a catalog. Settings that belong to a plugin are reported as
+/// mistakes.
+pub(super) fn operator_config(mut raw: RawConfig, journal: Option<&Path>) -> RawConfig {
+    let plugin_settings = [
         ("[plugin]", raw.plugin.is_some()),
         ("[grader]", raw.grader.is_some()),
         ("--set", !raw.set.is_empty()),
         ("the judge", raw.judge.url.is_some() || raw.judge.model.is_some()),
     ];
-    for (what, _) in of_plugins.iter().filter(|(_, is_there)| *is_there) {
+    for (key, _) in plugin_settings.iter().filter(|(_, is_set)| *is_set) {
         raw.mistakes.push(format!(
-            "{what}: with --catalog this comes with a plugin when it is pushed, in its configuration"
+            "{key}: with --catalog this belongs to the configuration that is pushed with a plugin"
         ));
     }
     if journal.is_some_and(|dir| dir.as_os_str() != "off") || raw.journal.dir.is_some() {
         raw.mistakes.push(
-            "journal.dir: with --catalog each tenant's journal is in its folder there; --journal off keeps none"
+            "journal.dir: with --catalog each tenant's journal is in the catalog; --journal off writes none"
                 .to_owned(),
         );
     } else if raw.journal.off != Some(true) {
-        // Wherever a process listens that has this catalog, it goes on with what is in it.
+        // The journals are in the catalog, whatever the port.
         raw.journal.dir = Some("journal".into());
     }
     raw
 }
 
-/// What compiles and brings in components.
-fn loading(loader: Loader, config: &Config) -> Arc<tenants::LoadComponent> {
+/// Returns the function that compiles and loads components.
+fn component_loader(loader: Loader, config: &Config) -> Arc<tenants::LoadComponent> {
     let limits = config.load_limits.clone();
     Arc::new(move |engine: &Engine, path: &Path| {
         plugin_file::load(&loader, engine, path, &limits).map_err(|error| NotLoaded {
@@ -55,18 +56,18 @@ fn loading(loader: Loader, config: &Config) -> Arc<tenants::LoadComponent> {
 }
 
 impl Serve {
-    /// The tenants of a catalog, within the runtime.
+    /// Opens a catalog and starts its tenants. Must be called within the runtime.
     pub(super) fn tenants(
         &self,
         dir: &Path,
-        operators: RawConfig,
+        operator_config: RawConfig,
         config: &Config,
     ) -> Result<(Tenants, Admin)> {
         if !config.tools.is_empty() {
-            bail!("[tools]: a server of many tenants provides no tools");
+            bail!("[tools]: a server with a catalog provides no tools; remove the section");
         }
         let catalog = Catalog::open(rollout_catalog::CatalogSettings::new(dir))?;
-        self.see_to_operator_key(&catalog)?;
+        self.ensure_operator_key(&catalog)?;
         let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
             Some(key) => Seal::of_secret(&key),
             None => {
@@ -83,9 +84,9 @@ impl Serve {
         };
         let tenants = Tenants::start(tenants::TenantsSettings {
             catalog: catalog.clone(),
-            operators,
+            operators: operator_config,
             config: config.clone(),
-            load: loading(load.loader(config)?, config),
+            load: component_loader(load.loader(config)?, config),
             seal: seal.clone(),
             checks: Checks {
                 program: plugin_file::this_program()?,
@@ -114,31 +115,35 @@ impl Serve {
         Ok((tenants, admin))
     }
 
-    /// A catalog without an operator could not be changed: one brings a key along, or is told one.
-    fn see_to_operator_key(&self, catalog: &Catalog) -> Result<()> {
+    /// Ensures that the catalog has an operator key: the configured one, or else a new one, which is printed.
+    fn ensure_operator_key(&self, catalog: &Catalog) -> Result<()> {
         if let Some(key) = setup::key_from_env("operator-key-env", self.operator_key_env.as_deref())? {
-            catalog.ensure_operator_key(key.expose(), "given at the start").context("--operator-key-env")?;
+            catalog
+                .ensure_operator_key(key.expose(), "given at the start")
+                .context("--operator-key-env cannot be used")?;
             return Ok(());
         }
         if catalog.has_operator_key() {
             return Ok(());
         }
-        let name = "made at the first start".to_owned();
-        let made =
+        let name = "created at the first start".to_owned();
+        let created =
             catalog.create_key(NewKey { name, rights: Rights::Operator, tenant: None, expires_at: None })?;
-        errln!("the first operator's key, which is shown this once:");
-        outln!("operator key {}", made.key);
+        errln!("the first operator key, which is shown only once:");
+        outln!("operator key {}", created.key);
         Ok(())
     }
 }
 
-/// What a server of a catalog does not take of the options of one plugin.
-pub(super) fn refuse_options_of_one(serve: &Serve) -> Result<()> {
+/// Refuses options for a single plugin.
+pub(super) fn refuse_plugin_options(serve: &Serve) -> Result<()> {
     if serve.host.rollout.grader.is_some() {
-        bail!("--grader comes with a plugin: rollout-host push PLUGIN --grader FILE");
+        bail!("with --catalog a grader is pushed with its plugin: rollout-host push PLUGIN --grader FILE");
     }
     if serve.server_key_env.is_some() || serve.api_key.is_some() {
-        bail!("with --catalog callers have keys of their own: rollout-host key create --tenant NAME");
+        bail!(
+            "with --catalog callers have keys of their tenant instead: rollout-host key create --tenant NAME"
+        );
     }
     Ok(())
 }
@@ -148,17 +153,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_belongs_to_a_plugin_is_refused_with_where_it_goes() {
+    fn settings_of_a_plugin_are_refused_with_advice() {
         let text = "[plugin]\na = 1\n[judge]\nmodel = 'm'\n[journal]\ndir = 'j'";
-        let raw = operators(RawConfig::parse(text, "host.toml"), None);
-        let said = raw.resolve().unwrap_err().to_string();
-        for what in ["[plugin]: with --catalog", "the judge: with --catalog", "journal.dir: with --catalog"] {
-            assert!(said.contains(what), "{said}");
+        let raw = operator_config(RawConfig::parse(text, "host.toml"), None);
+        let error = raw.resolve().unwrap_err().to_string();
+        for expected in
+            ["[plugin]: with --catalog", "the judge: with --catalog", "journal.dir: with --catalog"]
+        {
+            assert!(error.contains(expected), "{error}");
         }
-        let raw = operators(RawConfig::parse("listen = '127.0.0.1:0'", "host.toml"), None);
-        assert!(!raw.resolve().unwrap().writes_files(), "the journal is on, whatever the port");
+        let raw = operator_config(RawConfig::parse("listen = '127.0.0.1:0'", "host.toml"), None);
+        assert!(!raw.resolve().unwrap().writes_files(), "the journal is off on port 0");
         let off = RawConfig::parse("[journal]\noff = true", "host.toml");
-        let raw = operators(off, Some(Path::new("off")));
+        let raw = operator_config(off, Some(Path::new("off")));
         assert!(raw.resolve().unwrap().writes_files());
     }
 }

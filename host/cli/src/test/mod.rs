@@ -1,4 +1,4 @@
-//! `test`: one rollout, watched.
+//! The command `test`, which runs one rollout and shows its conversation.
 
 mod prompt;
 mod style;
@@ -29,24 +29,24 @@ use rollout_rollout::{FailureKind, Finished, Host, Outcome};
 pub(super) use style::{Style, When};
 pub(super) use transcript::Transcript;
 
-/// Runs one row of a data set and shows everything that is said as it is said.
+/// Runs one row of a data set and shows the conversation as it happens.
 ///
-/// With --interactive it stops after every reply of the model, before the plugin is given
-/// it: n (or Enter) goes on to the next, c goes on to the end, m shows the conversation, t
-/// the tools, e TEXT puts a text in place of the reply, q quits.
+/// With --interactive it stops after every reply of the model, before the plugin receives it. Commands: n (or
+/// Enter) continues to the next reply, c continues to the end, m shows the conversation, t the tools, e TEXT
+/// replaces the reply, q quits.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 the rollout has a reward; 1 it has none through the plugin's fault; 2 it has none\n\
-    through the fault of model or host, or was quit.\n\nExamples:\n  \
+    after_help = "Exit codes: 0 the rollout has a reward; 1 it has none and the plugin is at fault; 2 it has none and\n\
+    the model or the host is at fault, or the rollout was quit.\n\nExamples:\n  \
     rollout-host test my_agent.wasm --data rows.jsonl --model mock --interactive\n  \
     rollout-host test my_agent.py --data rows.jsonl --model mock --watch\n  \
     rollout-host test my_agent.wasm --data rows.jsonl --row 7 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
 )]
 pub(super) struct Test {
-    /// The component with the workflow; or a Python project, or its entry module, which is run
-    /// the quick way: without building it, within two seconds of an edit.
+    /// Component with the workflow; or a Python project or its entry module, which runs without a build,
+    /// within two seconds of an edit.
     plugin: PathBuf,
-    /// Runs it again whenever a file of the project was saved, until Ctrl-C.
+    /// Runs the row again after every change to a file of the project, until Ctrl-C.
     #[arg(long, conflicts_with = "interactive")]
     watch: bool,
     /// Stops after every reply of the model and asks what to do.
@@ -54,12 +54,12 @@ pub(super) struct Test {
     interactive: bool,
     #[command(flatten)]
     data: DataOptions,
-    /// Which of them, counted from 0.
+    /// Number of the row, from 0.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = DATA)]
     row: usize,
     #[command(flatten)]
     model: ModelOptions,
-    /// Where trajectory, artifacts and log go. [default: nowhere]
+    /// Directory of trajectory, artifacts and log. [default: not written]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
     /// When to use colours; `auto` means on a terminal, unless NO_COLOR is set.
@@ -71,14 +71,14 @@ pub(super) struct Test {
     host: HostOptions,
 }
 
-/// What is said of a run that is not of what is served.
-const QUICK: &str = "the quick way: the project is imported when each instance begins; what is served is what \
-                     `rollout-host build` makes";
+/// Notice that a project runs without a build.
+const QUICK: &str = "quick mode: each instance imports the project when it starts; a server runs the component that \
+                     `rollout-host build` creates";
 
 impl Test {
     pub(crate) fn run(self) -> Result<Exit> {
         if self.watch {
-            Watch::of(&self.plugin, self.out.as_deref())?.repeat(|| self.once())
+            Watch::new(&self.plugin, self.out.as_deref())?.repeat(|| self.once())
         } else {
             self.once()
         }
@@ -88,14 +88,14 @@ impl Test {
         let key = self.model.key()?;
         let config = RawConfig { max_concurrent: Some(1), ..self.host.raw_config()? }.resolve()?;
         if self.interactive && self.data.is_standard_input() {
-            bail!("--interactive reads commands from standard input, so --data cannot be there too");
+            bail!("--interactive reads commands from standard input; give --data a file");
         }
         let rows = self.data.load()?.rows;
         let count = rows.len();
         let Some(row) = rows.into_iter().nth(self.row) else {
             bail!("--row {}: {} has {count} rows, counted from 0", self.row, self.data.data.display());
         };
-        let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out")?;
+        let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out is invalid")?;
         let runtime = setup::runtime()?;
         let (model, _mock) = runtime.block_on(self.model.endpoint(key, config.judge.as_ref()))?;
         let quit = CancellationToken::new();
@@ -115,13 +115,13 @@ impl Test {
             None => (sources, options),
         };
         let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
-        setup::say_who_judges(&assembled);
+        setup::print_judge(&assembled);
         let exit = runtime.block_on(async {
             let clock = assembled.host.deployment().id().clock_begins;
             transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name, clock);
             self.watch(&assembled.host, row, model, &transcript, quit).await
         });
-        // A thread that waits for a line of input is not waited for.
+        // A thread that waits for a line of input is not awaited.
         runtime.shutdown_background();
         exit
     }
@@ -157,7 +157,7 @@ impl Test {
 fn exit(finished: &Finished) -> Exit {
     match &finished.outcome {
         Outcome::Scored { .. } => Exit::Done,
-        // Without a grader, getting to the end is all there is.
+        // Without a grader, a rollout that runs to its end succeeds.
         Outcome::Unscored(failure) if failure.kind == FailureKind::NotGraded => Exit::Done,
         Outcome::Unscored(failure) if failure.fault == Fault::Plugin => Exit::Plugin,
         Outcome::Unscored(_) => Exit::NotDone,

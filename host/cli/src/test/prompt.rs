@@ -1,11 +1,11 @@
-//! What to do next, asked of whoever is at the other end of standard input.
+//! The prompt of `--interactive`, which reads commands from standard input.
 
 use crate::print::{out, outln};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-/// What was asked for.
+/// A command of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Next,
@@ -34,45 +34,45 @@ impl Command {
     }
 }
 
-/// The terminal's other half. The end of input quits.
+/// Reads commands from standard input. The end of the input quits.
 #[derive(Debug)]
 pub(crate) struct Prompt {
     lines: Mutex<Lines<BufReader<Stdin>>>,
-    goes_on: std::sync::atomic::AtomicBool,
+    is_disabled: std::sync::atomic::AtomicBool,
     quit: CancellationToken,
 }
 
 impl Prompt {
-    /// Quitting cancels the token.
+    /// Creates a prompt that cancels `quit` when the user quits.
     pub(crate) fn new(quit: CancellationToken) -> Self {
         let lines = Mutex::new(BufReader::new(tokio::io::stdin()).lines());
-        Self { lines, goes_on: std::sync::atomic::AtomicBool::new(false), quit }
+        Self { lines, is_disabled: std::sync::atomic::AtomicBool::new(false), quit }
     }
 
-    /// Asks no more.
-    pub(crate) fn go_on(&self) {
-        self.goes_on.store(true, std::sync::atomic::Ordering::Relaxed);
+    /// Stops asking, so that the rollout runs to its end.
+    pub(crate) fn disable(&self) {
+        self.is_disabled.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Whether it is still to ask.
-    pub(crate) fn asks(&self) -> bool {
-        !self.goes_on.load(std::sync::atomic::Ordering::Relaxed) && !self.quit.is_cancelled()
+    /// Returns whether the prompt still asks.
+    pub(crate) fn is_enabled(&self) -> bool {
+        !self.is_disabled.load(std::sync::atomic::Ordering::Relaxed) && !self.quit.is_cancelled()
     }
 
-    /// Ends the rollout.
+    /// Quits the rollout.
     pub(crate) fn quit(&self) {
         self.quit.cancel();
     }
 
-    /// Asks once.
-    pub(crate) async fn ask(&self, what: &str) -> Command {
-        match self.line(what).await {
+    /// Prints a question and reads a command.
+    pub(crate) async fn ask(&self, question: &str) -> Command {
+        match self.line(question).await {
             Some(line) => Command::parse(&line),
             None => Command::Quit,
         }
     }
 
-    /// Reads a text of several lines, up to one with a full stop alone.
+    /// Reads a text of several lines, which ends with a line that is only a full stop.
     pub(crate) async fn text(&self) -> Option<String> {
         let mut text = Vec::new();
         loop {
@@ -84,8 +84,8 @@ impl Prompt {
         }
     }
 
-    async fn line(&self, what: &str) -> Option<String> {
-        out!("{what}");
+    async fn line(&self, question: &str) -> Option<String> {
+        out!("{question}");
         let line = self.lines.lock().await.next_line().await.ok().flatten();
         if line.is_none() {
             outln!();

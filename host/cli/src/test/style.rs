@@ -1,10 +1,10 @@
-//! Colours of a terminal, or none.
+//! Colours of the terminal.
 
 use std::io::IsTerminal;
 
 use clap::ValueEnum;
 
-/// When colours are used.
+/// When to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum When {
     Auto,
@@ -12,7 +12,7 @@ pub(crate) enum When {
     Never,
 }
 
-/// What a piece of text is.
+/// Meaning of a text, which decides its colour.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part {
     System,
@@ -25,7 +25,7 @@ pub(crate) enum Part {
     Bad,
 }
 
-/// How text is written.
+/// Style of the output: with or without colours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
     colour: bool,
@@ -43,7 +43,7 @@ impl Style {
         Self { colour }
     }
 
-    /// The text as what it is. It has no control characters of its own.
+    /// Colours a text, which must not contain control characters.
     pub(crate) fn paint(self, part: Part, text: &str) -> String {
         if !self.colour || text.is_empty() {
             return text.to_owned();

@@ -1,8 +1,7 @@
-//! What is said in a rollout, written down as it is said.
+//! Prints the conversation of a rollout as it happens.
 //!
-//! The transcript watches the calls of the model and of the judge. A request repeats the
-//! conversation so far, so of each only the messages are written that its sample's last
-//! call did not have.
+//! The transcript observes the calls of the model and of the judge. A request repeats the conversation so
+//! far, so only the messages that follow those of the sample's previous call are printed.
 
 use crate::print::{out, outln};
 use std::collections::HashMap;
@@ -24,36 +23,37 @@ use rollout_rollout::{FailureKind, Finished, Outcome};
 use rollout_wire::openai::Completion;
 use rollout_wire::text::printable;
 
-/// The width of the column with the roles.
+/// Width of the column with the roles.
 const ROLE_WIDTH: usize = 11;
 
-/// Writes what is said, and stops after each reply if somebody is to be asked.
+/// Prints the conversation and, with a prompt, stops after each reply.
 #[derive(Debug)]
 pub(crate) struct Transcript {
     style: Style,
     prompt: Option<Prompt>,
-    said: Mutex<Said>,
-    /// One call at a time is shown and asked about.
+    state: Mutex<TranscriptState>,
+    /// Held while a call is printed and the user is asked about it.
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct Said {
-    /// By sample, what was written of its conversation.
+struct TranscriptState {
+    /// The printed messages of each sample.
     conversations: HashMap<String, Vec<Value>>,
     calls: u32,
-    begun: HashMap<(String, Bytes), Instant>,
+    /// When each unanswered request was sent, by sample and body.
+    started: HashMap<(String, Bytes), Instant>,
 }
 
-/// A request's body, as far as it is shown.
+/// The parts of a request's body that are shown.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Asking {
+struct RequestBody {
     messages: Vec<Value>,
     tools: Vec<Value>,
 }
 
-impl Asking {
+impl RequestBody {
     fn read(call: Watched<'_>) -> Self {
         serde_json::from_slice(call.request).unwrap_or_default()
     }
@@ -61,17 +61,20 @@ impl Asking {
 
 impl Transcript {
     pub(crate) fn new(style: Style, prompt: Option<Prompt>) -> Self {
-        Self { style, prompt, said: Mutex::default(), turn: tokio::sync::Mutex::new(()) }
+        Self { style, prompt, state: Mutex::default(), turn: tokio::sync::Mutex::new(()) }
     }
 
-    /// Says what is run.
+    /// Prints plugin, row and model.
     pub(crate) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str, clock: ClockStart) {
         let line = format!("{}, row {row} of {}, model {model}", plugin.display(), data.display());
         outln!("{}", self.note(&line));
-        outln!("{}", self.note(&format!("the clock begins at {clock} and passes by waiting alone")));
+        outln!(
+            "{}",
+            self.note(&format!("the clock starts at {clock} and advances only while the guest waits"))
+        );
     }
 
-    /// Shows a line that the plugin printed, logged or warned of.
+    /// Prints a log line of the plugin.
     pub(crate) fn logged(&self, entry: &LogEntry) {
         match entry {
             LogEntry::Line { level: LogLevel::Warn | LogLevel::Error, text } => {
@@ -82,11 +85,11 @@ impl Transcript {
         }
     }
 
-    /// Says what came of it, and answers questions about it if somebody asks.
+    /// Prints the result and, with a prompt, shows conversations on request.
     pub(crate) async fn end(&self, finished: &Finished) {
         outln!("\n{}", self.heading("result"));
         out!("{}", self.result(finished));
-        let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.asks()) else { return };
+        let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.is_enabled()) else { return };
         loop {
             match prompt.ask("\n[m]essages  [c]ontinue > ").await {
                 Command::Messages => {
@@ -99,7 +102,7 @@ impl Transcript {
                     }
                 }
                 Command::Next | Command::Continue | Command::Quit => return,
-                _ => outln!("{}", self.note("after the result there is only m, and c to end")),
+                _ => outln!("{}", self.note("the rollout has ended: m shows messages, c ends")),
             }
         }
     }
@@ -113,7 +116,7 @@ impl Transcript {
             }
             Outcome::Unscored(failure) => {
                 if failure.kind == FailureKind::NotGraded {
-                    line("reward", &self.note("none: there is no grader"));
+                    line("reward", &self.note("none: the plugin has no grader"));
                 } else {
                     line("reward", &self.style.paint(Part::Bad, "none"));
                     let (stage, kind) = (failure.stage.as_str(), failure.kind.as_str());
@@ -125,7 +128,7 @@ impl Transcript {
         for sample in &finished.samples {
             let id = printable(sample.record.id.as_str());
             let reward = sample.reward.map_or("no reward".to_owned(), |reward| format!("reward {reward}"));
-            let withdrawn = if sample.record.withdrawn { ", not to be trained on" } else { "" };
+            let withdrawn = if sample.record.withdrawn { ", excluded from training" } else { "" };
             let metrics: String = sample
                 .record
                 .metrics
@@ -139,14 +142,14 @@ impl Transcript {
         }
         for (kind, RefusedUse { count, first }) in finished.refused_uses.iter() {
             let times = if *count == 1 { String::new() } else { format!(", {count} times") };
-            let said = printable(&format!("it {}{times}: {first}", kind.what()));
-            line("warning", &self.style.paint(Part::Bad, &said));
+            let warning = printable(&format!("it {}{times}: {first}", kind.what()));
+            line("warning", &self.style.paint(Part::Bad, &warning));
         }
         if finished.refused_uses.failures() > 0 && matches!(finished.outcome, Outcome::Scored { .. }) {
-            line("", &self.note("a component can do none of this; where the plugin swallowed it, the reward may mean nothing"));
+            line("", &self.note("a component can do none of this; if the plugin ignored the error, the reward may mean nothing"));
         }
         if finished.samples.iter().any(rollout_rollout::FinishedSample::lacks_reply) {
-            line("warning", &self.style.paint(Part::Bad, "there is a sample without a reply of the model"));
+            line("warning", &self.style.paint(Part::Bad, "a sample has no reply of the model"));
         }
         let usage = &finished.usage;
         let judged = match usage.judge_calls {
@@ -162,7 +165,7 @@ impl Transcript {
                 usage.completion_tokens,
                 usage.guest_cpu.as_secs_f64() * 1e3,
                 usage.memory_bytes_peak as f64 / f64::from(1 << 20),
-                taken(finished.duration)
+                duration(finished.duration)
             ),
         );
         if let Some(path) = finished.trajectory() {
@@ -190,13 +193,13 @@ impl Transcript {
         self.style.paint(part, &format!("{:<ROLE_WIDTH$}", printable(role)))
     }
 
-    /// Writes one message: its text, and its calls a line each.
+    /// Prints a message: its text, and a line for each call.
     fn message(&self, message: &Value) {
         let role = message.get("role").and_then(Value::as_str).unwrap_or("?");
-        self.say(role, message);
+        self.message_as(role, message);
     }
 
-    fn say(&self, role: &str, message: &Value) {
+    fn message_as(&self, role: &str, message: &Value) {
         let mut lines = Vec::new();
         for name in ["reasoning_content", "content"] {
             let text = text_of(message.get(name));
@@ -214,86 +217,84 @@ impl Transcript {
             lines.push(format!("→ {}", indented(&format!("{name}({arguments})"))));
         }
         if lines.is_empty() {
-            lines.push(self.note("(nothing)"));
+            lines.push(self.note("(empty)"));
         }
         outln!("{}{}", self.role(role), lines.join(&format!("\n{}", " ".repeat(ROLE_WIDTH))));
     }
 
-    /// Writes what a request has that was not said yet.
-    fn asked(&self, call: Watched<'_>) {
-        let asking = Asking::read(call);
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.calls += 1;
-        let number = said.calls;
-        said.begun.insert((call.sample_id.to_owned(), call.request.clone()), Instant::now());
-        let what = match call.asked {
+    /// Prints the new messages of a request.
+    fn request(&self, call: Watched<'_>) {
+        let body = RequestBody::read(call);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.calls += 1;
+        let number = state.calls;
+        state.started.insert((call.sample_id.to_owned(), call.request.clone()), Instant::now());
+        let title = match call.asked {
             ModelRole::Policy => format!("call {number}, sample {}", call.sample_id),
             ModelRole::Judge => format!("call {number}, of the judge"),
         };
-        outln!("\n{}", self.heading(&what));
-        let before = said.conversations.entry(call.sample_id.to_owned()).or_default();
-        let same = before.iter().zip(&asking.messages).take_while(|(a, b)| a == b).count();
+        outln!("\n{}", self.heading(&title));
+        let before = state.conversations.entry(call.sample_id.to_owned()).or_default();
+        let same = before.iter().zip(&body.messages).take_while(|(a, b)| a == b).count();
         if same < before.len() {
-            outln!("{}", self.note(&format!("(another conversation after {same} messages)")));
+            outln!("{}", self.note(&format!("(the conversation differs after {same} messages)")));
         }
-        asking.messages[same..].iter().for_each(|message| self.message(message));
-        *before = asking.messages;
+        body.messages[same..].iter().for_each(|message| self.message(message));
+        *before = body.messages;
     }
 
-    /// Writes what came of a call.
+    /// Prints the outcome of a call with the time that it took.
     fn replied(&self, call: Watched<'_>, outcome: Result<&Bytes, &ChatFailure>) {
-        let begun = {
-            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-            said.begun.remove(&(call.sample_id.to_owned(), call.request.clone()))
+        let started = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.started.remove(&(call.sample_id.to_owned(), call.request.clone()))
         };
-        let took = begun.map(|begun| taken(begun.elapsed())).unwrap_or_default();
+        let took = started.map(|started| duration(started.elapsed())).unwrap_or_default();
         self.reply(call, outcome, &took);
     }
 
     fn reply(&self, call: Watched<'_>, outcome: Result<&Bytes, &ChatFailure>, took: &str) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let completion = outcome.map(Completion::parse);
         match completion {
             Err(failure) => outln!("{}", self.style.paint(Part::Bad, &printable(&failure.to_string()))),
-            Ok(Err(what)) => outln!("{}", self.style.paint(Part::Bad, &printable(&what))),
+            Ok(Err(reason)) => outln!("{}", self.style.paint(Part::Bad, &printable(&reason))),
             Ok(Ok(completion)) => {
                 let message: Value = serde_json::from_str(completion.message()).unwrap_or_default();
-                self.say(if call.asked == ModelRole::Judge { "judge" } else { "assistant" }, &message);
+                self.message_as(if call.asked == ModelRole::Judge { "judge" } else { "assistant" }, &message);
                 let usage = completion.usage.unwrap_or_default();
                 let stop = completion.finish_reason.as_deref().unwrap_or("no finish reason");
                 let (prompt, reply) = (usage.prompt_tokens, usage.completion_tokens);
                 let line = format!("{stop}, {prompt} + {reply} tokens, {took}");
                 outln!("{}{}", " ".repeat(ROLE_WIDTH), self.note(&line));
-                said.conversations.entry(call.sample_id.to_owned()).or_default().push(message);
+                state.conversations.entry(call.sample_id.to_owned()).or_default().push(message);
             }
         }
     }
 
-    /// Shows a reply that was given in another run and took so long, and stops at it if somebody is to
-    /// be asked. It stays as it is.
+    /// Prints a recorded reply and, with a prompt, stops at it. The reply cannot be edited.
     pub(crate) async fn show_reply(
         &self,
         call: Watched<'_>,
         took: Duration,
         outcome: Result<&Bytes, &ChatFailure>,
     ) {
-        self.reply(call, outcome, &taken(took));
-        let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.asks()) else { return };
+        self.reply(call, outcome, &duration(took));
+        let Some(prompt) = self.prompt.as_ref().filter(|prompt| prompt.is_enabled()) else { return };
         self.stop(prompt, call, outcome.ok(), false).await;
     }
 
-    /// Shows a call of a host-provided tool.
-    pub(crate) fn tool_called(&self, name: &str, arguments: &str) {
+    /// Prints a call of a host-provided tool.
+    pub(crate) fn tool_call(&self, name: &str, arguments: &str) {
         outln!("{}→ {}", self.role("tool"), indented(&format!("{name}({arguments})")));
     }
 
-    /// Shows what it gave.
-    pub(crate) fn tool_gave(&self, name: &str, content: &str) {
+    /// Prints the result of a host-provided tool.
+    pub(crate) fn tool_result(&self, name: &str, content: &str) {
         outln!("{}{}: {}", self.role("tool"), printable(name), indented(content));
     }
 
-    /// Asks what to do until something is to be done. Gives the body of a reply that is to
-    /// take the place of the server's, where that may be.
+    /// Runs the user's commands until one continues the rollout. Returns the body of an edited reply.
     async fn stop(
         &self,
         prompt: &Prompt,
@@ -310,40 +311,40 @@ impl Transcript {
             match command {
                 Command::Next => return edited,
                 Command::Continue => {
-                    prompt.go_on();
+                    prompt.disable();
                     return edited;
                 }
                 Command::Quit => {
                     prompt.quit();
-                    // The rollout is being cancelled, and this with it.
+                    // Cancelling the rollout drops this future.
                     return std::future::pending().await;
                 }
                 Command::Messages => {
-                    Asking::read(call).messages.iter().for_each(|message| self.message(message));
+                    RequestBody::read(call).messages.iter().for_each(|message| self.message(message));
                     if let Some(completion) = body.and_then(|body| Completion::parse(body).ok()) {
-                        self.say(
+                        self.message_as(
                             "assistant",
                             &serde_json::from_str(completion.message()).unwrap_or_default(),
                         );
                     }
                 }
-                Command::Tools => self.tools(&Asking::read(call).tools),
+                Command::Tools => self.tools(&RequestBody::read(call).tools),
                 Command::Edit(_) if !may_edit => {
-                    outln!("{}", self.note("it is shown as it was, and cannot be edited"));
+                    outln!("{}", self.note("a recorded reply cannot be edited"));
                 }
                 Command::Edit(text) => match self.edit(prompt, text, body).await {
                     Ok(body) => {
                         if let Ok(completion) = Completion::parse(&body) {
                             let message = serde_json::from_str(completion.message()).unwrap_or_default();
-                            self.say("assistant", &message);
+                            self.message_as("assistant", &message);
                         }
                         edited = Some(body);
                     }
-                    Err(what) => outln!("{}", self.style.paint(Part::Bad, &printable(&what))),
+                    Err(reason) => outln!("{}", self.style.paint(Part::Bad, &printable(&reason))),
                 },
                 Command::Unknown(line) => outln!(
                     "{}",
-                    self.note(&format!("there is no '{line}'; n (or Enter), c, m, t, e TEXT, q"))
+                    self.note(&format!("unknown command '{line}'; use n (or Enter), c, m, t, e TEXT or q"))
                 ),
             }
         }
@@ -351,7 +352,7 @@ impl Transcript {
 
     fn tools(&self, tools: &[Value]) {
         if tools.is_empty() {
-            outln!("{}", self.note("no tools are offered"));
+            outln!("{}", self.note("the request offers no tools"));
         }
         for tool in tools {
             let function = &tool["function"];
@@ -372,15 +373,17 @@ impl Transcript {
         }
     }
 
-    /// The reply's body with another message in it: the text, or, where that is a JSON
-    /// object, the message that it is.
+    /// Returns the reply's body with another message: the text, or the message itself if the text is a JSON
+    /// object.
     async fn edit(&self, prompt: &Prompt, text: String, reply: Option<&Bytes>) -> Result<Bytes, String> {
         let text = if text.is_empty() {
             outln!(
                 "{}",
-                self.note("the reply's text, or a message as JSON; a line with a full stop alone ends it")
+                self.note(
+                    "enter the reply's text, or a message as JSON; end with a line that is only a full stop"
+                )
             );
-            prompt.text().await.ok_or("the input ended; the reply stays as it is")?
+            prompt.text().await.ok_or("the input ended; the reply is not changed")?
         } else {
             text
         };
@@ -399,7 +402,9 @@ impl Transcript {
         let finish_reason = if calls { "tool_calls" } else { "stop" };
         body["choices"] = json!([{"index": 0, "message": message, "finish_reason": finish_reason}]);
         let body = Bytes::from(body.to_string());
-        Completion::parse(&body).map_err(|what| format!("that would be no reply: {what}")).map(|_| body)
+        Completion::parse(&body)
+            .map_err(|reason| format!("the text is not a valid reply: {reason}"))
+            .map(|_| body)
     }
 }
 
@@ -407,13 +412,13 @@ impl Observer for Transcript {
     fn asking<'a>(&'a self, call: Watched<'a>) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             let _turn = self.turn.lock().await;
-            self.asked(call);
+            self.request(call);
         })
     }
 
     fn retrying(&self, _call: Watched<'_>, retry: &Retry<'_>) {
         let Retry { failures, attempts_max, delay, reason } = *retry;
-        let line = format!("{reason}; trying again in {} ({failures} of {attempts_max})", taken(delay));
+        let line = format!("{reason}; trying again in {} ({failures} of {attempts_max})", duration(delay));
         outln!("{}", self.style.paint(Part::Bad, &printable(&line)));
     }
 
@@ -425,12 +430,12 @@ impl Observer for Transcript {
         Box::pin(async move {
             let _turn = self.turn.lock().await;
             self.replied(call, outcome);
-            let prompt = self.prompt.as_ref().filter(|prompt| prompt.asks())?;
+            let prompt = self.prompt.as_ref().filter(|prompt| prompt.is_enabled())?;
             let edited = self.stop(prompt, call, outcome.ok(), true).await?;
             let completion = Completion::parse(&edited).ok()?;
             let message = serde_json::from_str(completion.message()).unwrap_or_default();
-            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-            let conversation = said.conversations.entry(call.sample_id.to_owned()).or_default();
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let conversation = state.conversations.entry(call.sample_id.to_owned()).or_default();
             if outcome.is_ok() {
                 conversation.pop();
             }
@@ -440,7 +445,7 @@ impl Observer for Transcript {
     }
 }
 
-fn taken(time: Duration) -> String {
+fn duration(time: Duration) -> String {
     let secs = time.as_secs_f64();
     if secs < 1.0 { format!("{:.0} ms", secs * 1e3) } else { format!("{secs:.2} s") }
 }
@@ -449,7 +454,7 @@ fn calls(count: u64) -> String {
     if count == 1 { "1 call".to_owned() } else { format!("{count} calls") }
 }
 
-/// Text of a guest or a model: it cannot drive the terminal, and stays in its column.
+/// Indents a text of a guest or a model to its column and removes control characters.
 fn indented(text: &str) -> String {
     let margin = " ".repeat(ROLE_WIDTH);
     let lines: Vec<String> = printable(text.trim_end())

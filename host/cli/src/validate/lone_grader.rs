@@ -1,4 +1,4 @@
-//! A grader without an agent: it rates a conversation that is made up, twice.
+//! Checks a grader without an agent: it grades a made-up conversation twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,23 +19,23 @@ use rollout_outbound::{ChatClient, Transport};
 use rollout_wire::id::RolloutId;
 use rollout_wire::params::AllowedParams;
 
-/// The sample that is made up.
+/// Id of the made-up sample.
 const SAMPLE: &str = "main";
 
-/// Connections to the judge of a grader that is alone: a few at once are asked for.
+/// Maximum number of connections to the judge.
 const CONNECTIONS: usize = 16;
 
-/// What a run of the grader came to.
+/// Result of a run of the grader.
 type Rating = Result<Vec<GuestVerdict>, RunError>;
 
-/// Lets the grader rate the row twice.
+/// Runs the grader twice on the row and reports the checks.
 pub(super) async fn check(plugin: &Plugin, config: &Config, row: &Row, report: &mut Report) -> Result<()> {
     let grader = LoneGrader::new(plugin, config, row).await?;
-    report.skipped("sample", "there is no agent in it; a conversation was made up for it");
-    let ((first, refused), (second, _)) = (grader.rate().await?, grader.rate().await?);
+    report.skipped("sample", "the component has no agent; the grader received a made-up conversation");
+    let ((first, refused), (second, _)) = (grader.grade().await?, grader.grade().await?);
     match &first {
         Err(error) => {
-            let advice = "if it needs another row than a sum, --data FILE gives one";
+            let advice = "if it needs another row than a sum, give one with --data FILE";
             report.failed_by(error.fault(), "reward", error.to_string(), advice);
         }
         Ok(verdicts) => reward(verdicts, report),
@@ -43,15 +43,15 @@ pub(super) async fn check(plugin: &Plugin, config: &Config, row: &Row, report: &
     refused_uses(&refused, report);
     let (first, second) = (shown(&first), shown(&second));
     if first == second {
-        report.passed("deterministic", "two runs gave the same verdict");
+        report.passed("deterministic", "two runs returned the same verdict");
     } else {
-        let advice = "the same sample has to have the same reward";
+        let advice = "a grader must give the same sample the same reward";
         report.failed("deterministic", format!("first {first}, then {second}"), advice);
     }
     Ok(())
 }
 
-/// The grader, and all that a run of it is given.
+/// The grader and the inputs of its runs.
 struct LoneGrader<'a> {
     plugin: &'a Plugin,
     config: &'a Config,
@@ -59,7 +59,7 @@ struct LoneGrader<'a> {
     settings: plugin::Settings,
     judge: ModelAccess,
     metrics: Arc<Metrics>,
-    /// What answers in the judge's place, for as long as this is held.
+    /// The stand-in for the judge, which serves until it is dropped.
     _mock: MockModel,
 }
 
@@ -82,8 +82,8 @@ impl<'a> LoneGrader<'a> {
         Ok(Self { plugin, config, row, settings, judge, metrics, _mock: mock })
     }
 
-    /// One run, in an instance of its own.
-    async fn rate(&self) -> Result<(Rating, RefusedUses)> {
+    /// Runs the grader in a new instance.
+    async fn grade(&self) -> Result<(Rating, RefusedUses)> {
         let settings = self.settings.to_raw().map(Into::into);
         let run = RunContext {
             metadata: self.row.metadata.clone().map(Into::into),
@@ -100,7 +100,7 @@ impl<'a> LoneGrader<'a> {
         Ok((rating, record.refused_uses()))
     }
 
-    /// The row's prompt, and the truth as its answer.
+    /// Returns a sample with the row's prompt and the label as its answer.
     fn sample(&self) -> SampleToGrade {
         let mut messages: Vec<String> =
             self.row.prompt.iter().map(|message| message.get().to_owned()).collect();
@@ -110,35 +110,41 @@ impl<'a> LoneGrader<'a> {
     }
 }
 
-/// What the verdicts on the one sample say of its reward.
+/// Checks the verdict on the sample.
 fn reward(verdicts: &[GuestVerdict], report: &mut Report) {
     let verdict = match verdicts {
         [verdict] => verdict,
-        [] => return report.failed("reward", "it rates nothing", "a grader gives one verdict a sample"),
+        [] => {
+            return report.failed(
+                "reward",
+                "it returned no verdict",
+                "a grader returns one verdict for each sample",
+            );
+        }
         several => {
-            let detail = format!("{} verdicts of one sample", several.len());
-            return report.failed("reward", detail, "one verdict a sample");
+            let detail = format!("it returned {} verdicts on one sample", several.len());
+            return report.failed("reward", detail, "a grader returns one verdict for each sample");
         }
     };
     if verdict.sample_id != SAMPLE {
-        let detail = format!("it rated a sample '{}' that it was not given", verdict.sample_id);
-        return report.failed("reward", detail, "a verdict is of a sample that was given");
+        let detail = format!("it graded a sample '{}' that it did not receive", verdict.sample_id);
+        return report.failed("reward", detail, "a verdict must name a sample that the grader received");
     }
     match verdict.reward {
         Some(reward) if reward.is_finite() => report.passed("reward", reward.to_string()),
         Some(reward) => {
-            report.failed("reward", format!("{reward} is not a finite number"), "a reward is finite");
+            report.failed("reward", format!("{reward} is not a finite number"), "a reward must be finite");
         }
         None if verdict.withdraw => report.warned("reward", "it withdrew the sample", ""),
         None => report.failed(
             "reward",
-            "it gave the sample none",
-            "a grader gives every sample that it does not withdraw a reward",
+            "it gave the sample no reward",
+            "a grader must give a reward to every sample that it does not withdraw",
         ),
     }
 }
 
-/// What a run of the grader came to, for a person.
+/// Renders the result of a run of the grader.
 fn shown(rating: &Rating) -> String {
     let verdicts = match rating {
         Ok(verdicts) => verdicts,

@@ -1,4 +1,4 @@
-//! `validate`: everything about a plugin that can be checked without a model.
+//! The command `validate`, which checks a plugin without a model.
 
 mod lone_grader;
 mod report;
@@ -39,39 +39,41 @@ use rollout_rollout::{Failure, FailureKind, Finished, Host, Outcome, Stage};
 use rollout_wire::id::RolloutId;
 use run::{Recorder, Scratch, Trace};
 
-/// What a row's prompt and label are, where no data is given.
+/// Prompt and label of the default row.
 const QUESTION: &str = "What is 6 * 7? Give the final answer after ####.";
 const ANSWER: &str = "42";
 
-/// How long a reply takes in the second of two runs, in which nothing else is different.
-/// Calls at once end in another order then, and less time is left.
+/// Latency of replies in the second of two runs, the only difference between them.
+///
+/// Concurrent calls then finish in another order, and less time is left.
 const SECOND_LATENCY: Duration = Duration::from_millis(20);
 
 /// Checks everything about a plugin that can be checked without a model.
 ///
-/// The component itself, its settings, that it starts, and one rollout against replies
-/// that are known before: it registers a sample, its grader rates it, and a second run
-/// does the same to the byte. The replies are those of the built-in stand-in for a model,
-/// which works out arithmetic and calls a calculator, or those of --script; the row is a
-/// sum, or the first of --data.
+/// The checks cover the component, its settings, its start, and one rollout with fixed replies: it registers
+/// a sample, its grader grades it, and a second run is identical to the byte. Replies come from the built-in
+/// stand-in for a model, which solves arithmetic and calls a calculator, or from --script; the row is a sum,
+/// or the first of --data.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 nothing failed; 1 the plugin is at fault; 2 something else is, or it \
-    was not done.\n\nExamples:\n  rollout-host validate my_agent.wasm\n  \
-    rollout-host validate my_agent.wasm --data rows.jsonl --script replies.jsonl")]
+#[command(
+    after_help = "Exit codes: 0 all checks passed; 1 the plugin is at fault; 2 something else is at fault, or \
+    the checks were not done.\n\nExamples:\n  rollout-host validate my_agent.wasm\n  \
+    rollout-host validate my_agent.wasm --data rows.jsonl --script replies.jsonl"
+)]
 pub(super) struct Validate {
-    /// The component.
+    /// Component to check.
     plugin: PathBuf,
-    /// Rows, as for eval; the first is run. [default: a sum]
+    /// File with rows, as for eval; the first row is run. [default: a sum]
     #[arg(long, value_name = "FILE", help_heading = DATA)]
     data: Option<PathBuf>,
-    /// Replies of the model; `rollout-host mock-model --help` has the form.
+    /// File with replies of the model; `rollout-host mock-model --help` describes its format.
     #[arg(long, value_name = "FILE", help_heading = DATA)]
     script: Option<PathBuf>,
-    /// Writes one JSON object.
+    /// Prints one JSON object.
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
-    /// Seconds that the checks may take once the component is compiled; past them they have failed. A server
-    /// gives them to what is pushed. [default: no limit]
+    /// Maximum number of seconds for the checks after compilation; longer checks fail. A server sets it for
+    /// pushed components. [default: no limit]
     #[arg(long, value_name = "SECS")]
     secs_max: Option<f64>,
     #[command(flatten)]
@@ -81,8 +83,8 @@ pub(super) struct Validate {
 impl Validate {
     pub(crate) fn run(self) -> Result<Exit> {
         if self.secs_max.is_some() {
-            // Where memory runs out, the kernel ends this process before the server that started it. Where the file is not
-            // there, there is nothing to say.
+            // If memory runs out, the kernel stops this process instead of the server that started it.
+            // Systems without the file are ignored.
             let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
         }
         let config = self.config()?;
@@ -101,7 +103,7 @@ impl Validate {
     }
 
     fn config(&self) -> Result<Config> {
-        // No server is asked for anything: the stand-in plays the judge too.
+        // No real server is called: the stand-in is the judge too.
         let judge = RawJudge { model: Some(Judge::STAND_IN.to_owned()), ..RawJudge::default() };
         let raw = RawConfig { max_concurrent: Some(1), judge, ..self.rollout.raw_config()? };
         Ok(raw.resolve()?)
@@ -135,13 +137,13 @@ impl Validate {
         let about = plugin.about();
         if about.tool {
             deadline.block_on(runtime, report, async |report| {
-                described(&plugin, config, report).await;
+                tool_component(&plugin, config, report).await;
                 Ok(())
             })?;
         }
         if report.has_failed() {
             for name in ["starts", "runs", "sample", "reward", "deterministic"] {
-                report.skipped(name, "because of what failed above");
+                report.skipped(name, "skipped because of the failures above");
             }
             return Ok(());
         }
@@ -152,12 +154,12 @@ impl Validate {
                 lone_grader::check(&plugin, config, row, report).await
             })
         } else {
-            report.skipped("runs", "there is no agent and no grader in it");
+            report.skipped("runs", "the component has neither an agent nor a grader");
             Ok(())
         }
     }
 
-    /// The component as such: its bytes, its type, its imports.
+    /// Checks the component itself: its bytes, its type, its imports.
     fn component(&self, config: &Config, report: &mut Report) -> Result<Option<Plugin>> {
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
         let loader = self.rollout.plugin.load.loader(config)?;
@@ -180,7 +182,7 @@ impl Validate {
         plugin_file::load(&loader, &engine, &self.plugin, &config.load_limits).map(Some)
     }
 
-    /// What it declares of its configuration, and the operator's values.
+    /// Checks the declared settings and the operator's values.
     fn settings(
         &self,
         runtime: &Runtime,
@@ -196,33 +198,34 @@ impl Validate {
         let declared = match declared {
             Ok(declared) => declared,
             Err(error) => {
-                let advice =
-                    "the schema and the defaults come from the type that the plugin names as its settings";
+                let advice = "schema and defaults come from the type that the plugin exports as its settings";
                 report.failed("settings", error.to_string(), advice);
                 return Ok(());
             }
         };
         match &declared {
-            None => report.skipped("settings", "it declares none, so its configuration is not checked"),
+            None => {
+                report.skipped("settings", "it declares no settings, so its configuration is not checked");
+            }
             Some(declared) => {
                 let keys: Vec<String> = declared.fields().into_iter().map(|field| field.key).collect();
                 report.passed("settings", if keys.is_empty() { "none".to_owned() } else { keys.join(", ") });
             }
         }
         match plugin::resolve(declared.as_ref(), config.plugin.as_ref()) {
-            Ok(settings) if settings.values.is_none() => report.skipped("configuration", "there is none"),
-            Ok(_) => report.passed("configuration", "fits"),
+            Ok(settings) if settings.values.is_none() => report.skipped("configuration", "the plugin has no configuration"),
+            Ok(_) => report.passed("configuration", "valid"),
             Err(error) => report.failed_by(
                 Fault::Caller,
                 "configuration",
                 error.to_string(),
-                "`rollout-host config` lists what there is; --set KEY=VALUE or [plugin] of --config give it",
+                "`rollout-host config` lists the settings; give values with --set KEY=VALUE or in [plugin] of --config",
             ),
         }
         Ok(())
     }
 
-    /// A plugin with an agent: it starts, and runs twice.
+    /// Checks a plugin with an agent: it starts and runs twice.
     fn agent(
         &self,
         runtime: &Runtime,
@@ -240,24 +243,24 @@ impl Validate {
             observer: Some(recorder.clone()),
             ..Options::default()
         };
-        // Held to the end, and with it the stand-in for a judge.
+        // Holds the stand-in for a judge until the checks end.
         let assembled = match self.rollout.host(runtime, sources, config, options) {
             Ok(assembled) => assembled,
             Err(error) => {
                 let fault = error.downcast::<PluginFault>()?;
-                report.failed("starts", fault.0, "an instance has to start within the limits");
+                report.failed("starts", fault.0, "an instance must start within the limits");
                 return Ok(());
             }
         };
         report.passed("starts", "an instance starts");
         deadline.block_on(runtime, report, async |report| {
             agent_loop(&assembled.host, row, script.clone(), report).await?;
-            twice(&assembled.host, row, script, &recorder, &scratch, report).await
+            run_twice(&assembled.host, row, script, &recorder, &scratch, report).await
         })
     }
 }
 
-/// When checks have to be done, if they have to be by a time.
+/// Deadline of the checks, if there is one.
 struct Deadline {
     secs_max: f64,
     at: Option<Instant>,
@@ -269,7 +272,7 @@ impl Deadline {
         Self { secs_max: secs_max.unwrap_or(0.0), at: time.and_then(|time| Instant::now().checked_add(time)) }
     }
 
-    /// Does some of the checks. What they found is in the report when time is up, which fails the plugin.
+    /// Runs checks until the deadline. After it, the report keeps the results so far and fails the plugin.
     fn block_on(
         &self,
         runtime: &Runtime,
@@ -279,18 +282,14 @@ impl Deadline {
         let Some(at) = self.at else { return runtime.block_on(checks(report)) };
         let done = runtime.block_on(async { tokio::time::timeout_at(at, checks(report)).await });
         done.unwrap_or_else(|_| {
-            let why = format!("it did not end: its checks may take {} s", self.secs_max);
-            report.failed(
-                "runs",
-                why,
-                "a rollout with answers that come at once has to end within that time",
-            );
+            let why = format!("its checks did not end within {} s", self.secs_max);
+            report.failed("runs", why, "a rollout with immediate replies must end within that time");
             Ok(())
         })
     }
 }
 
-/// What the component's type says that keeps it from being served, each under its name.
+/// Reports the problems that prevent a component from being served, each under the name of its check.
 fn problems(about: &Description, report: &mut Report) {
     let mut failed = |name: &str, problem: &Problem| report.failed(name, problem.to_string(), "");
     for problem in &about.problems {
@@ -301,12 +300,12 @@ fn problems(about: &Description, report: &mut Report) {
             Problem::NothingToRun | Problem::TwoAgentForms => failed("exports", problem),
         }
     }
-    let of = |found: fn(&Problem) -> bool| about.problems.iter().any(found);
-    if !of(|problem| matches!(problem, Problem::OtherVersion { .. })) {
+    let has = |kind: fn(&Problem) -> bool| about.problems.iter().any(kind);
+    if !has(|problem| matches!(problem, Problem::OtherVersion { .. })) {
         let version = about.contract_version.as_deref().unwrap_or("none");
         report.passed("contract", format!("version {version}"));
     }
-    if !of(|problem| matches!(problem, Problem::NothingToRun | Problem::TwoAgentForms)) {
+    if !has(|problem| matches!(problem, Problem::NothingToRun | Problem::TwoAgentForms)) {
         let parts = [
             (about.workflow, "a workflow"),
             (about.agent_loop, "an agent loop"),
@@ -314,15 +313,16 @@ fn problems(about: &Description, report: &mut Report) {
             (about.tool, "tools for others"),
             (about.settings, "settings"),
         ];
-        let parts: Vec<&str> = parts.iter().filter(|(has, _)| *has).map(|(_, part)| *part).collect();
+        let parts: Vec<&str> =
+            parts.iter().filter(|(is_exported, _)| *is_exported).map(|(_, part)| *part).collect();
         report.passed("exports", parts.join(", "));
     }
-    if !of(|problem| matches!(problem, Problem::UnknownImport { .. } | Problem::DoesNotLink { .. })) {
-        report.passed("imports", format!("all {} are given", about.imports.len()));
+    if !has(|problem| matches!(problem, Problem::UnknownImport { .. } | Problem::DoesNotLink { .. })) {
+        report.passed("imports", format!("all {} are provided", about.imports.len()));
     }
 }
 
-/// The stand-in, at a pace.
+/// Starts the stand-in for a model with a latency.
 async fn stand_in(script: Option<Script>, latency: Duration) -> Result<(MockModel, Model)> {
     let settings = MockModelSettings { latency, script, ..MockModelSettings::default() };
     let mock = MockModel::start(SocketAddr::from(([127, 0, 0, 1], 0)), settings).await?;
@@ -330,20 +330,20 @@ async fn stand_in(script: Option<Script>, latency: Duration) -> Result<(MockMode
     Ok((mock, model))
 }
 
-/// What an agent loop says before it runs: its name and its tools.
+/// Checks the name and the tools that an agent loop declares before it runs.
 async fn agent_loop(host: &Host, row: &Row, script: Option<Script>, report: &mut Report) -> Result<()> {
-    let advice = "`name` gives a text, the same every time";
+    let advice = "`name` must always return the same text";
     match (host.agent_name().await, host.agent_name().await) {
         (Ok(None), _) => return Ok(()),
         (Ok(Some(name)), _) if name.trim().is_empty() => {
             report.failed("EMPTY_NAME", "its name is empty", advice);
         }
         (Ok(Some(first)), Ok(Some(second))) if first != second => {
-            report.failed("name", format!("it is '{first}' and then '{second}'"), advice);
+            report.failed("name", format!("it is first '{first}' and then '{second}'"), advice);
         }
         (Ok(Some(name)), Ok(_)) => report.passed("name", name),
         (Err(error), _) | (_, Err(error)) => {
-            report.failed("MISSING_NAME", format!("asked for its name, it {error}"), advice);
+            report.failed("MISSING_NAME", format!("when its name was requested, it {error}"), advice);
         }
     }
     let (_mock, model) = stand_in(script, Duration::ZERO).await?;
@@ -351,7 +351,7 @@ async fn agent_loop(host: &Host, row: &Row, script: Option<Script>, report: &mut
         Err(failure) => report.failed(
             "GET_TOOLS_EXCEPTION",
             failure.reason,
-            "`get_tools` is asked before the loop runs, with no model at hand",
+            "`get_tools` is called before the loop runs and cannot call the model",
         ),
         Ok(offered) => {
             let offered: Vec<Value> =
@@ -362,8 +362,8 @@ async fn agent_loop(host: &Host, row: &Row, script: Option<Script>, report: &mut
     Ok(())
 }
 
-/// Two runs of the same rollout against the same replies.
-async fn twice(
+/// Runs the same rollout twice with the same replies and compares the runs.
+async fn run_twice(
     host: &Host,
     row: &Row,
     script: Option<Script>,
@@ -374,32 +374,32 @@ async fn twice(
     let (_mock, model) = stand_in(script.clone(), Duration::ZERO).await?;
     let finished = run::rollout(host, row, &model).await?;
     let requests = recorder.take();
-    let first = Trace::of(&requests, &finished, scratch.path());
+    let first = Trace::new(&requests, &finished, scratch.path());
     if host.agent_name().await.is_ok_and(|name| name.is_none()) {
-        tools::check(report, "tools", &run::offered(&requests));
+        tools::check(report, "tools", &run::offered_tools(&requests));
     }
-    came_of_it(&finished, host.grader().is_some(), report);
+    report_outcome(&finished, host.grader().is_some(), report);
     refused_uses(&finished.refused_uses, report);
     let (_mock, model) = stand_in(script, SECOND_LATENCY).await?;
     let again = run::rollout(host, row, &model).await?;
-    let second = Trace::of(&recorder.take(), &again, scratch.path());
+    let second = Trace::new(&recorder.take(), &again, scratch.path());
     match first.difference(&second) {
         None => {
-            let detail = format!("two runs did the same, with {} each", calls(requests.len() as u64));
+            let detail = format!("two runs were identical, with {} each", calls(requests.len() as u64));
             report.passed("deterministic", detail);
         }
         Some(difference) => report.failed(
             "deterministic",
             difference,
-            "the same replies have to lead to the same rollout; what depends on the time left, or on which of \
-             several calls is over first, does not",
+            "the same replies must lead to the same rollout; do not depend on the time left, or on which of \
+             several calls ends first",
         ),
     }
     Ok(())
 }
 
-/// What the first run shows, a check each.
-fn came_of_it(finished: &Finished, is_graded: bool, report: &mut Report) {
+/// Reports the results of the first run, one check each.
+fn report_outcome(finished: &Finished, is_graded: bool, report: &mut Report) {
     let failure = match &finished.outcome {
         Outcome::Scored { reward } => {
             ran(finished, report);
@@ -408,50 +408,51 @@ fn came_of_it(finished: &Finished, is_graded: bool, report: &mut Report) {
         Outcome::Unscored(failure) => failure,
     };
     if failure.stage != Stage::Grader {
-        report.failed_by(failure.fault, "runs", said(failure), advice(failure));
-        report.skipped("sample", "it did not run to its end");
-        return report.skipped("reward", "it did not run to its end");
+        report.failed_by(failure.fault, "runs", describe(failure), advice(failure));
+        report.skipped("sample", "the agent did not run to its end");
+        return report.skipped("reward", "the agent did not run to its end");
     }
     match failure.kind {
         FailureKind::NoSample => {
-            report.passed("runs", "the agent came to its end");
+            report.passed("runs", "the agent ran to its end");
             report.failed(
                 "sample",
-                "it registered no sample, so there is nothing to grade or to train on",
-                "return the messages, or open a sample; an agent made by `ctx.agent()` has one",
+                "it registered no sample, so nothing can be graded or trained on",
+                "return the messages, or open a sample; an agent created by `ctx.agent()` has one",
             );
             report.skipped("reward", "there is no sample");
         }
         FailureKind::NotGraded if finished.samples.is_empty() => {
-            report.passed("runs", "the agent came to its end");
+            report.passed("runs", "the agent ran to its end");
             report.failed("sample", "it registered no sample", "return the messages, or open a sample");
             report.skipped("reward", "there is no sample");
         }
         FailureKind::NotGraded | FailureKind::NoReward if !is_graded => {
             ran(finished, report);
-            report.skipped("reward", "there is no grader; --grader FILE gives one");
+            report.skipped("reward", "the plugin has no grader; give one with --grader FILE");
         }
         FailureKind::Withdrawn => {
             ran(finished, report);
-            report.warned("reward", said(failure), "nothing of this row would be trained on");
+            report.warned("reward", describe(failure), "the row would be excluded from training");
         }
         FailureKind::NoReward => {
             ran(finished, report);
             report.failed(
                 "reward",
-                said(failure),
-                "a grader gives every sample that it does not withdraw a reward",
+                describe(failure),
+                "a grader must give a reward to every sample that it does not withdraw",
             );
         }
         _ => {
             ran(finished, report);
-            report.failed_by(failure.fault, "reward", said(failure), advice(failure));
+            report.failed_by(failure.fault, "reward", describe(failure), advice(failure));
         }
     }
 }
 
+/// Reports a run that ended, and its samples.
 fn ran(finished: &Finished, report: &mut Report) {
-    report.passed("runs", format!("the agent came to its end, after {}", calls(finished.usage.chat_calls)));
+    report.passed("runs", format!("the agent ran to its end, after {}", calls(finished.usage.chat_calls)));
     let messages: Vec<String> =
         finished.samples.iter().map(|sample| sample.record.messages.len().to_string()).collect();
     let samples = if messages.len() == 1 { "one".to_owned() } else { messages.len().to_string() };
@@ -461,31 +462,34 @@ fn ran(finished: &Finished, report: &mut Report) {
     } else {
         report.warned(
             "sample",
-            format!("{detail}, and without a reply of the model"),
-            "an agent has to be awaited before `run` returns; what the model did not write says nothing of it",
+            format!("{detail}, but without a reply of the model"),
+            "await the agent before `run` returns; a sample without a reply says nothing about the model",
         );
     }
 }
 
-/// What the guests' own runtimes refused: programs swallow it, and their rewards mean nothing then.
+/// Reports calls that the guest's runtime refused. A program that ignores such an error may have a
+/// meaningless reward.
 fn refused_uses(refused: &RefusedUses, report: &mut Report) {
     for (kind, RefusedUse { count, first }) in refused.iter() {
         let times = if *count == 1 { String::new() } else { format!(", {count} times") };
         let advice = match kind {
             RefusedKind::Process => {
-                "run code in place, or by a tool of the host; a component starts no processes"
+                "run code in the component, or by a tool of the host; a component cannot start processes"
             }
-            RefusedKind::File => "read data while modules are imported, and keep what is made in memory",
+            RefusedKind::File => "read data while modules are imported, and keep generated data in memory",
             RefusedKind::Network => {
-                "ask the model, the judge or a tool of the host; a component has no network"
+                "call the model, the judge or a tool of the host; a component has no network"
             }
             RefusedKind::Thread => {
-                "a thread runs where it is started, to its end: hand it all that it needs before"
+                "a thread runs to its end where it is started: give it all its inputs before"
             }
             RefusedKind::Module => {
-                "name the package in the project's dependencies, or grade code that needs it elsewhere"
+                "add the package to the project's dependencies, or run code that needs it elsewhere"
             }
-            RefusedKind::Alarm => "the host's limit of CPU time ends a computation that takes too long",
+            RefusedKind::Alarm => {
+                "rely on the host's limit of CPU time, which stops a computation that takes too long"
+            }
         };
         report.warned("refused", format!("it {}{times}: {first}", kind.what()), advice);
     }
@@ -495,18 +499,18 @@ fn calls(count: u64) -> String {
     if count == 1 { "one call of a model".to_owned() } else { format!("{count} calls of a model") }
 }
 
-fn said(failure: &Failure) -> String {
+fn describe(failure: &Failure) -> String {
     format!("{}: {}", failure.kind.as_str(), failure.reason)
 }
 
 fn advice(failure: &Failure) -> &'static str {
     match failure.kind {
         FailureKind::Error | FailureKind::Invalid => {
-            "if it needs another row or other replies than a sum's, --data FILE and --script FILE give them"
+            "if it needs another row or other replies than a sum's, give them with --data FILE and --script FILE"
         }
-        FailureKind::Trap | FailureKind::Exit => "a plugin gives up by returning an error",
+        FailureKind::Trap | FailureKind::Exit => "a plugin should fail by returning an error",
         FailureKind::Memory | FailureKind::Cpu | FailureKind::Timeout | FailureKind::Limit => {
-            "do less, or raise the limit by --limit-…"
+            "use less, or raise the limit with --limit-…"
         }
         _ => "",
     }
@@ -517,8 +521,8 @@ fn bounds(config: &Config) -> Bounds {
     Bounds { memory_bytes_max: config.limits.memory_bytes_max, deadline, permit: Permit::alone() }
 }
 
-/// The tools that a component has for others.
-async fn described(plugin: &Plugin, config: &Config, report: &mut Report) {
+/// Checks the tools of a component that provides tools to others.
+async fn tool_component(plugin: &Plugin, config: &Config, report: &mut Report) {
     let deadline = Some(Instant::now() + DECLARE_TIME_MAX);
     let (limits, bounds) = (Arc::new(config.limits.clone()), Bounds { deadline, ..bounds(config) });
     let Ok(id) = RolloutId::parse("validate") else { return };
@@ -530,10 +534,12 @@ async fn described(plugin: &Plugin, config: &Config, report: &mut Report) {
     let imports = Imports::new(Role::Declaration, Arc::new(run), limits, outside, Arc::default());
     match instance::describe_tools(plugin.linked(), imports, bounds).await {
         Ok(texts) => {
-            let described: Vec<Value> =
+            let tools: Vec<Value> =
                 texts.iter().map(|text| serde_json::from_str(text).unwrap_or(Value::Null)).collect();
-            tools::check(report, "tools", &described);
+            tools::check(report, "tools", &tools);
         }
-        Err(error) => report.failed("GET_TOOLS_EXCEPTION", format!("asked for its tools, it {error}"), ""),
+        Err(error) => {
+            report.failed("GET_TOOLS_EXCEPTION", format!("when its tools were requested, it {error}"), "");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What was checked, and what came of it.
+//! The report of `validate`: checks and their outcomes.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use crate::Exit;
 use rollout_core::error::Fault;
 use rollout_wire::text::printable;
 
-/// What came of one check.
+/// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Came {
+pub(super) enum CheckOutcome {
     Passed,
     Warned,
     Failed,
@@ -22,7 +22,7 @@ pub(super) enum Came {
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 struct Check {
     name: String,
-    outcome: Came,
+    outcome: CheckOutcome,
     detail: String,
     #[serde(default, skip_serializing_if = "str::is_empty")]
     advice: Cow<'static, str>,
@@ -30,14 +30,14 @@ struct Check {
     fault: Option<Fault>,
 }
 
-/// All checks of one plugin, in their order. Read, it is one that another host made.
+/// All checks of a plugin, in order. A deserialized report may come from another version of the host.
 #[derive(Debug, Default, serde::Deserialize)]
 pub(crate) struct Report {
     checks: Vec<Check>,
 }
 
 impl Report {
-    fn add(&mut self, name: &str, outcome: Came, detail: impl Into<String>, advice: &'static str) {
+    fn add(&mut self, name: &str, outcome: CheckOutcome, detail: impl Into<String>, advice: &'static str) {
         let detail = printable(&detail.into());
         self.checks.push(Check {
             name: name.to_owned(),
@@ -49,23 +49,23 @@ impl Report {
     }
 
     pub(super) fn passed(&mut self, name: &str, detail: impl Into<String>) {
-        self.add(name, Came::Passed, detail, "");
+        self.add(name, CheckOutcome::Passed, detail, "");
     }
 
     pub(super) fn skipped(&mut self, name: &str, detail: impl Into<String>) {
-        self.add(name, Came::Skipped, detail, "");
+        self.add(name, CheckOutcome::Skipped, detail, "");
     }
 
     pub(super) fn warned(&mut self, name: &str, detail: impl Into<String>, advice: &'static str) {
-        self.add(name, Came::Warned, detail, advice);
+        self.add(name, CheckOutcome::Warned, detail, advice);
     }
 
-    /// What the plugin's author has to mend.
+    /// Adds a failure that the plugin's author must fix.
     pub(super) fn failed(&mut self, name: &str, detail: impl Into<String>, advice: &'static str) {
         self.failed_by(Fault::Plugin, name, detail, advice);
     }
 
-    /// What somebody else may have to mend.
+    /// Adds a failure with the party that must fix it.
     pub(super) fn failed_by(
         &mut self,
         fault: Fault,
@@ -73,17 +73,17 @@ impl Report {
         detail: impl Into<String>,
         advice: &'static str,
     ) {
-        self.add(name, Came::Failed, detail, advice);
+        self.add(name, CheckOutcome::Failed, detail, advice);
         if let Some(check) = self.checks.last_mut() {
             check.fault = Some(fault);
         }
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.count(Came::Failed) > 0
+        self.count(CheckOutcome::Failed) > 0
     }
 
-    fn count(&self, outcome: Came) -> usize {
+    fn count(&self, outcome: CheckOutcome) -> usize {
         self.checks.iter().filter(|check| check.outcome == outcome).count()
     }
 
@@ -105,10 +105,10 @@ impl Report {
         let mut out = format!("{plugin}\n\n");
         for check in &self.checks {
             let word = match check.outcome {
-                Came::Passed => "passed",
-                Came::Warned => "warned",
-                Came::Failed => "FAILED",
-                Came::Skipped => "skipped",
+                CheckOutcome::Passed => "passed",
+                CheckOutcome::Warned => "warned",
+                CheckOutcome::Failed => "FAILED",
+                CheckOutcome::Skipped => "skipped",
             };
             let detail = check.detail.trim().replace('\n', &format!("\n{margin}"));
             // Writing to a string cannot fail.
@@ -118,10 +118,10 @@ impl Report {
             }
         }
         let counted = [
-            (Came::Passed, "passed"),
-            (Came::Warned, "warned"),
-            (Came::Failed, "failed"),
-            (Came::Skipped, "skipped"),
+            (CheckOutcome::Passed, "passed"),
+            (CheckOutcome::Warned, "warned"),
+            (CheckOutcome::Failed, "failed"),
+            (CheckOutcome::Skipped, "skipped"),
         ];
         let counted: Vec<String> = counted
             .iter()

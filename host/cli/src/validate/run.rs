@@ -1,4 +1,4 @@
-//! One rollout against scripted replies, and all that it sent and gave back.
+//! Runs one rollout with scripted replies and records its requests and results.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -18,13 +18,13 @@ use rollout_outbound::{ChatFailure, Observer, Watched};
 use rollout_rollout::{AfterWorkflow, Ended, Failure, Finished, Host, Next, Outcome, Rollout, Steps, drive};
 use rollout_wire::text::beginning;
 
-/// Keeps every request.
+/// Records every request.
 #[derive(Debug, Default)]
 pub(super) struct Recorder(Mutex<Vec<(String, Bytes)>>);
 
 impl Recorder {
-    /// The requests since the last look, in an order that does not depend on which of
-    /// several at once was faster.
+    /// Returns the requests since the last call, sorted, so that the timing of concurrent requests does not
+    /// matter.
     pub(super) fn take(&self) -> Vec<(String, Bytes)> {
         let mut requests = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         requests.sort();
@@ -49,16 +49,17 @@ impl Observer for Recorder {
     }
 }
 
-/// A directory for one run's artifacts, removed with this.
+/// A temporary directory for artifacts, removed on drop.
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(super) fn new() -> Result<Self> {
         let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;
+        getrandom::fill(&mut random)
+            .map_err(|error| anyhow::anyhow!("the system has no random numbers: {error}"))?;
         let name = format!("rollout-host-validate-{:016x}", u64::from_le_bytes(random));
         let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        std::fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(path))
     }
 
@@ -70,17 +71,17 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::debug!(%error, path = %self.0.display(), "not removed");
+            tracing::debug!(%error, path = %self.0.display(), "the temporary directory was not removed");
         }
     }
 }
 
-/// Everything that a rollout sent and gave back, by what it is.
+/// Requests and results of a rollout, by a description of each.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Trace(BTreeMap<String, Vec<u8>>);
 
 impl Trace {
-    pub(super) fn of(requests: &[(String, Bytes)], finished: &Finished, kept: &Path) -> Self {
+    pub(super) fn new(requests: &[(String, Bytes)], finished: &Finished, artifacts: &Path) -> Self {
         let mut parts = BTreeMap::new();
         for (at, (sample, body)) in requests.iter().enumerate() {
             parts.insert(format!("request {at:04} for sample '{sample}'"), body.to_vec());
@@ -106,12 +107,12 @@ impl Trace {
             Outcome::Unscored(failure) => format!("no reward: {failure}"),
         };
         parts.insert("the outcome".to_owned(), outcome.into_bytes());
-        let folder = kept.join(finished.id.dir_name()).join("artifacts");
-        files(&folder, &folder, &mut parts);
+        let folder = artifacts.join(finished.id.dir_name()).join("artifacts");
+        add_artifacts(&folder, &folder, &mut parts);
         Self(parts)
     }
 
-    /// The first thing that is not the same, with both sides of it.
+    /// Describes the first difference to another trace, with both sides.
     pub(super) fn difference(&self, other: &Self) -> Option<String> {
         let names = self.0.keys().chain(other.0.keys().filter(|name| !self.0.contains_key(*name)));
         let mut different = names.filter(|name| self.0.get(*name) != other.0.get(*name));
@@ -137,11 +138,11 @@ impl Trace {
     }
 }
 
-fn files(root: &Path, folder: &Path, parts: &mut BTreeMap<String, Vec<u8>>) {
+fn add_artifacts(root: &Path, folder: &Path, parts: &mut BTreeMap<String, Vec<u8>>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() {
-            files(root, &path, parts);
+            add_artifacts(root, &path, parts);
         } else if let Ok(content) = std::fs::read(&path) {
             let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
             parts.insert(format!("artifact '{name}'"), content);
@@ -149,8 +150,8 @@ fn files(root: &Path, folder: &Path, parts: &mut BTreeMap<String, Vec<u8>>) {
     }
 }
 
-/// The tools that requests offer, each once.
-pub(super) fn offered(requests: &[(String, Bytes)]) -> Vec<Value> {
+/// Returns the distinct tools that requests offer.
+pub(super) fn offered_tools(requests: &[(String, Bytes)]) -> Vec<Value> {
     let mut tools: Vec<Value> = Vec::new();
     for (_, body) in requests {
         let body: Value = serde_json::from_slice(body).unwrap_or_default();
@@ -169,7 +170,7 @@ pub(super) async fn rollout(host: &Host, row: &Row, model: &Model) -> Result<Box
     eval::run::complete(rollout).await.map_err(|failure| anyhow::anyhow!("{failure}"))
 }
 
-/// The tools that an agent loop offers for the row. The loop does not run.
+/// Returns the tools that an agent loop offers for the row, without running the loop.
 pub(super) async fn offers(
     host: &Host,
     row: &Row,
@@ -177,10 +178,10 @@ pub(super) async fn offers(
 ) -> Result<Result<Vec<Box<RawValue>>, Failure>> {
     let rollout = eval::run::admit(host, row, 0, model)?;
     let offered = drive(rollout, Box::new(Offer::default())).await;
-    offered.context("the host panicked while it asked for the tools")
+    offered.context("the host panicked while it requested the tools")
 }
 
-/// A rollout that is over when its tools are known.
+/// Steps of a rollout that ends when its tools are known.
 #[derive(Default)]
 struct Offer(Mutex<Option<Result<Vec<Box<RawValue>>, Failure>>>);
 
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_difference_is_shown_from_both_sides() {
+    fn the_first_difference_is_described_with_both_sides() {
         let a = trace(&[("a", "same"), ("b", "one two"), ("c", "x")]);
         assert_eq!(a.difference(&trace(&[("a", "same"), ("b", "one two"), ("c", "x")])), None);
         let found = a.difference(&trace(&[("a", "same"), ("b", "one 2"), ("c", "y")])).unwrap();

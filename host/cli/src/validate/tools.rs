@@ -1,10 +1,10 @@
-//! Tools as a model's server takes them. The codes are those that the protocol's users know.
+//! Checks that a model's server accepts the tools. Users of the Osmosis protocol know the codes.
 
 use serde_json::Value;
 
 use super::report::Report;
 
-/// What is wrong with one tool.
+/// A problem of a tool.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     code: &'static str,
@@ -12,7 +12,7 @@ struct Finding {
     what: &'static str,
 }
 
-/// Checks each tool, and reports all of them under one name if nothing is wrong.
+/// Checks each tool and reports its problems; without any, all tools are one passed check.
 pub(super) fn check(report: &mut Report, name: &str, tools: &[Value]) {
     let mut is_good = true;
     for (at, tool) in tools.iter().enumerate() {
@@ -27,14 +27,15 @@ pub(super) fn check(report: &mut Report, name: &str, tools: &[Value]) {
                     "tools are {\"type\": \"function\", \"function\": {name, description, parameters}}",
                 );
             } else {
-                report.warned(code, detail, "some servers and controllers refuse it like this");
+                report.warned(code, detail, "some servers and controllers refuse such a tool");
             }
         }
     }
     if is_good {
         let names: Vec<&str> =
             tools.iter().filter_map(|tool| tool.pointer("/function/name").and_then(Value::as_str)).collect();
-        let detail = if names.is_empty() { "none are offered".to_owned() } else { names.join(", ") };
+        let detail =
+            if names.is_empty() { "the plugin offers no tools".to_owned() } else { names.join(", ") };
         report.passed(name, detail);
     }
 }
@@ -43,7 +44,7 @@ fn findings(tool: &Value) -> Vec<Finding> {
     let error = |code, what| Finding { code, is_error: true, what };
     let warning = |code, what| Finding { code, is_error: false, what };
     let Some(fields) = tool.as_object() else {
-        return vec![error("INVALID_TOOL_TYPE", "it is no JSON object")];
+        return vec![error("INVALID_TOOL_TYPE", "it is not a JSON object")];
     };
     let mut found = Vec::new();
     match fields.get("type").and_then(Value::as_str) {
@@ -58,7 +59,7 @@ fn findings(tool: &Value) -> Vec<Finding> {
         }
         Some(Value::Object(function)) => function,
         Some(_) => {
-            found.push(error("INVALID_FUNCTION_TYPE", "its \"function\" is no JSON object"));
+            found.push(error("INVALID_FUNCTION_TYPE", "its \"function\" is not a JSON object"));
             return found;
         }
     };
@@ -67,7 +68,7 @@ fn findings(tool: &Value) -> Vec<Finding> {
         Some(Value::String(name)) if is_name(name) => {}
         Some(_) => found.push(error(
             "INVALID_FUNCTION_NAME",
-            "its function's name is not letters, digits and _, beginning with no digit",
+            "its function's name must have only letters, digits and _, and must not begin with a digit",
         )),
     }
     if function.get("description").and_then(Value::as_str).is_none_or(str::is_empty) {
@@ -79,7 +80,7 @@ fn findings(tool: &Value) -> Vec<Finding> {
             if parameters.get("type").and_then(Value::as_str) == Some("object") => {}
         Some(Value::Object(_)) => found
             .push(warning("PARAMETERS_TYPE_NOT_OBJECT", "the \"type\" of its parameters is not \"object\"")),
-        Some(_) => found.push(error("INVALID_PARAMETERS_TYPE", "its \"parameters\" are no JSON object")),
+        Some(_) => found.push(error("INVALID_PARAMETERS_TYPE", "its \"parameters\" are not a JSON object")),
     }
     found
 }
@@ -95,7 +96,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn each_fault_of_a_tool_has_its_code() {
+    fn each_problem_of_a_tool_has_its_code() {
         fn check(tool: Value, expected: &[&str]) {
             let codes: Vec<&str> = findings(&tool).iter().map(|finding| finding.code).collect();
             assert_eq!(codes, expected, "{tool}");

@@ -1,8 +1,8 @@
-//! The sources that tests look through.
+//! Sources that tests read.
 
 use std::path::{Path, PathBuf};
 
-/// Adds those below a folder.
+/// Adds the sources below a folder.
 pub(crate) fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

@@ -1,7 +1,7 @@
-//! Finished components, stored for later builds of the same inputs.
+//! Cache of finished components for later builds of the same inputs.
 //!
-//! The SDK's builder names a file by a digest of all inputs (`_build_key.py`). The file has the component with the
-//! output of the author's modules, and a digest of both: a damaged file is found and never used.
+//! The SDK's builder names a file by a digest of all inputs (`_build_key.py`). The file has the component
+//! with the output of the author's modules, and a digest of both: a damaged file is found and never used.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,23 +10,23 @@ use std::time::{Duration, SystemTime};
 
 use rollout_wire::digest::sha256_hex;
 
-/// Bytes that all files may have together. The least recently used are removed first.
+/// Maximum size of all files together. The least recently used files are removed first.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// The format's name and version.
+/// Name and version of the format.
 const MAGIC: &[u8] = b"rhbuilt1";
 
 const DIGEST_BYTES: usize = 64;
 const LENGTH_BYTES: usize = 8;
 
-/// Age of a half-written file that no build writes to any more.
+/// Age at which an incomplete file is considered abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
-/// A finished component.
+/// A cached component.
 #[derive(Debug, PartialEq)]
-pub(super) struct Kept {
-    /// The output of the author's modules when they were imported.
-    pub said: String,
+pub(super) struct CachedComponent {
+    /// Output that the author's modules wrote when they were imported.
+    pub output: String,
     pub component: Vec<u8>,
 }
 
@@ -35,19 +35,19 @@ pub(super) struct Kept {
 /// # Errors
 ///
 /// The file is damaged, or absent because another build removed it.
-pub(super) fn read(path: &Path) -> Result<Kept, String> {
+pub(super) fn read(path: &Path) -> Result<CachedComponent, String> {
     let bytes = fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    let kept = parse(bytes).ok_or_else(|| {
+    let cached = parse(bytes).ok_or_else(|| {
         // If it cannot be removed, the next build finds it damaged again.
         let _ = fs::remove_file(path);
         format!("{} is damaged", path.display())
     })?;
     // If the time cannot be set, the file is removed earlier.
     let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
-    Ok(kept)
+    Ok(cached)
 }
 
-fn parse(mut bytes: Vec<u8>) -> Option<Kept> {
+fn parse(mut bytes: Vec<u8>) -> Option<CachedComponent> {
     let content = bytes.strip_prefix(MAGIC)?;
     let (digest, content) = content.split_at_checked(DIGEST_BYTES)?;
     if digest != sha256_hex(content).as_bytes() {
@@ -55,17 +55,17 @@ fn parse(mut bytes: Vec<u8>) -> Option<Kept> {
     }
     let (length, content) = content.split_first_chunk::<LENGTH_BYTES>()?;
     let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-    let said = String::from_utf8(content.get(..length)?.to_vec()).ok()?;
+    let output = String::from_utf8(content.get(..length)?.to_vec()).ok()?;
     bytes.drain(..MAGIC.len() + DIGEST_BYTES + LENGTH_BYTES + length);
-    Some(Kept { said, component: bytes })
+    Some(CachedComponent { output, component: bytes })
 }
 
 /// Stores a component, completely or not at all, and removes the least recently used ones.
-pub(super) fn write(path: &Path, kept: &Kept) -> io::Result<()> {
+pub(super) fn write(path: &Path, cached: &CachedComponent) -> io::Result<()> {
     let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(dir)?;
-    let length = (kept.said.len() as u64).to_le_bytes();
-    let content = [&length[..], kept.said.as_bytes(), &kept.component].concat();
+    let length = (cached.output.len() as u64).to_le_bytes();
+    let content = [&length[..], cached.output.as_bytes(), &cached.component].concat();
     let fresh = path.with_extension(format!("{}.kept-new", std::process::id()));
     let written = fs::write(&fresh, [MAGIC, sha256_hex(&content).as_bytes(), &content].concat())
         .and_then(|()| fs::rename(&fresh, path));
@@ -76,7 +76,7 @@ pub(super) fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     tidy(dir, path, BYTES_MAX)
 }
 
-/// Removes the least recently used files beyond so many bytes, and abandoned ones.
+/// Removes abandoned files, and the least recently used ones until at most `bytes_max` bytes are left.
 fn tidy(dir: &Path, just_written: &Path, bytes_max: u64) -> io::Result<()> {
     let mut found: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for path in fs::read_dir(dir)?.flatten().map(|entry| entry.path()) {
@@ -111,18 +111,18 @@ fn tidy(dir: &Path, just_written: &Path, bytes_max: u64) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn kept() -> Kept {
-        Kept { said: "a warning".to_owned(), component: b"\0asm component".to_vec() }
+    fn cached() -> CachedComponent {
+        CachedComponent { output: "a warning".to_owned(), component: b"\0asm component".to_vec() }
     }
 
     #[test]
     fn a_component_is_read_as_it_was_written() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("made/built-1.kept");
+        let path = dir.path().join("new/built-1.kept");
 
-        write(&path, &kept()).unwrap();
+        write(&path, &cached()).unwrap();
 
-        assert_eq!(read(&path), Ok(kept()));
+        assert_eq!(read(&path), Ok(cached()));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a temporary file was left");
     }
 
@@ -131,7 +131,7 @@ mod tests {
         fn check(damage: impl FnOnce(&mut Vec<u8>)) {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("built-1.kept");
-            write(&path, &kept()).unwrap();
+            write(&path, &cached()).unwrap();
             let mut bytes = fs::read(&path).unwrap();
             damage(&mut bytes);
             fs::write(&path, bytes).unwrap();
@@ -160,7 +160,7 @@ mod tests {
             file.set_modified(SystemTime::now() - Duration::from_secs(secs)).unwrap();
         };
         for (name, secs) in [("built-1.kept", 30), ("built-2.kept", 20), ("built-3.kept", 10)] {
-            write(&path(name), &kept()).unwrap();
+            write(&path(name), &cached()).unwrap();
             age(name, secs);
         }
         for (name, secs) in [("built-4.1.kept-new", 4000), ("built-5.1.kept-new", 40), ("late-1.json", 4000)]
