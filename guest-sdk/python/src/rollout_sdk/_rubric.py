@@ -1,7 +1,7 @@
 """`evaluate_rubric` of the published package: a judge that scores an answer by a rubric.
 
-The judge is the operator's, with an address, a key and a budget of its own. Which model a program
-names, and by which key, is not a component's to say; the first call says so in the rollout's log.
+The judge is the operator's, with its own address, key and budget. A component cannot choose its model or key; the first
+call logs that.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .errors import Failed, JudgeError, RolloutError
 
 @dataclass
 class RubricResult:
-    """What the judge says."""
+    """The judgement."""
 
     score: float
     explanation: str
 
 
 class MissingAPIKeyError(RolloutError):
-    """Never raised here: keys are the host's."""
+    """Never raised here: the host has the keys."""
 
 
 class ProviderRequestError(RolloutError):
-    """The judge did not answer."""
+    """The judge returned no answer."""
 
     def __init__(self, provider: str, model: str, detail: str) -> None:
         super().__init__(f"the judge did not answer: {detail}")
@@ -42,7 +42,7 @@ class ProviderRequestError(RolloutError):
 
 
 class ModelNotFoundError(ProviderRequestError):
-    """Never raised here: which model judges is the host's."""
+    """Never raised here: the host chooses the judge's model."""
 
 
 _ANSWER = {
@@ -76,9 +76,8 @@ async def evaluate_rubric(
     timeout: float | None = None,
     system_prompt: str | None = None,
 ) -> RubricResult:
-    """Has the operator's judge score an answer. For graders only. A score beyond the bounds is the
-    nearest within them. Raises `ProviderRequestError` where there is no judge or no answer of it, and
-    `Failed` for an answer that holds no score."""
+    """Lets the operator's judge score an answer. For graders only. A score outside the bounds is clamped. Raises
+    `ProviderRequestError` if there is no judge or it does not answer, and `Failed` for an answer without a score."""
     global _said
     for name, text in (("solution_str", solution_str), ("rubric", rubric)):
         if not text.strip():
@@ -116,7 +115,7 @@ async def evaluate_rubric(
 
 
 def _read(text: str) -> tuple[float, str]:
-    """Score and explanation. Models put thoughts before the JSON, and a fence around it."""
+    """Returns score and explanation. Models put thoughts before the JSON, and a fence around it."""
     text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL).strip()
     text = re.sub(r"\A```(?:json)?\s*|\s*```\Z", "", text, flags=re.IGNORECASE)
     try:
