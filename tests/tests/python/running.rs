@@ -103,7 +103,7 @@ async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
         ("exit", vec!["called sys.exit(3)", "only_python.py:"]),
         ("import", vec!["ModuleNotFoundError: ", "neither in the project", "only_python.py:"]),
         ("deadlock", vec!["waits for another thread", "only_python.py:"]),
-        ("wait for nothing", vec!["nothing will bring about", "only_python.py:"]),
+        ("wait for nothing", vec!["waits for an event that cannot happen", "only_python.py:"]),
         ("group", vec!["told to refuse"]),
         ("object", vec!["message 0 is not JSON", "object is not JSON serializable"]),
         ("be left alone", vec!["nobody knows how to be left alone"]),

@@ -89,7 +89,7 @@ class OutputGuardrail:
 async def _said(given: Any) -> GuardrailFunctionOutput:
     said: Any = await given if inspect.isawaitable(given) else given
     if not isinstance(said, GuardrailFunctionOutput):
-        raise TypeError(f"a guardrail gave {type(said).__name__}; it gives a GuardrailFunctionOutput")
+        raise TypeError(f"a guardrail returned {type(said).__name__}, not a GuardrailFunctionOutput")
     return said
 
 

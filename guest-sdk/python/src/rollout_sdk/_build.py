@@ -235,7 +235,7 @@ def _find_entry(file: Path, directory: Path, name: str, entry: str) -> tuple[str
                 return module, source
     looked = ", ".join(f"{module.replace('.', '/')}.py" for module in candidates)
     at_fault(
-        f'{file}: there is no entry module; looked for {looked} here and in src. Say which it is: '
+        f'{file}: there is no entry module; looked for {looked} here and in src. Set it: '
         f'[{TABLE}] entry = "MODULE"'
     )
 
@@ -546,7 +546,7 @@ def _made(wheels: Path | None) -> str:
     """Returns a sentence about the native packages that are available for components."""
     names = [] if wheels is None else sorted(" ".join(each.name.split("-")[:2]) for each in wheels.glob("*.whl"))
     if not names:
-        return "scripts/native-wheels of the host makes some for components, numpy among them; --wheels says where they are."
+        return "`scripts/native-wheels` of the host builds some for components, such as numpy; --wheels names their directory."
     return f"Made for components, in {wheels}: {', '.join(names)}."
 
 

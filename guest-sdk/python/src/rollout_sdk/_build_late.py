@@ -44,13 +44,13 @@ def offer(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools
     kept = arguments.cache / "python" / f"late-{_key(of, project, arguments, names)}.json"
     taken = _read(kept, names)
     if taken is None:
-        of.say(f"measuring what it takes to import {', '.join(names)} in a rollout")
+        of.say(f"measuring the imports of {', '.join(names)} in a rollout")
         taken = _measured(of, project, tools, exports, source, names)
         _keep(kept, taken)
     slow = [name for name in names if taken.get(name, 0.0) >= SLOW_SECS]
     lines = [
-        f"{of.shown_source(project)}{found[name]} imports `{name}` in a function: each rollout that comes there takes some "
-        f"{taken[name]:.1f} s for it"
+        f"{of.shown_source(project)}{found[name]} imports `{name}` in a function: each rollout that calls it spends some "
+        f"{taken[name]:.1f} s on it"
         for name in slow
     ]
     if slow:

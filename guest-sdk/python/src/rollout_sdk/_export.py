@@ -165,7 +165,7 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
 
 def _coroutine(given: Any, name: str) -> Coroutine[Any, Any, Any]:
     if not inspect.iscoroutine(given):
-        raise Failed(f"`{name}` is called and awaited: write `async def`; it gave {type(given).__name__} at once")
+        raise Failed(f"`{name}` must be `async def`; it returned {type(given).__name__} instead of a coroutine")
     return given
 
 
@@ -231,10 +231,10 @@ def _take_output(output: Any, rollout: RolloutContext) -> Output:
         output = AgentWorkflowOutput(messages=output)
     if not isinstance(output, AgentWorkflowOutput):
         raise Failed(
-            f"`run` gave back {type(output).__name__}; give back messages, an AgentWorkflowOutput or nothing"
+            f"`run` returned {type(output).__name__}; return messages, an AgentWorkflowOutput or None"
         )
     if output.info and len(rollout.samples) > 1:
-        raise Failed("info was given back with several samples open: nobody can tell whose")
+        raise Failed("`run` returned values beside messages, and several samples are open: set them on the samples")
     if output.info or (output.metrics and output.messages is None):
         sample = rollout.samples[0] if rollout.samples else rollout.open_sample()
         for name, value in output.info.items():
@@ -323,7 +323,7 @@ def run_loop(raw: agent_loop_types.Request) -> tuple[LoopContext, RolloutResult]
     ctx = LoopContext(request, tool_schemas(loop, request), rollout.open_sample("main"))
     result: Any = _run(_coroutine(loop.run(ctx), f"{kind.__name__}.run"))
     if not isinstance(result, RolloutResult):
-        raise Failed(f"`run` gave back {type(result).__name__}; give back ctx.complete(…) or ctx.error(…)")
+        raise Failed(f"`run` returned {type(result).__name__}; return ctx.complete(…) or ctx.error(…)")
     return ctx, result
 
 
@@ -332,7 +332,7 @@ def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
     status: Any = (
         agent_loop_types.Status_Completed()
         if result.status == "COMPLETED"
-        else agent_loop_types.Status_Error(_host.text(result.error_message or "the loop says no more"))
+        else agent_loop_types.Status_Error(_host.text(result.error_message or "the loop gave no error message"))
     )
     return agent_loop_types.Outcome(
         status=status,

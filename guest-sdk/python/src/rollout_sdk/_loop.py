@@ -30,8 +30,7 @@ class _Stuck(Failed):
 
     def __init__(self) -> None:
         super().__init__(
-            "waits for something that nothing will bring about: no call of the model or of a tool is under way, "
-            "and no timer runs"
+            "waits for an event that cannot happen: no model or tool call is in progress, and no timer is running"
         )
 
 

@@ -17,7 +17,7 @@ class RolloutModel:
         given = {**(params or {}), **more}
         for name in _THE_HOSTS:
             if name in given:
-                raise TypeError(f"`{name}` is the host's to choose; the model takes sampling parameters only")
+                raise TypeError(f"`{name}` is chosen by the host; the model accepts only sampling parameters")
         self.params: dict[str, Any] = given
 
     def __repr__(self) -> str:

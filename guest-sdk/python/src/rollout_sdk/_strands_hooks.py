@@ -41,11 +41,11 @@ class HookEvent:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_made" in self.__dict__ and name not in self.writable:
-            raise AttributeError(f"{type(self).__name__}.{name} is not for hooks to write; {self._may_write()}")
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be written by a hook; {self._may_write()}")
         self.__dict__[name] = value
 
     def _may_write(self) -> str:
-        return f"they may write {', '.join(self.writable)}" if self.writable else "they may write nothing of it"
+        return f"hooks may write {', '.join(self.writable)}" if self.writable else "hooks may write none of its values"
 
 
 @dataclass
@@ -171,7 +171,7 @@ class HookRegistry:
         if callback is None:
             given: Any = event_type
             if not callable(given) or isinstance(given, type):
-                raise TypeError("add_callback wants a callback")
+                raise TypeError("add_callback: the callback is missing")
             self.add_callback(None, given)
             return
         for each in _event_types(event_type, callback):
@@ -218,7 +218,7 @@ def _event_types(given: Any, callback: HookCallback) -> Iterable[type[HookEvent]
     for each in wanted:
         if not isinstance(each, type) or not issubclass(each, HookEvent):
             raise TypeError(
-                f"{each!r} is no event of hooks; say which one the callback `{getattr(callback, '__name__', callback)}` is "
+                f"{each!r} is not a hook event; pass the event type of the callback `{getattr(callback, '__name__', callback)}` is "
                 "for, or hint its parameter with it"
             )
     return wanted

@@ -46,7 +46,7 @@ class AgentTool(Tool[P, R]):
         names = inspect.signature(function).parameters
         wanted = "tool_context" if context is True else context or None
         if wanted is not None and wanted not in names:
-            raise ValueError(f"tool `{name or function.__name__}` wants its context in `{wanted}`, and has no such parameter")
+            raise ValueError(f"tool `{name or function.__name__}` has no parameter `{wanted}` for its context")
         self._context = wanted
         given = {_AGENT, *([wanted] if wanted else [])}
         super().__init__(function, name=name, description=description, context_names=frozenset(given & set(names)))
@@ -115,7 +115,7 @@ def _of_module(module: Any) -> Tool[..., Any]:
     spec: Any = getattr(module, "TOOL_SPEC", {})
     function: Any = getattr(module, spec.get("name", ""), None)
     if function is None:
-        raise TypeError(f"module `{module.__name__}` is no tool: it has no TOOL_SPEC, or no function of its name")
+        raise TypeError(f"module `{module.__name__}` is not a tool: it has no TOOL_SPEC, or no function of its name")
 
     async def called(tool_context: ToolContext, **arguments: Any) -> Any:
         use = {**tool_context.tool_use, "input": arguments}

@@ -155,7 +155,7 @@ def tool_schemas(loop: RolloutAgentLoop, request: RolloutRequest) -> list[JsonOb
     """Returns the loop's tools as JSON schemas."""
     given: Any = loop.get_tools(request)
     if given is None or is_a(given, str, bytes, Mapping):
-        raise TypeError(f"get_tools gave {type(given).__name__}, not a list of tools")
+        raise TypeError(f"get_tools returned {type(given).__name__}, not a list of tools")
     schemas: list[JsonObject] = []
     items: Iterable[Any] = given
     for place, item in enumerate(items):

@@ -301,7 +301,7 @@ class AgentOutputSchema:
         try:
             return self._structure.read_text(json_str)
         except Mismatch as mismatch:
-            raise ModelBehaviorError(f"the model's answer is no {self.name()}: {mismatch}") from None
+            raise ModelBehaviorError(f"the model's answer is not a valid {self.name()}: {mismatch}") from None
 
     @property
     def response_format(self) -> JsonObject:
@@ -599,7 +599,7 @@ class RunResultStreaming:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in {*RunResult.__annotations__, *vars(RunResult)}:
-            raise AttributeError(f"a run under way has no `{name}`")
+            raise AttributeError(f"a run in progress has no `{name}`")
         if self._result is None:
             # The values before the run has ended.
             return [] if name in ("new_items", "raw_responses") else None

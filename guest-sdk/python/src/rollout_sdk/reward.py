@@ -73,7 +73,7 @@ def grader_of(function: Callable[..., Any]) -> type[Grader]:
                 reward: Any = function(given, label, **more)
                 reward = await reward if inspect.isawaitable(reward) else reward
                 if reward is None:
-                    raise Failed(f"the reward function `{function.__name__}` gave nothing back")
+                    raise Failed(f"the reward function `{function.__name__}` returned nothing")
                 sample.reward = reward
 
     Reward.__name__ = Reward.__qualname__ = getattr(function, "__name__", "Reward")

@@ -409,7 +409,7 @@ class Agent:
                 run.found = run.structure.read_text("".join(_texts_of(message)))
             except Mismatch as mismatch:
                 raise StructuredOutputException(
-                    f"the model gave no {run.structure.name}, though it was told to: {mismatch}"
+                    f"the model gave no {run.structure.name}, although it was required: {mismatch}"
                 ) from None
             return True
         run.forced = True
@@ -609,7 +609,7 @@ def _structured(run: _Invocation, structure: Structure, call: ToolCall) -> JsonO
     try:
         run.found = structure.read_text(call.arguments)
     except Mismatch as mismatch:
-        return tool_result(use, "error", [{"text": f"this is no {structure.name}: {mismatch}"}])
+        return tool_result(use, "error", [{"text": f"this is not a valid {structure.name}: {mismatch}"}])
     return tool_result(use, "success", [{"text": f"this is a valid {structure.name}"}])
 
 

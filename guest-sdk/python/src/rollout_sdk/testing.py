@@ -206,7 +206,7 @@ class _Model:
         }
         place = len(self._run.requests)
         self._run.requests.append(asked)
-        assert place < len(self._replies), f"the model was asked more often than there are replies, {place}"
+        assert place < len(self._replies), f"the model was called more often than there are replies, {place}"
         reply: Any = self._replies[place]
         if callable(reply):
             reply = reply(asked)
