@@ -56,7 +56,7 @@ READ = {
     "type": "function",
     "function": {
         "name": "read",
-        "description": "Reads so many bytes.",
+        "description": "Reads a number of bytes.",
         "parameters": {"type": "object", "properties": {"bytes": {"type": "integer"}}, "required": ["bytes"]},
     },
 }

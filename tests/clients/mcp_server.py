@@ -50,7 +50,7 @@ def pid() -> str:
 
 @server.tool()
 def large(bytes: int) -> str:
-    """Gives a result of so many bytes."""
+    """Returns a number of bytes."""
     return "x" * bytes
 
 

@@ -1,4 +1,4 @@
-//! The commands that are clients of the admin API, and a server with a catalog: what they ask, say, and exit with.
+//! Tests of the commands that are clients of the admin API, with a server with a catalog.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use rollout_tests::{Process, Ran, Start, guest, rollout_host};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long a command may take. One of them compiles.
+/// The timeout of a command. One of them compiles.
 const COMMAND: Duration = Duration::from_secs(300);
 
-/// A server with an empty catalog, and its operator's key.
+/// A server with an empty catalog, and the operator's key.
 struct Server {
     dir: TempDir,
     url: String,
@@ -30,14 +30,14 @@ impl Server {
         Self { dir, url, operator, _process: process }
     }
 
-    /// Runs a command as the holder of this key.
+    /// Runs a command with this key.
     async fn run_as(&self, key: &str, arguments: &[&str]) -> Ran {
         let mut command = rollout_host(arguments);
         command.env("ROLLOUT_HOST_URL", &self.url).env("ROLLOUT_HOST_KEY", key);
         command.start().ended_within(COMMAND).await
     }
 
-    /// Runs a command of the operator's that succeeds, and gives its standard output.
+    /// Runs a command of the operator, which must succeed; returns its standard output.
     async fn done(&self, arguments: &[&str]) -> String {
         done(self.run_as(&self.operator, arguments).await, arguments)
     }
@@ -48,7 +48,7 @@ impl Server {
     }
 }
 
-/// All that is in files below a folder.
+/// Returns the contents of all files below a directory.
 fn written(folder: PathBuf) -> Vec<u8> {
     let (mut folders, mut all) = (vec![folder], Vec::new());
     while let Some(folder) = folders.pop() {

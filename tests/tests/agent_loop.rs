@@ -1,9 +1,9 @@
-//! Agent loops where their own protocol is not spoken: polled, called back, evaluated.
+//! Tests of agent loops under other protocols than their own: with polling, callbacks, and in evaluations.
 
 use rollout_tests::{Answer, Controller, Start, TestHost, example, guest, project_root, rollout_host};
 use serde_json::{Value, json};
 
-/// A reply that calls the guest's tool.
+/// Returns a reply that calls the guest's tool.
 fn calls_add() -> Answer {
     let call = json!({
         "id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 3}"},

@@ -1,4 +1,4 @@
-//! `rollout-host bench` beside a real server: its picture, and its soak.
+//! Tests of `rollout-host bench` with a real server: its diagram and its soak test.
 
 use std::path::Path;
 
@@ -81,7 +81,7 @@ async fn a_long_conversation_is_one_of_tool_results_as_long_as_was_said() {
     assert_eq!(text.matches(&format!("\"{}\"", "x".repeat(4096))).count(), 2 * 19, "a result and its sight");
 }
 
-/// The files of a name below a directory.
+/// Returns the files of this name below a directory.
 fn walk(dir: &Path, name: &str) -> Vec<std::path::PathBuf> {
     let entries =
         std::fs::read_dir(dir).expect("it can be read").map(|entry| entry.expect("an entry").path());

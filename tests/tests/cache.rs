@@ -1,5 +1,5 @@
-//! Components that nobody vouches for: compiled apart and under limits, kept for the
-//! next start, and never taken from anybody else.
+//! Tests of untrusted components: they are compiled in a separate process under limits, cached for the next start, and
+//! never loaded from a cache that other users can write.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rollout_tests::{Controller, Ran, Start, TestHost, guest, rollout_host};
 use tempfile::TempDir;
 
-/// What an entry of the cache begins with, before the code.
+/// The size of a cache entry's header, before the code.
 const HEADER_BYTES: usize = 104;
 
 const COMPILED: &str = "component compiled";
@@ -17,7 +17,7 @@ fn temporary() -> TempDir {
     tempfile::tempdir().expect("a temporary directory can be made")
 }
 
-/// Serves a guest with this cache, sees that a rollout succeeds, and gives what it said.
+/// Serves a guest with this cache, checks that a rollout succeeds, and returns the server's log.
 async fn serve_once(guest: &str, cache: &Path) -> String {
     let controller = Controller::start().await;
     let host = TestHost::of(guest).option("--cache-dir", cache.display()).start().await;
@@ -26,7 +26,7 @@ async fn serve_once(guest: &str, cache: &Path) -> String {
     host.stop().await.stderr
 }
 
-/// The only entry of a cache.
+/// Returns the only entry of a cache.
 fn entry(cache: &Path) -> PathBuf {
     let files = std::fs::read_dir(cache).expect("it is there").map(|file| file.expect("it is there").path());
     let entries: Vec<_> = files.filter(|path| path.extension().is_some_and(|ext| ext == "code")).collect();
@@ -34,7 +34,7 @@ fn entry(cache: &Path) -> PathBuf {
     entries[0].clone()
 }
 
-/// Tries to serve a file, which cannot go well.
+/// Tries to serve a file, which must fail.
 async fn refused(plugin: &Path, config: &str, more: &[&str]) -> Ran {
     let dir = temporary();
     let file = dir.path().join("config.toml");
@@ -61,7 +61,7 @@ fn component(text: &str) -> Vec<u8> {
     wat::parse_str(text).expect("the text can be encoded")
 }
 
-/// A small file that is a great deal of work: so many functions of so many statements.
+/// Returns a small component that is slow to compile, with many functions of many statements.
 fn laborious(functions: usize, statements: usize) -> Vec<u8> {
     let body = "(local.set 0 (i32.add (local.get 0) (i32.load (local.get 0))))".repeat(statements);
     let functions = format!("(func (param i32) {body})").repeat(functions);
@@ -168,7 +168,7 @@ async fn a_component_that_takes_too_long_to_compile_is_given_up() {
 #[tokio::test]
 async fn a_component_that_takes_too_much_memory_to_compile_is_given_up() {
     let limits = "[limits]\ncompile-memory-bytes-max = 67108864\n";
-    // All of one function is in memory at once.
+    // The compiler has a whole function in memory.
     check_refused(
         &laborious(1, 400_000),
         limits,

@@ -1,4 +1,4 @@
-//! Callers as they may be: silent, slow, too large, without the key, behind a web page.
+//! Tests of difficult callers: silent, slow, with large requests, without the key, from a web page.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use tokio::net::TcpStream;
 
 const POSTS: [&str; 3] = ["/rollout", "/rollout/cancel", "/v1/rollout/init"];
 
-/// Lets the test itself have many connections.
+/// Raises the test's own limit of open files.
 fn raise_open_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("a limit may be raised");
 }
 
-/// Says this on a connection of its own; gives what comes back until it closes.
+/// Sends a text on a new connection; returns the head of the answer and the connection.
 async fn said(host: &TestHost, text: &str) -> (String, TcpStream) {
     let mut stream = host.connect().await.expect("it listens");
     stream.write_all(text.as_bytes()).await.expect("it takes it");
@@ -24,7 +24,7 @@ async fn said(host: &TestHost, text: &str) -> (String, TcpStream) {
     (head, stream)
 }
 
-/// The next head that comes; what there is where the connection ends before.
+/// Reads the next head, or what there is of it if the connection ends.
 async fn head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -44,7 +44,7 @@ fn post(path: &str, more: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more}\r\n")
 }
 
-/// A body that is announced and does not come.
+/// The header of a body that is never sent.
 const LARGE: &str = "content-length: 60000000\r\n";
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn silent_connections_keep_nobody_out() {
     for at in 0..600 {
         let mut stream = in_time("a connection", host.connect()).await.expect("it is accepted");
         if at % 3 == 0 {
-            // A head that does not end is no better than none.
+            // An unfinished head counts like none.
             stream.write_all(b"GET /health HTTP/1.1\r\n").await.ok();
         }
         silent.push(stream);
@@ -70,7 +70,7 @@ async fn silent_connections_keep_nobody_out() {
     let mut closed = 0;
     for stream in &mut silent {
         let mut byte = [0];
-        // Not waited for: those that are still open have nothing to say.
+        // No wait: connections that are still open send nothing.
         if let Ok(0) | Err(_) =
             tokio::time::timeout(Duration::ZERO, stream.read(&mut byte)).await.unwrap_or(Ok(1))
         {
@@ -140,7 +140,7 @@ async fn a_body_that_announces_too_much_is_refused_before_it_comes() {
         let (asked, _open) = said(&host, &post(path, &more)).await;
         assert_eq!(status(&asked), "100", "{path}: {asked}");
     }
-    // One that does not say how long it is gets as far as that.
+    // A body of unknown length is read up to the limit.
     let mut stream = host.connect().await.expect("it listens");
     stream
         .write_all(post("/rollout/cancel", "transfer-encoding: chunked\r\n").as_bytes())
@@ -172,7 +172,7 @@ async fn a_body_that_stops_coming_is_given_up() {
         }
     }
 
-    // One that comes drop by drop is no better.
+    // A body that arrives byte by byte is rejected, too.
     let mut slow = host.connect().await.expect("it listens");
     slow.write_all(post("/rollout", "content-length: 4000000\r\n").as_bytes()).await.expect("it reads");
     let (mut reading, mut writing) = slow.into_split();
@@ -248,7 +248,7 @@ async fn names_and_pages_that_the_operator_allows_may_ask() {
         assert_eq!(ask(&host, page).await, "200");
         assert_eq!(ask(&host, "host: other.local\r\n").await, "403");
     }
-    // The key proves more than a name.
+    // With the key, any host name is accepted.
     let keyed = TestHost::of("conform").option("--api-key", "k").start().await;
     assert_eq!(ask(&keyed, &format!("{service}authorization: Bearer k\r\n")).await, "200");
     assert_eq!(ask(&keyed, service).await, "401");
@@ -310,7 +310,7 @@ async fn polls_of_one_lease_keep_nobody_out() {
         rollout.id, rollout.lease
     );
     let mut waiting = Vec::new();
-    // More than there are connections: only the last one waits.
+    // More polls than connections: only the last one waits.
     for _ in 0..300 {
         let mut stream = in_time("a connection", host.connect()).await.expect("it is accepted");
         stream.write_all(poll.as_bytes()).await.expect("it reads");
@@ -331,7 +331,7 @@ async fn polls_of_one_lease_keep_nobody_out() {
     for stream in &mut waiting {
         match status(&in_time("an answer", head(stream)).await) {
             "200" => answered += 1,
-            // It came while those before it had not left yet.
+            // It arrived before the earlier ones were closed.
             "503" => crowded += 1,
             other => panic!("{other}"),
         }
@@ -349,7 +349,7 @@ async fn bodies_count_against_the_memory_budget_as_they_come_and_with_their_roll
     let held =
         async || host.metrics().await.get("rollout_host_held_bytes{use=\"request\"}").expect("it is counted");
 
-    // What cannot have room is not asked for.
+    // A body without room is refused before it is sent.
     let (asked, _open) =
         said(&host, &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)))
             .await;
@@ -375,7 +375,7 @@ async fn bodies_count_against_the_memory_budget_as_they_come_and_with_their_roll
     drop(unfinished);
     until("the bodies to be given back", async || (held().await == 0.0).then_some(())).await;
 
-    // A prompt is charged from its admission to its end, in the queue, too.
+    // A prompt is charged from its admission to its end, also while it is queued.
     controller.hold();
     let first = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     controller.chats_open(1).await;

@@ -1,27 +1,26 @@
-//! The label reaches the grader and nothing else: a canary is searched for, by a guest, in
-//! everything that a workflow can see, down to the bytes of its memory, and by the tests
-//! in everything that leaves it.
+//! Tests that the label reaches only the grader: a guest searches for a canary in everything that a workflow can see,
+//! down to the bytes of its memory, and the tests search in everything that leaves it.
 
 use rollout_tests::{
     Controller, InitRequest, RolloutRequest, Start, TestHost, check_completed, guest, rollout_host,
 };
 use serde_json::{Value, json};
 
-/// The label's two halves. The guest is given them apart.
+/// The label's two halves. The guest receives them separately.
 const CANARY: [&str; 2] = ["canary-", "5d1c0e7fb2"];
 
-/// What the guest has to find, or it does not search.
+/// A text that the guest must find, which proves that it searches.
 const PLANTED: [&str; 2] = ["planted-", "91ab44"];
 
-/// Rollouts one after the other in the same slot, so that a workflow gets the memory that
-/// a grader with the label had before.
+/// Number of consecutive rollouts in the same slot, so that a workflow gets memory that a grader with the label had
+/// before.
 const ROUNDS: usize = 3;
 
 fn canary() -> String {
     CANARY.concat()
 }
 
-/// With the label where callers put it, and where they might.
+/// Returns metadata with the label under its usual names and likely other ones.
 fn metadata() -> Value {
     let truth = canary();
     json!({
@@ -30,7 +29,7 @@ fn metadata() -> Value {
     })
 }
 
-/// A body in which the label is there again, under a name that is escaped.
+/// Returns a body that also has the label under escaped names.
 fn with_escapes(body: &Value) -> String {
     let metadata = body["metadata"].to_string();
     let again = format!(r#"{{"ground\u005ftruth":"{0}","\u0047round_truth":"{0}","#, canary());
@@ -45,7 +44,7 @@ fn request(controller: &Controller) -> RolloutRequest {
         .with("extra_fields", json!({"row_index": 3}))
 }
 
-/// The guest searched everywhere, found what is planted, and not the label.
+/// Checks that the guest searched everywhere, and found the planted text but not the label.
 fn check_report(text: &str) {
     let report: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("no report: {text}"));
     let places: Vec<&str> = report["places"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
@@ -73,14 +72,13 @@ fn check_report(text: &str) {
     assert!(report["scanned_bytes"].as_u64() > Some(5 << 20), "{report:#}");
 }
 
-/// What the workflow returned last.
+/// Returns the text of the last message.
 fn last_message(messages: &Value) -> &str {
     let last = messages.as_array().and_then(|messages| messages.last());
     last.and_then(|message| message["content"].as_str()).unwrap_or_default()
 }
 
-/// The label is in nothing that was sent to the model, and in none of the rollout's
-/// files that the workflow wrote.
+/// Checks that the label is neither in the requests to the model nor in the rollout's files that the workflow wrote.
 fn check_left(sent: &str, rollout: &std::path::Path) {
     assert!(sent.contains("Calculate 2 + 3."), "{sent}");
     assert!(!sent.contains(&canary()), "the label was sent to the model: {sent}");
@@ -156,7 +154,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_b() {
     }
 }
 
-/// A request of generation A, which has no place for a label but the metadata.
+/// Returns a request of generation A, in which only the metadata can have a label.
 fn init(controller: &Controller) -> InitRequest {
     let prompt = format!("Calculate 2 + 3. {}", PLANTED.concat());
     InitRequest::new(controller, &prompt).with("metadata", metadata())

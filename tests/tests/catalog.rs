@@ -1,10 +1,10 @@
-//! Many tenants and plugins in one process, as operators, authors and callers find them.
+//! Tests of many tenants and plugins in one process, for operators, authors and callers.
 
 use reqwest::Method;
 use rollout_tests::{Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until};
 use serde_json::{Value, json};
 
-/// The words that `tunable` was configured with in the version which ran a rollout.
+/// Returns the greeting in the configuration of the version that ran a rollout of `tunable`.
 fn greeting(result: &Value) -> String {
     let last = result["sample"]["messages"].as_array().and_then(|all| all.last());
     let text = last.and_then(|message| message["content"].as_str()).unwrap_or_else(|| panic!("{result:#}"));
@@ -31,7 +31,7 @@ async fn two_tenants_have_plugins_and_rollouts_of_the_same_names_and_nothing_of_
     let (of_first, of_second) = (of_one.result(&first).await, of_two.result(&second).await);
 
     assert_eq!((greeting(&of_first), greeting(&of_second)), ("v1".to_owned(), "v2".to_owned()));
-    // Another tenant's lease is no better than a made up one.
+    // Another tenant's lease is as invalid as an invented one.
     let guessed = rollout_tests::Admitted { lease: first.lease.clone(), ..second.clone() };
     assert_eq!(of_two.poll(&guessed).await.status, 403);
     catalog.serve(&one, "own", "conform", "").await;
@@ -68,7 +68,7 @@ async fn activating_is_one_step_in_which_no_rollout_fails() {
             let reply =
                 catalog.ask(&tenant.author, Method::POST, path, json!({"version": 1 + swap % 2})).await;
             assert!(reply.status < 300, "{reply:?}");
-            // What is asked for from here on is that version's.
+            // New rollouts use the new version.
             let result = plugin.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
             assert_eq!(greeting(&result), format!("v{}", 1 + swap % 2));
         }
@@ -115,7 +115,7 @@ async fn after_a_kill_rollouts_go_on_with_the_version_that_they_began_with() {
     }
 }
 
-/// The tokens and the guests' CPU seconds that a tenant used today, as the operator sees them.
+/// Returns the tokens and the guests' CPU seconds that a tenant used today, from the admin API.
 async fn usage(catalog: &TestCatalog, tenant: &str) -> (u64, f64) {
     let usage = catalog.operate(Method::GET, &format!("/tenants/{tenant}/usage"), Value::Null).await;
     let today = &usage["days"][0];

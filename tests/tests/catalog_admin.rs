@@ -1,5 +1,5 @@
-//! The admin API of a server with a catalog, over its own connections: what it acknowledged is there after it was
-//! killed, and two servers do not share a catalog.
+//! Tests of the admin API of a server with a catalog: acknowledged changes survive a kill, and two servers cannot share
+//! a catalog.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use rollout_tests::{Process, Start, in_time, rollout_host};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// How often a server is killed while it is changed.
+/// Number of kills during changes.
 const KILLS: u64 = 6;
 
-/// A server of a catalog, asked by its operator.
+/// A server with a catalog.
 struct Server {
     process: Process,
     url: String,
@@ -39,7 +39,7 @@ fn serve(catalog: &Path) -> tokio::process::Command {
     command
 }
 
-/// The holder of a key.
+/// A client with a key.
 #[derive(Clone)]
 struct Asking {
     url: String,
@@ -48,7 +48,7 @@ struct Asking {
 }
 
 impl Asking {
-    /// The status and the answer; none where the server is gone.
+    /// Sends a request; returns status and answer, or `None` if the server is gone.
     async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> Option<(StatusCode, Value)> {
         let request = self.http.request(method, format!("{}/admin/v1{path}", self.url)).body(body);
         let answer = request.header("authorization", format!("Bearer {}", self.key)).send().await.ok()?;
@@ -68,7 +68,7 @@ impl Asking {
     }
 }
 
-/// What a server said that it did.
+/// A change that a server acknowledged.
 enum Acknowledged {
     Key(String),
     Revoked(String),
@@ -78,7 +78,7 @@ enum Acknowledged {
     Secret(String),
 }
 
-/// Changes a catalog in every way until the server is gone, and says what was acknowledged.
+/// Changes a catalog in every way until the server is gone, and sends each acknowledged change.
 async fn change(
     operator: Asking,
     author: Asking,
@@ -107,7 +107,7 @@ async fn change(
         said(Acknowledged::Component(bytes));
         let tenant = format!("{name}-{n}");
         let Some(_) = operator.done(Method::POST, "/tenants", json!({"name": tenant})).await else { return };
-        // The same names in each life: a tenant has so many secrets and no more.
+        // The same names in each run, because the number of a tenant's secrets is limited.
         let kept = format!("s{}", tenant.split_once('-').unwrap().1);
         let secret = format!("/secrets/{kept}");
         let Some(_) = author.done(Method::PUT, &secret, json!({"value": "v"})).await else { return };
@@ -145,7 +145,7 @@ async fn what_was_acknowledged_is_there_after_a_kill() {
             changing.spawn(change(operator, author, format!("k{kill}-{one}"), send.clone()));
         }
         drop(send);
-        // Some time between two of its writes, or in one.
+        // The kill happens between two writes, or during one.
         let mut all = Vec::new();
         while (all.len() as u64) < 7 + 13 * kill {
             all.extend(in_time("an acknowledgement", acknowledged.recv()).await);
@@ -181,7 +181,7 @@ async fn what_was_acknowledged_is_there_after_a_kill() {
                 }
             }
         }
-        // Where a deletion was cut off it was finished, and no folder is left of anybody who is not listed.
+        // An interrupted deletion was finished, and no directory is left of an unlisted tenant.
         let (_, tenants) = operator.get("/tenants?limit=1000").await;
         let folders = std::fs::read_dir(catalog.join("tenants")).unwrap().count();
         assert_eq!(folders, tenants["items"].as_array().unwrap().len());

@@ -1,9 +1,9 @@
-//! The date that guests' clocks begin at is a setting, and a rollout keeps it.
+//! Tests that the start date of guests' clocks is a setting, which a rollout keeps.
 
 use rollout_tests::{Evaluation, Start, guest, rollout_host};
 use serde_json::json;
 
-/// A rollout that looks at its clock, with these options.
+/// Returns an evaluation of a rollout that reads its clock, with these options.
 fn look(options: &[&str]) -> Evaluation {
     let row = json!({"user_prompt": "look", "ground_truth": "5", "metadata": {"port": 9}});
     Evaluation::of("look_around", &[row]).options(["--model", "mock"]).options(options.iter().copied())

@@ -1,4 +1,4 @@
-//! The other commands: what they say, and their exit codes.
+//! Tests of the output and exit codes of the other commands.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rollout_tests::{Ran, Start, guest, project_root, rollout_host};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long a command may take. One of them compiles, perhaps everything.
+/// The timeout of a command. One of them compiles, perhaps everything.
 const COMMAND: Duration = Duration::from_secs(300);
 
 async fn run(command: &str, path: &Path, more: &[&str]) -> Ran {
@@ -18,7 +18,7 @@ fn temporary() -> TempDir {
     tempfile::tempdir().expect("a temporary directory can be made")
 }
 
-/// A file with a component in its text form.
+/// Writes a component from its text form to a file.
 fn component(dir: &TempDir, text: &str) -> PathBuf {
     let path = dir.path().join("made.wasm");
     std::fs::write(&path, wat::parse_str(text).expect("the text is a component")).expect("it can be written");
@@ -137,7 +137,7 @@ async fn build_makes_a_component_of_an_example_that_can_be_served() {
     assert_eq!(run("inspect", &output, &[]).await.code, Some(0));
 }
 
-/// A project without dependencies.
+/// Creates a project without dependencies.
 fn project(manifest: &str, code: &str) -> TempDir {
     let dir = temporary();
     std::fs::create_dir(dir.path().join("src")).expect("it can be made");
@@ -160,7 +160,7 @@ async fn build_says_whose_move_it_is_where_there_is_no_plugin() {
         let mut command = rollout_host(["build"]);
         command.arg(project.path()).arg("-o").arg(&output);
 
-        // Its own, for it shares nothing with this project.
+        // A separate target directory, because it shares nothing with this project.
         let ran = command
             .env("CARGO_TARGET_DIR", project.path().join("target"))
             .start()
@@ -264,7 +264,7 @@ async fn no_tip_names_what_is_not_for_people() {
         let ran = rollout_host([typed]).start().ended().await;
 
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        // What was typed is repeated; it is the tip that must not be there.
+        // The message repeats the input; only the tip must be absent.
         assert!(!ran.stderr.contains("'compile-component'"), "{}", ran.stderr);
     }
 }

@@ -1,4 +1,4 @@
-//! What a plugin declares of its configuration, and the operator's values.
+//! Tests of a plugin's declared configuration and the operator's values.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ fn file(dir: &TempDir, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// What the guest `tunable` says that it was given.
+/// Returns the configuration that the guest `tunable` received.
 fn told(result: &Value) -> Value {
     let messages = result["sample"]["messages"].as_array().expect("there is a sample");
     let text = messages.last().and_then(|message| message["content"].as_str()).expect("it is text");
@@ -138,8 +138,7 @@ async fn a_plugin_cannot_take_more_slots_than_the_operator_gives() {
 async fn a_grader_of_its_own_has_a_configuration_of_its_own() {
     let controller = Controller::start().await;
     let grader = guest("tunable").display().to_string();
-    // The workflow declares nothing, so that what fits the grader alone would not be
-    // noticed if it came there.
+    // The workflow declares nothing, so it would not notice the grader's configuration if it received it.
     let host = TestHost::of("only_workflow")
         .option("--grader", &grader)
         .config("[plugin]\nfor = 'the workflow'\n[grader]\nmax_turns = 5\n")

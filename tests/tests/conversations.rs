@@ -1,4 +1,4 @@
-//! A conversation is kept once, and everybody sees what was sent as it was sent.
+//! Tests that a conversation is stored once, and that every reader sees each request as it was sent.
 
 use rollout_tests::{Answer, Controller, TestHost};
 use serde_json::{Value, json};
@@ -78,7 +78,7 @@ async fn a_workflow_that_asks_the_judge_ends() {
     assert_eq!(controller.chats().len(), 0);
 }
 
-/// A completion that calls the tool `echo`.
+/// Returns a completion that calls the tool `echo`.
 fn echo(text: &str) -> Answer {
     let function = json!({"name": "echo", "arguments": json!({"text": text}).to_string()});
     let message = json!({
@@ -108,7 +108,7 @@ async fn an_agent_leaves_its_conversation_to_the_host_and_has_it_whole_when_it_a
     let whole = ["user", "assistant", "tool", "assistant", "tool", "assistant", "user", "assistant", "user"];
     assert_eq!(roles(2), whole[..5]);
     assert_eq!(roles(3), whole[..7]);
-    // The sample's history is another by then, and the agent's own is what it asks with.
+    // The sample's history differs by then, and the agent calls with its own conversation.
     assert_eq!(roles(4), whole);
     let kept: Vec<&str> = result["sample"]["messages"]
         .as_array()

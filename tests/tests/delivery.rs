@@ -1,5 +1,5 @@
-//! Callbacks that are on their way: what a cancellation does to them, and what a receiver that
-//! takes its time does to others. And what the host says of a rollout that is over.
+//! Tests of callbacks during delivery: the effect of a cancellation, and that a slow receiver does not delay others.
+//! Also the host's status of finished rollouts.
 
 use rollout_tests::{Controller, InitRequest, RolloutRequest, TestHost};
 use serde_json::{Value, json};
@@ -64,7 +64,7 @@ async fn a_grader_that_comes_back_goes_before_the_queue() {
     let slow = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");
     host.ask(&slow).await;
     controller.callbacks_arrived(1).await;
-    // One takes the slot and waits for the model, the others wait in the queue.
+    // One rollout takes the slot and waits for the model, the others are queued.
     for _ in 0..16 {
         host.admit(&controller.rollout("Calculate 1 + 3.")).await;
     }
@@ -72,8 +72,8 @@ async fn a_grader_that_comes_back_goes_before_the_queue() {
     controller.release_callbacks();
     controller.callbacks_open(0).await;
 
-    // Each that has the slot ends, until the grader is there: at once, as soon as the host has
-    // read the answer to its callback.
+    // Each rollout with the slot ends, until the grader runs, which is immediately after the host has read the answer
+    // to its callback.
     let mut answered = 1;
     let callbacks = loop {
         answered += 1;

@@ -1,4 +1,4 @@
-//! What the documents tell a reader to type does what they say.
+//! Tests that the commands in the documents work.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use rollout_tests::{Start, guest, host_program, project_root, rollout_host};
 use serde_json::Value;
 
-/// How long the commands of a document may take.
+/// The timeout of the commands of a document.
 const COMMANDS: Duration = Duration::from_secs(120);
 
-/// The blocks of shell commands below a heading of a document.
+/// Returns the blocks of shell commands below a heading of a document.
 fn commands(document: &str, heading: &str) -> Vec<String> {
     let path = project_root().join(document);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -24,7 +24,7 @@ fn commands(document: &str, heading: &str) -> Vec<String> {
         .collect()
 }
 
-/// Runs a script as a reader would, with the host's program on the path.
+/// Runs a script with the host's program on the path.
 async fn shell(dir: &Path, script: &str) -> std::process::Output {
     let programs = host_program().parent().expect("a program is in a folder").to_owned();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
@@ -44,7 +44,7 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
     }
     let model = rollout_host(["mock-model", "--listen", "127.0.0.1:0"]).start();
     let mut serve = rollout_host(["serve"]);
-    // On port 0 there is no journal unless it is said where.
+    // On port 0 there is no journal unless `--journal` names one.
     serve.arg(guest("conform")).args(["--listen", "127.0.0.1:0", "--journal", "j"]).current_dir(dir.path());
     let server = serve.start();
     let (model, server_url) = (model.line("listening on ").await, server.line("listening on ").await);
@@ -86,7 +86,7 @@ async fn the_script_of_the_guide_is_one() {
     assert_eq!(reply["choices"][0]["message"]["content"], "Alan Turing.\n#### 1912", "{reply:#}");
 }
 
-/// Every document, from the root down.
+/// Finds every document below a directory.
 fn documents(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -99,7 +99,7 @@ fn documents(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The lines of a document outside of its code blocks.
+/// Returns the lines of a document outside of its code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     text.lines().filter(move |line| {
@@ -109,12 +109,12 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The anchors of a document: one for each heading, as it is derived where documents are shown.
+/// Returns the anchors of a document: one for each heading, derived as on the web site.
 fn anchors(text: &str) -> HashSet<String> {
     let mut found = HashSet::new();
     for line in prose(text).filter(|line| line.starts_with('#')) {
         let title = line.trim_start_matches('#').trim();
-        // Of a link only its text counts.
+        // Only the text of a link counts.
         let title = title.split("](").map(|part| part.split_once(')').map_or(part, |(_, rest)| rest));
         let title: String = title.collect();
         let kept = title.to_lowercase();
@@ -126,7 +126,7 @@ fn anchors(text: &str) -> HashSet<String> {
     found
 }
 
-/// The targets of a document's links, without those to other machines.
+/// Returns the targets of a document's links, without those to other machines.
 fn link_targets(text: &str) -> Vec<String> {
     let mut targets = Vec::new();
     // A link may be broken into two lines.
@@ -175,7 +175,7 @@ fn anchors_are_those_of_headings_and_not_of_comments_in_code() {
     assert_eq!(anchors(text), HashSet::from(expected));
 }
 
-/// Sources and documents of the project.
+/// Finds sources and documents of the project.
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -223,7 +223,7 @@ fn the_guide_for_a_first_workflow_has_the_commands_of_the_first_page() {
     let first_page = &commands("README.md", "## A first workflow")[0];
     let guide = all_commands("docs/get-started/first-workflow.md");
 
-    // `wheel.rs` runs those of the first page.
+    // `wheel.rs` runs the commands of the first page.
     let expected = words(first_page);
 
     assert_eq!(words(&guide)[..expected.len()], expected);
@@ -246,7 +246,7 @@ fn every_page_is_in_the_index_and_every_decision_in_the_list_of_decisions() {
     }
 }
 
-/// All blocks of shell commands of a document, one after the other.
+/// Returns all shell commands of a document.
 fn all_commands(document: &str) -> String {
     let path = project_root().join(document);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -267,7 +267,7 @@ async fn the_guide_for_operators_leads_to_two_tenants_line_by_line() {
         .replace("127.0.0.1:9000", &format!("127.0.0.1:{}", free()));
     let script = script.replace("127.0.0.1:9100", &format!("127.0.0.1:{}", free()));
 
-    // Job control, as a reader's shell has it.
+    // Job control, as in an interactive shell.
     let ran =
         shell(dir.path(), &format!("set -m; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"))
             .await;

@@ -1,4 +1,4 @@
-//! A host that is asked to end, and one that is full.
+//! Tests of a host that is terminated, and of one that is full.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Asks the host to end, and waits until it takes no more.
+/// Terminates the host, and waits until it accepts no more rollouts.
 async fn ask_to_end(host: &TestHost) {
     host.process().signal(Signal::TERM);
     let closed = async || (host.health().await["lifecycle"]["accepting_rollouts"] == false).then_some(());
@@ -163,7 +163,7 @@ async fn stopping_takes_the_drain_time_once_and_names_what_was_not_reported() {
     let called_back = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("key");
     assert_eq!(host.ask(&called_back).await.status, 202);
     controller.chats_open(2).await;
-    // Somebody who is connected and says nothing is not waited for either.
+    // The host does not wait for a silent connection either.
     let _silent = host.connect().await.expect("it listens");
 
     let started = Instant::now();
@@ -223,7 +223,7 @@ async fn a_callback_that_nobody_took_is_named_when_the_host_ends() {
 async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("drain-secs = 50.0\n").start().await;
-    // More than sockets hold, so that a part of it cannot have left the host.
+    // More than sockets buffer, so that a part of it cannot have left the host.
     let long = "x".repeat(15 << 20) + "\n#### 5";
     let message = json!({"role": "assistant", "content": long});
     let completion = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
@@ -233,7 +233,7 @@ async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends
         "GET /rollout/{}/result HTTP/1.1\r\nhost: localhost\r\nx-osmosis-rollout-lease: {}\r\n\r\n",
         rollout.id, rollout.lease
     );
-    // Before the result is there, a request for it is answered with less.
+    // Before the result exists, polls get shorter answers.
     let broken = async {
         loop {
             let mut connection = host.connect().await.expect("it listens");
@@ -263,7 +263,7 @@ async fn a_host_that_stood_still_for_longer_than_a_lease_keeps_what_was_polled_f
     let times = "[osmosis]\nresult-wait-secs = 1.0\nlease-secs = 4.0\n";
     let host = TestHost::of("conform").config(times).start().await;
     let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
-    // Another host, which does not stand still, says when the time of a lease has passed twice.
+    // A second host, which is not stopped, shows when twice the time of a lease has passed.
     let other = TestHost::of("conform").config(times).start().await;
     controller.chats_open(1).await;
     host.poll(&rollout).await;

@@ -1,4 +1,4 @@
-//! `rollout-host eval` as a person runs it: rows in, results and an exit code out.
+//! Tests of `rollout-host eval`: rows in, results and an exit code out.
 
 use std::path::Path;
 
@@ -62,7 +62,7 @@ async fn a_chat_call_names_its_rollout_and_sample_and_carries_the_key() {
     assert!(!written.contains("secret-of-the-model"), "the key is written down");
 }
 
-/// The contents of every file below a directory.
+/// Returns the contents of every file below a directory.
 fn everything_below(dir: &Path) -> String {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries
@@ -119,7 +119,7 @@ async fn a_run_that_was_killed_goes_on_without_repeating_a_row() {
     let controller = Controller::start().await;
     let rows = sums(6);
     let evaluation = Evaluation::of("conform", &rows).model(&controller).options(["--concurrency", "2"]);
-    // The first calls are answered; the model then keeps everybody waiting.
+    // The first calls are answered; the model holds the others.
     controller.hold_after(2);
     let process = evaluation.start();
     until("two results", async || (evaluation.results().len() == 2).then_some(())).await;
@@ -307,7 +307,7 @@ async fn what_cannot_be_evaluated_is_refused_before_the_model_is_asked() {
 #[tokio::test]
 async fn rows_that_pass_at_k_leaves_out_are_counted_in_the_table_and_the_summary() {
     let controller = Controller::start().await;
-    // Rows 0, 1 and 2, then the same again; the first run of row 0 gets no answer.
+    // Rows 0, 1 and 2 run twice; the first run of row 0 gets no answer.
     controller.answer_chats([Answer::Status(503, json!({"error": "overloaded"}))]);
     let evaluation = Evaluation::of("conform", &sums(3))
         .model(&controller)
@@ -408,7 +408,7 @@ async fn a_server_that_is_not_there_is_said_before_anything_is_run() {
     assert_eq!(controller.chats().len(), 0);
 }
 
-/// A server that answers every request with this status and nothing else.
+/// Starts a server that answers every request with this status.
 async fn answering(status: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
     let url = format!("http://{}/v1", listener.local_addr().expect("it is bound"));
@@ -423,7 +423,7 @@ async fn answering(status: &'static str) -> String {
                     }
                 }
                 let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-                // Whoever asked may be gone.
+                // The client may have disconnected.
                 let _ = stream.write_all(answer.as_bytes()).await;
             });
         }
@@ -463,7 +463,7 @@ async fn a_model_that_never_answers_is_given_up_and_its_retries_are_said() {
     let ran = evaluation.run().await;
 
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    // Eight tries each.
+    // Eight attempts each.
     assert_eq!(evaluation.results().len(), 3, "{}", ran.stderr);
     assert_eq!(controller.chats().len(), 24);
     assert_eq!(evaluation.results()[0]["chat_retries"], 7);

@@ -1,4 +1,4 @@
-//! `eval --replay`: an evaluation is graded again, and no model is asked for its workflows.
+//! Tests of `eval --replay`, which grades an evaluation again without calling the model for its workflows.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use rollout_tests::{
 };
 use serde_json::{Value, json};
 
-/// Grades an evaluation again into `again` beside it.
+/// Grades an evaluation again, with output in the directory `again`.
 async fn graded_again(evaluation: &Evaluation, options: &[&str]) -> Ran {
     let mut command = rollout_host(["eval", "--replay"]);
     command.arg(evaluation.path("out")).arg("--out").arg(evaluation.path("again")).args(options);
@@ -49,7 +49,7 @@ async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
     assert_eq!(rewards["changed"], 8);
     assert!(ran.stdout.contains("     0    0            1         0.25  *"), "{}", ran.stdout);
     assert!(ran.stdout.contains("8 of 8 rewards changed"), "{}", ran.stdout);
-    // Once more with the grader of then, from what the journal kept of it.
+    // Once more with the original grader, from the journal.
     std::fs::remove_dir_all(evaluation.path("again")).unwrap();
     let same = graded_again(&evaluation, &[]).await;
     assert_eq!(same.code, Some(0), "{}\n{}", same.stdout, same.stderr);

@@ -1,4 +1,4 @@
-//! `rollout-host eval` over data sets as other people have them.
+//! Tests of `rollout-host eval` with data sets in other formats.
 
 use std::process::Stdio;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// Rows in the shape of GSM8K.
+/// Returns rows in the shape of GSM8K.
 fn word_problems() -> Vec<Value> {
     let row = |sum: &str, answer: &str| json!({"question": format!("Calculate {sum}."), "answer": format!("It is {sum} = {answer}.\n#### {answer}"), "source": {"id": sum}});
     vec![row("40 + 32", "72"), row("7 + 8", "15")]
@@ -74,7 +74,7 @@ async fn what_a_row_lacks_is_said_with_the_option_that_helps() {
     assert_eq!(controller.chats().len(), 0);
 }
 
-/// The bytes as `gzip` packs them.
+/// Compresses bytes with `gzip`.
 async fn packed(bytes: &[u8]) -> Vec<u8> {
     let mut gzip = Command::new("gzip")
         .arg("-c")
@@ -136,7 +136,7 @@ async fn a_seed_takes_the_same_rows_again_and_more_of_them_when_asked() {
     let third = fewer.run().await;
 
     assert_eq!((first.code, second.code), (Some(0), Some(0)), "{}{}", first.stderr, second.stderr);
-    // In the order of the SHA-256 of "7-0", "7-1" and so on, the rows are 1, 2, 5, 0, 3, 4.
+    // Sorted by the SHA-256 of "7-0", "7-1" and so on, the rows are 1, 2, 5, 0, 3, 4.
     assert_eq!(taken, [0, 2, 5]);
     assert_eq!(taken_then, [0, 2, 3, 5]);
     assert_eq!(controller.chats().len(), 4, "what has a result is not run again");

@@ -1,4 +1,4 @@
-//! An evaluation that dies goes on within its rollouts, from the journal beside its results.
+//! Tests that a killed evaluation resumes its rollouts, from the journal beside its results.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 const ROWS: usize = 6;
 const TURNS: usize = 20;
 
-/// Rows of several turns each, of which every answer decides on what is asked next, with a tool and a
-/// judge.
+/// Returns an evaluation of rows with several turns, in which every request depends on the answers before it, with a
+/// tool and a judge.
 fn long_way(oracle: &Oracle) -> Evaluation {
     let rows: Vec<Value> = (0..ROWS)
         .map(|row| json!({"user_prompt": format!("{TURNS} steady {row}"), "ground_truth": "x"}))
@@ -33,7 +33,7 @@ fn long_way(oracle: &Oracle) -> Evaluation {
     ])
 }
 
-/// What does not depend on when it happened, and how fast.
+/// Removes times from the results.
 fn without_times(results: Vec<Value>) -> Vec<Value> {
     const TIMES: [&str; 6] =
         ["guest_cpu_ms", "waited_ms", "model_ms", "duration_ms", "queued_ms", "host_calls"];
@@ -78,7 +78,7 @@ async fn an_evaluation_that_dies_goes_on_within_its_rollouts() {
     assert_eq!(questions.len(), ROWS * (2 * TURNS + 1), "each question of each row, and its judge's");
     for again in questions.values() {
         for before in &again[..again.len() - 1] {
-            // Only what had no answer yet when the process died, or one that was on its way.
+            // Only calls without an answer when the process died, or with one in transit.
             let lost = before.answered.is_none_or(|at| {
                 ended.iter().any(|ended| {
                     at + Duration::from_millis(50) > *ended && at < *ended + Duration::from_secs(1)
@@ -89,10 +89,10 @@ async fn an_evaluation_that_dies_goes_on_within_its_rollouts() {
     }
 }
 
-/// The bytes of the last record of a rollout in a journal: that it is over.
+/// The size of a rollout's last record in a journal, its end.
 const RECORD_OF_END: u64 = 29;
 
-/// Where a segment says how far it was synced, which a process does that ends by itself.
+/// The place in a segment for its synced length, which a process writes on a normal exit.
 const SYNCED: std::ops::Range<u64> = 32..64;
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn a_rollout_that_was_over_gets_its_row_from_the_journal() {
     let evaluation = Evaluation::of("conform", &sums(1)).model(&controller);
     assert_eq!(evaluation.run().await.code, Some(0));
     let before = evaluation.results();
-    // As it is where the process died before it wrote the row down.
+    // Restores the state of a process that died before it wrote the row.
     let segment = evaluation.path("out/journal/00000000000000000001.seg");
     let file = std::fs::File::options().write(true).open(&segment).unwrap();
     let bytes = file.metadata().unwrap().len();
@@ -127,13 +127,13 @@ async fn time_in_which_no_process_ran_does_not_count() {
     controller.hold();
     let process = evaluation.start();
     controller.chats_arrived(1).await;
-    // What is kept may be a moment behind what was asked.
+    // The journal may lag a moment behind the requests.
     let segment = evaluation.path("out/journal/00000000000000000001.seg");
     let is_kept =
         || String::from_utf8_lossy(&std::fs::read(&segment).unwrap_or_default()).contains("Calculate");
     until("it is kept", async || is_kept().then_some(())).await;
     process.kill().await;
-    // Another rollout with the same limit runs out of its time meanwhile.
+    // Meanwhile, another rollout with the same limit times out.
     let other = Evaluation::of("conform", &sums(1)).model(&controller).config(limits);
     assert_eq!(other.run().await.code, Some(1));
     assert_eq!(other.results()[0]["kind"], "timeout", "{:?}", other.results());

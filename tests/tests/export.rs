@@ -1,4 +1,4 @@
-//! `export`: rollouts that are over become rows, and the packages of trainers read them.
+//! Tests of `export`: finished rollouts become rows, which trainers' packages can read.
 //!
 //! `ROLLOUT_VENVS` names the directory of their environment, which `clients/setup` makes.
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
-/// The Python that has the packages.
+/// Returns the Python with the packages.
 async fn python() -> PathBuf {
     static PYTHON: OnceCell<PathBuf> = OnceCell::const_new();
     let made = async || {
@@ -21,7 +21,7 @@ async fn python() -> PathBuf {
         let python = dir.join("export/bin/python");
         if !python.is_file() {
             let mut setup = Command::new(project_root().join("tests/clients/setup"));
-            // Installing may take longer than a test waits for anything else.
+            // Installing may take longer than other waits.
             let made = setup.arg(&dir).stdin(Stdio::null()).output().await.expect("it can be run");
             assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         }
@@ -34,12 +34,12 @@ async fn export(dir: &Path, arguments: &[&str]) -> Ran {
     rollout_host(["export"]).args(arguments).current_dir(dir).start().ended().await
 }
 
-/// The bits of a double, as Python prints them.
+/// Returns the bits of a double, as Python prints them.
 fn bits(number: f64) -> Value {
     format!("{:016x}", number.to_bits()).into()
 }
 
-/// A reply as vLLM gives it where it is asked for ids and log-probabilities.
+/// Returns a reply as vLLM sends it with ids and log-probabilities.
 fn reply(message: &Value, prompt: &[i64], tokens: &[(i64, f64)]) -> Answer {
     let logprob = |(_, logprob): &(i64, f64)| json!({"token": "t", "logprob": logprob, "bytes": [116], "top_logprobs": []});
     let ids: Vec<i64> = tokens.iter().map(|(id, _)| *id).collect();
@@ -67,10 +67,10 @@ async fn the_packages_of_trainers_read_what_models_wrote_to_the_last_bit() {
     controller.answer_chats([
         reply(&call, &[1, 2], &[(3, AWKWARD), (4, -1e-300)]),
         reply(&answer, &[1, 2, 3, 4, 5], &[(6, -5e-324)]),
-        // A server that tokenizes what it wrote in another way when it reads it again.
+        // A server that tokenizes its own text differently in the next prompt.
         reply(&call, &[1, 2], &[(3, -0.5), (4, -0.5)]),
         reply(&answer, &[1, 2, 34, 5], &[(6, -0.5)]),
-        // And one that says nothing of tokens.
+        // A server without tokens.
         Answer::Say("#### 4"),
     ]);
     let rows: Vec<Value> =
@@ -192,7 +192,7 @@ async fn a_disk_that_is_full_is_reported_and_nothing_of_the_file_is_left() {
     let kept = host.kept().display().to_string();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
 
-    // Standard output is on the full disk.
+    // Standard output goes to the full disk.
     let mut command = rollout_host(["export", &kept, "--format", "parquet"]);
     let process = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
     let ran = process.wait_with_output().await.unwrap();
@@ -200,7 +200,7 @@ async fn a_disk_that_is_full_is_reported_and_nothing_of_the_file_is_left() {
     assert_eq!(ran.status.code(), Some(2), "{said}");
     assert!(said.contains("cannot write to standard output: No space left on device"), "{said}");
 
-    // A limit on the size of files stands for a disk that is full in the middle of one.
+    // A limit on file sizes simulates a disk that becomes full in the middle of a file.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
     command.args(["-c", script, "sh"]).arg(rollout_tests::host_program());
@@ -220,7 +220,7 @@ async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_paren
     let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n");
     let host = serve.option("--trajectories", "files").start().await;
     let sum = || controller.rollout("Calculate 2 + 3.").label("5");
-    // The caller reports what the model's server did not say.
+    // The caller reports data that the model's server did not send.
     let report = json!({"model_name": "engine", "samples": {"s": {"llm_call_metrics": [
         {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": [-0.125]},
     ]}}});
@@ -241,7 +241,7 @@ async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_paren
         lines
     };
 
-    // While the server has it open.
+    // The server has the journal open meanwhile.
     let of_journal = lines("journal").await;
 
     assert_eq!(of_journal.len(), 3);
@@ -285,7 +285,7 @@ async fn one_flipped_bit_of_a_journal_is_refused_by_all_that_read_it_and_a_repai
     host.kill().await;
     let segment = journal.join("00000000000000000001.seg");
     let mut bytes = std::fs::read(&segment).unwrap();
-    // In what the first rollout was admitted with.
+    // The flipped bit is in the request of the first rollout.
     let prompt = b"Calculate 2 + 3.";
     let place = bytes.windows(prompt.len()).position(|window| window == prompt).unwrap();
     bytes[place] ^= 0x10;

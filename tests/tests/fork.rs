@@ -1,4 +1,4 @@
-//! Rollouts that go on from where another one was.
+//! Tests of forks, which continue another rollout from one of its turns.
 
 use rollout_mock_model::{MockModel, MockModelSettings};
 use rollout_tests::{
@@ -7,7 +7,7 @@ use rollout_tests::{
 };
 use serde_json::{Value, json};
 
-/// A host of the guest whose every turn depends on what came before, with a tool and a judge.
+/// Returns options of a host for a guest in which every turn depends on the previous ones, with a tool and a judge.
 fn long_way(judge_url: &str) -> Serve {
     let tools = guest("tool_kit");
     TestHost::of("long_way").config(&format!(
@@ -16,25 +16,25 @@ fn long_way(judge_url: &str) -> Serve {
     ))
 }
 
-/// A rollout of so many turns, of two calls each, at this model.
+/// Returns a request for a rollout of this many turns, with two calls each.
 fn turns(controller: &Controller, oracle: &Oracle, turns: u32) -> RolloutRequest {
     let request = controller.rollout(&turns.to_string()).label("x");
     request.with("chat_completions_url", oracle.url()).with("agent_timeout_sec", 120.0)
 }
 
-/// The same, from where another one was after so many calls of the model.
+/// Returns a request for a fork of another rollout after this many model calls.
 fn fork(controller: &Controller, oracle: &Oracle, of: (u32, &str), turn: u32) -> RolloutRequest {
     turns(controller, oracle, of.0).with("fork_of", json!({"rollout_id": of.1, "turn": turn}))
 }
 
-/// What a result's sample says after its prompt, one text a message.
+/// Returns the texts of a result's messages after the prompt.
 fn texts(result: &Value) -> Vec<String> {
     assert_eq!(result["status"], "success", "{result:#}");
     let messages = result["sample"]["messages"].as_array().unwrap();
     messages[1..].iter().map(|message| message["content"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The random number that a message ends with.
+/// Returns the random number at the end of a message.
 fn number(text: &str) -> u64 {
     text.rsplit(' ').next().unwrap().parse().unwrap()
 }
@@ -66,7 +66,7 @@ async fn forks_have_the_first_calls_of_another_rollout_and_go_on_by_themselves()
         "from there chance is its own: {numbers:?}"
     );
 
-    // A fork of a fork, while its parent is long over and after the process died.
+    // A fork of a fork, after its parent has ended and the process died.
     let host = host.killed(&serve).await;
     let third = host.admit(&fork(&controller, &oracle, (3, &first.id), 4)).await;
     let host = host.killed(&serve).await;
@@ -223,7 +223,7 @@ async fn a_fork_for_which_there_is_no_place_is_refused_before_anything_is_read_f
     let fork =
         || controller.rollout("Calculate 2 + 3.").with("fork_of", json!({"rollout_id": "nobody", "turn": 1}));
 
-    // That there is no such rollout is not found out.
+    // The host does not look up whether the rollout exists.
     let full = host.ask(&fork()).await;
     assert_eq!(full.status, 429, "{}", full.text);
 

@@ -1,10 +1,9 @@
-//! Graders that ask a judge: its own server, key, budget and record, and no reward
-//! without it.
+//! Tests of graders that call a judge: its own server, key, budget and record, and no reward without it.
 
 use rollout_tests::{Answer, Controller, Ran, Start, TestHost, guest, project_root, rollout_host};
 use serde_json::{Value, json};
 
-/// A host whose graders have a judge: another server than the model's.
+/// Starts a host whose graders have a judge on another server than the model's.
 async fn host_with(judge: &Controller, more: &[(&str, &str)]) -> TestHost {
     let mut serve = TestHost::of("judged")
         .config(&format!(
@@ -174,7 +173,7 @@ async fn calls_and_tokens_of_the_judge_have_budgets_of_their_own() {
     let (model, judge) = (Controller::start().await, Controller::start().await);
     for (limits, answered) in [
         (&[("--limit-judge-calls-max", "3"), ("--limit-chat-calls-max", "1")][..], 3.0),
-        // The stand-in's calls cost 10 tokens each; the one that goes past is the last.
+        // Each call of the mock judge costs 10 tokens; the one that exceeds the budget is the last.
         (&[("--limit-judge-tokens-max", "15")], 2.0),
     ] {
         let host = host_with(&judge, limits).await;

@@ -1,5 +1,5 @@
-//! A server under a service manager: the socket that it is passed, what it says of itself, and one that takes
-//! the place of another while callers keep asking.
+//! Tests of a server under a service manager: its passed socket, its notifications, and a server that replaces another
+//! while callers keep sending requests.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
@@ -18,19 +18,19 @@ fn socket() -> Arc<TcpListener> {
     Arc::new(TcpListener::bind("127.0.0.1:0").unwrap())
 }
 
-/// A server that goes on with what another left.
+/// Returns options of a server that continues with the journal of another.
 fn keeping(socket: &Arc<TcpListener>, journal: &std::path::Path) -> Serve {
     TestHost::of("conform").passed(socket).option("--journal", journal.display())
 }
 
-/// A caller that opens a connection for each request, or keeps one.
+/// Returns a client that opens a connection for each request, or keeps one.
 fn caller(keeps: bool) -> reqwest::Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60));
     builder.pool_max_idle_per_host(if keeps { 4 } else { 0 }).build().unwrap()
 }
 
-/// Runs a rollout of generation D to its end, as a trainer does that hears of no server.
+/// Runs a rollout of generation D to its end, like a trainer that knows nothing of the servers.
 async fn run(http: &reqwest::Client, url: &str, body: &Value) -> Value {
     let id = body["rollout_id"].as_str().unwrap();
     let admitted = http.post(format!("{url}/rollout")).json(body).send().await.expect("it is answered");
@@ -122,7 +122,7 @@ async fn what_is_passed_and_is_no_socket_to_listen_on_is_said() {
     assert!(ran.stderr.contains("LISTEN_FDS: what was passed is no socket"), "{}", ran.stderr);
 }
 
-/// A service manager's end of what services say.
+/// A service manager's socket for notifications.
 struct Manager {
     socket: tokio::net::UnixDatagram,
     dir: tempfile::TempDir,
@@ -140,7 +140,7 @@ impl Manager {
         self.dir.path().join("notify").display().to_string()
     }
 
-    /// Waits for a message that has this line; gives all of it.
+    /// Waits for a message with this line; returns the whole message.
     async fn hears(&self, line: &str) -> String {
         let hearing = async {
             loop {

@@ -1,5 +1,4 @@
-//! Limits where operators and callers look for them: in the log, in the outcome, in an
-//! evaluation's files.
+//! Tests of limits where operators and callers look for them: in the log, in the outcome, and in an evaluation's files.
 
 use std::path::Path;
 

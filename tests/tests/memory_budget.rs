@@ -1,5 +1,5 @@
-//! What all rollouts hold together is bounded: new work is refused first, then the
-//! rollout that holds most is ended, and the host is named as the cause.
+//! Tests of the memory budget of all rollouts: new work is refused first, then the rollout that holds most is ended,
+//! and the host is named as the cause.
 
 use rollout_tests::{Admitted, Controller, Serve, TestHost, until};
 use serde_json::Value;
@@ -67,7 +67,7 @@ async fn where_memory_is_used_up_the_rollout_that_holds_most_ends_and_the_host_i
     assert_eq!(metrics.get("rollout_host_limit_hits_total{limit=\"memory-budget-bytes\"}"), Some(2.0));
 }
 
-/// A figure of the host's process in `/proc/PID/status`, in bytes.
+/// Returns a value of the host's process in `/proc/PID/status`, in bytes.
 fn status_bytes(host: &TestHost, figure: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.process().id().expect("it runs")));
     let status = status.expect("this is a Linux");
@@ -79,9 +79,9 @@ fn status_bytes(host: &TestHost, figure: &str) -> usize {
 async fn a_guests_memory_is_the_kernels_again_when_it_is_given_back() {
     const GUEST_MIB: usize = 120;
     const BUDGET_MIB: usize = 256;
-    /// Of the process itself; a guest that was not returned would be more.
+    /// The memory of the process itself; the unreturned memory of a guest would exceed it.
     const REST_BYTES_MAX: usize = 100 * MIB;
-    // A number of slots for each plan of memory.
+    // A number of slots for each allocation plan.
     for slots in [64, 9000, 19_000] {
         let controller = Controller::start().await;
         let host = host_with_budget(BUDGET_MIB).option("--max-concurrent", slots).start().await;
@@ -111,7 +111,7 @@ async fn a_deep_stack_is_charged_while_its_guest_waits() {
 
     let shallow = host.admit(&controller.rollout("0 chat").label("5")).await;
     controller.chats_open(1).await;
-    // The charge is made as soon as the guest waits, and its call goes out before.
+    // The charge is made as soon as the guest waits, after its call was sent.
     let one =
         until("the first guest to be charged", async || Some(held().await).filter(|bytes| *bytes > 0.0))
             .await;
@@ -151,7 +151,7 @@ async fn new_rollouts_are_refused_before_a_running_one_is_ended() {
 async fn results_that_were_read_make_room_and_those_that_were_not_are_kept() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--memory-budget-bytes", 64 * MIB).start().await;
-    // As much as the fake model takes in one request.
+    // The maximum size of a request to the fake model.
     let request = || controller.rollout(&format!("Calculate 2 + 3.{}", " ".repeat(MIB * 3 / 2))).label("5");
     let mut unread = Vec::new();
     let refused = loop {

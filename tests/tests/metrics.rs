@@ -1,9 +1,9 @@
-//! What an operator sees: metrics for Prometheus, and log lines.
+//! Tests of metrics for Prometheus, and of log lines.
 
 use rollout_tests::{Answer, Controller, Exposition, TestHost};
 use serde_json::{Value, json};
 
-/// The series of the family that are not zero are these.
+/// Checks the series of a family that are not zero.
 fn check_counted(metrics: &Exposition, family: &str, expected: &[(&str, f64)]) {
     let family = format!("rollout_host_{family}");
     assert_eq!(metrics.counted(&family), expected.iter().copied().collect(), "{family}");
@@ -221,7 +221,7 @@ async fn the_process_says_what_it_takes_and_what_it_is() {
     assert!(builds.keys().all(|labels| labels.starts_with("version=\"")), "{builds:?}");
 }
 
-/// The JSON log lines that have this message.
+/// Returns the JSON log lines with this message.
 fn lines(log: &str, message: &str) -> Vec<Value> {
     log.lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -241,7 +241,7 @@ async fn a_log_line_about_a_rollout_says_which() {
     let scored = controller.rollout("Calculate 2 + 3.").label("5").id("it-is-scored");
     let not_reached =
         controller.rollout("Calculate 2 + 3.").label("5").id("it-is-told").with_callbacks("key");
-    // Each call that the guest starts is worked on by a task of its own.
+    // A separate task handles each call that the guest starts.
     controller.answer_chats([Answer::Soon(503), Answer::Soon(503)]);
 
     host.run(&spins).await;

@@ -1,14 +1,14 @@
-//! Guests that misbehave, one way each: what the caller is told, and that the host goes
-//! on. Generation D asks, because its results have every detail.
+//! Tests of guests that each misbehave in one way: what the caller receives, and that the host continues. They use
+//! generation D, because its results have every detail.
 
 use rollout_tests::{Controller, Start, TestHost, guest, rollout_host};
 use serde_json::{Value, json};
 
-/// What a failing rollout's result says.
+/// The expected result of a failed rollout.
 #[derive(Debug)]
 struct Failure<'a> {
     category: &'a str,
-    /// Texts that the message holds.
+    /// Texts in the message.
     message: &'a [&'a str],
 }
 
@@ -22,7 +22,7 @@ fn check_failure(result: &Value, expected: &Failure<'_>) {
     assert_eq!(result["sample"]["reward"], Value::Null, "no reward is made up: {result:#}");
 }
 
-/// The next rollout, an ordinary one, succeeds, and nothing is left running.
+/// Checks that the next ordinary rollout succeeds, and that nothing is left running.
 async fn check_goes_on(host: &TestHost, controller: &Controller) {
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     assert_eq!(result["status"], "success", "{result:#}");
@@ -30,7 +30,7 @@ async fn check_goes_on(host: &TestHost, controller: &Controller) {
     host.idle().await;
 }
 
-/// Runs a guest that misbehaves when its prompt's text asks for it.
+/// Runs a guest that misbehaves if its prompt requests it.
 async fn check_workflow(guest: &str, text: &str, expected: Failure<'_>) {
     let controller = Controller::start().await;
     let host = TestHost::start(guest).await;
@@ -42,7 +42,7 @@ async fn check_workflow(guest: &str, text: &str, expected: Failure<'_>) {
     check_goes_on(&host, &controller).await;
 }
 
-/// Runs a guest whose grader misbehaves when the label asks for it. The sample is told.
+/// Runs a guest whose grader misbehaves if the label requests it. The sample is reported.
 async fn check_grader(guest: &str, label: &str, expected: Failure<'_>) {
     let controller = Controller::start().await;
     let host = TestHost::start(guest).await;
@@ -54,7 +54,7 @@ async fn check_grader(guest: &str, label: &str, expected: Failure<'_>) {
     check_goes_on(&host, &controller).await;
 }
 
-/// What the guest reports in its sample.
+/// Returns the report in the guest's sample.
 fn report(result: &Value) -> Value {
     let messages = result["sample"]["messages"].as_array().map_or(&[][..], Vec::as_slice);
     let text = messages.last().and_then(|message| message["content"].as_str());
@@ -204,7 +204,7 @@ async fn a_guest_that_exits_without_an_error_has_failed_all_the_same() {
 
 #[tokio::test]
 async fn a_guest_that_exits_ends_no_other_process() {
-    // What the guest's standard library passes on of a code is success or failure.
+    // The guest's standard library passes on only whether the code means success.
     let expected = Failure { category: "agent_error", message: &["workflow called exit(1)"] };
     check_workflow("exit", "exit 3", expected).await;
 }

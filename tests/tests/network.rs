@@ -1,5 +1,5 @@
-//! Where requests of the host may go, as far as its callers choose: the rules of `[network]`, and what no
-//! rules open. Each is shown by who was connected to, and not only by what was said.
+//! Tests of the rules in `[network]` for addresses that callers choose, and of addresses that no rule opens. Each test
+//! checks the connections, and not only the messages.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 use tokio_rustls::TlsAcceptor;
 
-/// Private networks are closed but for these.
+/// Returns options of a host that closes private networks except these.
 fn listed(guest: &str, allow: &str) -> Serve {
     TestHost::of(guest).config(&format!("[network]\nprivate = 'listed'\nallow = [{allow}]\n"))
 }
@@ -22,7 +22,7 @@ fn asking(controller: &Controller) -> RolloutRequest {
     controller.rollout("Calculate 2 + 3.").label("5")
 }
 
-/// The same server under a name that leads to loopback.
+/// Returns the URL of the same server with a name that resolves to loopback.
 fn by_name(url: &str) -> String {
     assert!(url.contains("127.0.0.1"), "{url}");
     url.replace("127.0.0.1", "localhost")
@@ -114,7 +114,7 @@ async fn a_name_is_judged_by_the_address_that_it_leads_to() {
 
     let message = result["err_message"].as_str().unwrap_or_default();
     assert!(message.contains("its name leads to a loopback address, and the operator's list"), "{result:#}");
-    // What is behind a name is told to nobody.
+    // The address of a name is never reported.
     assert!(!message.contains("127.0.0.1") && !message.contains("::1"), "{result:#}");
     assert!(controller.chats().is_empty());
     let metrics = host.metrics().await;
@@ -130,7 +130,7 @@ async fn a_name_is_judged_by_the_address_that_it_leads_to() {
     let host = listed("conform", "'localhost'").start().await;
     let result = host.run(&asking(&controller).with("chat_completions_url", url)).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    // The name is listed, and the address by itself is not.
+    // The name is listed, but the address is not.
     check_refused(&host.ask(&asking(&controller)).await, "chat_completions_url", "loopback");
 }
 

@@ -1,4 +1,4 @@
-//! A Python component that was built once is taken for later builds of the same inputs, and for no others.
+//! Tests that a stored Python component is reused for later builds with the same inputs, and only for those.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use rollout_tests::{Ran, Start, python_program, rollout_host, target_dir};
 use tempfile::TempDir;
 
-/// How long a build may take, beside another.
+/// The timeout of a build, next to a concurrent one.
 const BUILD: Duration = Duration::from_secs(400);
 
 const TAKEN: &str = "taking the component that was built of the same files before";
 const BUILT: &str = "importing agent in the component's Python";
 
-/// An entry module that says something when it is imported.
+/// Returns an entry module that warns when it is imported.
 fn entry(reward: &str) -> String {
     format!(
         "import warnings\n\nfrom rollout_sdk import AgentWorkflow, Grader, message\n\nwarnings.warn('mind the gap')\n\n\n\
@@ -30,7 +30,7 @@ impl Builds {
         Self { root: TempDir::new().expect("a temporary directory can be made") }
     }
 
-    /// Writes a project with this grader to a directory.
+    /// Writes a project with this reward to a directory.
     fn project(&self, name: &str, reward: &str) -> PathBuf {
         let dir = self.root.path().join(name);
         std::fs::create_dir_all(&dir).expect("a directory can be made");
@@ -40,7 +40,7 @@ impl Builds {
         dir
     }
 
-    /// Builds a project with a cache of these builds' own. Compiled code is that of all tests.
+    /// Builds a project with a separate component cache. The cache of compiled code is that of all tests.
     async fn build(&self, dir: &Path, options: &[&str]) -> (Ran, Vec<u8>) {
         let made = dir.join("made.wasm");
         let mut command = rollout_host(["build"]);
@@ -55,7 +55,7 @@ impl Builds {
         (ran, bytes)
     }
 
-    /// The files of stored components.
+    /// Returns the files of stored components.
     fn kept(&self) -> Vec<PathBuf> {
         let files =
             std::fs::read_dir(self.root.path().join("cache/rollout-host/python")).expect("it is there");
@@ -82,7 +82,7 @@ async fn two_builds_at_once_store_one_component_that_a_later_build_takes() {
     assert!(third.stderr.contains(TAKEN) && !third.stderr.contains(BUILT), "{}", third.stderr);
     assert!(one == two && two == three, "the components differ");
     assert_eq!(builds.kept().len(), 1, "{:?}", builds.kept());
-    // The author's warning has the place of the project that is built.
+    // The author's warning has the path of the project that is built.
     for (ran, dir) in [(&first, &left), (&third, &elsewhere)] {
         let warning = format!("{}/agent.py:5: UserWarning: mind the gap", dir.display());
         assert!(ran.stderr.contains(&warning), "{warning:?} is not in: {}", ran.stderr);

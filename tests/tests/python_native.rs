@@ -1,4 +1,4 @@
-//! Packages with native code, in a component: built by a project that only names them, and what they cannot do is said.
+//! Tests of packages with native code in a component: a project only names them, and unsupported operations raise.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rollout_tests::{Answer, Controller, Ran, Start, TestHost, native_wheels, pyt
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long a build may take. It installs packages.
+/// The timeout of a build, which installs packages.
 const BUILD: Duration = Duration::from_secs(400);
 
 fn project(name: &str, dependencies: &str, entry: &str) -> TempDir {
@@ -38,7 +38,7 @@ async fn build(dir: &Path) -> (Ran, PathBuf) {
     (ran, made)
 }
 
-/// A rollout of a project: what its last message says, and its reward.
+/// Runs rollouts of a project; returns the text of the last message and the reward of each.
 async fn rolled_out(made: PathBuf, ids: &[&str]) -> Vec<(String, f64)> {
     let controller = Controller::start().await;
     let host = TestHost::of_component(made).start().await;
@@ -72,7 +72,7 @@ LONG = np.arange(9)
 
 
 def integers():
-    """What has the default integer, or that of positions, on machines of 64 bits."""
+    """Results with the default integer type, or that of indices, on 64-bit machines."""
     old = np.random.RandomState(7)
     yield from (np.array([1]), np.ones(1, int), np.zeros(1, np.intp), np.array([True]).sum(), np.bincount([1]))
     yield from (*np.nonzero(LONG), np.argmax(LONG), LONG.searchsorted([2]), np.lexsort((LONG, LONG)), np.argpartition(LONG, 2))
@@ -82,7 +82,7 @@ def integers():
 
 
 def found():
-    """What numpy's own pages promise, and CPython's numpy gives."""
+    """Results that numpy's documentation promises, and CPython's numpy gives."""
     with np.errstate(all="ignore"):
         quiet = 1 / np.float64(0)
     return {
@@ -132,7 +132,7 @@ async fn a_grader_computes_with_numpy_and_what_has_no_answer_raises() {
         assert_eq!(found, expected);
         assert!((reward - 0.5).abs() < 1e-9, "{reward}");
     }
-    // numpy's own generator is the rollout's, too.
+    // numpy's own generator differs between rollouts, too.
     assert_ne!(both[0].0, both[1].0);
 }
 
@@ -343,7 +343,7 @@ def raised(work):
 
 
 async def tokenized():
-    """Tokens by a vocabulary that is made here, and by an awaited call."""
+    """Returns tokens by a vocabulary that is created here, and by an awaited call."""
     made = Tokenizer(models.BPE(unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(special_tokens=["?"], vocab_size=20, show_progress=False)
@@ -352,7 +352,7 @@ async def tokenized():
 
 
 def found():
-    """Results of the packages that frameworks for language models depend on."""
+    """Returns results of the packages that frameworks for language models depend on."""
     ranks = {bytes([each]): each for each in range(256)} | {b"ab": 256}
     pairs = tiktoken.Encoding("pairs", pat_str=r"\w+|\s", mergeable_ranks=ranks, special_tokens={})
     return {
@@ -396,7 +396,7 @@ async fn what_frameworks_for_language_models_pack_and_hash_with_is_as_elsewhere(
     assert_eq!(found, [(expected.to_owned(), 0.5)]);
 }
 
-/// What both frameworks below do: a tool is called, and the answer is a model of pydantic's.
+/// Returns the model's answers for both frameworks below: a tool call, and an answer as a pydantic model.
 fn answers() -> [Answer; 4] {
     let call = |id: &str, name: &str, arguments: Value| {
         let function = json!({"name": name, "arguments": arguments.to_string()});
@@ -413,7 +413,7 @@ fn answers() -> [Answer; 4] {
     ]
 }
 
-/// A rollout of a project in a published framework. The conversation in its sample is what the model was sent and said.
+/// Runs a rollout of a project in a published framework. Its sample has the conversation as the model saw it.
 async fn check_published(framework: &str, dependency: &str, refusal: &str, entry: &str) {
     let settings = format!("published = [\"{framework}\"]\n");
     let project = project_with("publishing", &format!("\"{dependency}\""), &settings, entry);

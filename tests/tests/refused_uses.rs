@@ -1,9 +1,9 @@
-//! What guests' own runtimes refuse is counted beside the reward, however often they report it.
+//! Tests that refused uses reported by guests' runtimes are counted beside the reward, even if reported very often.
 
 use rollout_tests::{Evaluation, Start, guest, read_json, rollout_host};
 use serde_json::{Value, json};
 
-/// Two rollouts: one that reports half a million uses and more, and one that reports an alarm.
+/// Returns an evaluation of two rollouts: one reports over half a million refused uses, the other an alarm.
 fn evaluation() -> Evaluation {
     let rows = [
         json!({"user_prompt": "misbehave", "ground_truth": "5"}),
@@ -18,7 +18,7 @@ fn evaluation() -> Evaluation {
     ])
 }
 
-/// What the trajectory of the first rollout says was refused.
+/// Returns the refused uses in a trajectory.
 fn of_trajectory(path: std::path::PathBuf) -> Value {
     read_json(&path)["extra"]["rollout_host"]["refused_uses"].clone()
 }
@@ -36,7 +36,7 @@ async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figure
         "2 of 2 rollouts set an alarm",
         "2 of 2 rollouts have a sample without a reply of the model",
     ] {
-        // A line may be folded.
+        // A line may be wrapped.
         let stdout = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(stdout.contains(text), "{text}: {}", ran.stdout);
     }
@@ -55,7 +55,7 @@ async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figure
 
     let written = of_trajectory(evaluation.path("out/rollouts/row-00000-run-0/trajectory.json"));
     assert_eq!(&written, refused);
-    // The journal, which no guest runs for, has the same.
+    // The journal has the same, without running a guest.
     let mut again = rollout_host(["trajectory", "--all", "--journal", "out/journal", "--out", "again"]);
     let again = again.current_dir(evaluation.path(".")).start().ended().await;
     assert_eq!(again.code, Some(0), "{}", again.stderr);

@@ -1,4 +1,4 @@
-//! `replay`: a rollout that a server kept is made again, with nobody to ask.
+//! Tests of `replay`, which repeats a stored rollout without calling a model.
 
 use std::path::Path;
 
@@ -6,8 +6,7 @@ use rollout_tests::{Controller, Ran, Start, TestHost, guest, rollout_host};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
-/// A server of the guest that takes a long way, with its tool and its judge, and a rollout of it
-/// that is over.
+/// Starts a server for the guest with many turns, with its tool and its judge, and finishes a rollout on it.
 async fn kept_rollout(controller: &Controller, prompt: &str) -> (TestHost, String, Value) {
     let tools = guest("tool_kit");
     let config = format!(
@@ -33,7 +32,7 @@ async fn a_finished_rollout_is_the_same_again_with_nobody_to_ask() {
     let (host, id, result) = kept_rollout(&controller, "3").await;
     let chats = controller.chats().len();
 
-    // While the server has the journal open.
+    // The server has the journal open meanwhile.
     let ran = replay(host.dir(), &[&id]).await;
 
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
@@ -108,7 +107,7 @@ async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_compone
     let bytes = std::fs::read(path("one.rollout")).unwrap();
     let twice = replay(host.dir(), &[&id, "--save", "one.rollout"]).await;
     assert_eq!(twice.code, Some(2), "a file that is there stays: {}", twice.stdout);
-    // Somewhere else, where there is no journal.
+    // Another directory, without a journal.
     let elsewhere = tempfile::tempdir().unwrap();
     std::fs::write(elsewhere.path().join("one.rollout"), &bytes).unwrap();
     let (config, component) = (path("config.toml"), guest("long_way").display().to_string());
@@ -148,7 +147,7 @@ async fn no_key_is_in_a_file_that_is_given_to_others() {
     assert_eq!(host.ask(&request).await.status, 202);
     controller.callbacks_arrived(2).await;
     host.idle().await;
-    // The seal as it is in the journal: whatever is in it is not in the file.
+    // The sealed part of the journal must not be in the file.
     let journal = everything_in(&host.dir().join("journal"));
     let admitted = find(&journal, b"\"driver\"").expect("the admission is there");
     let line_end = admitted + find(&journal[admitted..], b"\n").expect("its line ends");
@@ -165,7 +164,7 @@ async fn no_key_is_in_a_file_that_is_given_to_others() {
     }
 }
 
-/// The segments of a journal, one after the other.
+/// Returns the contents of all segments of a journal.
 fn everything_in(journal: &Path) -> Vec<u8> {
     let entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
     let segments = entries.filter(|path| path.extension().is_some_and(|end| end == "seg"));

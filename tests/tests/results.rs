@@ -1,4 +1,4 @@
-//! Results that wait for their callers: in the journal, found again after a start, and in nobody else's way.
+//! Tests of unread results: they are stored in the journal, survive a restart, and do not affect other callers.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 
-/// A journal beside the artifacts.
+/// Settings with a journal beside the artifacts.
 const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
 
-/// A prompt of so many bytes, which a result repeats.
+/// Returns a prompt of this many bytes, which the result repeats.
 fn long_prompt(bytes: usize) -> String {
     format!("Calculate 2 + 3.{}", " ".repeat(bytes))
 }
@@ -22,19 +22,19 @@ fn journaled() -> Serve {
     TestHost::of("conform").config(JOURNAL)
 }
 
-/// Runs rollouts with long results to their ends, and reads none.
+/// Finishes rollouts with long results, and reads none.
 async fn unread(host: &TestHost, controller: &Controller, count: usize, bytes: usize) -> Vec<Admitted> {
     let mut admitted = Vec::new();
     for number in 0..count {
         let request = controller.rollout(&long_prompt(bytes)).label("5").id(&format!("long-{number}"));
         admitted.push(host.admit(&request).await);
-        // One after the other, so that what they take while they run is not what is measured.
+        // One after the other, so that the measurement does not include running rollouts.
         host.idle().await;
     }
     admitted
 }
 
-/// What a host takes of memory, in MiB.
+/// Returns the resident memory of a host, in MiB.
 fn rss_mib(host: &TestHost) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.process().id().expect("it runs")));
     let status = status.expect("its status can be read");
@@ -129,7 +129,7 @@ async fn unread_results_of_one_tenant_refuse_nothing_of_another() {
     }
     let (of_hoards, of_works) = (catalog.plugin(&hoards, "p"), catalog.plugin(&works, "p"));
     let mut left = Vec::new();
-    // More than the whole budget.
+    // The results exceed the whole budget.
     for _ in 0..72 {
         let request = controller.rollout(&long_prompt(BYTES)).label("5");
         let admitted = of_hoards.admit(&request).await;
@@ -185,7 +185,7 @@ async fn slow_readers_of_trajectories_hold_up_nobody() {
     for _ in 0..6 {
         let (at, id) = (at.clone(), long.id.clone());
         slow.spawn(async move {
-            // Without room of its own in the kernel, so that the server has to wait.
+            // A small receive buffer, so that the server has to wait.
             let socket = TcpSocket::new_v4().expect("there is a socket");
             socket.set_recv_buffer_size(4 << 10).expect("it has a size");
             let at_once = at.parse().expect("it is an address");
@@ -195,7 +195,7 @@ async fn slow_readers_of_trajectories_hold_up_nobody() {
             let mut begins = [0; 64];
             stream.read_exact(&mut begins).await.expect("it is answered");
             assert!(begins.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&begins));
-            // It reads nothing more for as long as the test runs.
+            // The stream is kept open and not read.
             stream
         });
     }

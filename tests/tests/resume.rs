@@ -1,11 +1,11 @@
-//! A server that is killed and started again goes on with what it had admitted, and nobody notices.
+//! Tests that a restarted server continues its rollouts after a kill, without visible effects.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rollout_tests::{Answers, Asked, Controller, Oracle, Serve, Start, TestHost, guest, rollout_host, until};
 
-/// A journal beside the artifacts.
+/// Settings with a journal beside the artifacts.
 const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
 
 fn journaled(guest_name: &str) -> Serve {
@@ -30,7 +30,7 @@ async fn a_rollout_goes_on_under_its_lease_and_is_asked_again_only_what_was_not_
     let chats = controller.chats();
     assert!(chats.iter().all(|chat| chat.header("authorization") == Some("Bearer s3cret-key")));
     assert_eq!(chats.len(), 2, "the call that was not answered was made again");
-    // What was written and not read is still there, for whoever has the lease.
+    // The unread result is still available with the lease.
     let host = host.killed(&serve).await;
     assert_eq!(host.result(&admitted).await, result);
     let host = host.killed(&serve).await;
@@ -50,7 +50,7 @@ async fn a_long_result_that_was_read_is_the_same_when_it_is_read_again() {
     let first = host.result(&admitted).await;
     assert_eq!(first["sample"]["reward"], 1.0, "{first:#}");
 
-    // It is in the journal alone from here on.
+    // From here on the result is only in the journal.
     for _ in 0..3 {
         assert_eq!(host.result(&admitted).await, first);
     }
@@ -74,7 +74,7 @@ async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
     for file in std::fs::read_dir(host.dir().join("journal")).unwrap() {
         let path = file.unwrap().path();
         if path.is_dir() {
-            // The components, which are the author's.
+            // Components contain only the author's data.
             continue;
         }
         let bytes = std::fs::read(&path).unwrap();
@@ -148,17 +148,17 @@ async fn a_callback_that_was_taken_is_not_sent_again_and_one_that_was_not_is() {
     let serve = journaled("judged").config("[judge]\nmodel = 'mock'\n");
     let host = serve.clone().start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");
-    // The completion is taken, the grader's callback is not answered.
+    // The completion is acknowledged, the grader's callback is not answered.
     controller.hold_callbacks();
     assert_eq!(host.ask(&request).await.status, 202);
     controller.callbacks_arrived(1).await;
     let host = host.killed(&serve).await;
-    // It was not taken: it comes again.
+    // It was not acknowledged, so it is sent again.
     controller.callbacks_arrived(2).await;
     controller.release_callbacks();
     controller.callbacks_arrived(3).await;
 
-    // Killed in the moment between an answer and the note of it, it would rightly ask again.
+    // A normal stop, because a server that is killed between an answer and its record may rightly repeat the call.
     let (ran, host) = host.stopped(&serve).await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     host.idle().await;
@@ -190,7 +190,7 @@ async fn another_component_ends_the_rollouts_of_the_one_before() {
     assert_eq!(controller.chats().len(), 1);
 }
 
-/// A host of the guest whose every turn depends on what came before, with its tool and its judge.
+/// Returns options of a host for a guest in which every turn depends on the previous ones, with a tool and a judge.
 fn long_way(judge_url: &str) -> Serve {
     let tools = guest("tool_kit");
     journaled("long_way").config(&format!(
@@ -229,7 +229,7 @@ async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
         answers.entry(one.messages.clone()).or_default().push(one);
     }
     for again in answers.values().filter(|asked| asked.len() > 1) {
-        // Only what had no answer yet when the process died, or one that was on its way.
+        // Only calls without an answer when the process died, or with one in transit.
         for before in &again[..again.len() - 1] {
             let lost = before.answered.is_none_or(|at| {
                 killed.iter().any(|killed| {
@@ -243,7 +243,7 @@ async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
     let is_used =
         |asked: &&Vec<&Asked>| asked.last().is_some_and(|last| text.contains(&last.answer.to_uppercase()));
     assert_eq!(answers.values().filter(is_used).count(), 2 * TURNS, "each answer is in what came of it");
-    // Besides these there is the judge, and what followed from answers that died with the process.
+    // The others are the judge's call, and calls that followed from answers which were lost with the process.
     let judged = asked.last().map(|last| last.messages.clone()).unwrap_or_default();
     for (question, asked) in answers.iter().filter(|(_, asked)| !is_used(asked)) {
         let died = |one: &&&Asked| {

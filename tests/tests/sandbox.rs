@@ -1,13 +1,11 @@
-//! What the processes give up: the one that compiles nearly everything, the one that serves
-//! what it does not need.
+//! Tests of the sandbox: the compiler process gives up nearly all rights, the server those that it does not need.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use rollout_tests::{Controller, Process, Start, TestHost, guest, rollout_host};
 
-/// Has a process confine itself as one that compiles does, and try to get out. What was tried,
-/// with the error that it met.
+/// Confines a process like the compiler, and tries to escape. Returns each attempt with its error.
 async fn tried(part: &str) -> BTreeMap<String, String> {
     let limits = ["--plan", "pooled", "--memory-bytes-max", "1073741824", "--cpu-secs-max", "10"];
     let mut command = rollout_host(["compile-component"]);
@@ -49,7 +47,7 @@ async fn the_rules_for_files_hold_without_the_filter_where_the_kernel_has_them()
 
     let expected = match tried["confinement"].as_str() {
         "enforced" => "EACCES",
-        // Other kernels enforce what they know, and a host says which it is.
+        // Older kernels enforce a part of the rules, and the host reports which.
         said => {
             assert!(said.contains("this kernel"), "{said}");
             return;
@@ -69,11 +67,11 @@ async fn the_limits_on_files_hold_without_the_rest() {
     }
 }
 
-/// A line of `/proc/PID/task/TID/status` of every thread of a process.
+/// Returns a line of `/proc/PID/task/TID/status` of every thread of a process.
 fn of_threads(process: &Process, name: &str) -> BTreeMap<String, String> {
     let tasks = format!("/proc/{}/task", process.id().expect("it runs"));
     let tasks = std::fs::read_dir(tasks).expect("this is a Linux");
-    // One that ends meanwhile has no privileges either.
+    // A thread that ends meanwhile has no privileges either.
     let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
     let field = |status: &str, name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -128,7 +126,7 @@ async fn a_server_with_rules_for_files_does_its_work_and_reaches_no_others() {
     assert_eq!(host.trajectory(request.rollout_id()).await["session_id"], request.rollout_id());
     assert!(std::fs::read_dir(&cache).expect("it was made").count() > 1, "code was compiled and kept");
 
-    // What the root's name leads to now is none of the folders that it was given.
+    // The root's path now leads to a directory that the host was not given.
     std::fs::rename(host.kept(), host.kept().with_extension("away")).expect("it can be moved");
     std::os::unix::fs::symlink(outside.path(), host.kept()).expect("it can be linked");
     let second = controller.rollout("Calculate 2 + 3.").label("5");
@@ -144,7 +142,7 @@ async fn a_server_with_rules_for_files_does_its_work_and_reaches_no_others() {
     assert_eq!(std::fs::read_dir(outside.path()).expect("it is there").count(), 0, "{stderr}");
 }
 
-/// What serving with these settings is refused with.
+/// Returns the error of serving with these settings.
 async fn refused(dir: &Path, config: &str) -> String {
     let file = dir.join("config.toml");
     std::fs::write(&file, config).expect("it can be written");

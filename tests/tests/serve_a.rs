@@ -1,4 +1,4 @@
-//! Generation A as a caller sees it: tools at once, its own model asked, one completion.
+//! Tests of generation A: immediate tools, calls of its own model, one completion.
 
 use rollout_tests::{
     Answer, Controller, InitRequest, Received, Reply, Serve, Start, TestHost, check_chat, check_completed,
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const INIT: &str = "/v1/rollout/init";
 
-/// A host that tries again after a tenth of a second.
+/// Returns options of a host that retries after a tenth of a second.
 fn quick(guest_name: &str) -> Serve {
     TestHost::of(guest_name).variable("OSMOSIS_ROLLOUT_CLIENT_RETRY_BASE_DELAY", "0.1")
 }
@@ -18,12 +18,12 @@ async fn ask(host: &TestHost, request: &InitRequest) -> Reply {
     host.post(INIT, &request.body()).await
 }
 
-/// Runs a rollout and stops the host, so that every post that is to come has come.
+/// Runs a rollout and stops the host, so that all posts have arrived.
 async fn all_completions(host: TestHost, controller: &Controller, request: &InitRequest) -> Vec<Received> {
     let reply = ask(&host, request).await;
     assert_eq!(reply.status, 202, "{}", reply.text);
     let ran = host.stop().await;
-    // A caller that does not take it is named, and all has not been done then.
+    // If the caller did not accept a post, the host reports it and exits with 2.
     let expected = if ran.stderr.contains("was not reported") { 2 } else { 0 };
     assert_eq!(ran.code, Some(expected), "{}", ran.stderr);
     for chat in controller.chats() {
@@ -36,14 +36,14 @@ async fn all_completions(host: TestHost, controller: &Controller, request: &Init
     completions
 }
 
-/// As `all_completions`, with the one completion that there is.
+/// Runs `all_completions`, and returns the only completion.
 async fn completion(host: TestHost, controller: &Controller, request: &InitRequest) -> Value {
     let completions = all_completions(host, controller, request).await;
     assert_eq!(completions.len(), 1, "{completions:?}");
     completions[0].body.clone()
 }
 
-/// A reply that calls the guest's tool.
+/// Returns a reply that calls the guest's tool.
 fn calls_add() -> Answer {
     let call = json!({
         "id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 3}"},

@@ -1,7 +1,7 @@
-//! Generation B from outside: many samples, each with a reward, and the two callbacks.
+//! Tests of generation B: many samples, each with a reward, and the two callbacks.
 //!
-//! The controller here makes of each rollout what B's only published one made of it
-//! ([`Controller::outcome_of_b`]), and its model is as strict as that one's.
+//! The outcome of each rollout is computed like in B's only published controller ([`Controller::outcome_of_b`]), and
+//! the model is as strict as that controller's.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,17 @@ use serde_json::{Value, json};
 
 const BRANCH: &str = "please branch: Calculate 2 + 3.";
 
-/// A host that is configured for callers of B alone.
+/// Returns options of a host for callers of B only.
 fn of_b(guest: &str) -> Serve {
     TestHost::of(guest).option("--osmosis-generation", "b")
 }
 
-/// `rollout` or `grader`, the words in the callbacks' paths.
+/// Returns the kinds in the callbacks' paths: `rollout` or `grader`.
 fn kinds(callbacks: &[Received]) -> Vec<&str> {
     callbacks.iter().filter_map(|callback| callback.path.split('/').nth(2)).collect()
 }
 
-/// Runs a rollout and gives its two callbacks, which have to be the completion and the
-/// grader's, in this order.
+/// Runs a rollout and returns its two callbacks, which must be the completion and the grader's, in this order.
 async fn both(host: TestHost, controller: &Controller, request: &RolloutRequest) -> (Value, Value) {
     let callbacks = host.all_callbacks(controller, request).await;
     assert_eq!(kinds(&callbacks), ["rollout", "grader"]);
@@ -103,7 +102,7 @@ async fn a_caller_that_may_be_of_b_or_of_c_is_served_in_both_forms() {
 async fn a_caller_that_looks_like_c_gets_the_map_besides_but_one_sample_only() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
-    // As plain 0.3.0 asks: the id in the addresses, and no key of the model's own.
+    // A request like 0.3.0's: the id is in the addresses, and the model has no key of its own.
     let like_c = |text| controller.rollout(text).label("5").with_callbacks("k").without("llm_api_key");
     assert_eq!(host.ask(&like_c(BRANCH)).await.status, 202);
     controller.callbacks_arrived(2).await;
@@ -250,7 +249,7 @@ async fn without_a_key_nothing_carries_one() {
 async fn an_operators_word_on_the_generation_goes_before_what_a_request_looks_like() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("[osmosis]\ngeneration = \"b\"\n").start().await;
-    // C's own field means nothing to B, and its key is not the model's.
+    // B ignores C's own field, and C's key is not the model's.
     let odd = controller.rollout("2 + 3").label("5").as_b().with("llm_api_key", "");
     assert_eq!(host.ask(&odd).await.status, 200);
     let graded = controller.callbacks_arrived(2).await[1].body.clone();
@@ -361,8 +360,8 @@ fn trajectory_files(host: &TestHost, id: &str) -> Vec<String> {
     files
 }
 
-/// The published controller of B, with the published server, was recorded; see
-/// `clients/README.md`. The host is asked the same, and what arrives has to be the same.
+/// The messages of the published controller of B with the published server were recorded; see `clients/README.md`. The
+/// host gets the same requests, and must send the same messages.
 #[tokio::test]
 async fn rows_of_the_published_controller_go_as_they_went_with_the_published_server() {
     let recorded = project_root().join("tests/clients/recorded_b.json");
@@ -409,7 +408,7 @@ fn check_arrived(got: &Received, expected: &Value) {
         assert_eq!(got.header(name), value.as_str(), "{name}");
     }
     let mut body = got.body.clone();
-    // What a caller that may be of C gets besides.
+    // An additional field for callers that may be of C.
     body.as_object_mut().unwrap().remove("sample");
     assert_eq!(body, expected["body"]);
 }

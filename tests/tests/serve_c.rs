@@ -1,11 +1,11 @@
-//! Generation C as a caller sees it: two callbacks, in order, each made once.
+//! Tests of generation C: two callbacks, in order, each once.
 
 use rollout_tests::{Answer, Controller, Received, TestHost};
 use serde_json::{Value, json};
 
 const KEY: &str = "key-of-the-controller";
 
-/// The last segments of the callbacks' paths.
+/// Returns the last segments of the callbacks' paths.
 fn kinds(callbacks: &[Received]) -> Vec<&str> {
     callbacks.iter().filter_map(|callback| callback.path.rsplit('/').next()).collect()
 }

@@ -1,5 +1,5 @@
-//! Generation D as a caller sees it, beyond what the published client asks for (see
-//! `clients.rs`): what travels where, and what does not.
+//! Tests of generation D beyond the published client's requests (see `clients.rs`): what is transferred, and what is
+//! not.
 
 use rollout_tests::{Answer, Controller, TestHost, guest, until};
 use serde_json::{Value, json};
@@ -133,8 +133,7 @@ async fn a_model_that_stays_away_is_at_fault_and_not_the_plugin() {
     host.idle().await;
 }
 
-/// Whether a text has a part of the model's key in it, and not just the word that is put in
-/// the key's place.
+/// Returns whether a text has a part of the model's key, other than the placeholder for the key.
 fn shows_key(text: &str) -> bool {
     text.replace("(secret)", "").contains("secret")
 }
@@ -144,7 +143,7 @@ async fn a_key_that_the_model_echoes_is_told_to_nobody() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").variable("ROLLOUT_HOST_LOG", "rollout_host=debug").start().await;
     let echo = "secret-of-the-model is not a key";
-    // However much of the answer is shown, its end may fall inside the key.
+    // The text is cut off at some length, perhaps inside the key.
     for padding in [0, 1000, 2020, 2030, 4080, 8180] {
         let body = json!({"error": format!("{}{echo}", "x".repeat(padding))});
         controller.answer_chats([Answer::Status(401, body)]);
@@ -169,7 +168,7 @@ async fn a_rollout_is_said_to_be_graded_only_while_it_is() {
         .await;
     host.cancel(&graded.id).await;
 
-    // Whether a caller hears of what lasts no time is a matter of chance, so it asks often.
+    // A brief state may be missed, so the test polls many rollouts.
     for _ in 0..20 {
         let request =
             controller.rollout("2 + 3").label("5").with("chat_completions_url", "http://127.0.0.1:9/v1");
@@ -270,7 +269,7 @@ async fn a_rollout_that_is_asked_for_outlives_its_lease() {
     let host = TestHost::of("conform").config(times).start().await;
     let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    // Each question waits a twelfth of the lease for news.
+    // Each poll waits for a twelfth of the lease.
     for _ in 0..15 {
         let reply = host.poll(&rollout).await;
         assert!(

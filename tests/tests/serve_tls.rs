@@ -1,4 +1,4 @@
-//! TLS of callers' connections, and certificates that are replaced.
+//! Tests of TLS for callers' connections, and of replaced certificates.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn certificate(name: &str) -> PathBuf {
     project_root().join("tests/certificates").join(name)
 }
 
-/// A certificate and its key in files of their own.
+/// Copies a certificate and its key to separate files.
 fn pair(dir: &Path) -> (PathBuf, PathBuf) {
     let files = (dir.join("tls.pem"), dir.join("tls.key"));
     std::fs::copy(certificate("server.pem"), &files.0).unwrap();
@@ -31,7 +31,7 @@ fn encrypted(serve: Serve, (cert, key): &(PathBuf, PathBuf)) -> Serve {
     serve.option("--tls-cert", cert.display()).option("--tls-key", key.display())
 }
 
-/// A connection of a caller that trusts the tests' authority and offers these protocols.
+/// Opens a connection that trusts the tests' authority and offers these protocols.
 async fn shaken(host: &TestHost, protocols: &[&[u8]]) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(certificate("ca.pem")).unwrap()).unwrap();
@@ -43,7 +43,7 @@ async fn shaken(host: &TestHost, protocols: &[&[u8]]) -> std::io::Result<TlsStre
     TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await
 }
 
-/// How many certificates a caller is shown.
+/// Returns the number of certificates that the host presents.
 async fn shown(host: &TestHost) -> usize {
     let stream = shaken(host, &[]).await.expect("a handshake");
     stream.get_ref().1.peer_certificates().map_or(0, <[_]>::len)
@@ -79,12 +79,12 @@ async fn who_begins_tls_and_says_no_more_keeps_nobody_out() {
     let mut silent = Vec::new();
     for _ in 0..SILENT {
         let mut stream = host.connect().await.unwrap();
-        // The beginning of a handshake.
+        // The start of a handshake.
         stream.write_all(&[0x16, 3, 1, 2]).await.unwrap();
         silent.push(stream);
     }
     assert_eq!(host.health().await["status"], "ok");
-    // Their time ends without anybody who wants their room.
+    // They time out even if no other caller needs their place.
     let last = silent.last_mut().unwrap();
     let mut answer = Vec::new();
     let _ = in_time("the end of a silent connection", last.read_to_end(&mut answer)).await;
@@ -102,7 +102,7 @@ async fn a_certificate_is_replaced_without_a_request_that_fails() {
             let (host, stop, asked) = (host.clone(), stop.clone(), asked.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
-                    // Half of them over a connection of its own each time.
+                    // Half of the requests use a new connection each.
                     match n % 2 {
                         0 => assert_eq!(host.health().await["status"], "ok"),
                         _ => drop(shaken(&host, &[]).await.expect("a handshake")),
@@ -125,7 +125,7 @@ async fn a_certificate_is_replaced_without_a_request_that_fails() {
         until("more requests", async || (all.load(Ordering::SeqCst) > before + 16).then_some(())).await;
     }
 
-    // What is no pair is said, and changes nothing.
+    // Files that do not match are reported, and change nothing.
     std::fs::write(&files.0, text("ca.pem")).unwrap();
     host.process().signal(Signal::HUP);
     let said = async || host.process().stderr().contains("the one before stays").then_some(());

@@ -1,8 +1,8 @@
-//! What the machine has becomes slots, and whoever comes when they are taken has an answer that says so.
+//! Tests that the machine's resources determine the number of slots, and that callers get an answer when all are in use.
 
 use rollout_tests::{Controller, Start, TestHost, guest, rollout_host_with_open_files};
 
-/// Room for 20 rollouts, at two connections each, beside what the process has for itself.
+/// Open files for 20 rollouts with two connections each, in addition to the process's own.
 const OPEN_FILES: u32 = 128 + 40;
 
 #[tokio::test]

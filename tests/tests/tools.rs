@@ -1,11 +1,11 @@
-//! Tools that the operator provides: components, each call in an instance of its own.
+//! Tests of tools from components, with a separate instance for each call.
 
 use std::collections::BTreeSet;
 
 use rollout_tests::{Serve, Start, call, call_as, guest, rollout_host};
 use serde_json::{Value, json};
 
-/// A host that provides the tools of a component, with more lines for its entry.
+/// Returns options of a host that provides a component's tools, with additional lines of its entry.
 fn providing(guest_name: &str, lines: &str) -> Serve {
     let path = guest(guest_name).display().to_string();
     rollout_tests::providing(&format!("[[tools.component]]\npath = {path:?}\n{lines}\n"))
@@ -80,7 +80,7 @@ async fn every_call_has_an_instance_of_its_own_that_sees_nothing_of_the_rollout(
     assert_ne!(seen[0]["random"], seen[1]["random"], "two calls draw the same numbers");
 }
 
-/// One call of a hostile tool ends in this error, and the next call is answered.
+/// Checks that a call of a hostile tool ends in this error, and that the next call succeeds.
 async fn check_hostile(lines: &str, call_of: Value, outcome: &str, expected: &str) {
     let host = providing("tool_kit", lines).start().await;
 
@@ -184,7 +184,7 @@ async fn what_tools_say_is_charged_to_the_rollout() {
     assert_eq!(called.results()[1], ("A", false));
 }
 
-/// A host that does not start says all of this.
+/// Checks that the host does not start, and prints all of these texts.
 async fn check_refused(config: &str, expected: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.toml");

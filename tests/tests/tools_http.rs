@@ -1,4 +1,4 @@
-//! Tools that are asked over HTTP, against a server on loopback.
+//! Tests of HTTP tools, with a server on loopback.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 const SECRET: &str = "k3y/of the api";
 
-/// A server that keeps what it was asked.
+/// A server that records its requests.
 struct Api {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<SeenRequest>>>,
@@ -45,7 +45,7 @@ impl Api {
         self.asked.lock().unwrap().clone()
     }
 
-    /// A host with a tool `ask` at this path, which may reach loopback.
+    /// Returns options of a host with a tool `ask` at this path, which may reach loopback.
     fn tool(&self, path: &str, lines: &str) -> Serve {
         let lines = format!("url = 'http://{}{path}'\nprivate-addresses = true\n{lines}", self.address);
         tool(&lines)
@@ -97,7 +97,7 @@ async fn respond(uri: &Uri, authorization: Option<String>) -> Response {
     }
 }
 
-/// The only result of a rollout that asks once.
+/// Returns the only result of a rollout with one call.
 fn only(called: &Called) -> (&str, bool) {
     called.results()[0]
 }
@@ -167,7 +167,7 @@ async fn a_secret_is_sent_and_never_seen() {
 async fn addresses_that_are_not_public_are_refused_unless_the_operator_allows_them() {
     let api = Api::start().await;
     let port = api.address.port();
-    // A name that resolves to loopback, and the ways to write its address.
+    // A name that resolves to loopback, forms of the loopback address, and other closed addresses.
     for host in
         ["localhost", "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0.0.0.0", "169.254.169.254"]
     {
@@ -215,7 +215,7 @@ async fn a_redirect_is_followed_only_where_the_operator_lets_it_lead() {
     .await;
     assert!(api.asked().iter().all(|asked| asked.target.starts_with("/to")), "{:?}", api.asked());
     check(api.tool("/to?where={where}", &hosts), to(&here), "Bearer (secret)", false).await;
-    // A key does not travel to another host, though it may be asked.
+    // A key is not sent to another host, even if that is allowed.
     check(api.tool("/to?where={where}", &hosts), to(&elsewhere), "None", false).await;
 }
 
@@ -224,7 +224,7 @@ async fn a_redirect_to_a_forbidden_address_is_refused() {
     let api = Api::start().await;
     let lines = "redirects-max = 3\nhosts = ['169.254.169.254', 'localhost:1']";
     let lines = format!("url = 'http://{}/to?where={{where}}'\n{lines}", api.address);
-    // Without leave for private addresses not even the first step is made.
+    // Without permission for private addresses, not even the first request is sent.
     check(tool(&lines), json!({"where": "http://169.254.169.254/"}), "no address that may be reached", true)
         .await;
     assert!(api.asked().is_empty());

@@ -1,4 +1,4 @@
-//! Traces as a collector gets them.
+//! Tests of traces as a collector receives them.
 
 use rollout_tests::{
     Answer, Collector, Controller, Start, TestHost, TracedSpan, call, guest, providing, rollout_host,
@@ -15,7 +15,7 @@ fn only<'a>(spans: &'a [TracedSpan], name: &str) -> &'a TracedSpan {
     found[0]
 }
 
-/// Spans of one rollout: one trace, each within the time of the one above it.
+/// Checks that the spans of a rollout form one trace, and that each lies within the time of its parent.
 fn check_tree(spans: &[TracedSpan]) {
     let root = only(spans, "rollout");
     for span in spans {
@@ -141,7 +141,7 @@ async fn a_rollout_belongs_to_the_trace_of_its_caller() {
 
     let ran = host.stop().await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    // It ended, so there will be no more.
+    // The host has ended, so there will be no more spans.
     let spans = collector.spans();
     check_tree(&spans);
     let root = only(&spans, "rollout");

@@ -1,4 +1,4 @@
-//! The trajectories of rollouts come out of the journal, and are the files that a server writes.
+//! Tests that the trajectories from the journal are equal to the files that a server writes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,17 +10,17 @@ use rollout_tests::{Answer, Controller, Ran, Serve, Start, TestHost, guest, roll
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// A host of this guest that keeps rollouts in a journal and writes files, too.
+/// Returns options of a host that stores rollouts in a journal and also writes files.
 fn both(guest_name: &str) -> Serve {
     given_out(guest_name).option("--trajectories", "files")
 }
 
-/// A host of this guest that keeps rollouts in a journal, and nowhere else.
+/// Returns options of a host that stores rollouts only in a journal.
 fn given_out(guest_name: &str) -> Serve {
     TestHost::of(guest_name).config("[journal]\ndir = 'journal'\n")
 }
 
-/// All files below a directory, by their paths in it.
+/// Returns all files below a directory, by their relative paths.
 fn files(below: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut folders = vec![below.to_owned()];
@@ -38,8 +38,8 @@ fn files(below: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// Finds what the journal gives of every rollout equal to the files that were written of it, byte for
-/// byte; gives their names.
+/// Checks that the output of the journal for every rollout is equal to the written files, byte for byte; returns the
+/// names.
 fn are_the_same(host: &TestHost) -> Vec<String> {
     let again = tempfile::tempdir().unwrap();
     for stored in StoredRollout::all(&host.dir().join("journal")).unwrap() {
@@ -205,7 +205,7 @@ async fn what_a_caller_reported_is_in_what_comes_out_of_the_journal() {
         let request = controller.rollout(text).label("5").as_b();
         assert_eq!(host.ask(&request).await.status, 202);
         controller.callbacks_arrived(2).await;
-        // The last report is merged after its callback was taken; the host ends after both.
+        // The last report is merged after its callback was acknowledged; the host ends after both.
         let (ran, host) = host.stopped(&serve).await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 
@@ -235,7 +235,7 @@ async fn a_rollout_that_another_process_went_on_with_is_the_same() {
     assert!(!are_the_same(&host).is_empty());
 }
 
-/// What `rollout-host trajectory` does with a host's journal.
+/// Runs `rollout-host trajectory` on a host's journal.
 async fn command(host: &TestHost, arguments: &[&str]) -> Ran {
     let mut command = rollout_host(["trajectory", "--config", "config.toml"]);
     command.args(arguments).current_dir(host.dir());

@@ -1,5 +1,5 @@
-//! The protocol's traps, as far as generations B, C and D have them: what bites whoever serves
-//! it. `tests/README.md` lists all, with those that are tested elsewhere.
+//! Tests of the protocol's traps for servers, in generations B, C and D. `tests/README.md` lists all of them, with
+//! those that are tested elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 const BRANCH: &str = "please branch: Calculate 2 + 3.";
 
-/// A host that is configured for callers of B alone.
+/// Returns options of a host for callers of B only.
 fn of_b(guest: &str) -> Serve {
     TestHost::of(guest).option("--osmosis-generation", "b")
 }
 
-/// The bodies of a rollout's completion and grader callback.
+/// Returns the bodies of a rollout's completion and grader callback.
 async fn both(host: TestHost, controller: &Controller, request: &RolloutRequest) -> (Value, Value) {
     let callbacks = host.all_callbacks(controller, request).await;
     let [completion, graded] = &*callbacks else { panic!("two callbacks, not {callbacks:?}") };

@@ -1,4 +1,4 @@
-//! What `validate` finds, each by the name of its check.
+//! Tests of `validate`, by the names of its checks.
 
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,14 @@ async fn validate(plugin: &Path, more: &[&str]) -> Ran {
     rollout_host(["validate"]).arg(plugin).args(more).start().ended().await
 }
 
-/// The report, and the exit code.
+/// Returns the report and the exit code.
 async fn report(plugin: &Path, more: &[&str]) -> (Value, Option<i32>) {
     let ran = validate(plugin, &[more, &["--json"]].concat()).await;
     let report = serde_json::from_str(&ran.stdout);
     (report.unwrap_or_else(|error| panic!("{error} in {}{}", ran.stdout, ran.stderr)), ran.code)
 }
 
-/// What came of a check; nothing where it was not made.
+/// Returns the result of a check; empty if it was not made.
 fn came<'a>(report: &'a Value, name: &str) -> &'a str {
     let checks = report["checks"].as_array().expect("a report has checks");
     let check = checks.iter().find(|check| check["name"] == name);
@@ -81,7 +81,7 @@ async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
         ("write another file", "1", "deterministic", "artifact 'looks.txt' differs", &[]),
     ] {
         let data = row(&dir, prompt, label);
-        // The time that is left goes down in steps, which are long where it is long.
+        // The remaining time decreases in steps, which are longer if more time is left.
         let options = ["--data", &data, "--limit-workflow-secs-max", "4"];
 
         let (report, code) = report(&guest("unfit"), &options).await;

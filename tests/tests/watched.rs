@@ -1,4 +1,4 @@
-//! `test`: one rollout, shown as it goes, and step by step.
+//! Tests of `test`, which shows one rollout as it runs, optionally step by step.
 
 use rollout_tests::{Answer, Controller, Ran, Start, guest, in_time, rollout_host};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ impl Bench {
         command
     }
 
-    /// Runs it with lines that are typed, which end the input.
+    /// Runs it interactively with these lines as input.
     async fn typed(&self, plugin: &str, lines: &str) -> Ran {
         let (process, mut input) = self.command(plugin, &["--interactive"]).start_with_input();
         input.write_all(lines.as_bytes()).await.expect("it reads");

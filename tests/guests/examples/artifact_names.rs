@@ -1,4 +1,4 @@
-//! Tries to write files where none belong, and reports what it was told.
+//! Tries to write artifacts under invalid names, and reports the errors.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, report};

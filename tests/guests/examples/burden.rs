@@ -1,5 +1,5 @@
-//! Burdens its host as the two words of its prompt say: `memory 240` fills 240 MiB and ends, `result 40` reports
-//! messages of 40 MiB, `spin 1` computes without end. With any other prompt it is honest.
+//! Strains its host as the prompt's two words say: `memory 240` fills 240 MiB and ends, `result 40` returns messages of
+//! 40 MiB, `spin 1` computes forever. With any other prompt it is honest.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, asked, spin};

@@ -1,11 +1,11 @@
-//! Has the host do the work: it hands over a great deal to log, waits a little, and again.
+//! Makes the host do the work: it logs a huge line, waits a little, and repeats that.
 
 use std::time::Duration;
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
 
-/// A little less than a guest may hand over at once.
+/// A little less than the maximum of one call.
 const LINE_BYTES: usize = 60 << 20;
 
 struct BusyLogs;

@@ -1,4 +1,4 @@
-//! Never computes for long, and never waits for long either.
+//! Alternates between short computations and short waits, forever.
 
 use std::time::Duration;
 

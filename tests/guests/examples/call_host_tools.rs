@@ -1,6 +1,5 @@
-//! Calls host-provided tools as its prompt says, and reports what it was told: the prompt's text
-//! is `{"calls": [[name, arguments], …], "start": bool}`. Any other text is asked of the
-//! model.
+//! Calls host-provided tools by the prompt's instructions, and reports the results. The prompt's text is `{"calls":
+//! [[name, arguments], …], "start": bool}`. Any other text goes to the model.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, asked, report};
@@ -10,7 +9,7 @@ struct CallHostTools;
 #[derive(serde::Deserialize)]
 struct Wanted {
     calls: Vec<(String, Value)>,
-    /// Starts all calls and waits for them as they come, instead of making them at once.
+    /// Starts all calls and collects them as they finish, instead of executing them in one call.
     #[serde(default)]
     start: bool,
 }
@@ -31,13 +30,13 @@ fn calls(wanted: &Wanted) -> Vec<ToolCall> {
     let call = |(number, (name, arguments)): (usize, &(String, Value))| ToolCall {
         id: format!("call_{number}"),
         name: name.clone(),
-        // Text is handed over as it is, so that it may be no JSON.
+        // Text is passed unchanged, so it may be invalid JSON.
         arguments: arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned),
     };
     wanted.calls.iter().enumerate().map(call).collect()
 }
 
-/// The results in the order in which the calls ended.
+/// Returns the results in the order in which the calls finished.
 fn started(wanted: &Wanted) -> Vec<ToolResult> {
     let mut under_way: Vec<host_tools::PendingTool> = calls(wanted).iter().map(host_tools::start).collect();
     let mut results = Vec::new();

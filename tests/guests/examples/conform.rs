@@ -29,7 +29,7 @@ impl Workflow for Conform {
     }
 }
 
-/// Registers samples under these names, the first ones with an answer of the model.
+/// Registers samples under these names. Those in `asking` have a reply of the model.
 fn branch(ctx: &Context, asking: &[&str], silent: &[&str]) -> Result<Output> {
     for name in asking {
         let sample = ctx.sample_named(name)?;

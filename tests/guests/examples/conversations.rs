@@ -1,5 +1,5 @@
-//! Asks with the sample's history, with lists that begin like it, and with what has nothing to
-//! do with it; and asks as nobody may. Which, the prompt says.
+//! Calls the model with the sample's history, with lists that begin with it, and with unrelated lists, and makes
+//! invalid calls. The prompt selects the case.
 
 use rollout_test_guests::export_raw_workflow;
 use rollout_test_guests::raw_workflow::models::{self, Conversation, Request, Role};
@@ -35,7 +35,7 @@ impl Guest for Conversations {
         }
         ask(&sample, Conversation::History(prompt.clone()), true)?;
         ask(&sample, Conversation::History(vec![user("two"), user("three")]), false)?;
-        // A second one is not new, and neither is what the history has already.
+        // This call adds no message, and the next one begins with messages that the history has.
         let first = ask(&sample, Conversation::History(Vec::new()), false)?;
         let mut list = vec![format!(" {}\n", prompt[0]), user("four")];
         ask(&sample, Conversation::Messages(list.clone()), false)?;
@@ -48,14 +48,14 @@ impl Guest for Conversations {
             &asked(Conversation::History(vec![user("six")]), true),
         );
         let call = call.map_err(|error| Failure::Failed(error.to_string()))?;
-        // Pushed while the model thinks, so before its reply.
+        // This message is pushed during the call, so it precedes the reply.
         sample.push(&[user("seven")]).map_err(|error| Failure::Failed(error.to_string()))?;
         models::finish(call).map_err(|error| Failure::Failed(error.to_string()))?;
         Ok(None)
     }
 }
 
-/// What each wrong request is told.
+/// Returns the error of each invalid request.
 fn wrong(sample: &Sample, prompt: &[String]) -> String {
     let told = |sample: Option<&Sample>, conversation| {
         let answer = models::complete(Role::Policy, sample, &asked(conversation, true));

@@ -1,4 +1,4 @@
-//! Ends the process that it believes to be its own, with the code that the prompt says.
+//! Exits with the code in the prompt.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, asked};

@@ -1,5 +1,4 @@
-//! Asks the model for as long as it is let, then more than it may at once, and reports
-//! what it was told.
+//! Calls the model until it is refused, then makes more concurrent calls than allowed, and reports the errors.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, report};

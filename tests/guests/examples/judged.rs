@@ -1,4 +1,4 @@
-//! Has a judge rate the answer, or asks it in other ways where the label says so.
+//! A grader that calls the judge. The label selects other ways to call it.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, asked};

@@ -1,24 +1,17 @@
-//! Takes as many turns as its prompt says. In each it asks twice at once and goes on with what comes
-//! first, waits for a moment, has a tool called, and says how much time is left and a random
-//! number: whatever differs when it is run again is seen in what it asks next.
+//! Takes the number of turns in its prompt. In each turn it makes two concurrent calls and continues with the first
+//! reply, waits briefly, calls a tool, and sends the remaining time and a random number: any difference in a second run
+//! shows up in its next request.
 //!
-//! With the word `steady` after the number of turns it says nothing of time, chance and order, so
-//! that two such rollouts differ in nothing either. With the word `restless` it looks at the clock and
-//! for answers two thousand times a turn, without waiting.
-
-use std::time::Duration;
-
-use rollout_sdk::*;
-use rollout_test_guests::{asked, random_number};
-
-struct LongWay;
+//! With the word `steady` after the number of turns it sends no time, random number or order, so that two such rollouts
+//! are identical. With the word `restless` it reads the clock and polls for answers two thousand times in each turn,
+//! without waiting.
 
 impl Workflow for LongWay {
     fn run(ctx: Context) -> Result<Output> {
         let prompt = asked(&ctx);
         let mut words = prompt.split_whitespace();
         let turns = words.next().and_then(|turns| turns.parse::<u32>().ok());
-        let turns = turns.ok_or_else(|| Error::invalid("the prompt begins with no number"))?;
+        let turns = turns.ok_or_else(|| Error::invalid("the prompt does not begin with a number"))?;
         let manner = words.next();
         let (is_steady, is_restless) = (manner == Some("steady"), manner == Some("restless"));
         let sample = ctx.sample()?;

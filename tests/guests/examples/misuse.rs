@@ -1,6 +1,5 @@
-//! Uses the imports as the SDK lets nobody: what is too large, too many, no text, no
-//! JSON or no handle. Which, the prompt says, and the last message returned is what it
-//! was told.
+//! Uses the imports in ways that the SDK prevents: with values that are too large or too many, with invalid text, JSON
+//! or handles. The prompt selects the case, and the last returned message has the errors.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -61,7 +60,7 @@ fn told<T, E: std::fmt::Display>(answer: Result<T, E>) -> Value {
     answer.map_or_else(|error| error.to_string(), |_| "taken".to_owned()).into()
 }
 
-/// One large text, handed over in the place that the test names.
+/// Passes one large text to the import that the test names.
 fn large(what: &str) -> Value {
     let text = "x".repeat(LARGE);
     let message = format!(r#"{{"role":"user","content":"{text}"}}"#);
@@ -86,12 +85,12 @@ fn large(what: &str) -> Value {
         }
         "return" => return text.into(),
         "failure" => panic!("{text}"),
-        _ => panic!("nothing large is called {what}"),
+        _ => panic!("unknown case for large values: {what}"),
     }
     "taken".into()
 }
 
-/// A list of a million entries, or calls of the host without end.
+/// Passes a list of a million entries, or calls the host forever.
 fn many(what: &str) -> Value {
     let sample = open();
     match what {
@@ -104,11 +103,11 @@ fn many(what: &str) -> Value {
         "host calls" => loop {
             log::line(Level::Debug, "again");
         },
-        _ => panic!("nothing is many and called {what}"),
+        _ => panic!("unknown case for many values: {what}"),
     }
 }
 
-/// Texts that are no JSON, wherever JSON belongs.
+/// Passes invalid JSON to each parameter that must be JSON.
 fn no_json() -> Value {
     let sample = open();
     let bad = || "{no json".to_owned();
@@ -125,9 +124,9 @@ fn no_json() -> Value {
     })
 }
 
-/// Bytes that are no text, handed over as text.
+/// Passes invalid UTF-8 as text.
 fn no_text(what: &str) -> Value {
-    // SAFETY: it is not safe, and that is what is tried; nothing here looks at it.
+    // SAFETY: this is unsound on purpose; the guest itself never reads the text.
     let text = unsafe { String::from_utf8_unchecked(vec![b'x', 0xff, 0xfe]) };
     match what {
         "line" => log::line(Level::Info, &text),
@@ -135,15 +134,15 @@ fn no_text(what: &str) -> Value {
         "message" => return told(open().push(&[text])),
         "artifact name" => return told(artifacts::write(&text, b"x")),
         "request" => return told(ask(&open(), Request { messages: vec![text], ..request() })),
-        _ => panic!("no place is called {what}"),
+        _ => panic!("unknown case for invalid text: {what}"),
     }
     "taken".into()
 }
 
-/// Handles that are kept, made up or used twice.
+/// Leaks handles, invents handles or uses them twice.
 fn handle(what: &str) -> Value {
     let sample = open();
-    // SAFETY: numbers that the host gave to nobody, or took back, are what is tried.
+    // SAFETY: invalid handles are the purpose of this test; the host must reject them.
     let made_up = |number| unsafe { Sample::from_handle(number) };
     match what {
         "forgotten chat calls" => loop {
@@ -182,7 +181,7 @@ fn handle(what: &str) -> Value {
             drop(sample);
             "dropped twice".into()
         }
-        _ => panic!("no handle is called {what}"),
+        _ => panic!("unknown case for handles: {what}"),
     }
 }
 
@@ -228,7 +227,7 @@ fn other(what: &str) -> Value {
         "random bytes" => rollout_test_guests::random_bytes(LARGE as u64).into(),
         "trap" => panic!("this guest traps"),
         "exit" => std::process::exit(0),
-        _ => panic!("nothing else is called {what}"),
+        _ => panic!("unknown case: {what}"),
     }
 }
 

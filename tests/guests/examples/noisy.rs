@@ -1,4 +1,4 @@
-//! Prints a lot, with escape sequences for a terminal in it.
+//! Prints a lot, including terminal escape sequences.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, told_to_misbehave};

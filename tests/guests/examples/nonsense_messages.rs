@@ -1,4 +1,4 @@
-//! Returns messages that are no JSON objects. Which ones, the prompt says.
+//! Returns messages that are not JSON objects. The prompt selects them.
 
 use rollout_test_guests::export_raw_workflow;
 use rollout_test_guests::raw_workflow::{Failure, Guest};

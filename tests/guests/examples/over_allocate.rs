@@ -1,4 +1,4 @@
-//! Takes memory until there is no more.
+//! Allocates memory until allocation fails.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, told_to_misbehave};

@@ -1,4 +1,4 @@
-//! One behaviour a prompt, the same as `python/parity` in the other language.
+//! Behaves as each prompt says, exactly like `python/parity`.
 
 use rollout_sdk::*;
 use rollout_test_guests::asked;
@@ -22,9 +22,9 @@ impl Default for Config {
 
 #[derive(Deserialize, JsonSchema)]
 struct Join {
-    /// What to join.
+    /// The words to join.
     words: Vec<String>,
-    /// What goes between.
+    /// The separator.
     between: Option<String>,
     loud: bool,
 }
@@ -65,7 +65,7 @@ impl Workflow<Config> for Parity {
     }
 }
 
-/// The prompt with what was found out as its reply.
+/// Returns the prompt with a report as its reply.
 fn report(ctx: &Context<Config>, found: Value) -> Result<Output> {
     let mut messages = ctx.prompt().to_vec();
     messages.push(Message::assistant(found.to_string()));

@@ -1,4 +1,4 @@
-//! Calls itself until the stack is used up.
+//! Recurses until the stack overflows.
 
 use std::hint::black_box;
 
@@ -19,7 +19,7 @@ impl Workflow for Recurse {
 #[inline(never)]
 #[expect(unconditional_recursion, reason = "this is what it is for")]
 fn deeper(depth: u64) -> u64 {
-    // The addition after the call keeps it from becoming a loop.
+    // The addition prevents tail-call elimination.
     black_box(deeper(black_box(depth) + 1)) + 1
 }
 

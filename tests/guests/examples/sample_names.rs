@@ -1,4 +1,4 @@
-//! Opens samples under names that cannot travel as a header, and reports what it was told.
+//! Opens samples under names that are invalid in a header, and reports the errors.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, report};

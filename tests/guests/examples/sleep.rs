@@ -1,4 +1,4 @@
-//! Waits for nothing, for ever.
+//! Sleeps forever.
 
 use std::time::Duration;
 

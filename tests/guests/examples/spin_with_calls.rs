@@ -1,4 +1,4 @@
-//! Starts chat calls and then never returns, so that they are under way when it is stopped.
+//! Starts chat calls and never returns, so that they are in progress when it is stopped.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, spin, told_to_misbehave};

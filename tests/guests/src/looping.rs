@@ -1,14 +1,13 @@
-//! An agent loop that conforms, and does what its prompt asks for otherwise.
+//! An agent loop that conforms by default, and misbehaves as its prompt says.
 
 use std::time::Duration;
 
 use rollout_sdk::*;
 
-/// Asks the model, adds numbers up for it, and rates itself where the metadata holds the
-/// truth.
+/// Calls the model, adds numbers for it, and returns a reward if the metadata has the ground truth.
 pub struct Looping;
 
-/// What the last message of the prompt says.
+/// Returns the text of the prompt's last message.
 fn asked(request: &LoopRequest) -> String {
     request.messages().last().map(Message::text).unwrap_or_default()
 }
@@ -101,8 +100,8 @@ impl AgentLoop for Looping {
 
 #[derive(Default, serde::Deserialize)]
 struct Truth {
-    /// Kept from a loop beside a grader, which has the truth to itself; a test calls it
-    /// otherwise there.
+    /// If the loop has a grader, only the grader receives the ground truth; a test passes it to the loop under the
+    /// alias.
     #[serde(alias = "expected")]
     ground_truth: Option<String>,
 }
@@ -111,7 +110,7 @@ fn same(solution: &str, truth: &str, _: Option<&Value>) -> Result<f64> {
     Ok(f64::from(u8::from(answer_after(solution, "####") == Some(truth))))
 }
 
-/// Whatever the loop was told, for the test to read.
+/// Returns everything that the loop received, which the test reads.
 fn seen(ctx: &LoopContext) -> Result<Value> {
     let request = ctx.request();
     Ok(json!({

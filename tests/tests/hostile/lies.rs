@@ -1,4 +1,4 @@
-//! Guests that say what is not so, or look for what is not theirs.
+//! Tests of guests that make false claims, or search for data of others.
 
 use rollout_tests::{Start, rollout_host};
 

@@ -1,4 +1,4 @@
-//! Guests that hold or hand over too much: memory, texts, lists and handles.
+//! Tests of guests that hold or pass too much: memory, texts, lists and handles.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ async fn tables_count_as_memory() {
     "#;
     let path = component(dir.path(), module);
     let controller = Controller::start().await;
-    // So many that memory comes from no pool, in which a module has one table.
+    // So many slots that memory does not come from a pool, in which a module has one table.
     let host = TestHost::of_component(path)
         .option("--max-concurrent", 3000)
         .option("--limit-memory-bytes-max", 1 << 20)
@@ -53,7 +53,7 @@ async fn many_memories_are_refused_before_they_are_served() {
         )
     };
     let path = component(dir.path(), &module(&"(memory 0)\n".repeat(90)));
-    // From a pool, and from the kernel: neither has that many mappings to give.
+    // With a pool and without: neither provides that many mappings.
     for slots in ["8", "3000"] {
         let ran = serve(&path, &["--max-concurrent", slots]).await;
 

@@ -1,4 +1,4 @@
-//! What a disk that syncs slowly costs: nothing that was answered.
+//! Tests that a slow disk loses no answers.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ use tokio::task::JoinSet;
 
 use super::{ALONE, Random, Trainer, check_log, check_results, from_env, long_way, until_free};
 
-/// Kills, unless `ROLLOUT_TEST_SLOW_KILLS` says how many.
+/// Number of kills, unless `ROLLOUT_TEST_SLOW_KILLS` sets it.
 const KILLS: u64 = 10;
 
-/// Rollouts that are in flight: few, so that it is the disk that is slow.
+/// Number of rollouts in flight: few, so that the disk is the bottleneck.
 const IN_FLIGHT: usize = 24;
 
-/// Turns of a rollout, which take some second.
+/// Number of turns of a rollout, which take about a second.
 const TURNS: u64 = 30;
 
-/// How long a server lives at least, and how much longer at most: a few syncs.
+/// Minimum lifetime of a server, and maximum random addition: a few syncs.
 const LIFE: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(700)];
 
-/// Most calls that were answered so long before a kill are not made again. On a busy machine some are: the server may
+/// The age of answers before a kill from which most calls are not repeated. On a busy machine some are: the server may
 /// read an answer late, or its journal's writer may wait for a core.
 const KEPT_AFTER: Duration = Duration::from_millis(50);
 
-/// Makes every sync of a process that is started with it take 300 ms longer.
+/// Source of a library that delays every sync of a process by 300 ms.
 const SLOW_SYNC: &str = r"
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -43,7 +43,7 @@ int fdatasync(int fd) { wait_for_the_disk(); return syscall(SYS_fdatasync, fd); 
 int fsync(int fd) { wait_for_the_disk(); return syscall(SYS_fsync, fd); }
 ";
 
-/// Compiles that, with the compiler that the host itself needs.
+/// Compiles the library with the C compiler that the host itself needs.
 fn slow_sync(dir: &Path) -> PathBuf {
     let (source, library) = (dir.join("slow_sync.c"), dir.join("slow_sync.so"));
     std::fs::write(&source, SLOW_SYNC).unwrap();
@@ -84,13 +84,13 @@ async fn a_slow_sync_does_not_decide_which_answers_are_kept() {
     check_ages(&trainer);
 }
 
-/// Has rollouts run, one after the other, until there is to be an end of it.
+/// Runs rollouts, one after the other, until the trainer stops.
 async fn keep_busy(trainer: Arc<Trainer>) {
     while !trainer.stops.load(Ordering::Relaxed) {
         let number = trainer.next.fetch_add(1, Ordering::Relaxed);
         let (id, is_polled) = (format!("k{number}"), number.is_multiple_of(2));
         let is_known = trainer.admit(&id, &format!("{TURNS} steady {id}"), is_polled).await;
-        // The lease of one that is polled may be lost with the answer to its admission.
+        // The lease of a polled rollout may be lost with the answer to its admission.
         if is_known || !is_polled {
             trainer.end(&id, is_polled).await;
         }
@@ -112,11 +112,11 @@ async fn live_and_die(trainer: &Trainer, serve: &Serve, journal: &Path, life: Du
     until_free(journal).await;
 }
 
-/// Of the calls that were made again, most were answered shortly before the kill.
+/// Checks that most of the repeated calls were answered shortly before the kill.
 fn check_ages(trainer: &Trainer) {
     let (asked, ledger) = (trainer.oracle.asked(), trainer.ledger());
     let mut calls: HashMap<(&str, &str), Vec<&Asked>> = HashMap::new();
-    // One whose admission was not heard of may have been over when it was asked for again, and ran twice.
+    // A rollout whose admission was lost may have ended before it was requested again, and ran twice.
     let runs_once = |one: &&Asked| {
         let id = one.path.strip_prefix("/rollouts/").and_then(|rest| rest.split('/').next());
         id.is_some_and(|id| !ledger.asked_again.contains(id))
@@ -128,7 +128,7 @@ fn check_ages(trainer: &Trainer) {
     for pair in calls.values().flat_map(|of_one| of_one.windows(2)) {
         let [before, after] = pair else { continue };
         let Some(answered) = before.answered else { continue };
-        // The model may have answered a server that was gone.
+        // The model may have answered a dead server.
         let Some(kill) = ledger.kills.iter().find(|kill| kill.age_of(before.at).is_some()) else { continue };
         let Some(age) = kill.age_of(answered).filter(|_| kill.age_of(after.at).is_none()) else { continue };
         ages.push(age);
@@ -143,6 +143,6 @@ fn check_ages(trainer: &Trainer) {
         ages.last()
     );
     assert!(!ages.is_empty(), "no call was made again, of {}", asked.len());
-    // Where a sync holds the writer up, most are as old as that: 153 of 219.
+    // If syncs block the writer, most are at least that old: 153 of 219.
     assert!(2 * strictly < ages.len(), "answered long before a kill, and asked again: {ages:?}");
 }

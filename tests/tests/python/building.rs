@@ -1,4 +1,4 @@
-//! Projects that are built, and those that are not.
+//! Tests of builds of Python projects.
 
 use std::path::PathBuf;
 
@@ -68,7 +68,7 @@ async fn without_the_tool_one_command_is_said_that_installs_it() {
     assert!(ran.stderr.contains("run: python3 -m pip install componentize-py=="), "{}", ran.stderr);
 }
 
-/// A wheel of one module, with native code beside it or not.
+/// Creates a wheel of one module, with or without native code.
 async fn wheel(dir: &Path, name: &str, native: bool) -> PathBuf {
     let script = format!(
         r#"
@@ -119,7 +119,7 @@ async fn every_example_in_python_is_built_and_earns_its_rewards() {
         ("strands-agent", 1.0),
         ("openai-agents", 1.0),
         ("agent-loop", 1.0),
-        // Half of its rows are word problems, which the stand-in for a model cannot solve.
+        // Half of its rows are word problems, which the mock model cannot solve.
         ("math-verify", 0.5),
     ] {
         let dir = temporary();
@@ -144,8 +144,7 @@ async fn every_example_in_python_is_built_and_earns_its_rewards() {
     }
 }
 
-/// What the interpreter, its libraries and the host's functions do together, when they are
-/// one module and when they are many.
+/// Tests the interplay of the interpreter, its libraries and the host's functions, as one core module and as many.
 #[tokio::test]
 async fn a_component_of_one_module_does_what_it_does_in_many() {
     let dir = project(
@@ -190,7 +189,7 @@ class Rated(Grader):
             let mut command = rollout_host(["validate"]);
             command.arg(dir.path().join(made)).args(["--set", &format!("what={what}")]);
             let ran = command.start().ended_within(COMMAND).await;
-            // The file and its size are on lines of their own.
+            // The file and its size have separate lines.
             let lines = ran.stdout.lines().filter(|line| !line.contains(".wasm") && !line.contains(" KiB"));
             (ran.code, lines.map(str::to_owned).collect::<Vec<_>>(), ran.stderr)
         };

@@ -1,4 +1,4 @@
-//! Programs for the published packages, and the shapes of frameworks.
+//! Tests of programs for the published packages, and of the shapes of frameworks.
 
 use rollout_tests::Answer;
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::*;
 
 const UNCHANGED: &str = "guest-sdk/python/tests/unchanged";
 
-/// What a model's server answers to have a tool called.
+/// Returns a model's answer that calls a tool.
 fn calls(name: &str, arguments: &Value) -> Answer {
     let function = json!({"name": name, "arguments": arguments.to_string()});
     let call = json!({"id": format!("call-{name}"), "type": "function", "function": function});
@@ -17,8 +17,7 @@ fn calls(name: &str, arguments: &Value) -> Answer {
     Answer::Status(200, json!({"choices": [choice], "usage": usage}))
 }
 
-/// The published packages' names, their distributions among the dependencies, and not a line of the
-/// programs changed: one of each shape.
+/// The projects depend on the published packages by name, and the programs are unchanged. There is one for each shape.
 #[tokio::test]
 async fn programs_for_the_published_packages_are_built_and_rewarded_as_they_are() {
     let double = || calls("double", &json!({"number": 2}));
@@ -94,7 +93,7 @@ async fn a_backend_of_the_published_package_has_its_sample_its_files_and_the_ope
     assert!(asked["messages"][1]["content"].as_str().unwrap().contains("Is it right?"), "{asked:#}");
 }
 
-/// The messages that a grader sees, of one turn with one call of a tool.
+/// Returns a rollout's messages and model calls, with one tool call.
 async fn messages_of(example: &str) -> (Value, Vec<Value>) {
     let controller = Controller::start().await;
     let host = TestHost::of_component(python_guest(&format!("examples/{example}/python"))).start().await;

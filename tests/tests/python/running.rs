@@ -1,4 +1,4 @@
-//! What a component in Python does while it runs.
+//! Tests of the behaviour of Python components at run time.
 
 use std::time::Instant;
 
@@ -165,7 +165,7 @@ async fn what_was_not_imported_while_building_is_imported_late() {
     assert_eq!(last_text(&result), expected, "{result:#}");
 }
 
-/// What would otherwise be wrong without anybody noticing.
+/// Without these functions, libraries would get wrong answers silently.
 #[tokio::test]
 async fn what_libraries_probe_for_is_true_or_raises() {
     let controller = Controller::start().await;
@@ -200,7 +200,7 @@ async fn threads_timers_and_alarms_do_their_work_in_the_one_thread() {
     }
 }
 
-/// A reply that calls the tool of the example of an agent loop.
+/// Returns a reply that calls the tool of the agent loop example.
 fn calls_calculator(expression: &str) -> Answer {
     let arguments = json!({"expression": expression}).to_string();
     let call =
@@ -211,7 +211,7 @@ fn calls_calculator(expression: &str) -> Answer {
     )
 }
 
-/// The messages of that loop, whatever protocol carried them.
+/// Checks the messages of that loop, under any protocol.
 fn check_looped(messages: &Value) {
     let messages = messages.as_array().unwrap_or_else(|| panic!("{messages:#}"));
     let roles: Vec<&Value> = messages.iter().map(|message| &message["role"]).collect();
@@ -270,7 +270,7 @@ async fn an_agent_loop_is_polled_and_called_back_as_a_workflow_is() {
     }
 }
 
-/// What is not counted is not written to, and stays shared by all instances.
+/// Objects whose references are not counted are never written, so all instances share them.
 #[tokio::test]
 async fn references_to_what_was_there_at_build_time_are_not_counted() {
     let controller = Controller::start().await;
@@ -313,7 +313,7 @@ async fn a_timeout_ends_a_call_and_a_cancelled_task_abandons_its_own() {
 async fn sleeping_takes_its_time_and_sleeps_of_one_gather_take_it_once() {
     let controller = Controller::start().await;
     let host = host().await;
-    // The first rollout may have to wait for its component's pages.
+    // The first rollout may wait for its component's pages.
     host.run(&asking(&controller, "nothing")).await;
     let started = Instant::now();
 

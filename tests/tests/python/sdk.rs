@@ -1,4 +1,4 @@
-//! The SDK itself.
+//! Tests of the SDK itself.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use super::*;
 
-/// Bindings as the SDK is checked against.
+/// Generates bindings for type checks of the SDK.
 async fn bindings(dir: &Path) -> PathBuf {
     let world = dir.join("world");
     std::fs::create_dir_all(world.join("deps/plugin")).unwrap();
@@ -71,11 +71,11 @@ async fn the_sdk_passes_the_other_strict_type_checker_too() {
     let dir = temporary();
     let place = dir.path().join("checked");
     std::fs::create_dir(&place).unwrap();
-    // It takes no path to what it checks that is not within.
+    // The checker accepts only paths within its directory.
     std::os::unix::fs::symlink(project_root().join("guest-sdk/python/src"), place.join("src")).unwrap();
     let config = json!({
         "include": ["src/rollout_sdk"],
-        // Generated, and checked by nobody.
+        // The generated code is not checked.
         "extraPaths": [bindings(dir.path()).await, "src"],
         "typeCheckingMode": "strict",
         "pythonVersion": "3.14",
