@@ -60,7 +60,7 @@ async fn a_report_on_the_completion_is_in_the_trajectory() {
 }
 
 #[tokio::test]
-async fn a_report_on_the_grader_callback_takes_the_place_of_the_completions() {
+async fn a_report_on_the_grader_callback_replaces_that_on_the_completion() {
     let calls = |tokens: u64, count: usize| json!({"samples": {"s": {"llm_call_metrics": vec![json!({"prompt_tokens": tokens}); count]}}});
     let controller = Controller::start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");

@@ -118,7 +118,7 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
 }
 
 #[tokio::test]
-async fn a_name_that_new_takes_is_a_plugins_and_another_is_refused_before_anything_is_sent() {
+async fn a_name_of_new_is_a_valid_plugin_name_and_an_invalid_one_is_refused_before_a_request() {
     let server = Server::start().await;
     let author = server.author("team_a").await;
     let conform = guest("conform");
@@ -135,7 +135,7 @@ async fn a_name_that_new_takes_is_a_plugins_and_another_is_refused_before_anythi
 }
 
 #[tokio::test]
-async fn a_plugin_at_fault_is_exit_1_with_the_report_that_validate_shows() {
+async fn a_plugin_that_fails_its_checks_exits_1_with_the_report_of_validate() {
     let server = Server::start().await;
     let author = server.author("team-a").await;
     let made = server.dir.path().join("made.wasm");
@@ -157,7 +157,7 @@ async fn a_plugin_at_fault_is_exit_1_with_the_report_that_validate_shows() {
 }
 
 #[tokio::test]
-async fn a_key_is_alone_on_standard_output_and_dead_when_it_was_revoked() {
+async fn a_key_is_alone_on_standard_output_and_invalid_after_it_was_revoked() {
     let server = Server::start().await;
     server.done(&["tenant", "create", "team-a"]).await;
     let create = [
@@ -192,7 +192,7 @@ async fn a_key_is_alone_on_standard_output_and_dead_when_it_was_revoked() {
 }
 
 #[tokio::test]
-async fn a_tenant_is_made_changed_shown_and_deleted() {
+async fn a_tenant_is_created_changed_shown_and_deleted() {
     let server = Server::start().await;
     let create = ["tenant", "create", "team-a", "--quota", "running=4", "--allow", "10.0.0.0/8", "--json"];
     let made = parsed(&server.done(&create).await);
@@ -251,7 +251,7 @@ async fn a_secret_is_read_from_standard_input_or_a_variable() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_none_or_not_there_is_named() {
+async fn an_invalid_or_unreachable_server_is_named() {
     let server = Server::start().await;
     let nowhere = "http://127.0.0.1:1";
     let ran = server.run_as("rh_x", &["plugin", "list", "--to", nowhere]).await;

@@ -21,7 +21,7 @@ fn kept(root: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_oldest_rollouts_go_where_files_have_more_than_they_may() {
+async fn the_oldest_rollouts_are_deleted_when_files_exceed_their_limit() {
     const ROLLOUTS: usize = 12;
     let controller = Controller::start().await;
     let host = writing("[artifacts]\nbytes-max = 1048576\n").start().await;
@@ -42,7 +42,7 @@ async fn the_oldest_rollouts_go_where_files_have_more_than_they_may() {
 }
 
 #[tokio::test]
-async fn what_a_server_finds_at_its_start_is_counted_and_bounded() {
+async fn files_from_before_the_start_are_counted_and_bounded() {
     let controller = Controller::start().await;
     let prompt = format!("Calculate 2 + 3. {}", "x".repeat(300_000));
     let first = writing("").start().await;
@@ -65,7 +65,7 @@ exec unshare --map-root-user --mount sh -c '
 "#;
 
 #[tokio::test]
-async fn a_full_disk_costs_the_trajectory_and_no_reward() {
+async fn a_full_disk_loses_the_trajectory_and_no_reward() {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("on_a_small_disk");
     std::fs::write(&script, ON_A_SMALL_DISK).unwrap();

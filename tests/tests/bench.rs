@@ -39,7 +39,7 @@ async fn a_report_can_be_drawn() {
 }
 
 #[tokio::test]
-async fn a_soak_says_whether_the_server_grows() {
+async fn a_soak_reports_whether_the_server_grows() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
 
     let ran = bench(dir.path(), &["--in-flight", "4", "--soak", "400", "--json"]).await;
@@ -66,7 +66,7 @@ async fn a_soak_of_several_numbers_in_flight_is_refused() {
 }
 
 #[tokio::test]
-async fn a_long_conversation_is_one_of_tool_results_as_long_as_was_said() {
+async fn a_long_conversation_has_tool_results_of_the_requested_length() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let long = ["--turns", "20", "--tool-bytes", "4096"];
     let options = ["--in-flight", "2", "--rollouts", "4", "--rounds", "1", "--json"];

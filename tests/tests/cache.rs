@@ -80,7 +80,7 @@ async fn the_second_start_finds_the_code_compiled() {
 }
 
 #[tokio::test]
-async fn code_for_few_instances_is_not_taken_for_code_for_many() {
+async fn code_for_few_instances_is_not_used_for_many() {
     let cache = temporary();
     serve_once("conform", cache.path()).await;
     for said in [COMPILED, FROM_CACHE] {
@@ -94,7 +94,7 @@ async fn code_for_few_instances_is_not_taken_for_code_for_many() {
 }
 
 #[tokio::test]
-async fn without_a_cache_nothing_is_kept() {
+async fn without_a_cache_nothing_is_stored() {
     let home = temporary();
     let host = TestHost::of("conform").variable("XDG_CACHE_HOME", &home.path().display().to_string());
 
@@ -150,7 +150,7 @@ async fn a_cache_that_others_can_write_is_refused_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn compiled_code_is_not_taken_from_an_author() {
+async fn compiled_code_of_an_author_is_not_accepted() {
     let cache = temporary();
     serve_once("conform", cache.path()).await;
     let code = std::fs::read(entry(cache.path())).unwrap()[HEADER_BYTES..].to_vec();
@@ -160,13 +160,13 @@ async fn compiled_code_is_not_taken_from_an_author() {
 }
 
 #[tokio::test]
-async fn a_component_that_takes_too_long_to_compile_is_given_up() {
+async fn a_component_that_takes_too_long_to_compile_is_abandoned() {
     let limits = "[limits]\ncompile-secs-max = 0.05\n";
     check_refused(&laborious(400, 1000), limits, &["compile-secs-max of 0.05 s", "can raise"]).await;
 }
 
 #[tokio::test]
-async fn a_component_that_takes_too_much_memory_to_compile_is_given_up() {
+async fn a_component_that_takes_too_much_memory_to_compile_is_abandoned() {
     let limits = "[limits]\ncompile-memory-bytes-max = 67108864\n";
     // The compiler has a whole function in memory.
     check_refused(
@@ -184,7 +184,7 @@ async fn a_component_that_is_too_large_is_not_even_compiled() {
 }
 
 #[tokio::test]
-async fn a_component_within_components_without_end_harms_its_compiler_at_most() {
+async fn endlessly_nested_components_harm_only_their_compiler() {
     let mut nested = b"\0asm\x0d\0\x01\0".to_vec();
     for _ in 0..5_000 {
         // Section 4 is a component.
@@ -207,7 +207,7 @@ async fn a_component_within_components_without_end_harms_its_compiler_at_most() 
 }
 
 #[tokio::test]
-async fn what_no_tool_chain_for_guests_emits_is_refused() {
+async fn features_that_no_guest_toolchain_emits_are_refused() {
     for part in [
         "(memory i64 1)",
         "(memory 1 1 shared)",

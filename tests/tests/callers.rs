@@ -48,7 +48,7 @@ fn post(path: &str, more: &str) -> String {
 const LARGE: &str = "content-length: 60000000\r\n";
 
 #[tokio::test]
-async fn silent_connections_keep_nobody_out() {
+async fn silent_connections_block_no_other_caller() {
     raise_open_files();
     let controller = Controller::start().await;
     let host = TestHost::of("conform").open_files(400).start().await;
@@ -98,7 +98,7 @@ async fn a_connection_that_says_nothing_is_closed_long_before_an_idle_one() {
 }
 
 #[tokio::test]
-async fn without_the_key_no_body_is_asked_for_and_none_is_waited_for() {
+async fn without_the_key_no_body_is_requested_or_awaited() {
     let host = TestHost::of("agent_loop").option("--api-key", "the-key").start().await;
     for path in POSTS {
         for more in
@@ -156,7 +156,7 @@ async fn a_body_that_announces_too_much_is_refused_before_it_comes() {
 }
 
 #[tokio::test]
-async fn a_body_that_stops_coming_is_given_up() {
+async fn a_body_that_stops_arriving_is_abandoned() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     let mut unfinished = Vec::new();
@@ -196,7 +196,7 @@ async fn a_body_that_stops_coming_is_given_up() {
 }
 
 #[tokio::test]
-async fn web_pages_and_names_of_others_are_refused_and_told_what_would_allow_them() {
+async fn web_pages_and_foreign_host_names_are_refused_with_the_option_that_allows_them() {
     let routes = [
         "POST /rollout",
         "POST /rollout/cancel",
@@ -232,7 +232,7 @@ async fn web_pages_and_names_of_others_are_refused_and_told_what_would_allow_the
 }
 
 #[tokio::test]
-async fn names_and_pages_that_the_operator_allows_may_ask() {
+async fn host_names_and_pages_that_the_operator_allows_are_served() {
     let ask = async |host: &TestHost, headers: &str| {
         let (answer, _) = said(host, &format!("GET /health HTTP/1.1\r\n{headers}\r\n")).await;
         status(&answer).to_owned()
@@ -256,7 +256,7 @@ async fn names_and_pages_that_the_operator_allows_may_ask() {
 }
 
 #[tokio::test]
-async fn a_request_to_cancel_tens_of_thousands_holds_up_nobody() {
+async fn a_request_to_cancel_tens_of_thousands_delays_no_other() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -296,7 +296,7 @@ async fn a_request_to_cancel_tens_of_thousands_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn polls_of_one_lease_keep_nobody_out() {
+async fn polls_of_one_lease_block_no_other_caller() {
     raise_open_files();
     let controller = Controller::start().await;
     controller.hold();
@@ -340,7 +340,7 @@ async fn polls_of_one_lease_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn bodies_count_against_the_memory_budget_as_they_come_and_with_their_rollout() {
+async fn bodies_are_charged_to_the_memory_budget_on_arrival_and_with_their_rollout() {
     const MIB: usize = 1 << 20;
     let controller = Controller::start().await;
     let host =

@@ -181,7 +181,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_a() {
 }
 
 #[tokio::test]
-async fn the_label_is_in_nothing_that_an_agent_loop_is_asked_or_given() {
+async fn the_label_is_nowhere_in_the_input_of_an_agent_loop() {
     let controller = Controller::start().await;
     let host = TestHost::start("search_loop").await;
     let request = init(&controller);
@@ -228,7 +228,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_an_evaluation() {
 }
 
 #[tokio::test]
-async fn the_label_is_not_in_the_words_that_a_workflow_is_refused_with() {
+async fn the_label_is_not_in_the_error_of_a_refused_workflow() {
     let controller = Controller::start().await;
     let host = host().await;
     let mut metadata = metadata();

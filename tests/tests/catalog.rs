@@ -17,7 +17,7 @@ fn greets(version: u32) -> String {
 }
 
 #[tokio::test]
-async fn two_tenants_have_plugins_and_rollouts_of_the_same_names_and_nothing_of_each_other() {
+async fn two_tenants_may_use_the_same_names_and_see_nothing_of_each_other() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let (one, two) = (catalog.tenant("one", json!({})).await, catalog.tenant("two", json!({})).await);
@@ -43,7 +43,7 @@ async fn two_tenants_have_plugins_and_rollouts_of_the_same_names_and_nothing_of_
 }
 
 #[tokio::test]
-async fn activating_is_one_step_in_which_no_rollout_fails() {
+async fn activation_is_atomic_and_fails_no_rollout() {
     const SWAPS: u32 = 50;
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
@@ -87,7 +87,7 @@ async fn activating_is_one_step_in_which_no_rollout_fails() {
 }
 
 #[tokio::test]
-async fn after_a_kill_rollouts_go_on_with_the_version_that_they_began_with() {
+async fn after_a_kill_rollouts_continue_with_their_version() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenants = [catalog.tenant("a", json!({})).await, catalog.tenant("b", json!({})).await];
@@ -150,7 +150,7 @@ async fn a_kill_loses_no_usage_of_rollouts_that_ended_a_moment_before() {
 }
 
 #[tokio::test]
-async fn what_fails_its_checks_cannot_be_active_and_says_why() {
+async fn a_version_that_fails_its_checks_cannot_be_activated_and_has_a_reason() {
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
 
@@ -186,7 +186,7 @@ async fn what_fails_its_checks_cannot_be_active_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_key_does_what_its_rights_say_and_nothing_once_it_was_revoked() {
+async fn a_key_has_its_rights_and_none_after_it_was_revoked() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
@@ -214,7 +214,7 @@ async fn a_key_does_what_its_rights_say_and_nothing_once_it_was_revoked() {
 }
 
 #[tokio::test]
-async fn a_quota_that_is_used_up_is_named_with_what_is_in_use_and_when_to_come_again() {
+async fn an_exhausted_quota_is_named_with_its_usage_and_a_retry_time() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({"running": 1, "queued": 1})).await;
@@ -269,7 +269,7 @@ async fn a_quota_that_is_used_up_is_named_with_what_is_in_use_and_when_to_come_a
 }
 
 #[tokio::test]
-async fn a_tenants_requests_go_only_where_its_list_lets_them() {
+async fn a_tenants_requests_go_only_to_addresses_on_its_list() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant_within("t", json!({}), json!({"allow": []})).await;
@@ -316,7 +316,7 @@ async fn a_tenant_that_is_deleted_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn the_root_is_the_default_plugin_and_an_operator_says_whose() {
+async fn the_root_is_the_default_plugin_that_the_operator_sets() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
@@ -341,7 +341,7 @@ async fn the_root_is_the_default_plugin_and_an_operator_says_whose() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_nobody_uses_goes_and_comes_back_when_it_is_asked_for() {
+async fn an_idle_plugin_is_unloaded_and_loaded_again_on_request() {
     let controller = Controller::start().await;
     let catalog = ServeCatalog::default()
         .config("[catalog]\ncode-bytes-max = 1\n[osmosis]\nresult-ttl-secs = 1.0\n")
@@ -367,7 +367,7 @@ async fn a_plugin_that_nobody_uses_goes_and_comes_back_when_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_plugin_has_quotas_within_its_tenants_and_generation_a_its_own_way_to_give_the_key() {
+async fn a_plugin_has_its_own_quotas_and_generation_a_its_own_answer_to_a_wrong_key() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;

@@ -127,7 +127,7 @@ async fn change(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_is_there_after_a_kill() {
+async fn acknowledged_changes_survive_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let catalog = dir.path().join("catalog");
     let mut server = Server::start(&catalog).await;
@@ -192,7 +192,7 @@ async fn what_was_acknowledged_is_there_after_a_kill() {
 }
 
 #[tokio::test]
-async fn a_catalog_is_one_server_s_at_a_time() {
+async fn a_catalog_belongs_to_one_server_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let catalog = dir.path().join("catalog");
     let first = Server::start(&catalog).await;

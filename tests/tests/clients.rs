@@ -157,7 +157,7 @@ async fn the_published_driver_of_generation_c_is_served() {
 }
 
 #[tokio::test]
-async fn clients_that_know_no_server_key_are_given_one_by_the_url() {
+async fn clients_without_a_key_option_pass_the_key_in_the_url() {
     const KEY: &str = "secret-of-the-server";
     let _alone = alone().await;
     let keyed = |generation: &str| {
@@ -207,7 +207,7 @@ async fn a_controller_of_generation_b_is_served() {
 }
 
 #[tokio::test]
-async fn the_published_server_of_generation_b_passes_what_the_host_is_asked() {
+async fn the_published_server_of_generation_b_passes_the_same_scenarios() {
     let _alone = alone().await;
     let python = python("0.2.31").await;
     let kept = tempfile::tempdir().expect("a temporary directory can be made");

@@ -10,7 +10,7 @@ fn look(options: &[&str]) -> Evaluation {
 }
 
 #[tokio::test]
-async fn a_clock_begins_at_the_date_that_was_set_and_a_replay_shows_the_same_without_being_told() {
+async fn a_clock_starts_at_the_configured_date_and_a_replay_repeats_it_without_the_option() {
     let evaluation = look(&["--clock-begins", "2026-11-23T09:30:00Z"]);
 
     let ran = evaluation.run().await;
@@ -31,7 +31,7 @@ async fn a_clock_begins_at_the_date_that_was_set_and_a_replay_shows_the_same_wit
 }
 
 #[tokio::test]
-async fn a_plugin_declares_its_settings_at_the_date_that_was_set() {
+async fn a_plugin_declares_its_settings_at_the_configured_date() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     for (text, seconds) in [("", 1_735_689_600), ("clock-begins = '2026-11-23T09:30:00Z'", 1_795_426_200)] {
         std::fs::write(file.path(), text).expect("a file can be written");
@@ -46,7 +46,7 @@ async fn a_plugin_declares_its_settings_at_the_date_that_was_set() {
 }
 
 #[tokio::test]
-async fn a_clock_begins_in_2025_unless_a_date_is_set_and_what_is_no_date_is_named() {
+async fn a_clock_starts_in_2025_by_default_and_an_invalid_date_is_named() {
     let (usual, wrong) = (look(&[]), look(&["--clock-begins", "tomorrow"]));
 
     let (usually, refused) = (usual.run().await, wrong.run().await);

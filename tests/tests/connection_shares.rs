@@ -44,7 +44,7 @@ async fn head(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn a_tenant_whose_polls_take_every_connection_makes_room_for_its_neighbour() {
+async fn a_tenant_whose_polls_use_every_connection_makes_room_for_another_tenant() {
     let controller = Controller::start().await;
     let catalog = ServeCatalog::default()
         .open_files_max(400)

@@ -8,7 +8,7 @@ fn user(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn every_request_is_sent_and_shown_whole_whatever_it_was_made_of() {
+async fn every_request_is_sent_and_recorded_completely() {
     let controller = Controller::start().await;
     let host = TestHost::start("conversations").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
@@ -46,7 +46,7 @@ async fn every_request_is_sent_and_shown_whole_whatever_it_was_made_of() {
 }
 
 #[tokio::test]
-async fn a_request_that_nobody_may_make_is_told_what_is_wrong() {
+async fn an_invalid_request_gets_an_error_with_its_reason() {
     let controller = Controller::start().await;
     let host = TestHost::start("conversations").await;
 
@@ -67,7 +67,7 @@ async fn a_request_that_nobody_may_make_is_told_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_asks_the_judge_ends() {
+async fn a_workflow_that_calls_the_judge_is_ended() {
     let controller = Controller::start().await;
     let host = TestHost::start("conversations").await;
 
@@ -90,7 +90,7 @@ fn echo(text: &str) -> Answer {
 }
 
 #[tokio::test]
-async fn an_agent_leaves_its_conversation_to_the_host_and_has_it_whole_when_it_asks() {
+async fn an_agent_can_read_its_whole_conversation_back_from_the_host() {
     let controller = Controller::start().await;
     let host = TestHost::start("left_to_host").await;
     let request = controller.rollout("Say it.").label("5");

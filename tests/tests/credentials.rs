@@ -74,7 +74,7 @@ fn check_folder(folder: &Path) -> (usize, usize) {
 }
 
 #[test]
-fn a_key_is_known_in_its_forms() {
+fn a_key_is_recognized_in_every_form() {
     // The values are from coreutils' `base64`, of the key and of `Bearer ` followed by the key.
     assert_eq!(base64("mark-of-the-model", 0), "bWFyay1vZi10aGUtbW9k");
     let encoded = "QmVhcmVyIG1hcmstb2YtdGhlLW1vZGVsLTNmOWE2MWMwN2Q=";
@@ -116,7 +116,7 @@ fn repeating(key: &'static str) -> [Answer; 4] {
 }
 
 #[tokio::test]
-async fn no_key_of_a_rollout_is_in_clear_anywhere_in_any_generation() {
+async fn no_key_of_a_rollout_is_in_clear_text_in_any_generation() {
     let (controller, judge, collector) =
         (Controller::start().await, Controller::start().await, Collector::start().await);
     let config = format!("{MODEL_AND_JUDGE}url = '{}'\n", judge.model_url());
@@ -204,7 +204,7 @@ async fn no_key_of_a_rollout_is_in_clear_anywhere_in_any_generation() {
 }
 
 #[tokio::test]
-async fn no_key_of_a_tool_is_in_clear_anywhere() {
+async fn no_key_of_a_tool_is_in_clear_text() {
     let (tools, collector) = (Controller::start().await, Collector::start().await);
     // The mock answers repeat the keys, as a success and as a refusal.
     let echo = json!({"keys": [TOOL_KEY, TOOL_URL_KEY]});

@@ -12,7 +12,7 @@ async fn status(host: &TestHost, id: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_cancelled_while_its_completion_is_delivered_is_told_of_no_more() {
+async fn a_rollout_cancelled_during_the_delivery_of_its_completion_sends_no_more_callbacks() {
     for ask in [
         (|request: RolloutRequest| request.with_callbacks("k")) as fn(RolloutRequest) -> RolloutRequest,
         RolloutRequest::as_b,
@@ -38,7 +38,7 @@ async fn a_rollout_that_is_cancelled_while_its_completion_is_delivered_is_told_o
 }
 
 #[tokio::test]
-async fn a_receiver_that_takes_its_time_holds_nobodys_slot_and_the_grader_gets_one_again() {
+async fn a_slow_receiver_holds_no_slot_and_the_grader_gets_one_again() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--max-concurrent", 1).start().await;
     controller.hold_callbacks();
@@ -56,7 +56,7 @@ async fn a_receiver_that_takes_its_time_holds_nobodys_slot_and_the_grader_gets_o
 }
 
 #[tokio::test]
-async fn a_grader_that_comes_back_goes_before_the_queue() {
+async fn a_grader_after_a_delivery_gets_a_slot_before_the_queue() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--max-concurrent", 1).option("--queue-max", 16).start().await;
     controller.hold_callbacks();
@@ -92,7 +92,7 @@ async fn a_grader_that_comes_back_goes_before_the_queue() {
 }
 
 #[tokio::test]
-async fn what_came_of_a_rollout_is_known_after_its_end_in_every_generation() {
+async fn the_outcome_of_a_rollout_is_available_after_its_end_in_every_generation() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let over = |status: &str, reward: Value, why: Value| json!({"status": status, "reward": reward, "err_message": why});

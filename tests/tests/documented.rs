@@ -67,7 +67,7 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
 }
 
 #[tokio::test]
-async fn the_script_of_the_guide_is_one() {
+async fn the_script_of_the_guide_is_valid() {
     let text = std::fs::read_to_string(project_root().join("docs/write/mock-model.md")).unwrap();
     let script =
         text.split("```jsonl\n").nth(1).and_then(|rest| rest.split("```").next()).expect("there is one");
@@ -169,7 +169,7 @@ fn every_link_of_the_documents_leads_to_a_file_and_to_a_heading_in_it() {
 }
 
 #[test]
-fn anchors_are_those_of_headings_and_not_of_comments_in_code() {
+fn anchors_come_from_headings_and_not_from_comments_in_code() {
     let text = "# Of `eval --replay`, again\n```sh\n# a comment\n```\n## [A](b.md#c) link\n";
     let expected = ["of-eval---replay-again", "a-link"].map(str::to_owned);
     assert_eq!(anchors(text), HashSet::from(expected));
@@ -256,7 +256,7 @@ fn all_commands(document: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_guide_for_operators_leads_to_two_tenants_line_by_line() {
+async fn the_commands_of_the_operators_guide_create_two_tenants() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(guest("conform"), dir.path().join("my_agent.wasm")).unwrap();
     let free = || {

@@ -15,7 +15,7 @@ async fn ask_to_end(host: &TestHost) {
 }
 
 #[tokio::test]
-async fn a_host_that_is_asked_to_end_lets_its_rollouts_end_first() {
+async fn a_host_that_is_terminated_finishes_its_rollouts_first() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -34,7 +34,7 @@ async fn a_host_that_is_asked_to_end_lets_its_rollouts_end_first() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_asked_to_end_sends_its_callbacks_first() {
+async fn a_host_that_is_terminated_sends_its_callbacks_first() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -67,7 +67,7 @@ async fn a_rollout_that_outlasts_the_drain_is_cancelled_and_the_exit_code_says_s
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_the_host_at_once() {
+async fn a_second_signal_ends_the_host_immediately() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform").config("drain-secs = 3600.0\n").start().await;
@@ -81,7 +81,7 @@ async fn a_second_signal_ends_the_host_at_once() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_full_says_when_to_come_again_and_takes_what_it_took() {
+async fn a_full_host_refuses_with_a_retry_time_and_finishes_admitted_rollouts() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform").option("--max-concurrent", 2).option("--queue-max", 1).start().await;
@@ -133,7 +133,7 @@ async fn time_in_the_queue_counts_for_the_workflow_and_not_for_the_grader() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_waits_can_be_cancelled_and_leaves_its_place() {
+async fn a_queued_rollout_can_be_cancelled_and_frees_its_place() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform").option("--max-concurrent", 1).option("--queue-max", 1).start().await;
@@ -179,7 +179,7 @@ async fn stopping_takes_the_drain_time_once_and_names_what_was_not_reported() {
 }
 
 #[tokio::test]
-async fn a_result_that_nobody_read_is_named_and_the_exit_code_says_so() {
+async fn an_unread_result_is_named_and_changes_the_exit_code() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("drain-secs = 1.0\n").start().await;
     let read = controller.rollout("Calculate 2 + 3.").label("5");
@@ -200,7 +200,7 @@ async fn a_result_that_nobody_read_is_named_and_the_exit_code_says_so() {
 }
 
 #[tokio::test]
-async fn a_callback_that_nobody_took_is_named_when_the_host_ends() {
+async fn an_unacknowledged_callback_is_named_when_the_host_ends() {
     let controller = Controller::start().await;
     let lines = "drain-secs = 30.0\n[callback]\nattempts-max = 2\ndelay-base-secs = 0.0\n";
     let host = TestHost::of("conform").config(lines).start().await;
@@ -220,7 +220,7 @@ async fn a_callback_that_nobody_took_is_named_when_the_host_ends() {
 }
 
 #[tokio::test]
-async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends() {
+async fn a_result_whose_transfer_broke_off_can_be_read_again_before_the_host_ends() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("drain-secs = 50.0\n").start().await;
     // More than sockets buffer, so that a part of it cannot have left the host.
@@ -257,7 +257,7 @@ async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends
 }
 
 #[tokio::test]
-async fn a_host_that_stood_still_for_longer_than_a_lease_keeps_what_was_polled_for() {
+async fn a_host_that_was_stopped_for_longer_than_a_lease_keeps_polled_rollouts() {
     let controller = Controller::start().await;
     controller.hold();
     let times = "[osmosis]\nresult-wait-secs = 1.0\nlease-secs = 4.0\n";
@@ -289,7 +289,7 @@ async fn a_host_that_stood_still_for_longer_than_a_lease_keeps_what_was_polled_f
 }
 
 #[tokio::test]
-async fn a_hangup_is_said_and_ends_nothing() {
+async fn a_hangup_is_logged_and_ends_nothing() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
 

@@ -115,7 +115,7 @@ async fn several_samples_of_a_rollout_are_graded_and_averaged() {
 }
 
 #[tokio::test]
-async fn a_run_that_was_killed_goes_on_without_repeating_a_row() {
+async fn a_killed_run_continues_without_repeating_a_row() {
     let controller = Controller::start().await;
     let rows = sums(6);
     let evaluation = Evaluation::of("conform", &rows).model(&controller).options(["--concurrency", "2"]);
@@ -146,7 +146,7 @@ async fn a_run_that_was_killed_goes_on_without_repeating_a_row() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_interrupted_says_so_and_can_go_on() {
+async fn an_interrupted_run_is_reported_and_can_continue() {
     let controller = Controller::start().await;
     controller.hold();
     let evaluation = Evaluation::of("conform", &sums(3)).model(&controller);
@@ -188,7 +188,7 @@ async fn results_are_not_mixed_with_those_of_other_data_or_another_plugin() {
 }
 
 #[tokio::test]
-async fn starting_anew_keeps_what_was_there_beside_it() {
+async fn a_new_start_keeps_the_old_results_beside_it() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
     assert_eq!(evaluation.run().await.code, Some(0));
@@ -204,7 +204,7 @@ async fn starting_anew_keeps_what_was_there_beside_it() {
 }
 
 #[tokio::test]
-async fn a_model_that_stays_away_leaves_rollouts_unscored_and_the_run_not_done() {
+async fn an_unavailable_model_leaves_rollouts_unscored_and_the_run_unfinished() {
     let controller = Controller::start().await;
     controller.answer_chats([Answer::Soon(503), Answer::Soon(503)]);
     let evaluation = Evaluation::of("conform", &sums(3))
@@ -234,7 +234,7 @@ async fn a_model_that_stays_away_leaves_rollouts_unscored_and_the_run_not_done()
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_says_whose_fault_it_is() {
+async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_blames_it() {
     let controller = Controller::start().await;
     let rows = ["Calculate 2 + 3.", "please fail", "please trap", "please refuse", "please return nothing"]
         .map(|text| json!({"user_prompt": text, "ground_truth": "5"}));
@@ -261,7 +261,7 @@ async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_says_who
 }
 
 #[tokio::test]
-async fn the_stand_in_answers_inside_the_process() {
+async fn the_mock_model_answers_inside_the_process() {
     let rows = ["2 + 3", "6 * 7", "(1 + 1) / 4"]
         .into_iter()
         .zip(["5", "42", "0.5"])
@@ -278,7 +278,7 @@ async fn the_stand_in_answers_inside_the_process() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_evaluated_is_refused_before_the_model_is_asked() {
+async fn an_invalid_evaluation_is_refused_before_any_model_call() {
     let controller = Controller::start().await;
     let no_grader = Evaluation::of("only_workflow", &sums(2)).model(&controller);
     let no_workflow = Evaluation::of("only_grader", &sums(2)).model(&controller);
@@ -338,7 +338,7 @@ async fn rows_that_pass_at_k_leaves_out_are_counted_in_the_table_and_the_summary
 }
 
 #[tokio::test]
-async fn an_evaluation_goes_on_when_nobody_reads_what_it_says() {
+async fn an_evaluation_continues_when_its_output_is_not_read() {
     let controller = Controller::start().await;
     controller.answer_chats([Answer::Soon(503)]);
     let evaluation = Evaluation::of("conform", &sums(4)).model(&controller);
@@ -357,7 +357,7 @@ async fn an_evaluation_goes_on_when_nobody_reads_what_it_says() {
 }
 
 #[tokio::test]
-async fn the_last_words_of_a_reason_are_shown() {
+async fn the_end_of_a_long_reason_is_shown() {
     let controller = Controller::start().await;
     let text =
         format!("{}: ask for a smaller context", "this request is far too long for the model ".repeat(12));
@@ -374,7 +374,7 @@ async fn the_last_words_of_a_reason_are_shown() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_said_before_anything_is_run() {
+async fn an_unreachable_server_is_reported_before_any_rollout() {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let gone = format!("http://{free}/v1");
     let controller = Controller::start().await;
@@ -432,7 +432,7 @@ async fn answering(status: &'static str) -> String {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_another_key_is_said_before_anything_is_run() {
+async fn a_server_that_rejects_the_key_is_reported_before_any_rollout() {
     let closed = answering("401 Unauthorized").await;
     let without = Evaluation::of("conform", &sums(2)).options(["--model", "m", "--base-url", &closed]);
     let with = Evaluation::of("conform", &sums(2)).options([
@@ -455,7 +455,7 @@ async fn a_server_that_wants_another_key_is_said_before_anything_is_run() {
 }
 
 #[tokio::test]
-async fn a_model_that_never_answers_is_given_up_and_its_retries_are_said() {
+async fn a_model_that_never_answers_is_abandoned_and_its_retries_are_reported() {
     let controller = Controller::start().await;
     controller.answer_chats(std::iter::repeat_with(|| Answer::Soon(503)).take(200));
     let evaluation = Evaluation::of("conform", &sums(20)).model(&controller).options(["--concurrency", "1"]);
@@ -476,7 +476,7 @@ async fn a_model_that_never_answers_is_given_up_and_its_retries_are_said() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_interrupted_says_of_how_many_its_figures_are() {
+async fn an_interrupted_run_reports_the_number_of_rollouts_behind_its_figures() {
     let controller = Controller::start().await;
     controller.hold_after(1);
     let evaluation =
@@ -497,7 +497,7 @@ async fn a_run_that_is_interrupted_says_of_how_many_its_figures_are() {
 }
 
 #[tokio::test]
-async fn a_directory_of_something_else_is_left_as_it_is() {
+async fn a_directory_with_other_files_is_left_unchanged() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(1)).model(&controller);
     std::fs::create_dir(evaluation.path("out")).unwrap();

@@ -22,7 +22,7 @@ fn lines(path: &Path) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
+async fn another_grader_gives_other_rewards_without_model_calls() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(4)).model(&controller).options(["--n", "2"]);
     assert_eq!(evaluation.run().await.code, Some(0));
@@ -67,7 +67,7 @@ async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
 }
 
 #[tokio::test]
-async fn a_judge_is_asked_anew_and_where_none_is_said_that_is_an_error() {
+async fn the_judge_is_called_again_and_a_missing_judge_is_an_error() {
     let oracle = Oracle::start(Answers::OfRequest).await;
     let config = format!(
         "[judge]\nurl = '{}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
@@ -93,7 +93,7 @@ async fn a_judge_is_asked_anew_and_where_none_is_said_that_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_does_something_else_now_is_reported_and_has_no_reward() {
+async fn a_workflow_that_behaves_differently_is_reported_and_has_no_reward() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
     assert_eq!(evaluation.run().await.code, Some(0));
@@ -112,7 +112,7 @@ async fn a_workflow_that_does_something_else_now_is_reported_and_has_no_reward()
 }
 
 #[tokio::test]
-async fn what_had_no_workflow_to_be_graded_stays_and_without_a_journal_nothing_is() {
+async fn rollouts_with_a_failed_workflow_stay_and_a_missing_journal_is_an_error() {
     let controller = Controller::start().await;
     let mut rows = sums(2);
     rows.push(json!({"user_prompt": "misbehave", "ground_truth": "x"}));

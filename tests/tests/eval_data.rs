@@ -14,7 +14,7 @@ fn word_problems() -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn columns_of_other_names_are_prompt_label_and_metadata() {
+async fn columns_with_other_names_are_mapped_to_prompt_label_and_metadata() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &word_problems()).model(&controller).options([
         "--map",
@@ -45,7 +45,7 @@ async fn columns_of_other_names_are_prompt_label_and_metadata() {
 }
 
 #[tokio::test]
-async fn what_a_row_lacks_is_said_with_the_option_that_helps() {
+async fn a_missing_field_of_a_row_is_reported_with_the_option_that_helps() {
     let controller = Controller::start().await;
     let unnamed = Evaluation::of("conform", &word_problems()).model(&controller);
     let misnamed = Evaluation::of("conform", &word_problems())
@@ -89,7 +89,7 @@ async fn packed(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn rows_come_from_standard_input_packed_and_with_tabs() {
+async fn rows_come_from_standard_input_compressed_and_with_tabs() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &[]).model(&controller).options(["--data", "-"]);
     let rows = b"user_prompt\tground_truth\nCalculate 2 + 3.\t5\nCalculate 2 + 4.\t6\n";
@@ -113,7 +113,7 @@ async fn rows_come_from_standard_input_packed_and_with_tabs() {
 }
 
 #[tokio::test]
-async fn a_seed_takes_the_same_rows_again_and_more_of_them_when_asked() {
+async fn a_seed_selects_the_same_rows_again_and_more_with_a_higher_limit() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(6)).model(&controller).options([
         "--shuffle",
@@ -149,7 +149,7 @@ async fn a_seed_takes_the_same_rows_again_and_more_of_them_when_asked() {
 }
 
 #[tokio::test]
-async fn an_evaluation_goes_on_with_more_runs_at_another_address() {
+async fn an_evaluation_continues_with_more_runs_at_another_address() {
     let (one, other) = (Controller::start().await, Controller::start().await);
     let evaluation = Evaluation::of("conform", &sums(2)).model(&one);
     let first = evaluation.run().await;
@@ -167,7 +167,7 @@ async fn an_evaluation_goes_on_with_more_runs_at_another_address() {
 }
 
 #[tokio::test]
-async fn without_trajectories_and_journal_there_are_results_and_nothing_else() {
+async fn without_trajectories_and_journal_there_are_only_results() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
     let evaluation = evaluation.options(["--no-trajectories", "--journal", "off"]);
@@ -186,7 +186,7 @@ async fn without_trajectories_and_journal_there_are_results_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn numbers_as_large_as_there_are_have_a_mean_and_a_spread() {
+async fn the_largest_numbers_have_a_mean_and_a_deviation() {
     let row = |label: &str| json!({"user_prompt": "u", "ground_truth": label});
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("large_numbers", &[row("1.7e308"), row("1.7e308"), row("-1.7e308")])

@@ -46,7 +46,7 @@ fn without_times(results: Vec<Value>) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn an_evaluation_that_dies_goes_on_within_its_rollouts() {
+async fn a_killed_evaluation_resumes_its_rollouts() {
     let oracle = Oracle::start(Answers::OfRequest).await;
     let whole = long_way(&oracle);
     let ran = whole.run().await;
@@ -96,7 +96,7 @@ const RECORD_OF_END: u64 = 29;
 const SYNCED: std::ops::Range<u64> = 32..64;
 
 #[tokio::test]
-async fn a_rollout_that_was_over_gets_its_row_from_the_journal() {
+async fn a_finished_rollout_gets_its_row_from_the_journal() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(1)).model(&controller);
     assert_eq!(evaluation.run().await.code, Some(0));
@@ -147,7 +147,7 @@ async fn time_in_which_no_process_ran_does_not_count() {
 }
 
 #[tokio::test]
-async fn what_has_no_reward_is_asked_for_again_where_that_is_said() {
+async fn rollouts_without_a_reward_are_repeated_on_request() {
     let controller = Controller::start().await;
     let rows = [json!({"user_prompt": "misbehave", "ground_truth": "x"})];
     let evaluation = Evaluation::of("give_up", &rows).model(&controller);
@@ -164,7 +164,7 @@ async fn what_has_no_reward_is_asked_for_again_where_that_is_said() {
 }
 
 #[tokio::test]
-async fn without_a_journal_there_is_none() {
+async fn without_a_journal_no_journal_is_written() {
     let controller = Controller::start().await;
     for options in [vec!["--journal", "off"], vec![]] {
         let mut evaluation = Evaluation::of("conform", &sums(1)).model(&controller).options(options.clone());
@@ -180,7 +180,7 @@ async fn without_a_journal_there_is_none() {
 }
 
 #[tokio::test]
-async fn a_row_can_be_made_again() {
+async fn a_row_can_be_replayed() {
     let oracle = Oracle::start(Answers::OfRequest).await;
     let evaluation = long_way(&oracle);
     assert_eq!(evaluation.run().await.code, Some(0));

@@ -57,7 +57,7 @@ fn reply(message: &Value, prompt: &[i64], tokens: &[(i64, f64)]) -> Answer {
 }
 
 #[tokio::test]
-async fn the_packages_of_trainers_read_what_models_wrote_to_the_last_bit() {
+async fn the_packages_of_trainers_read_exported_rows_to_the_last_bit() {
     const AWKWARD: f64 = -0.123_456_789_012_345_67;
     let controller = Controller::start().await;
     let call = json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": [
@@ -130,7 +130,7 @@ async fn the_packages_of_trainers_read_what_models_wrote_to_the_last_bit() {
 }
 
 #[tokio::test]
-async fn rows_are_selected_by_a_condition_and_one_that_is_none_is_explained() {
+async fn rows_are_selected_by_a_condition_and_an_invalid_one_is_explained() {
     let controller = Controller::start().await;
     let rows = [json!({"user_prompt": "2 + 3", "ground_truth": "5"})];
     let evaluation = Evaluation::of("two_samples", &rows).model(&controller);
@@ -159,7 +159,7 @@ async fn rows_are_selected_by_a_condition_and_one_that_is_none_is_explained() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_named_and_the_rest_is_written() {
+async fn unreadable_trajectories_are_named_and_the_rest_is_written() {
     let controller = Controller::start().await;
     let host = TestHost::start("small_json").await;
     let rollout = host.run(&controller.rollout("2 + 3").label("5")).await;
@@ -185,7 +185,7 @@ async fn what_cannot_be_read_is_named_and_the_rest_is_written() {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_full_is_reported_and_nothing_of_the_file_is_left() {
+async fn a_full_disk_is_reported_and_leaves_no_partial_file() {
     let controller = Controller::start().await;
     let host = TestHost::start("small_json").await;
     host.run(&controller.rollout("2 + 3").label("5")).await;
@@ -215,7 +215,7 @@ async fn a_disk_that_is_full_is_reported_and_nothing_of_the_file_is_left() {
 }
 
 #[tokio::test]
-async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_parent() {
+async fn a_journal_gives_the_same_rows_as_the_files_and_a_fork_names_its_parent() {
     let controller = Controller::start().await;
     let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n");
     let host = serve.option("--trajectories", "files").start().await;
@@ -258,7 +258,7 @@ async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_paren
 }
 
 #[tokio::test]
-async fn of_an_evaluation_without_trajectories_the_journal_has_the_rows() {
+async fn an_evaluation_without_trajectories_is_exported_from_its_journal() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller).options(["--no-trajectories"]);
     let ran = evaluation.run().await;
@@ -272,7 +272,7 @@ async fn of_an_evaluation_without_trajectories_the_journal_has_the_rows() {
 }
 
 #[tokio::test]
-async fn one_flipped_bit_of_a_journal_is_refused_by_all_that_read_it_and_a_repair_keeps_the_rest() {
+async fn a_flipped_bit_in_a_journal_is_an_error_for_every_reader_and_a_repair_keeps_the_rest() {
     let controller = Controller::start().await;
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");

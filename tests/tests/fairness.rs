@@ -19,7 +19,7 @@ async fn spin(host: &TestHost, controller: &Controller, count: usize) -> Vec<Adm
 }
 
 #[tokio::test]
-async fn who_comes_after_guests_that_were_stopped_while_they_computed_has_their_slots() {
+async fn guests_stopped_during_a_computation_free_their_slots() {
     let controller = Controller::start().await;
     let host = TestHost::of("spin").option("--max-concurrent", SLOTS).start().await;
     // These guests occupy the busy threads, so that others wait long for their turns.
@@ -94,11 +94,11 @@ async fn check_as_cheap_as_spinning(guest: &str, count: usize) {
 }
 
 #[tokio::test]
-async fn guests_that_compute_in_short_stints_hold_up_no_connection() {
+async fn guests_that_compute_in_short_bursts_delay_no_connection() {
     check_as_cheap_as_spinning("busy_stints", 128).await;
 }
 
 #[tokio::test]
-async fn guests_that_have_the_host_work_hold_up_no_connection() {
+async fn guests_that_make_the_host_work_delay_no_connection() {
     check_as_cheap_as_spinning("busy_logs", 16).await;
 }

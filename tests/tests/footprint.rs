@@ -56,7 +56,7 @@ const DEEP_FUNCTION: &str = r#"
 "#;
 
 #[tokio::test]
-async fn stacks_that_guests_were_deep_in_are_the_kernels_again() {
+async fn deep_stacks_of_guests_are_returned_to_the_kernel() {
     const GUESTS: usize = 32;
     const KEPT_BYTES_MAX: usize = 48 << 10;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
@@ -137,12 +137,12 @@ const GROW_TABLE: &str = r#"
 "#;
 
 #[tokio::test]
-async fn an_instance_takes_little_beside_the_memory_that_it_asked_for() {
+async fn an_instance_takes_little_beyond_its_own_memory() {
     check_footprint(GROW, "").await;
 }
 
 #[tokio::test]
-async fn an_instance_takes_little_beside_the_tables_that_it_asked_for() {
+async fn an_instance_takes_little_beyond_its_own_tables() {
     check_footprint(GROW_TABLE, "(table $table 1 funcref) (func $f) (elem declare func $f)").await;
 }
 
@@ -168,7 +168,7 @@ async fn serve(component: &Path, slots: u32) -> Ran {
 }
 
 #[tokio::test]
-async fn what_the_engine_keeps_for_an_instance_counts_as_its_memory() {
+async fn the_engines_records_for_an_instance_count_as_its_memory() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     // Each element takes one byte in the file, and sixteen in every instance.
     let elements = format!("(func $f) (elem func {})", "$f ".repeat(600_000));

@@ -40,7 +40,7 @@ fn number(text: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn forks_have_the_first_calls_of_another_rollout_and_go_on_by_themselves() {
+async fn forks_share_the_first_calls_of_their_parent_and_continue_independently() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;
     let serve = long_way(&oracle.url());
@@ -88,7 +88,7 @@ async fn forks_have_the_first_calls_of_another_rollout_and_go_on_by_themselves()
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_not_over_can_be_forked_and_one_with_callbacks_too() {
+async fn a_running_rollout_can_be_forked_and_one_with_callbacks_too() {
     let controller = Controller::start().await;
     let host = TestHost::of("long_way")
         .config(&format!(
@@ -116,7 +116,7 @@ async fn a_rollout_that_is_not_over_can_be_forked_and_one_with_callbacks_too() {
 }
 
 #[tokio::test]
-async fn forks_are_run_from_the_command_line_at_a_model_of_another_name() {
+async fn forks_run_from_the_command_line_with_another_model_name() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;
     let host = long_way(&oracle.url()).start().await;
@@ -146,7 +146,7 @@ async fn forks_are_run_from_the_command_line_at_a_model_of_another_name() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_forked_is_refused_with_the_reason() {
+async fn an_impossible_fork_is_refused_with_the_reason() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;
     let host = long_way(&oracle.url()).start().await;
@@ -181,7 +181,7 @@ async fn what_cannot_be_forked_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn the_example_says_what_each_turn_of_a_rollout_was_worth() {
+async fn the_example_estimates_the_value_of_each_turn() {
     let settings = MockModelSettings { error_rate: 0.4, ..MockModelSettings::default() };
     let model = MockModel::start(([127, 0, 0, 1], 0).into(), settings).await.unwrap();
     let host = TestHost::of_component(example("example-calculator"));
@@ -214,7 +214,7 @@ async fn the_example_says_what_each_turn_of_a_rollout_was_worth() {
 }
 
 #[tokio::test]
-async fn a_fork_for_which_there_is_no_place_is_refused_before_anything_is_read_for_it() {
+async fn a_fork_at_a_full_host_is_refused_before_its_parent_is_read() {
     let controller = Controller::start().await;
     controller.hold();
     let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n");

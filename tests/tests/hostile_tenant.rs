@@ -552,7 +552,7 @@ async fn budget_bytes(catalog: &TestCatalog) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
+async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     let secs = std::env::var("ROLLOUT_HOSTILE_SECS").ok().and_then(|secs| secs.parse().ok());
     let phase = Duration::from_secs(secs.unwrap_or(PHASE_SECS));
     let group = match MemoryGroup::new(GROUP_BYTES) {

@@ -66,7 +66,7 @@ fn nothing(_: usize) -> Value {
 }
 
 #[tokio::test]
-async fn rollouts_of_another_tenant_are_not_there_by_any_route() {
+async fn rollouts_of_another_tenant_cannot_be_found_by_any_route() {
     let scene = Scene::start().await;
     let (get, post) = (Method::GET, Method::POST);
     for ids in [OVER, LIVE] {
@@ -118,7 +118,7 @@ async fn rollouts_of_another_tenant_are_not_there_by_any_route() {
 }
 
 #[tokio::test]
-async fn plugins_components_and_secrets_of_another_tenant_are_not_there_by_any_route() {
+async fn plugins_components_and_secrets_of_another_tenant_cannot_be_found_by_any_route() {
     let scene = Scene::start().await;
     let component = std::fs::read(guest("conform")).unwrap();
     let digest = rollout_core::digest::sha256_hex(&component);
@@ -185,7 +185,7 @@ async fn plugins_components_and_secrets_of_another_tenant_are_not_there_by_any_r
 }
 
 #[tokio::test]
-async fn what_is_counted_of_one_tenant_is_in_no_text_of_another_and_files_are_apart() {
+async fn counters_of_one_tenant_are_hidden_from_another_and_files_are_separate() {
     let scene = Scene::start().await;
     let theirs = scene.catalog.ask(&scene.attacker.viewer, Method::GET, "/metrics", Value::Null).await.text;
     assert!(theirs.contains("tenant=\"attacker\"") && !theirs.contains("victim"), "{theirs}");

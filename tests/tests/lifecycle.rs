@@ -49,7 +49,7 @@ async fn run(http: &reqwest::Client, url: &str, body: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_server_takes_the_place_of_another_and_no_request_fails() {
+async fn a_server_replaces_another_and_no_request_fails() {
     const CALLERS: usize = 12;
     let (socket, journal) = (socket(), tempfile::tempdir().unwrap());
     let url = format!("http://{}", socket.local_addr().unwrap());
@@ -109,7 +109,7 @@ async fn a_rollout_that_runs_when_its_server_is_replaced_ends_in_the_next() {
 }
 
 #[tokio::test]
-async fn what_is_passed_and_is_no_socket_to_listen_on_is_said() {
+async fn a_passed_descriptor_that_is_no_listening_socket_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
     let mut command = tokio::process::Command::new("sh");
@@ -157,7 +157,7 @@ impl Manager {
 }
 
 #[tokio::test]
-async fn a_service_manager_hears_how_a_server_is() {
+async fn a_service_manager_is_notified_of_a_servers_state() {
     let manager = Manager::start();
     let serve = TestHost::of("conform").variable("NOTIFY_SOCKET", &manager.path());
     let host = serve.variable("WATCHDOG_USEC", "200000").start().await;
@@ -179,7 +179,7 @@ async fn a_service_manager_hears_how_a_server_is() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_service_manager_says_nothing_to_one() {
+async fn a_server_without_a_service_manager_sends_no_notifications() {
     let host = TestHost::start("conform").await;
     host.process().signal(Signal::HUP);
     assert_eq!(host.health().await["status"], "ok");
@@ -188,7 +188,7 @@ async fn a_server_without_a_service_manager_says_nothing_to_one() {
 }
 
 #[tokio::test]
-async fn ready_says_whether_rollouts_are_taken_and_why_not_to_those_with_the_key() {
+async fn ready_reports_readiness_and_the_reason_only_with_the_key() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform")
@@ -249,7 +249,7 @@ async fn a_server_of_many_tenants_is_replaced_and_no_request_fails() {
 }
 
 #[tokio::test]
-async fn a_server_of_many_tenants_says_whether_it_is_ready() {
+async fn a_server_of_many_tenants_reports_its_readiness() {
     let controller = Controller::start().await;
     controller.hold();
     let catalog = TestCatalog::start().await;

@@ -33,7 +33,7 @@ const OF_A_ROLLOUT: [&str; 23] = [
 ];
 
 #[tokio::test]
-async fn a_server_says_its_limits_when_it_starts_and_lists_each_as_an_option() {
+async fn a_server_logs_its_limits_at_the_start_and_each_is_an_option() {
     let host = TestHost::of("sleep")
         .option("--limit-memory-bytes-max", 9_437_184)
         .option("--log-format", "json")
@@ -58,7 +58,7 @@ async fn a_server_says_its_limits_when_it_starts_and_lists_each_as_an_option() {
 }
 
 #[tokio::test]
-async fn an_outcome_has_every_limit_with_what_was_used_and_which_fired() {
+async fn an_outcome_has_every_limit_with_its_usage_and_hits() {
     let controller = Controller::start().await;
     let lines = "[limits]\nguest-cpu-secs-max = 0.2\nhandles-max = 500\n";
     let host = TestHost::of("spin").config(lines).start().await;
@@ -122,7 +122,7 @@ async fn an_evaluation_has_its_limits_in_the_manifest_and_those_that_fired_with_
 }
 
 #[tokio::test]
-async fn the_time_that_a_guest_waited_is_told_apart_from_what_it_worked() {
+async fn the_waiting_time_of_a_guest_is_separate_from_its_cpu_time() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let (ran, line, _) = evaluate(dir.path(), "misuse", &["--mock-latency", "300"]).await;
 
@@ -148,7 +148,7 @@ async fn a_request_without_the_key_is_counted() {
 }
 
 #[tokio::test]
-async fn build_heeds_the_limits_of_a_configuration() {
+async fn build_applies_the_limits_of_a_configuration() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "[limits]\ncomponent-bytes-max = 1000\n").expect("it can be written");

@@ -29,7 +29,7 @@ fn check_ended_for_memory(result: &Value) {
 }
 
 #[tokio::test]
-async fn where_memory_is_used_up_the_rollout_that_holds_most_ends_and_the_host_is_named() {
+async fn without_memory_the_largest_rollout_is_ended_and_the_host_is_named() {
     let (others, grower) = (Controller::start().await, Controller::start().await);
     others.hold();
     grower.hold();
@@ -76,7 +76,7 @@ fn status_bytes(host: &TestHost, figure: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_guests_memory_is_the_kernels_again_when_it_is_given_back() {
+async fn a_guests_memory_is_returned_to_the_kernel() {
     const GUEST_MIB: usize = 120;
     const BUDGET_MIB: usize = 256;
     /// The memory of the process itself; the unreturned memory of a guest would exceed it.
@@ -148,7 +148,7 @@ async fn new_rollouts_are_refused_before_a_running_one_is_ended() {
 }
 
 #[tokio::test]
-async fn results_that_were_read_make_room_and_those_that_were_not_are_kept() {
+async fn read_results_make_room_and_unread_ones_are_kept() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--memory-budget-bytes", 64 * MIB).start().await;
     // The maximum size of a request to the fake model.

@@ -88,7 +88,7 @@ async fn a_guest_that_never_returns_is_stopped_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_guest_that_spins_leaves_its_neighbours_their_time() {
+async fn a_guest_that_spins_leaves_cpu_time_to_others() {
     let controller = Controller::start().await;
     let host = TestHost::start("spin").await;
     let mut spinning = Vec::new();
@@ -107,7 +107,7 @@ async fn a_guest_that_spins_leaves_its_neighbours_their_time() {
 }
 
 #[tokio::test]
-async fn a_guest_is_stopped_at_the_hosts_own_limit_where_its_caller_names_none() {
+async fn a_guest_is_stopped_at_the_hosts_own_limit_if_its_caller_sets_none() {
     let controller = Controller::start().await;
     let limits = "[limits]\nworkflow-secs-max = 2.0\n";
     let host = TestHost::of("spin").config(limits).start().await;
@@ -131,7 +131,7 @@ async fn a_grader_that_never_returns_is_stopped_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn the_calls_of_a_guest_that_is_stopped_are_given_up() {
+async fn the_calls_of_a_stopped_guest_are_abandoned() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("spin_with_calls").await;
@@ -147,7 +147,7 @@ async fn the_calls_of_a_guest_that_is_stopped_are_given_up() {
 }
 
 #[tokio::test]
-async fn a_guest_that_waits_for_ever_is_stopped_at_its_deadline() {
+async fn a_guest_that_waits_forever_is_stopped_at_its_deadline() {
     let controller = Controller::start().await;
     let host = TestHost::start("sleep").await;
 
@@ -158,7 +158,7 @@ async fn a_guest_that_waits_for_ever_is_stopped_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_guest_that_takes_too_much_memory_is_told_how_much_it_may_have() {
+async fn a_guest_that_takes_too_much_memory_is_reported_with_its_limit() {
     let controller = Controller::start().await;
     let host = TestHost::of("over_allocate").config("[limits]\nmemory-bytes-max = 33554432\n").start().await;
 
@@ -170,19 +170,19 @@ async fn a_guest_that_takes_too_much_memory_is_told_how_much_it_may_have() {
 }
 
 #[tokio::test]
-async fn a_guest_that_recurses_without_end_fails_its_rollout_only() {
+async fn a_guest_that_recurses_endlessly_fails_its_rollout_only() {
     let expected = Failure { category: "agent_error", message: &["workflow trapped"] };
     check_workflow("recurse", "misbehave", expected).await;
 }
 
 #[tokio::test]
-async fn a_guests_own_error_is_told_in_its_own_words() {
+async fn a_guests_own_error_is_reported_unchanged() {
     let expected = Failure { category: "agent_error", message: &["this guest gives up"] };
     check_workflow("give_up", "misbehave", expected).await;
 }
 
 #[tokio::test]
-async fn messages_that_are_no_json_objects_fail_the_rollout() {
+async fn messages_that_are_not_json_objects_fail_the_rollout() {
     let controller = Controller::start().await;
     let host = TestHost::start("nonsense_messages").await;
 
@@ -197,7 +197,7 @@ async fn messages_that_are_no_json_objects_fail_the_rollout() {
 }
 
 #[tokio::test]
-async fn a_guest_that_exits_without_an_error_has_failed_all_the_same() {
+async fn a_guest_that_exits_without_an_error_has_failed_nevertheless() {
     let expected = Failure { category: "agent_error", message: &["workflow called exit(0)"] };
     check_workflow("exit", "exit 0", expected).await;
 }
@@ -210,7 +210,7 @@ async fn a_guest_that_exits_ends_no_other_process() {
 }
 
 #[tokio::test]
-async fn a_verdict_that_no_host_may_take_leaves_the_rollout_without_a_reward() {
+async fn an_invalid_verdict_leaves_the_rollout_without_a_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("wrong_verdicts").await;
 
@@ -232,7 +232,7 @@ async fn a_verdict_that_no_host_may_take_leaves_the_rollout_without_a_reward() {
 }
 
 #[tokio::test]
-async fn parameters_that_are_the_hosts_are_refused_and_the_guest_is_told_which() {
+async fn parameters_of_the_host_are_refused_by_name() {
     let controller = Controller::start().await;
     let host = TestHost::start("reserved_param").await;
 
@@ -260,7 +260,7 @@ async fn parameters_that_are_the_hosts_are_refused_and_the_guest_is_told_which()
 }
 
 #[tokio::test]
-async fn the_operator_says_which_parameters_pass() {
+async fn the_operator_can_restrict_parameters() {
     let controller = Controller::start().await;
     let listed = TestHost::of("reserved_param").config("[model]\nparams = ['temperature']\n").start().await;
     let none = TestHost::of("reserved_param").option("--model-params", "").start().await;
@@ -277,7 +277,7 @@ async fn the_operator_says_which_parameters_pass() {
 }
 
 #[tokio::test]
-async fn a_list_of_parameters_that_could_not_hold_is_named_at_start() {
+async fn an_invalid_list_of_parameters_is_named_at_the_start() {
     let config = "[model]\nparams = ['api_base']\n[judge]\nurl = 'http://h'\nmodel = 'j'\nparams = ['a b']\n";
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("config.toml"), config).unwrap();
@@ -296,7 +296,7 @@ async fn a_list_of_parameters_that_could_not_hold_is_named_at_start() {
 }
 
 #[tokio::test]
-async fn a_sample_name_that_cannot_travel_as_a_header_is_refused() {
+async fn a_sample_name_that_is_invalid_in_a_header_is_refused() {
     let controller = Controller::start().await;
     let host = TestHost::start("sample_names").await;
 
@@ -353,7 +353,7 @@ fn files_below(dir: &std::path::Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_second_sample_is_refused_where_the_caller_takes_one() {
+async fn a_second_sample_is_refused_if_the_caller_accepts_one() {
     let controller = Controller::start().await;
     let host = TestHost::start("two_samples").await;
 
@@ -371,7 +371,7 @@ async fn a_second_sample_is_refused_where_the_caller_takes_one() {
 }
 
 #[tokio::test]
-async fn calls_that_a_guest_does_not_wait_for_are_given_up_when_it_returns() {
+async fn calls_that_a_guest_does_not_wait_for_are_abandoned_when_it_returns() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("drop_calls").await;
@@ -385,7 +385,7 @@ async fn calls_that_a_guest_does_not_wait_for_are_given_up_when_it_returns() {
 }
 
 #[tokio::test]
-async fn what_a_guest_prints_is_bounded_and_drives_nobodys_terminal() {
+async fn the_output_of_a_guest_is_bounded_and_has_no_terminal_escapes() {
     let controller = Controller::start().await;
     let host = TestHost::of("noisy").config("[limits]\nlog-lines-max = 100\n").start().await;
     let request = controller.rollout("misbehave").label("5");
@@ -407,7 +407,7 @@ async fn what_a_guest_prints_is_bounded_and_drives_nobodys_terminal() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_calls_what_is_for_graders_is_ended() {
+async fn a_workflow_that_calls_a_graders_import_is_ended() {
     let expected = Failure {
         category: "agent_error",
         message: &["broke the contract", "a workflow called observations.exchanges"],
@@ -416,7 +416,7 @@ async fn a_workflow_that_calls_what_is_for_graders_is_ended() {
 }
 
 #[tokio::test]
-async fn a_grader_that_calls_what_is_for_workflows_is_ended() {
+async fn a_grader_that_calls_a_workflows_import_is_ended() {
     let expected = Failure {
         category: "agent_error",
         message: &["broke the contract", "a grader called samples.sample.open"],
@@ -446,7 +446,7 @@ async fn a_guest_finds_nothing_of_the_machine_that_it_runs_on() {
 }
 
 #[tokio::test]
-async fn a_guest_that_asks_without_end_is_told_that_its_budget_is_spent() {
+async fn a_guest_that_calls_the_model_endlessly_gets_the_error_of_a_spent_budget() {
     let controller = Controller::start().await;
     let host = TestHost::of("greedy").config("[limits]\nchat-calls-max = 5\n").start().await;
 
@@ -461,7 +461,7 @@ async fn a_guest_that_asks_without_end_is_told_that_its_budget_is_spent() {
 }
 
 #[tokio::test]
-async fn what_a_guest_keeps_on_the_host_is_bounded_and_it_is_told_by_what() {
+async fn data_that_a_guest_stores_is_bounded_and_the_error_names_the_limit() {
     let controller = Controller::start().await;
     let limits = "[limits]\nartifact-bytes-max = 4194304\nrecord-bytes-max = 4194304\n";
     let host = TestHost::of("keep_too_much").config(limits).start().await;
@@ -475,7 +475,7 @@ async fn what_a_guest_keeps_on_the_host_is_bounded_and_it_is_told_by_what() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_gives_up_because_of_the_model_is_not_at_fault() {
+async fn a_workflow_that_fails_because_of_the_model_is_not_at_fault() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     controller.answer_chats([rollout_tests::Answer::Status(400, json!({"error": "no such model"}))]);
@@ -488,7 +488,7 @@ async fn a_workflow_that_gives_up_because_of_the_model_is_not_at_fault() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_the_plugin_cannot_use_fails_the_rollout_and_names_the_field() {
+async fn an_invalid_configuration_fails_the_rollout_and_names_the_field() {
     let controller = Controller::start().await;
     let host = TestHost::of("configured").config("[plugin]\nanswer = 'five'\n").start().await;
 

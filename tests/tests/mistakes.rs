@@ -92,7 +92,7 @@ async fn check(mistake: Mistake) -> Option<String> {
 }
 
 #[tokio::test]
-async fn no_mistake_is_a_silent_zero_and_a_person_sees_what_the_page_says() {
+async fn every_mistake_on_the_page_has_the_documented_output_and_no_silent_zero() {
     let page = std::fs::read_to_string(project_root().join("docs/write/python-mistakes.md"))
         .expect("there is the page");
     let mut mistakes: Vec<Mistake> = page.split("\n## ").skip(1).map(Mistake::read).collect();

@@ -44,7 +44,7 @@ fn acceptor() -> TlsAcceptor {
 }
 
 #[tokio::test]
-async fn an_address_that_is_closed_is_refused_at_admission_in_every_generation() {
+async fn a_closed_address_is_refused_at_admission_in_every_generation() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let closed = [
@@ -105,7 +105,7 @@ async fn a_private_address_is_refused_unless_it_is_listed() {
 }
 
 #[tokio::test]
-async fn a_name_is_judged_by_the_address_that_it_leads_to() {
+async fn a_name_is_checked_by_its_address() {
     let controller = Controller::start().await;
     let url = by_name(&controller.model_url());
     let host = listed("conform", "'10.0.0.0/8'").start().await;
@@ -135,7 +135,7 @@ async fn a_name_is_judged_by_the_address_that_it_leads_to() {
 }
 
 #[tokio::test]
-async fn a_server_with_tls_is_judged_like_any_other() {
+async fn a_server_with_tls_is_checked_like_any_other() {
     let server = RawServer::start_with_tls(Sends::completion("#### 5"), acceptor()).await;
     let controller = Controller::start().await;
     let trusting = |serve: Serve| {
@@ -157,7 +157,7 @@ async fn a_server_with_tls_is_judged_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_callback_goes_nowhere_that_is_closed_and_is_not_tried_again() {
+async fn a_callback_to_a_closed_address_is_neither_sent_nor_retried() {
     let (model, receiver) = (Controller::start().await, Controller::start().await);
     let port = model.base_url().rsplit(':').next().unwrap().to_owned();
     let host = listed("conform", &format!("'127.0.0.1:{port}'")).start().await;
@@ -183,7 +183,7 @@ async fn a_callback_goes_nowhere_that_is_closed_and_is_not_tried_again() {
 }
 
 #[tokio::test]
-async fn what_the_operator_configures_is_no_concern_of_rules_for_callers() {
+async fn rules_for_callers_do_not_apply_to_the_operators_addresses() {
     let controller = Controller::start().await;
     let judge = RawServer::start(Sends::completion("SCORE: 1")).await;
     let host = listed("judged", "'localhost'")
@@ -198,7 +198,7 @@ async fn what_the_operator_configures_is_no_concern_of_rules_for_callers() {
 }
 
 #[tokio::test]
-async fn a_tool_reaches_no_address_that_is_closed_though_private_ones_are_open() {
+async fn a_tool_reaches_no_closed_address_even_if_private_ones_are_open() {
     let lines = "[[tools.http]]\nname = 'ask'\nurl = '{url}'\nprivate-addresses = true\n\
         hosts = ['169.254.169.254', '0.0.0.0:1', '[::ffff:169.254.169.254]']\n";
     let host = providing(lines).start().await;

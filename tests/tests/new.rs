@@ -32,7 +32,7 @@ async fn new(dir: &Path, arguments: &[&str]) -> Ran {
 }
 
 #[tokio::test]
-async fn each_template_builds_and_is_valid_at_once() {
+async fn each_template_builds_and_is_valid_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("target");
     for (template, name, reward) in [
@@ -84,7 +84,7 @@ async fn each_template_builds_and_is_valid_at_once() {
 }
 
 #[tokio::test]
-async fn each_template_in_python_builds_and_is_valid_at_once() {
+async fn each_template_in_python_builds_and_is_valid_immediately() {
     let dir = tempfile::tempdir().unwrap();
     for template in ["one-turn", "tools", "agent-loop", "grader"] {
         let name = format!("py-{template}");
@@ -117,7 +117,7 @@ async fn each_template_in_python_builds_and_is_valid_at_once() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_over_and_a_name_is_one_that_can_be_built() {
+async fn nothing_is_overwritten_and_an_invalid_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("full")).unwrap();
     std::fs::write(dir.path().join("full/file"), "mine").unwrap();
@@ -151,7 +151,7 @@ async fn the_sdk_may_come_from_a_repository_or_a_directory() {
 }
 
 #[tokio::test]
-async fn the_sdk_within_a_project_is_brought_to_that_of_the_program() {
+async fn the_sdk_within_a_project_is_updated_to_that_of_the_program() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(new(dir.path(), &["made"]).await.code, Some(0));
     let project = dir.path().join("made");

@@ -41,7 +41,7 @@ async fn new_caller(host: &TestHost) -> String {
 }
 
 #[tokio::test]
-async fn trainers_that_come_one_after_the_other_do_not_use_up_the_hosts_connections() {
+async fn a_sequence_of_trainers_does_not_exhaust_the_hosts_connections() {
     const ROLLOUTS: usize = 100;
     let host =
         Arc::new(TestHost::of("conform").option("--max-concurrent", 1000).open_files(400).start().await);
@@ -76,7 +76,7 @@ async fn trainers_that_come_one_after_the_other_do_not_use_up_the_hosts_connecti
 }
 
 #[tokio::test]
-async fn a_new_connection_takes_the_descriptor_of_one_that_rests() {
+async fn a_new_connection_replaces_an_idle_one() {
     const RESTING: usize = 8;
     let (first, second) = (Controller::start().await, Controller::start().await);
     let host = TestHost::of("conform").config(ONE_TRY).start().await;
@@ -101,7 +101,7 @@ async fn a_new_connection_takes_the_descriptor_of_one_that_rests() {
 }
 
 #[tokio::test]
-async fn a_host_without_descriptors_is_at_fault_and_not_the_model() {
+async fn the_host_is_blamed_if_it_has_no_descriptors() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config(ONE_TRY).start().await;
     host.idle().await;
@@ -124,7 +124,7 @@ async fn a_host_without_descriptors_is_at_fault_and_not_the_model() {
 }
 
 #[tokio::test]
-async fn a_callback_that_the_host_could_not_send_is_counted_as_the_hosts() {
+async fn a_callback_that_the_host_could_not_send_is_counted_as_its_fault() {
     let (model, receiver) = (Controller::start().await, Controller::start().await);
     let host = TestHost::of("conform").config(ONE_TRY).start().await;
     let request = model.rollout("Calculate 2 + 3.").label("5").with_callbacks("key");
@@ -194,7 +194,7 @@ fn without_end() -> Vec<Sends> {
 }
 
 #[tokio::test]
-async fn a_model_that_sends_without_end_holds_up_nobody() {
+async fn a_model_that_sends_endlessly_delays_no_other_rollout() {
     // Only the deadline ends these calls.
     let config = "[model]\nattempts-max = 1000000\ndelay-base-secs = 0.001\ndelay-max-secs = 0.001\n";
     let host = TestHost::of("conform").config(config).start().await;
@@ -275,7 +275,7 @@ fn check_folder_holds_no_key(folder: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_key_that_a_models_server_repeats_reaches_nobody() {
+async fn a_key_that_a_models_server_repeats_is_disclosed_nowhere() {
     let controller = Controller::start().await;
     let serve = TestHost::of("conform")
         .variable("ROLLOUT_HOST_LOG", "debug,rmcp=off")
@@ -311,7 +311,7 @@ async fn a_key_that_a_models_server_repeats_reaches_nobody() {
 }
 
 #[tokio::test]
-async fn a_key_that_a_judges_server_repeats_reaches_nobody() {
+async fn a_key_that_a_judges_server_repeats_is_disclosed_nowhere() {
     let controller = Controller::start().await;
     for text in repeated() {
         for sends in [
@@ -357,7 +357,7 @@ fn trusting(serve: Serve) -> Serve {
 }
 
 #[tokio::test]
-async fn a_model_behind_tls_is_asked_over_a_connection_that_is_kept() {
+async fn a_model_behind_tls_is_called_over_a_persistent_connection() {
     let server = RawServer::start_with_tls(Sends::completion("#### 5"), acceptor()).await;
     let controller = Controller::start().await;
     let host = trusting(TestHost::of("conform")).start().await;
@@ -387,7 +387,7 @@ async fn a_model_behind_tls_is_bounded_and_read_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_named() {
+async fn an_untrusted_certificate_is_named() {
     let server = RawServer::start_with_tls(Sends::completion("#### 5"), acceptor()).await;
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config(ONE_TRY).start().await;

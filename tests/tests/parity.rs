@@ -206,7 +206,7 @@ fn comparable(value: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_guest_in_python_does_what_the_same_guest_in_rust_does() {
+async fn a_guest_in_python_behaves_like_the_same_guest_in_rust() {
     let (rust, python) =
         (run(&guest("parity")).await, run(&python_guest("tests/guests/python/parity")).await);
 

@@ -62,7 +62,7 @@ async fn a_push_whose_guest_waits_fails_at_the_deadline_of_checks() {
 }
 
 #[tokio::test]
-async fn checks_end_with_the_server_that_started_them_however_it_ends() {
+async fn checks_end_with_the_server_that_started_them() {
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
     let digest = catalog.upload(&tenant, &guest("sleep_always")).await;
@@ -82,7 +82,7 @@ async fn checks_end_with_the_server_that_started_them_however_it_ends() {
 }
 
 #[tokio::test]
-async fn pushes_whose_callers_left_are_charged_and_bounded_and_hold_up_no_other_tenant() {
+async fn pushes_whose_callers_disconnected_are_charged_and_bounded_and_delay_no_other_tenant() {
     const CONFIG_BYTES: usize = 500_000;
     let catalog = TestCatalog::start().await;
     let (tenant, neighbour) = (catalog.tenant("t", json!({})).await, catalog.tenant("n", json!({})).await);

@@ -65,7 +65,7 @@ impl Builds {
 }
 
 #[tokio::test]
-async fn two_builds_at_once_store_one_component_that_a_later_build_takes() {
+async fn two_concurrent_builds_store_one_component_that_a_later_build_reuses() {
     let builds = Builds::new();
     let (left, right) = (builds.project("left", "1.0"), builds.project("right", "1.0"));
 
@@ -90,7 +90,7 @@ async fn two_builds_at_once_store_one_component_that_a_later_build_takes() {
 }
 
 #[tokio::test]
-async fn an_edit_makes_the_component_that_a_build_without_cache_makes() {
+async fn after_an_edit_the_component_is_that_of_a_build_without_a_cache() {
     let builds = Builds::new();
     let dir = builds.project("agent", "1.0");
     let (_, before) = builds.build(&dir, &[]).await;

@@ -50,7 +50,7 @@ fn own_pages(host: &TestHost) -> BTreeMap<u64, BTreeSet<u64>> {
 }
 
 #[tokio::test]
-async fn a_rollout_in_python_that_waits_has_few_pages_of_its_own_and_in_few_places() {
+async fn a_waiting_python_rollout_has_few_private_pages_in_few_regions() {
     const ROLLOUTS: usize = 6;
     const PAGES_MAX: usize = 100;
     let controller = Controller::start().await;
@@ -85,7 +85,7 @@ async fn a_rollout_in_python_that_waits_has_few_pages_of_its_own_and_in_few_plac
 }
 
 #[tokio::test]
-async fn rollouts_in_python_that_follow_others_find_their_memory_there() {
+async fn rollouts_in_python_reuse_the_memory_of_earlier_ones() {
     const BEFORE: usize = 120;
     const ROLLOUTS: u64 = 20;
     /// It was about 500 when the pages that an instance wrote were returned to the kernel.

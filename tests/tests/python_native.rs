@@ -115,7 +115,7 @@ class Right(Grader):
 "#;
 
 #[tokio::test]
-async fn a_grader_computes_with_numpy_and_what_has_no_answer_raises() {
+async fn a_grader_computes_with_numpy_and_invalid_operations_raise() {
     let project = project("computing", "\"numpy\"", NUMPY);
     let (_, made) = build(project.path()).await;
 
@@ -154,7 +154,7 @@ class Right(Grader):
 "#;
 
 #[tokio::test]
-async fn numpys_generators_draw_as_elsewhere_beyond_32_bits_too() {
+async fn numpys_generators_draw_the_same_numbers_as_elsewhere() {
     let project = project("drawing", "\"numpy\"", DRAWING);
     let module = include_str!("python_native/draws.py");
     std::fs::write(project.path().join("draws.py"), module).expect("a file can be written");
@@ -218,7 +218,7 @@ class Valid(Grader):
 "#;
 
 #[tokio::test]
-async fn a_rollout_checks_what_it_is_given_with_pydantic() {
+async fn a_rollout_validates_its_input_with_pydantic() {
     let project = project("checking", "\"pydantic\"", PYDANTIC);
     let (_, made) = build(project.path()).await;
 
@@ -378,7 +378,7 @@ class Same(Grader):
 "#;
 
 #[tokio::test]
-async fn what_frameworks_for_language_models_pack_and_hash_with_is_as_elsewhere() {
+async fn packing_and_hashing_packages_of_frameworks_give_the_same_results_as_elsewhere() {
     let dependencies = "\"orjson\", \"msgpack\", \"ormsgpack\", \"xxhash\", \"zstandard\", \"uuid-utils\", \"tiktoken\", \
          \"fastuuid\", \"tokenizers\"";
     let project = project("packing", dependencies, PACKING);
@@ -483,7 +483,7 @@ class Rate(Grader):
 "#;
 
 #[tokio::test]
-async fn the_published_openai_agents_runs_unchanged_and_asks_the_hosts_model() {
+async fn the_published_openai_agents_runs_unchanged_and_calls_the_hosts_model() {
     check_published(
         "openai-agents",
         "openai-agents==0.24.0",
@@ -528,6 +528,6 @@ class Rate(Grader):
 "#;
 
 #[tokio::test]
-async fn the_published_strands_runs_unchanged_and_asks_the_hosts_model() {
+async fn the_published_strands_runs_unchanged_and_calls_the_hosts_model() {
     check_published("strands-agents", "strands-agents[openai]==1.62.0", "validation error", STRANDS).await;
 }

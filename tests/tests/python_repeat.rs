@@ -69,7 +69,7 @@ async fn build(dir: PathBuf) -> (Ran, Vec<u8>) {
 }
 
 #[tokio::test]
-async fn a_source_that_is_built_six_times_makes_the_same_component() {
+async fn six_builds_of_the_same_source_make_the_same_component() {
     let root = TempDir::new().expect("a temporary directory can be made");
     let places = ["a", "b", "much/longer/way/to/it", "with space", "ä", "a"];
     let mut first = Vec::new();

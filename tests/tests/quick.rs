@@ -60,7 +60,7 @@ async fn tested(dir: &Path) -> Ran {
 }
 
 #[tokio::test]
-async fn an_edit_is_tried_without_building_anything() {
+async fn an_edit_is_tested_without_a_build() {
     prepared().await;
     let dir = project(AGENT);
     let ran = tested(dir.path()).await;
@@ -102,7 +102,7 @@ async fn an_edit_is_tried_without_building_anything() {
 }
 
 #[tokio::test]
-async fn values_that_nobody_declared_are_warned_of() {
+async fn undeclared_values_lead_to_a_warning() {
     prepared().await;
     let dir = project(AGENT);
 
@@ -114,7 +114,7 @@ async fn values_that_nobody_declared_are_warned_of() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_as_a_build_says_it() {
+async fn errors_are_the_same_as_those_of_a_build() {
     prepared().await;
     for (entry, expected) in [
         (format!("import json\n\nimport nosuch\n{AGENT}"), vec!["No module named 'nosuch'", "agent.py:3"]),
@@ -209,7 +209,7 @@ async fn each_example_in_python_runs_the_quick_way() {
 }
 
 #[tokio::test]
-async fn what_is_saved_is_tried_again() {
+async fn a_saved_file_is_tested_again() {
     prepared().await;
     let dir = project(AGENT);
     let running = test(dir.path(), "agent.py").arg("--watch").start();

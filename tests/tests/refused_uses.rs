@@ -24,7 +24,7 @@ fn of_trajectory(path: std::path::PathBuf) -> Value {
 }
 
 #[tokio::test]
-async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figures_and_trajectories() {
+async fn refused_uses_are_counted_by_kind_with_the_first_location() {
     let evaluation = evaluation();
 
     let ran = evaluation.run().await;
@@ -63,7 +63,7 @@ async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figure
 }
 
 #[tokio::test]
-async fn a_limit_of_none_leaves_a_rollout_with_a_refused_use_without_a_reward_and_counts_no_alarm() {
+async fn a_limit_of_zero_refused_uses_removes_the_reward_and_counts_no_alarm() {
     let evaluation = evaluation().options(["--limit-refused-uses-max", "0"]);
 
     let ran = evaluation.run().await;
@@ -79,7 +79,7 @@ async fn a_limit_of_none_leaves_a_rollout_with_a_refused_use_without_a_reward_an
 }
 
 #[tokio::test]
-async fn the_host_counts_the_sockets_and_names_that_it_refuses_and_a_rust_guest_reports_the_rest() {
+async fn the_host_counts_refused_sockets_and_host_names_and_a_rust_guest_reports_the_rest() {
     let row = json!({"user_prompt": "look around", "ground_truth": "5", "metadata": {"port": 9}});
     let evaluation = Evaluation::of("look_around", &[row]).options(["--model", "mock"]);
 

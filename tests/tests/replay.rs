@@ -27,7 +27,7 @@ async fn replay(dir: &Path, arguments: &[&str]) -> Ran {
 }
 
 #[tokio::test]
-async fn a_finished_rollout_is_the_same_again_with_nobody_to_ask() {
+async fn a_replay_of_a_finished_rollout_is_the_same_without_model_calls() {
     let controller = Controller::start().await;
     let (host, id, result) = kept_rollout(&controller, "3").await;
     let chats = controller.chats().len();
@@ -56,7 +56,7 @@ async fn another_component_differs_and_the_first_difference_is_shown() {
 }
 
 #[tokio::test]
-async fn it_can_end_before_a_call() {
+async fn a_replay_can_end_before_a_call() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
 
@@ -69,7 +69,7 @@ async fn it_can_end_before_a_call() {
 }
 
 #[tokio::test]
-async fn a_guest_that_looks_without_end_is_the_same_again_and_leaves_little_behind() {
+async fn a_guest_that_polls_endlessly_is_replayed_and_leaves_a_small_journal() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3 restless").await;
 
@@ -82,7 +82,7 @@ async fn a_guest_that_looks_without_end_is_the_same_again_and_leaves_little_behi
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_said() {
+async fn a_missing_rollout_or_journal_is_reported() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
 
@@ -95,7 +95,7 @@ async fn what_is_not_there_is_said() {
 }
 
 #[tokio::test]
-async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_component() {
+async fn a_rollout_file_can_be_replayed_with_the_component() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
     let path = |name: &str| host.dir().join(name).display().to_string();
@@ -134,7 +134,7 @@ async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_compone
 }
 
 #[tokio::test]
-async fn no_key_is_in_a_file_that_is_given_to_others() {
+async fn a_rollout_file_contains_no_key() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("[journal]\ndir = 'journal'\n").start().await;
     let id = "a-rollout-with-keys";
@@ -176,7 +176,7 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
 }
 
 #[tokio::test]
-async fn it_is_shown_reply_by_reply_and_stops_at_each() {
+async fn an_interactive_replay_stops_at_each_reply() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
     let interactive = async |plugin: Option<&str>, typed: &str| {

@@ -44,7 +44,7 @@ fn rss_mib(host: &TestHost) -> u64 {
 }
 
 #[tokio::test]
-async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_start() {
+async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_restart() {
     const COUNT: usize = 36;
     const BYTES: usize = 1_900_000;
     let controller = Controller::start().await;
@@ -75,7 +75,7 @@ async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_start()
 }
 
 #[tokio::test]
-async fn the_journal_has_a_message_once_besides_the_prompt_of_its_admission() {
+async fn the_journal_stores_a_message_once_besides_the_prompt_of_its_admission() {
     const WORD: &str = "quinquagesima";
     let journal = tempfile::tempdir().unwrap();
     let controller = Controller::start().await;
@@ -96,7 +96,7 @@ async fn the_journal_has_a_message_once_besides_the_prompt_of_its_admission() {
 }
 
 #[tokio::test]
-async fn a_result_of_an_earlier_process_is_forgotten_after_its_time_and_the_id_is_free_for_good() {
+async fn a_result_of_an_earlier_process_expires_and_its_id_stays_free() {
     let controller = Controller::start().await;
     let serve = journaled().config("[osmosis]\nresult-ttl-secs = 3.0\n");
     let host = serve.clone().start().await;
@@ -118,7 +118,7 @@ async fn a_result_of_an_earlier_process_is_forgotten_after_its_time_and_the_id_i
 }
 
 #[tokio::test]
-async fn unread_results_of_one_tenant_refuse_nothing_of_another() {
+async fn unread_results_of_one_tenant_do_not_affect_another() {
     const BYTES: usize = 1_900_000;
     let controller = Controller::start().await;
     let catalog = ServeCatalog::default().config("memory-budget-bytes = 134217728\n").start().await;
@@ -171,7 +171,7 @@ async fn a_rollout_of_a_tenant_is_replayed_with_the_component_of_the_catalog() {
 }
 
 #[tokio::test]
-async fn slow_readers_of_trajectories_hold_up_nobody() {
+async fn slow_readers_of_trajectories_delay_no_other_caller() {
     let controller = Controller::start().await;
     let host = journaled().start().await;
     let long = host.admit(&controller.rollout(&long_prompt(6 << 20)).label("5")).await;

@@ -13,7 +13,7 @@ fn journaled(guest_name: &str) -> Serve {
 }
 
 #[tokio::test]
-async fn a_rollout_goes_on_under_its_lease_and_is_asked_again_only_what_was_not_answered() {
+async fn a_rollout_continues_under_its_lease_and_repeats_only_unanswered_calls() {
     let controller = Controller::start().await;
     let serve = journaled("conform");
     let host = serve.clone().start().await;
@@ -57,7 +57,7 @@ async fn a_long_result_that_was_read_is_the_same_when_it_is_read_again() {
 }
 
 #[tokio::test]
-async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
+async fn no_file_contains_a_key_or_a_lease() {
     let controller = Controller::start().await;
     let host = journaled("conform").start().await;
     let request = controller
@@ -88,7 +88,7 @@ async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
 }
 
 #[tokio::test]
-async fn a_cancel_that_was_answered_stays() {
+async fn an_acknowledged_cancellation_stays() {
     let controller = Controller::start().await;
     let serve = journaled("conform");
     let host = serve.clone().start().await;
@@ -104,7 +104,7 @@ async fn a_cancel_that_was_answered_stays() {
 }
 
 #[tokio::test]
-async fn what_still_runs_when_a_server_is_stopped_goes_on_at_the_next_start() {
+async fn rollouts_that_run_when_a_server_stops_continue_at_the_next_start() {
     let controller = Controller::start().await;
     let serve = TestHost::of("conform").config(&format!("drain-secs = 1.0\n{JOURNAL}"));
     let host = serve.clone().start().await;
@@ -143,7 +143,7 @@ async fn two_servers_cannot_have_one_journal() {
 }
 
 #[tokio::test]
-async fn a_callback_that_was_taken_is_not_sent_again_and_one_that_was_not_is() {
+async fn only_an_unacknowledged_callback_is_sent_again() {
     let controller = Controller::start().await;
     let serve = journaled("judged").config("[judge]\nmodel = 'mock'\n");
     let host = serve.clone().start().await;
@@ -174,7 +174,7 @@ async fn a_callback_that_was_taken_is_not_sent_again_and_one_that_was_not_is() {
 }
 
 #[tokio::test]
-async fn another_component_ends_the_rollouts_of_the_one_before() {
+async fn another_component_ends_the_rollouts_of_the_previous_one() {
     let controller = Controller::start().await;
     let host = journaled("conform").start().await;
     controller.hold();
@@ -200,7 +200,7 @@ fn long_way(judge_url: &str) -> Serve {
 }
 
 #[tokio::test]
-async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
+async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;
     let url = oracle.url();

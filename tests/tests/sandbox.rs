@@ -20,7 +20,7 @@ async fn tried(part: &str) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn a_process_that_compiles_can_open_connect_start_and_run_nothing() {
+async fn the_compiler_process_can_open_connect_start_and_run_nothing() {
     let tried = tried("all").await;
 
     assert!(tried["confinement"].ends_with("system calls filtered"), "{tried:#?}");
@@ -42,7 +42,7 @@ async fn a_process_that_compiles_can_open_connect_start_and_run_nothing() {
 }
 
 #[tokio::test]
-async fn the_rules_for_files_hold_without_the_filter_where_the_kernel_has_them() {
+async fn the_rules_for_files_apply_without_the_filter_if_the_kernel_supports_them() {
     let tried = tried("files").await;
 
     let expected = match tried["confinement"].as_str() {
@@ -59,7 +59,7 @@ async fn the_rules_for_files_hold_without_the_filter_where_the_kernel_has_them()
 }
 
 #[tokio::test]
-async fn the_limits_on_files_hold_without_the_rest() {
+async fn the_limits_on_files_apply_without_the_rest() {
     let tried = tried("limits").await;
 
     for what in ["read a file", "list a folder", "make a file", "connect"] {
@@ -102,7 +102,7 @@ async fn a_server_has_no_privileges_in_any_thread_and_gets_none() {
 }
 
 #[tokio::test]
-async fn a_server_keeps_its_privileges_where_the_operator_wants_that() {
+async fn a_server_keeps_its_privileges_if_configured() {
     let own = std::fs::read_to_string("/proc/self/status").expect("this is a Linux");
     let own = own.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("it has some").trim();
 
@@ -113,7 +113,7 @@ async fn a_server_keeps_its_privileges_where_the_operator_wants_that() {
 }
 
 #[tokio::test]
-async fn a_server_with_rules_for_files_does_its_work_and_reaches_no_others() {
+async fn a_server_with_rules_for_files_works_and_reaches_no_other_files() {
     let controller = Controller::start().await;
     let outside = tempfile::tempdir().expect("a temporary directory can be made");
     let cache = tempfile::tempdir().expect("a temporary directory can be made");
@@ -154,7 +154,7 @@ async fn refused(dir: &Path, config: &str) -> String {
 }
 
 #[tokio::test]
-async fn rules_for_files_are_refused_with_what_would_be_kept_to_them_too() {
+async fn rules_for_files_are_refused_together_with_settings_that_they_would_break() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     for (lines, named) in [
         ("on-start = 'true'\n[hardening]\nlandlock = true\n", "on-start"),

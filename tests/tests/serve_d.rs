@@ -5,7 +5,7 @@ use rollout_tests::{Answer, Controller, TestHost, guest, until};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_rollout_comes_back_with_its_messages_and_reward() {
+async fn a_rollout_returns_its_messages_and_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
@@ -53,7 +53,7 @@ async fn a_chat_call_names_its_rollout_and_sample_and_carries_the_key() {
 }
 
 #[tokio::test]
-async fn messages_keep_fields_that_nobody_here_has_heard_of() {
+async fn messages_keep_unknown_fields() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let prompt =
@@ -101,7 +101,7 @@ async fn the_label_is_in_nothing_that_a_workflow_sees_or_sends() {
 }
 
 #[tokio::test]
-async fn a_model_that_stumbles_is_asked_again() {
+async fn a_failed_model_call_is_retried() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     controller.answer_chats([Answer::Soon(503), Answer::Soon(429), Answer::Soon(500)]);
@@ -115,7 +115,7 @@ async fn a_model_that_stumbles_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_model_that_stays_away_is_at_fault_and_not_the_plugin() {
+async fn an_unavailable_model_is_at_fault_and_not_the_plugin() {
     let controller = Controller::start().await;
     let host =
         TestHost::of("conform").config("[model]\nattempts-max = 2\ndelay-base-secs = 0.0\n").start().await;
@@ -139,7 +139,7 @@ fn shows_key(text: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_key_that_the_model_echoes_is_told_to_nobody() {
+async fn a_key_that_the_model_echoes_is_disclosed_nowhere() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").variable("ROLLOUT_HOST_LOG", "rollout_host=debug").start().await;
     let echo = "secret-of-the-model is not a key";
@@ -160,7 +160,7 @@ async fn a_key_that_the_model_echoes_is_told_to_nobody() {
 }
 
 #[tokio::test]
-async fn a_rollout_is_said_to_be_graded_only_while_it_is() {
+async fn a_rollout_has_the_status_grading_only_while_it_is_graded() {
     let controller = Controller::start().await;
     let host = TestHost::start("spin_grading").await;
     let graded = host.admit(&controller.rollout("Calculate 2 + 3.").label("misbehave")).await;
@@ -194,7 +194,7 @@ async fn a_model_call_does_not_follow_a_redirect_with_its_key() {
 }
 
 #[tokio::test]
-async fn a_grader_of_its_own_component_takes_the_place_of_the_plugins() {
+async fn a_separate_grader_component_replaces_the_plugins_grader() {
     let controller = Controller::start().await;
     let grader = guest("only_grader").display().to_string();
     for workflow in ["conform", "only_workflow"] {
@@ -207,7 +207,7 @@ async fn a_grader_of_its_own_component_takes_the_place_of_the_plugins() {
 }
 
 #[tokio::test]
-async fn without_a_grader_no_reward_is_made_up() {
+async fn without_a_grader_there_is_no_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("only_workflow").await;
 
@@ -244,7 +244,7 @@ async fn without_the_servers_key_every_route_is_closed() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_nobody_asks_for_ends_with_its_lease() {
+async fn a_rollout_that_is_not_polled_ends_with_its_lease() {
     let controller = Controller::start().await;
     controller.hold();
     let times = "[osmosis]\nresult-wait-secs = 0.1\nlease-secs = 0.4\n";
@@ -262,7 +262,7 @@ async fn a_rollout_that_nobody_asks_for_ends_with_its_lease() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_asked_for_outlives_its_lease() {
+async fn a_rollout_that_is_polled_outlives_its_lease() {
     let controller = Controller::start().await;
     controller.hold();
     let times = "[osmosis]\nresult-wait-secs = 0.25\nlease-secs = 3.0\n";
@@ -284,7 +284,7 @@ async fn a_rollout_that_is_asked_for_outlives_its_lease() {
 }
 
 #[tokio::test]
-async fn a_result_is_forgotten_after_its_time_and_the_id_is_free_again() {
+async fn a_result_expires_and_the_id_is_free_again() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("[osmosis]\nresult-ttl-secs = 2.0\n").start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
@@ -298,7 +298,7 @@ async fn a_result_is_forgotten_after_its_time_and_the_id_is_free_again() {
 }
 
 #[tokio::test]
-async fn an_id_is_taken_while_its_rollout_lives_and_while_its_result_is_kept() {
+async fn an_id_is_in_use_while_its_rollout_runs_and_while_its_result_is_stored() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -316,7 +316,7 @@ async fn an_id_is_taken_while_its_rollout_lives_and_while_its_result_is_kept() {
 }
 
 #[tokio::test]
-async fn a_trajectory_has_what_was_claimed_and_what_was_observed() {
+async fn a_trajectory_has_the_claimed_and_the_observed_conversation() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");

@@ -50,7 +50,7 @@ async fn shown(host: &TestHost) -> usize {
 }
 
 #[tokio::test]
-async fn callers_are_served_over_tls_and_over_nothing_else() {
+async fn callers_are_served_only_over_tls() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start().await;
     let host = encrypted(TestHost::of("conform"), &pair(dir.path())).start().await;
@@ -71,7 +71,7 @@ async fn callers_are_served_over_tls_and_over_nothing_else() {
 }
 
 #[tokio::test]
-async fn who_begins_tls_and_says_no_more_keeps_nobody_out() {
+async fn unfinished_tls_handshakes_block_no_other_caller() {
     const SILENT: usize = 200;
     let dir = tempfile::tempdir().unwrap();
     let serve = encrypted(TestHost::of("conform"), &pair(dir.path()));
@@ -91,7 +91,7 @@ async fn who_begins_tls_and_says_no_more_keeps_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_replaced_without_a_request_that_fails() {
+async fn a_certificate_is_replaced_without_a_failed_request() {
     let dir = tempfile::tempdir().unwrap();
     let files = pair(dir.path());
     let host = Arc::new(encrypted(TestHost::of("conform"), &files).start().await);
@@ -138,7 +138,7 @@ async fn a_certificate_is_replaced_without_a_request_that_fails() {
 }
 
 #[tokio::test]
-async fn what_is_no_pair_of_files_is_said_at_the_start() {
+async fn an_invalid_pair_of_files_is_reported_at_the_start() {
     let check = async |cert: PathBuf, key: PathBuf, expected: &str| {
         let guest = rollout_tests::guest("conform");
         let mut command = rollout_host(["serve"]);

@@ -70,7 +70,7 @@ async fn plugins_of_one_tenant_leave_open_files_to_the_plugins_of_others() {
 }
 
 #[tokio::test]
-async fn what_a_tenant_used_is_shown_as_soon_as_its_rollout_is_over() {
+async fn the_usage_of_a_rollout_is_shown_as_soon_as_it_has_ended() {
     let controller = Controller::start().await;
     let (catalog, greedy, _) = neighbours(ServeCatalog::default()).await;
     let plugin = catalog.plugin(&greedy, "p");

@@ -6,7 +6,7 @@ use rollout_tests::{Controller, Start, TestHost, guest, rollout_host_with_open_f
 const OPEN_FILES: u32 = 128 + 40;
 
 #[tokio::test]
-async fn a_host_takes_what_the_machine_has_room_for_and_fails_no_rollout() {
+async fn a_host_accepts_as_many_rollouts_as_the_machine_allows_and_fails_none() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--max-concurrent", 1000).open_files(OPEN_FILES).start().await;
     controller.hold();
@@ -34,7 +34,7 @@ async fn a_host_takes_what_the_machine_has_room_for_and_fails_no_rollout() {
 }
 
 #[tokio::test]
-async fn an_evaluation_runs_as_many_at_once_as_there_is_room_for() {
+async fn an_evaluation_runs_as_many_concurrent_rollouts_as_the_machine_allows() {
     let dir = tempfile::tempdir().unwrap();
     let rows: String = (0..60)
         .map(|n| format!("{{\"user_prompt\": \"Calculate {n} + 1.\", \"ground_truth\": \"{}\"}}\n", n + 1))
@@ -57,7 +57,7 @@ async fn an_evaluation_runs_as_many_at_once_as_there_is_room_for() {
 }
 
 #[tokio::test]
-async fn fewer_slots_are_a_warning_where_somebody_asked_for_more_and_a_fact_where_nobody_did() {
+async fn fewer_slots_are_a_warning_if_more_were_requested_and_otherwise_not() {
     let warning = "has no room for the requested number";
     let asked = TestHost::of("conform").option("--max-concurrent", 1000).open_files(OPEN_FILES).start().await;
     let unasked = TestHost::of("conform").open_files(OPEN_FILES).start().await;

@@ -124,7 +124,7 @@ async fn a_reply_of_many_other_parts_takes_about_its_bytes() {
 }
 
 #[tokio::test]
-async fn too_many_sampling_parameters_are_refused_with_their_number() {
+async fn too_many_sampling_parameters_are_refused_with_the_limit() {
     let controller = Controller::start().await;
     let host = of("small_json").start().await;
     host.run(&ungraded(&controller, "2 + 3")).await;
@@ -175,7 +175,7 @@ async fn a_guest_that_is_stopped_within_a_call_of_samples_ends_alone() {
 }
 
 #[tokio::test]
-async fn samples_with_names_that_are_alike_have_a_trajectory_each() {
+async fn samples_with_similar_names_have_separate_trajectories() {
     let controller = Controller::start().await;
     let host = TestHost::of("small_json").start().await;
     let request = controller.rollout("names").as_b();
@@ -211,7 +211,7 @@ async fn the_calls_of_an_agents_own_tools_are_in_its_usage() {
 }
 
 #[tokio::test]
-async fn an_event_cannot_say_that_it_is_another_rollouts() {
+async fn an_event_cannot_claim_to_belong_to_another_rollout() {
     let controller = Controller::start().await;
     let host = TestHost::of("small_json").option("--log", "events").start().await;
     let request = controller.rollout("event");
@@ -227,7 +227,7 @@ async fn an_event_cannot_say_that_it_is_another_rollouts() {
 }
 
 #[tokio::test]
-async fn an_id_and_a_reason_cannot_write_lines_of_their_own_into_the_log() {
+async fn an_id_and_a_reason_cannot_inject_lines_into_the_log() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let id = "r\nERROR forged\u{1b}[2J\u{2028}x";

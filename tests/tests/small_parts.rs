@@ -85,7 +85,7 @@ async fn a_request_that_is_refused_takes_a_few_times_its_bytes() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_waits_takes_a_few_times_its_bytes() {
+async fn a_queued_prompt_takes_a_few_times_its_bytes() {
     let controller = Controller::start().await;
     let host = host().await;
     controller.hold();
@@ -113,7 +113,7 @@ async fn a_prompt_that_waits_takes_a_few_times_its_bytes() {
 }
 
 #[tokio::test]
-async fn fields_that_are_kept_for_the_trajectory_take_a_few_times_their_bytes() {
+async fn fields_that_are_stored_for_the_trajectory_take_a_few_times_their_bytes() {
     let controller = Controller::start().await;
     let host = host().await;
     let before = peak(&host);
@@ -156,7 +156,7 @@ async fn an_acknowledgement_takes_a_few_times_its_bytes() {
 }
 
 #[tokio::test]
-async fn what_a_strict_reader_cannot_read_is_refused_where_it_enters() {
+async fn json_that_strict_readers_reject_is_refused_on_entry() {
     let controller = Controller::start().await;
     let host = host().await;
     let request = controller.rollout("Calculate 2 + 3.");

@@ -113,7 +113,7 @@ async fn check(host: Serve, arguments: Value, expected: &str, is_error: bool) {
 }
 
 #[tokio::test]
-async fn arguments_go_into_their_holes_and_the_rest_into_query_or_body() {
+async fn arguments_fill_placeholders_and_the_rest_goes_into_query_or_body() {
     let api = Api::start().await;
     let parameters = "parameters = { type = 'object', properties = { city = { type = 'string' }, days = { type = 'integer' } }, required = ['city'] }";
     let arguments = json!({"city": "a/b?c", "days": 3});
@@ -129,7 +129,7 @@ async fn arguments_go_into_their_holes_and_the_rest_into_query_or_body() {
 }
 
 #[tokio::test]
-async fn arguments_that_do_not_fit_reach_nobody() {
+async fn invalid_arguments_are_not_sent() {
     let api = Api::start().await;
     check(api.tool("/w/{city}", ""), json!({}), "the arguments do not fit", true).await;
     check(api.tool("/w/{city}", ""), json!({"city": "x", "more": 1}), "the arguments do not fit", true).await;
@@ -139,7 +139,7 @@ async fn arguments_that_do_not_fit_reach_nobody() {
 }
 
 #[tokio::test]
-async fn a_secret_is_sent_and_never_seen() {
+async fn a_secret_is_sent_and_never_shown() {
     let api = Api::start().await;
     let lines = "headers = { authorization = 'Bearer ${API_KEY}' }";
 
@@ -180,7 +180,7 @@ async fn addresses_that_are_not_public_are_refused_unless_the_operator_allows_th
 }
 
 #[tokio::test]
-async fn only_hosts_of_the_list_are_asked() {
+async fn only_hosts_on_the_list_are_called() {
     let api = Api::start().await;
     let lines = format!("url = '{{url}}'\nprivate-addresses = true\nhosts = ['{}']", api.address);
     let asking = |url: String| check(tool(&lines), json!({"url": url}), "not among those", true);
@@ -196,7 +196,7 @@ async fn only_hosts_of_the_list_are_asked() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_followed_only_where_the_operator_lets_it_lead() {
+async fn a_redirect_is_followed_only_if_the_operator_allows_it() {
     let api = Api::start().await;
     let here = format!("http://{}/echo", api.address);
     let elsewhere = format!("http://localhost:{}/echo", api.address.port());
@@ -231,7 +231,7 @@ async fn a_redirect_to_a_forbidden_address_is_refused() {
 }
 
 #[tokio::test]
-async fn what_takes_too_long_is_too_large_or_no_text_is_an_error() {
+async fn a_late_large_or_binary_answer_is_an_error() {
     let api = Api::start().await;
     check(
         api.tool("/never", "deadline-secs = 0.5"),
@@ -252,7 +252,7 @@ async fn what_takes_too_long_is_too_large_or_no_text_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_an_error_without_its_address() {
+async fn an_unreachable_server_is_an_error_without_its_address() {
     let host = tool("url = 'http://127.0.0.1:9/x'\nprivate-addresses = true").start().await;
     let called = call(&host, json!([["ask", {}]])).await;
     let (text, is_error) = only(&called);

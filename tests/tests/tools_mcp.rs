@@ -164,7 +164,7 @@ async fn a_server_that_ends_within_a_call_is_an_error_and_is_started_again() {
 }
 
 #[tokio::test]
-async fn a_server_at_an_address_is_found_again_after_it_was_away() {
+async fn a_server_at_an_address_is_found_again_after_an_outage() {
     let (server, port) = listening(0).await;
     let host = over_http(port, "deadline-secs = 10.0").start().await;
     assert_eq!(call(&host, json!([["add", {"a": 1, "b": 1}]])).await.results(), [("2", false)]);
@@ -183,7 +183,7 @@ async fn a_server_at_an_address_is_found_again_after_it_was_away() {
 }
 
 #[tokio::test]
-async fn a_server_ends_with_the_host_however_that_ends() {
+async fn a_started_server_ends_with_the_host() {
     let host = over_stdio("").await.start().await;
     let server = pid(&host).await;
     assert_eq!(host.stop().await.code, Some(0));
@@ -214,7 +214,7 @@ async fn check_refused(config: &str, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn servers_that_do_not_start_are_named_with_what_they_said() {
+async fn servers_that_do_not_start_are_named_with_their_output() {
     let python = python().await;
     let python = Path::new(&python).display();
     let file = server_file();
@@ -236,7 +236,7 @@ async fn servers_that_do_not_start_are_named_with_what_they_said() {
 }
 
 #[tokio::test]
-async fn the_example_borrows_from_a_published_server_and_from_a_component() {
+async fn the_example_uses_tools_of_a_published_server_and_of_a_component() {
     let dir = tempfile::tempdir().unwrap();
     let host_tools = project_root().join("examples/host-tools");
     // The setup of the example's page, with its configuration and rows.

@@ -30,7 +30,7 @@ fn check_tree(spans: &[TracedSpan]) {
 }
 
 #[tokio::test]
-async fn a_rollout_is_a_trace_with_a_span_a_phase() {
+async fn a_rollout_is_a_trace_with_a_span_for_each_phase() {
     let (controller, collector) = (Controller::start().await, Collector::start().await);
     let host = TestHost::of("conform").option("--otlp", collector.url()).start().await;
     controller.answer_chats([Answer::Soon(503)]);
@@ -179,7 +179,7 @@ async fn an_evaluation_sends_all_of_its_traces_before_it_ends() {
 }
 
 #[tokio::test]
-async fn a_collector_that_takes_nothing_holds_up_nobody_and_is_counted() {
+async fn a_collector_that_accepts_nothing_delays_no_rollout_and_is_counted() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--otlp", "http://127.0.0.1:1").start().await;
 
@@ -197,7 +197,7 @@ async fn a_collector_that_takes_nothing_holds_up_nobody_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a_collector_that_hangs_does_not_hold_up_the_end() {
+async fn a_collector_that_hangs_does_not_delay_the_end() {
     let (controller, collector) = (Controller::start().await, Collector::start().await);
     let host = TestHost::of("conform").option("--otlp", collector.url()).start().await;
     collector.hold();
@@ -210,7 +210,7 @@ async fn a_collector_that_hangs_does_not_hold_up_the_end() {
 }
 
 #[tokio::test]
-async fn what_is_no_url_of_a_collector_is_refused() {
+async fn an_invalid_url_of_a_collector_is_refused() {
     let mut command = rollout_host(["serve"]);
     command.arg(guest("conform")).args(["--otlp", "localhost:4317", "--listen", "127.0.0.1:0"]);
     let dir = tempfile::tempdir().expect("a temporary directory can be made");

@@ -67,7 +67,7 @@ fn are_the_same(host: &TestHost) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn several_turns_lists_and_histories_come_out_of_the_journal_as_they_were_written() {
+async fn several_turns_lists_and_histories_are_the_same_from_the_journal() {
     let controller = Controller::start().await;
     let host = both("conversations").start().await;
     for text in ["Calculate 2 + 3.", "as nobody may", "ask the judge"] {
@@ -86,7 +86,7 @@ async fn several_turns_lists_and_histories_come_out_of_the_journal_as_they_were_
 }
 
 #[tokio::test]
-async fn several_samples_withdrawn_ones_and_what_a_judge_said_are_the_same() {
+async fn several_samples_withdrawn_ones_and_judgements_are_the_same() {
     let controller = Controller::start().await;
     let host = both("conform").start().await;
     let branched = controller.rollout("please branch: 2 + 3").label("5").as_b();
@@ -108,7 +108,7 @@ async fn several_samples_withdrawn_ones_and_what_a_judge_said_are_the_same() {
 }
 
 #[tokio::test]
-async fn calls_that_failed_were_given_up_or_cut_off_are_the_same() {
+async fn failed_abandoned_and_interrupted_calls_are_the_same() {
     let controller = Controller::start().await;
     let host = both("conform").start().await;
     controller.answer_chats([Answer::Status(400, json!({"error": "no"}))]);
@@ -129,7 +129,7 @@ async fn calls_that_failed_were_given_up_or_cut_off_are_the_same() {
 }
 
 #[tokio::test]
-async fn answers_that_the_record_has_no_room_for_are_the_same() {
+async fn answers_without_room_in_the_record_are_the_same() {
     let controller = Controller::start().await;
     let lines = "[limits]\nrecord-bytes-max = 20000\nartifact-bytes-max = 5000000\n";
     let host = both("greedy").config(lines).start().await;
@@ -152,7 +152,7 @@ async fn answers_that_the_record_has_no_room_for_are_the_same() {
 }
 
 #[tokio::test]
-async fn tools_that_were_called_refused_or_failed_are_the_same() {
+async fn called_refused_and_failed_tools_are_the_same() {
     let controller = Controller::start().await;
     let tools = format!("[[tools.component]]\npath = '{}'\ncalls-max = 4\n", guest("tool_kit").display());
     let host = both("call_host_tools").config(&tools).start().await;
@@ -168,7 +168,7 @@ async fn tools_that_were_called_refused_or_failed_are_the_same() {
 }
 
 #[tokio::test]
-async fn artifacts_and_logs_with_what_was_dropped_of_them_are_the_same() {
+async fn artifacts_and_logs_with_dropped_parts_are_the_same() {
     let controller = Controller::start().await;
     for (guest_name, text) in [
         ("noisy", "misbehave"),
@@ -184,7 +184,7 @@ async fn artifacts_and_logs_with_what_was_dropped_of_them_are_the_same() {
 }
 
 #[tokio::test]
-async fn what_a_caller_reported_is_in_what_comes_out_of_the_journal() {
+async fn a_callers_report_is_in_the_trajectory_from_the_journal() {
     let reporting = |report: Value| Answer::Status(200, json!({"trajectory": report}));
     let calls = |tokens: u64, count: usize| json!({"model_name": "engine", "samples": {"s": {"llm_call_metrics": vec![json!({"prompt_tokens": tokens}); count]}}});
     let none = || Answer::Status(200, json!({}));
@@ -218,7 +218,7 @@ async fn what_a_caller_reported_is_in_what_comes_out_of_the_journal() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_another_process_went_on_with_is_the_same() {
+async fn a_rollout_that_another_process_continued_is_the_same() {
     let controller = Controller::start().await;
     let serve = both("long_way");
     let mut host = serve.clone().start().await;
@@ -243,7 +243,7 @@ async fn command(host: &TestHost, arguments: &[&str]) -> Ran {
 }
 
 #[tokio::test]
-async fn a_server_with_a_journal_writes_no_files_and_gives_trajectories_to_whoever_asks() {
+async fn a_server_with_a_journal_writes_no_files_and_serves_trajectories() {
     let controller = Controller::start().await;
     let serve = given_out("conform").option("--api-key", "k");
     let host = serve.clone().start().await.with_key("k");
@@ -279,7 +279,7 @@ async fn a_server_with_a_journal_writes_no_files_and_gives_trajectories_to_whoev
 }
 
 #[tokio::test]
-async fn what_is_not_over_is_a_conflict_and_what_is_nowhere_is_said() {
+async fn an_unfinished_rollout_is_a_conflict_and_a_missing_one_is_reported() {
     let controller = Controller::start().await;
     let serve = given_out("conform");
     let host = serve.clone().start().await;
@@ -308,7 +308,7 @@ async fn what_is_not_over_is_a_conflict_and_what_is_nowhere_is_said() {
 }
 
 #[tokio::test]
-async fn an_evaluator_that_says_where_files_are_has_them() {
+async fn an_evaluator_that_sets_a_directory_gets_files() {
     let controller = Controller::start().await;
     let serve = given_out("conform").variable("_OSMOSIS_ROLLOUT_INSTANCE_ID", "one");
     let host = serve.start().await;
@@ -320,7 +320,7 @@ async fn an_evaluator_that_says_where_files_are_has_them() {
 }
 
 #[tokio::test]
-async fn the_command_writes_what_a_server_would_have_written() {
+async fn the_command_writes_the_same_files_as_a_server() {
     let controller = Controller::start().await;
     let host = both("observe").start().await;
     for id in ["one", "two"] {
@@ -343,7 +343,7 @@ async fn the_command_writes_what_a_server_would_have_written() {
 }
 
 #[tokio::test]
-async fn many_who_ask_at_once_take_no_more_than_there_is() {
+async fn many_concurrent_readers_stay_within_the_memory_budget() {
     let controller = Controller::start().await;
     let host = given_out("conform").option("--memory-budget-bytes", 64 << 20).start().await;
     let long = format!("Calculate 2 + 3. {}", "x".repeat(1 << 20));

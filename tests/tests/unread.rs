@@ -58,7 +58,7 @@ impl Unread {
 }
 
 #[tokio::test]
-async fn a_server_goes_on_where_the_readers_of_its_output_are_gone() {
+async fn a_server_continues_if_its_output_pipes_are_closed() {
     let controller = Controller::start().await;
     let (mut server, stdout) = Unread::start(&[]).await;
     drop(stdout);
@@ -70,7 +70,7 @@ async fn a_server_goes_on_where_the_readers_of_its_output_are_gone() {
 }
 
 #[tokio::test]
-async fn a_server_goes_on_where_nobody_reads_its_log_and_says_later_what_is_missing() {
+async fn a_server_continues_if_its_log_is_not_read_and_reports_lost_lines_later() {
     let controller = Controller::start().await;
     let (mut server, _stdout) = Unread::start(&[]).await;
     let mut log = server.child.stderr.take().expect("it is piped");
@@ -89,7 +89,7 @@ async fn a_server_goes_on_where_nobody_reads_its_log_and_says_later_what_is_miss
 }
 
 #[tokio::test]
-async fn a_server_ends_where_its_log_is_stuck() {
+async fn a_server_can_end_while_its_log_is_blocked() {
     let controller = Controller::start().await;
     let (server, _stdout) = Unread::start(&[]).await;
     server.run_rollouts(&controller, 60).await;
@@ -98,7 +98,7 @@ async fn a_server_ends_where_its_log_is_stuck() {
 }
 
 #[tokio::test]
-async fn a_command_whose_reader_went_away_ends_as_other_programs_do() {
+async fn a_command_whose_output_pipe_is_closed_ends_like_other_programs() {
     for arguments in [&["inspect"][..], &["inspect", "--json"], &["config"]] {
         let (reader, writer) = std::io::pipe().expect("a pipe can be made");
         drop(reader);

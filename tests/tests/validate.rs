@@ -60,7 +60,7 @@ async fn a_plugin_that_conforms_passes_every_check_that_applies() {
 }
 
 #[tokio::test]
-async fn a_grader_alone_rates_a_conversation_that_is_made_up_for_it() {
+async fn a_grader_alone_is_checked_with_an_invented_conversation() {
     let (report, code) = report(&guest("only_grader"), &[]).await;
 
     assert_eq!(code, Some(0), "{report:#}");
@@ -69,7 +69,7 @@ async fn a_grader_alone_rates_a_conversation_that_is_made_up_for_it() {
 }
 
 #[tokio::test]
-async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
+async fn a_problem_in_a_run_fails_its_check_with_advice() {
     let dir = tempfile::tempdir().unwrap();
     for (prompt, label, failed, named, skipped) in [
         ("register nothing", "1", "sample", "registered no sample", &["reward"][..]),
@@ -100,7 +100,7 @@ async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_sample_that_is_withdrawn_is_a_warning() {
+async fn a_withdrawn_sample_is_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let (report, code) = report(&guest("unfit"), &["--data", &row(&dir, "1 + 1", "withdraw")]).await;
 
@@ -109,7 +109,7 @@ async fn a_sample_that_is_withdrawn_is_a_warning() {
 }
 
 #[tokio::test]
-async fn tools_are_checked_by_the_codes_that_the_protocols_users_know() {
+async fn tools_are_checked_with_the_protocols_error_codes() {
     let dir = tempfile::tempdir().unwrap();
     let (loose, code) = report(&guest("unfit"), &["--data", &row(&dir, "offer bad tools", "1")]).await;
     assert_eq!(code, Some(1), "{loose:#}");
@@ -136,7 +136,7 @@ async fn tools_are_checked_by_the_codes_that_the_protocols_users_know() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_component_itself_ends_the_checks() {
+async fn an_error_in_the_component_itself_ends_the_checks() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("made.wasm");
     for (bytes, failed) in [
@@ -161,7 +161,7 @@ async fn what_is_wrong_with_the_component_itself_ends_the_checks() {
 }
 
 #[tokio::test]
-async fn settings_and_configuration_are_told_apart_by_whose_move_it_is() {
+async fn a_wrong_declaration_and_a_wrong_configuration_have_different_exit_codes() {
     let (declared, code) = report(&guest("wrong_settings"), &[]).await;
     assert_eq!((code, came(&declared, "settings")), (Some(1), "failed"), "{declared:#}");
     assert_eq!(came(&declared, "runs"), "skipped", "{declared:#}");
@@ -172,7 +172,7 @@ async fn settings_and_configuration_are_told_apart_by_whose_move_it_is() {
 }
 
 #[tokio::test]
-async fn replies_may_be_given_by_a_script() {
+async fn replies_may_come_from_a_script() {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("script.jsonl");
     std::fs::write(&script, r#####"{"message": {"content": "#### 7"}}"#####).unwrap();

@@ -121,7 +121,7 @@ fn first_page() -> Vec<Vec<String>> {
 }
 
 #[tokio::test]
-async fn the_first_page_works_in_an_environment_with_the_wheel_and_no_compiler() {
+async fn the_readme_works_in_an_environment_with_the_wheel_and_no_compiler() {
     let dir = tempfile::tempdir().unwrap();
     let wheel = make_wheel(&dir.path().join("wheels")).await;
     let name = wheel.file_name().unwrap().to_string_lossy().into_owned();
@@ -207,7 +207,7 @@ print(rollout_sdk.__name__)
 ";
 
 #[tokio::test]
-async fn one_wheel_is_for_every_python_that_there_is() {
+async fn one_wheel_supports_every_python() {
     let dir = tempfile::tempdir().unwrap();
     let wheel = make_wheel(&dir.path().join("wheels")).await;
     for (at, python) in pythons().await.into_iter().enumerate() {

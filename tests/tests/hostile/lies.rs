@@ -5,7 +5,7 @@ use rollout_tests::{Start, rollout_host};
 use super::*;
 
 #[tokio::test]
-async fn what_is_no_json_is_refused_in_every_place() {
+async fn invalid_json_is_refused_in_every_argument() {
     let controller = Controller::start().await;
     let host = misuse("").start().await;
     let request = controller.rollout("no json: anywhere").label("5");
@@ -25,7 +25,7 @@ async fn what_is_no_json_is_refused_in_every_place() {
 }
 
 #[tokio::test]
-async fn a_field_that_is_too_deep_for_its_readers_is_refused() {
+async fn a_field_that_is_nested_too_deeply_is_refused() {
     let controller = Controller::start().await;
     let host = misuse("").start().await;
     let request = controller.rollout("other: deep field").label("5");
@@ -43,7 +43,7 @@ async fn a_field_that_is_too_deep_for_its_readers_is_refused() {
 }
 
 #[tokio::test]
-async fn a_name_that_a_sample_has_is_refused_to_another() {
+async fn a_second_sample_cannot_have_the_same_name() {
     let rows = [serde_json::json!({"user_prompt": "other: same name twice", "ground_truth": "5"})];
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
@@ -58,7 +58,7 @@ async fn a_name_that_a_sample_has_is_refused_to_another() {
 }
 
 #[tokio::test]
-async fn random_bytes_past_their_number_end_the_guest_by_that_name_and_are_counted() {
+async fn too_many_random_bytes_end_the_guest_with_the_limits_name_and_are_counted() {
     let controller = Controller::start().await;
     let host = misuse("").start().await;
     let request = controller.rollout("other: random bytes").label("5");
@@ -79,7 +79,7 @@ async fn random_bytes_past_their_number_end_the_guest_by_that_name_and_are_count
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_cannot_be_handed_over() {
+async fn invalid_utf8_cannot_be_passed_as_text() {
     let controller = Controller::start().await;
     let host = misuse("").start().await;
     for place in ["line", "sample name", "message", "artifact name", "request"] {

@@ -111,7 +111,7 @@ async fn a_guest_that_spins_in_its_start_function_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_guest_that_spins_while_it_is_given_its_arguments_is_stopped() {
+async fn a_guest_that_spins_while_it_receives_its_arguments_is_stopped() {
     check_made(Site::Realloc, Deed::Spin, LITTLE_CPU_IS_NAMED).await;
 }
 
@@ -209,7 +209,7 @@ async fn a_component_whose_every_start_waits_is_not_served_and_does_not_validate
 }
 
 #[tokio::test]
-async fn a_component_that_waits_a_little_before_it_starts_is_served() {
+async fn a_component_with_a_short_wait_at_its_start_is_served() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let controller = Controller::start().await;
     let host = TestHost::of_component(waiting_to_start(dir.path(), 1)).start().await;

@@ -118,7 +118,7 @@ async fn a_guest_that_waits_spends_no_cpu_time() {
 }
 
 #[tokio::test]
-async fn a_guest_that_calls_the_host_without_end_is_ended_at_its_number_of_calls() {
+async fn a_guest_that_calls_the_host_endlessly_is_ended_at_its_limit_of_calls() {
     let host = misuse("[limits]\nhost-calls-max = 5000\n");
     check_ended(host, "many: host calls", "called the host more often than host-calls-max, 5000 times").await;
 }

@@ -117,7 +117,7 @@ async fn a_large_text_is_stopped_before_the_host_has_a_copy_of_it() {
 }
 
 #[tokio::test]
-async fn a_large_text_that_may_be_handed_over_is_refused_where_it_is_too_large() {
+async fn a_text_within_the_call_limit_is_refused_by_smaller_limits() {
     let controller = Controller::start().await;
     let lines =
         "[limits]\nmessage-bytes-max = 1048576\nrecord-bytes-max = 1100000\nartifact-bytes-max = 1048576\n";
@@ -143,13 +143,13 @@ async fn a_large_text_that_may_be_handed_over_is_refused_where_it_is_too_large()
 }
 
 #[tokio::test]
-async fn a_tool_call_with_an_id_that_nobody_could_keep_ends_the_guest() {
+async fn a_tool_call_with_a_huge_id_ends_the_guest() {
     let part = "gave a tool call an id of 2097152 bytes; 4096 are the most";
     check_ended(misuse(""), "large: tool call", part).await;
 }
 
 #[tokio::test]
-async fn a_long_panic_is_told_in_part() {
+async fn a_long_panic_message_is_cut() {
     check_ended(misuse(""), "large: failure", "workflow panicked at").await;
 }
 
@@ -185,7 +185,7 @@ async fn a_wait_for_a_million_calls_is_ended() {
 }
 
 #[tokio::test]
-async fn a_wait_for_more_calls_than_can_be_under_way_is_ended_by_that_name() {
+async fn a_wait_for_more_calls_than_can_be_in_progress_ends_the_guest_with_the_limits_name() {
     let host = misuse("[limits]\nhandles-max = 2000000\n");
     check_ended(host, "many: waits", "1000000 calls, more than concurrent-calls-max, 64").await;
 }
@@ -215,24 +215,24 @@ async fn a_grader_that_returns_too_much_is_ended() {
 }
 
 #[tokio::test]
-async fn chat_calls_that_are_started_and_forgotten_are_refused_at_their_number() {
+async fn chat_calls_that_are_started_and_forgotten_are_refused_at_their_limit() {
     let lines = "[limits]\nconcurrent-calls-max = 8\n";
     check_told(lines, "handle: forgotten chat calls", "concurrent-calls-max of 8 calls").await;
 }
 
 #[tokio::test]
-async fn handles_that_are_kept_without_end_end_the_guest() {
+async fn handles_that_are_never_dropped_end_the_guest_at_their_limit() {
     let host = misuse("[limits]\nhandles-max = 100\n");
     check_ended(host, "handle: forgotten tool calls", "more handles than handles-max, 100").await;
 }
 
 #[tokio::test]
-async fn samples_that_are_opened_without_end_are_refused_at_their_number() {
+async fn samples_that_are_opened_endlessly_are_refused_at_their_limit() {
     check_told("", "handle: forgotten samples", "TooMany(1)").await;
 }
 
 #[tokio::test]
-async fn a_handle_that_the_host_never_gave_ends_the_guest() {
+async fn an_invented_handle_ends_the_guest() {
     for what in ["made up", "zero", "largest"] {
         check_ended(misuse(""), &format!("handle: {what}"), "unknown handle index").await;
     }
@@ -244,7 +244,7 @@ async fn a_handle_of_another_kind_ends_the_guest() {
 }
 
 #[tokio::test]
-async fn a_handle_that_was_given_back_ends_the_guest() {
+async fn a_dropped_handle_ends_the_guest() {
     for what in ["dropped", "dropped twice"] {
         check_ended(misuse(""), &format!("handle: {what}"), "unknown handle index").await;
     }

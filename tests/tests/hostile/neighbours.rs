@@ -88,7 +88,7 @@ async fn hundreds_of_hostile_rollouts_leave_nothing_behind() {
 }
 
 #[tokio::test]
-async fn spinning_guests_hold_up_no_neighbour() {
+async fn spinning_guests_delay_no_other_rollout() {
     const SPINNING: usize = 4;
     const NEIGHBOURS: usize = 100;
     let controller = Controller::start().await;

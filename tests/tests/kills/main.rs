@@ -363,7 +363,7 @@ async fn kill_again_and_again(
 const HELD: [(&str, bool); 2] = [("held-d", true), ("held-c", false)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_or_changed_or_done_twice_however_often_the_server_is_killed() {
+async fn repeated_kills_lose_change_or_repeat_nothing() {
     let _alone = ALONE.lock().await;
     let mut random = Random::of_env();
     let trainer = Trainer::start().await;

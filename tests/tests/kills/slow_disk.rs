@@ -54,7 +54,7 @@ fn slow_sync(dir: &Path) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_sync_does_not_decide_which_answers_are_kept() {
+async fn a_slow_sync_loses_no_answers() {
     let _alone = ALONE.lock().await;
     let mut random = Random::of_env();
     let dir = tempfile::tempdir().unwrap();

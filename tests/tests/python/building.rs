@@ -41,7 +41,7 @@ async fn a_project_that_cannot_be_imported_shows_its_own_traceback() {
 }
 
 #[tokio::test]
-async fn a_project_file_that_is_wrong_is_told_where() {
+async fn an_error_in_a_project_file_has_its_location() {
     for (more, named) in [
         ("[tool.rollout-host]\nentri = \"x\"\n", "[tool.rollout-host] has no `entri`"),
         ("[tool.rollout-host]\nentry = \"nowhere\"\n", "looked for nowhere.py"),
@@ -57,7 +57,7 @@ async fn a_project_file_that_is_wrong_is_told_where() {
 }
 
 #[tokio::test]
-async fn without_the_tool_one_command_is_said_that_installs_it() {
+async fn without_componentize_py_the_command_that_installs_it_is_shown() {
     let dir = project("", "");
     let mut command = rollout_host(["build"]);
     command.arg(dir.path()).env_remove("VIRTUAL_ENV").env_remove("COMPONENTIZE_PY").env("PATH", dir.path());
@@ -146,7 +146,7 @@ async fn every_example_in_python_is_built_and_earns_its_rewards() {
 
 /// Tests the interplay of the interpreter, its libraries and the host's functions, as one core module and as many.
 #[tokio::test]
-async fn a_component_of_one_module_does_what_it_does_in_many() {
+async fn a_component_fused_into_one_module_behaves_the_same() {
     let dir = project(
         r#"
 import os

@@ -19,7 +19,7 @@ fn calls(name: &str, arguments: &Value) -> Answer {
 
 /// The projects depend on the published packages by name, and the programs are unchanged. There is one for each shape.
 #[tokio::test]
-async fn programs_for_the_published_packages_are_built_and_rewarded_as_they_are() {
+async fn unchanged_programs_for_the_published_packages_are_built_and_rewarded() {
     let double = || calls("double", &json!({"number": 2}));
     for (program, answers) in [
         ("strands_tool", vec![double(), Answer::Say("It is #### 4")]),
@@ -113,7 +113,7 @@ async fn messages_of(example: &str) -> (Value, Vec<Value>) {
 }
 
 #[tokio::test]
-async fn a_strands_agent_keeps_blocks_and_asks_in_parts() {
+async fn a_strands_agent_stores_blocks_and_sends_content_parts() {
     let (messages, asked) = messages_of("strands-agent").await;
 
     let tool_use = json!({"toolUseId": "call-1", "name": "calculator", "input": {"expression": "2 + 3"}});
@@ -138,7 +138,7 @@ async fn a_strands_agent_keeps_blocks_and_asks_in_parts() {
 }
 
 #[tokio::test]
-async fn an_openai_agents_session_keeps_items_and_asks_in_plain_text() {
+async fn an_openai_agents_session_stores_items_and_sends_plain_text() {
     let (messages, asked) = messages_of("openai-agents").await;
 
     assert_eq!(messages[0], json!({"role": "user", "content": "Calculate 2 + 3."}));
