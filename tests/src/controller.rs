@@ -225,9 +225,11 @@ impl Controller {
             .collect();
         let graded = first("/v1/grader/completed")?;
         let samples = graded["samples"].as_object().ok_or("samples is no object")?;
-        let told: BTreeSet<String> = samples.keys().cloned().collect();
-        if told != asked || told.is_empty() {
-            return Err(format!("samples {asked:?} asked and {told:?} were told"));
+        let reported: BTreeSet<String> = samples.keys().cloned().collect();
+        if reported != asked || reported.is_empty() {
+            return Err(format!(
+                "the model was called for samples {asked:?}, and {reported:?} were reported"
+            ));
         }
         let mut rewards = BTreeMap::new();
         for (id, sample) in samples {

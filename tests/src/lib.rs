@@ -35,7 +35,7 @@ pub use in_process::InProcess;
 pub use init::{InitRequest, check_chat, check_completed};
 pub use made::component_text;
 pub use memory_group::MemoryGroup;
-pub use oracle::{Answers, Asked, Oracle};
+pub use oracle::{Answers, Oracle, OracleRequest};
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
 pub use programs::{
     example, guest, host_program, native_wheels, project_root, python_guest, python_program, target_dir,

@@ -18,12 +18,12 @@ pub enum Answers {
     /// A new text each time.
     New,
     /// A text that depends only on the request.
-    OfRequest,
+    ByRequest,
 }
 
 /// A request to an [`Oracle`].
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct OracleRequest {
     /// Its path.
     pub path: String,
     /// Its messages, as JSON.
@@ -45,7 +45,7 @@ pub struct Oracle {
 
 struct Shared {
     answers: Answers,
-    asked: Mutex<Vec<Asked>>,
+    asked: Mutex<Vec<OracleRequest>>,
     /// Whether requests with [`HELD`] in their path are held.
     holds: watch::Sender<bool>,
 }
@@ -78,7 +78,7 @@ impl Oracle {
     }
 
     /// Returns the requests so far, in the order of arrival.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn requests(&self) -> Vec<OracleRequest> {
         self.shared.lock().clone()
     }
 
@@ -94,7 +94,7 @@ impl Oracle {
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Asked>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<OracleRequest>> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -110,15 +110,15 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, Json(body): Json<Va
         let mut asked = shared.lock();
         let answer = match shared.answers {
             Answers::New => format!("answer {} of many", asked.len()),
-            Answers::OfRequest => format!("answer {hash:016x}"),
+            Answers::ByRequest => format!("answer {hash:016x}"),
         };
-        asked.push(Asked { path, messages, at, answered: None, answer: answer.clone() });
+        asked.push(OracleRequest { path, messages, at, answered: None, answer: answer.clone() });
         (asked.len() - 1, answer)
     };
     // The delays vary, so that either of two concurrent requests may be answered first.
     let millis = match shared.answers {
         Answers::New => 1 + (place as u64 * 7) % 13,
-        Answers::OfRequest => 2 + hash % 41,
+        Answers::ByRequest => 2 + hash % 41,
     };
     tokio::time::sleep(Duration::from_millis(millis)).await;
     if is_held {

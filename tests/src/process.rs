@@ -143,7 +143,7 @@ impl Process {
         let status = match tokio::time::timeout(time, self.child.wait()).await {
             Ok(status) => status.expect("a child can be waited for"),
             Err(_) => {
-                panic!("waited {time:?} for a process to end; so far it said: {}", self.stdout.so_far())
+                panic!("waited {time:?} for a process to end; its output so far: {}", self.stdout.so_far())
             }
         };
         let stdout = in_time("the end of its output", self.stdout.all()).await;
@@ -154,7 +154,9 @@ impl Process {
     /// Waits for a line of standard output with this beginning; returns the rest of it.
     pub async fn line(&self, beginning: &str) -> String {
         let line = in_time(&format!("a line '{beginning}…'"), self.stdout.line(beginning)).await;
-        line.unwrap_or_else(|| panic!("it ended without a line '{beginning}…': {}", self.stderr.so_far()))
+        line.unwrap_or_else(|| {
+            panic!("the process ended without a line '{beginning}…': {}", self.stderr.so_far())
+        })
     }
 
     /// Returns its standard error so far.

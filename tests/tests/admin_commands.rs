@@ -87,8 +87,11 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
 
     let first = run(&push).await;
     assert!(first.stderr.contains("uploading "), "{}", first.stderr);
-    let said = done(first, &push);
-    assert!(said.contains("passed") && said.ends_with("version 1 of plugin 'calc' is active\n"), "{said}");
+    let output = done(first, &push);
+    assert!(
+        output.contains("passed") && output.ends_with("version 1 of plugin 'calc' is active\n"),
+        "{output}"
+    );
     let nothing = run(&["plugin", "rollback", "calc"]).await;
     assert_eq!(nothing.code, Some(2), "{}", nothing.stderr);
     let with_config = ["push", text(&conform), "--name", "calc", "--config", text(&config), "--json"];
@@ -100,12 +103,12 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
         (&json!(2), &json!(false), &json!(true))
     );
 
-    let said = done(run(&["plugin", "activate", "calc", "2"]).await, &["activate"]);
-    assert_eq!(said, "version 2 of plugin 'calc' is active, after 1\n");
-    let said = done(run(&["plugin", "rollback", "calc"]).await, &["rollback"]);
-    assert_eq!(said, "version 1 of plugin 'calc' is active, after 2\n");
-    let said = done(run(&["plugin", "set", "calc", "--default", "--quota", "running=2"]).await, &["set"]);
-    assert!(said.contains("running=2"), "{said}");
+    let output = done(run(&["plugin", "activate", "calc", "2"]).await, &["activate"]);
+    assert_eq!(output, "version 2 of plugin 'calc' is active, after 1\n");
+    let output = done(run(&["plugin", "rollback", "calc"]).await, &["rollback"]);
+    assert_eq!(output, "version 1 of plugin 'calc' is active, after 2\n");
+    let output = done(run(&["plugin", "set", "calc", "--default", "--quota", "running=2"]).await, &["set"]);
+    assert!(output.contains("running=2"), "{output}");
     let listed = parsed(&done(run(&["plugin", "list", "--json"]).await, &["list"]));
     assert_eq!((&listed[0]["active"], &listed[0]["default"]), (&json!(1), &json!(true)));
     let shown = done(run(&["plugin", "show", "calc"]).await, &["show"]);
@@ -130,8 +133,8 @@ async fn a_name_of_new_is_a_valid_plugin_name_and_an_invalid_one_is_refused_befo
     assert_eq!(wrong.code, Some(2), "{}", wrong.stdout);
     assert!(wrong.stderr.contains("invalid name 'My.Agent'"), "{}", wrong.stderr);
     assert!(pushed.stderr.contains("uploading "), "it was not there yet: {}", pushed.stderr);
-    let said = done(pushed, &push);
-    assert!(said.ends_with("version 1 of plugin 'my_agent' is active\n"), "{said}");
+    let output = done(pushed, &push);
+    assert!(output.ends_with("version 1 of plugin 'my_agent' is active\n"), "{output}");
 }
 
 #[tokio::test]
@@ -202,13 +205,13 @@ async fn a_tenant_is_created_changed_shown_and_deleted() {
     );
     let set =
         ["tenant", "set", "team-a", "--quota", "running=none", "--quota", "weight=2", "--public", "listed"];
-    let said = server.done(&set).await;
-    assert!(said.contains("weight=2") && said.contains("listed only: 10.0.0.0/8"), "{said}");
-    assert!(!said.contains("running="), "{said}");
-    let said = server.done(&["tenant", "show", "team-a"]).await;
-    assert!(said.contains("nothing was used in the last 30 days"), "{said}");
+    let output = server.done(&set).await;
+    assert!(output.contains("weight=2") && output.contains("listed only: 10.0.0.0/8"), "{output}");
+    assert!(!output.contains("running="), "{output}");
+    let output = server.done(&["tenant", "show", "team-a"]).await;
+    assert!(output.contains("nothing was used in the last 30 days"), "{output}");
     assert!(server.done(&["tenant", "list"]).await.starts_with("name    default plugin"));
-    for (wrong, said) in [
+    for (wrong, output) in [
         (&["tenant", "create", "Team"][..], "lower-case letters"),
         (&["tenant", "create", "team-a"], "a tenant 'team-a' exists already"),
         (&["tenant", "set", "team-a"], "nothing is to be changed"),
@@ -218,7 +221,7 @@ async fn a_tenant_is_created_changed_shown_and_deleted() {
     ] {
         let ran = server.run_as(&server.operator, wrong).await;
         assert_eq!(ran.code, Some(2), "{wrong:?}");
-        assert!(ran.stderr.contains(said), "{}", ran.stderr);
+        assert!(ran.stderr.contains(output), "{}", ran.stderr);
     }
     assert_eq!(server.done(&["plugin", "list", "--tenant", "team-a", "--json"]).await, "[]\n");
     assert_eq!(server.done(&["tenant", "delete", "team-a", "--yes"]).await, "tenant 'team-a' is deleted\n");

@@ -101,8 +101,8 @@ async fn a_loop_that_fails_is_reported_with_its_reason_and_no_reward() {
         ),
     ] {
         let result = host.run(&controller.rollout(text)).await;
-        let told = (&result["status"], &result["err_message"], &result["err_category"]);
-        assert_eq!(told, (&json!("failure"), &json!(reason), &json!(category)), "{text}");
+        let failure = (&result["status"], &result["err_message"], &result["err_category"]);
+        assert_eq!(failure, (&json!("failure"), &json!(reason), &json!(category)), "{text}");
         assert_eq!(result["sample"], Value::Null, "{text}");
     }
 }

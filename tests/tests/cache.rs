@@ -83,13 +83,13 @@ async fn the_second_start_finds_the_code_compiled() {
 async fn code_for_few_instances_is_not_used_for_many() {
     let cache = temporary();
     serve_once("conform", cache.path()).await;
-    for said in [COMPILED, FROM_CACHE] {
+    for message in [COMPILED, FROM_CACHE] {
         let host = TestHost::of("conform").option("--cache-dir", cache.path().display());
 
         let host = host.option("--max-concurrent", 9000).start().await;
 
         let stderr = host.stop().await.stderr;
-        assert!(stderr.contains(said), "{stderr}");
+        assert!(stderr.contains(message), "{stderr}");
     }
 }
 
@@ -116,10 +116,10 @@ async fn code_that_was_changed_is_compiled_again_and_served() {
     for bytes in [bad, good[..middle].to_vec(), Vec::new(), good[HEADER_BYTES..].to_vec()] {
         std::fs::write(&entry, bytes).unwrap();
 
-        let said = serve_once("conform", cache.path()).await;
+        let log = serve_once("conform", cache.path()).await;
 
-        assert!(said.contains("WARN") && said.contains("cannot be used; compiling again"), "{said}");
-        assert!(said.contains(COMPILED), "{said}");
+        assert!(log.contains("WARN") && log.contains("cannot be used; compiling again"), "{log}");
+        assert!(log.contains(COMPILED), "{log}");
         assert!(serve_once("conform", cache.path()).await.contains(FROM_CACHE), "it was put right");
     }
 }
@@ -131,9 +131,9 @@ async fn code_that_another_host_compiled_is_not_loaded() {
     serve_once("conform", theirs.path()).await;
     std::fs::copy(entry(theirs.path()), entry(ours.path())).unwrap();
 
-    let said = serve_once("conform", ours.path()).await;
+    let log = serve_once("conform", ours.path()).await;
 
-    assert!(said.contains("another host wrote it") && said.contains(COMPILED), "{said}");
+    assert!(log.contains("another host wrote it") && log.contains(COMPILED), "{log}");
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ fn raise_open_files() {
 }
 
 /// Sends a text on a new connection; returns the head of the answer and the connection.
-async fn said(host: &TestHost, text: &str) -> (String, TcpStream) {
+async fn exchange(host: &TestHost, text: &str) -> (String, TcpStream) {
     let mut stream = host.connect().await.expect("it listens");
     stream.write_all(text.as_bytes()).await.expect("it takes it");
     let head = in_time("a head", head(&mut stream)).await;
@@ -84,7 +84,7 @@ async fn silent_connections_block_no_other_caller() {
 async fn a_connection_that_says_nothing_is_closed_long_before_an_idle_one() {
     let host = TestHost::start("conform").await;
     let mut never = host.connect().await.expect("it listens");
-    let (answer, mut idle) = said(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let (answer, mut idle) = exchange(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(status(&answer), "200");
     let length = answer.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("it has one");
     let mut body = vec![0; length.trim().parse().expect("a number")];
@@ -104,11 +104,11 @@ async fn without_the_key_no_body_is_requested_or_awaited() {
         for more in
             [LARGE, "content-length: 60000000\r\nexpect: 100-continue\r\n", "transfer-encoding: chunked\r\n"]
         {
-            let (refused, _open) = said(&host, &post(path, more)).await;
+            let (refused, _open) = exchange(&host, &post(path, more)).await;
             assert_eq!(status(&refused), "401", "{path} {more}: {refused}");
         }
         let asked = format!("{LARGE}expect: 100-continue\r\nauthorization: Bearer the-key\r\n");
-        let (asked, _open) = said(&host, &post(path, &asked)).await;
+        let (asked, _open) = exchange(&host, &post(path, &asked)).await;
         let expected = if path == "/rollout/cancel" { "413" } else { "100" };
         assert_eq!(status(&asked), expected, "{path}: {asked}");
     }
@@ -134,10 +134,10 @@ async fn a_body_that_announces_too_much_is_refused_before_it_comes() {
         [("/rollout", 64 << 20), ("/v1/rollout/init", 64 << 20), ("/rollout/cancel", 4 << 20)]
     {
         let more = format!("content-length: {}\r\nexpect: 100-continue\r\n", length + 1);
-        let (refused, _open) = said(&host, &post(path, &more)).await;
+        let (refused, _open) = exchange(&host, &post(path, &more)).await;
         assert_eq!(status(&refused), "413", "{path}: {refused}");
         let more = format!("content-length: {length}\r\nexpect: 100-continue\r\n");
-        let (asked, _open) = said(&host, &post(path, &more)).await;
+        let (asked, _open) = exchange(&host, &post(path, &more)).await;
         assert_eq!(status(&asked), "100", "{path}: {asked}");
     }
     // A body of unknown length is read up to the limit.
@@ -218,7 +218,7 @@ async fn web_pages_and_foreign_host_names_are_refused_with_the_option_that_allow
             let request = format!(
                 "{route} HTTP/1.1\r\n{header}content-length: 60000000\r\nexpect: 100-continue\r\n\r\n"
             );
-            let (refused, mut rest) = said(&host, &request).await;
+            let (refused, mut rest) = exchange(&host, &request).await;
             assert_eq!(status(&refused), "403", "{route} {header}: {refused}");
             let mut why = String::new();
             in_time("the reason", rest.read_to_string(&mut why)).await.ok();
@@ -226,7 +226,7 @@ async fn web_pages_and_foreign_host_names_are_refused_with_the_option_that_allow
         }
     }
     for name in ["localhost", "127.0.0.1", "[::1]", "10.1.2.3", "a.localhost:1"] {
-        let (taken, _) = said(&host, &format!("GET /health HTTP/1.1\r\nhost: {name}\r\n\r\n")).await;
+        let (taken, _) = exchange(&host, &format!("GET /health HTTP/1.1\r\nhost: {name}\r\n\r\n")).await;
         assert_eq!(status(&taken), "200", "{name}: {taken}");
     }
 }
@@ -234,7 +234,7 @@ async fn web_pages_and_foreign_host_names_are_refused_with_the_option_that_allow
 #[tokio::test]
 async fn host_names_and_pages_that_the_operator_allows_are_served() {
     let ask = async |host: &TestHost, headers: &str| {
-        let (answer, _) = said(host, &format!("GET /health HTTP/1.1\r\n{headers}\r\n")).await;
+        let (answer, _) = exchange(host, &format!("GET /health HTTP/1.1\r\n{headers}\r\n")).await;
         status(&answer).to_owned()
     };
     let service = "host: rollouts.svc.local:9000\r\n";
@@ -319,14 +319,14 @@ async fn polls_of_one_lease_block_no_other_caller() {
 
     let request = controller.rollout("Calculate 2 + 3.").label("5").body().to_string();
     let admitted = post("/rollout", &format!("content-length: {}\r\n", request.len())) + &request;
-    assert_eq!(status(&said(&host, &admitted).await.0), "202");
+    assert_eq!(status(&exchange(&host, &admitted).await.0), "202");
     for _ in 0..40 {
-        let (health, _) = said(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        let (health, _) = exchange(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         assert_eq!(status(&health), "200", "{health}");
     }
     let body = json!({"ids": [rollout.id]}).to_string();
     let request = post("/rollout/cancel", &format!("content-length: {}\r\n", body.len())) + &body;
-    assert_eq!(status(&said(&host, &request).await.0), "200");
+    assert_eq!(status(&exchange(&host, &request).await.0), "200");
     let (mut answered, mut crowded) = (0, 0);
     for stream in &mut waiting {
         match status(&in_time("an answer", head(stream)).await) {
@@ -350,9 +350,11 @@ async fn bodies_are_charged_to_the_memory_budget_on_arrival_and_with_their_rollo
         async || host.metrics().await.get("rollout_host_held_bytes{use=\"request\"}").expect("it is counted");
 
     // A body without room is refused before it is sent.
-    let (asked, _open) =
-        said(&host, &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)))
-            .await;
+    let (asked, _open) = exchange(
+        &host,
+        &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)),
+    )
+    .await;
     assert_eq!(status(&asked), "100", "{asked}");
     assert_eq!(held().await, 0.0, "announcing costs nothing");
     let mut unfinished = Vec::new();
@@ -367,9 +369,11 @@ async fn bodies_are_charged_to_the_memory_budget_on_arrival_and_with_their_rollo
         unfinished.push(stream);
     }
     until("the bodies to be charged", async || (held().await >= (60 * MIB) as f64).then_some(())).await;
-    let (refused, _open) =
-        said(&host, &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)))
-            .await;
+    let (refused, _open) = exchange(
+        &host,
+        &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)),
+    )
+    .await;
     assert_eq!(status(&refused), "429", "{refused}");
     assert!(refused.contains("retry-after: "), "{refused}");
     drop(unfinished);

@@ -160,7 +160,7 @@ async fn a_version_that_fails_its_checks_cannot_be_activated_and_has_a_reason() 
     let too_much =
         catalog.push(&tenant, "p", &guest("conform"), "[limits]\nsamples-max = 100000\n", true).await;
 
-    for (reply, said) in [
+    for (reply, part) in [
         (&broken, "setting"),
         (&unconfigured, "network: only the operator may set this"),
         (&too_much, "samples-max"),
@@ -170,7 +170,7 @@ async fn a_version_that_fails_its_checks_cannot_be_activated_and_has_a_reason() 
             "{}",
             reply.text
         );
-        assert!(reply.text.contains(said), "{}", reply.text);
+        assert!(reply.text.contains(part), "{}", reply.text);
         let folder = catalog.folder();
         assert!(
             !reply.text.contains(&*folder.to_string_lossy()),
@@ -397,7 +397,11 @@ async fn a_plugin_has_its_own_quotas_and_generation_a_its_own_answer_to_a_wrong_
         let health = catalog.get_open(open).await;
         assert_eq!((health.status, health.body), (200, json!({"status": "ok"})), "{open}");
     }
-    assert_eq!(catalog.plugin_with("nothing", "p").get("/health").await.status, 401, "a wrong key is told");
+    assert_eq!(
+        catalog.plugin_with("nothing", "p").get("/health").await.status,
+        401,
+        "a wrong key is rejected"
+    );
     assert_eq!(catalog.get_open("/p/p/platform/health").await.status, 401);
     controller.release();
 }

@@ -85,7 +85,7 @@ async fn change(
     name: String,
     acknowledged: mpsc::UnboundedSender<Acknowledged>,
 ) {
-    let said = |what| acknowledged.send(what).is_ok();
+    let is_sent = |what| acknowledged.send(what).is_ok();
     for n in 0_u64.. {
         let Some(made) =
             operator.done(Method::POST, "/keys", json!({"rights": "viewer", "tenant": "team"})).await
@@ -94,17 +94,17 @@ async fn change(
         };
         let key = made["key"].as_str().unwrap().to_owned();
         if n % 2 == 0 {
-            said(Acknowledged::Key(key));
+            is_sent(Acknowledged::Key(key));
         } else {
             let path = format!("/keys/{}", made["id"]);
             let Some(_) = operator.done(Method::DELETE, &path, Value::Null).await else { return };
-            said(Acknowledged::Revoked(key));
+            is_sent(Acknowledged::Revoked(key));
         }
         let bytes = format!("{name} {n} ").repeat(1000).into_bytes();
         let path = format!("/components/{}", sha256_hex(&bytes));
         let Some((status, answer)) = author.ask(Method::PUT, &path, bytes.clone()).await else { return };
         assert_eq!(status, 200, "{answer}");
-        said(Acknowledged::Component(bytes));
+        is_sent(Acknowledged::Component(bytes));
         let tenant = format!("{name}-{n}");
         let Some(_) = operator.done(Method::POST, "/tenants", json!({"name": tenant})).await else { return };
         // The same names in each run, because the number of a tenant's secrets is limited.
@@ -114,14 +114,14 @@ async fn change(
         if n % 10 == 9 {
             let Some(_) = author.done(Method::DELETE, &secret, Value::Null).await else { return };
         } else {
-            said(Acknowledged::Secret(kept));
+            is_sent(Acknowledged::Secret(kept));
         }
         if n % 3 == 0 {
             let path = format!("/tenants/{tenant}");
             let Some(_) = operator.done(Method::DELETE, &path, Value::Null).await else { return };
-            said(Acknowledged::Deleted(tenant));
+            is_sent(Acknowledged::Deleted(tenant));
         } else {
-            said(Acknowledged::Tenant(tenant));
+            is_sent(Acknowledged::Tenant(tenant));
         }
     }
 }
@@ -198,8 +198,8 @@ async fn a_catalog_belongs_to_one_server_at_a_time() {
     let first = Server::start(&catalog).await;
     let second = serve(&catalog).env("OPERATOR", &first.operator).start().ended().await;
     assert_eq!(second.code, Some(2), "{}", second.stderr);
-    let said = format!("the catalog in {} is locked by another process", catalog.display());
-    assert!(second.stderr.contains(&said), "{}", second.stderr);
+    let expected = format!("the catalog in {} is locked by another process", catalog.display());
+    assert!(second.stderr.contains(&expected), "{}", second.stderr);
     assert_eq!(first.asking(&first.operator).get("/tenants").await.0, 200);
 }
 

@@ -17,7 +17,7 @@ fn file(dir: &TempDir, name: &str, text: &str) -> PathBuf {
 }
 
 /// Returns the configuration that the guest `tunable` received.
-fn told(result: &Value) -> Value {
+fn received(result: &Value) -> Value {
     let messages = result["sample"]["messages"].as_array().expect("there is a sample");
     let text = messages.last().and_then(|message| message["content"].as_str()).expect("it is text");
     serde_json::from_str(text).expect("it is JSON")
@@ -36,7 +36,7 @@ async fn the_command_line_overrides_the_file_which_overrides_a_guests_defaults()
     let result = host.run(&controller.rollout("1 + 1").label("2")).await;
 
     assert_eq!(
-        told(&result),
+        received(&result),
         json!({
             "name": "tunable",
             "max_turns": 3,
@@ -55,8 +55,8 @@ async fn without_configuration_the_guest_gets_its_defaults() {
 
     let result = host.run(&controller.rollout("1 + 1").label("2")).await;
 
-    assert_eq!(told(&result)["max_turns"], 8);
-    assert_eq!(told(&result)["search"]["places"], json!(["here"]));
+    assert_eq!(received(&result)["max_turns"], 8);
+    assert_eq!(received(&result)["search"]["places"], json!(["here"]));
 }
 
 #[tokio::test]

@@ -50,20 +50,20 @@ async fn an_invalid_request_gets_an_error_with_its_reason() {
     let controller = Controller::start().await;
     let host = TestHost::start("conversations").await;
 
-    let result = host.run(&controller.rollout("as nobody may").label("5")).await;
+    let result = host.run(&controller.rollout("invalid requests").label("5")).await;
 
-    let told = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default().to_owned();
-    let told: Vec<&str> = told.split('|').collect();
-    for (told, expected) in told.iter().zip([
+    let errors = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default().to_owned();
+    let errors: Vec<&str> = errors.split('|').collect();
+    for (errors, expected) in errors.iter().zip([
         "the policy is asked for a sample; give one",
         "messages is empty",
         "messages is empty",
         "messages[0] is not a JSON object but an array",
         "messages[1] is not valid JSON",
     ]) {
-        assert!(told.contains(expected), "{told} / {expected}");
+        assert!(errors.contains(expected), "{errors} / {expected}");
     }
-    assert_eq!((told.len(), controller.chats().len()), (5, 0), "{result:#}");
+    assert_eq!((errors.len(), controller.chats().len()), (5, 0), "{result:#}");
 }
 
 #[tokio::test]
@@ -94,8 +94,8 @@ async fn an_agent_can_read_its_whole_conversation_back_from_the_host() {
     let controller = Controller::start().await;
     let host = TestHost::start("left_to_host").await;
     let request = controller.rollout("Say it.").label("5");
-    let said = [Answer::Say("that is all"), Answer::Say("again"), Answer::Say("#### 5")];
-    controller.answer_chats([echo("one"), echo("two")].into_iter().chain(said));
+    let answers = [Answer::Say("that is all"), Answer::Say("again"), Answer::Say("#### 5")];
+    controller.answer_chats([echo("one"), echo("two")].into_iter().chain(answers));
 
     let result = host.run(&request).await;
 

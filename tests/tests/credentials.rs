@@ -105,13 +105,13 @@ const MODEL_AND_JUDGE: &str = "[model]\nattempts-max = 2\ndelay-base-secs = 0.01
 
 /// Returns answers of a model that repeat its key, as a reply and as errors.
 fn repeating(key: &'static str) -> [Answer; 4] {
-    let said = json!({"error": {"message": format!("wrong key {key}")}});
+    let refusal = json!({"error": {"message": format!("wrong key {key}")}});
     let reply = json!({"choices": [{"message": {"role": "assistant", "content": format!("{key} #### 5")}, "finish_reason": "stop"}]});
     [
         Answer::Json(reply.to_string()),
-        Answer::Status(401, said.clone()),
-        Answer::Status(503, said.clone()),
-        Answer::Status(503, said),
+        Answer::Status(401, refusal.clone()),
+        Answer::Status(503, refusal.clone()),
+        Answer::Status(503, refusal),
     ]
 }
 
@@ -198,7 +198,7 @@ async fn no_key_of_a_rollout_is_in_clear_text_in_any_generation() {
     let ran = host.stop().await;
     seen.extend([ran.stdout, ran.stderr]);
     let all: String = seen.join("\n");
-    check(all.as_bytes(), "what the host said");
+    check(all.as_bytes(), "the host's output");
     assert!(all.contains("(secret)"), "servers repeated keys, and they were cut out");
     assert!(!judge.chats().is_empty(), "the judge was asked");
 }
@@ -223,7 +223,7 @@ async fn no_key_of_a_tool_is_in_clear_text() {
     let results = format!("{called:?}");
     assert_eq!(tools.chats().len(), 2, "the tool was asked: {results}");
     assert!(results.contains("(secret)"), "{results}");
-    check(results.as_bytes(), "what the guest was told");
+    check(results.as_bytes(), "the guest's results");
     let (files, _) = check_folder(host.dir());
     assert!(files > 4, "{files} files were looked through");
     let ran = host.stop().await;

@@ -54,8 +54,8 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
         .replace("http://127.0.0.1:9000", &server_url);
     let ran = shell(dir.path(), &script).await;
 
-    let (said, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "{said}{stderr}");
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{stdout}{stderr}");
     let result: Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("result.json")).unwrap()).unwrap();
     assert_eq!(result["status"], "success", "{result:#}");
@@ -272,9 +272,9 @@ async fn the_commands_of_the_operators_guide_create_two_tenants() {
         shell(dir.path(), &format!("set -m; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"))
             .await;
 
-    let (said, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     let log = std::fs::read_to_string(dir.path().join("server.log")).unwrap_or_default();
-    assert!(ran.status.success(), "{said}\n{stderr}\n{log}");
+    assert!(ran.status.success(), "{stdout}\n{stderr}\n{log}");
     let result: Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("result.json")).unwrap()).unwrap();
     assert_eq!(
@@ -283,7 +283,7 @@ async fn the_commands_of_the_operators_guide_create_two_tenants() {
         "{result:#}"
     );
     let counted = "rollout_host_rollouts_accepted_total{plugin=\"calc\",tenant=\"red\"} 1";
-    assert!(said.lines().any(|line| line == counted), "{said}");
+    assert!(stdout.lines().any(|line| line == counted), "{stdout}");
     let left = std::fs::read_dir(dir.path().join("catalog/tenants")).unwrap().count();
     assert_eq!(left, 1, "the tenant that was deleted leaves no files");
 }

@@ -244,7 +244,7 @@ async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_blames_i
 
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let results = evaluation.results();
-    let told: Vec<_> = results
+    let failures: Vec<_> = results
         .iter()
         .map(|line| (line["kind"].as_str(), line["fault"].as_str(), line["stage"].as_str()))
         .collect();
@@ -255,7 +255,7 @@ async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_blames_i
         (Some("invalid"), Some("plugin"), Some("workflow")),
         (Some("no_sample"), Some("plugin"), Some("grader")),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(failures, expected);
     assert!(results[1..].iter().all(|line| line.get("reward").is_none()), "no reward is made up");
     assert_eq!(evaluation.summary()["reward"]["mean"], 1.0);
 }

@@ -68,7 +68,7 @@ async fn another_grader_gives_other_rewards_without_model_calls() {
 
 #[tokio::test]
 async fn the_judge_is_called_again_and_a_missing_judge_is_an_error() {
-    let oracle = Oracle::start(Answers::OfRequest).await;
+    let oracle = Oracle::start(Answers::ByRequest).await;
     let config = format!(
         "[judge]\nurl = '{}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
         oracle.url(),

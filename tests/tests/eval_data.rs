@@ -31,12 +31,12 @@ async fn columns_with_other_names_are_mapped_to_prompt_label_and_metadata() {
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let results = evaluation.results();
-    let said = |line: &Value| {
+    let prompt_of = |line: &Value| {
         ["prompt", "label", "answer"].map(|name| line[name].as_str().unwrap_or_default().to_owned())
     };
-    assert_eq!(said(&results[0])[..2], ["Calculate 40 + 32.", "72"], "{results:#?}");
-    assert_eq!(said(&results[1])[..2], ["Calculate 7 + 8.", "15"], "{results:#?}");
-    assert!(said(&results[1])[2].contains("15"), "{results:#?}");
+    assert_eq!(prompt_of(&results[0])[..2], ["Calculate 40 + 32.", "72"], "{results:#?}");
+    assert_eq!(prompt_of(&results[1])[..2], ["Calculate 7 + 8.", "15"], "{results:#?}");
+    assert!(prompt_of(&results[1])[2].contains("15"), "{results:#?}");
     assert_eq!(evaluation.summary()["reward"]["mean"], 1.0);
     let first = &controller.chats()[0].body["messages"];
     assert_eq!(first[0], json!({"role": "system", "content": "Give the answer after ####."}), "{first}");

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rollout_tests::{
-    Answers, Asked, Controller, Evaluation, Oracle, Start, guest, rollout_host, sums, until,
+    Answers, Controller, Evaluation, Oracle, OracleRequest, Start, guest, rollout_host, sums, until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -47,11 +47,11 @@ fn without_times(results: Vec<Value>) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_killed_evaluation_resumes_its_rollouts() {
-    let oracle = Oracle::start(Answers::OfRequest).await;
+    let oracle = Oracle::start(Answers::ByRequest).await;
     let whole = long_way(&oracle);
     let ran = whole.run().await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let oracle = Oracle::start(Answers::OfRequest).await;
+    let oracle = Oracle::start(Answers::ByRequest).await;
     let evaluation = long_way(&oracle);
     let mut ended = Vec::new();
     for (further, signal) in
@@ -71,8 +71,8 @@ async fn a_killed_evaluation_resumes_its_rollouts() {
     assert!(ran.stderr.contains("continuing within "), "{}", ran.stderr);
     assert_eq!(without_times(evaluation.results()), without_times(whole.results()));
     assert_eq!(evaluation.summary()["reward"], whole.summary()["reward"]);
-    let mut questions: HashMap<String, Vec<Asked>> = HashMap::new();
-    for asked in oracle.asked() {
+    let mut questions: HashMap<String, Vec<OracleRequest>> = HashMap::new();
+    for asked in oracle.requests() {
         questions.entry(asked.messages.clone()).or_default().push(asked);
     }
     assert_eq!(questions.len(), ROWS * (2 * TURNS + 1), "each question of each row, and its judge's");
@@ -181,7 +181,7 @@ async fn without_a_journal_no_journal_is_written() {
 
 #[tokio::test]
 async fn a_row_can_be_replayed() {
-    let oracle = Oracle::start(Answers::OfRequest).await;
+    let oracle = Oracle::start(Answers::ByRequest).await;
     let evaluation = long_way(&oracle);
     assert_eq!(evaluation.run().await.code, Some(0));
     let asked = oracle.count();

@@ -148,9 +148,9 @@ async fn rows_are_selected_by_a_condition_and_an_invalid_one_is_explained() {
 
     let (both, _) = samples("reward is not null").await;
     assert_eq!(both, ["first", "second"], "a row for each sample, with the sample's own reward");
-    let (one, said) = samples("reward >= 1 and outcome = 'scored'").await;
+    let (one, stderr) = samples("reward >= 1 and outcome = 'scored'").await;
     assert_eq!(one, ["first"]);
-    assert!(said.contains("1 row of 2 trajectories; --where left out 1"), "{said}");
+    assert!(stderr.contains("1 row of 2 trajectories; --where left out 1"), "{stderr}");
 
     let ran = export(&dir, &["out", "--where", "attempt = 1 and rewrad >= 1"]).await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
@@ -196,9 +196,9 @@ async fn a_full_disk_is_reported_and_leaves_no_partial_file() {
     let mut command = rollout_host(["export", &kept, "--format", "parquet"]);
     let process = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
     let ran = process.wait_with_output().await.unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.contains("cannot write to standard output: No space left on device"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("cannot write to standard output: No space left on device"), "{stderr}");
 
     // A limit on file sizes simulates a disk that becomes full in the middle of a file.
     let mut command = Command::new("sh");
@@ -206,9 +206,9 @@ async fn a_full_disk_is_reported_and_leaves_no_partial_file() {
     command.args(["-c", script, "sh"]).arg(rollout_tests::host_program());
     command.args(["export", &kept, "--out", "rows.parquet"]).current_dir(host.dir());
     let ran = command.output().await.unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.contains("cannot write to rows.parquet: File too large"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("cannot write to rows.parquet: File too large"), "{stderr}");
     let names: Vec<_> =
         std::fs::read_dir(host.dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().starts_with("rows")), "{names:?}");

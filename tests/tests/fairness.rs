@@ -53,7 +53,7 @@ async fn guests_stopped_during_a_computation_free_their_slots() {
 }
 
 /// Returns the median latency of the health report while guests misbehave.
-async fn health_beside(guest: &str, count: usize) -> Duration {
+async fn health_latency(guest: &str, count: usize) -> Duration {
     const UNMEASURED: usize = 100;
     const MEASURED: usize = 300;
     // Long enough for every guest to have run several times.
@@ -85,9 +85,9 @@ async fn check_as_cheap_as_spinning(guest: &str, count: usize) {
     // On a busy machine the measurements vary by as much.
     const RATIO_MAX: u32 = 6;
     const LEAST: Duration = Duration::from_millis(2);
-    let spinning = health_beside("spin", count).await;
+    let spinning = health_latency("spin", count).await;
 
-    let slipping = health_beside(guest, count).await;
+    let slipping = health_latency(guest, count).await;
 
     println!("/health beside {count}: spinning {spinning:?}, {guest} {slipping:?}");
     assert!(slipping < spinning.max(LEAST) * RATIO_MAX, "spinning {spinning:?}, {guest} {slipping:?}");

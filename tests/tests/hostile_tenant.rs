@@ -600,7 +600,7 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     let alone = scene.run_steadily(phase).await;
     let over = CancellationToken::new();
     let mut tasks = attack(&scene, &over).await;
-    let beside = scene.run_steadily(phase).await;
+    let attacked = scene.run_steadily(phase).await;
     over.cancel();
     while tasks.join_next().await.is_some() {}
     let most = watch.most();
@@ -622,10 +622,10 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     let most_after = watch.most();
 
     println!("\nthe steady tenant  succeeded   failed    p50 ms    p99 ms    admission p99   reconnected");
-    for (name, met) in [("alone", &alone), ("beside the hostile", &beside), ("after kill -9", &after)] {
+    for (name, met) in [("alone", &alone), ("beside the hostile", &attacked), ("after kill -9", &after)] {
         println!("  {name:<18}{}", met.row());
     }
-    let ratio = percentile(&beside.latencies, 99) / percentile(&alone.latencies, 99);
+    let ratio = percentile(&attacked.latencies, 99) / percentile(&alone.latencies, 99);
     println!("p99 beside the hostile tenant: x{ratio:.2}");
     println!(
         "resident at most: {} MiB, and {} MiB after kill -9, of {} MiB (a budget of {} MiB, 10 % and 64 MiB)",
@@ -642,9 +642,9 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     }
 
     assert_eq!(alone.failures, BTreeMap::new());
-    assert_eq!(beside.failures, BTreeMap::new(), "beside the hostile tenant");
+    assert_eq!(attacked.failures, BTreeMap::new(), "beside the hostile tenant");
     assert_eq!(after.failures, BTreeMap::new(), "after kill -9");
-    assert!(!beside.latencies.is_empty() && !after.latencies.is_empty());
+    assert!(!attacked.latencies.is_empty() && !after.latencies.is_empty());
     assert!(most <= may_have && most_after <= may_have, "{most} and {most_after} of {may_have} bytes");
     if std::env::var_os("ROLLOUT_HOSTILE_RATIO").is_some() {
         assert!(ratio <= 3.0, "p99 x{ratio:.2}, more than 3 times what it is alone");

@@ -46,7 +46,7 @@ impl Scene {
     /// Sends requests of the attacker for the victim's object and for one that does not exist, and checks that the answers
     /// are the same.
     async fn alike(&self, method: &Method, path: impl Fn(usize) -> String, body: impl Fn(usize) -> Value) {
-        let mut said = Vec::new();
+        let mut answers = Vec::new();
         for which in [0, 1] {
             let key = &self.attacker.author;
             let reply = self.catalog.ask(key, method.clone(), &path(which), body(which)).await;
@@ -54,10 +54,10 @@ impl Scene {
             for names in [OVER, LIVE, PLUGIN, SECRET] {
                 text = text.replace(names[which], "NAME");
             }
-            said.push((reply.status, text));
+            answers.push((reply.status, text));
         }
-        assert_eq!(said[0], said[1], "{method} {}", path(0));
-        assert!(!said[0].1.contains("s3cret"), "{}", said[0].1);
+        assert_eq!(answers[0], answers[1], "{method} {}", path(0));
+        assert!(!answers[0].1.contains("s3cret"), "{}", answers[0].1);
     }
 }
 
@@ -142,17 +142,18 @@ async fn plugins_components_and_secrets_of_another_tenant_cannot_be_found_by_any
     // A tenant without the component of this digest, which another tenant has.
     let newcomer = scene.catalog.tenant("newcomer", json!({})).await;
     let made_up = "0".repeat(64);
-    let mut said = Vec::new();
+    let mut answers = Vec::new();
     for digest in [&digest, &made_up] {
         let path = format!("/admin/v1/components/{digest}");
         let there = scene.catalog.ask(&newcomer.author, Method::GET, &path, Value::Null).await;
         let push = json!({"component": digest, "activate": true});
         let pushed =
             scene.catalog.ask(&newcomer.author, Method::POST, "/admin/v1/plugins/x/deployments", push).await;
-        said.push([there, pushed].map(|reply| (reply.status, reply.text.replace(digest.as_str(), "DIGEST"))));
+        answers
+            .push([there, pushed].map(|reply| (reply.status, reply.text.replace(digest.as_str(), "DIGEST"))));
     }
-    assert_eq!(said[0], said[1]);
-    assert!(said[0][0].0 == 404 && said[0][1].0 >= 400, "{said:?}");
+    assert_eq!(answers[0], answers[1]);
+    assert!(answers[0][0].0 == 404 && answers[0][1].0 >= 400, "{answers:?}");
     // Routes of the operator, and the name of another tenant.
     for path in ["/tenants", "/tenants/victim", "/tenants/victim/usage", "/keys?tenant=victim"] {
         let reply = scene

@@ -183,8 +183,8 @@ async fn a_server_without_a_service_manager_sends_no_notifications() {
     let host = TestHost::start("conform").await;
     host.process().signal(Signal::HUP);
     assert_eq!(host.health().await["status"], "ok");
-    let said = host.stop().await.stderr;
-    assert!(!said.contains("service manager"), "{said}");
+    let stderr = host.stop().await.stderr;
+    assert!(!stderr.contains("service manager"), "{stderr}");
 }
 
 #[tokio::test]
@@ -204,8 +204,8 @@ async fn ready_reports_readiness_and_the_reason_only_with_the_key() {
     controller.chats_open(1).await;
     host.process().signal(Signal::TERM);
     let draining = async || Some(host.get("/ready").await).filter(|ready| ready.status == 503);
-    let told = until("the server to drain", draining).await;
-    assert_eq!(told.body["reason"], "the host is shutting down", "{}", told.text);
+    let reply = until("the server to drain", draining).await;
+    assert_eq!(reply.body["reason"], "the host is shutting down", "{}", reply.text);
     let http = caller(false);
     let untold: Value = http.get(format!("{}/ready", host.url())).send().await.unwrap().json().await.unwrap();
     assert_eq!(untold, json!({"ready": false}));
@@ -263,7 +263,7 @@ async fn a_server_of_many_tenants_reports_its_readiness() {
     catalog.process().signal(Signal::TERM);
     let draining = async || Some(catalog.get_open("/ready").await).filter(|ready| ready.status == 503);
     assert_eq!(until("the server to drain", draining).await.body, json!({"ready": false}));
-    let told = catalog.as_operator(reqwest::Method::GET, "/ready", Value::Null).await;
-    assert_eq!(told.body["reason"], "the host is shutting down", "{}", told.text);
+    let reply = catalog.as_operator(reqwest::Method::GET, "/ready", Value::Null).await;
+    assert_eq!(reply.body["reason"], "the host is shutting down", "{}", reply.text);
     controller.release();
 }

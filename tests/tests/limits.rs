@@ -40,21 +40,21 @@ async fn a_server_logs_its_limits_at_the_start_and_each_is_an_option() {
         .start()
         .await;
     let ran = host.stop().await;
-    let said: Value = ran
+    let logged: Value = ran
         .stderr
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok())
         .find_map(|line: Value| line["fields"]["limits"].as_str()?.parse().ok())
         .unwrap_or_else(|| panic!("no line has the limits:\n{}", ran.stderr));
-    assert_eq!(said["memory-bytes-max"], 9_437_184);
-    assert_eq!(said["guest-cpu-secs-max"], 60.0);
+    assert_eq!(logged["memory-bytes-max"], 9_437_184);
+    assert_eq!(logged["guest-cpu-secs-max"], 60.0);
     let help = rollout_host(["serve", "--help"]).start().ended().await.stdout;
     let loading = ["component-bytes-max", "compile-secs-max", "compile-memory-bytes-max"];
     for name in OF_A_ROLLOUT.iter().chain(&loading) {
-        assert!(said[*name].is_number(), "{name} is not in {said}");
+        assert!(logged[*name].is_number(), "{name} is not in {logged}");
         assert!(help.contains(&format!("--limit-{name} ")), "{name} is no option");
     }
-    assert_eq!(said.as_object().map(serde_json::Map::len), Some(OF_A_ROLLOUT.len() + loading.len()));
+    assert_eq!(logged.as_object().map(serde_json::Map::len), Some(OF_A_ROLLOUT.len() + loading.len()));
 }
 
 #[tokio::test]

@@ -283,8 +283,8 @@ async fn rollouts_that_fail_by_the_hundred_do_not_fill_the_log() {
     }
     let log = host.stop().await.stderr;
 
-    let told = lines(&log, "rollout unscored");
-    assert!(!told.is_empty() && told.len() < 200, "{} lines", told.len());
-    assert_eq!(told[0]["fields"]["reason"], "this guest gives up");
+    let logged = lines(&log, "rollout unscored");
+    assert!(!logged.is_empty() && logged.len() < 200, "{} lines", logged.len());
+    assert_eq!(logged[0]["fields"]["reason"], "this guest gives up");
     assert_eq!(lines(&log, "rollout scored").len(), 0);
 }

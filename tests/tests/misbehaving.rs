@@ -23,7 +23,7 @@ fn check_failure(result: &Value, expected: &Failure<'_>) {
 }
 
 /// Checks that the next ordinary rollout succeeds, and that nothing is left running.
-async fn check_goes_on(host: &TestHost, controller: &Controller) {
+async fn check_still_works(host: &TestHost, controller: &Controller) {
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     assert_eq!(result["status"], "success", "{result:#}");
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
@@ -39,7 +39,7 @@ async fn check_workflow(guest: &str, text: &str, expected: Failure<'_>) {
 
     check_failure(&result, &expected);
     assert_eq!(result["sample"], Value::Null, "{result:#}");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 /// Runs a guest whose grader misbehaves if the label requests it. The sample is reported.
@@ -51,7 +51,7 @@ async fn check_grader(guest: &str, label: &str, expected: Failure<'_>) {
 
     check_failure(&result, &expected);
     assert_eq!(result["sample"]["messages"][1]["role"], "assistant", "{result:#}");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 /// Returns the report in the guest's sample.
@@ -84,7 +84,7 @@ async fn a_guest_that_never_returns_is_stopped_at_its_deadline() {
 
     let expected = Failure { category: "timeout", message: &["workflow exceeded its 0.3s deadline"] };
     check_failure(&result, &expected);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_guest_that_spins_leaves_cpu_time_to_others() {
         assert_eq!(host.cancel(&spinner.id).await, "cancelled_running");
         assert_eq!(host.result(spinner).await["status"], "cancelled");
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -115,7 +115,7 @@ async fn a_guest_is_stopped_at_the_hosts_own_limit_if_its_caller_sets_none() {
     let result = host.run(&controller.rollout("misbehave").label("5")).await;
 
     check_failure(&result, &Failure { category: "timeout", message: &["2.0s", "workflow-secs-max"] });
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn a_grader_that_never_returns_is_stopped_at_its_deadline() {
     let result = host.run(&request).await;
 
     check_failure(&result, &Failure { category: "timeout", message: &["grader exceeded its 0.3s deadline"] });
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn the_calls_of_a_stopped_guest_are_abandoned() {
     assert_eq!(host.result(&rollout).await["status"], "cancelled");
     controller.chats_open(0).await;
     controller.release();
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn a_guest_that_waits_forever_is_stopped_at_its_deadline() {
     let result = host.run(&controller.rollout("misbehave").label("5").agent_secs(0.3)).await;
 
     check_failure(&result, &Failure { category: "timeout", message: &["0.3s deadline"] });
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn a_guest_that_takes_too_much_memory_is_reported_with_its_limit() {
 
     let expected = Failure { category: "agent_error", message: &["memory-bytes-max of 33554432 bytes"] };
     check_failure(&result, &expected);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -193,7 +193,7 @@ async fn messages_that_are_not_json_objects_fail_the_rollout() {
             Failure { category: "validation_error", message: &["workflow returned messages[1] that is"] };
         check_failure(&result, &expected);
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn an_invalid_verdict_leaves_the_rollout_without_a_reward() {
         check_failure(&result, &Failure { category: "validation_error", message: &[message] });
         assert_eq!(result["sample"]["metrics"], json!({}), "nothing of it is taken: {result:#}");
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -238,10 +238,10 @@ async fn parameters_of_the_host_are_refused_by_name() {
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let told = report(&result);
-    let told = told.as_object().unwrap();
-    assert_eq!(told.len(), 20, "{told:?}");
-    for (name, answer) in told {
+    let answers = report(&result);
+    let answers = answers.as_object().unwrap();
+    assert_eq!(answers.len(), 20, "{answers:?}");
+    for (name, answer) in answers {
         let answer = answer.as_str().unwrap_or_default();
         match name.as_str() {
             "temperature" | "seed" => assert_eq!(answer, "sent", "{name}"),
@@ -265,11 +265,11 @@ async fn the_operator_can_restrict_parameters() {
     let listed = TestHost::of("reserved_param").config("[model]\nparams = ['temperature']\n").start().await;
     let none = TestHost::of("reserved_param").option("--model-params", "").start().await;
 
-    let told = report(&listed.run(&controller.rollout("Calculate 2 + 3.").label("5")).await);
+    let answers = report(&listed.run(&controller.rollout("Calculate 2 + 3.").label("5")).await);
     let told_none = report(&none.run(&controller.rollout("Calculate 2 + 3.").label("5")).await);
 
-    assert_eq!(told["temperature"], "sent");
-    for answer in [&told["seed"], &told_none["temperature"]] {
+    assert_eq!(answers["temperature"], "sent");
+    for answer in [&answers["seed"], &told_none["temperature"]] {
         let answer = answer.as_str().unwrap_or_default();
         assert!(answer.contains("which the operator does not let through"), "{answer}");
     }
@@ -302,11 +302,11 @@ async fn a_sample_name_that_is_invalid_in_a_header_is_refused() {
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let told = report(&result);
-    let told = told.as_array().expect("a list");
-    assert_eq!(told.len(), 8);
-    for answer in told {
-        let text = answer["told"].as_str().unwrap_or_default();
+    let answers = report(&result);
+    let answers = answers.as_array().expect("a list");
+    assert_eq!(answers.len(), 8);
+    for answer in answers {
+        let text = answer["answer"].as_str().unwrap_or_default();
         assert!(text.starts_with("not a sample name: "), "{answer}");
     }
     let chats = controller.chats();
@@ -324,9 +324,9 @@ async fn artifacts_stay_in_the_directory_of_their_rollout() {
 
     let result = host.run(&request).await;
 
-    let told = report(&result);
-    assert_eq!(told["names"], json!(["deep/down.txt", "kept"]));
-    for answer in told["told"].as_array().expect("a list") {
+    let answers = report(&result);
+    assert_eq!(answers["names"], json!(["deep/down.txt", "kept"]));
+    for answer in answers["answers"].as_array().expect("a list") {
         let write = answer["write"].as_str().unwrap_or_default();
         assert!(write.starts_with("not a name of an artifact: "), "{answer}");
         assert!(answer["read"].is_string(), "{answer}");
@@ -395,7 +395,7 @@ async fn the_output_of_a_guest_is_bounded_and_has_no_terminal_escapes() {
 
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     host.trajectory(request.rollout_id()).await;
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
     for path in files_below(&host.kept()) {
         let content = std::fs::read(&path).unwrap();
         assert!(!content.contains(&0x1b), "{path} holds an escape character");
@@ -452,9 +452,9 @@ async fn a_guest_that_calls_the_model_endlessly_gets_the_error_of_a_spent_budget
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let told = report(&result);
-    assert_eq!(told["answered"], 5);
-    let text = told["told"].as_str().unwrap_or_default();
+    let report = report(&result);
+    assert_eq!(report["answered"], 5);
+    let text = report["answer"].as_str().unwrap_or_default();
     assert!(text.contains("a budget is spent") && text.contains("chat-calls-max of 5"), "{text}");
     assert_eq!(controller.chats().len(), 5);
     host.idle().await;
@@ -468,9 +468,9 @@ async fn data_that_a_guest_stores_is_bounded_and_the_error_names_the_limit() {
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let told = report(&result);
-    assert!(told["artifacts"].as_str().unwrap_or_default().contains("artifact-bytes-max"), "{told}");
-    assert!(told["messages"].as_str().unwrap_or_default().contains("record-bytes-max"), "{told}");
+    let report = report(&result);
+    assert!(report["artifacts"].as_str().unwrap_or_default().contains("artifact-bytes-max"), "{report}");
+    assert!(report["messages"].as_str().unwrap_or_default().contains("record-bytes-max"), "{report}");
     host.idle().await;
 }
 
@@ -484,7 +484,7 @@ async fn a_workflow_that_fails_because_of_the_model_is_not_at_fault() {
 
     let expected = Failure { category: "http_error", message: &["refused with 400", "no such model"] };
     check_failure(&result, &expected);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]

@@ -178,8 +178,8 @@ async fn a_callback_to_a_closed_address_is_neither_sent_nor_retried() {
     assert_eq!(metrics.get("rollout_host_callback_retries_total"), Some(0.0));
     assert!(receiver.callbacks().is_empty());
     assert_eq!(model.chats().len(), 1);
-    let said = host.stop().await.stderr;
-    assert!(said.contains("its name leads to a loopback address"), "{said}");
+    let stderr = host.stop().await.stderr;
+    assert!(stderr.contains("its name leads to a loopback address"), "{stderr}");
 }
 
 #[tokio::test]

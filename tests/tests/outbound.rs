@@ -139,8 +139,9 @@ async fn a_callback_that_the_host_could_not_send_is_counted_as_its_fault() {
     files.limit_to(3);
     model.release();
     // No metrics are read meanwhile, because that takes a descriptor, too.
-    let told = "this host cannot open a connection";
-    until("a callback that is not sent", async || host.process().stderr().contains(told).then_some(())).await;
+    let expected = "this host cannot open a connection";
+    until("a callback that is not sent", async || host.process().stderr().contains(expected).then_some(()))
+        .await;
     files.limit_to(1024);
 
     host.idle().await;

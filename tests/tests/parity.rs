@@ -119,9 +119,9 @@ async fn run(component: &Path) -> Seen {
 
 /// Returns the model's answers to a behaviour, with sums if none are set.
 fn answers_of(behaviour: &Behaviour) -> Vec<Answer> {
-    let told = (behaviour.answers)();
-    match (told.is_empty(), behaviour.prompt) {
-        (false, _) => told,
+    let answers = (behaviour.answers)();
+    match (answers.is_empty(), behaviour.prompt) {
+        (false, _) => answers,
         (true, "parallel") => vec![Answer::Say("#### 1"), Answer::Say("#### 1"), Answer::Say("#### 1")],
         (true, "budget") => vec![Answer::Say("#### 2"), Answer::Say("#### 4"), Answer::Say("#### 6")],
         (true, prompt) if prompt.starts_with("Calculate") => vec![Answer::Say("It is so.\n#### 5")],
@@ -242,8 +242,8 @@ fn artifact_texts(files: &[(PathBuf, Vec<u8>)]) -> Vec<(PathBuf, String)> {
 }
 
 fn is_traceback(line: &str) -> bool {
-    let said: Value = serde_json::from_str(line).unwrap_or_default();
-    let text = said["text"].as_str().unwrap_or_default();
-    said["level"] == "error"
+    let entry: Value = serde_json::from_str(line).unwrap_or_default();
+    let text = entry["text"].as_str().unwrap_or_default();
+    entry["level"] == "error"
         && (text.starts_with("Traceback") || text.starts_with("  ") || text.starts_with("rollout_sdk."))
 }

@@ -96,8 +96,8 @@ async fn an_edit_is_tested_without_a_build() {
         let refused = test(dir.path(), ".").args(option).start().ended_within(COMMAND).await;
 
         assert_eq!(refused.code, Some(2), "{}{}", refused.stdout, refused.stderr);
-        let said = "time: there is no such setting; did you mean times?";
-        assert!(refused.stderr.contains(said), "{}", refused.stderr);
+        let expected = "time: there is no such setting; did you mean times?";
+        assert!(refused.stderr.contains(expected), "{}", refused.stderr);
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use rollout_tests::{Answers, Asked, Controller, Oracle, Serve, Start, TestHost, guest, rollout_host, until};
+use rollout_tests::{
+    Answers, Controller, Oracle, OracleRequest, Serve, Start, TestHost, guest, rollout_host, until,
+};
 
 /// Settings with a journal beside the artifacts.
 const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
@@ -169,7 +171,7 @@ async fn only_an_unacknowledged_callback_is_sent_again() {
     let of = |end: &str| paths.iter().filter(|path| path.ends_with(end)).count();
     assert_eq!((of("completion"), of("grader")), (2, 1), "{paths:?}");
     let callbacks = controller.callbacks();
-    assert_eq!(callbacks[0].body, callbacks[1].body, "what is said twice is the same");
+    assert_eq!(callbacks[0].body, callbacks[1].body, "a repeated callback is the same");
     assert_eq!(controller.chats().len(), 1, "the model's answer was kept");
 }
 
@@ -223,8 +225,8 @@ async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
     let result = host.result(&admitted).await;
 
     assert_eq!(result["status"], "success", "{result:#}");
-    let asked = oracle.asked();
-    let mut answers: HashMap<String, Vec<&Asked>> = HashMap::new();
+    let asked = oracle.requests();
+    let mut answers: HashMap<String, Vec<&OracleRequest>> = HashMap::new();
     for one in &asked {
         answers.entry(one.messages.clone()).or_default().push(one);
     }
@@ -240,13 +242,14 @@ async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
         }
     }
     let text = result["sample"]["messages"].to_string();
-    let is_used =
-        |asked: &&Vec<&Asked>| asked.last().is_some_and(|last| text.contains(&last.answer.to_uppercase()));
+    let is_used = |asked: &&Vec<&OracleRequest>| {
+        asked.last().is_some_and(|last| text.contains(&last.answer.to_uppercase()))
+    };
     assert_eq!(answers.values().filter(is_used).count(), 2 * TURNS, "each answer is in what came of it");
     // The others are the judge's call, and calls that followed from answers which were lost with the process.
     let judged = asked.last().map(|last| last.messages.clone()).unwrap_or_default();
     for (question, asked) in answers.iter().filter(|(_, asked)| !is_used(asked)) {
-        let died = |one: &&&Asked| {
+        let died = |one: &&&OracleRequest| {
             killed.iter().any(|killed| one.at < *killed && *killed < one.at + Duration::from_secs(1))
         };
         let all_died = asked.iter().filter(died).count() == asked.len();

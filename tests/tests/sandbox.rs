@@ -48,8 +48,8 @@ async fn the_rules_for_files_apply_without_the_filter_if_the_kernel_supports_the
     let expected = match tried["confinement"].as_str() {
         "enforced" => "EACCES",
         // Older kernels enforce a part of the rules, and the host reports which.
-        said => {
-            assert!(said.contains("this kernel"), "{said}");
+        confinement => {
+            assert!(confinement.contains("this kernel"), "{confinement}");
             return;
         }
     };

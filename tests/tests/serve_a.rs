@@ -134,11 +134,11 @@ async fn the_callers_parameters_reach_loop_and_model_if_their_protocols_have_the
     let body = &controller.callbacks()[1].body;
     assert_eq!((&body["status"], &body["finish_reason"]), (&json!("COMPLETED"), &json!("told")));
     let seen: Value = serde_json::from_str(body["final_messages"][1]["content"].as_str().unwrap()).unwrap();
-    let told = json!({
+    let expected = json!({
         "rollout_id": request.id(), "max_turns": 3, "max_tokens_total": 77, "completion_params": params,
         "metadata": {"row": 1}, "tools": 1,
     });
-    assert_eq!(seen, told);
+    assert_eq!(seen, expected);
 }
 
 #[tokio::test]

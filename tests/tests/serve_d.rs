@@ -173,11 +173,11 @@ async fn a_rollout_has_the_status_grading_only_while_it_is_graded() {
         let request =
             controller.rollout("2 + 3").label("5").with("chat_completions_url", "http://127.0.0.1:9/v1");
         let failing = host.admit(&request.agent_secs(0.0)).await;
-        let mut told = Vec::new();
-        while told.last() != Some(&json!("failure")) {
-            told.push(host.poll(&failing).await.body["status"].clone());
+        let mut statuses = Vec::new();
+        while statuses.last() != Some(&json!("failure")) {
+            statuses.push(host.poll(&failing).await.body["status"].clone());
         }
-        assert!(!told.contains(&json!("grading")), "{told:?}");
+        assert!(!statuses.contains(&json!("grading")), "{statuses:?}");
     }
 }
 
@@ -327,12 +327,12 @@ async fn a_trajectory_has_the_claimed_and_the_observed_conversation() {
     assert_eq!(trajectory["schema_version"], "ATIF-v1.7", "{trajectory:#}");
     assert_eq!(trajectory["session_id"], request.rollout_id());
     let steps = trajectory["steps"].as_array().unwrap();
-    let told: Vec<_> =
+    let entries: Vec<_> =
         steps.iter().map(|step| (&step["step_id"], &step["source"], &step["message"])).collect();
     let (one, two) = (json!(1), json!(2));
     let (user, agent) = (json!("user"), json!("agent"));
     let (asked, answered) = (json!("Calculate 2 + 3."), json!("The sum is #### 5"));
-    assert_eq!(told, [(&one, &user, &asked), (&two, &agent, &answered)]);
+    assert_eq!(entries, [(&one, &user, &asked), (&two, &agent, &answered)]);
     assert_eq!(steps[1]["metrics"]["prompt_tokens"], 7, "{trajectory:#}");
     assert_eq!(steps[1]["metrics"]["completion_tokens"], 3, "{trajectory:#}");
     assert_eq!(trajectory["extra"]["osmosis"]["reward"], 1.0, "{trajectory:#}");

@@ -128,8 +128,8 @@ async fn a_certificate_is_replaced_without_a_failed_request() {
     // Files that do not match are reported, and change nothing.
     std::fs::write(&files.0, text("ca.pem")).unwrap();
     host.process().signal(Signal::HUP);
-    let said = async || host.process().stderr().contains("the one before stays").then_some(());
-    until("word of the wrong certificate", said).await;
+    let is_reported = async || host.process().stderr().contains("the one before stays").then_some(());
+    until("word of the wrong certificate", is_reported).await;
     assert_eq!(shown(&host).await, 1);
     stop.store(true, Ordering::SeqCst);
     for one in asking {

@@ -29,7 +29,7 @@ async fn a_host_accepts_as_many_rollouts_as_the_machine_allows_and_fails_none() 
     host.idle().await;
     let stderr = host.stop().await.stderr;
     assert!(stderr.contains("slots=20"), "{stderr}");
-    assert!(stderr.contains("168 open files; 'ulimit -n'"), "what would raise it is said: {stderr}");
+    assert!(stderr.contains("168 open files; 'ulimit -n'"), "the command that raises it is named: {stderr}");
     assert!(!stderr.contains("unscored"), "{stderr}");
 }
 

@@ -131,8 +131,8 @@ async fn too_many_sampling_parameters_are_refused_with_the_limit() {
 
     let (result, mib) = growth_mib(&host, host.run(&ungraded(&controller, "params"))).await;
 
-    let told = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default();
-    assert!(told.contains("more than 256 members"), "{result}");
+    let error = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default();
+    assert!(error.contains("more than 256 members"), "{result}");
     assert!(mib < REST_MIB + 8 * 5, "5 MiB took {mib} MiB");
 }
 

@@ -41,7 +41,7 @@ impl Api {
         Self { address, asked, task }
     }
 
-    fn asked(&self) -> Vec<SeenRequest> {
+    fn requests(&self) -> Vec<SeenRequest> {
         self.asked.lock().unwrap().clone()
     }
 
@@ -122,7 +122,7 @@ async fn arguments_fill_placeholders_and_the_rest_goes_into_query_or_body() {
     let post = format!("method = 'POST'\n{parameters}");
     check(api.tool("/w/{city}", &post), arguments, "fine", false).await;
 
-    let [get, post] = &api.asked()[..] else { panic!("{:?}", api.asked()) };
+    let [get, post] = &api.requests()[..] else { panic!("{:?}", api.requests()) };
     assert_eq!((get.method.as_str(), get.target.as_str()), ("GET", "/w/a%2Fb%3Fc?days=3"));
     assert_eq!((post.method.as_str(), post.target.as_str()), ("POST", "/w/a%2Fb%3Fc"));
     assert_eq!(post.body, json!({"days": 3}));
@@ -135,7 +135,7 @@ async fn invalid_arguments_are_not_sent() {
     check(api.tool("/w/{city}", ""), json!({"city": "x", "more": 1}), "the arguments do not fit", true).await;
     check(api.tool("/w/{city}", ""), json!("{no json"), "not valid JSON", true).await;
     check(api.tool("/w/{city}/x", ""), json!({"city": ".."}), "leads elsewhere", true).await;
-    assert!(api.asked().is_empty(), "{:?}", api.asked());
+    assert!(api.requests().is_empty(), "{:?}", api.requests());
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn a_secret_is_sent_and_never_shown() {
     )
     .await;
 
-    let asked = api.asked();
+    let asked = api.requests();
     assert_eq!(asked[0].authorization.as_deref(), Some("Bearer k3y/of the api"));
     assert_eq!(asked[0].target, "/echo?key=k3y%2Fof%20the%20api");
 }
@@ -174,7 +174,7 @@ async fn addresses_that_are_not_public_are_refused_unless_the_operator_allows_th
         let lines = format!("url = 'http://{host}:{port}/x'");
         check(tool(&lines), json!({}), "no address that may be reached", true).await;
     }
-    assert!(api.asked().is_empty(), "{:?}", api.asked());
+    assert!(api.requests().is_empty(), "{:?}", api.requests());
     let lines = format!("url = 'http://localhost:{port}/x'\nprivate-addresses = true");
     check(tool(&lines), json!({}), "fine", false).await;
 }
@@ -192,7 +192,7 @@ async fn only_hosts_on_the_list_are_called() {
     check(tool(&lines), json!({"url": user}), "only plain http and https", true).await;
     check(tool(&lines), json!({"url": "file:///etc/passwd"}), "only plain http and https", true).await;
 
-    assert_eq!(api.asked().len(), 1, "{:?}", api.asked());
+    assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
 }
 
 #[tokio::test]
@@ -213,7 +213,7 @@ async fn a_redirect_is_followed_only_if_the_operator_allows_it() {
         true,
     )
     .await;
-    assert!(api.asked().iter().all(|asked| asked.target.starts_with("/to")), "{:?}", api.asked());
+    assert!(api.requests().iter().all(|asked| asked.target.starts_with("/to")), "{:?}", api.requests());
     check(api.tool("/to?where={where}", &hosts), to(&here), "Bearer (secret)", false).await;
     // A key is not sent to another host, even if that is allowed.
     check(api.tool("/to?where={where}", &hosts), to(&elsewhere), "None", false).await;
@@ -227,7 +227,7 @@ async fn a_redirect_to_a_forbidden_address_is_refused() {
     // Without permission for private addresses, not even the first request is sent.
     check(tool(&lines), json!({"where": "http://169.254.169.254/"}), "no address that may be reached", true)
         .await;
-    assert!(api.asked().is_empty());
+    assert!(api.requests().is_empty());
 }
 
 #[tokio::test]

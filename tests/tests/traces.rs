@@ -62,8 +62,8 @@ async fn a_rollout_is_a_trace_with_a_span_for_each_phase() {
     let starts: Vec<&str> = named(&spans, "instance_start").iter().map(|span| span.parent.as_str()).collect();
     assert_eq!(starts, [&workflow.id, &grader.id]);
     assert_eq!(collector.services(), ["rollout-host"]);
-    let said = format!("{spans:?}");
-    assert!(!said.contains("Calculate") && !said.contains("127.0.0.1"), "no prompt and no address: {said}");
+    let text = format!("{spans:?}");
+    assert!(!text.contains("Calculate") && !text.contains("127.0.0.1"), "no prompt and no address: {text}");
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ fn are_the_same(host: &TestHost) -> Vec<String> {
 async fn several_turns_lists_and_histories_are_the_same_from_the_journal() {
     let controller = Controller::start().await;
     let host = both("conversations").start().await;
-    for text in ["Calculate 2 + 3.", "as nobody may", "ask the judge"] {
+    for text in ["Calculate 2 + 3.", "invalid requests", "ask the judge"] {
         host.run(&controller.rollout(text).label("5")).await;
     }
     assert_eq!(are_the_same(&host).len(), 3);

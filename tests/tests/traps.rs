@@ -80,9 +80,12 @@ async fn trap_3_b_gets_rewards_that_c_and_d_do_not() {
     host.ask(&of_c).await;
     let of_c = controller.callbacks_arrived(4).await[3].body.clone();
     let of_d = host.run(&removed).await;
-    for told in [of_c, of_d] {
-        assert_eq!((&told["status"], &told["sample"]["remove_sample"]), (&json!("success"), &json!(true)));
-        assert_eq!(told["sample"]["reward"], Value::Null);
+    for result in [of_c, of_d] {
+        assert_eq!(
+            (&result["status"], &result["sample"]["remove_sample"]),
+            (&json!("success"), &json!(true))
+        );
+        assert_eq!(result["sample"]["reward"], Value::Null);
     }
 }
 

@@ -72,9 +72,9 @@ async fn make_wheel(dir: &Path) -> PathBuf {
     let place = tempfile::tempdir().unwrap();
     made.env("CARGO_BUILD_BUILD_DIR", target_dir()).env("CARGO_TARGET_DIR", place.path());
     let ran = run(made).await;
-    let said = String::from_utf8_lossy(&ran.stderr);
+    let stderr = String::from_utf8_lossy(&ran.stderr);
     // Otherwise building a wheel takes as long as compiling the engine.
-    assert!(!said.contains("Compiling wasmtime"), "{said}");
+    assert!(!stderr.contains("Compiling wasmtime"), "{stderr}");
     let mut wheels = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     wheels.next().expect("there is a wheel")
 }
@@ -134,11 +134,11 @@ async fn the_readme_works_in_an_environment_with_the_wheel_and_no_compiler() {
     let mut project = dir.path().to_owned();
     for command in first_page() {
         let ran = run(alone(&program, &bin, &home).args(&command[1..]).current_dir(&project)).await;
-        let said = String::from_utf8_lossy(&ran.stdout);
+        let stdout = String::from_utf8_lossy(&ran.stdout);
         match command[1].as_str() {
             "new" => project.push("my-agent"),
-            "build" => assert!(said.contains("my_agent.wasm: workflow and grader"), "{said}"),
-            "test" => assert!(said.contains("reward 1"), "{said}"),
+            "build" => assert!(stdout.contains("my_agent.wasm: workflow and grader"), "{stdout}"),
+            "test" => assert!(stdout.contains("reward 1"), "{stdout}"),
             _ => {}
         }
     }
@@ -221,9 +221,9 @@ async fn one_wheel_supports_every_python() {
         let mut build = alone(&bin.join("rollout-host"), &bin, dir.path());
         std::fs::write(place.join("pyproject.toml"), "[tool.rollout-host]\nentri = \"x\"\n").unwrap();
         let ran = build.arg("build").arg(&place).output().await.unwrap();
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(1), "{}: {said}", python.display());
-        assert!(said.contains("[tool.rollout-host] has no `entri`"), "{}: {said}", python.display());
+        let stderr = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(1), "{}: {stderr}", python.display());
+        assert!(stderr.contains("[tool.rollout-host] has no `entri`"), "{}: {stderr}", python.display());
         std::fs::remove_dir_all(&place).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 //! 40 MiB, `spin 1` computes forever. With any other prompt it is honest.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, asked, spin};
+use rollout_test_guests::{Honest, ask_once, prompt_text, spin};
 
 struct Burden;
 
@@ -10,8 +10,8 @@ const MIB: usize = 1 << 20;
 
 impl Workflow for Burden {
     fn run(ctx: Context) -> Result<Output> {
-        let asked = asked(&ctx);
-        let (kind, count) = asked.split_once(' ').unwrap_or_default();
+        let prompt_text = prompt_text(&ctx);
+        let (kind, count) = prompt_text.split_once(' ').unwrap_or_default();
         match (kind, count.parse::<usize>()) {
             ("memory", Ok(count)) => {
                 let filled = std::hint::black_box(vec![1_u8; count * MIB]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, requests_misbehaviour};
 
 /// A little less than the maximum of one call.
 const LINE_BYTES: usize = 60 << 20;
@@ -12,7 +12,7 @@ struct BusyLogs;
 
 impl Workflow for BusyLogs {
     fn run(ctx: Context) -> Result<Output> {
-        if told_to_misbehave(&ctx) {
+        if requests_misbehaviour(&ctx) {
             let line = "x".repeat(LINE_BYTES);
             loop {
                 log::info(&line);

@@ -2,7 +2,7 @@
 //! [[name, arguments], …], "start": bool}`. Any other text goes to the model.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, asked, report};
+use rollout_test_guests::{Honest, ask_once, prompt_text, report};
 
 struct CallHostTools;
 
@@ -16,12 +16,12 @@ struct Wanted {
 
 impl Workflow for CallHostTools {
     fn run(ctx: Context) -> Result<Output> {
-        let Ok(wanted) = serde_json::from_str::<Wanted>(&asked(&ctx)) else { return ask_once(&ctx) };
+        let Ok(wanted) = serde_json::from_str::<Wanted>(&prompt_text(&ctx)) else { return ask_once(&ctx) };
         let available: Vec<Value> =
             host_tools::available().iter().map(|tool| tool["function"]["name"].clone()).collect();
         let results = if wanted.start { started(&wanted) } else { host_tools::execute(&calls(&wanted)) };
-        let told = |result: ToolResult| json!({"id": result.call_id, "content": result.content, "is_error": result.is_error});
-        let results: Vec<Value> = results.into_iter().map(told).collect();
+        let as_json = |result: ToolResult| json!({"id": result.call_id, "content": result.content, "is_error": result.is_error});
+        let results: Vec<Value> = results.into_iter().map(as_json).collect();
         Ok(report(&ctx, json!({"available": available, "results": results})))
     }
 }

@@ -5,13 +5,13 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, asked};
+use rollout_test_guests::{Honest, ask_once, prompt_text};
 
 struct DeepStack;
 
 impl Workflow for DeepStack {
     fn run(ctx: Context) -> Result<Output> {
-        let text = asked(&ctx);
+        let text = prompt_text(&ctx);
         let (depth, wait) = text.split_once(' ').ok_or_else(|| Error::invalid("two words are needed"))?;
         let depth: u32 = depth.parse().map_err(|_| Error::invalid(format!("'{depth}' is not a number")))?;
         if wait == "chat" {

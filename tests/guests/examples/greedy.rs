@@ -9,13 +9,13 @@ impl Workflow for Greedy {
     fn run(ctx: Context) -> Result<Output> {
         let sample = ctx.sample()?;
         let mut answered = 0;
-        let told = loop {
+        let answer = loop {
             match sample.chat(ctx.prompt()).send() {
                 Ok(_) => answered += 1,
                 Err(error) => break error.to_string(),
             }
         };
-        Ok(report(&ctx, json!({"answered": answered, "told": told})))
+        Ok(report(&ctx, json!({"answered": answered, "answer": answer})))
     }
 }
 

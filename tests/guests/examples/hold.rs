@@ -2,7 +2,7 @@
 //! each allocation.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, asked, with_reply};
+use rollout_test_guests::{Honest, prompt_text, with_reply};
 
 struct Hold;
 
@@ -11,7 +11,7 @@ impl Workflow for Hold {
         let sample = ctx.sample()?;
         let mut held = Vec::new();
         let mut output = None;
-        for mebibytes in asked(&ctx).split_whitespace() {
+        for mebibytes in prompt_text(&ctx).split_whitespace() {
             let mebibytes: usize =
                 mebibytes.parse().map_err(|_| Error::invalid(format!("'{mebibytes}' is not a number")))?;
             held.push(std::hint::black_box(vec![1_u8; mebibytes << 20]));

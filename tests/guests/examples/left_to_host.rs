@@ -14,7 +14,7 @@ struct Echo {
 }
 
 /// Returns each message as its role and text.
-fn said(messages: &[Message]) -> Vec<String> {
+fn lines(messages: &[Message]) -> Vec<String> {
     messages.iter().map(|message| format!("{}: {}", message.role(), message.text())).collect()
 }
 
@@ -37,19 +37,19 @@ impl Workflow for LeftToHost {
             "tool: two".to_owned(),
             "assistant: that is all".to_owned(),
         ];
-        expect("after a run", &said(run.messages()), &whole)?;
-        expect("the history", &said(&run.sample().messages()), &whole)?;
+        expect("after a run", &lines(run.messages()), &whole)?;
+        expect("the history", &lines(&run.sample().messages()), &whole)?;
 
         let run = run.resume().user("once more").run()?;
         whole.extend(["user: once more".to_owned(), "assistant: again".to_owned()]);
         run.sample().replace(&[Message::user("shorter")])?;
-        expect("after the history was replaced", &said(run.messages()), &whole)?;
-        expect("the new history", &said(&run.sample().messages()), &["user: shorter".to_owned()])?;
+        expect("after the history was replaced", &lines(run.messages()), &whole)?;
+        expect("the new history", &lines(&run.sample().messages()), &["user: shorter".to_owned()])?;
         run.sample().replace(&[Message::user("shorter still")])?;
 
         let run = run.resume().user("and now").run()?;
         whole.extend(["user: and now".to_owned(), "assistant: #### 5".to_owned()]);
-        expect("after another run", &said(run.messages()), &whole)?;
+        expect("after another run", &lines(run.messages()), &whole)?;
         match run.text() == "#### 5" {
             true => Ok(Output::default()),
             false => Err(Error::failed(format!("the text is {:?}", run.text()))),

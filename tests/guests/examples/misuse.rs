@@ -24,7 +24,7 @@ const MESSAGE: &str = r#"{"role":"user","content":"Calculate 2 + 3."}"#;
 impl Guest for Misuse {
     fn run(mut prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure> {
         let last: Value = serde_of(prompt.last());
-        let told = match last["content"].as_str().unwrap_or_default().split_once(": ") {
+        let report = match last["content"].as_str().unwrap_or_default().split_once(": ") {
             Some(("large", what)) => large(what),
             Some(("many", what)) => many(what),
             Some(("no json", _)) => no_json(),
@@ -33,7 +33,7 @@ impl Guest for Misuse {
             Some(("other", what)) => other(what),
             _ => ask(&open(), request()).map_or_else(|error| error.into(), Value::from),
         };
-        let text = told.as_str().map_or_else(|| told.to_string(), str::to_owned);
+        let text = report.as_str().map_or_else(|| report.to_string(), str::to_owned);
         let reply = Message::assistant(text);
         prompt.push(json!({"role": "assistant", "content": reply.text()}).to_string());
         Ok(Some(prompt))
@@ -56,7 +56,7 @@ fn ask(sample: &Sample, request: Request) -> Result<String, String> {
     chat::complete(sample, &request).map(|reply| reply.text).map_err(|error| error.to_string())
 }
 
-fn told<T, E: std::fmt::Display>(answer: Result<T, E>) -> Value {
+fn outcome<T, E: std::fmt::Display>(answer: Result<T, E>) -> Value {
     answer.map_or_else(|error| error.to_string(), |_| "taken".to_owned()).into()
 }
 
@@ -69,16 +69,16 @@ fn large(what: &str) -> Value {
         "line" => log::line(Level::Info, &text),
         "event name" => log::event(&text, "1"),
         "event" => log::event("large", &text),
-        "artifact name" => return told(artifacts::write(&text, b"x")),
-        "artifact" => return told(artifacts::write("large", text.as_bytes())),
-        "sample name" => return told(Sample::open(Some(&text))),
-        "metric name" => return told(sample.set_metric(&text, 1.0)),
-        "field name" => return told(sample.set_field(&text, "1")),
-        "field" => return told(sample.set_field("large", &message)),
-        "message" => return told(sample.push(&[message])),
-        "request" => return told(ask(&sample, Request { messages: vec![message], ..request() })),
-        "tool" => return told(ask(&sample, Request { tools: vec![message], ..request() })),
-        "params" => return told(ask(&sample, Request { params: Some(message), ..request() })),
+        "artifact name" => return outcome(artifacts::write(&text, b"x")),
+        "artifact" => return outcome(artifacts::write("large", text.as_bytes())),
+        "sample name" => return outcome(Sample::open(Some(&text))),
+        "metric name" => return outcome(sample.set_metric(&text, 1.0)),
+        "field name" => return outcome(sample.set_field(&text, "1")),
+        "field" => return outcome(sample.set_field("large", &message)),
+        "message" => return outcome(sample.push(&[message])),
+        "request" => return outcome(ask(&sample, Request { messages: vec![message], ..request() })),
+        "tool" => return outcome(ask(&sample, Request { tools: vec![message], ..request() })),
+        "params" => return outcome(ask(&sample, Request { params: Some(message), ..request() })),
         "tool call" => {
             let call = ToolCall { id: text.clone(), name: text, arguments: message };
             return tools::execute(&[call]).len().into();
@@ -98,8 +98,10 @@ fn many(what: &str) -> Value {
             let call = chat::start(&sample, &request()).expect("a call can be started");
             wait(&vec![&call; MANY], None).len().into()
         }
-        "messages" => told(sample.push(&vec!["{}".to_owned(); MANY])),
-        "chat messages" => told(ask(&sample, Request { messages: vec!["{}".to_owned(); MANY], ..request() })),
+        "messages" => outcome(sample.push(&vec!["{}".to_owned(); MANY])),
+        "chat messages" => {
+            outcome(ask(&sample, Request { messages: vec!["{}".to_owned(); MANY], ..request() }))
+        }
         "host calls" => loop {
             log::line(Level::Debug, "again");
         },
@@ -113,14 +115,14 @@ fn no_json() -> Value {
     let bad = || "{no json".to_owned();
     log::event("no json", &bad());
     json!({
-        "message": told(sample.push(&[MESSAGE.to_owned(), bad()])),
-        "replaced": told(sample.replace(&[bad()])),
-        "field": told(sample.set_field("field", &bad())),
-        "metric": told(sample.set_metric("metric", f64::NAN)),
-        "request": told(ask(&sample, Request { messages: vec![bad()], ..request() })),
-        "tool": told(ask(&sample, Request { tools: vec![bad()], ..request() })),
-        "params": told(ask(&sample, Request { params: Some(bad()), ..request() })),
-        "list of params": told(ask(&sample, Request { params: Some("[1]".to_owned()), ..request() })),
+        "message": outcome(sample.push(&[MESSAGE.to_owned(), bad()])),
+        "replaced": outcome(sample.replace(&[bad()])),
+        "field": outcome(sample.set_field("field", &bad())),
+        "metric": outcome(sample.set_metric("metric", f64::NAN)),
+        "request": outcome(ask(&sample, Request { messages: vec![bad()], ..request() })),
+        "tool": outcome(ask(&sample, Request { tools: vec![bad()], ..request() })),
+        "params": outcome(ask(&sample, Request { params: Some(bad()), ..request() })),
+        "list of params": outcome(ask(&sample, Request { params: Some("[1]".to_owned()), ..request() })),
     })
 }
 
@@ -130,10 +132,10 @@ fn no_text(what: &str) -> Value {
     let text = unsafe { String::from_utf8_unchecked(vec![b'x', 0xff, 0xfe]) };
     match what {
         "line" => log::line(Level::Info, &text),
-        "sample name" => return told(Sample::open(Some(&text))),
-        "message" => return told(open().push(&[text])),
-        "artifact name" => return told(artifacts::write(&text, b"x")),
-        "request" => return told(ask(&open(), Request { messages: vec![text], ..request() })),
+        "sample name" => return outcome(Sample::open(Some(&text))),
+        "message" => return outcome(open().push(&[text])),
+        "artifact name" => return outcome(artifacts::write(&text, b"x")),
+        "request" => return outcome(ask(&open(), Request { messages: vec![text], ..request() })),
         _ => panic!("unknown case for invalid text: {what}"),
     }
     "taken".into()
@@ -213,15 +215,15 @@ fn other(what: &str) -> Value {
         }
         "same name twice" => {
             let _first = Sample::open(Some("twin"));
-            told(Sample::open(Some("twin")))
+            outcome(Sample::open(Some("twin")))
         }
         "deep field" => {
             let deep = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
             let sample = open();
             json!({
-                "deepest": told(sample.set_field("deep", &deep(100))),
-                "deeper": told(sample.set_field("deep", &deep(101))),
-                "deep": told(sample.set_field("deep", &deep(100_000))),
+                "deepest": outcome(sample.set_field("deep", &deep(100))),
+                "deeper": outcome(sample.set_field("deep", &deep(101))),
+                "deep": outcome(sample.set_field("deep", &deep(100_000))),
             })
         }
         "random bytes" => rollout_test_guests::random_bytes(LARGE as u64).into(),

@@ -3,13 +3,13 @@
 use std::hint::black_box;
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, requests_misbehaviour};
 
 struct Recurse;
 
 impl Workflow for Recurse {
     fn run(ctx: Context) -> Result<Output> {
-        if told_to_misbehave(&ctx) {
+        if requests_misbehaviour(&ctx) {
             bail!("it came back with {}", deeper(0));
         }
         ask_once(&ctx)

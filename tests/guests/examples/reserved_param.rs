@@ -33,15 +33,15 @@ struct ReservedParam;
 impl Workflow for ReservedParam {
     fn run(ctx: Context) -> Result<Output> {
         let sample = ctx.sample()?;
-        let mut told = Map::new();
+        let mut answers = Map::new();
         for name in NAMES {
             let answer = match sample.chat(ctx.prompt()).param(name, 1).send() {
                 Ok(_) => "sent".to_owned(),
                 Err(error) => error.to_string(),
             };
-            told.insert(name.to_owned(), answer.into());
+            answers.insert(name.to_owned(), answer.into());
         }
-        Ok(report(&ctx, told))
+        Ok(report(&ctx, answers))
     }
 }
 

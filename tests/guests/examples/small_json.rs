@@ -23,13 +23,13 @@ impl Guest for SmallJson {
             "field" => field(),
             "ask" => return Ok(Some(vec![ask(prompt)])),
             "params" => return Ok(Some(vec![params(prompt)])),
-            "for ever" => push_for_ever(),
+            "for ever" => push_forever(),
             "names" => names(),
             "event" => event(),
             "tools" => return Ok(Some(own_tools(prompt))),
             _ => {
-                let said = ask(prompt.clone());
-                return Ok(Some(prompt.into_iter().chain([said]).collect()));
+                let reply = ask(prompt.clone());
+                return Ok(Some(prompt.into_iter().chain([reply]).collect()));
             }
         }
         Ok(None)
@@ -65,27 +65,27 @@ fn field() {
 
 fn ask(messages: Vec<String>) -> String {
     let request = Request { messages, tools: Vec::new(), params: None };
-    let said = match chat::complete(&open(), &request) {
+    let error = match chat::complete(&open(), &request) {
         Ok(reply) => return reply.message,
         Err(error) => error.to_string(),
     };
-    said_by_nobody(&said)
+    user_message(&error)
 }
 
 fn params(messages: Vec<String>) -> String {
     let many: Vec<String> = (0..MANY).map(|at| format!("\"{at:x}\":1")).collect();
     let params = Some(format!("{{{}}}", many.join(",")));
     let request = Request { messages, tools: Vec::new(), params };
-    let told = chat::complete(&open(), &request).map(|reply| reply.text).map_err(|error| error.to_string());
-    said_by_nobody(&told.unwrap_or_else(|error| error))
+    let answer = chat::complete(&open(), &request).map(|reply| reply.text).map_err(|error| error.to_string());
+    user_message(&answer.unwrap_or_else(|error| error))
 }
 
-fn said_by_nobody(text: &str) -> String {
+fn user_message(text: &str) -> String {
     rollout_sdk::json!({"role": "user", "content": text}).to_string()
 }
 
 /// Pushes forever, so that the host stops it within a call.
-fn push_for_ever() -> ! {
+fn push_forever() -> ! {
     let sample = open();
     let large = vec![format!(r#"{{"content":"{}"}}"#, "\\u0041".repeat(1 << 20)); 8];
     loop {

@@ -1,13 +1,13 @@
 //! Makes the mistakes that a validation must find, one for each prompt.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, asked};
+use rollout_test_guests::{Honest, ask_once, prompt_text};
 
 struct Unfit;
 
 impl Workflow for Unfit {
     fn run(ctx: Context) -> Result<Output> {
-        match asked(&ctx).as_str() {
+        match prompt_text(&ctx).as_str() {
             "register nothing" => return Ok(().into()),
             "fail" => bail!("told to fail"),
             "trap" => panic!("told to trap"),

@@ -49,13 +49,13 @@ pub fn report(ctx: &Context, found: impl Into<rollout_sdk::Value>) -> Output {
 }
 
 /// Returns the text of the prompt's last message.
-pub fn asked<C>(ctx: &Context<C>) -> String {
+pub fn prompt_text<C>(ctx: &Context<C>) -> String {
     ctx.prompt().last().map(Message::text).unwrap_or_default()
 }
 
 /// Returns whether the prompt requests misbehaviour.
-pub fn told_to_misbehave(ctx: &Context) -> bool {
-    asked(ctx) == MISBEHAVE
+pub fn requests_misbehaviour(ctx: &Context) -> bool {
+    prompt_text(ctx) == MISBEHAVE
 }
 
 /// Never returns and never calls the host.
@@ -170,7 +170,7 @@ pub mod raw_workflow {
             pub params: Option<String>,
         }
 
-        fn asked(request: &Request) -> models::Request {
+        fn to_model_request(request: &Request) -> models::Request {
             let Request { messages, tools, params } = request.clone();
             models::Request {
                 conversation: Conversation::Messages(messages),
@@ -181,11 +181,11 @@ pub mod raw_workflow {
         }
 
         pub fn complete(sample: &Sample, request: &Request) -> Result<Completion, Error> {
-            models::complete(Role::Policy, Some(sample), &asked(request))
+            models::complete(Role::Policy, Some(sample), &to_model_request(request))
         }
 
         pub fn start(sample: &Sample, request: &Request) -> Result<Call, Error> {
-            models::start(Role::Policy, Some(sample), &asked(request))
+            models::start(Role::Policy, Some(sample), &to_model_request(request))
         }
 
         pub fn finish(call: Call) -> Result<Completion, Error> {

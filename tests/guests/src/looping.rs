@@ -8,7 +8,7 @@ use rollout_sdk::*;
 pub struct Looping;
 
 /// Returns the text of the prompt's last message.
-fn asked(request: &LoopRequest) -> String {
+fn prompt_text(request: &LoopRequest) -> String {
     request.messages().last().map(Message::text).unwrap_or_default()
 }
 
@@ -31,7 +31,7 @@ impl AgentLoop for Looping {
     fn get_tools(request: &LoopRequest, _: &()) -> Result<Vec<Value>> {
         let number = json!({"type": "number", "description": "A number."});
         let plain = add_tool(json!({"a": number, "b": number}));
-        Ok(match asked(request).as_str() {
+        Ok(match prompt_text(request).as_str() {
             "no tools today" => bail!("the shop is closed"),
             "trap over tools" => panic!("told to trap"),
             "rich tools" => vec![add_tool(json!({
@@ -46,7 +46,7 @@ impl AgentLoop for Looping {
     fn run(ctx: LoopContext) -> Result<LoopOutput> {
         let request = ctx.request().clone();
         let mut messages = request.messages().to_vec();
-        match asked(&request).as_str() {
+        match prompt_text(&request).as_str() {
             "please fail" => return Err(Error::failed("the loop was told to fail")),
             "please refuse" => return Err(Error::invalid("the loop was told to refuse")),
             "please trap" => panic!("told to trap"),
@@ -65,7 +65,7 @@ impl AgentLoop for Looping {
         let finish_reason = loop {
             ctx.log_event("pre_llm", json!({"turn": turns, "messages": messages.len()}));
             let mut chat = ctx.chat(&messages);
-            if asked(&request) == "pass the parameters on" {
+            if prompt_text(&request) == "pass the parameters on" {
                 for (name, value) in request.completion_params() {
                     chat = chat.param(name, value.clone());
                 }

@@ -12,7 +12,7 @@ async fn invalid_json_is_refused_in_every_argument() {
 
     let result = host.run(&request).await;
 
-    let answers: Value = serde_json::from_str(told(&result)).expect("it reports in JSON");
+    let answers: Value = serde_json::from_str(answer_in(&result)).expect("it reports in JSON");
     for (place, answer) in answers.as_object().expect("an object") {
         let text = answer.as_str().unwrap_or_default();
         assert_ne!(text, "taken", "{place}");
@@ -21,7 +21,7 @@ async fn invalid_json_is_refused_in_every_argument() {
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
     let trajectory = host.trajectory(request.rollout_id()).await;
     assert!(trajectory.is_object(), "it can be read all the same");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -32,14 +32,14 @@ async fn a_field_that_is_nested_too_deeply_is_refused() {
 
     let result = host.run(&request).await;
 
-    let answers: Value = serde_json::from_str(told(&result)).expect("it reports in JSON");
+    let answers: Value = serde_json::from_str(answer_in(&result)).expect("it reports in JSON");
     assert_eq!(answers["deepest"], "taken");
     for place in ["deeper", "deep"] {
         let answer = answers[place].as_str().unwrap_or_default();
         assert!(answer.contains("nested more than 100 deep") || answer.contains("recursion"), "{answer}");
     }
     assert!(host.trajectory(request.rollout_id()).await.is_object(), "it can be read all the same");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -75,7 +75,7 @@ async fn too_many_random_bytes_end_the_guest_with_the_limits_name_and_are_counte
     assert_eq!(*limit, serde_json::json!({"max": 65536, "hits": 1, "asked": 2_097_152}));
     let hits = host.metrics().await.get("rollout_host_limit_hits_total{limit=\"random-bytes-max\"}");
     assert_eq!(hits, Some(1.0));
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn invalid_utf8_cannot_be_passed_as_text() {
         check_fails(&result, "agent_error", "utf-8");
     }
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -122,8 +122,8 @@ async fn a_guests_clocks_and_random_numbers_are_its_rollouts_own() {
     let again = two.run(&request("clocks-1")).await;
     let sibling = one.run(&request("clocks-2")).await;
 
-    assert_eq!(told(&first), told(&again), "a run can be repeated");
-    let seen = |result: &Value| serde_json::from_str::<Value>(told(result)).expect("it reports in JSON");
+    assert_eq!(answer_in(&first), answer_in(&again), "a run can be repeated");
+    let seen = |result: &Value| serde_json::from_str::<Value>(answer_in(result)).expect("it reports in JSON");
     let (first, sibling) = (seen(&first), seen(&sibling));
     for clock in ["today", "elapsed"] {
         assert_eq!(first[clock], sibling[clock], "nobody's clock says what the machine is busy with");

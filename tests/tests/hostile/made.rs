@@ -98,7 +98,7 @@ async fn check_made(place: Site, deed: Deed, part: &str) {
             check_fails(&result, "agent_error", part);
             ended += 1;
         } else {
-            assert_eq!(told(&result), "I say #### 5", "{place:?} {deed:?}: {result:#}");
+            assert_eq!(answer_in(&result), "I say #### 5", "{place:?} {deed:?}: {result:#}");
         }
     }
     assert!((1..8).contains(&ended), "{place:?} {deed:?}: {ended} of 8 were ended");
@@ -216,7 +216,7 @@ async fn a_component_with_a_short_wait_at_its_start_is_served() {
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").with("grade", false)).await;
 
-    assert_eq!(told(&result), "I say #### 5", "{result:#}");
+    assert_eq!(answer_in(&result), "I say #### 5", "{result:#}");
 }
 
 /// Tries to serve a component, which must fail.

@@ -29,7 +29,7 @@ fn check_fails(result: &Value, category: &str, part: &str) {
 }
 
 /// Checks that the next ordinary rollout succeeds, and that nothing is left running.
-async fn check_goes_on(host: &TestHost, controller: &Controller) {
+async fn check_still_works(host: &TestHost, controller: &Controller) {
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     assert_eq!(result["status"], "success", "{result:#}");
     host.idle().await;
@@ -43,7 +43,7 @@ async fn check_ended(host: Serve, text: &str, part: &str) {
     let result = host.run(&controller.rollout(text).label("5")).await;
 
     check_fails(&result, "agent_error", part);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 /// Runs a grader that misbehaves as its label says, and checks that the host ends it.
@@ -54,7 +54,7 @@ async fn check_grader_ended(lines: &str, label: &str, part: &str) {
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label(label)).await;
 
     check_fails(&result, "agent_error", part);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 fn misuse(lines: &str) -> Serve {
@@ -62,27 +62,27 @@ fn misuse(lines: &str) -> Serve {
 }
 
 /// Returns the answer that the guest reports in its sample.
-fn told(result: &Value) -> &str {
+fn answer_in(result: &Value) -> &str {
     let messages = result["sample"]["messages"].as_array().map_or(&[][..], Vec::as_slice);
     let text = messages.last().and_then(|message| message["content"].as_str());
-    text.unwrap_or_else(|| panic!("nothing was told: {result:#}"))
+    text.unwrap_or_else(|| panic!("there is no answer: {result:#}"))
 }
 
 /// Runs a workflow that reports the host's answer.
-async fn ask_what_it_is_told(host: &TestHost, controller: &Controller, text: &str) -> String {
+async fn answer_to(host: &TestHost, controller: &Controller, text: &str) -> String {
     let result = host.run(&controller.rollout(text).label("5")).await;
-    told(&result).to_owned()
+    answer_in(&result).to_owned()
 }
 
 /// Runs a workflow that misbehaves as its prompt says, and checks that it gets an error about a limit.
-async fn check_told(lines: &str, text: &str, part: &str) {
+async fn check_limit_error(lines: &str, text: &str, part: &str) {
     let controller = Controller::start().await;
     let host = misuse(lines).start().await;
 
-    let answer = ask_what_it_is_told(&host, &controller, text).await;
+    let answer = answer_to(&host, &controller, text).await;
 
     assert!(answer.contains(part), "{answer:?} does not hold {part:?}");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]

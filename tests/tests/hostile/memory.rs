@@ -113,7 +113,7 @@ async fn a_large_text_is_stopped_before_the_host_has_a_copy_of_it() {
         check_fails(&result, "agent_error", SMALL_CALLS_ARE_NAMED);
     }
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -133,13 +133,13 @@ async fn a_text_within_the_call_limit_is_refused_by_smaller_limits() {
         ("metric name", "256 are the most"),
         ("field name", "256 are the most"),
     ] {
-        let answer = ask_what_it_is_told(&host, &controller, &format!("large: {place}")).await;
+        let answer = answer_to(&host, &controller, &format!("large: {place}")).await;
 
         assert!(answer.contains(part), "{place}: {answer:?} does not hold {part:?}");
         assert!(answer.len() < 2000, "{place}: what it handed over is not repeated");
     }
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -161,12 +161,12 @@ async fn large_lines_and_events_are_dropped_where_the_log_is_full() {
         let request = controller.rollout(&format!("large: {place}")).label("5");
         let result = host.run(&request).await;
 
-        assert_eq!(told(&result), "taken");
+        assert_eq!(answer_in(&result), "taken");
         host.trajectory(request.rollout_id()).await;
         let kept = size_below(&host.kept().join(request.rollout_id()));
         assert!(kept < 100_000, "{place}: {kept} bytes are kept");
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 fn size_below(dir: &Path) -> u64 {
@@ -193,13 +193,13 @@ async fn a_wait_for_more_calls_than_can_be_in_progress_ends_the_guest_with_the_l
 #[tokio::test]
 async fn a_sample_of_a_million_messages_is_refused() {
     let lines = "[limits]\nrecord-bytes-max = 4194304\n";
-    check_told(lines, "many: messages", "record-bytes-max of 4194304 bytes").await;
+    check_limit_error(lines, "many: messages", "record-bytes-max of 4194304 bytes").await;
 }
 
 #[tokio::test]
 async fn a_request_of_a_million_messages_is_refused() {
     let lines = "[limits]\nrecord-bytes-max = 1048576\n";
-    check_told(lines, "many: chat messages", "record-bytes-max of 1048576 bytes").await;
+    check_limit_error(lines, "many: chat messages", "record-bytes-max of 1048576 bytes").await;
 }
 
 #[tokio::test]
@@ -217,7 +217,7 @@ async fn a_grader_that_returns_too_much_is_ended() {
 #[tokio::test]
 async fn chat_calls_that_are_started_and_forgotten_are_refused_at_their_limit() {
     let lines = "[limits]\nconcurrent-calls-max = 8\n";
-    check_told(lines, "handle: forgotten chat calls", "concurrent-calls-max of 8 calls").await;
+    check_limit_error(lines, "handle: forgotten chat calls", "concurrent-calls-max of 8 calls").await;
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn handles_that_are_never_dropped_end_the_guest_at_their_limit() {
 
 #[tokio::test]
 async fn samples_that_are_opened_endlessly_are_refused_at_their_limit() {
-    check_told("", "handle: forgotten samples", "TooMany(1)").await;
+    check_limit_error("", "handle: forgotten samples", "TooMany(1)").await;
 }
 
 #[tokio::test]

@@ -84,7 +84,7 @@ async fn hundreds_of_hostile_rollouts_leave_nothing_behind() {
     // Idle connections are not a leak: one for each concurrent rollout.
     assert!(after.descriptors < before.descriptors + 64, "{before:?} became {after:?}");
     assert!(after.resident_kib < before.resident_kib + (64 << 10), "{before:?} became {after:?}");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -99,14 +99,14 @@ async fn spinning_guests_delay_no_other_rollout() {
         spinning.push(host.admit(&controller.rollout("misbehave")).await);
     }
 
-    let beside = slowest(&host, &controller, NEIGHBOURS).await;
+    let contended = slowest(&host, &controller, NEIGHBOURS).await;
 
-    println!("slowest of {NEIGHBOURS}: alone {alone:?}, beside {SPINNING} spinning guests {beside:?}");
-    assert!(beside < Duration::from_secs(5), "alone {alone:?}, beside spinning guests {beside:?}");
+    println!("slowest of {NEIGHBOURS}: alone {alone:?}, beside {SPINNING} spinning guests {contended:?}");
+    assert!(contended < Duration::from_secs(5), "alone {alone:?}, beside spinning guests {contended:?}");
     for spinner in &spinning {
         assert_eq!(host.cancel(&spinner.id).await, "cancelled_running");
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 /// Runs ordinary rollouts one after the other; returns the 99th percentile of their durations.

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use rollout_tests::Asked;
+use rollout_tests::OracleRequest;
 
 /// The margin before an admission: an event that happened this long before an admission was requested is certainly in
 /// the journal once the admission was answered. A busy server handles both late, and an admission is on disk after every
 /// event before it.
+const SETTLED: Duration = Duration::from_millis(500);
 
 /// The maximum delay with which messages of a dead server are read.
 const UNDER_WAY: Duration = Duration::from_millis(250);
@@ -127,15 +128,16 @@ pub(super) fn check_callbacks(ledger: &Ledger) {
 }
 
 /// Checks that no model call was repeated after its answer was stored, and that no rollout diverged.
-pub(super) fn check_calls(ledger: &Ledger, asked: &[Asked]) {
+pub(super) fn check_calls(ledger: &Ledger, asked: &[OracleRequest]) {
     // The model's texts identify a rollout, because prompts do.
-    let id_in_path = |one: &Asked| one.path.strip_prefix("/rollouts/")?.split('/').next().map(str::to_owned);
+    let id_in_path =
+        |one: &OracleRequest| one.path.strip_prefix("/rollouts/")?.split('/').next().map(str::to_owned);
     let mut of_answers: HashMap<&str, String> = HashMap::new();
     for one in asked {
         of_answers.extend(id_in_path(one).map(|id| (one.answer.as_str(), id)));
     }
     let answer_in = |text: &str| text.find("answer ").and_then(|at| text.get(at..at + 23)).map(str::to_owned);
-    let mut calls: BTreeMap<String, Vec<&Asked>> = BTreeMap::new();
+    let mut calls: BTreeMap<String, Vec<&OracleRequest>> = BTreeMap::new();
     for one in asked {
         let of_judge = || of_answers.get(answer_in(&one.messages)?.as_str()).cloned();
         let id = id_in_path(one).or_else(of_judge).unwrap_or_else(|| panic!("of nobody: {one:?}"));
@@ -149,12 +151,12 @@ pub(super) fn check_calls(ledger: &Ledger, asked: &[Asked]) {
 }
 
 /// Checks the calls of one rollout; returns the number of repeated calls.
-fn check_calls_of(ledger: &Ledger, id: &str, calls: &[&Asked]) -> usize {
+fn check_calls_of(ledger: &Ledger, id: &str, calls: &[&OracleRequest]) -> usize {
     let called_back = |which: &str| {
         let all = ledger.callbacks.get(&(id.to_owned(), which.to_owned()));
         all.and_then(|all| Some(all.first()?.at))
     };
-    let is_judge = |one: &Asked| !one.path.contains("/rollouts/");
+    let is_judge = |one: &OracleRequest| !one.path.contains("/rollouts/");
     // A rollout that was requested again may have ended before, as in `check_callbacks`.
     if ledger.asked_again.contains(id) {
         return 0;
@@ -162,7 +164,7 @@ fn check_calls_of(ledger: &Ledger, id: &str, calls: &[&Asked]) -> usize {
     // A reported result was stored before.
     let workflow_over = called_back("completion");
     let over = ledger.results.get(id).map(|(at, _)| *at).or_else(|| called_back("grader"));
-    let mut questions: BTreeMap<&str, Vec<&Asked>> = BTreeMap::new();
+    let mut questions: BTreeMap<&str, Vec<&OracleRequest>> = BTreeMap::new();
     for one in calls {
         let end = if is_judge(one) { over } else { workflow_over.or(over) };
         let is_late = end.is_some_and(|end| one.at > end);
@@ -173,8 +175,8 @@ fn check_calls_of(ledger: &Ledger, id: &str, calls: &[&Asked]) -> usize {
         for pair in asked.windows(2) {
             let [before, after] = pair else { continue };
             // Once the guest continues with an answer, that is being written to disk.
-            let turns = |one: &Asked| one.messages.matches("\"role\"").count();
-            let is_next = |one: &&&Asked| is_judge(one) || turns(one) > turns(before);
+            let turns = |one: &OracleRequest| one.messages.matches("\"role\"").count();
+            let is_next = |one: &&&OracleRequest| is_judge(one) || turns(one) > turns(before);
             let later = calls.iter().filter(is_next).map(|one| one.at);
             let goes_on = later.filter(|at| *at > before.at).min();
             let settled =

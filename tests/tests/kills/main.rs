@@ -70,7 +70,7 @@ impl Trainer {
         let callbacks_base = format!("http://{}/callbacks", listener.local_addr().expect("it is bound"));
         let _ = rustls::crypto::ring::default_provider().install_default();
         let trainer = Arc::new(Self {
-            oracle: Oracle::start(Answers::OfRequest).await,
+            oracle: Oracle::start(Answers::ByRequest).await,
             callbacks_base,
             ledger: Mutex::default(),
             called_back: watch::Sender::new(0),
@@ -399,7 +399,7 @@ async fn repeated_kills_lose_change_or_repeat_nothing() {
 
     check_results(&trainer, IN_FLIGHT);
     check_callbacks(&trainer.ledger());
-    check_calls(&trainer.ledger(), &trainer.oracle.asked());
+    check_calls(&trainer.ledger(), &trainer.oracle.requests());
     let undisturbed = run_undisturbed(&trainer).await;
     println!("{undisturbed} rollouts came to the same without a kill");
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rollout_tests::{Asked, Serve};
+use rollout_tests::{OracleRequest, Serve};
 use tokio::task::JoinSet;
 
 use super::{ALONE, Random, Trainer, check_log, check_results, from_env, long_way, until_free};
@@ -114,10 +114,10 @@ async fn live_and_die(trainer: &Trainer, serve: &Serve, journal: &Path, life: Du
 
 /// Checks that most of the repeated calls were answered shortly before the kill.
 fn check_ages(trainer: &Trainer) {
-    let (asked, ledger) = (trainer.oracle.asked(), trainer.ledger());
-    let mut calls: HashMap<(&str, &str), Vec<&Asked>> = HashMap::new();
+    let (asked, ledger) = (trainer.oracle.requests(), trainer.ledger());
+    let mut calls: HashMap<(&str, &str), Vec<&OracleRequest>> = HashMap::new();
     // A rollout whose admission was lost may have ended before it was requested again, and ran twice.
-    let runs_once = |one: &&Asked| {
+    let runs_once = |one: &&OracleRequest| {
         let id = one.path.strip_prefix("/rollouts/").and_then(|rest| rest.split('/').next());
         id.is_some_and(|id| !ledger.asked_again.contains(id))
     };

@@ -182,7 +182,7 @@ class Rated(Grader):
     assert_eq!((fused.code, apart.code), (Some(0), Some(0)), "{}\n{}", fused.stderr, apart.stderr);
     assert!(fused.stderr.contains("core modules into one"), "{}", fused.stderr);
     assert!(!apart.stderr.contains("fuse"), "{}", apart.stderr);
-    for (what, said) in
+    for (what, expected) in
         [("answers", "12 passed"), ("raises", "ValueError: as it was written"), ("traps", "unreachable")]
     {
         let validate = async |made: &str| {
@@ -196,7 +196,7 @@ class Rated(Grader):
 
         let (code, lines, stderr) = validate("fused.wasm").await;
 
-        assert!(lines.join("\n").contains(said), "{what}: {lines:#?}");
+        assert!(lines.join("\n").contains(expected), "{what}: {lines:#?}");
         assert_eq!((code, lines, stderr), validate("apart.wasm").await, "{what}");
     }
 }

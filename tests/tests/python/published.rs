@@ -63,11 +63,11 @@ async fn unchanged_programs_for_the_published_packages_are_built_and_rewarded() 
 #[tokio::test]
 async fn a_reward_function_of_the_published_package_grades_another_program() {
     let (agent, reward) = ("examples/one-turn/python", format!("{UNCHANGED}/reward_function"));
-    for (said, earned) in [("so #### 4", 1.0), ("so #### 5", 0.0)] {
+    for (reply, earned) in [("so #### 4", 1.0), ("so #### 5", 0.0)] {
         let controller = Controller::start().await;
         let serve = TestHost::of_component(python_guest(agent));
         let host = serve.option("--grader", python_guest(&reward).display()).start().await;
-        controller.answer_chats([Answer::Say(said)]);
+        controller.answer_chats([Answer::Say(reply)]);
 
         let result = host.run(&controller.rollout("Double 2.").label("4")).await;
 

@@ -113,11 +113,11 @@ async fn a_failure_is_reported_with_file_and_line_of_the_authors_code() {
         let result = host.run(&request).await;
 
         assert_eq!(result["status"], "failure", "{what}: {result:#}");
-        let told = result.to_string();
+        let text = result.to_string();
         for text in named {
-            assert!(told.contains(text), "{what}: {result:#}");
+            assert!(text.contains(text), "{what}: {result:#}");
         }
-        assert!(!told.contains("/0/") && !told.contains("/tmp"), "{what}: {result:#}");
+        assert!(!text.contains("/0/") && !text.contains("/tmp"), "{what}: {result:#}");
     }
     let request = asking(&controller, "python: divide");
     host.run(&request).await;
@@ -237,8 +237,8 @@ async fn an_agent_loop_runs_under_its_own_protocol() {
     assert_eq!(host.stop().await.code, Some(0));
     let [completed] = &controller.callbacks()[..] else { panic!("{:?}", controller.callbacks()) };
     check_completed(completed, request.id());
-    let told = (&completed.body["status"], &completed.body["finish_reason"], &completed.body["reward"]);
-    assert_eq!(told, (&json!("COMPLETED"), &json!("stop"), &json!(1.0)));
+    let outcome = (&completed.body["status"], &completed.body["finish_reason"], &completed.body["reward"]);
+    assert_eq!(outcome, (&json!("COMPLETED"), &json!("stop"), &json!(1.0)));
     check_looped(&completed.body["final_messages"]);
     let metrics = &completed.body["metrics"];
     assert_eq!((&metrics["num_llm_calls"], &metrics["num_tool_calls"]), (&json!(2), &json!(1)));
@@ -252,7 +252,7 @@ async fn an_agent_loop_is_polled_and_called_back_like_a_workflow() {
         controller.answer_chats([calls_calculator("10 - 5"), Answer::Say("It is #### 5")]);
         let request = controller.rollout("Work it out.").with("metadata", json!({"ground_truth": "5"}));
 
-        let told = if callbacks {
+        let outcome = if callbacks {
             let request = request.with_callbacks("key");
             assert_eq!(host.ask(&request).await.status, 202);
             controller.callbacks_arrived(2).await;
@@ -261,10 +261,10 @@ async fn an_agent_loop_is_polled_and_called_back_like_a_workflow() {
             host.run(&request).await
         };
 
-        assert_eq!(told["status"], "success", "{told:#}");
-        assert_eq!(told["sample"]["reward"], 1.0, "{told:#}");
+        assert_eq!(outcome["status"], "success", "{outcome:#}");
+        assert_eq!(outcome["sample"]["reward"], 1.0, "{outcome:#}");
         if !callbacks {
-            check_looped(&told["sample"]["messages"]);
+            check_looped(&outcome["sample"]["messages"]);
         }
         assert_eq!(controller.chats().len(), 2);
     }
@@ -328,12 +328,12 @@ async fn a_sleep_takes_its_time_and_sleeps_of_one_gather_overlap() {
 async fn leftover_tasks_threads_and_broken_unicode_are_handled() {
     let controller = Controller::start().await;
     let host = host().await;
-    for (what, told) in
+    for (what, expected) in
         [("leave", "left a task behind"), ("thread", "3"), ("surrogate", "half \u{fffd} of a pair")]
     {
         let result = host.run(&asking(&controller, &format!("python: {what}"))).await;
 
-        assert_eq!(last_text(&result), told, "{result:#}");
+        assert_eq!(last_text(&result), expected, "{result:#}");
     }
 }
 

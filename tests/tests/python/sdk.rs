@@ -85,10 +85,10 @@ async fn the_sdk_passes_the_other_strict_type_checker_too() {
     let checked = Command::new(python_program("pyright")).arg("-p").arg(&place).arg("--outputjson").output();
     let checked = checked.await.unwrap();
 
-    let said: Value = serde_json::from_slice(&checked.stdout).expect("it writes JSON");
-    let found = said["generalDiagnostics"].as_array().expect("a list");
+    let report: Value = serde_json::from_slice(&checked.stdout).expect("it writes JSON");
+    let found = report["generalDiagnostics"].as_array().expect("a list");
     assert!(found.is_empty(), "{found:#?}");
-    assert!(said["summary"]["filesAnalyzed"].as_u64() > Some(30), "{said:#}");
+    assert!(report["summary"]["filesAnalyzed"].as_u64() > Some(30), "{report:#}");
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn the_sdk_passes_its_own_tests() {
         .await
         .unwrap();
 
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{said}");
-    assert!(!said.contains("Ran 0 tests"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{stderr}");
+    assert!(!stderr.contains("Ran 0 tests"), "{stderr}");
 }
