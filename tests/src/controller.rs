@@ -98,7 +98,7 @@ impl Controller {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
         let address = listener.local_addr().expect("it is bound");
         let server = tokio::spawn(async move {
-            axum::serve(listener, routes).await.expect("a listener goes on");
+            axum::serve(listener, routes).await.expect("the listener continues");
         });
         Self { address, shared, server }
     }

@@ -17,7 +17,7 @@ impl Called {
     /// Returns the text and the error flag of each call.
     pub fn results(&self) -> Vec<(&str, bool)> {
         let results = self.report["results"].as_array().expect("there are results");
-        let text = |result: &'_ Value| result["is_error"].as_bool().expect("a result says whether");
+        let text = |result: &'_ Value| result["is_error"].as_bool().expect("a result has the flag");
         results
             .iter()
             .map(|result| (result["content"].as_str().expect("a result has a text"), text(result)))

@@ -131,7 +131,7 @@ pub fn python_guest(project: &str) -> PathBuf {
             .status()
             .expect("the host can be run");
         assert!(built.success(), "rollout-host build {} failed", project.display());
-        std::fs::rename(&fresh, &component).expect("the component can be kept");
+        std::fs::rename(&fresh, &component).expect("the component can be stored");
     }
     component
 }

@@ -19,7 +19,7 @@ fn raise_open_files() {
 /// Sends a text on a new connection; returns the head of the answer and the connection.
 async fn exchange(host: &TestHost, text: &str) -> (String, TcpStream) {
     let mut stream = host.connect().await.expect("it listens");
-    stream.write_all(text.as_bytes()).await.expect("it takes it");
+    stream.write_all(text.as_bytes()).await.expect("the host reads it");
     let head = in_time("a head", head(&mut stream)).await;
     (head, stream)
 }
@@ -77,7 +77,7 @@ async fn silent_connections_block_no_other_caller() {
             closed += 1;
         }
     }
-    assert!(closed >= 400, "only {closed} of 600 made room");
+    assert!(closed >= 400, "only {closed} of 600 were closed");
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn a_refusal_is_read_by_callers_that_are_still_writing() {
         let mut stream = host.connect().await.expect("it listens");
         stream.write_all(post("/rollout", "content-length: 500000\r\n").as_bytes()).await.expect("it reads");
         let body = vec![b'x'; 500_000];
-        stream.write_all(&body).await.expect("what is left of it is taken");
+        stream.write_all(&body).await.expect("the host reads the rest");
         let refused = in_time("a head", head(&mut stream)).await;
         assert_eq!(status(&refused), "401", "{refused}");
     }
@@ -377,7 +377,7 @@ async fn bodies_are_charged_to_the_memory_budget_on_arrival_and_with_their_rollo
     assert_eq!(status(&refused), "429", "{refused}");
     assert!(refused.contains("retry-after: "), "{refused}");
     drop(unfinished);
-    until("the bodies to be given back", async || (held().await == 0.0).then_some(())).await;
+    until("the memory of the bodies to be released", async || (held().await == 0.0).then_some(())).await;
 
     // A prompt is charged from its admission to its end, also while it is queued.
     controller.hold();
@@ -389,8 +389,8 @@ async fn bodies_are_charged_to_the_memory_budget_on_arrival_and_with_their_rollo
     let charged = held().await;
     assert!((8.0..10.0).contains(&(charged / MIB as f64)), "{charged}");
     host.cancel(&queued.id).await;
-    until("the prompt to be given back", async || (held().await < 100_000.0).then_some(())).await;
+    until("the memory of the prompt to be released", async || (held().await < 100_000.0).then_some(())).await;
     controller.release();
     assert_eq!(host.result(&first).await["sample"]["reward"], 1.0);
-    until("all to be given back", async || (held().await == 0.0).then_some(())).await;
+    until("all memory to be released", async || (held().await == 0.0).then_some(())).await;
 }

@@ -68,7 +68,7 @@ fn check_report(text: &str) {
         assert!(places.contains(&place), "{place} was not searched: {places:?}");
     }
     assert_eq!(report["secret"], json!([]), "the label was found");
-    assert_eq!(report["planted"], json!(["prompt", "memory"]), "the search finds what is there");
+    assert_eq!(report["planted"], json!(["prompt", "memory"]), "the search finds existing texts");
     assert!(report["scanned_bytes"].as_u64() > Some(5 << 20), "{report:#}");
 }
 
@@ -90,7 +90,7 @@ fn check_left(sent: &str, rollout: &std::path::Path) {
     let trajectory: Value = serde_json::from_slice(&text).expect("it is JSON");
     for part in [&trajectory["steps"], &trajectory["extra"]["rollout_host"]["observed"]] {
         assert!(part.is_array(), "{trajectory:#}");
-        assert!(!part.to_string().contains(&canary()), "the label is in what was observed: {part:#}");
+        assert!(!part.to_string().contains(&canary()), "the label is in the observations: {part:#}");
     }
 }
 
@@ -107,7 +107,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_d() {
         let request = request(&controller);
         let result = host.run(&request).await;
 
-        assert_eq!(result["sample"]["reward"], canary().len() as f64, "the grader was given it: {result:#}");
+        assert_eq!(result["sample"]["reward"], canary().len() as f64, "the grader received it: {result:#}");
         check_report(last_message(&result["sample"]["messages"]));
         host.trajectory(request.rollout_id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
@@ -126,7 +126,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_c() {
 
         assert!(!completion.to_string().contains(&canary()), "the grader has not run: {completion:#}");
         let sample = &graded["sample"];
-        assert_eq!(sample["reward"], canary().len() as f64, "the grader was given it: {graded:#}");
+        assert_eq!(sample["reward"], canary().len() as f64, "the grader received it: {graded:#}");
         check_report(last_message(&sample["messages"]));
         host.trajectory(request.rollout_id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
@@ -148,7 +148,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_b() {
         assert!(!completion.to_string().contains(&canary()), "the grader has not run: {completion:#}");
         let samples = graded["samples"].as_object().expect("it has samples");
         let sample = samples.values().next().expect("it has one");
-        assert_eq!(sample["reward"], canary().len() as f64, "the grader was given it: {graded:#}");
+        assert_eq!(sample["reward"], canary().len() as f64, "the grader received it: {graded:#}");
         host.trajectory(request.rollout_id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
     }
@@ -173,7 +173,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_a() {
         let completed = &callbacks[round - 1];
 
         check_completed(completed, request.id());
-        assert_eq!(completed.body["reward"], canary().len() as f64, "the grader was given it: {completed:?}");
+        assert_eq!(completed.body["reward"], canary().len() as f64, "the grader received it: {completed:?}");
         check_report(last_message(&completed.body["final_messages"]));
         host.trajectory(request.id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.id()));
@@ -191,7 +191,7 @@ async fn the_label_is_nowhere_in_the_input_of_an_agent_loop() {
     assert_eq!(accepted.status, 202, "{}", accepted.text);
     let completed = controller.callbacks_arrived(1).await[0].clone();
     check_completed(&completed, request.id());
-    assert_eq!(completed.body["reward"], canary().len() as f64, "the grader was given it: {completed:?}");
+    assert_eq!(completed.body["reward"], canary().len() as f64, "the grader received it: {completed:?}");
     let chats = format!("{:?}", controller.chats());
     for (what, text) in [
         ("its tools", accepted.text),

@@ -39,7 +39,7 @@ async fn two_tenants_may_use_the_same_names_and_see_nothing_of_each_other() {
         catalog.plugin(&two, "own").get("/health").await,
         catalog.plugin(&two, "never").get("/health").await,
     );
-    assert_eq!((there.status, &there.text), (404, &not_there.text), "what is another's is not there");
+    assert_eq!((there.status, &there.text), (404, &not_there.text), "another tenant's plugin does not exist");
 }
 
 #[tokio::test]
@@ -174,7 +174,7 @@ async fn a_version_that_fails_its_checks_cannot_be_activated_and_has_a_reason() 
         let folder = catalog.folder();
         assert!(
             !reply.text.contains(&*folder.to_string_lossy()),
-            "where the host keeps it is its own: {}",
+            "the host's path is not shown: {}",
             reply.text
         );
     }
@@ -198,8 +198,8 @@ async fn a_key_has_its_rights_and_none_after_it_was_revoked() {
     assert_eq!(viewer.ask(&request).await.status, 403);
     let by_caller = catalog.ask(&tenant.caller, Method::GET, "/admin/v1/tenants", Value::Null).await;
     assert_eq!(by_caller.status, 403, "{by_caller:?}");
-    for nobody in ["", "rh_made-up", &"rh_".repeat(40)] {
-        assert_eq!(catalog.plugin_with(nobody, "p").ask(&request).await.status, 401, "{nobody}");
+    for invalid in ["", "rh_made-up", &"rh_".repeat(40)] {
+        assert_eq!(catalog.plugin_with(invalid, "p").ask(&request).await.status, 401, "{invalid}");
     }
     let caller = catalog.plugin(&tenant, "p");
     assert_eq!(caller.run(&request).await["sample"]["reward"], 1.0);
@@ -308,7 +308,7 @@ async fn a_tenant_that_is_deleted_leaves_nothing_behind() {
     catalog.operate(Method::DELETE, "/tenants/one", Value::Null).await;
 
     assert_eq!(of_one.get("/health").await.status, 401);
-    until("its folder to be gone", async || (folders() == 1).then_some(())).await;
+    until("its directory to be deleted", async || (folders() == 1).then_some(())).await;
     controller.release();
     assert_eq!(catalog.plugin(&two, "p").result(&kept).await["status"], "success");
     let made_again = catalog.tenant("one", json!({})).await;
@@ -358,10 +358,10 @@ async fn an_idle_plugin_is_unloaded_and_loaded_again_on_request() {
         let text = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
         ["p", "q"].map(|plugin| text.contains(&format!("plugin=\"{plugin}\"")))
     };
-    until("what nobody uses to go", async || (in_use().await == [true, false]).then_some(())).await;
+    until("the idle plugin to be unloaded", async || (in_use().await == [true, false]).then_some(())).await;
     controller.release();
-    assert_eq!(plugin.result(&held).await["sample"]["reward"], 1.0, "what is in use stays");
-    assert_eq!(catalog.plugin(&tenant, "q").get("/health").await.status, 200, "it is brought in again");
+    assert_eq!(plugin.result(&held).await["sample"]["reward"], 1.0, "a plugin in use stays loaded");
+    assert_eq!(catalog.plugin(&tenant, "q").get("/health").await.status, 200, "it is loaded again");
     until("the other to go", async || (!in_use().await[0]).then_some(())).await;
     assert_eq!(plugin.get("/health").await.status, 200);
 }

@@ -207,15 +207,15 @@ async fn a_catalog_belongs_to_one_server_at_a_time() {
 async fn every_operation_of_the_description_is_answered_by_the_api_itself() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("catalog")).await;
-    let nobody = server.asking("rh_nobody");
-    let (status, api) = nobody.get("/openapi.json").await;
+    let stranger = server.asking("rh_nobody");
+    let (status, api) = stranger.get("/openapi.json").await;
     assert_eq!(status, 200);
     let mut asked = 0;
     for (path, item) in api["paths"].as_object().unwrap() {
         for method in item.as_object().unwrap().keys() {
             let method = Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
             let path = path.strip_prefix("/admin/v1").unwrap().replace(['{', '}'], "");
-            let (status, answer) = nobody.ask(method.clone(), &path, Vec::new()).await.unwrap();
+            let (status, answer) = stranger.ask(method.clone(), &path, Vec::new()).await.unwrap();
             assert_eq!(
                 (status.as_u16(), &answer["error"]["kind"]),
                 (401, &json!("unauthorized")),

@@ -45,7 +45,7 @@ async fn the_command_line_overrides_the_file_which_overrides_a_guests_defaults()
             "concurrency": {"max_concurrent": null},
         })
     );
-    assert_eq!(result["sample"]["reward"], 3.0, "the grader was given the same: {result:#}");
+    assert_eq!(result["sample"]["reward"], 3.0, "the grader received the same: {result:#}");
 }
 
 #[tokio::test]

@@ -200,7 +200,7 @@ async fn no_key_of_a_rollout_is_in_clear_text_in_any_generation() {
     let all: String = seen.join("\n");
     check(all.as_bytes(), "the host's output");
     assert!(all.contains("(secret)"), "servers repeated keys, and they were cut out");
-    assert!(!judge.chats().is_empty(), "the judge was asked");
+    assert!(!judge.chats().is_empty(), "the judge was called");
 }
 
 #[tokio::test]
@@ -221,7 +221,7 @@ async fn no_key_of_a_tool_is_in_clear_text() {
     let called = rollout_tests::call(&host, json!([["ask", {}], ["ask", {}]])).await;
 
     let results = format!("{called:?}");
-    assert_eq!(tools.chats().len(), 2, "the tool was asked: {results}");
+    assert_eq!(tools.chats().len(), 2, "the tool was called: {results}");
     assert!(results.contains("(secret)"), "{results}");
     check(results.as_bytes(), "the guest's results");
     let (files, _) = check_folder(host.dir());

@@ -28,7 +28,11 @@ async fn a_rollout_cancelled_during_the_delivery_of_its_completion_sends_no_more
 
         assert_eq!(disposition, "cancelled_running");
         let cancelled = json!({"status": "cancelled", "reward": null, "err_message": null});
-        assert_eq!(status(&host, request.rollout_id()).await, cancelled, "it is over when it is answered");
+        assert_eq!(
+            status(&host, request.rollout_id()).await,
+            cancelled,
+            "the rollout has ended when the answer arrives"
+        );
         controller.callbacks_open(0).await;
         controller.release_callbacks();
         let trajectory = host.stop_for_document(request.rollout_id(), "trajectory.json").await;

@@ -63,7 +63,7 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
     let trajectory: Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("trajectory.json")).unwrap()).unwrap();
     assert_eq!(trajectory["session_id"], "first", "{trajectory:#}");
-    assert!(!dir.path().join("rollouts/first").exists(), "there is no file for a rollout");
+    assert!(!dir.path().join("rollouts/first").exists(), "no file is written for a rollout");
 }
 
 #[tokio::test]

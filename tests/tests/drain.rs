@@ -129,7 +129,7 @@ async fn time_in_the_queue_counts_for_the_workflow_and_not_for_the_grader() {
     for rollout in [&first, &patient] {
         assert_eq!(host.result(rollout).await["sample"]["reward"], 1.0);
     }
-    assert_eq!(controller.chats().len(), 2, "what was late never asked the model");
+    assert_eq!(controller.chats().len(), 2, "the late rollout never called the model");
 }
 
 #[tokio::test]
@@ -276,7 +276,7 @@ async fn a_host_that_was_stopped_for_longer_than_a_lease_keeps_polled_rollouts()
             let status = other.get(&path).await.body["status"].clone();
             ["failure", "cancelled"].iter().any(|over| status == *over).then_some(())
         };
-        until("the lease to be over", is_over).await;
+        until("the lease to expire", is_over).await;
     }
     host.process().signal(Signal::CONT);
 
@@ -294,7 +294,8 @@ async fn a_hangup_is_logged_and_ends_nothing() {
     let host = TestHost::start("conform").await;
 
     host.process().signal(Signal::HUP);
-    until("word of the signal", async || host.process().stderr().contains("SIGHUP").then_some(())).await;
+    until("the log line about the signal", async || host.process().stderr().contains("SIGHUP").then_some(()))
+        .await;
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");

@@ -84,7 +84,7 @@ async fn the_label_is_in_nothing_that_a_workflow_sees_or_sends() {
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let line = &evaluation.results()[0];
-    assert_eq!(line["reward"], CANARY.len() as f64, "the grader was given it: {line:#}");
+    assert_eq!(line["reward"], CANARY.len() as f64, "the grader received it: {line:#}");
     let sent = format!("{:?}", controller.chats());
     let trajectory = evaluation.path("out").join(line["trajectory"].as_str().unwrap());
     let seen = std::fs::read_to_string(trajectory.with_file_name("artifacts").join("seen.json")).unwrap();
@@ -160,7 +160,7 @@ async fn an_interrupted_run_is_reported_and_can_continue() {
     let ran = evaluation.run().await;
 
     assert_eq!(interrupted.code, Some(2), "{}", interrupted.stderr);
-    assert_eq!(none, Vec::<Value>::new(), "what was stopped is no result");
+    assert_eq!(none, Vec::<Value>::new(), "a stopped rollout has no result");
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert_eq!(evaluation.results().len(), 3);
 }
@@ -222,7 +222,7 @@ async fn an_unavailable_model_leaves_rollouts_unscored_and_the_run_unfinished() 
     let summary = evaluation.summary();
     assert_eq!((&summary["scored"], &summary["unscored"]), (&json!(2), &json!(1)), "{summary:#}");
     assert_eq!(summary["unscored_by_kind"]["model"]["faults"]["model"], 1, "{summary:#}");
-    assert_eq!(summary["reward"]["mean"], 0.5, "over what is scored: {summary:#}");
+    assert_eq!(summary["reward"]["mean"], 0.5, "of the scored rollouts: {summary:#}");
 
     let again = evaluation.options(["--retry-unscored"]);
     let ran = again.run().await;
@@ -230,7 +230,7 @@ async fn an_unavailable_model_leaves_rollouts_unscored_and_the_run_unfinished() 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert_eq!(again.results().len(), 3);
     assert_eq!(again.summary()["scored"], 3);
-    assert_eq!(controller.chats().len(), 2 + 2 + 1, "only what had no reward is run again");
+    assert_eq!(controller.chats().len(), 2 + 2 + 1, "only rollouts without a reward run again");
 }
 
 #[tokio::test]
@@ -256,7 +256,7 @@ async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_blames_i
         (Some("no_sample"), Some("plugin"), Some("grader")),
     ];
     assert_eq!(failures, expected);
-    assert!(results[1..].iter().all(|line| line.get("reward").is_none()), "no reward is made up");
+    assert!(results[1..].iter().all(|line| line.get("reward").is_none()), "there is no invented reward");
     assert_eq!(evaluation.summary()["reward"]["mean"], 1.0);
 }
 
@@ -274,7 +274,7 @@ async fn the_mock_model_answers_inside_the_process() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let summary = evaluation.summary();
     assert_eq!(summary["reward"]["mean"], 1.0, "{summary:#}");
-    assert!(ran.stderr.contains("stand-in"), "it says that it is no model: {}", ran.stderr);
+    assert!(ran.stderr.contains("stand-in"), "the output names it as a stand-in: {}", ran.stderr);
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ async fn another_grader_gives_other_rewards_without_model_calls() {
     let ran = graded_again(&evaluation, &["--grader", &grader]).await;
 
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
-    assert_eq!(controller.chats().len(), asked, "no model was asked");
+    assert_eq!(controller.chats().len(), asked, "no model was called");
     assert_eq!(evaluation.results(), before, "the old results are as they were");
     let again = lines(&evaluation.path("again/results.jsonl"));
     assert_eq!(again.len(), 8);
@@ -83,13 +83,13 @@ async fn the_judge_is_called_again_and_a_missing_judge_is_an_error() {
     let path = evaluation.path("config.toml").display().to_string();
 
     let judged = graded_again(&evaluation, &["--config", &path]).await;
-    let nobody = graded_again(&evaluation, &[]).await;
+    let without_judge = graded_again(&evaluation, &[]).await;
 
     assert_eq!(judged.code, Some(0), "{}\n{}", judged.stdout, judged.stderr);
     assert!(judged.stdout.contains("0 of 1 rewards changed"), "{}", judged.stdout);
     assert_eq!(oracle.count(), asked + 1, "the judge, once");
-    assert_eq!(nobody.code, Some(2), "{}", nobody.stderr);
-    assert!(nobody.stderr.contains("the grader used the judge 'judge'"), "{}", nobody.stderr);
+    assert_eq!(without_judge.code, Some(2), "{}", without_judge.stderr);
+    assert!(without_judge.stderr.contains("the grader used the judge 'judge'"), "{}", without_judge.stderr);
 }
 
 #[tokio::test]

@@ -83,7 +83,7 @@ async fn packed(bytes: &[u8]) -> Vec<u8> {
         .spawn()
         .expect("gzip is there");
     let mut input = gzip.stdin.take().expect("it is piped");
-    input.write_all(bytes).await.expect("gzip takes it");
+    input.write_all(bytes).await.expect("gzip reads it");
     drop(input);
     gzip.wait_with_output().await.expect("gzip ends").stdout
 }
@@ -139,7 +139,7 @@ async fn a_seed_selects_the_same_rows_again_and_more_with_a_higher_limit() {
     // Sorted by the SHA-256 of "7-0", "7-1" and so on, the rows are 1, 2, 5, 0, 3, 4.
     assert_eq!(taken, [0, 2, 5]);
     assert_eq!(taken_then, [0, 2, 3, 5]);
-    assert_eq!(controller.chats().len(), 4, "what has a result is not run again");
+    assert_eq!(controller.chats().len(), 4, "rows with a result do not run again");
     assert_eq!(third.code, Some(2), "{}", third.stderr);
     assert!(
         third.stderr.contains("settings.limit: was 4, is now 2; it may only be raised"),

@@ -84,7 +84,7 @@ async fn a_killed_evaluation_resumes_its_rollouts() {
                     at + Duration::from_millis(50) > *ended && at < *ended + Duration::from_secs(1)
                 })
             });
-            assert!(lost, "an answer that was there long before was asked for again: {}", before.messages);
+            assert!(lost, "a call was repeated long after its answer: {}", before.messages);
         }
     }
 }
@@ -105,7 +105,7 @@ async fn a_finished_rollout_gets_its_row_from_the_journal() {
     let segment = evaluation.path("out/journal/00000000000000000001.seg");
     let file = std::fs::File::options().write(true).open(&segment).unwrap();
     let bytes = file.metadata().unwrap().len();
-    assert!(bytes < 64 << 10, "what was allocated ahead was given back: {bytes}");
+    assert!(bytes < 64 << 10, "the preallocated space was released: {bytes}");
     file.set_len(bytes - RECORD_OF_END).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0; 32], SYNCED.start).unwrap();
     std::fs::write(evaluation.path("out/results.jsonl"), "{\"row\":0,\"run").unwrap();
@@ -131,7 +131,7 @@ async fn time_in_which_no_process_ran_does_not_count() {
     let segment = evaluation.path("out/journal/00000000000000000001.seg");
     let is_kept =
         || String::from_utf8_lossy(&std::fs::read(&segment).unwrap_or_default()).contains("Calculate");
-    until("it is kept", async || is_kept().then_some(())).await;
+    until("the prompt to be in the journal", async || is_kept().then_some(())).await;
     process.kill().await;
     // Meanwhile, another rollout with the same limit times out.
     let other = Evaluation::of("conform", &sums(1)).model(&controller).config(limits);
@@ -193,5 +193,5 @@ async fn a_row_can_be_replayed() {
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
     let reward = &evaluation.results()[2]["reward"];
     assert!(ran.stdout.contains(&format!("the same: reward {}", reward.as_f64().unwrap())), "{}", ran.stdout);
-    assert_eq!(oracle.count(), asked, "nobody was asked");
+    assert_eq!(oracle.count(), asked, "no model was called");
 }

@@ -89,7 +89,7 @@ async fn check_as_cheap_as_spinning(guest: &str, count: usize) {
 
     let slipping = health_latency(guest, count).await;
 
-    println!("/health beside {count}: spinning {spinning:?}, {guest} {slipping:?}");
+    println!("/health with {count}: spinning {spinning:?}, {guest} {slipping:?}");
     assert!(slipping < spinning.max(LEAST) * RATIO_MAX, "spinning {spinning:?}, {guest} {slipping:?}");
 }
 

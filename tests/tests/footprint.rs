@@ -77,7 +77,7 @@ async fn deep_stacks_of_guests_are_returned_to_the_kernel() {
     }
 
     let kept = GUESTS * (KEPT_BYTES_MAX + (64 << 10));
-    until("it to be given back", async || (anonymous() < before + kept).then_some(())).await;
+    until("the memory to be released", async || (anonymous() < before + kept).then_some(())).await;
 }
 
 /// Returns the anonymous memory of the process.

@@ -78,7 +78,7 @@ async fn forks_share_the_first_calls_of_their_parent_and_continue_independently(
     let origin = &trajectory["extra"]["rollout_host"]["fork_of"];
     assert_eq!(*origin, json!({"rollout_id": first.id, "turn": 4}));
     let observed = trajectory["extra"]["rollout_host"]["observed"].as_array().unwrap();
-    assert_eq!(observed.len(), 6, "what it was like from the beginning");
+    assert_eq!(observed.len(), 6, "all calls from the beginning");
 
     for id in [&first.id, &third.id] {
         let arguments = ["replay", "--journal", "journal", "--config", "config.toml", id];

@@ -53,13 +53,17 @@ async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
 
     controller.release();
     for rollout in &admitted {
-        assert_eq!(host.result(rollout).await["status"], "success", "what runs is finished and reported");
+        assert_eq!(
+            host.result(rollout).await["status"],
+            "success",
+            "running rollouts are finished and reported"
+        );
     }
     let request = controller.rollout("Calculate 2 + 3.").label("5");
     assert_eq!(host.ask(&request).await.status, 503, "there is no more room than before");
     let fork = controller.rollout("Calculate 2 + 3.").with_callbacks("k");
     let fork = fork.with("fork_of", serde_json::json!({"rollout_id": admitted[0].id, "turn": 0}));
-    assert_eq!(host.ask(&fork).await.status, 503, "what would wait for the disk is refused as well");
+    assert_eq!(host.ask(&fork).await.status, 503, "a request that would wait for the disk is refused, too");
 
     std::fs::remove_file(&filler).unwrap();
     let is_admitted = async || (host.ask(&request).await.status == 202).then_some(());

@@ -338,7 +338,7 @@ impl Scene {
     async fn leave_results(&self) {
         let host = self.hostile("burden");
         let reply = host.ask(&self.request("result 40").label("5")).await;
-        self.attacks.note("results of 40 MiB that nobody reads", reply.status.to_string());
+        self.attacks.note("unread results of 40 MiB", reply.status.to_string());
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 
@@ -558,7 +558,7 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     let group = match MemoryGroup::new(GROUP_BYTES) {
         Ok(group) => Some(Arc::new(group)),
         Err(why) => {
-            println!("NOT IN A CONTROL GROUP, which this machine does not let the test make: {why}");
+            println!("NOT IN A CONTROL GROUP, which this machine does not allow: {why}");
             None
         }
     };
@@ -622,11 +622,11 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     let most_after = watch.most();
 
     println!("\nthe steady tenant  succeeded   failed    p50 ms    p99 ms    admission p99   reconnected");
-    for (name, met) in [("alone", &alone), ("beside the hostile", &attacked), ("after kill -9", &after)] {
+    for (name, met) in [("alone", &alone), ("with the hostile", &attacked), ("after kill -9", &after)] {
         println!("  {name:<18}{}", met.row());
     }
     let ratio = percentile(&attacked.latencies, 99) / percentile(&alone.latencies, 99);
-    println!("p99 beside the hostile tenant: x{ratio:.2}");
+    println!("p99 with the hostile tenant: x{ratio:.2}");
     println!(
         "resident at most: {} MiB, and {} MiB after kill -9, of {} MiB (a budget of {} MiB, 10 % and 64 MiB)",
         most / MIB,
@@ -635,19 +635,19 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
         budget / MIB
     );
     println!("listens {:.1} s after kill -9", started.as_secs_f64());
-    println!("the hostile tenant was answered:\n{}", scene.attacks.rows());
+    println!("answers to the hostile tenant:\n{}", scene.attacks.rows());
     if let Some(group) = &group {
-        println!("processes killed for want of memory: {}", group.kills());
+        println!("processes killed because of memory: {}", group.kills());
         assert_eq!(group.kills(), 0, "the kernel killed a process");
     }
 
     assert_eq!(alone.failures, BTreeMap::new());
-    assert_eq!(attacked.failures, BTreeMap::new(), "beside the hostile tenant");
+    assert_eq!(attacked.failures, BTreeMap::new(), "with the hostile tenant");
     assert_eq!(after.failures, BTreeMap::new(), "after kill -9");
     assert!(!attacked.latencies.is_empty() && !after.latencies.is_empty());
     assert!(most <= may_have && most_after <= may_have, "{most} and {most_after} of {may_have} bytes");
     if std::env::var_os("ROLLOUT_HOSTILE_RATIO").is_some() {
-        assert!(ratio <= 3.0, "p99 x{ratio:.2}, more than 3 times what it is alone");
+        assert!(ratio <= 3.0, "p99 x{ratio:.2}, more than 3 times that of the tenant alone");
     }
     until("the server to say that it is there", async || {
         (scene.catalog.get_open("/health").await.status == 200).then_some(())

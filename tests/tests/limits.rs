@@ -52,7 +52,7 @@ async fn a_server_logs_its_limits_at_the_start_and_each_is_an_option() {
     let loading = ["component-bytes-max", "compile-secs-max", "compile-memory-bytes-max"];
     for name in OF_A_ROLLOUT.iter().chain(&loading) {
         assert!(logged[*name].is_number(), "{name} is not in {logged}");
-        assert!(help.contains(&format!("--limit-{name} ")), "{name} is no option");
+        assert!(help.contains(&format!("--limit-{name} ")), "{name} is not an option");
     }
     assert_eq!(logged.as_object().map(serde_json::Map::len), Some(OF_A_ROLLOUT.len() + loading.len()));
 }
@@ -75,7 +75,7 @@ async fn an_outcome_has_every_limit_with_its_usage_and_hits() {
         assert_eq!(scored["limits"][name]["hits"], Value::Null, "{name} was not hit");
     }
     assert_eq!(scored["limits"]["handles-max"], json!({"max": 500}));
-    assert_eq!(scored["limits"]["samples-max"], json!({"max": 1, "used": 1}), "what this caller takes");
+    assert_eq!(scored["limits"]["samples-max"], json!({"max": 1, "used": 1}), "the caller's maximum");
     assert_eq!(scored["limits"]["chat-calls-max"], json!({"max": 1000, "used": 1}));
     assert_eq!(scored["limits"]["chat-tokens-max"]["used"], 10);
     assert!(scored["limits"]["record-bytes-max"]["used"].as_u64() > Some(50), "{scored:#}");
@@ -130,7 +130,7 @@ async fn the_waiting_time_of_a_guest_is_separate_from_its_cpu_time() {
         |field: &str| line[field].as_f64().unwrap_or_else(|| panic!("no {field}: {line:#}\n{}", ran.stderr));
     assert!(ms("waited_ms") >= 300.0, "{line:#}");
     assert!(ms("model_ms") >= 300.0, "{line:#}");
-    assert!(ms("guest_cpu_ms") < 300.0, "waiting is no work: {line:#}");
+    assert!(ms("guest_cpu_ms") < 300.0, "waiting does not count: {line:#}");
     assert!(ms("waited_ms") <= ms("duration_ms"), "{line:#}");
 }
 

@@ -17,12 +17,12 @@ async fn nothing_held(host: &TestHost) {
         let held = |use_: &str| metrics.get(&format!("rollout_host_held_bytes{{use=\"{use_}\"}}"));
         (held("guest") == Some(0.0) && held("record") == Some(0.0)).then_some(())
     };
-    until("all of it to be given back", nothing).await;
+    until("all memory to be released", nothing).await;
 }
 
 fn check_ended_for_memory(result: &Value) {
     assert_eq!(result["status"], "failure", "{result:#}");
-    assert_eq!(result["sample"], Value::Null, "no reward is made up: {result:#}");
+    assert_eq!(result["sample"], Value::Null, "there is no invented reward: {result:#}");
     let message = result["err_message"].as_str().unwrap_or_default();
     assert!(message.contains("the host ran out of memory"), "{message}");
     assert!(message.contains("memory-budget-bytes"), "{message}");
@@ -169,7 +169,7 @@ async fn read_results_make_room_and_unread_ones_are_kept() {
 
     for admitted in &unread {
         let result = host.result(admitted).await;
-        assert_eq!(result["sample"]["reward"], 1.0, "a result that nobody read is kept");
+        assert_eq!(result["sample"]["reward"], 1.0, "an unread result is stored");
         let again = host.result(admitted).await;
         assert_eq!(again["sample"]["reward"], 1.0, "and may be read again");
     }

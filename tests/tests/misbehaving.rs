@@ -19,7 +19,7 @@ fn check_failure(result: &Value, expected: &Failure<'_>) {
     for part in expected.message {
         assert!(message.contains(part), "{message:?} does not hold {part:?}");
     }
-    assert_eq!(result["sample"]["reward"], Value::Null, "no reward is made up: {result:#}");
+    assert_eq!(result["sample"]["reward"], Value::Null, "there is no invented reward: {result:#}");
 }
 
 /// Checks that the next ordinary rollout succeeds, and that nothing is left running.
@@ -226,7 +226,7 @@ async fn an_invalid_verdict_leaves_the_rollout_without_a_reward() {
         let result = host.run(&controller.rollout("Calculate 2 + 3.").label(label)).await;
 
         check_failure(&result, &Failure { category: "validation_error", message: &[message] });
-        assert_eq!(result["sample"]["metrics"], json!({}), "nothing of it is taken: {result:#}");
+        assert_eq!(result["sample"]["metrics"], json!({}), "no part of it is used: {result:#}");
     }
     check_still_works(&host, &controller).await;
 }
@@ -442,7 +442,11 @@ async fn a_guest_finds_nothing_of_the_machine_that_it_runs_on() {
     let again = TestHost::start("look_around").await;
     let repeated = again.run(&request().id(result["rollout_id"].as_str().unwrap())).await;
     assert_eq!(report(&result)["random"], report(&repeated)["random"], "a run can be repeated");
-    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "nobody connected");
+    assert_eq!(
+        listener.accept().unwrap_err().kind(),
+        std::io::ErrorKind::WouldBlock,
+        "there was no connection"
+    );
 }
 
 #[tokio::test]

@@ -134,7 +134,7 @@ async fn nothing_is_overwritten_and_an_invalid_name_is_refused() {
         assert!(ran.stderr.contains(named), "{arguments:?}: {}", ran.stderr);
     }
     let entries = std::fs::read_dir(dir.path()).unwrap().count();
-    assert_eq!(entries, 1, "nothing was made");
+    assert_eq!(entries, 1, "nothing was created");
 }
 
 #[tokio::test]

@@ -120,7 +120,7 @@ async fn the_host_is_blamed_if_it_has_no_descriptors() {
         r#"rollout_host_rollouts_ended_total{fault="host",kind="host",outcome="unscored",stage="workflow"}"#;
     assert_eq!(metrics.get(ended), Some(1.0));
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
-    assert_eq!(result["sample"]["reward"], 1.0, "what there is again is used again: {result:#}");
+    assert_eq!(result["sample"]["reward"], 1.0, "free descriptors are used again: {result:#}");
 }
 
 #[tokio::test]
@@ -333,7 +333,7 @@ async fn a_key_that_a_judges_server_repeats_is_disclosed_nowhere() {
             let result = host.result(&admitted).await;
             check_holds_no_key(&result.to_string(), "the result");
             let trajectory = host.trajectory(&admitted.id).await;
-            assert!(trajectory.to_string().contains("(secret)"), "the judge was asked: {trajectory:#}");
+            assert!(trajectory.to_string().contains("(secret)"), "the judge was called: {trajectory:#}");
             check_holds_no_key(&trajectory.to_string(), "the trajectory");
             check_holds_no_key(&host.stop().await.stderr, "the log");
         }

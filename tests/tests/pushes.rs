@@ -114,5 +114,5 @@ async fn pushes_whose_callers_disconnected_are_charged_and_bounded_and_delay_no_
     let pushed = catalog.push(&neighbour, "p", &component, "", true);
     let reply = tokio::time::timeout(Duration::from_secs(30), pushed).await.expect("no turn is waited for");
     assert_eq!(reply.body["active"], true, "{}", reply.text);
-    assert!(request_bytes(&catalog).await >= expected, "what their callers left is held, and known to be");
+    assert!(request_bytes(&catalog).await >= expected, "the abandoned pushes stay charged");
 }

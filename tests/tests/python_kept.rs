@@ -104,7 +104,7 @@ async fn after_an_edit_the_component_is_that_of_a_build_without_a_cache() {
     for ran in [&edited, &cold] {
         assert!(ran.stderr.contains(BUILT) && !ran.stderr.contains(TAKEN), "{}", ran.stderr);
     }
-    assert!(after == alone, "the build with a cache made another component");
+    assert!(after == alone, "the build with a cache built another component");
     assert!(before != after);
     assert!(reverted.stderr.contains(TAKEN), "{}", reverted.stderr);
     assert!(before == again);

@@ -46,7 +46,7 @@ async fn refused_uses_are_counted_by_kind_with_the_first_location() {
     assert_eq!(refused["process"], process);
     assert_eq!(refused["network"], json!({"count": 70_000, "first": ""}));
     assert_eq!(refused.get("thread"), None, "none were reported: {refused:#}");
-    let first = refused["file"]["first"].as_str().expect("a place is a text");
+    let first = refused["file"]["first"].as_str().expect("a location is a text");
     assert!(first.len() < 400 && !first.contains('\u{1b}'), "{first}");
     assert_eq!(results[1]["refused_uses"].as_object().map(serde_json::Map::len), Some(1), "{}", results[1]);
     let summary = evaluation.summary();
@@ -89,5 +89,5 @@ async fn the_host_counts_refused_sockets_and_host_names_and_a_rust_guest_reports
     let refused = &evaluation.results()[0]["refused_uses"];
     assert_eq!(refused["network"], json!({"count": 4, "first": "a TCP socket"}), "{refused:#}");
     assert_eq!(refused["process"], json!({"count": 1, "first": "look_around: unsupported"}), "{refused:#}");
-    assert!(refused.get("file").is_none(), "of files the guest's library says nothing: {refused:#}");
+    assert!(refused.get("file").is_none(), "the guest's library does not report files: {refused:#}");
 }

@@ -40,7 +40,7 @@ async fn a_replay_of_a_finished_rollout_is_the_same_without_model_calls() {
     assert!(ran.stdout.contains(&format!("the same: reward {reward}")), "{}", ran.stdout);
     assert!(ran.stdout.contains("workflow call 1, move ") && ran.stdout.contains("upper("), "{}", ran.stdout);
     assert!(ran.stdout.contains("grader call 1"), "{}", ran.stdout);
-    assert_eq!(controller.chats().len(), chats, "no model was asked");
+    assert_eq!(controller.chats().len(), chats, "no model was called");
 }
 
 #[tokio::test]
@@ -86,11 +86,11 @@ async fn a_missing_rollout_or_journal_is_reported() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
 
-    let nobody = replay(host.dir(), &["nobody"]).await;
+    let missing = replay(host.dir(), &["nobody"]).await;
     let nowhere = replay(host.dir(), &["--journal", "nowhere", &id]).await;
 
-    assert_eq!((nobody.code, nowhere.code), (Some(2), Some(2)));
-    assert!(nobody.stderr.contains("there is no rollout 'nobody'"), "{}", nobody.stderr);
+    assert_eq!((missing.code, nowhere.code), (Some(2), Some(2)));
+    assert!(missing.stderr.contains("there is no rollout 'nobody'"), "{}", missing.stderr);
     assert!(nowhere.stderr.contains("there is no journal in nowhere"), "{}", nowhere.stderr);
 }
 
@@ -157,8 +157,8 @@ async fn a_rollout_file_contains_no_key() {
 
     assert_eq!(saved.code, Some(0), "{}", saved.stderr);
     let file = std::fs::read(host.dir().join("one.rollout")).unwrap();
-    assert!(find(&file, b"Calculate 2 ").is_some(), "what was asked is there");
-    assert!(find(&file, sealed).is_none(), "what was sealed is not");
+    assert!(find(&file, b"Calculate 2 ").is_some(), "the prompt is in the file");
+    assert!(find(&file, sealed).is_none(), "the sealed part is not");
     for secret in [b"s3cret-of-the-model".as_slice(), b"s3cret-of-the-caller"] {
         assert!(find(&file, secret).is_none());
     }
@@ -203,12 +203,12 @@ async fn an_interactive_replay_stops_at_each_reply() {
     ] {
         assert!(whole.stdout.contains(shown), "{shown}: {}", whole.stdout);
     }
-    assert_eq!(whole.stdout.matches("[q]uit >").count(), 5, "it goes on after c: {}", whole.stdout);
+    assert_eq!(whole.stdout.matches("[q]uit >").count(), 5, "it continues after c: {}", whole.stdout);
     let quit = interactive(None, "n\nq\n").await;
     assert_eq!(quit.code, Some(2), "{}", quit.stdout);
     assert!(quit.stdout.contains("nothing was compared"), "{}", quit.stdout);
     let other = interactive(Some(&guest("conform").display().to_string()), "c\n").await;
     assert_eq!(other.code, Some(1), "{}", other.stdout);
-    assert!(!other.stdout.contains("call 1, sample "), "it ends where they part: {}", other.stdout);
+    assert!(!other.stdout.contains("call 1, sample "), "it ends at the difference: {}", other.stdout);
     assert!(other.stdout.contains("not the same: in the workflow, call 1"), "{}", other.stdout);
 }

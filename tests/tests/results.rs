@@ -62,16 +62,16 @@ async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_restart
     assert!(rss < of_empty + 24, "{rss} MiB after a start with {COUNT} results, {of_empty} MiB without");
     for (number, admitted) in all.iter().enumerate() {
         let request = controller.rollout("Calculate 2 + 3.").label("5").id(&format!("long-{number}"));
-        assert_eq!(host.ask(&request).await.status, 409, "its id is taken");
+        assert_eq!(host.ask(&request).await.status, 409, "its id is in use");
         let wrong = Admitted { lease: "another".to_owned(), ..admitted.clone() };
         assert_eq!(host.poll(&wrong).await.status, 403);
         let result = host.result(admitted).await;
         assert_eq!(result["sample"]["reward"], 1.0);
         if number == 0 {
-            assert_eq!(result, first, "what was reported once is reported the same");
+            assert_eq!(result, first, "a reported result does not change");
         }
     }
-    assert_eq!(controller.chats().len(), COUNT, "nothing ran again");
+    assert_eq!(controller.chats().len(), COUNT, "no rollout ran again");
 }
 
 #[tokio::test]
@@ -203,6 +203,6 @@ async fn slow_readers_of_trajectories_delay_no_other_caller() {
 
     let path = format!("/rollout/{}/trajectory", short.id);
     let given = tokio::time::timeout(Duration::from_secs(10), host.get(&path)).await;
-    assert_eq!(given.expect("nobody is in its way").status, 200);
+    assert_eq!(given.expect("no slow reader delays it").status, 200);
     drop(held);
 }

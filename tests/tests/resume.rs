@@ -31,13 +31,13 @@ async fn a_rollout_continues_under_its_lease_and_repeats_only_unanswered_calls()
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     let chats = controller.chats();
     assert!(chats.iter().all(|chat| chat.header("authorization") == Some("Bearer s3cret-key")));
-    assert_eq!(chats.len(), 2, "the call that was not answered was made again");
+    assert_eq!(chats.len(), 2, "the unanswered call was repeated");
     // The unread result is still available with the lease.
     let host = host.killed(&serve).await;
     assert_eq!(host.result(&admitted).await, result);
     let host = host.killed(&serve).await;
-    assert_eq!(host.result(&admitted).await, result, "what was read may have been lost on its way");
-    assert_eq!(host.ask(&request).await.status, 409, "its id is taken");
+    assert_eq!(host.result(&admitted).await, result, "a result may have been lost in transit");
+    assert_eq!(host.ask(&request).await.status, 409, "its id is in use");
     let wrong = rollout_tests::Admitted { lease: "another".to_owned(), ..admitted };
     assert_eq!(host.poll(&wrong).await.status, 403);
     assert_eq!(controller.chats().len(), 2);
@@ -172,7 +172,7 @@ async fn only_an_unacknowledged_callback_is_sent_again() {
     assert_eq!((of("completion"), of("grader")), (2, 1), "{paths:?}");
     let callbacks = controller.callbacks();
     assert_eq!(callbacks[0].body, callbacks[1].body, "a repeated callback is the same");
-    assert_eq!(controller.chats().len(), 1, "the model's answer was kept");
+    assert_eq!(controller.chats().len(), 1, "the model's answer was stored");
 }
 
 #[tokio::test]
@@ -238,14 +238,14 @@ async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
                     at + Duration::from_millis(50) > *killed && at < *killed + Duration::from_secs(1)
                 })
             });
-            assert!(lost, "an answer that was there long before was asked for again: {}", before.messages);
+            assert!(lost, "a call was repeated long after its answer: {}", before.messages);
         }
     }
     let text = result["sample"]["messages"].to_string();
     let is_used = |asked: &&Vec<&OracleRequest>| {
         asked.last().is_some_and(|last| text.contains(&last.answer.to_uppercase()))
     };
-    assert_eq!(answers.values().filter(is_used).count(), 2 * TURNS, "each answer is in what came of it");
+    assert_eq!(answers.values().filter(is_used).count(), 2 * TURNS, "each answer is in the result");
     // The others are the judge's call, and calls that followed from answers which were lost with the process.
     let judged = asked.last().map(|last| last.messages.clone()).unwrap_or_default();
     for (question, asked) in answers.iter().filter(|(_, asked)| !is_used(asked)) {
@@ -253,6 +253,6 @@ async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
             killed.iter().any(|killed| one.at < *killed && *killed < one.at + Duration::from_secs(1))
         };
         let all_died = asked.iter().filter(died).count() == asked.len();
-        assert!(all_died || *question == judged, "a question of another course of things: {question}");
+        assert!(all_died || *question == judged, "a call of a diverging run: {question}");
     }
 }

@@ -124,7 +124,7 @@ async fn a_server_with_rules_for_files_works_and_reaches_no_other_files() {
     let result = host.run(&request).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     assert_eq!(host.trajectory(request.rollout_id()).await["session_id"], request.rollout_id());
-    assert!(std::fs::read_dir(&cache).expect("it was made").count() > 1, "code was compiled and kept");
+    assert!(std::fs::read_dir(&cache).expect("it was made").count() > 1, "code was compiled and stored");
 
     // The root's path now leads to a directory that the host was not given.
     std::fs::rename(host.kept(), host.kept().with_extension("away")).expect("it can be moved");

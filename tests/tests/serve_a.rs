@@ -178,11 +178,11 @@ async fn trap_5_nulls_are_sent_in_tool_schemas_and_omitted_from_completions() {
         "a": {"type": "integer", "description": null, "enum": ["1", "2"]},
         "b": {"type": "array", "description": null, "enum": null},
     });
-    assert_eq!(parameters["properties"], expected, "what the schema does not know is dropped");
+    assert_eq!(parameters["properties"], expected, "unknown parts of the schema are dropped");
     host.stop().await;
     let completions = controller.callbacks();
     check_completed(&completions[0], request.id());
-    assert_eq!(completions[0].body.get("reward"), None, "none of its own and nobody to give one");
+    assert_eq!(completions[0].body.get("reward"), None, "neither the loop nor a grader gave one");
 }
 
 #[tokio::test]
@@ -301,7 +301,7 @@ async fn health_counts_running_and_finished_rollouts() {
     };
     assert_eq!(counts().await, (json!(2), json!(0)), "one that waits for a slot is active");
     controller.release();
-    until("both to be over", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
+    until("both to end", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
 }
 
 #[tokio::test]
@@ -322,7 +322,7 @@ async fn health_counts_rollouts_of_other_generations_too() {
 
     controller.release();
     host.result(&polled).await;
-    until("both to be over", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
+    until("both to end", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
     host.admit(&controller.rollout("2 + 3")).await;
     until("one more", async || (counts().await == (json!(0), json!(3))).then_some(())).await;
 }
@@ -377,7 +377,7 @@ async fn a_repeated_request_gets_the_first_answer_and_starts_no_rollout() {
     controller.chats_open(1).await;
     controller.release();
     let over = async || (host.health().await["completed_rollouts"] == 1).then_some(());
-    until("the rollout to be over", over).await;
+    until("the rollout to end", over).await;
     let after = ask(&host, &second).await;
 
     for reply in [&a, &b, &later, &after] {
@@ -482,7 +482,7 @@ async fn a_workflow_without_a_ground_truth_is_not_graded_and_a_failed_grader_is_
         InitRequest::new(&controller, "2 + 3").with("metadata", json!({"ground_truth": "misbehave"}));
     let body = completion(host, &controller, &request).await;
     assert_eq!((&body["status"], body.get("reward")), (&json!("ERROR"), None));
-    assert_eq!(body["final_messages"].as_array().map(Vec::len), Some(2), "the workflow came to its end");
+    assert_eq!(body["final_messages"].as_array().map(Vec::len), Some(2), "the workflow ended normally");
 }
 
 #[tokio::test]

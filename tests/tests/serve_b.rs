@@ -270,7 +270,7 @@ async fn the_operators_generation_overrides_the_form_of_a_request() {
     let request = controller.rollout("2 + 3").label("5").as_b().with("llm_api_key", KEY_OF_B);
     let result = host.run(&request).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    assert_eq!(controller.callbacks().len(), 4, "D calls nobody back");
+    assert_eq!(controller.callbacks().len(), 4, "D sends no callbacks");
 }
 
 #[tokio::test]

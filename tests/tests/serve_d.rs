@@ -84,7 +84,7 @@ async fn the_label_is_in_nothing_that_a_workflow_sees_or_sends() {
 
     let result = host.run(&request).await;
 
-    assert_eq!(result["sample"]["reward"], CANARY.len() as f64, "the grader was given it: {result:#}");
+    assert_eq!(result["sample"]["reward"], CANARY.len() as f64, "the grader received it: {result:#}");
     let sent = format!("{:?}", controller.chats());
     let artifact = host.kept().join(request.rollout_id()).join("artifacts").join("seen.json");
     host.trajectory(request.rollout_id()).await;
@@ -164,8 +164,10 @@ async fn a_rollout_has_the_status_grading_only_while_it_is_graded() {
     let controller = Controller::start().await;
     let host = TestHost::start("spin_grading").await;
     let graded = host.admit(&controller.rollout("Calculate 2 + 3.").label("misbehave")).await;
-    until("word of grading", async || (host.poll(&graded).await.body["status"] == "grading").then_some(()))
-        .await;
+    until("the status grading", async || {
+        (host.poll(&graded).await.body["status"] == "grading").then_some(())
+    })
+    .await;
     host.cancel(&graded.id).await;
 
     // A brief state may be missed, so the test polls many rollouts.

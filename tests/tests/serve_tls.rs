@@ -129,7 +129,7 @@ async fn a_certificate_is_replaced_without_a_failed_request() {
     std::fs::write(&files.0, text("ca.pem")).unwrap();
     host.process().signal(Signal::HUP);
     let is_reported = async || host.process().stderr().contains("the one before stays").then_some(());
-    until("word of the wrong certificate", is_reported).await;
+    until("the log line about the wrong certificate", is_reported).await;
     assert_eq!(shown(&host).await, 1);
     stop.store(true, Ordering::SeqCst);
     for one in asking {

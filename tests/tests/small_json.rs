@@ -18,7 +18,7 @@ fn status_kib(host: &TestHost, name: &str) -> usize {
 /// Returns the maximum growth of the process's memory during some work, in MiB.
 async fn growth_mib<T>(host: &TestHost, work: impl Future<Output = T>) -> (T, usize) {
     let clear = format!("/proc/{}/clear_refs", host.process().id().expect("it runs"));
-    std::fs::write(clear, "5").expect("the peak of a process of one's own can be set back");
+    std::fs::write(clear, "5").expect("the peak of a child process can be reset");
     let before = status_kib(host, "VmRSS");
     let done = work.await;
     (done, status_kib(host, "VmHWM").saturating_sub(before) >> 10)
@@ -50,7 +50,7 @@ async fn half_a_million_messages_of_a_guest_take_about_their_bytes() {
 
         assert_eq!(result["status"], "success", "{:?}", code(&result));
         assert_eq!(result["sample"]["messages"].as_array().map(Vec::len), Some(500_000));
-        assert!(mib < REST_MIB + 4 * 17, "{what}: 17 MiB, with each message's place, took {mib} MiB");
+        assert!(mib < REST_MIB + 4 * 17, "{what}: 17 MiB, with a reference for each message, took {mib} MiB");
         let document = host.trajectory(request.rollout_id()).await;
         assert_eq!(document["final_metrics"]["total_steps"], 500_000);
     }

@@ -109,7 +109,7 @@ async fn check(host: Serve, arguments: Value, expected: &str, is_error: bool) {
     assert!(text.contains(expected), "{expected:?} is not in {text:?}");
     assert_eq!(error, is_error, "{text}");
     let kept = called.trajectory.to_string() + host.process().stderr().as_str();
-    assert!(!kept.contains(SECRET), "the secret is in what is kept");
+    assert!(!kept.contains(SECRET), "the secret is in a stored file");
 }
 
 #[tokio::test]

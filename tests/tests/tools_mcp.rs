@@ -46,7 +46,7 @@ async fn over_stdio(lines: &str) -> Serve {
 async fn listening(port: u16) -> (Process, u16) {
     let mut command = Command::new(python().await);
     let process = command.arg(server_file()).args(["http", &port.to_string()]).start();
-    let port = process.line("ready on ").await.parse().expect("it says its port");
+    let port = process.line("ready on ").await.parse().expect("it prints its port");
     (process, port)
 }
 
@@ -125,7 +125,7 @@ async fn a_server_has_the_environment_that_the_operator_names_and_no_other() {
     let names: Vec<String> = serde_json::from_str(environment).unwrap();
     let names: Vec<&str> = names.iter().map(String::as_str).filter(|name| *name != "LC_CTYPE").collect();
     assert_eq!(names, ["NAMED", "TEST_SECRET"]);
-    assert_eq!(called.results()[1], ("it is (secret)", false), "a secret that comes back is cut out");
+    assert_eq!(called.results()[1], ("it is (secret)", false), "a repeated secret is removed");
 }
 
 async fn pid(host: &TestHost) -> Pid {
@@ -176,7 +176,7 @@ async fn a_server_at_an_address_is_found_again_after_an_outage() {
         let called = call(&host, json!([["add", {"a": 1, "b": 2}]])).await;
         (called.results() == [("3", false)]).then_some(())
     };
-    until("the server is asked again", back).await;
+    until("the server is called again", back).await;
 
     let (text, is_error) = away.results()[0];
     assert!(is_error && !text.contains("127.0.0.1"), "{text}");

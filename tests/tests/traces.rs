@@ -41,7 +41,7 @@ async fn a_rollout_is_a_trace_with_a_span_for_each_phase() {
     let spans = collector.arrived(8).await;
     check_tree(&spans);
     let root = only(&spans, "rollout");
-    assert_eq!(root.parent, "", "nobody asked for it to be part of another");
+    assert_eq!(root.parent, "", "the caller sent no trace");
     assert_eq!(root.attribute("rollout.id"), request.rollout_id());
     assert_eq!(root.attribute("rollout.outcome"), "scored");
     assert_eq!(root.attribute("rollout.reward"), 1.0);
@@ -153,7 +153,7 @@ async fn a_rollout_belongs_to_the_trace_of_its_caller() {
     assert_eq!(callbacks.len(), 2, "{spans:#?}");
     assert_eq!(callbacks[0].attribute("http.request.resend_count"), 1);
     assert!(callbacks.iter().all(|span| span.attribute("http.response.status_code") == 200));
-    assert!(callbacks.iter().all(|span| span.ended <= root.ended), "the trace ends with the last word");
+    assert!(callbacks.iter().all(|span| span.ended <= root.ended), "the trace ends with the last callback");
 }
 
 #[tokio::test]

@@ -254,7 +254,7 @@ async fn a_server_with_a_journal_writes_no_files_and_serves_trajectories() {
     host.ask(&several).await;
     controller.callbacks_arrived(2).await;
     host.idle().await;
-    assert_eq!(files(&host.kept()).keys().count(), 0, "there is no file for a rollout");
+    assert_eq!(files(&host.kept()).keys().count(), 0, "no file is written for a rollout");
 
     let reply = host.get("/rollout/a%20b%25c/trajectory").await;
     assert_eq!((reply.status, &reply.body["session_id"]), (200, &json!("a b%c")), "{reply:?}");
@@ -265,7 +265,7 @@ async fn a_server_with_a_journal_writes_no_files_and_serves_trajectories() {
     let second = host.get(&format!("{path}?sample=second")).await.body;
     assert_eq!(both[1], second);
     assert_eq!(second["extra"]["rollout_host"]["sample_id"], "second");
-    assert_eq!(both[0]["agent"]["model_name"], "engine", "what the caller reported is in it");
+    assert_eq!(both[0]["agent"]["model_name"], "engine", "it has the caller's report");
     for (path, status, says) in [
         (format!("{path}?sample=third"), 404, "no sample 'third'; it has first, second"),
         ("/rollout/nobody/trajectory".to_owned(), 404, "there is no rollout 'nobody'"),
@@ -335,11 +335,15 @@ async fn the_command_writes_the_same_files_as_a_server() {
     let given = host.get("/rollout/one/trajectory").await;
     let ran = command(&host, &["one"]).await;
     assert_eq!(ran.stdout, format!("{}\n", given.text));
-    assert_eq!(given.text.as_bytes(), then["one/trajectory.json"], "what is given is what is written");
+    assert_eq!(
+        given.text.as_bytes(),
+        then["one/trajectory.json"],
+        "the printed trajectory is the written one"
+    );
     let all = command(&host, &["--all"]).await;
     assert_eq!(serde_json::Deserializer::from_str(&all.stdout).into_iter::<Value>().count(), 2);
-    let nobody = command(&host, &["nobody"]).await;
-    assert!(nobody.code == Some(2) && nobody.stderr.contains("there is no rollout 'nobody'"));
+    let missing = command(&host, &["nobody"]).await;
+    assert!(missing.code == Some(2) && missing.stderr.contains("there is no rollout 'nobody'"));
 }
 
 #[tokio::test]
@@ -365,5 +369,5 @@ async fn many_concurrent_readers_stay_within_the_memory_budget() {
     }
     assert!(replies.iter().any(|reply| reply.status == 200));
     let metrics = host.metrics().await;
-    assert_eq!(metrics.get(r#"rollout_host_held_bytes{use="request"}"#), Some(0.0), "it is given back");
+    assert_eq!(metrics.get(r#"rollout_host_held_bytes{use="request"}"#), Some(0.0), "the memory is released");
 }

@@ -28,8 +28,8 @@ impl Unread {
         let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut line = String::new();
         // Its log is not read during the start either; the first lines fit into the pipe.
-        in_time("where it listens", stdout.read_line(&mut line)).await.expect("it says so");
-        let url = line.trim().strip_prefix("listening on ").expect("it says so").to_owned();
+        in_time("its address", stdout.read_line(&mut line)).await.expect("it prints its address");
+        let url = line.trim().strip_prefix("listening on ").expect("it prints its address").to_owned();
         (Self { child, url, dir }, stdout)
     }
 

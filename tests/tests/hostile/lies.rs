@@ -126,7 +126,7 @@ async fn a_guests_clocks_and_random_numbers_are_its_rollouts_own() {
     let seen = |result: &Value| serde_json::from_str::<Value>(answer_in(result)).expect("it reports in JSON");
     let (first, sibling) = (seen(&first), seen(&sibling));
     for clock in ["today", "elapsed"] {
-        assert_eq!(first[clock], sibling[clock], "nobody's clock says what the machine is busy with");
+        assert_eq!(first[clock], sibling[clock], "no clock shows the load of the machine");
     }
     for random in ["random", "sample"] {
         assert_ne!(first[random], sibling[random], "siblings differ");

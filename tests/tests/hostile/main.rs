@@ -24,8 +24,8 @@ fn check_fails(result: &Value, category: &str, part: &str) {
     assert_eq!(result["err_category"], category, "{part}: {result:#}");
     let message = result["err_message"].as_str().unwrap_or_default();
     assert!(message.contains(part), "{message:?} does not hold {part:?}");
-    assert!(message.len() < 20_000, "a guest's words are bounded: {} bytes", message.len());
-    assert_eq!(result["sample"]["reward"], Value::Null, "no reward is made up: {result:#}");
+    assert!(message.len() < 20_000, "a guest's message is bounded: {} bytes", message.len());
+    assert_eq!(result["sample"]["reward"], Value::Null, "there is no invented reward: {result:#}");
 }
 
 /// Checks that the next ordinary rollout succeeds, and that nothing is left running.

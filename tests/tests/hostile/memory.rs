@@ -136,7 +136,7 @@ async fn a_text_within_the_call_limit_is_refused_by_smaller_limits() {
         let answer = answer_to(&host, &controller, &format!("large: {place}")).await;
 
         assert!(answer.contains(part), "{place}: {answer:?} does not hold {part:?}");
-        assert!(answer.len() < 2000, "{place}: what it handed over is not repeated");
+        assert!(answer.len() < 2000, "{place}: the value is not repeated");
     }
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
     check_still_works(&host, &controller).await;
@@ -164,7 +164,7 @@ async fn large_lines_and_events_are_dropped_where_the_log_is_full() {
         assert_eq!(answer_in(&result), "taken");
         host.trajectory(request.rollout_id()).await;
         let kept = size_below(&host.kept().join(request.rollout_id()));
-        assert!(kept < 100_000, "{place}: {kept} bytes are kept");
+        assert!(kept < 100_000, "{place}: {kept} bytes are stored");
     }
     check_still_works(&host, &controller).await;
 }

@@ -101,8 +101,8 @@ async fn spinning_guests_delay_no_other_rollout() {
 
     let contended = slowest(&host, &controller, NEIGHBOURS).await;
 
-    println!("slowest of {NEIGHBOURS}: alone {alone:?}, beside {SPINNING} spinning guests {contended:?}");
-    assert!(contended < Duration::from_secs(5), "alone {alone:?}, beside spinning guests {contended:?}");
+    println!("slowest of {NEIGHBOURS}: alone {alone:?}, with {SPINNING} spinning guests {contended:?}");
+    assert!(contended < Duration::from_secs(5), "alone {alone:?}, with spinning guests {contended:?}");
     for spinner in &spinning {
         assert_eq!(host.cancel(&spinner.id).await, "cancelled_running");
     }

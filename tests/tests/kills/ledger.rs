@@ -114,7 +114,7 @@ pub(super) fn check_callbacks(ledger: &Ledger) {
             let died = |kill: &Kill| kill.is_between(before.at, after.at) && !knew(kill);
             assert!(
                 ledger.kills.iter().any(died),
-                "the {which} callback of {id} was taken after {:?}, and came again after {:?}",
+                "the {which} callback of {id} was acknowledged after {:?}, and repeated after {:?}",
                 before.acknowledged.map(|at| at.duration_since(before.at)),
                 after.at.duration_since(before.at),
             );
@@ -123,8 +123,8 @@ pub(super) fn check_callbacks(ledger: &Ledger) {
         let taken = all.last().and_then(|last| last.acknowledged);
         known += usize::from(taken.is_some_and(|at| ledger.kills.iter().any(|kill| kill.has_kept(at))));
     }
-    println!("{again} callbacks came again, and {known} did not after a kill");
-    assert!(known > 0, "no callback was taken before a kill");
+    println!("{again} callbacks were repeated, and {known} were not after a kill");
+    assert!(known > 0, "no callback was acknowledged before a kill");
 }
 
 /// Checks that no model call was repeated after its answer was stored, and that no rollout diverged.
@@ -140,14 +140,14 @@ pub(super) fn check_calls(ledger: &Ledger, asked: &[OracleRequest]) {
     let mut calls: BTreeMap<String, Vec<&OracleRequest>> = BTreeMap::new();
     for one in asked {
         let of_judge = || of_answers.get(answer_in(&one.messages)?.as_str()).cloned();
-        let id = id_in_path(one).or_else(of_judge).unwrap_or_else(|| panic!("of nobody: {one:?}"));
+        let id = id_in_path(one).or_else(of_judge).unwrap_or_else(|| panic!("a call of no rollout: {one:?}"));
         calls.entry(id).or_default().push(one);
     }
     let mut again = 0;
     for (id, calls) in &calls {
         again += check_calls_of(ledger, id, calls);
     }
-    println!("{} calls, of which {again} were made again", asked.len());
+    println!("{} calls, of which {again} were repeated", asked.len());
 }
 
 /// Checks the calls of one rollout; returns the number of repeated calls.
@@ -168,7 +168,7 @@ fn check_calls_of(ledger: &Ledger, id: &str, calls: &[&OracleRequest]) -> usize 
     for one in calls {
         let end = if is_judge(one) { over } else { workflow_over.or(over) };
         let is_late = end.is_some_and(|end| one.at > end);
-        assert!(!is_late, "{id} was reported, and asks again: {}", one.messages);
+        assert!(!is_late, "{id} was reported, and calls again: {}", one.messages);
         questions.entry(&one.messages).or_default().push(one);
     }
     for asked in questions.values() {
@@ -182,11 +182,11 @@ fn check_calls_of(ledger: &Ledger, id: &str, calls: &[&OracleRequest]) -> usize 
             let settled =
                 goes_on.into_iter().chain(before.answered).max().filter(|_| before.answered.is_some());
             let died = |kill: &Kill| kill.is_between(before.at, after.at);
-            assert!(ledger.kills.iter().any(died), "{id} asks twice in one life: {}", before.messages);
+            assert!(ledger.kills.iter().any(died), "{id} repeats a call without a kill: {}", before.messages);
             let knew = |kill: &Kill| kill.begins < after.at && settled.is_some_and(|at| kill.has_kept(at));
             assert!(
                 !ledger.kills.iter().any(knew),
-                "{id} had an answer long before a kill, and asks again: {}",
+                "{id} had an answer long before a kill, and repeats the call: {}",
                 before.messages
             );
         }

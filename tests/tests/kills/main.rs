@@ -178,7 +178,7 @@ impl Trainer {
             while !self.poll(id).await {}
         };
         let ended = tokio::time::timeout(ROLLOUT_TIME_MAX, end).await;
-        ended.unwrap_or_else(|_| panic!("{id} was admitted, and nothing came of it"));
+        ended.unwrap_or_else(|_| panic!("{id} was admitted and has no outcome"));
     }
 
     /// Polls for a result, and checks that it never changes. Returns whether there is one.
@@ -220,7 +220,7 @@ impl Trainer {
     async fn is_taken(&self, id: &str, is_polled: bool) {
         let request = self.request(id, "2 steady again", is_polled);
         if let Some((status, text)) = self.ask("/rollout", Some(&request), None).await {
-            assert_eq!(status, 409, "the id of {id} is not taken: {text}");
+            assert_eq!(status, 409, "the id of {id} is not in use: {text}");
         }
     }
 
@@ -297,7 +297,7 @@ impl Random {
 }
 
 fn from_env(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 
 /// Returns options of a host whose guest takes many turns, each with two concurrent calls and a tool, and has a judge.
@@ -311,7 +311,7 @@ fn long_way(judge_url: &str, journal: &Path) -> Serve {
 
 /// Waits until no process has locked the journal: a killed one ends a little later.
 async fn until_free(journal: &Path) {
-    until("the journal is nobody's", async || {
+    until("the journal to be unlocked", async || {
         let Ok(lock) = std::fs::File::open(journal.join("lock")) else { return Some(()) };
         flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()
     })
@@ -351,11 +351,11 @@ async fn kill_again_and_again(
         trainer.ledger().killed(begins);
         check_log(&ran.stderr);
         while let Some(worker) = workers.try_join_next() {
-            worker.expect("a worker goes on");
+            worker.expect("a worker continues");
         }
         let ledger = trainer.ledger();
         let ends = ledger.results.len() + ledger.callbacks.keys().filter(|key| key.1 == "grader").count();
-        println!("kill {kill} after {life:?}: {ends} of {} are over", ledger.admitted.len());
+        println!("kill {kill} after {life:?}: {ends} of {} have ended", ledger.admitted.len());
     }
 }
 
@@ -386,7 +386,7 @@ async fn repeated_kills_lose_change_or_repeat_nothing() {
     trainer.server.send_replace(Some(host.url().to_owned()));
     trainer.stops.store(true, Ordering::Relaxed);
     while let Some(worker) = workers.join_next().await {
-        worker.expect("a worker comes to its end");
+        worker.expect("a worker ends");
     }
     trainer.oracle.release();
     for (id, is_polled) in HELD {
@@ -401,13 +401,13 @@ async fn repeated_kills_lose_change_or_repeat_nothing() {
     check_callbacks(&trainer.ledger());
     check_calls(&trainer.ledger(), &trainer.oracle.requests());
     let undisturbed = run_undisturbed(&trainer).await;
-    println!("{undisturbed} rollouts came to the same without a kill");
+    println!("{undisturbed} rollouts had the same outcome without a kill");
 }
 
 /// Checks that servers log no error.
 fn check_log(stderr: &str) {
     for word in ["panicked", "ERROR", "damaged"] {
-        assert!(!stderr.contains(word), "a server says: {stderr}");
+        assert!(!stderr.contains(word), "a server logs an error: {stderr}");
     }
 }
 
@@ -422,7 +422,7 @@ fn check_results(trainer: &Trainer, more_than: usize) {
             assert_eq!(body["status"], "success", "{id}: {body:#}");
         }
     }
-    println!("{} rollouts were admitted, and each came to its end", ids.len());
+    println!("{} rollouts were admitted, and each ended", ids.len());
 }
 
 /// Runs the steady rollouts on a server without kills, and checks that their results are the same.
@@ -441,7 +441,7 @@ async fn run_undisturbed(disturbed: &Trainer) -> usize {
         workers.spawn(async move { trainer.run(plan).await });
     }
     while let Some(worker) = workers.join_next().await {
-        worker.expect("a worker comes to its end");
+        worker.expect("a worker ends");
     }
     for (plan, heard) in &heard {
         assert_eq!(trainer.heard(&plan.id()).as_ref(), Some(heard), "{}", plan.id());

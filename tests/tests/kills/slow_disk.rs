@@ -70,14 +70,14 @@ async fn a_slow_sync_loses_no_answers() {
         let life = LIFE[0] + random.time_below(LIFE[1]);
         live_and_die(&trainer, &serve, &journal, life).await;
         while let Some(worker) = workers.try_join_next() {
-            worker.expect("a worker goes on");
+            worker.expect("a worker continues");
         }
     }
     let host = serve.clone().start().await;
     trainer.server.send_replace(Some(host.url().to_owned()));
     trainer.stops.store(true, Ordering::Relaxed);
     while let Some(worker) = workers.join_next().await {
-        worker.expect("a worker comes to its end");
+        worker.expect("a worker ends");
     }
     check_log(&host.stop().await.stderr);
     check_results(&trainer, IN_FLIGHT / 3);
@@ -142,7 +142,7 @@ fn check_ages(trainer: &Trainer) {
         ages.len(),
         ages.last()
     );
-    assert!(!ages.is_empty(), "no call was made again, of {}", asked.len());
+    assert!(!ages.is_empty(), "no call was repeated, of {}", asked.len());
     // If syncs block the writer, most are at least that old: 153 of 219.
-    assert!(2 * strictly < ages.len(), "answered long before a kill, and asked again: {ages:?}");
+    assert!(2 * strictly < ages.len(), "answered long before a kill, and repeated: {ages:?}");
 }

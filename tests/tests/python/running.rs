@@ -106,7 +106,7 @@ async fn a_failure_is_reported_with_file_and_line_of_the_authors_code() {
         ("wait for nothing", vec!["waits for an event that cannot happen", "only_python.py:"]),
         ("group", vec!["told to refuse"]),
         ("object", vec!["message 0 is not JSON", "object is not JSON serializable"]),
-        ("be left alone", vec!["nobody knows how to be left alone"]),
+        ("be left alone", vec!["unknown behaviour: be left alone"]),
     ] {
         let request = asking(&controller, &format!("python: {what}"));
 
