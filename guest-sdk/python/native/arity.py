@@ -26,10 +26,10 @@ def wrong(made: Path, environment: dict[str, str]) -> list[str]:
     """Returns the locations of such functions in the sources of a build."""
     commands = [each for each in json.loads((made / "compile_commands.json").read_text()) if ".pyx" not in each["file"]]
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        said = list(workers.map(lambda each: _said_of(each, environment), commands))
+        outputs = list(workers.map(lambda each: _output_of(each, environment), commands))
     found: set[str] = set()
     methods: dict[tuple[Path, int], int] = {}
-    for command, text in zip(commands, said, strict=True):
+    for command, text in zip(commands, outputs, strict=True):
         for file, line, parameters, kind in _CAST.findall(text):
             place, count = (Path(command["directory"]) / file).resolve(), parameters.count(",") + 1
             if kind == "PyCFunction":
@@ -54,7 +54,7 @@ def _written(command: dict[str, Any]) -> Path:
     return (directory / made_of[1] if made_of else source).resolve()
 
 
-def _said_of(command: dict[str, Any], environment: dict[str, str]) -> str:
+def _output_of(command: dict[str, Any], environment: dict[str, str]) -> str:
     arguments = shlex.split(command["command"])
     for option in ("-o", "-MQ", "-MF"):
         if option in arguments:

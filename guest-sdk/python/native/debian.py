@@ -38,13 +38,13 @@ def kept(directory: Path, pattern: str, digest: str) -> Path | None:
 
 def _archive() -> str:
     """Returns the URL of this machine's archive of Debian."""
-    said = subprocess.run(
+    listed = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"],
         check=True,
         capture_output=True,
         text=True,
     )
-    places = [line.split() for line in said.stdout.splitlines() if line]
+    places = [line.split() for line in listed.stdout.splitlines() if line]
     # Without package lists, which an image may lack, no archive has a label.
     named = [place[0] for place in places if place[1:] == ["Debian"] or place[0].rstrip("/").endswith("/debian")]
     if not named:

@@ -39,8 +39,8 @@ def reason(report: pytest.CollectReport | pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")[:REASON_CHARS]
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = str(crash.message if crash is not None else report.longrepr).split("\n")
-    lines = [line.strip() for line in said if line.strip()]
+    text = str(crash.message if crash is not None else report.longrepr).split("\n")
+    lines = [line.strip() for line in text if line.strip()]
     return " ".join(lines[:LINES] if crash is not None else lines[-1:])[:REASON_CHARS]
 
 

@@ -65,7 +65,7 @@ class InputGuardrail:
         self, agent: Agent[Any], input: str | list[Item], context: RunContextWrapper[Any]
     ) -> InputGuardrailResult:
         """Calls the guardrail function."""
-        return InputGuardrailResult(self, await _said(self.guardrail_function(context, agent, input)))
+        return InputGuardrailResult(self, await _checked(self.guardrail_function(context, agent, input)))
 
 
 @dataclass
@@ -82,15 +82,15 @@ class OutputGuardrail:
 
     async def run(self, context: RunContextWrapper[Any], agent: Agent[Any], output: Any) -> OutputGuardrailResult:
         """Calls the guardrail function."""
-        said = await _said(self.guardrail_function(context, agent, output))
-        return OutputGuardrailResult(self, output, agent, said)
+        result = await _checked(self.guardrail_function(context, agent, output))
+        return OutputGuardrailResult(self, output, agent, result)
 
 
-async def _said(given: Any) -> GuardrailFunctionOutput:
-    said: Any = await given if inspect.isawaitable(given) else given
-    if not isinstance(said, GuardrailFunctionOutput):
-        raise TypeError(f"a guardrail returned {type(said).__name__}, not a GuardrailFunctionOutput")
-    return said
+async def _checked(given: Any) -> GuardrailFunctionOutput:
+    result: Any = await given if inspect.isawaitable(given) else given
+    if not isinstance(result, GuardrailFunctionOutput):
+        raise TypeError(f"a guardrail returned {type(result).__name__}, not a GuardrailFunctionOutput")
+    return result
 
 
 @overload

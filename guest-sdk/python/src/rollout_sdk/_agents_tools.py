@@ -22,8 +22,8 @@ async def is_enabled(given: Enabled, context: RunContextWrapper[Any], agent: Age
     """Returns whether something is offered to this agent's model."""
     if not callable(given):
         return given
-    said: Any = given(context, agent)
-    return bool(await said if inspect.isawaitable(said) else said)
+    result: Any = given(context, agent)
+    return bool(await result if inspect.isawaitable(result) else result)
 
 
 def default_tool_error_function(ctx: RunContextWrapper[Any], error: Exception) -> str:
@@ -150,8 +150,8 @@ def function_tool(
             except Exception as error:
                 if failure_error_function is None:
                     raise
-                said: Any = failure_error_function(context, error)
-                return await said if inspect.isawaitable(said) else said
+                text: Any = failure_error_function(context, error)
+                return await text if inspect.isawaitable(text) else text
 
         schema = strict(inner.parameters, f"{inner.name}_args") if strict_mode else inner.parameters
         made = FunctionTool(inner.name, inner.description, schema, invoke, strict_mode, is_enabled)

@@ -69,7 +69,7 @@ def pack(roots: Iterable[str]) -> None:
     _roots[:] = (LIBRARY, *roots)
     for root in _roots:
         _pack_directory(root, of_library=root == LIBRARY, in_package=False)
-    sys.path_hooks.insert(0, _Entry)
+    sys.path_hooks.insert(0, _ArchiveFinder)
     sys.path_importer_cache.clear()
     sys.meta_path.append(_Distributions())
     sys.meta_path.append(_refused.Missing())
@@ -79,7 +79,7 @@ def pack(roots: Iterable[str]) -> None:
         vars(module)[name] = _open
     _after.change({"_pyio": _open_from_here})
     as_file: Any = importlib.resources.as_file
-    as_file.register(_Place, _as_path)
+    as_file.register(_ArchivePath, _as_path)
     system: Any = os
     system.stat, system.lstat, system.access = _stat, _stat, _access
     system.listdir, system.scandir = _list, _scan
@@ -193,7 +193,7 @@ class _Loader(SourceFileLoader):
         return _Reader(os.path.dirname(self.path)) if self.is_package(name or self.name) else None
 
 
-class _Entry:
+class _ArchiveFinder:
     """Finds modules in one directory of the archive."""
 
     def __init__(self, path: str) -> None:
@@ -237,10 +237,10 @@ class _Reader(TraversableResources):
         self._directory = directory
 
     def files(self) -> Traversable:
-        return _Place(self._directory)
+        return _ArchivePath(self._directory)
 
 
-class _Place(Traversable):
+class _ArchivePath(Traversable):
     """A file or a directory of the archive."""
 
     def __init__(self, path: str) -> None:
@@ -254,7 +254,7 @@ class _Place(Traversable):
         return self._path
 
     def iterdir(self) -> Iterator[Traversable]:
-        return (_Place(f"{self._path}/{name}") for name in _dirs.get(self._path, ()))
+        return (_ArchivePath(f"{self._path}/{name}") for name in _dirs.get(self._path, ()))
 
     def is_dir(self) -> bool:
         return self._path in _dirs
@@ -263,7 +263,7 @@ class _Place(Traversable):
         return self._path in _files
 
     def joinpath(self, *parts: Any) -> Traversable:
-        return _Place(_plain("/".join((self._path, *map(str, parts)))))
+        return _ArchivePath(_plain("/".join((self._path, *map(str, parts)))))
 
     __truediv__ = joinpath
 
@@ -282,7 +282,7 @@ class _Place(Traversable):
 
 
 @contextlib.contextmanager
-def _as_path(place: _Place) -> Generator[Path, None, None]:
+def _as_path(place: _ArchivePath) -> Generator[Path, None, None]:
     """Implements `importlib.resources.as_file`: `open` and `os` accept the path as it is."""
     yield Path(str(place))
 
@@ -470,7 +470,7 @@ class _Distribution(importlib.metadata.Distribution):
         return None if content is None else content.decode()
 
     def locate_file(self, path: Any) -> Any:
-        return _Place(f"{os.path.dirname(self._directory)}/{path}")
+        return _ArchivePath(f"{os.path.dirname(self._directory)}/{path}")
 
 
 class _Distributions(importlib.metadata.DistributionFinder):

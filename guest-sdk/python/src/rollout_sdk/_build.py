@@ -168,11 +168,11 @@ def read_project(directory: Path, module: str = "") -> Project:
     """Reads and checks the project's file. `module` overrides its entry."""
     file = directory / "pyproject.toml"
     try:
-        said = tomllib.loads(file.read_text())
+        contents = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:
         at_fault(f"{file}: {error}")
-    tools: Any = said.get("tool", {})
-    project, table = said.get("project", {}), tools.get("rollout-host", {})
+    tools: Any = contents.get("tool", {})
+    project, table = contents.get("project", {}), tools.get("rollout-host", {})
     if not _is_table(project) or not _is_table(table):
         at_fault(f"{file}: [project] and [{TABLE}] are tables")
     known = {"entry", "only-grader", "imports", "without-native", "leave-out", "published"}
@@ -264,9 +264,9 @@ def wanted_of(project: Project) -> list[str]:
 def tag_of(project: Project, wheels: Path | None) -> str:
     """Returns a text that changes if other dependencies would be installed."""
     native = [] if wheels is None else sorted((each.name, each.stat().st_mtime) for each in wheels.glob("*.whl"))
-    said = [wanted_of(project), project.without_native, project.leave_out]
+    inputs = [wanted_of(project), project.without_native, project.leave_out]
     locked = _beside("_resolve").locked(project.dir, wanted_of(project))
-    given = [*said, DONE_WITHOUT, PYTHON, sys.version_info[:2], native, _PIP, locked]
+    given = [*inputs, DONE_WITHOUT, PYTHON, sys.version_info[:2], native, _PIP, locked]
     return json.dumps(given)
 
 
@@ -617,10 +617,10 @@ def __getattr__(name):
 
 def taking_in(project: Project, exports: list[str]) -> str:
     """Returns the code that imports the author's module while the component is built."""
-    return f'''from rollout_sdk import _failure, _said
+    return f'''from rollout_sdk import _failure, _import_output
 
 _failure.set_roots({[("/0/", shown_source(project)), *ROOTS]!r})
-with _said.kept("/1"):
+with _import_output.recorded("/1"):
     _entry = importlib.import_module({project.entry!r})
 from rollout_sdk import _export
 
@@ -687,7 +687,7 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
     except OSError as error:
         not_done(f"cannot run {tool}: {error}")
     if done.returncode == 0:
-        if text := said_at_import(project, exports, tools):
+        if text := output_at_import(project, exports, tools):
             print(text, file=sys.stderr)
         return exports
     if other := re.search(r"ROLLOUT-EXPORTS: ([a-z -]+)", done.stdout):
@@ -695,10 +695,10 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
     at_fault(f"{project.dir} could not be built\n{_readable(done.stdout, project)}")
 
 
-def said_at_import(project: Project, exports: list[str], tools: Tools) -> str:
+def output_at_import(project: Project, exports: list[str], tools: Tools) -> str:
     """Returns the output of the author's modules when they were imported in a component with these exports."""
-    said = tools.work.resolve() / "-".join(exports) / "entry" / "said.txt"
-    return _shown(said.read_text(), project).strip() if said.is_file() else ""
+    file = tools.work.resolve() / "-".join(exports) / "entry" / "import_output.txt"
+    return _shown(file.read_text(), project).strip() if file.is_file() else ""
 
 
 # Frames of a traceback: of imports, and of the component's directories.
@@ -708,23 +708,23 @@ _FRAME = re.compile(r'  File "/(\d)/(.*)", line')
 _WARNED = re.compile(r"/(\d)/\S+:\d+: \w+: ")
 
 
-def _readable(said: str, project: Project) -> str:
+def _readable(output: str, project: Project) -> str:
     """Returns componentize-py's message about the author's code, with the author's paths in it; or the whole output, if
     it is about something else."""
-    begin = said.find("AssertionError: ")
+    begin = output.find("AssertionError: ")
     if begin < 0:
-        return said.strip()
-    said = said[begin:].removeprefix("AssertionError: ").split("\n\nCaused by:")[0].split("\nStack backtrace:")[0]
-    if (refusal := said.rfind("NotAPlugin: ")) >= 0:
-        return said[refusal:].removeprefix("NotAPlugin: ").strip()
-    return _shown(said, project).strip()
+        return output.strip()
+    output = output[begin:].removeprefix("AssertionError: ").split("\n\nCaused by:")[0].split("\nStack backtrace:")[0]
+    if (refusal := output.rfind("NotAPlugin: ")) >= 0:
+        return output[refusal:].removeprefix("NotAPlugin: ").strip()
+    return _shown(output, project).strip()
 
 
-def _shown(said: str, project: Project) -> str:
+def _shown(output: str, project: Project) -> str:
     """Returns the lines with the author's paths, without the frames of other code."""
     lines: list[str] = []
     skipping = False
-    for line in said.splitlines():
+    for line in output.splitlines():
         if _IMPORTING.match(line):
             skipping = True
         elif frame := _FRAME.match(line):
@@ -783,7 +783,7 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
         "source": str(project.source),
         "kept": None if kept is None else str(kept),
         "made": not is_there,
-        "said": said_at_import(project, exports, tools),
+        "said": output_at_import(project, exports, tools),
     }))
 
 

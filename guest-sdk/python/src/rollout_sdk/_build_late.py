@@ -104,8 +104,8 @@ raise SystemExit("measured")
 def _read(file: Path, names: list[str]) -> dict[str, float] | None:
     """Returns the seconds in a file, or None if it is missing or incomplete."""
     try:
-        said: Any = json.loads(file.read_text())
-        return {name: float(said[name]) for name in names if name in said}
+        seconds: Any = json.loads(file.read_text())
+        return {name: float(seconds[name]) for name in names if name in seconds}
     except (OSError, ValueError, TypeError):
         return None
 

@@ -111,10 +111,10 @@ def _packed(of: Any, project: Project, files: Any) -> bytes:
             )
         listed.append((file.relative_to(project.source).as_posix(), len(content)))
         contents.append(content)
-    said = {
+    header = {
         "entry": project.entry,
         "only_grader": project.only_grader,
         "shown": of.shown_source(project),
         "files": listed,
     }
-    return b"\n".join([json.dumps(said).encode(), b"".join(contents)])
+    return b"\n".join([json.dumps(header).encode(), b"".join(contents)])

@@ -109,8 +109,8 @@ def _rewards(module: ModuleType) -> list[type[Any]]:
 
 def _app_config(module: ModuleType, loops: list[type[Any]]) -> Declared | None:
     """Returns the settings for the published package's server, as the loop's configuration."""
-    told = [value.max_concurrent for value in vars(module).values() if isinstance(value, App)]
-    most = next((each for each in told if each), None)
+    limits = [value.max_concurrent for value in vars(module).values() if isinstance(value, App)]
+    most = next((each for each in limits if each), None)
     if not loops or most is None:
         return None
     name = loops[0].name or loops[0].__name__

@@ -142,8 +142,8 @@ def _guarded(work: Callable[[], T], text_of: Callable[[BaseException], str] = _f
         _refused.end()
 
 
-def _tell(error: BaseException, said: str) -> Never:
-    text = _host.text(said)
+def _tell(error: BaseException, message: str) -> Never:
+    text = _host.text(message)
     for line in _failure.lines(error):
         log.error(line)
     raise Err(_as_failure(_failure.sort_of(error), text)) from None

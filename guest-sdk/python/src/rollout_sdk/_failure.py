@@ -162,24 +162,24 @@ def _raised_in(trace: TracebackType | None) -> str:
 
 def lines(error: BaseException) -> list[str]:
     """Returns the lines of the traceback, without this package's frames."""
-    said = traceback.TracebackException.from_exception(error)
-    _tidy(said, set())
-    text = "".join(said.format())
+    formatted = traceback.TracebackException.from_exception(error)
+    _tidy(formatted, set())
+    text = "".join(formatted.format())
     return [line for line in text.splitlines() if line.strip(" ^~")]
 
 
-def _tidy(said: traceback.TracebackException, seen: set[int]) -> None:
-    if id(said) in seen:
+def _tidy(formatted: traceback.TracebackException, seen: set[int]) -> None:
+    if id(formatted) in seen:
         return
-    seen.add(id(said))
-    kept = [frame for frame in said.stack if not _is_inner(frame.filename)]
+    seen.add(id(formatted))
+    kept = [frame for frame in formatted.stack if not _is_inner(frame.filename)]
     # The frames before the author's code are the same in every traceback.
     first = next((at for at, frame in enumerate(kept) if is_authors(frame.filename)), 0)
     kept = kept[first:]
     for frame in kept:
         frame.filename = shown_path(frame.filename)
-    said.stack[:] = kept
-    for inner in (said.__cause__, said.__context__, *(said.exceptions or ())):
+    formatted.stack[:] = kept
+    for inner in (formatted.__cause__, formatted.__context__, *(formatted.exceptions or ())):
         if inner is not None:
             _tidy(inner, seen)
 

@@ -11,7 +11,7 @@ them:
   the image become immortal. Counts are set here (`_memory.py`), so that code specializes to a form that does not count;
   the final objects are listed at a marked address, and `rollout-host build` writes the counts of those that were created
   later into the component.
-- The garbage collector visits every object. It is told to ignore the objects of the image.
+- The garbage collector visits every object. It is configured to ignore the objects of the image.
 """
 
 from __future__ import annotations

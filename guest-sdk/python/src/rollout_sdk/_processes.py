@@ -101,9 +101,9 @@ class _Done:
             self._value = run_apart(work)
         except Exception as error:
             self._error = error
-        told = callback if self._error is None else error_callback
-        if told is not None:
-            told(self._value if self._error is None else self._error)
+        listener = callback if self._error is None else error_callback
+        if listener is not None:
+            listener(self._value if self._error is None else self._error)
 
     def get(self, timeout: float | None = None) -> Any:
         if self._error is not None:

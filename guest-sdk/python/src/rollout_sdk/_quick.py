@@ -64,18 +64,18 @@ def load() -> _discover.Found:
     head, _, contents = given.partition(b"\n")
     if not head:
         raise Failed("this component is for `rollout-host test FILE.py`: it has no workflow of its own")
-    said: dict[str, Any] = json.loads(head)
+    header: dict[str, Any] = json.loads(head)
     files: dict[str, bytes] = {}
     begin = 0
-    for path, size in said["files"]:
+    for path, size in header["files"]:
         files[f"{AUTHORS}/{path}"] = contents[begin : begin + size]
         begin += size
     _archive.add(AUTHORS, files)
-    _failure.set_roots([(f"{AUTHORS}/", said["shown"]), *_failure.roots()[1:]])
+    _failure.set_roots([(f"{AUTHORS}/", header["shown"]), *_failure.roots()[1:]])
     _refused.importing(True)
-    module = importlib.import_module(said["entry"])
+    module = importlib.import_module(header["entry"])
     _refused.importing(False)
-    found = _discover.discover(module, only_grader=said["only_grader"])
+    found = _discover.discover(module, only_grader=header["only_grader"])
     # Settings are not compared: a component of this kind always exports them.
     declared = [export for export in found.exports if export != "settings"]
     exports = [export for export in _exports or [] if export != "settings"]

@@ -87,11 +87,11 @@ class _PlayedHost:
     def call_import(self, index: int, params: list[Any]) -> Any:
         here = inspect.currentframe()
         assert here is not None and here.f_back is not None
-        asking = here.f_back.f_code.co_qualname
+        caller = here.f_back.f_code.co_qualname
         # A name that is not interned would stay in the cache of attributes until a rollout drops it.
-        answer = getattr(self, sys.intern(asking.replace(".", "_").lower()), None)
+        answer = getattr(self, sys.intern(caller.replace(".", "_").lower()), None)
         if answer is None:
-            raise Failed(f"the rehearsal has no answer to `{asking}`")
+            raise Failed(f"the rehearsal has no answer to `{caller}`")
         for param in params:
             if isinstance(param, enum.Enum):
                 # The bindings read it too.

@@ -59,7 +59,7 @@ _ANSWER = {
     },
 }
 
-_said = False
+_is_logged = False
 
 
 async def evaluate_rubric(
@@ -78,15 +78,15 @@ async def evaluate_rubric(
 ) -> RubricResult:
     """Lets the operator's judge score an answer. For graders only. A score outside the bounds is clamped. Raises
     `ProviderRequestError` if there is no judge or it does not answer, and `Failed` for an answer without a score."""
-    global _said
+    global _is_logged
     for name, text in (("solution_str", solution_str), ("rubric", rubric)):
         if not text.strip():
             raise TypeError(f"evaluate_rubric: `{name}` is empty")
     if score_max <= score_min:
         raise ValueError("evaluate_rubric: `score_max` is not above `score_min`")
     del api_key
-    if not _said:
-        _said = True
+    if not _is_logged:
+        _is_logged = True
         log.info(f"evaluate_rubric: the operator's judge is called, and `model` ({model}) has no effect")
     rules = (
         "You judge an answer by a rubric, and by nothing else. What stands between the lines <<<…>>> is what is to be "
@@ -106,8 +106,8 @@ async def evaluate_rubric(
     system = f"{system_prompt.strip()}\n\n{rules}" if system_prompt and system_prompt.strip() else rules
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]
     try:
-        asked = judge.ask(messages, temperature=0, response_format=_ANSWER)
-        answered = await (asked if timeout is None else asyncio.wait_for(asked, timeout))
+        call = judge.ask(messages, temperature=0, response_format=_ANSWER)
+        answered = await (call if timeout is None else asyncio.wait_for(call, timeout))
     except (JudgeError, TimeoutError) as error:
         raise ProviderRequestError(model.partition("/")[0], model, str(error) or "it took too long") from error
     score, explanation = _read(answered.text)
@@ -119,10 +119,10 @@ def _read(text: str) -> tuple[float, str]:
     text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL).strip()
     text = re.sub(r"\A```(?:json)?\s*|\s*```\Z", "", text, flags=re.IGNORECASE)
     try:
-        said: Any = json.loads(text)
+        answer: Any = json.loads(text)
     except ValueError as error:
         raise Failed(f"the judge's answer is not valid JSON: {error}") from None
-    score: Any = said.get("score") if is_object(said) else None
-    if not is_object(said) or isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    score: Any = answer.get("score") if is_object(answer) else None
+    if not is_object(answer) or isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         raise Failed(f"the judge's answer has no number as its `score`: {text[:200]}")
-    return float(score), str(said.get("explanation", ""))
+    return float(score), str(answer.get("explanation", ""))

@@ -123,14 +123,14 @@ class SummarizingConversationManager(ConversationManager):
         messages[:count] = [{"role": "user", "content": [{"text": summary}]}]
 
     def _summarized(self, agent: Agent, messages: Sequence[Message]) -> str:
-        asked: Message = {"role": "user", "content": [{"text": "Please summarize this conversation."}]}
+        request: Message = {"role": "user", "content": [{"text": "Please summarize this conversation."}]}
         if self.summarization_agent is None:
-            return agent.ask_beside([*messages, asked], self.summarization_system_prompt or _SUMMARIZE)
+            return agent.ask_beside([*messages, request], self.summarization_system_prompt or _SUMMARIZE)
         other = self.summarization_agent
         kept = list(other.messages)
         try:
             other.messages = list(messages)
-            return str(other(asked["content"])).strip()
+            return str(other(request["content"])).strip()
         finally:
             other.messages = kept
 

@@ -28,9 +28,9 @@ class TimedOut(RolloutError, TimeoutError):
 class OutsideOfHost(RolloutError):
     """A function of the host was called, and there is no host."""
 
-    def __init__(self, asked: str) -> None:
+    def __init__(self, function: str) -> None:
         super().__init__(
-            f"`{asked}` is the host's: it works only in a component that the host runs, and in the part "
+            f"`{function}` is the host's: it works only in a component that the host runs, and in the part "
             "(workflow or grader) that may use it"
         )
 

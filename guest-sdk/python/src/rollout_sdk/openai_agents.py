@@ -239,15 +239,15 @@ class Handoff:
         if self.on_handoff is None:
             return
         if self.input_type is None:
-            said: Any = self.on_handoff(context)
+            result: Any = self.on_handoff(context)
         else:
             try:
                 given = Structure(self.input_type).read_text(arguments)
             except Mismatch as mismatch:
                 raise ModelBehaviorError(f"the model called `{self.tool_name}` wrongly: {mismatch}") from None
-            said = self.on_handoff(context, given)
-        if inspect.isawaitable(said):
-            await said
+            result = self.on_handoff(context, given)
+        if inspect.isawaitable(result):
+            await result
 
 
 def handoff(
@@ -811,8 +811,8 @@ class _Run:
             return next((_Final(each.output) for each in results if each.tool.name in names), agent)
         if not callable(behavior):
             raise UserError(f"tool_use_behavior of agent `{agent.name}` is {behavior!r}")
-        said: Any = behavior(self._context, results)
-        decided = await said if inspect.isawaitable(said) else said
+        result: Any = behavior(self._context, results)
+        decided = await result if inspect.isawaitable(result) else result
         return _Final(decided.final_output) if decided.is_final_output else agent
 
     async def _filter(self, way: Handoff, begin: int) -> None:
@@ -821,8 +821,8 @@ class _Run:
         if chosen is None:
             return
         given = HandoffInputData(self._before, tuple(self._new[:begin]), tuple(self._new[begin:]), self._context)
-        said: Any = chosen(given)
-        left: HandoffInputData = await said if inspect.isawaitable(said) else said
+        result: Any = chosen(given)
+        left: HandoffInputData = await result if inspect.isawaitable(result) else result
         history = as_items(left.input_history if isinstance(left.input_history, str) else list(left.input_history))
         added = [each.to_input_item() for each in (*left.pre_handoff_items, *left.new_items)]
         self._view = [*history, *added]
@@ -837,15 +837,15 @@ class _Run:
     ) -> RunItem:
         if way := ways.get(call.name):
             if way is not taken:
-                said = "Multiple handoffs detected, ignoring this one."
-                return ToolCallOutputItem(agent, Raw(output_item(call.id, said)), said)
+                text = "Multiple handoffs detected, ignoring this one."
+                return ToolCallOutputItem(agent, Raw(output_item(call.id, text)), text)
             await way.taken(self._context, call.arguments)
             raw = Raw(output_item(call.id, json.dumps({"assistant": way.agent.name})))
             return HandoffOutputItem(agent, raw, agent, way.agent)
         made = tools.get(call.name)
         if made is None:
-            said = f"Tool {call.name} not found"
-            return ToolCallOutputItem(agent, Raw(output_item(call.id, said)), said)
+            text = f"Tool {call.name} not found"
+            return ToolCallOutputItem(agent, Raw(output_item(call.id, text)), text)
         context: ToolContext[Any] = ToolContext(
             self._context.context, self._context.usage, call.name, call.id, call.arguments, agent
         )

@@ -136,8 +136,8 @@ def _types() -> Any:
 
 
 def _envelope(kind: str, model: str, choices: list[JsonObject], usage: JsonObject | None) -> JsonObject:
-    said: JsonObject = {"model": model, "choices": choices, "usage": usage}
-    return {"id": "host", "object": kind, "created": int(time.time()), **said}
+    fields: JsonObject = {"model": model, "choices": choices, "usage": usage}
+    return {"id": "host", "object": kind, "created": int(time.time()), **fields}
 
 
 def _usage(reply: Completion) -> JsonObject | None:
@@ -158,10 +158,10 @@ def _pieces(reply: Completion, model: str) -> list[Any]:
     kind, make = "chat.completion.chunk", _types().ChatCompletionChunk.construct
     calls: list[Any] = reply.message.get("tool_calls") or []
     delta = {**reply.message, "tool_calls": [{**call, "index": index} for index, call in enumerate(calls)] or None}
-    said = {"index": 0, "delta": delta, "finish_reason": None}
+    choice = {"index": 0, "delta": delta, "finish_reason": None}
     ended: JsonObject = {"index": 0, "delta": {}, "finish_reason": _reason(reply)}
     return [
-        make(**_envelope(kind, model, [said], None)),
+        make(**_envelope(kind, model, [choice], None)),
         make(**_envelope(kind, model, [ended], None)),
         make(**_envelope(kind, model, [], _usage(reply))),
     ]

@@ -341,9 +341,9 @@ class Agent:
             for message in before.messages or ():
                 await self._add(in_blocks(message))
             if before.cancel:
-                said = _cancelled(before.cancel, "the invocation was denied by a hook")
-                await self._add(said)
-                result = self._result(run, "end_turn", said)
+                message = _cancelled(before.cancel, "the invocation was denied by a hook")
+                await self._add(message)
+                result = self._result(run, "end_turn", message)
             else:
                 async for event in self._cycles(run):
                     result = event.get("result", result)
@@ -446,8 +446,8 @@ class Agent:
 
     def _make_room(self, error: ChatError) -> None:
         """Shortens the conversation if it was too long for the model; raises the error otherwise."""
-        said = f"{error} {error.answer}".lower()
-        if error.kind != "refused" or not any(each in said for each in _TOO_LONG):
+        text = f"{error} {error.answer}".lower()
+        if error.kind != "refused" or not any(each in text for each in _TOO_LONG):
             raise error
         self.conversation_manager.reduce_context(self, error)
 
@@ -471,8 +471,8 @@ class Agent:
 
     def ask_beside(self, messages: Iterable[Message], system: str) -> str:
         """Returns the model's answer to messages that are not part of the conversation."""
-        asked = self._request(messages, system)
-        return run_sync(self._history.sample.chat(asked, **self._params)).text
+        request = self._request(messages, system)
+        return run_sync(self._history.sample.chat(request, **self._params)).text
 
     def structured_output(self, output_model: Any, prompt: Prompt = None) -> Any:
         """Runs `structured_output_async` without `await`."""
@@ -481,15 +481,15 @@ class Agent:
     async def structured_output_async(self, output_model: Any, prompt: Prompt = None) -> Any:
         """Asks the model for an instance of this type, from the conversation and the prompt. Neither prompt nor answer
         is recorded. Raises `StructuredOutputException`."""
-        asked = [*self.messages, *map(in_blocks, _as_messages(prompt))]
-        if not asked:
+        conversation = [*self.messages, *map(in_blocks, _as_messages(prompt))]
+        if not conversation:
             raise ValueError("there is neither a conversation nor a prompt")
         run = _Invocation({}, Structure(output_model), "", {}, forced=True)
         await self.hooks.call(BeforeInvocationEvent(self, run.state, None))
         try:
             tools, params = self._offered(run)
             self._history.record()
-            reply = await self._history.sample.chat(self._request(asked), tools=tools, **params)
+            reply = await self._history.sample.chat(self._request(conversation), tools=tools, **params)
             given = reply.tool_calls[0].arguments if reply.tool_calls else reply.text
             assert run.structure is not None
             try:
@@ -521,9 +521,9 @@ class Agent:
             before = BeforeToolCallEvent(self, self.tools.get(call.name), use_of(call), run.state)
             await self.hooks.call(before)
             if before.cancel_tool:
-                said = before.cancel_tool if isinstance(before.cancel_tool, str) else "the call was denied by a hook"
-                denied = tool_result(before.tool_use, "error", [{"text": said}])
-                after = AfterToolCallEvent(self, None, before.tool_use, run.state, denied, None, said)
+                text = before.cancel_tool if isinstance(before.cancel_tool, str) else "the call was denied by a hook"
+                denied = tool_result(before.tool_use, "error", [{"text": text}])
+                after = AfterToolCallEvent(self, None, before.tool_use, run.state, denied, None, text)
             else:
                 result, error = await self._tool_answer(before, run.state)
                 after = AfterToolCallEvent(self, before.selected_tool, before.tool_use, run.state, result, error)
@@ -589,8 +589,8 @@ def _as_messages(prompt: Any) -> list[Message]:
     return [{"role": "user", "content": list(prompt)}]
 
 
-def _cancelled(said: bool | str, otherwise: str) -> Message:
-    return {"role": "assistant", "content": [{"text": said if isinstance(said, str) else otherwise}]}
+def _cancelled(text: bool | str, otherwise: str) -> Message:
+    return {"role": "assistant", "content": [{"text": text if isinstance(text, str) else otherwise}]}
 
 
 def _stop_reason(reply: Completion | None) -> StopReason:

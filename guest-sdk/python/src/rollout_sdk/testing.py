@@ -199,17 +199,17 @@ class _Model:
         if after_history:
             sample.push(given)
             messages = [*sample.played.messages]
-        asked = {
+        sent = {
             "messages": messages,
             "tools": [json.loads(each) for each in request.tools],
             **json.loads(request.params or "{}"),
         }
         place = len(self._run.requests)
-        self._run.requests.append(asked)
+        self._run.requests.append(sent)
         assert place < len(self._replies), f"the model was called more often than there are replies, {place}"
         reply: Any = self._replies[place]
         if callable(reply):
-            reply = reply(asked)
+            reply = reply(sent)
         return _PlayedCall(reply, sample if request.keep_reply else None)
 
     def finish(self, call: Any) -> Any:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Generator
 from typing import Any, TextIO
 
-FILE = "said.txt"
+FILE = "import_output.txt"
 
 
 class _Twice:
@@ -29,7 +29,7 @@ class _Twice:
 
 
 @contextlib.contextmanager
-def kept(directory: str) -> Generator[None, None, None]:
+def recorded(directory: str) -> Generator[None, None, None]:
     """Records the output of the `with` block in a file in this directory."""
     with open(f"{directory}/{FILE}", "w", encoding="utf-8") as file:
         streams: Any = sys
