@@ -1,6 +1,7 @@
-"""Finds functions that CPython would call with another number of arguments than they have parameters, which ends a
-component's instance: getters without a closure parameter, methods without arguments that lack the null parameter, methods
-with the wrong flags. The compiler's warnings list such casts of functions, and the tables of methods show how each is called.
+"""Finds functions that CPython would call with others than their parameters, which ends a component's instance: getters
+without a closure, methods without arguments that do not take the nothing, methods whose flags say other than they take.
+
+The compiler says which casts of functions are of this kind, and the tables of methods say how each is called.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from typing import Any
 _CAST = re.compile(r"^(\S+?):(\d+):\d+: warning: cast from '(?:[^']*)\(\*\)\(([^']*)\)' .* to '(PyCFunction|getter|setter)'", re.M)
 _METHOD = re.compile(r'\{\s*"[^"]*",\s*(?:\([^)]*\)\s*)*\(?\s*(\w+)\s*\)?,\s*(METH_[A-Z_|\s]*)')
 
-# Number of parameters of a getter and a setter. That of a method follows from its flags.
+# Of a getter and a setter. A method has as many as its flags say.
 _PARAMETERS = {"getter": 2, "setter": 3}
 
 
 def wrong(made: Path, environment: dict[str, str]) -> list[str]:
-    """Returns the locations of such functions in the sources of a build."""
+    """Where such functions are, in the sources of what was made here."""
     commands = [each for each in json.loads((made / "compile_commands.json").read_text()) if ".pyx" not in each["file"]]
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        outputs = list(workers.map(lambda each: _output_of(each, environment), commands))
+        said = list(workers.map(lambda each: _said_of(each, environment), commands))
     found: set[str] = set()
     methods: dict[tuple[Path, int], int] = {}
-    for command, text in zip(commands, outputs, strict=True):
+    for command, text in zip(commands, said, strict=True):
         for file, line, parameters, kind in _CAST.findall(text):
             place, count = (Path(command["directory"]) / file).resolve(), parameters.count(",") + 1
             if kind == "PyCFunction":
@@ -39,7 +40,7 @@ def wrong(made: Path, environment: dict[str, str]) -> list[str]:
     for place in {_written(each) for each in commands} | {file for file, _ in methods}:
         for name, flags, lines in _methods_in(place):
             wanted = 2 + ("FASTCALL" in flags) + ("KEYWORDS" in flags)
-            # The compiler does not warn about a function with two parameters.
+            # Of a function with two parameters there is nothing to say.
             count = next((methods[place, line] for line in lines if (place, line) in methods), 2)
             if count != wanted:
                 found.add(f"{place.name}:{lines[0]}: {name} has {count} parameters, and is called with {wanted}: {flags}")
@@ -47,14 +48,14 @@ def wrong(made: Path, environment: dict[str, str]) -> list[str]:
 
 
 def _written(command: dict[str, Any]) -> Path:
-    """Returns the source that a command compiles, or the one that it was generated from, which the compiler names."""
+    """The source that a command compiles, or what it was made of, which is what the compiler names."""
     directory = Path(command["directory"])
     source = directory / command["file"]
     made_of = re.search(r'^#line \d+ "([^"]+)"', source.read_text(errors="replace"), re.MULTILINE)
     return (directory / made_of[1] if made_of else source).resolve()
 
 
-def _output_of(command: dict[str, Any], environment: dict[str, str]) -> str:
+def _said_of(command: dict[str, Any], environment: dict[str, str]) -> str:
     arguments = shlex.split(command["command"])
     for option in ("-o", "-MQ", "-MF"):
         if option in arguments:
@@ -69,7 +70,7 @@ def _output_of(command: dict[str, Any], environment: dict[str, str]) -> str:
 
 
 def _methods_in(source: Path) -> Iterator[tuple[str, str, range]]:
-    """Yields name, flags and lines of each method in a file's tables."""
+    """Name, flags and lines of each method in a file's tables."""
     text = source.read_text(errors="replace")
     for entry in _METHOD.finditer(text):
         first, last = (text.count("\n", 0, at) + 1 for at in entry.span())

@@ -1,6 +1,7 @@
-"""The compiler of packages with native code: clang and wasm-ld of Zig, for the component's Python. Build systems call
-it as `wasi-cc`, `wasi-c++` or `wasi-ar`, like a compiler for Linux: options that make no sense here are left out.
-`toolchain.py` makes the directory that $WASI_NATIVE names.
+"""The compiler of packages with native code: clang and wasm-ld of Zig, for the component's Python.
+
+Called as `wasi-cc`, `wasi-c++` or `wasi-ar` by build systems that think of a compiler for Linux: what they say
+that makes no sense here is left out. `toolchain.py` makes the directory that $WASI_NATIVE names.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ INCLUDES = HERE / "debian/usr/include"
 BUILTINS = next((HERE / "debian/usr/lib").glob("llvm-*/lib/clang/*/lib/wasi/libclang_rt.builtins-wasm32.a"))
 CXX = next((HERE / "debian/usr/lib").glob("llvm-*/include/wasm32-wasi/c++/v1"))
 
-# Without debug information, a wheel contains no paths of the machine that builds it.
+# Paths of the machine that builds are in no wheel.
 TARGET = ["--target=wasm32-wasip2", "-fPIC", "-nostdlibinc", "-g0", "-mllvm", "-wasm-enable-sjlj"]
 EMULATED = ["-D_WASI_EMULATED_SIGNAL", "-D_WASI_EMULATED_PROCESS_CLOCKS", "-D_WASI_EMULATED_GETPID", "-D_WASI_EMULATED_MMAN"]
 
-# Options with which the compiler does not link.
+# What compiles, and does not link.
 ONLY_COMPILES = {"-c", "-E", "-S", "-M", "-MM", "-fsyntax-only", "--version", "-v", "-dumpversion", "-dM"}
 ONLY_COMPILES |= {"--print-search-dirs", "-print-search-dirs"}
 
-# Crates pass this option to detect Windows' compiler.
+# Crates ask so whether this is the compiler of Windows, which would answer.
 ONLY_COMPILES |= {"-?"}
 
-# Libraries that are part of libc here, or do not exist.
+# Libraries that are part of libc here, or of nothing.
 LEFT_OUT = {"-lm", "-ldl", "-lpthread", "-lrt", "-lutil", "-lgcc", "-lgcc_s", "-lstdc++", "-latomic"}
 
 
@@ -44,7 +45,7 @@ def compiler(cxx: bool) -> list[str]:
 
 
 def main(name: str, arguments: list[str]) -> int:
-    """Runs as the program of this name."""
+    """Does what the program of this name is to do."""
     if name.endswith("-ar"):
         os.execv(ZIG, [str(ZIG), "ar", *arguments])
     cxx = name.endswith("++")
@@ -62,7 +63,7 @@ def _expanded(argument: str) -> list[str]:
 
 
 def link(given: list[str], cxx: bool) -> int:
-    """Compiles the sources among the arguments and links everything."""
+    """Compiles the sources among these and links all of it."""
     sources: list[str] = []
     linked: list[str] = []
     flags: list[str] = []
@@ -95,14 +96,14 @@ def link(given: list[str], cxx: bool) -> int:
 
 
 def _module(output: str, cxx: bool) -> list[str]:
-    """Returns the options that link a Python module. They link it against the component's own libraries, so that
-    missing symbols are found now."""
+    """What makes a module of Python of it. It is linked against the component's own libraries, so that what
+    they do not have is seen now."""
     name = Path(output).name.split(".")[0]
     flags = ["--experimental-pic", "-shared", "--no-entry", "--no-export-dynamic", "--strip-all"]
     flags += [f"--export-if-defined=PyInit_{name}", f"-L{HERE}/lib", "-lpython3.14"]
     flags += ["-lwasi-emulated-process-clocks", "-lwasi-emulated-signal", "-lwasi-emulated-mman"]
     if status := os.environ.get("WASI_FLOAT_STATUS"):
-        # The variable exists in one module, for all modules of the package.
+        # In one module, for all of the package's.
         symbol = "rollout_float_status"
         flags += [str(HERE / "lib/float_status.o"), f"--export={symbol}"] if name == status else [
             f"--allow-undefined-file={HERE}/lib/float_status.txt"
@@ -111,7 +112,7 @@ def _module(output: str, cxx: bool) -> list[str]:
 
 
 def _program(cxx: bool) -> list[str]:
-    """Returns the options that link a build system's probe of libc."""
+    """What links a probe of a build system, which asks what libc has."""
     libraries = HERE / "debian/usr/lib/wasm32-wasip2"
     flags = [str(libraries / "crt1-command.o"), f"-L{libraries}"]
     flags += [f"-l{name}" for name in ("wasi-emulated-signal", "wasi-emulated-process-clocks", "wasi-emulated-mman")]

@@ -1,4 +1,4 @@
-"""Fetches packages of Debian unstable with separate package lists, on any machine with Debian's package sources."""
+"""Debian's archive, under lists of its own: what unstable has is fetched on any machine that has packages of Debian."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def fetch(place: Path, kind: str, command: list[str], packages: list[str], target: Path) -> None:
-    """Lets apt-get fetch packages of programs (`deb`) or of sources (`deb-src`) to a directory. The package lists are
-    stored in `place`."""
+    """Has apt-get fetch packages, of programs (`deb`) or of sources (`deb-src`), to a directory. Its lists are kept in
+    `place`."""
     apt = place / kind
     for directory in (target, apt / "lists/partial", apt / "cache/archives/partial"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -31,21 +31,21 @@ def fetch(place: Path, kind: str, command: list[str], packages: list[str], targe
 
 
 def kept(directory: Path, pattern: str, digest: str) -> Path | None:
-    """Returns the file with this hash, if there is one."""
+    """The file with this hash, where there is one."""
     files = directory.glob(pattern)
     return next((file for file in files if hashlib.sha256(file.read_bytes()).hexdigest() == digest), None)
 
 
 def _archive() -> str:
-    """Returns the URL of this machine's archive of Debian."""
-    listed = subprocess.run(
+    """Where this machine has Debian's packages from."""
+    said = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"],
         check=True,
         capture_output=True,
         text=True,
     )
-    places = [line.split() for line in listed.stdout.splitlines() if line]
-    # Without package lists, which an image may lack, no archive has a label.
+    places = [line.split() for line in said.stdout.splitlines() if line]
+    # Without lists, which an image may have left out, nothing has a label.
     named = [place[0] for place in places if place[1:] == ["Debian"] or place[0].rstrip("/").endswith("/debian")]
     if not named:
         sys.exit("this machine's package sources name no archive of Debian; make the wheels on a Debian, which has one")

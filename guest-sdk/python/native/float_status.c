@@ -1,2 +1,2 @@
-// Defines the variable of `include/fenv.h`, in one module of a package for all of its modules.
+// What `include/fenv.h` declares: in one of a package's modules, for all of them.
 __attribute__((visibility("default"))) int rollout_float_status;

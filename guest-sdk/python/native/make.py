@@ -1,9 +1,9 @@
-"""Builds wheels of the packages in `packages.toml` for the component's Python.
+"""Makes wheels of the packages in `packages.toml` for the component's Python.
 
     make.py TOOLCHAIN WHEELS [PACKAGE...]
 
-Run by `scripts/native-wheels`, in an environment with the packages of `requirements.txt`. The same sources give the
-same wheels.
+Run by `scripts/native-wheels`, in an environment with what `requirements.txt` has. The same sources give the same
+wheels.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SUFFIX = ".cpython-314-wasm32-wasi.so"
 
 BUILDS = {"cargo": with_cargo.build, "meson": with_meson.build, "setuptools": with_setuptools.build}
 
-# The earliest time in a ZIP archive.
+# The first moment that an archive can name.
 TIME = (1980, 1, 1, 0, 0, 0)
 
 
 class Sources(DownloadCommand):
-    """Downloads an archive of sources with pip as it is. pip's own command would start to build it, to find its
-    dependencies."""
+    """pip's download, of an archive of sources as it is. pip itself would begin to build it, to see what it
+    depends on."""
 
     def run(self, options: Any, args: list[str]) -> int:
         name, version = args[0].split("==")
@@ -76,7 +76,7 @@ def make(package: dict[str, Any], toolchain: Path, wheels: Path) -> None:
         return
     print(f"making {wheel.name}", flush=True)
     source = unpack(package, toolchain)
-    # Assertions must not contain paths of this machine.
+    # What assertions name is no path of this machine.
     flags = f"-ffile-prefix-map={source}=. -ffile-prefix-map={toolchain}=."
     environment = {
         **os.environ,
@@ -88,14 +88,14 @@ def make(package: dict[str, Any], toolchain: Path, wheels: Path) -> None:
         "PYTHONHASHSEED": "0",
     }
     tree = BUILDS[package["build"]](package, source, toolchain, environment)
-    # numpy stores the paths of its tools.
+    # numpy writes down what it was made with.
     places = [str(toolchain), str(Path(sys.executable).parent)]
     write_wheel(wheel, tree, source / "PKG-INFO", f"{stem}-{package['version']}.dist-info", places)
     kept.write_text(stamp)
 
 
 def made_of(package: dict[str, Any]) -> list[Path]:
-    """Returns the files that a wheel depends on, besides the entry of its package."""
+    """What a wheel is made with, besides what is said of its package."""
     shared = ["cc.py", "debian.py", "debian.txt", "make.py", "throw.c", "toolchain.py", "requirements.txt"]
     own = [f"with_{package['build']}.py", f"{package['name']}.patch"]
     own += ["arity.py"] if package["build"] == "meson" else []
@@ -105,7 +105,7 @@ def made_of(package: dict[str, Any]) -> list[Path]:
 
 
 def unpack(package: dict[str, Any], toolchain: Path) -> Path:
-    """Fetches the sources, checks them, and applies the patch."""
+    """Fetches the sources, checks them, and changes what is to be changed."""
     name, version = package["name"], package["version"]
     kept = toolchain / "sources"
     kept.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def unpack(package: dict[str, Any], toolchain: Path) -> Path:
     if not archive.is_file() or digest_of(archive) != package["sha256"]:
         Sources("download", "").main(["--quiet", "--no-binary", ":all:", "--dest", str(kept), f"{name}=={version}"])
     if digest_of(archive) != package["sha256"]:
-        sys.exit(f"the download of {name} {version} does not have the hash in packages.toml")
+        sys.exit(f"what was fetched as {name} {version} is not what the recipe was tried with")
     place = toolchain / "work" / name
     shutil.rmtree(place, ignore_errors=True)
     with tarfile.open(archive) as files:
@@ -130,7 +130,7 @@ def digest_of(file: Path) -> str:
 
 
 def write_wheel(wheel: Path, tree: Path, about: Path, info: str, places: list[str]) -> None:
-    """Packs a tree in a fixed order, without times and without these paths of this machine."""
+    """Packs a tree, in order, without times and without these places of this machine."""
     files = {file.relative_to(tree).as_posix(): file.read_bytes() for file in tree.rglob("*") if file.is_file()}
     files = {name: content for name, content in files.items() if is_wanted(name)}
     for name in [each for each in files if each.endswith(".py")]:
@@ -150,7 +150,7 @@ def write_wheel(wheel: Path, tree: Path, about: Path, info: str, places: list[st
 
 
 def licences(source: Path) -> dict[str, Path]:
-    """Returns the licences of the sources, and those of a linked library."""
+    """What the sources say of how they may be used, and what those of a library say that was linked in."""
     library = source.parent / "library"
     places = [source, *(library.iterdir() if library.is_dir() else [])]
     files = [each for place in places for each in place.iterdir() if re.match(r"(?i)(licen[cs]e|copying)", each.name)]
@@ -158,7 +158,7 @@ def licences(source: Path) -> dict[str, Path]:
 
 
 def is_wanted(name: str) -> bool:
-    """Returns whether an installation needs the file."""
+    """Whether a file is of use where it is installed."""
     return not re.search(r"(^|/)(__pycache__|tests)/|\.(pyc|a|c|cpp|cxx|h|pyx|pxd|hpp)$", name) and ".dist-info/" not in name
 
 

@@ -1,4 +1,4 @@
-// A C++ exception ends the instance: the component's C++ library is built without exceptions.
+// A throw ends the instance: the component's C++ library is made without exceptions.
 #include <stdlib.h>
 
 void *__cxa_allocate_exception(size_t size) { (void)size; abort(); }

@@ -1,9 +1,9 @@
-"""Assembles the toolchain for packages with native code, for the component's Python.
+"""What packages with native code are compiled with for the component's Python.
 
     toolchain.py DIR COMPONENTIZE_PY
 
-Zig (from PyPI) is the compiler, Debian provides headers and the C library for probes, and componentize-py provides the
-libraries that modules are linked against, so that missing symbols are found now and not when a component is built.
+Zig is the compiler (of PyPI), Debian has headers and the C library for probes, and componentize-py itself the
+libraries that modules are linked against: what is missing is seen now and not when a component is built.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ RECIPES = Path(__file__).resolve().parent
 
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
-# The number of a module's section.
+# A section of a module.
 EXPORTS = 7
 
-# The export by which each of componentize-py's libraries is recognized.
+# By which export each of componentize-py's libraries is known.
 LIBRARIES = {
     "libpython3.14.so": b"PyList_New",
     "libc.so": b"malloc_usable_size",
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _debian(target: Path) -> None:
-    """Fetches and unpacks Debian's packages. `debian.txt` has their hashes, because unstable changes."""
+    """Fetches and unpacks Debian's packages. They are those of `debian.txt`, by hash: unstable moves."""
     debs = target / "debs"
     lines = [line.split() for line in (RECIPES / "debian.txt").read_text().splitlines() if line and line[0] != "#"]
     wanted = {(name, version): digest for name, version, digest in lines}
@@ -64,12 +64,12 @@ def _debian(target: Path) -> None:
     for (name, version), digest in wanted.items():
         package = debian.kept(debs, "*.deb", digest)
         if package is None:
-            sys.exit(f"the download of {name} {version} does not have the hash in debian.txt")
+            sys.exit(f"what was fetched as {name} {version} is not the package that recipes were tried with")
         subprocess.run(["dpkg", "-x", package, target / "debian"], check=True)
 
 
 def _libraries(target: Path, componentize: Path) -> None:
-    """Extracts the libraries and the standard library from componentize-py."""
+    """Takes the libraries and the standard library out of componentize-py."""
     frames = list(_frames(componentize.read_bytes()))
     (target / "lib").mkdir(exist_ok=True)
     for name, known_by in LIBRARIES.items():
@@ -85,7 +85,7 @@ def _libraries(target: Path, componentize: Path) -> None:
 
 
 def _frames(content: bytes) -> Iterator[bytes]:
-    """Yields the decompressed contents."""
+    """What is compressed in it."""
     at = content.find(ZSTANDARD)
     while at >= 0:
         reader = zstandard.ZstdDecompressor().decompressobj()
@@ -100,7 +100,7 @@ def _frames(content: bytes) -> Iterator[bytes]:
 
 
 def _exports(module: bytes, name: bytes) -> bool:
-    """Returns whether a module exports this name."""
+    """Whether a module's section of exports has a name that begins so."""
     at = 8
     while at < len(module):
         kind = module[at]
@@ -121,7 +121,7 @@ def _number(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _headers(target: Path) -> None:
-    """Copies Python's headers, with a `pyconfig.h` of the names in Debian's and the component's own values."""
+    """Python's headers, with a `pyconfig.h` of the names in Debian's and the component's own values."""
     include = target / "python"
     debian = target / "debian/usr/include"
     shutil.rmtree(include, ignore_errors=True)
@@ -141,7 +141,7 @@ def _headers(target: Path) -> None:
 
 
 def _compilers(target: Path) -> None:
-    """Creates the compiler's commands under the names that build systems search, and the additional files for C++."""
+    """The compiler by the names that build systems look for, and what C++ needs besides."""
     import ziglang  # type: ignore[import-not-found]
 
     zig = target / "zig"
@@ -163,7 +163,7 @@ def _compilers(target: Path) -> None:
 
 
 def _configuration(target: Path) -> None:
-    """Writes the description of the target Python for build systems."""
+    """What build systems are told of the Python that they build for."""
     (target / "cross.ini").write_text(f"""[binaries]
 c = '{target}/bin/wasi-cc'
 cpp = '{target}/bin/wasi-c++'

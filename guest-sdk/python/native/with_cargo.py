@@ -1,7 +1,7 @@
-"""Builds packages whose native code is Rust, with pyo3, by maturin and cargo.
+"""Packages whose native code is Rust, with pyo3: maturin and cargo make them.
 
 rustup's standard library for WebAssembly is position independent, so a crate becomes a shared library of the
-component; it is linked against the component's own libpython and libc.
+component's; it is linked against the component's own libpython and libc.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any
 
 TARGET = "wasm32-wasip2"
 
-# Only the symbols that cargo requests are exported: those of the standard library would be imported by other libraries,
-# together with their imports from the host. An unresolved symbol is an error.
+# No symbol is exported but those that cargo asks for: the standard library's would be imported by others, and what
+# they need of the host with them. What nobody has is an error here.
 LINKER = ("-shared", "--experimental-pic", "--no-export-dynamic", "--strip-all", "--unresolved-symbols=report-all", "-lpython3.14")
 
 
 def compiler() -> bytes:
-    """Returns the compiler's version. Its standard library becomes part of a wheel."""
+    """Which compiler there is, whose standard library becomes part of a wheel."""
     return subprocess.run(["rustc", "--version"], check=True, capture_output=True).stdout
 
 
 def build(_: dict[str, Any], source: Path, toolchain: Path, environment: dict[str, str]) -> Path:
-    """Builds the package in its installed form and returns its directory."""
+    """Makes the package as it is installed, and says where it is."""
     home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
     flags = ["-Clink-self-contained=n", f"-Lnative={toolchain / 'lib'}", *(f"-Clink-arg={each}" for each in LINKER)]
-    # Panics must not contain paths of this machine.
+    # What panics name is no path of this machine.
     flags += [f"--remap-path-prefix={place}=." for place in (source, home)]
     environment = {
         **environment,
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags),
         "CARGO_TARGET_DIR": str(source / "made"),
         "CARGO_TARGET_WASM32_WASIP2_LINKER": "rust-lld",
-        # Some crates contain a C library.
+        # Some crates have a library in C within.
         "CC_wasm32_wasip2": str(toolchain / "bin/wasi-cc"),
         "AR_wasm32_wasip2": str(toolchain / "bin/wasi-ar"),
         "CFLAGS_wasm32_wasip2": f"{environment['CFLAGS']} -Os",

@@ -1,4 +1,4 @@
-"""Builds packages with their own copy of meson, such as numpy."""
+"""Packages that are made by a meson of their own, numpy among them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import arity
 
 
 def build(package: dict[str, Any], source: Path, toolchain: Path, environment: dict[str, str]) -> Path:
-    """Builds the package in its installed form and returns its directory."""
+    """Makes the package as it is installed, and says where it is."""
     environment = {**environment, "WASI_FLOAT_STATUS": package.get("float-status", "")}
     meson = [sys.executable, str(source / package["meson"])]
     options = [f"--cross-file={toolchain / 'cross.ini'}", f"-Dpython.build_config={toolchain / 'build-details.json'}"]
@@ -26,13 +26,13 @@ def build(package: dict[str, Any], source: Path, toolchain: Path, environment: d
         done = subprocess.run(command, cwd=source, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
             sys.exit(f"{' '.join(command)}\n{done.stdout.decode(errors='replace')[-8000:]}")
-    # WebAssembly traps on mismatched calls that other machines tolerate.
+    # WebAssembly does not forgive what other machines do.
     if found := arity.wrong(source / "made", environment):
-        sys.exit("functions are called with another number of arguments than they have parameters; fix them with a patch:\n" + "\n".join(found))
-    # C++ variables with constructors: a component does not run the constructors.
+        sys.exit("functions are called with others than their parameters; change them by a patch:\n" + "\n".join(found))
+    # Of C++'s variables that are made before anything runs: nobody runs what makes them.
     made = [file for file in (source / "made").rglob("*.o") if b"_GLOBAL__sub_I" in file.read_bytes()]
     if made:
-        sys.exit("variables have constructors, which do not run in a component; fix it with a patch:\n"
+        sys.exit("variables are made by constructors, which do not run in a component; change it by a patch:\n"
                  + "\n".join(file.name for file in made))
     name: str = package["name"]
     return next(tree.rglob(f"{name}/__init__.py")).parent.parent

@@ -1,5 +1,5 @@
-"""Builds packages whose native code is C or C++ with setuptools. A library that they link is compiled from Debian's
-sources, and files that a package's sources lack come from its crate."""
+"""Packages whose native code is C or C++, and setuptools makes it. A library that they are linked with is compiled
+from Debian's sources of it, and files that a package's sources lack come from its crate."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 import debian
 
 
-# The optimization flags of CPython's own modules. $CFLAGS replaces all of those.
+# Of what CPython's own modules are compiled with. $CFLAGS takes the place of all of it.
 OPTIMIZED = "-O2 -DNDEBUG -fno-strict-overflow"
 
 
 def build(package: dict[str, Any], source: Path, toolchain: Path, environment: dict[str, str]) -> Path:
-    """Builds the package in its installed form and returns its directory."""
+    """Makes the package as it is installed, and says where it is."""
     environment = {
         **environment,
         **package.get("environment", {}),
@@ -52,14 +52,14 @@ def build(package: dict[str, Any], source: Path, toolchain: Path, environment: d
 
 
 def _library(library: dict[str, Any], work: Path, toolchain: Path, environment: dict[str, str]) -> Path:
-    """Compiles a library for linking and returns its directory."""
+    """Compiles a library, for modules to be linked with, and says where it is."""
     name, digest = library["name"], library["sha256"]
     sources = toolchain / "sources"
     if debian.kept(sources, "*.orig.tar.*", digest) is None:
         debian.fetch(toolchain / "apt", "deb-src", ["--download-only", "source"], [library["debian"]], sources)
     archive = debian.kept(sources, "*.orig.tar.*", digest)
     if archive is None:
-        sys.exit(f"the download of Debian's sources of {library['debian']} does not have the hash in packages.toml")
+        sys.exit(f"what was fetched as Debian's sources of {library['debian']} is not what the recipe was tried with")
     with tarfile.open(archive) as files:
         files.extractall(work / "library", filter="data")
     place = next(each for each in (work / "library").iterdir() if each.is_dir())
@@ -86,5 +86,5 @@ def _complete(crate: dict[str, Any], source: Path) -> None:
     for file, digest in crate["files"].items():
         there = Path(found["manifest_path"]).parent / file
         if hashlib.sha256(there.read_bytes()).hexdigest() != digest:
-            sys.exit(f"{file} of the crate {crate['name']} {crate['version']} does not have the hash in packages.toml")
+            sys.exit(f"{file} of the crate {crate['name']} {crate['version']} is not what the recipe was tried with")
         shutil.copy(there, source / file)

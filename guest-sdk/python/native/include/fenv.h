@@ -1,6 +1,6 @@
-// Floating-point exceptions, for numpy: WebAssembly has none, and the C library's functions do nothing. These functions
-// record the exceptions that code *raises* explicitly (a singular matrix, an integer divided by zero), in one variable for all
-// modules of a package. Exceptions of single floating-point operations are still not detected.
+// Exceptions of floating point, for numpy: WebAssembly has none, and the C library's functions do nothing. These
+// keep what is *said* to have happened (a singular matrix, an integer divided by zero), in one place for all of a
+// package's modules. What a single operation of floating point meets is still not seen.
 #ifndef ROLLOUT_FENV_H
 #define ROLLOUT_FENV_H
 
