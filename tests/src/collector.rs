@@ -136,8 +136,11 @@ fn read(span: Span) -> TracedSpan {
     let attributes = span.attributes.into_iter();
     let attributes = attributes
         .map(|attribute| {
-            let given = attribute.value.and_then(|given| given.value).map_or(Value::Null, value);
-            (attribute.key, given)
+            let value_of_attribute = attribute
+                .value
+                .and_then(|value_of_attribute| value_of_attribute.value)
+                .map_or(Value::Null, value);
+            (attribute.key, value_of_attribute)
         })
         .collect();
     TracedSpan {

@@ -217,7 +217,7 @@ impl Controller {
             }
         }
         let of_rollout = |chat: &&Received| chat.header("x-rollout-id") == Some(rollout_id);
-        let asked: BTreeSet<String> = self
+        let called: BTreeSet<String> = self
             .chats()
             .iter()
             .filter(of_rollout)
@@ -226,9 +226,9 @@ impl Controller {
         let graded = first("/v1/grader/completed")?;
         let samples = graded["samples"].as_object().ok_or("samples is no object")?;
         let reported: BTreeSet<String> = samples.keys().cloned().collect();
-        if reported != asked || reported.is_empty() {
+        if reported != called || reported.is_empty() {
             return Err(format!(
-                "the model was called for samples {asked:?}, and {reported:?} were reported"
+                "the model was called for samples {called:?}, and {reported:?} were reported"
             ));
         }
         let mut rewards = BTreeMap::new();

@@ -363,7 +363,7 @@ impl TestHost {
     }
 
     /// Returns the trajectory of a finished rollout over HTTP, from its journal.
-    pub async fn given_trajectory(&self, id: &str) -> Value {
+    pub async fn served_trajectory(&self, id: &str) -> Value {
         let reply = self.get(&format!("/rollout/{id}/trajectory")).await;
         assert_eq!(reply.status, 200, "{}", reply.text);
         reply.body

@@ -45,7 +45,7 @@ pub struct Oracle {
 
 struct Shared {
     answers: Answers,
-    asked: Mutex<Vec<OracleRequest>>,
+    requests: Mutex<Vec<OracleRequest>>,
     /// Whether requests with [`HELD`] in their path are held.
     holds: watch::Sender<bool>,
 }
@@ -56,7 +56,8 @@ const HELD: &str = "held";
 impl Oracle {
     /// Starts one on a free port.
     pub async fn start(answers: Answers) -> Self {
-        let shared = Arc::new(Shared { answers, asked: Mutex::default(), holds: watch::Sender::new(true) });
+        let shared =
+            Arc::new(Shared { answers, requests: Mutex::default(), holds: watch::Sender::new(true) });
         let routes = Router::new()
             .route("/v1/chat/completions", post(answer))
             .route("/rollouts/{id}/v1/chat/completions", post(answer))
@@ -95,7 +96,7 @@ impl Oracle {
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<OracleRequest>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -107,13 +108,13 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, Json(body): Json<Va
     messages.hash(&mut hasher);
     let hash = hasher.finish();
     let (place, answer) = {
-        let mut asked = shared.lock();
+        let mut requests = shared.lock();
         let answer = match shared.answers {
-            Answers::New => format!("answer {} of many", asked.len()),
+            Answers::New => format!("answer {} of many", requests.len()),
             Answers::ByRequest => format!("answer {hash:016x}"),
         };
-        asked.push(OracleRequest { path, messages, at, answered: None, answer: answer.clone() });
-        (asked.len() - 1, answer)
+        requests.push(OracleRequest { path, messages, at, answered: None, answer: answer.clone() });
+        (requests.len() - 1, answer)
     };
     // The delays vary, so that either of two concurrent requests may be answered first.
     let millis = match shared.answers {

@@ -9,7 +9,7 @@ fn reporting(report: Value) -> Answer {
     Answer::Status(200, json!({"status": "ok", "trajectory": report}))
 }
 
-fn taken() -> Answer {
+fn acknowledged() -> Answer {
     Answer::Status(200, json!({"status": "ok"}))
 }
 
@@ -37,7 +37,7 @@ async fn a_report_on_the_completion_is_in_the_trajectory() {
         let controller = Controller::start().await;
         let request = ask(controller.rollout("Calculate 2 + 3.").label("5"));
 
-        let document = trajectory(&request, [reporting(report.clone()), taken()], &controller).await;
+        let document = trajectory(&request, [reporting(report.clone()), acknowledged()], &controller).await;
 
         let step = &document["steps"][1];
         let expected = json!({
@@ -132,7 +132,7 @@ async fn a_rollout_that_failed_has_its_report_too() {
     let host = TestHost::start("conform").await;
     let report =
         json!({"model_name": "engine", "samples": {"s": {"final_metrics": {"total_cost_usd": 2.5}}}});
-    controller.answer_callbacks([taken(), reporting(report)]);
+    controller.answer_callbacks([acknowledged(), reporting(report)]);
     let request = controller.rollout("please fail").label("5").with_callbacks("k");
     host.ask(&request).await;
 

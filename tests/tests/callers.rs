@@ -107,10 +107,10 @@ async fn without_the_key_no_body_is_requested_or_awaited() {
             let (refused, _open) = exchange(&host, &post(path, more)).await;
             assert_eq!(status(&refused), "401", "{path} {more}: {refused}");
         }
-        let asked = format!("{LARGE}expect: 100-continue\r\nauthorization: Bearer the-key\r\n");
-        let (asked, _open) = exchange(&host, &post(path, &asked)).await;
+        let head = format!("{LARGE}expect: 100-continue\r\nauthorization: Bearer the-key\r\n");
+        let (answer, _open) = exchange(&host, &post(path, &answer)).await;
         let expected = if path == "/rollout/cancel" { "413" } else { "100" };
-        assert_eq!(status(&asked), expected, "{path}: {asked}");
+        assert_eq!(status(&answer), expected, "{path}: {answer}");
     }
 }
 
@@ -137,8 +137,8 @@ async fn a_body_that_announces_too_much_is_refused_before_it_comes() {
         let (refused, _open) = exchange(&host, &post(path, &more)).await;
         assert_eq!(status(&refused), "413", "{path}: {refused}");
         let more = format!("content-length: {length}\r\nexpect: 100-continue\r\n");
-        let (asked, _open) = exchange(&host, &post(path, &more)).await;
-        assert_eq!(status(&asked), "100", "{path}: {asked}");
+        let (answer, _open) = exchange(&host, &post(path, &more)).await;
+        assert_eq!(status(&answer), "100", "{path}: {answer}");
     }
     // A body of unknown length is read up to the limit.
     let mut stream = host.connect().await.expect("it listens");
@@ -184,12 +184,12 @@ async fn a_body_that_stops_arriving_is_abandoned() {
     });
 
     for (path, stream) in &mut unfinished {
-        let given_up = in_time("the end of waiting", head(stream)).await;
-        assert_eq!(status(&given_up), "408", "{path}: {given_up}");
+        let answer = in_time("the end of waiting", head(stream)).await;
+        assert_eq!(status(&answer), "408", "{path}: {answer}");
     }
-    let mut given_up = [0; 12];
-    in_time("the end of dripping", reading.read_exact(&mut given_up)).await.expect("it is answered");
-    assert_eq!(&given_up, b"HTTP/1.1 408");
+    let mut answer = [0; 12];
+    in_time("the end of dripping", reading.read_exact(&mut answer)).await.expect("it is answered");
+    assert_eq!(&answer, b"HTTP/1.1 408");
     dripping.abort();
     let reply = host.post("/v1/rollout/init", &InitRequest::new(&controller, "2 + 3").body()).await;
     assert_eq!(reply.status, 202, "{}", reply.text);
@@ -226,8 +226,8 @@ async fn web_pages_and_foreign_host_names_are_refused_with_the_option_that_allow
         }
     }
     for name in ["localhost", "127.0.0.1", "[::1]", "10.1.2.3", "a.localhost:1"] {
-        let (taken, _) = exchange(&host, &format!("GET /health HTTP/1.1\r\nhost: {name}\r\n\r\n")).await;
-        assert_eq!(status(&taken), "200", "{name}: {taken}");
+        let (answer, _) = exchange(&host, &format!("GET /health HTTP/1.1\r\nhost: {name}\r\n\r\n")).await;
+        assert_eq!(status(&answer), "200", "{name}: {answer}");
     }
 }
 
@@ -274,10 +274,10 @@ async fn a_request_to_cancel_tens_of_thousands_delays_no_other() {
     let cancelling = host.post("/rollout/cancel", &body);
     tokio::pin!(cancelling);
     let reply = loop {
-        let asked = Instant::now();
+        let started = Instant::now();
         tokio::select! {
             reply = &mut cancelling => break reply,
-            _ = host.health() => slowest = slowest.max(asked.elapsed()),
+            _ = host.health() => slowest = slowest.max(started.elapsed()),
         }
     };
 
@@ -350,12 +350,12 @@ async fn bodies_are_charged_to_the_memory_budget_on_arrival_and_with_their_rollo
         async || host.metrics().await.get("rollout_host_held_bytes{use=\"request\"}").expect("it is counted");
 
     // A body without room is refused before it is sent.
-    let (asked, _open) = exchange(
+    let (answer, _open) = exchange(
         &host,
         &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)),
     )
     .await;
-    assert_eq!(status(&asked), "100", "{asked}");
+    assert_eq!(status(&answer), "100", "{answer}");
     assert_eq!(held().await, 0.0, "announcing costs nothing");
     let mut unfinished = Vec::new();
     let chunk = vec![b' '; 30 * MIB];

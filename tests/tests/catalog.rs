@@ -110,8 +110,8 @@ async fn after_a_kill_rollouts_continue_with_their_version() {
         let plugin = catalog.plugin(tenant, "p");
         assert_eq!(greeting(&plugin.result(admitted).await), "v1");
         assert_eq!(greeting(&plugin.run(&controller.rollout("2 + 3").label("5")).await), "v2");
-        let given = plugin.given_trajectory("r").await;
-        assert!(given["session_id"].is_string(), "{given:#}");
+        let trajectory = plugin.served_trajectory("r").await;
+        assert!(trajectory["session_id"].is_string(), "{trajectory:#}");
     }
 }
 

@@ -210,7 +210,7 @@ async fn every_operation_of_the_description_is_answered_by_the_api_itself() {
     let stranger = server.asking("rh_nobody");
     let (status, api) = stranger.get("/openapi.json").await;
     assert_eq!(status, 200);
-    let mut asked = 0;
+    let mut count = 0;
     for (path, item) in api["paths"].as_object().unwrap() {
         for method in item.as_object().unwrap().keys() {
             let method = Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
@@ -221,10 +221,10 @@ async fn every_operation_of_the_description_is_answered_by_the_api_itself() {
                 (401, &json!("unauthorized")),
                 "{method} {path}"
             );
-            asked += 1;
+            count += 1;
         }
     }
-    assert!(asked > 20, "{asked} operations");
+    assert!(count > 20, "{count} operations");
     let (status, answer) = server.asking(&server.operator).get("/nothing").await;
     assert_eq!((status.as_u16(), &answer["error"]["kind"]), (404, &json!("not-found")));
 }

@@ -178,8 +178,8 @@ async fn serve_names_the_reason_why_it_cannot_start() {
     let dir = temporary();
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "max-concurrent = 0\nlisten = 'here'\n").unwrap();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = taken.local_addr().unwrap().to_string();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = address.local_addr().unwrap().to_string();
     let kept = dir.path().join("kept").display().to_string();
     let kept = ["--artifact-root", &*kept];
     let conform = guest("conform");
@@ -187,7 +187,7 @@ async fn serve_names_the_reason_why_it_cannot_start() {
     for (plugin, more, code, named) in [
         (&guest("only_grader"), &["--listen", "127.0.0.1:0"][..], 1, &["exports no workflow"][..]),
         (&conform, &["--config", &config], 2, &["max-concurrent: 0", "listen: 'here'"]),
-        (&conform, &["--listen", &taken], 2, &["cannot listen on"]),
+        (&conform, &["--listen", &address], 2, &["cannot listen on"]),
         (&conform, &["--listen", "127.0.0.1:0", "--server-key-env", "NOT_SET"], 2, &["NOT_SET"]),
         (&dir.path().join("nowhere.wasm"), &[], 2, &["nowhere.wasm"]),
     ] {

@@ -175,9 +175,9 @@ async fn no_key_of_a_rollout_is_in_clear_text_in_any_generation() {
     seen.push(host.process().stderr());
     let (files, bytes) = check_folder(host.dir());
     assert!(files >= 20 && bytes > 100_000, "{files} files of {bytes} bytes were looked through");
-    let asked = controller.chats().len();
+    let calls = controller.chats().len();
     let host = host.killed(&serve).await.with_key(SERVER_KEY);
-    let again = async || (controller.chats().len() > asked).then_some(());
+    let again = async || (controller.chats().len() > calls).then_some(());
     until("the rollout to go on", again).await;
     controller.release();
     host.idle().await;

@@ -85,9 +85,9 @@ async fn a_full_host_refuses_with_a_retry_time_and_finishes_admitted_rollouts() 
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform").option("--max-concurrent", 2).option("--queue-max", 1).start().await;
-    let mut taken: Vec<Admitted> = Vec::new();
+    let mut admitted: Vec<Admitted> = Vec::new();
     for _ in 0..3 {
-        taken.push(host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await);
+        admitted.push(host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await);
     }
     controller.chats_open(2).await;
 
@@ -98,7 +98,7 @@ async fn a_full_host_refuses_with_a_retry_time_and_finishes_admitted_rollouts() 
     assert_eq!(refused.headers.get("retry-after").and_then(|value| value.to_str().ok()), Some("5"));
     assert_eq!(health["concurrency"], json!({"max_concurrent": 2, "queued": 1, "running": 2}));
     controller.release();
-    for rollout in &taken {
+    for rollout in &admitted {
         assert_eq!(host.result(rollout).await["sample"]["reward"], 1.0);
     }
     host.idle().await;
@@ -270,8 +270,8 @@ async fn a_host_that_was_stopped_for_longer_than_a_lease_keeps_polled_rollouts()
 
     host.process().signal(Signal::STOP);
     for _ in 0..2 {
-        let given_up = other.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
-        let path = format!("/rollout/{}/status", given_up.id);
+        let abandoned = other.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        let path = format!("/rollout/{}/status", abandoned.id);
         let is_over = async || {
             let status = other.get(&path).await.body["status"].clone();
             ["failure", "cancelled"].iter().any(|over| status == *over).then_some(())

@@ -26,13 +26,13 @@ async fn another_grader_gives_other_rewards_without_model_calls() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(4)).model(&controller).options(["--n", "2"]);
     assert_eq!(evaluation.run().await.code, Some(0));
-    let (before, asked) = (evaluation.results(), controller.chats().len());
+    let (before, calls) = (evaluation.results(), controller.chats().len());
     let grader = guest("only_grader").display().to_string();
 
     let ran = graded_again(&evaluation, &["--grader", &grader]).await;
 
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
-    assert_eq!(controller.chats().len(), asked, "no model was called");
+    assert_eq!(controller.chats().len(), calls, "no model was called");
     assert_eq!(evaluation.results(), before, "the old results are as they were");
     let again = lines(&evaluation.path("again/results.jsonl"));
     assert_eq!(again.len(), 8);
@@ -79,7 +79,7 @@ async fn the_judge_is_called_again_and_a_missing_judge_is_an_error() {
     let evaluation = evaluation.options(["--model", "a-model", "--base-url", &oracle.url()]);
     let ran = evaluation.run().await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let asked = oracle.count();
+    let calls = oracle.count();
     let path = evaluation.path("config.toml").display().to_string();
 
     let judged = graded_again(&evaluation, &["--config", &path]).await;
@@ -87,7 +87,7 @@ async fn the_judge_is_called_again_and_a_missing_judge_is_an_error() {
 
     assert_eq!(judged.code, Some(0), "{}\n{}", judged.stdout, judged.stderr);
     assert!(judged.stdout.contains("0 of 1 rewards changed"), "{}", judged.stdout);
-    assert_eq!(oracle.count(), asked + 1, "the judge, once");
+    assert_eq!(oracle.count(), calls + 1, "the judge, once");
     assert_eq!(without_judge.code, Some(2), "{}", without_judge.stderr);
     assert!(without_judge.stderr.contains("the grader used the judge 'judge'"), "{}", without_judge.stderr);
 }
@@ -97,12 +97,12 @@ async fn a_workflow_that_behaves_differently_is_reported_and_has_no_reward() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
     assert_eq!(evaluation.run().await.code, Some(0));
-    let asked = controller.chats().len();
+    let calls = controller.chats().len();
 
     let ran = graded_again(&evaluation, &[&guest("two_samples").display().to_string()]).await;
 
     assert_eq!(ran.code, Some(1), "{}\n{}", ran.stdout, ran.stderr);
-    assert_eq!(controller.chats().len(), asked);
+    assert_eq!(controller.chats().len(), calls);
     for line in lines(&evaluation.path("again/results.jsonl")) {
         assert_eq!(line["kind"], "nondeterministic", "{line:#}");
         assert!(line["reason"].as_str().unwrap().contains("call 1"), "{line:#}");

@@ -128,17 +128,17 @@ async fn a_seed_selects_the_same_rows_again_and_more_with_a_higher_limit() {
 
     let three = evaluation.options(["--limit", "3"]);
     let first = three.run().await;
-    let taken = rows(&three);
+    let selected = rows(&three);
     let more = three.without("--limit").options(["--limit", "4"]);
     let second = more.run().await;
-    let taken_then = rows(&more);
+    let selected_later = rows(&more);
     let fewer = more.without("--limit").options(["--limit", "2"]);
     let third = fewer.run().await;
 
     assert_eq!((first.code, second.code), (Some(0), Some(0)), "{}{}", first.stderr, second.stderr);
     // Sorted by the SHA-256 of "7-0", "7-1" and so on, the rows are 1, 2, 5, 0, 3, 4.
-    assert_eq!(taken, [0, 2, 5]);
-    assert_eq!(taken_then, [0, 2, 3, 5]);
+    assert_eq!(selected, [0, 2, 5]);
+    assert_eq!(selected_later, [0, 2, 3, 5]);
     assert_eq!(controller.chats().len(), 4, "rows with a result do not run again");
     assert_eq!(third.code, Some(2), "{}", third.stderr);
     assert!(

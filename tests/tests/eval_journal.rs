@@ -72,8 +72,8 @@ async fn a_killed_evaluation_resumes_its_rollouts() {
     assert_eq!(without_times(evaluation.results()), without_times(whole.results()));
     assert_eq!(evaluation.summary()["reward"], whole.summary()["reward"]);
     let mut questions: HashMap<String, Vec<OracleRequest>> = HashMap::new();
-    for asked in oracle.requests() {
-        questions.entry(asked.messages.clone()).or_default().push(asked);
+    for request in oracle.requests() {
+        questions.entry(request.messages.clone()).or_default().push(request);
     }
     assert_eq!(questions.len(), ROWS * (2 * TURNS + 1), "each question of each row, and its judge's");
     for again in questions.values() {
@@ -184,7 +184,7 @@ async fn a_row_can_be_replayed() {
     let oracle = Oracle::start(Answers::ByRequest).await;
     let evaluation = long_way(&oracle);
     assert_eq!(evaluation.run().await.code, Some(0));
-    let asked = oracle.count();
+    let calls = oracle.count();
     let config = evaluation.path("config.toml");
     let mut replay = rollout_host(["replay", "row-00002-run-0", "--journal"]);
 
@@ -193,5 +193,5 @@ async fn a_row_can_be_replayed() {
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
     let reward = &evaluation.results()[2]["reward"];
     assert!(ran.stdout.contains(&format!("the same: reward {}", reward.as_f64().unwrap())), "{}", ran.stdout);
-    assert_eq!(oracle.count(), asked, "no model was called");
+    assert_eq!(oracle.count(), calls, "no model was called");
 }

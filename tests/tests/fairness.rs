@@ -68,9 +68,9 @@ async fn health_latency(guest: &str, count: usize) -> Duration {
     let began = Instant::now();
     let mut times = Vec::new();
     while times.len() < UNMEASURED + MEASURED || began.elapsed() < MEASURED_FOR {
-        let asked = Instant::now();
+        let started = Instant::now();
         host.health().await;
-        times.push(asked.elapsed());
+        times.push(started.elapsed());
     }
     times.drain(..UNMEASURED);
     for guest in &guests {

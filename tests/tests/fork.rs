@@ -74,7 +74,7 @@ async fn forks_share_the_first_calls_of_their_parent_and_continue_independently(
     assert_eq!(three_texts[..3], one_texts[..3], "two turns are the fork's, with its number");
     assert_ne!(number(&three_texts[3]), number(&one_texts[3]));
 
-    let trajectory = host.given_trajectory(&third.id).await;
+    let trajectory = host.served_trajectory(&third.id).await;
     let origin = &trajectory["extra"]["rollout_host"]["fork_of"];
     assert_eq!(*origin, json!({"rollout_id": first.id, "turn": 4}));
     let observed = trajectory["extra"]["rollout_host"]["observed"].as_array().unwrap();
@@ -110,7 +110,7 @@ async fn a_running_rollout_can_be_forked_and_one_with_callbacks_too() {
     controller.callbacks_arrived(2).await;
     let graded = controller.callbacks().remove(1).body;
     assert_eq!(graded["status"], "success", "{graded:#}");
-    let trajectory = host.given_trajectory(graded["rollout_id"].as_str().unwrap()).await;
+    let trajectory = host.served_trajectory(graded["rollout_id"].as_str().unwrap()).await;
     assert_eq!(trajectory["extra"]["osmosis"]["label"], "x", "the label is the parent's");
     assert_eq!(host.result(&parent).await["status"], "success");
 }

@@ -39,12 +39,12 @@ async fn a_rubric_calls_the_judge_once_and_its_score_is_the_reward() {
 
     assert_eq!(result["sample"]["reward"], 10.0, "80 is put at the end of the range: {result:#}");
     assert_eq!(model.chats().len(), 1);
-    let asked = judge.chats();
-    assert_eq!(asked.len(), 1);
-    assert_eq!(asked[0].header("authorization"), Some("Bearer key-of-the-judge"));
-    assert_eq!(asked[0].header("x-rollout-id"), Some(request.rollout_id()));
-    assert_eq!(asked[0].header("x-sample-id"), None, "a call of the judge belongs to no sample");
-    let body = &asked[0].body;
+    let calls = judge.chats();
+    assert_eq!(calls.len(), 1);
+    assert_eq!(calls[0].header("authorization"), Some("Bearer key-of-the-judge"));
+    assert_eq!(calls[0].header("x-rollout-id"), Some(request.rollout_id()));
+    assert_eq!(calls[0].header("x-sample-id"), None, "a call of the judge belongs to no sample");
+    let body = &calls[0].body;
     assert_eq!((&body["model"], &body["temperature"]), (&json!("a-judge"), &json!(0.0)));
     let schema = &body["response_format"]["json_schema"]["schema"];
     assert_eq!(schema["required"], json!(["score", "explanation"]));

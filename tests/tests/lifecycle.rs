@@ -74,15 +74,15 @@ async fn a_server_replaces_another_and_no_request_fails() {
         });
     }
     for restart in 1..=3 {
-        let asked = CALLERS * 3 * restart;
-        let enough = async || (controller.chats().len() >= asked).then_some(());
+        let expected = CALLERS * 3 * restart;
+        let enough = async || (controller.chats().len() >= expected).then_some(());
         until("rollouts in this server", enough).await;
         let (ran, next) = host.stopped(&keeping(&socket, journal.path())).await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         host = next;
     }
-    let asked = controller.chats().len();
-    until("rollouts in the last server", async || (controller.chats().len() > asked + CALLERS).then_some(()))
+    let calls = controller.chats().len();
+    until("rollouts in the last server", async || (controller.chats().len() > calls + CALLERS).then_some(()))
         .await;
     stop.store(true, Ordering::SeqCst);
     let counts = in_time("the last rollouts", callers.join_all()).await;
@@ -207,8 +207,9 @@ async fn ready_reports_readiness_and_the_reason_only_with_the_key() {
     let reply = until("the server to drain", draining).await;
     assert_eq!(reply.body["reason"], "the host is shutting down", "{}", reply.text);
     let http = caller(false);
-    let untold: Value = http.get(format!("{}/ready", host.url())).send().await.unwrap().json().await.unwrap();
-    assert_eq!(untold, json!({"ready": false}));
+    let without_key: Value =
+        http.get(format!("{}/ready", host.url())).send().await.unwrap().json().await.unwrap();
+    assert_eq!(without_key, json!({"ready": false}));
     controller.release();
 }
 
@@ -235,14 +236,14 @@ async fn a_server_of_many_tenants_is_replaced_and_no_request_fails() {
         });
     }
     for _ in 0..2 {
-        let asked = controller.chats().len() + CALLERS * 3;
-        until("rollouts in this server", async || (controller.chats().len() >= asked).then_some(())).await;
+        let expected = controller.chats().len() + CALLERS * 3;
+        until("rollouts in this server", async || (controller.chats().len() >= expected).then_some(())).await;
         let (ran, next) = catalog.replaced().await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         catalog = next;
     }
-    let asked = controller.chats().len() + CALLERS;
-    until("rollouts in the last server", async || (controller.chats().len() >= asked).then_some(())).await;
+    let expected = controller.chats().len() + CALLERS;
+    until("rollouts in the last server", async || (controller.chats().len() >= expected).then_some(())).await;
     stop.store(true, Ordering::SeqCst);
     let counts = in_time("the last rollouts", callers.join_all()).await;
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");

@@ -212,9 +212,9 @@ async fn a_model_that_sends_endlessly_delays_no_other_rollout() {
     let begun = Instant::now();
     let mut answered = Vec::new();
     while begun.elapsed() < Duration::from_secs(3) {
-        let asked = Instant::now();
+        let started = Instant::now();
         host.health().await;
-        answered.push(asked.elapsed());
+        answered.push(started.elapsed());
     }
     let mut ends = Vec::new();
     for admitted in &admitted {

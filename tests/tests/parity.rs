@@ -79,7 +79,7 @@ struct Seen {
     results: Vec<Value>,
     trajectories: Vec<Value>,
     artifacts: Vec<Vec<(PathBuf, Vec<u8>)>>,
-    asked: Vec<Value>,
+    requests: Vec<Value>,
 }
 
 async fn run(component: &Path) -> Seen {
@@ -112,7 +112,7 @@ async fn run(component: &Path) -> Seen {
     Seen {
         trajectories: results.iter().map(|line| trajectories(&kept(line))).collect(),
         artifacts: results.iter().map(|line| artifacts(&kept(line))).collect(),
-        asked: controller.chats().into_iter().map(|chat| chat.body).collect(),
+        requests: controller.chats().into_iter().map(|chat| chat.body).collect(),
         results,
     }
 }
@@ -221,7 +221,7 @@ async fn a_guest_in_python_behaves_like_the_same_guest_in_rust() {
     }
     // Concurrent requests arrive in any order.
     let [mut a, mut b] =
-        [&rust, &python].map(|seen| seen.asked.iter().map(Value::to_string).collect::<Vec<_>>());
+        [&rust, &python].map(|seen| seen.requests.iter().map(Value::to_string).collect::<Vec<_>>());
     a.sort();
     b.sort();
     assert_eq!(a, b);

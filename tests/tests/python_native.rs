@@ -421,20 +421,20 @@ async fn check_published(framework: &str, dependency: &str, refusal: &str, entry
     let controller = Controller::start().await;
     let host = TestHost::of_component(made).start().await;
     let answers = answers();
-    let asked = answers.len();
+    let calls = answers.len();
     controller.answer_chats(answers);
 
     let result = host.run(&controller.rollout("Add 2 and 3.").label("5")).await;
 
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     let chats = controller.chats();
-    assert_eq!(chats.len(), asked, "{result:#}");
+    assert_eq!(chats.len(), calls, "{result:#}");
     let messages = result["sample"]["messages"].as_array().expect("a sample has messages");
     let roles: Vec<_> = messages.iter().map(|message| message["role"].as_str().unwrap_or_default()).collect();
     let turns =
         ["system", "user", "assistant", "tool", "assistant", "tool", "assistant", "user", "assistant"];
     assert_eq!(roles, turns, "{result:#}");
-    assert_eq!(chats[asked - 1].body["messages"].as_array(), Some(&messages[..8].to_vec()), "{result:#}");
+    assert_eq!(chats[calls - 1].body["messages"].as_array(), Some(&messages[..8].to_vec()), "{result:#}");
     assert!(messages[3]["content"].to_string().contains('5'), "{result:#}");
     assert!(messages[5]["content"].to_string().contains(refusal), "{result:#}");
     let first = &chats[0].body;

@@ -190,8 +190,8 @@ async fn slow_readers_of_trajectories_delay_no_other_caller() {
             socket.set_recv_buffer_size(4 << 10).expect("it has a size");
             let at_once = at.parse().expect("it is an address");
             let mut stream = socket.connect(at_once).await.expect("it listens");
-            let asked = format!("GET /rollout/{id}/trajectory HTTP/1.1\r\nhost: {at}\r\n\r\n");
-            stream.write_all(asked.as_bytes()).await.expect("it is sent");
+            let head = format!("GET /rollout/{id}/trajectory HTTP/1.1\r\nhost: {at}\r\n\r\n");
+            stream.write_all(head.as_bytes()).await.expect("it is sent");
             let mut begins = [0; 64];
             stream.read_exact(&mut begins).await.expect("it is answered");
             assert!(begins.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&begins));
@@ -202,7 +202,7 @@ async fn slow_readers_of_trajectories_delay_no_other_caller() {
     let held = in_time("their beginnings", slow.join_all()).await;
 
     let path = format!("/rollout/{}/trajectory", short.id);
-    let given = tokio::time::timeout(Duration::from_secs(10), host.get(&path)).await;
-    assert_eq!(given.expect("no slow reader delays it").status, 200);
+    let reply = tokio::time::timeout(Duration::from_secs(10), host.get(&path)).await;
+    assert_eq!(reply.expect("no slow reader delays it").status, 200);
     drop(held);
 }

@@ -225,12 +225,12 @@ async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
     let result = host.result(&admitted).await;
 
     assert_eq!(result["status"], "success", "{result:#}");
-    let asked = oracle.requests();
+    let requests = oracle.requests();
     let mut answers: HashMap<String, Vec<&OracleRequest>> = HashMap::new();
-    for one in &asked {
+    for one in &requests {
         answers.entry(one.messages.clone()).or_default().push(one);
     }
-    for again in answers.values().filter(|asked| asked.len() > 1) {
+    for again in answers.values().filter(|requests| requests.len() > 1) {
         // Only calls without an answer when the process died, or with one in transit.
         for before in &again[..again.len() - 1] {
             let lost = before.answered.is_none_or(|at| {
@@ -242,17 +242,17 @@ async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
         }
     }
     let text = result["sample"]["messages"].to_string();
-    let is_used = |asked: &&Vec<&OracleRequest>| {
-        asked.last().is_some_and(|last| text.contains(&last.answer.to_uppercase()))
+    let is_used = |requests: &&Vec<&OracleRequest>| {
+        requests.last().is_some_and(|last| text.contains(&last.answer.to_uppercase()))
     };
     assert_eq!(answers.values().filter(is_used).count(), 2 * TURNS, "each answer is in the result");
     // The others are the judge's call, and calls that followed from answers which were lost with the process.
-    let judged = asked.last().map(|last| last.messages.clone()).unwrap_or_default();
-    for (question, asked) in answers.iter().filter(|(_, asked)| !is_used(asked)) {
+    let judged = requests.last().map(|last| last.messages.clone()).unwrap_or_default();
+    for (question, requests) in answers.iter().filter(|(_, requests)| !is_used(requests)) {
         let died = |one: &&&OracleRequest| {
             killed.iter().any(|killed| one.at < *killed && *killed < one.at + Duration::from_secs(1))
         };
-        let all_died = asked.iter().filter(died).count() == asked.len();
+        let all_died = requests.iter().filter(died).count() == requests.len();
         assert!(all_died || *question == judged, "a call of a diverging run: {question}");
     }
 }

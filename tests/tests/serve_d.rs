@@ -333,8 +333,8 @@ async fn a_trajectory_has_the_claimed_and_the_observed_conversation() {
         steps.iter().map(|step| (&step["step_id"], &step["source"], &step["message"])).collect();
     let (one, two) = (json!(1), json!(2));
     let (user, agent) = (json!("user"), json!("agent"));
-    let (asked, answered) = (json!("Calculate 2 + 3."), json!("The sum is #### 5"));
-    assert_eq!(entries, [(&one, &user, &asked), (&two, &agent, &answered)]);
+    let (prompt, answered) = (json!("Calculate 2 + 3."), json!("The sum is #### 5"));
+    assert_eq!(entries, [(&one, &user, &prompt), (&two, &agent, &answered)]);
     assert_eq!(steps[1]["metrics"]["prompt_tokens"], 7, "{trajectory:#}");
     assert_eq!(steps[1]["metrics"]["completion_tokens"], 3, "{trajectory:#}");
     assert_eq!(trajectory["extra"]["osmosis"]["reward"], 1.0, "{trajectory:#}");

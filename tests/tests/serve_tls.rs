@@ -96,10 +96,10 @@ async fn a_certificate_is_replaced_without_a_failed_request() {
     let files = pair(dir.path());
     let host = Arc::new(encrypted(TestHost::of("conform"), &files).start().await);
     assert_eq!(shown(&host).await, 1);
-    let (stop, asked) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let (stop, count) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let asking: Vec<_> = (0..8)
         .map(|n| {
-            let (host, stop, asked) = (host.clone(), stop.clone(), asked.clone());
+            let (host, stop, count) = (host.clone(), stop.clone(), count.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
                     // Half of the requests use a new connection each.
@@ -107,7 +107,7 @@ async fn a_certificate_is_replaced_without_a_failed_request() {
                         0 => assert_eq!(host.health().await["status"], "ok"),
                         _ => drop(shaken(&host, &[]).await.expect("a handshake")),
                     }
-                    asked.fetch_add(1, Ordering::SeqCst);
+                    count.fetch_add(1, Ordering::SeqCst);
                 }
             })
         })
@@ -121,7 +121,7 @@ async fn a_certificate_is_replaced_without_a_failed_request() {
         host.process().signal(Signal::HUP);
         let expected = if round % 2 == 0 { 2 } else { 1 };
         until("the other certificate", async || (shown(&host).await == expected).then_some(())).await;
-        let (before, all) = (asked.load(Ordering::SeqCst), &asked);
+        let (before, all) = (count.load(Ordering::SeqCst), &count);
         until("more requests", async || (all.load(Ordering::SeqCst) > before + 16).then_some(())).await;
     }
 

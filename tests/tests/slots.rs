@@ -42,29 +42,30 @@ async fn an_evaluation_runs_as_many_concurrent_rollouts_as_the_machine_allows() 
     std::fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
     let mut command = rollout_host_with_open_files(OPEN_FILES, ["eval"]);
     command.arg(guest("conform")).args(["--data", "rows.jsonl", "--model", "mock", "--concurrency", "60"]);
-    let mut unasked = rollout_host_with_open_files(OPEN_FILES, ["eval"]);
-    unasked.arg(guest("conform")).args(["--data", "rows.jsonl", "--model", "mock"]);
+    let mut by_default = rollout_host_with_open_files(OPEN_FILES, ["eval"]);
+    by_default.arg(guest("conform")).args(["--data", "rows.jsonl", "--model", "mock"]);
 
     let ran = command.args(["--out", "out"]).current_dir(dir.path()).start().ended().await;
-    let unasked = unasked.args(["--out", "out-2"]).current_dir(dir.path()).start().ended().await;
+    let by_default = by_default.args(["--out", "out-2"]).current_dir(dir.path()).start().ended().await;
 
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     let results = std::fs::read_to_string(dir.path().join("out/results.jsonl")).unwrap();
     assert_eq!(results.lines().count(), 60, "{}", ran.stderr);
     assert!(ran.stderr.contains("has no room for the requested number"), "{}", ran.stderr);
-    assert_eq!(unasked.code, Some(0), "{}", unasked.stderr);
-    assert!(!unasked.stderr.contains("has no room"), "no number was requested: {}", unasked.stderr);
+    assert_eq!(by_default.code, Some(0), "{}", by_default.stderr);
+    assert!(!by_default.stderr.contains("has no room"), "no number was requested: {}", by_default.stderr);
 }
 
 #[tokio::test]
 async fn fewer_slots_are_a_warning_if_more_were_requested_and_otherwise_not() {
     let warning = "has no room for the requested number";
-    let asked = TestHost::of("conform").option("--max-concurrent", 1000).open_files(OPEN_FILES).start().await;
-    let unasked = TestHost::of("conform").open_files(OPEN_FILES).start().await;
+    let requested =
+        TestHost::of("conform").option("--max-concurrent", 1000).open_files(OPEN_FILES).start().await;
+    let by_default = TestHost::of("conform").open_files(OPEN_FILES).start().await;
 
-    let (asked, unasked) = (asked.stop().await.stderr, unasked.stop().await.stderr);
+    let (requested, by_default) = (requested.stop().await.stderr, by_default.stop().await.stderr);
 
-    assert!(asked.contains(warning), "{asked}");
-    assert!(!unasked.contains(warning), "{unasked}");
-    assert!(unasked.contains("slots=20"), "{unasked}");
+    assert!(requested.contains(warning), "{requested}");
+    assert!(!by_default.contains(warning), "{by_default}");
+    assert!(by_default.contains("slots=20"), "{by_default}");
 }

@@ -19,7 +19,7 @@ const SECRET: &str = "k3y/of the api";
 /// A server that records its requests.
 struct Api {
     address: SocketAddr,
-    asked: Arc<Mutex<Vec<SeenRequest>>>,
+    requests: Arc<Mutex<Vec<SeenRequest>>>,
     task: JoinHandle<()>,
 }
 
@@ -33,16 +33,16 @@ struct SeenRequest {
 
 impl Api {
     async fn start() -> Self {
-        let asked = Arc::<Mutex<Vec<SeenRequest>>>::default();
-        let routes = Router::new().fallback(any(answer)).with_state(asked.clone());
+        let requests = Arc::<Mutex<Vec<SeenRequest>>>::default();
+        let routes = Router::new().fallback(any(answer)).with_state(requests.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
-        Self { address, asked, task }
+        Self { address, requests, task }
     }
 
     fn requests(&self) -> Vec<SeenRequest> {
-        self.asked.lock().unwrap().clone()
+        self.requests.lock().unwrap().clone()
     }
 
     /// Returns options of a host with a tool `ask` at this path, which may reach loopback.
@@ -63,11 +63,11 @@ fn tool(lines: &str) -> Serve {
         .variable("API_KEY", SECRET)
 }
 
-async fn answer(State(asked): State<Arc<Mutex<Vec<SeenRequest>>>>, request: Request) -> Response {
+async fn answer(State(requests): State<Arc<Mutex<Vec<SeenRequest>>>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap_or_default();
     let authorization = header(&parts.headers, "authorization");
-    asked.lock().unwrap().push(SeenRequest {
+    requests.lock().unwrap().push(SeenRequest {
         method: parts.method.to_string(),
         target: parts.uri.to_string(),
         authorization: authorization.clone(),
@@ -158,9 +158,9 @@ async fn a_secret_is_sent_and_never_shown() {
     )
     .await;
 
-    let asked = api.requests();
-    assert_eq!(asked[0].authorization.as_deref(), Some("Bearer k3y/of the api"));
-    assert_eq!(asked[0].target, "/echo?key=k3y%2Fof%20the%20api");
+    let requests = api.requests();
+    assert_eq!(requests[0].authorization.as_deref(), Some("Bearer k3y/of the api"));
+    assert_eq!(requests[0].target, "/echo?key=k3y%2Fof%20the%20api");
 }
 
 #[tokio::test]
@@ -213,7 +213,7 @@ async fn a_redirect_is_followed_only_if_the_operator_allows_it() {
         true,
     )
     .await;
-    assert!(api.requests().iter().all(|asked| asked.target.starts_with("/to")), "{:?}", api.requests());
+    assert!(api.requests().iter().all(|request| request.target.starts_with("/to")), "{:?}", api.requests());
     check(api.tool("/to?where={where}", &hosts), to(&here), "Bearer (secret)", false).await;
     // A key is not sent to another host, even if that is allowed.
     check(api.tool("/to?where={where}", &hosts), to(&elsewhere), "None", false).await;

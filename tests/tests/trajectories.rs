@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 
 /// Returns options of a host that stores rollouts in a journal and also writes files.
 fn both(guest_name: &str) -> Serve {
-    given_out(guest_name).option("--trajectories", "files")
+    journaled(guest_name).option("--trajectories", "files")
 }
 
 /// Returns options of a host that stores rollouts only in a journal.
-fn given_out(guest_name: &str) -> Serve {
+fn journaled(guest_name: &str) -> Serve {
     TestHost::of(guest_name).config("[journal]\ndir = 'journal'\n")
 }
 
@@ -245,7 +245,7 @@ async fn command(host: &TestHost, arguments: &[&str]) -> Ran {
 #[tokio::test]
 async fn a_server_with_a_journal_writes_no_files_and_serves_trajectories() {
     let controller = Controller::start().await;
-    let serve = given_out("conform").option("--api-key", "k");
+    let serve = journaled("conform").option("--api-key", "k");
     let host = serve.clone().start().await.with_key("k");
     let one = controller.rollout("Calculate 2 + 3.").label("5").id("a b/c".replace('/', "%").as_str());
     host.run(&one).await;
@@ -281,7 +281,7 @@ async fn a_server_with_a_journal_writes_no_files_and_serves_trajectories() {
 #[tokio::test]
 async fn an_unfinished_rollout_is_a_conflict_and_a_missing_one_is_reported() {
     let controller = Controller::start().await;
-    let serve = given_out("conform");
+    let serve = journaled("conform");
     let host = serve.clone().start().await;
     controller.hold();
     let admitted = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
@@ -310,7 +310,7 @@ async fn an_unfinished_rollout_is_a_conflict_and_a_missing_one_is_reported() {
 #[tokio::test]
 async fn an_evaluator_that_sets_a_directory_gets_files() {
     let controller = Controller::start().await;
-    let serve = given_out("conform").variable("_OSMOSIS_ROLLOUT_INSTANCE_ID", "one");
+    let serve = journaled("conform").variable("_OSMOSIS_ROLLOUT_INSTANCE_ID", "one");
     let host = serve.start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
     host.run(&request).await;
@@ -332,11 +332,11 @@ async fn the_command_writes_the_same_files_as_a_server() {
     assert_eq!((ran.code, ran.stderr.contains("2 rollouts")), (Some(0), true), "{}", ran.stderr);
     let (then, again) = (files(&host.kept()), files(&host.dir().join("again")));
     assert!(then == again, "{:?} and {:?}", then.keys(), again.keys());
-    let given = host.get("/rollout/one/trajectory").await;
+    let reply = host.get("/rollout/one/trajectory").await;
     let ran = command(&host, &["one"]).await;
-    assert_eq!(ran.stdout, format!("{}\n", given.text));
+    assert_eq!(ran.stdout, format!("{}\n", reply.text));
     assert_eq!(
-        given.text.as_bytes(),
+        reply.text.as_bytes(),
         then["one/trajectory.json"],
         "the printed trajectory is the written one"
     );
@@ -349,7 +349,7 @@ async fn the_command_writes_the_same_files_as_a_server() {
 #[tokio::test]
 async fn many_concurrent_readers_stay_within_the_memory_budget() {
     let controller = Controller::start().await;
-    let host = given_out("conform").option("--memory-budget-bytes", 64 << 20).start().await;
+    let host = journaled("conform").option("--memory-budget-bytes", 64 << 20).start().await;
     let long = format!("Calculate 2 + 3. {}", "x".repeat(1 << 20));
     let request = controller.rollout(&long).label("5");
     host.run(&request).await;

@@ -18,7 +18,7 @@ async fn report(plugin: &Path, more: &[&str]) -> (Value, Option<i32>) {
 }
 
 /// Returns the result of a check; empty if it was not made.
-fn came<'a>(report: &'a Value, name: &str) -> &'a str {
+fn result_of<'a>(report: &'a Value, name: &str) -> &'a str {
     let checks = report["checks"].as_array().expect("a report has checks");
     let check = checks.iter().find(|check| check["name"] == name);
     check.and_then(|check| check["outcome"].as_str()).unwrap_or_default()
@@ -54,7 +54,7 @@ async fn a_plugin_that_conforms_passes_every_check_that_applies() {
         for check in
             ["component", "contract", "exports", "imports", "starts", "deterministic"].iter().chain(more)
         {
-            assert_eq!(came(&report, check), "passed", "{name}: {check} in {report:#}");
+            assert_eq!(result_of(&report, check), "passed", "{name}: {check} in {report:#}");
         }
     }
 }
@@ -64,8 +64,8 @@ async fn a_grader_alone_is_checked_with_an_invented_conversation() {
     let (report, code) = report(&guest("only_grader"), &[]).await;
 
     assert_eq!(code, Some(0), "{report:#}");
-    assert_eq!((came(&report, "reward"), came(&report, "deterministic")), ("passed", "passed"));
-    assert_eq!(came(&report, "sample"), "skipped");
+    assert_eq!((result_of(&report, "reward"), result_of(&report, "deterministic")), ("passed", "passed"));
+    assert_eq!(result_of(&report, "sample"), "skipped");
 }
 
 #[tokio::test]
@@ -87,10 +87,10 @@ async fn a_problem_in_a_run_fails_its_check_with_advice() {
         let (report, code) = report(&guest("unfit"), &options).await;
 
         assert_eq!(code, Some(1), "{prompt}: {report:#}");
-        assert_eq!(came(&report, failed), "failed", "{prompt}: {report:#}");
+        assert_eq!(result_of(&report, failed), "failed", "{prompt}: {report:#}");
         assert!(detail(&report, failed).contains(named), "{prompt}: {report:#}");
         for check in skipped {
-            assert_eq!(came(&report, check), "skipped", "{prompt}: {report:#}");
+            assert_eq!(result_of(&report, check), "skipped", "{prompt}: {report:#}");
         }
         let others = report["checks"].as_array().unwrap().iter().filter(|check| check["outcome"] == "failed");
         assert_eq!(others.count(), 1, "{prompt}: {report:#}");
@@ -105,7 +105,7 @@ async fn a_withdrawn_sample_is_a_warning() {
     let (report, code) = report(&guest("unfit"), &["--data", &row(&dir, "1 + 1", "withdraw")]).await;
 
     assert_eq!(code, Some(0), "{report:#}");
-    assert_eq!(came(&report, "reward"), "warned", "{report:#}");
+    assert_eq!(result_of(&report, "reward"), "warned", "{report:#}");
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn tools_are_checked_with_the_protocols_error_codes() {
         ("MISSING_FUNCTION_DESCRIPTION", "warned"),
         ("INVALID_PARAMETERS_TYPE", "failed"),
     ] {
-        assert_eq!(came(&loose, name), outcome, "{name}: {loose:#}");
+        assert_eq!(result_of(&loose, name), outcome, "{name}: {loose:#}");
     }
 
     for (prompt, name) in [
@@ -131,7 +131,7 @@ async fn tools_are_checked_with_the_protocols_error_codes() {
         let (report, code) = report(&guest("agent_loop"), &["--data", &row(&dir, prompt, "1")]).await;
 
         assert_eq!(code, Some(1), "{report:#}");
-        assert_eq!(came(&report, name), "failed", "{report:#}");
+        assert_eq!(result_of(&report, name), "failed", "{report:#}");
     }
 }
 
@@ -153,8 +153,8 @@ async fn an_error_in_the_component_itself_ends_the_checks() {
         let (report, code) = report(&path, &[]).await;
 
         assert_eq!(code, Some(1), "{report:#}");
-        assert_eq!(came(&report, failed), "failed", "{report:#}");
-        assert_eq!(came(&report, "runs"), "", "{report:#}");
+        assert_eq!(result_of(&report, failed), "failed", "{report:#}");
+        assert_eq!(result_of(&report, "runs"), "", "{report:#}");
     }
     let missing = validate(&dir.path().join("nowhere.wasm"), &[]).await;
     assert_eq!(missing.code, Some(2), "{}", missing.stderr);
@@ -163,12 +163,12 @@ async fn an_error_in_the_component_itself_ends_the_checks() {
 #[tokio::test]
 async fn a_wrong_declaration_and_a_wrong_configuration_have_different_exit_codes() {
     let (declared, code) = report(&guest("wrong_settings"), &[]).await;
-    assert_eq!((code, came(&declared, "settings")), (Some(1), "failed"), "{declared:#}");
-    assert_eq!(came(&declared, "runs"), "skipped", "{declared:#}");
+    assert_eq!((code, result_of(&declared, "settings")), (Some(1), "failed"), "{declared:#}");
+    assert_eq!(result_of(&declared, "runs"), "skipped", "{declared:#}");
 
-    let (given, code) = report(&guest("tunable"), &["--set", "max_turn=3"]).await;
-    assert_eq!((code, came(&given, "configuration")), (Some(2), "failed"), "{given:#}");
-    assert!(detail(&given, "configuration").contains("did you mean max_turns?"), "{given:#}");
+    let (report, code) = report(&guest("tunable"), &["--set", "max_turn=3"]).await;
+    assert_eq!((code, result_of(&report, "configuration")), (Some(2), "failed"), "{report:#}");
+    assert!(detail(&report, "configuration").contains("did you mean max_turns?"), "{report:#}");
 }
 
 #[tokio::test]

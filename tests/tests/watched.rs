@@ -151,8 +151,8 @@ async fn messages_and_tools_are_shown_on_request_and_after_the_result_only_messa
     let ran = bench.typed("conform", "m\nt\nwhat\n\nt\nm\nc\n").await;
 
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
-    let asked = ran.stdout.matches("user       What is 1 + 2?").count();
-    assert_eq!(asked, 3, "once in the conversation, once for each m: {}", ran.stdout);
+    let shown = ran.stdout.matches("user       What is 1 + 2?").count();
+    assert_eq!(shown, 3, "once in the conversation, once for each m: {}", ran.stdout);
     assert!(ran.stdout.contains("no tools are offered"), "{}", ran.stdout);
     assert!(ran.stdout.contains("there is no 'what'"), "{}", ran.stdout);
     assert!(ran.stdout.contains("after the result there is only m"), "{}", ran.stdout);

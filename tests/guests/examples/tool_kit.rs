@@ -68,9 +68,9 @@ fn panic((): ()) -> Result<()> {
 }
 
 fn grow((): ()) -> Result<usize> {
-    let mut taken: Vec<Vec<u8>> = Vec::new();
+    let mut blocks: Vec<Vec<u8>> = Vec::new();
     loop {
-        taken.push(std::hint::black_box(vec![1; 1 << 20]));
+        blocks.push(std::hint::black_box(vec![1; 1 << 20]));
     }
 }
 

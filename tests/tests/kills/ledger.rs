@@ -80,8 +80,8 @@ impl Ledger {
     /// Records a kill that began at this time.
     pub(super) fn killed(&mut self, begins: Instant) {
         let answered = self.admissions.iter().filter(|[_, answered]| *answered < begins);
-        let kept_to = answered.filter_map(|[asked, _]| asked.checked_sub(SETTLED)).max();
-        let kept = self.kills.last().zip(kept_to).map(|(before, kept_to)| before.gone..kept_to);
+        let stored_until = answered.filter_map(|[requested, _]| requested.checked_sub(SETTLED)).max();
+        let kept = self.kills.last().zip(stored_until).map(|(before, stored_until)| before.gone..kept_to);
         self.kills.push(Kill { begins, gone: Instant::now() + UNDER_WAY, kept });
     }
 }
@@ -92,7 +92,7 @@ impl Kill {
         self.begins.checked_duration_since(at)
     }
 
-    pub(super) fn has_kept(&self, at: Instant) -> bool {
+    pub(super) fn has_stored(&self, at: Instant) -> bool {
         self.kept.as_ref().is_some_and(|kept| kept.contains(&at))
     }
 
@@ -110,7 +110,7 @@ pub(super) fn check_callbacks(ledger: &Ledger) {
         for (before, after) in all.iter().zip(&all[1..]) {
             assert_eq!(before.body, after.body, "two {which} callbacks of {id}");
             // The answer may have been in transit to a server that died.
-            let knew = |kill: &Kill| before.acknowledged.is_some_and(|at| kill.has_kept(at));
+            let knew = |kill: &Kill| before.acknowledged.is_some_and(|at| kill.has_stored(at));
             let died = |kill: &Kill| kill.is_between(before.at, after.at) && !knew(kill);
             assert!(
                 ledger.kills.iter().any(died),
@@ -120,25 +120,26 @@ pub(super) fn check_callbacks(ledger: &Ledger) {
             );
             again += 1;
         }
-        let taken = all.last().and_then(|last| last.acknowledged);
-        known += usize::from(taken.is_some_and(|at| ledger.kills.iter().any(|kill| kill.has_kept(at))));
+        let acknowledged = all.last().and_then(|last| last.acknowledged);
+        known +=
+            usize::from(acknowledged.is_some_and(|at| ledger.kills.iter().any(|kill| kill.has_stored(at))));
     }
     println!("{again} callbacks were repeated, and {known} were not after a kill");
     assert!(known > 0, "no callback was acknowledged before a kill");
 }
 
 /// Checks that no model call was repeated after its answer was stored, and that no rollout diverged.
-pub(super) fn check_calls(ledger: &Ledger, asked: &[OracleRequest]) {
+pub(super) fn check_calls(ledger: &Ledger, requests: &[OracleRequest]) {
     // The model's texts identify a rollout, because prompts do.
     let id_in_path =
         |one: &OracleRequest| one.path.strip_prefix("/rollouts/")?.split('/').next().map(str::to_owned);
     let mut of_answers: HashMap<&str, String> = HashMap::new();
-    for one in asked {
+    for one in requests {
         of_answers.extend(id_in_path(one).map(|id| (one.answer.as_str(), id)));
     }
     let answer_in = |text: &str| text.find("answer ").and_then(|at| text.get(at..at + 23)).map(str::to_owned);
     let mut calls: BTreeMap<String, Vec<&OracleRequest>> = BTreeMap::new();
-    for one in asked {
+    for one in requests {
         let of_judge = || of_answers.get(answer_in(&one.messages)?.as_str()).cloned();
         let id = id_in_path(one).or_else(of_judge).unwrap_or_else(|| panic!("a call of no rollout: {one:?}"));
         calls.entry(id).or_default().push(one);
@@ -147,7 +148,7 @@ pub(super) fn check_calls(ledger: &Ledger, asked: &[OracleRequest]) {
     for (id, calls) in &calls {
         again += check_calls_of(ledger, id, calls);
     }
-    println!("{} calls, of which {again} were repeated", asked.len());
+    println!("{} calls, of which {again} were repeated", requests.len());
 }
 
 /// Checks the calls of one rollout; returns the number of repeated calls.
@@ -171,19 +172,19 @@ fn check_calls_of(ledger: &Ledger, id: &str, calls: &[&OracleRequest]) -> usize 
         assert!(!is_late, "{id} was reported, and calls again: {}", one.messages);
         questions.entry(&one.messages).or_default().push(one);
     }
-    for asked in questions.values() {
-        for pair in asked.windows(2) {
+    for repetitions in questions.values() {
+        for pair in repetitions.windows(2) {
             let [before, after] = pair else { continue };
             // Once the guest continues with an answer, that is being written to disk.
             let turns = |one: &OracleRequest| one.messages.matches("\"role\"").count();
             let is_next = |one: &&&OracleRequest| is_judge(one) || turns(one) > turns(before);
             let later = calls.iter().filter(is_next).map(|one| one.at);
-            let goes_on = later.filter(|at| *at > before.at).min();
+            let continued = later.filter(|at| *at > before.at).min();
             let settled =
-                goes_on.into_iter().chain(before.answered).max().filter(|_| before.answered.is_some());
+                continued.into_iter().chain(before.answered).max().filter(|_| before.answered.is_some());
             let died = |kill: &Kill| kill.is_between(before.at, after.at);
             assert!(ledger.kills.iter().any(died), "{id} repeats a call without a kill: {}", before.messages);
-            let knew = |kill: &Kill| kill.begins < after.at && settled.is_some_and(|at| kill.has_kept(at));
+            let knew = |kill: &Kill| kill.begins < after.at && settled.is_some_and(|at| kill.has_stored(at));
             assert!(
                 !ledger.kills.iter().any(knew),
                 "{id} had an answer long before a kill, and repeats the call: {}",

@@ -136,7 +136,7 @@ impl Trainer {
     async fn admit(&self, id: &str, prompt: &str, is_polled: bool) -> bool {
         let request = self.request(id, prompt, is_polled);
         loop {
-            let asked = Instant::now();
+            let started = Instant::now();
             match self.ask("/rollout", Some(&request), None).await {
                 None => drop(self.ledger().asked_again.insert(id.to_owned())),
                 Some((200 | 202, text)) => {
@@ -145,7 +145,7 @@ impl Trainer {
                     assert_eq!(lease.is_some(), is_polled, "{text}");
                     let mut ledger = self.ledger();
                     ledger.admitted.insert(id.to_owned(), lease);
-                    ledger.admissions.push([asked, Instant::now()]);
+                    ledger.admissions.push([started, Instant::now()]);
                     return true;
                 }
                 Some((409, _)) if self.ledger().asked_again.contains(id) => return false,
@@ -171,8 +171,8 @@ impl Trainer {
             if !is_polled {
                 let grader = (id.to_owned(), "grader".to_owned());
                 let mut called_back = self.called_back.subscribe();
-                let came = |_: &u64| self.ledger().callbacks.contains_key(&grader);
-                called_back.wait_for(came).await.expect("the sender is in `self`");
+                let has_arrived = |_: &u64| self.ledger().callbacks.contains_key(&grader);
+                called_back.wait_for(has_arrived).await.expect("the sender is in `self`");
                 return;
             }
             while !self.poll(id).await {}

@@ -114,14 +114,14 @@ async fn live_and_die(trainer: &Trainer, serve: &Serve, journal: &Path, life: Du
 
 /// Checks that most of the repeated calls were answered shortly before the kill.
 fn check_ages(trainer: &Trainer) {
-    let (asked, ledger) = (trainer.oracle.requests(), trainer.ledger());
+    let (requests, ledger) = (trainer.oracle.requests(), trainer.ledger());
     let mut calls: HashMap<(&str, &str), Vec<&OracleRequest>> = HashMap::new();
     // A rollout whose admission was lost may have ended before it was requested again, and ran twice.
     let runs_once = |one: &&OracleRequest| {
         let id = one.path.strip_prefix("/rollouts/").and_then(|rest| rest.split('/').next());
         id.is_some_and(|id| !ledger.asked_again.contains(id))
     };
-    for one in asked.iter().filter(runs_once) {
+    for one in requests.iter().filter(runs_once) {
         calls.entry((&one.path, &one.messages)).or_default().push(one);
     }
     let mut ages = Vec::new();
@@ -138,11 +138,11 @@ fn check_ages(trainer: &Trainer) {
     println!(
         "{} calls, {} answered ones made again, {strictly} of them answered more than {KEPT_AFTER:?} before a kill; \
          the oldest {:?}",
-        asked.len(),
+        requests.len(),
         ages.len(),
         ages.last()
     );
-    assert!(!ages.is_empty(), "no call was repeated, of {}", asked.len());
+    assert!(!ages.is_empty(), "no call was repeated, of {}", requests.len());
     // If syncs block the writer, most are at least that old: 153 of 219.
     assert!(2 * strictly < ages.len(), "answered long before a kill, and repeated: {ages:?}");
 }

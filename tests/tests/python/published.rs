@@ -45,7 +45,7 @@ async fn unchanged_programs_for_the_published_packages_are_built_and_rewarded() 
         ("config_tools", vec![double(), Answer::Say("It is #### 4")]),
         ("loop_schemas", vec![double(), Answer::Say("It is #### 4")]),
     ] {
-        let asked = answers.len();
+        let calls = answers.len();
         let controller = Controller::start().await;
         let host = TestHost::of_component(python_guest(&format!("{UNCHANGED}/{program}"))).start().await;
         controller.answer_chats(answers);
@@ -56,7 +56,7 @@ async fn unchanged_programs_for_the_published_packages_are_built_and_rewarded() 
 
         assert_eq!(result["status"], "success", "{program}: {result:#}");
         assert_eq!(result["sample"]["reward"], 1.0, "{program}: {result:#}");
-        assert_eq!(controller.chats().len(), asked, "{program}");
+        assert_eq!(controller.chats().len(), calls, "{program}");
     }
 }
 
@@ -88,9 +88,9 @@ async fn a_backend_of_the_published_package_has_its_sample_its_files_and_the_ope
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     assert_eq!(result["sample"]["messages"][1]["content"], "#### 4", "{result:#}");
     assert_eq!(result["sample"]["metrics"]["length"], 2.0, "{result:#}");
-    let asked = judge.chats().remove(0).body;
-    assert_eq!(asked["model"], "j", "{asked:#}");
-    assert!(asked["messages"][1]["content"].as_str().unwrap().contains("Is it right?"), "{asked:#}");
+    let request = judge.chats().remove(0).body;
+    assert_eq!(request["model"], "j", "{request:#}");
+    assert!(request["messages"][1]["content"].as_str().unwrap().contains("Is it right?"), "{request:#}");
 }
 
 /// Returns a rollout's messages and model calls, with one tool call.
@@ -108,13 +108,13 @@ async fn messages_of(example: &str) -> (Value, Vec<Value>) {
 
     assert_eq!(result["status"], "success", "{result:#}");
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    let asked = controller.chats().into_iter().map(|chat| chat.body).collect();
-    (result["sample"]["messages"].clone(), asked)
+    let requests = controller.chats().into_iter().map(|chat| chat.body).collect();
+    (result["sample"]["messages"].clone(), requests)
 }
 
 #[tokio::test]
 async fn a_strands_agent_stores_blocks_and_sends_content_parts() {
-    let (messages, asked) = messages_of("strands-agent").await;
+    let (messages, requests) = messages_of("strands-agent").await;
 
     let tool_use = json!({"toolUseId": "call-1", "name": "calculator", "input": {"expression": "2 + 3"}});
     let tool_result = json!({"toolUseId": "call-1", "status": "success", "content": [{"text": "5"}]});
@@ -127,19 +127,19 @@ async fn a_strands_agent_stores_blocks_and_sends_content_parts() {
             {"role": "assistant", "content": [{"text": "#### 5"}]},
         ])
     );
-    let last = &asked[1]["messages"];
+    let last = &requests[1]["messages"];
     assert_eq!(last[0]["content"], json!([{"type": "text", "text": "Calculate 2 + 3."}]), "{last:#}");
     assert!(last[1].get("content").is_none(), "{last:#}");
     assert_eq!(last[2], json!({"role": "tool", "tool_call_id": "call-1", "content": "5"}), "{last:#}");
-    let function = &asked[0]["tools"][0]["function"];
+    let function = &requests[0]["tools"][0]["function"];
     assert!(function.get("strict").is_none(), "{function:#}");
     assert!(function["parameters"].get("additionalProperties").is_none(), "{function:#}");
-    assert_eq!(asked[0]["temperature"], 0.7);
+    assert_eq!(requests[0]["temperature"], 0.7);
 }
 
 #[tokio::test]
 async fn an_openai_agents_session_stores_items_and_sends_plain_text() {
-    let (messages, asked) = messages_of("openai-agents").await;
+    let (messages, requests) = messages_of("openai-agents").await;
 
     assert_eq!(messages[0], json!({"role": "user", "content": "Calculate 2 + 3."}));
     let call = &messages[1];
@@ -153,11 +153,11 @@ async fn an_openai_agents_session_stores_items_and_sends_plain_text() {
     assert_eq!(messages[3]["type"], "message", "{messages:#}");
     assert_eq!(messages[3]["content"][0]["text"], "#### 5", "{messages:#}");
     assert_eq!(messages[3]["id"], "__fake_id__", "{messages:#}");
-    let last = &asked[1]["messages"];
+    let last = &requests[1]["messages"];
     assert_eq!(last[0]["role"], "system", "{last:#}");
     assert_eq!(last[1], json!({"role": "user", "content": "Calculate 2 + 3."}), "{last:#}");
     assert!(last[2].get("content").is_none(), "{last:#}");
-    let tools = &asked[0]["tools"];
+    let tools = &requests[0]["tools"];
     assert_eq!(tools[0]["function"]["strict"], true, "{tools:#}");
     assert_eq!(tools[0]["function"]["parameters"]["additionalProperties"], false, "{tools:#}");
     assert_eq!(tools[1]["function"]["name"], "transfer_to_words", "{tools:#}");
