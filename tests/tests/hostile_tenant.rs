@@ -1,4 +1,4 @@
-//! A tenant within its quotas beside one that makes every kind of attack at once, on a server with 2 GiB of memory and 400
+//! A tenant within its quotas next to one that makes every kind of attack, on a server with 2 GiB of memory and 400
 //! open files: every rollout of the first succeeds, the server keeps its memory budget, and the kernel kills no process.
 //!
 //! The test prints a table. `scripts/bench-tenants --hostile` runs it with a release build and for longer, and compares the
