@@ -1,11 +1,11 @@
-//! A part of the tests of each crate that has targets: what fuzzing found and kept.
+//! Tests of the stored fuzzing inputs, a part of each crate with targets.
 
 use std::path::Path;
 
 use super::TARGETS;
 
 #[test]
-fn what_fuzzing_found_and_kept_does_no_harm_any_more() {
+fn stored_fuzzing_inputs_cause_no_failure() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     for (name, target) in TARGETS {
         let files = std::fs::read_dir(corpus.join(name));
@@ -17,7 +17,7 @@ fn what_fuzzing_found_and_kept_does_no_harm_any_more() {
             let harm = std::panic::catch_unwind(|| target(&bytes));
             assert!(harm.is_ok(), "{name} fails with {}", file.path().display());
         }
-        // Cut anywhere, it is as good a test as what it was cut from.
+        // A truncated input is as good a test as the whole one.
         target(b"");
     }
 }

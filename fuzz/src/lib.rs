@@ -1,11 +1,11 @@
-//! The programs that fuzz the host: one a target of the `fuzzing` of its crates, where what
-//! has to hold is written down.
+//! The programs that fuzz the host: one for each target in the `fuzzing` modules of its crates, which state the
+//! invariants.
 
 #[doc(hidden)]
 pub use libfuzzer_sys;
 use rollout_wire::fuzzing::Target;
 
-/// The target of this name.
+/// Returns the target of this name.
 pub fn target(name: &str) -> Target {
     let mut targets = rollout_assembly::fuzzing::TARGETS
         .into_iter()
@@ -21,7 +21,7 @@ pub fn target(name: &str) -> Target {
     found.unwrap_or_else(|| panic!("there is no target {name}")).1
 }
 
-/// Makes the program of a target.
+/// Generates the program of a target.
 #[macro_export]
 macro_rules! target {
     ($name:literal) => {

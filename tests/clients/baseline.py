@@ -25,7 +25,7 @@ from stand_in import text_of
 
 
 class OneTurn(AgentWorkflow[AgentWorkflowConfig]):
-    """Asks the model once, plainly."""
+    """Calls the model once, over plain HTTP."""
 
     async def run(self, ctx: AgentWorkflowContext[Any]) -> AgentWorkflowOutput:
         match text_of(ctx.prompt[-1]) if ctx.prompt else "":
@@ -56,15 +56,14 @@ READ = {
     "type": "function",
     "function": {
         "name": "read",
-        "description": "Reads so many bytes.",
+        "description": "Reads a number of bytes.",
         "parameters": {"type": "object", "properties": {"bytes": {"type": "integer"}}, "required": ["bytes"]},
     },
 }
 
 
 class LongReads(AgentWorkflow[AgentWorkflowConfig]):
-    """The usual agent: it calls a tool again and again, whose results are as long as the
-    model asks for."""
+    """A typical agent: it calls a tool repeatedly, whose results have the length that the model requests."""
 
     async def run(self, ctx: AgentWorkflowContext[Any]) -> AgentWorkflowOutput:
         rollout = get_rollout_context()
@@ -111,7 +110,7 @@ class Equality(Grader):
 
 
 class Bounded(LocalBackend):
-    """The package's backend, which never refuses, with a bound on what it holds."""
+    """The package's backend, which never refuses, with a limit on its rollouts."""
 
     full_at: int | None = None
 

@@ -1,6 +1,6 @@
 """The package's own generation-B server (0.2.31) over the workflow and grader of `cases.py`.
 
-Run it with the 0.2.31 environment's Python. It says `listening on http://127.0.0.1:PORT` when ready.
+Run it with the 0.2.31 environment's Python. It prints `listening on http://127.0.0.1:PORT` when ready.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import os
 from typing import Any
 
-# Importing the package would otherwise fetch a price list, with retries where there is no network.
+# Otherwise the import of the package would download a price list, with retries if there is no network.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 from osmosis_ai.rollout import (
@@ -33,7 +33,7 @@ from stand_in import text_of
 
 
 class Conversation(SampleSource):
-    """A sample of this generation: messages under the name that it was registered by."""
+    """A sample of this generation: messages under their registered name."""
 
     def __init__(self, messages: cases.Messages) -> None:
         self.messages = list(messages)
@@ -43,7 +43,7 @@ class Conversation(SampleSource):
 
 
 class Branching(AgentWorkflow[AgentWorkflowConfig]):
-    """Registers a sample or two, and asks the model plainly for those that are to have a reply."""
+    """Registers one or two samples, and calls the model for those with a reply."""
 
     async def run(self, ctx: AgentWorkflowContext[Any]) -> None:
         asking, silent = ["main"], []
@@ -126,7 +126,7 @@ class Equality(Grader):
 
 
 def make_app(args: argparse.Namespace) -> Any:
-    # This release keeps its files below the home directory, wherever that is.
+    # This release stores its files below the home directory.
     os.environ["HOME"] = os.environ["_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"]
     config = AgentWorkflowConfig(
         name="branching", concurrency=ConcurrencyConfig(max_concurrent=args.max_concurrent)

@@ -1,6 +1,6 @@
 """The package's own generation-C server (0.3.2) over the workflow and grader of `cases.py`.
 
-Run it with the 0.3.2 environment's Python. It says `listening on http://127.0.0.1:PORT` when ready.
+Run it with the 0.3.2 environment's Python. It prints `listening on http://127.0.0.1:PORT` when ready.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The package's own generation-D server (0.3.7) over the workflow and grader of `cases.py`.
 
-Run it with the 0.3.7 environment's Python. It says `listening on http://127.0.0.1:PORT` when ready.
+Run it with the 0.3.7 environment's Python. It prints `listening on http://127.0.0.1:PORT` when ready.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import serving
 
 def main() -> None:
     parser = serving.arguments(__doc__.splitlines()[0])
-    parser.add_argument("--api-key", help="demanded of every request; default: none")
+    parser.add_argument("--api-key", help="required in every request; default: none")
     parser.add_argument("--wait-secs", type=float, default=30.0, help="longest long-poll")
     parser.add_argument("--lease-secs", type=float, default=120.0, help="must exceed --wait-secs")
     args = parser.parse_args()

@@ -1,10 +1,9 @@
-"""What baselines and drivers agree on: the test workflow's behaviours, and how a run is reported.
+"""Shared definitions of baselines and drivers: the test workflow's behaviours, and the report of a run.
 
-The workflow under test does one chat completion with the prompt's messages and gives back the
-prompt with the reply. Its grader compares the text after `####` (else the whole reply) with the
-label, or with `ground_truth` of the metadata when there is no label: 1.0 if equal, else 0.0.
-The texts below, as the last user message (workflow) or as the label (grader), ask for misbehaviour.
-Any program that serves this workflow and grader can be driven, whatever it is written in.
+The workflow under test makes one chat completion with the prompt's messages and returns the prompt with the reply. Its
+grader compares the text after `####` (else the whole reply) with the label, or with `ground_truth` of the metadata if there
+is no label: 1.0 if equal, else 0.0. The texts below, as the last user message (workflow) or as the label (grader), request
+misbehaviour. Any program that serves this workflow and grader can be tested, in any language.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
 
-# Last user message: what the workflow does instead of asking the model.
+# Last user message: the workflow's behaviour instead of a model call.
 PLEASE_FAIL = "please fail"  # ends with the error WORKFLOW_FAILED
 PLEASE_REFUSE = "please refuse"  # says that its input is invalid: WORKFLOW_REFUSED
 PLEASE_SPIN = "please spin"  # never returns
 PLEASE_TRAP = "please trap"  # crashes
 PLEASE_RETURN_NOTHING = "please return nothing"  # succeeds without a sample
 
-# Beginnings of the last user message, for callers that take several samples by name. What
-# follows is what the model is asked for each of them.
+# Beginnings of the last user message, for callers that accept several samples by name. The rest is the message to the
+# model for each sample.
 PLEASE_BRANCH = "please branch"  # samples FIRST and SECOND, each with a reply of the model
 PLEASE_HALF_BRANCH = "please half branch"  # sample FIRST with a reply, SILENT without a call
 FIRST, SECOND, SILENT = "first", "second", "silent"
-# Last user message: a sample that answers 5 without asking the model.
+# Last user message: a sample that answers 5 without a model call.
 PLEASE_STAY_SILENT = "please stay silent"
 
 WORKFLOW_FAILED = "the workflow was told to fail"
 WORKFLOW_REFUSED = "the workflow was told to refuse"
 
-# Label: what the grader does instead of comparing.
+# Label: the grader's behaviour instead of a comparison.
 FAIL_GRADING = "please fail"  # ends with the error GRADER_FAILED
 SPIN_GRADING = "please spin"  # never returns
 GIVE_NO_REWARD = "please give no reward"  # returns without a reward
 REMOVE_SAMPLE = "please remove"  # rewards 1.0 and withdraws the sample from training
 
-# The same, for several samples.
+# Labels for several samples.
 RATE_THE_FIRST = "please rate the first"  # rewards 1.0, and the second nothing
 REMOVE_THE_SECOND = "please remove the second"  # rewards 1.0 and 0.5, and withdraws the second
 
@@ -56,7 +55,7 @@ Messages = list[dict[str, Any]]
 
 
 def asking(text: str) -> Messages:
-    """A prompt whose last user message is `text`."""
+    """Returns a prompt whose last user message is `text`."""
     return [
         {"role": "system", "content": "Give the final answer after ####."},
         {"role": "user", "content": text},
@@ -72,11 +71,11 @@ def fresh_id(name: str) -> str:
 
 
 class Unexpected(AssertionError):
-    """What the server did is not what the scenario asks for."""
+    """The server's behaviour is not the expected one."""
 
 
 def expect(what: str, actual: Any, wanted: Any) -> None:
-    """`wanted` is a value, or a predicate whose docstring or name says what it asks."""
+    """Compares a value. `wanted` is a value, or a predicate whose docstring or name describes it."""
     if callable(wanted):
         good, wish = wanted(actual), wanted.__doc__ or wanted.__name__
     else:
@@ -115,11 +114,11 @@ def some_text(actual: Any) -> bool:
 
 
 class NotRun(Exception):
-    """The scenario needs something that was not given; the text says what."""
+    """The scenario needs an option that was not given, which the text names."""
 
 
 class Sample(Protocol):
-    """The package's sample, as far as a scenario looks."""
+    """The part of the package's sample that scenarios use."""
 
     messages: Any
     label: str | None
@@ -128,7 +127,7 @@ class Sample(Protocol):
 
 
 def expect_answered(sample: Sample | None, prompt: Messages) -> Sample:
-    """The sample is the prompt and one assistant reply after it."""
+    """Checks that the sample is the prompt followed by one assistant reply."""
     if sample is None:
         raise Unexpected("there is no sample")
     expect("prompt in the sample", list(sample.messages[:-1]), prompt)
@@ -137,7 +136,7 @@ def expect_answered(sample: Sample | None, prompt: Messages) -> Sample:
 
 
 def valid_request(**changes: Any) -> dict[str, Any]:
-    """A request that any generation takes, with changes; the value `...` leaves a field out."""
+    """Returns a request that is valid in any generation, with changes; the value `...` removes a field."""
     request = {
         "rollout_id": fresh_id("raw"),
         "initial_messages": asking(PLEASE_FAIL),
@@ -150,7 +149,7 @@ def valid_request(**changes: Any) -> dict[str, Any]:
 
 
 def invalid_bodies(**base: Any) -> dict[str, bytes]:
-    """Bodies of `POST /rollout` that must be answered with 422, by what is wrong with them."""
+    """Returns bodies of `POST /rollout` that must be answered with 422, by their error."""
 
     def body(**changes: Any) -> bytes:
         return json.dumps(valid_request(**base, **changes)).encode()
@@ -180,7 +179,7 @@ Scenario = Callable[[Any], Awaitable[dict[str, Any] | None]]
 
 @dataclass
 class Scenarios:
-    """The scenarios of one driver, in the order in which they are written."""
+    """The scenarios of one driver, in the order of definition."""
 
     by_name: dict[str, Scenario]
 
@@ -192,10 +191,10 @@ class Scenarios:
         parser.add_argument("base_url", help="the server under test")
         parser.add_argument(
             "--model-url",
-            help="OpenAI-compatible base that answers arithmetic; without it a stand-in is started "
-            "(and drive_d checks what it is asked)",
+            help="OpenAI-compatible base that answers arithmetic; by default a stand-in is started "
+            "(and drive_d checks its requests)",
         )
-        parser.add_argument("--api-key", help="the server's key, if it wants one")
+        parser.add_argument("--api-key", help="the server's key, if it requires one")
         parser.add_argument("--count", type=int, default=32, help="rollouts in `happy`")
         parser.add_argument(
             "--scenario",
@@ -209,7 +208,7 @@ class Scenarios:
             type=float,
             default=60.0,
             metavar="SECONDS",
-            help="how long one scenario may take",
+            help="the timeout of a scenario",
         )
         parser.add_argument(
             "--full-at",
@@ -224,7 +223,7 @@ class Scenarios:
         )
 
     async def run(self, context: Any, args: argparse.Namespace) -> int:
-        """Runs what was asked for; one JSON line each; the exit code."""
+        """Runs the requested scenarios; prints one line of JSON for each; returns the exit code."""
         failed = 0
         for name in args.scenario or self.by_name:
             ok: bool | None = True
@@ -232,7 +231,7 @@ class Scenarios:
                 async with asyncio.timeout(args.timeout):
                     detail: Any = await self.by_name[name](context) or {}
             except NotRun as reason:
-                # Asked for by name, it counts as failed: it did not show anything.
+                # If it was requested by name, it counts as failed.
                 ok, detail = (False if args.scenario else None), {"not_run": str(reason)}
             except Unexpected as error:
                 ok, detail = False, {"unexpected": str(error)}

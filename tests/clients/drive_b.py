@@ -1,12 +1,11 @@
-"""Drives a generation-B server as that generation's controllers do (osmosis-ai 0.2.31's types).
+"""Tests a generation-B server like that generation's controllers (with osmosis-ai 0.2.31's types).
 
     python drive_b.py BASE_URL [--model-url URL] [--api-key K] [--count N] [--scenario NAME]…
 
-The only controller that was ever published for B cannot be installed any more, so the one here is
-written after what that one does: one address for all rollouts, told apart by two headers; a model
-that streams unless told not to; the first callback of each sort counts; a row fails unless
-both say success, the samples are exactly those that asked the model, and each that counts has a
-reward. What goes over the wire is checked with the package's own types: they are B's, unchanged.
+The only published controller of B cannot be installed any more, so the one here imitates it: one address for all rollouts,
+which two headers distinguish; a model that streams unless that is disabled; the first callback of each kind counts; a row
+fails unless both report success, the samples are exactly those with model calls, and each that counts has a reward. The
+messages are checked with the package's own types: they are B's, unchanged.
 The server serves the workflow and grader of `cases.py`. Reports like `drive_d.py`.
 """
 
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Importing the package would otherwise fetch a price list, with retries where there is no network.
+# Otherwise the import of the package would download a price list, with retries if there is no network.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 import httpx
@@ -48,11 +47,11 @@ SCENARIOS = Scenarios({})
 
 @dataclass
 class Row:
-    """One rollout as the controller sees it."""
+    """The controller's record of a rollout."""
 
     asked: dict[str, int] = field(default_factory=dict)
     callbacks: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    # Answers to the next callbacks of each path, before they are taken.
+    # Answers to the next callbacks of each path, before they are accepted.
     answers: dict[str, list[tuple[int, Any]]] = field(default_factory=dict)
 
     def first(self, path: str) -> dict[str, Any] | None:
@@ -68,7 +67,7 @@ class Row:
         return [path for path, _ in self.callbacks]
 
     def failure(self) -> str | None:
-        """Why the controller fails the row, if it does."""
+        """Returns the reason why the controller fails the row, if it does."""
         completion, graded = self.completion(), self.graded()
         for what, callback in (("rollout", completion), ("grader", graded)):
             if callback.status != "success":
@@ -92,11 +91,11 @@ class Row:
 
 
 def checked(model: Any, body: dict[str, Any] | None) -> Any:
-    """The body as the package reads it, and with every field, null or not, that it writes."""
+    """Parses a body with the package's type, and checks that it has every field that the package writes."""
     expect(f"a {model.__name__}", body, lambda body: body is not None)
     assert body is not None
     wanted = set(model.model_fields)
-    # What B's types do not have they ignore; a caller that may be of C gets its field besides.
+    # B's types ignore unknown fields; a caller that may be of C gets an additional field.
     expect(f"fields of {model.__name__}", set(body) - {"sample"}, wanted)
     for sample in body.get("samples", {}).values():
         fields = set(RolloutSample.model_fields) - {"trajectory_messages"}
@@ -140,7 +139,7 @@ class Controller:
         if row is None or sample_id is None:
             return 500, {"detail": "rollout not found"}
         if request.json().get("stream", True):
-            # The original streams here; who did not ask for that cannot read it.
+            # The original streams here, which a caller that expects no stream cannot read.
             return 400, {"detail": "would be answered as a stream"}
         row.asked[sample_id] = row.asked.get(sample_id, 0) + 1
         if self._model_url is None:
@@ -164,7 +163,7 @@ class Controller:
         return answers.pop(0) if answers else (200, {"status": "ok"})
 
     async def wait(self, row: Row, *paths: str) -> None:
-        """Waits until a callback has come for each of these, repeats counted."""
+        """Waits until a callback has arrived for each of these paths, counting repetitions."""
         async with self._arrived:
             await self._arrived.wait_for(
                 lambda: all(row.kinds().count(path) >= paths.count(path) for path in paths)
@@ -173,7 +172,7 @@ class Controller:
 
 @dataclass
 class Drive:
-    """One run of the driver: the server under test, and the controller that asks it."""
+    """A run of the driver: the server under test, and the controller."""
 
     args: argparse.Namespace
     http: httpx.AsyncClient
@@ -181,7 +180,7 @@ class Drive:
     address: str
 
     def request(self, prompt: cases.Messages, name: str, **changes: Any) -> dict[str, Any]:
-        """What B's controller sends: every field, null where there is nothing to say."""
+        """Returns a request of B's controller: with every field, null if empty."""
         request = {
             "rollout_id": fresh_id(name),
             "initial_messages": prompt,
@@ -199,7 +198,7 @@ class Drive:
         return {key: value for key, value in request.items() if value is not ...}
 
     async def post(self, request: dict[str, Any], row: Row | None = None) -> Row:
-        """Asks for a rollout, which has to be accepted."""
+        """Requests a rollout, which must be accepted."""
         row = row or Row()
         self.controller.rows[RolloutInitRequest.model_validate(request).rollout_id] = row
         response = await self.http.post("/rollout", json=request)
@@ -209,14 +208,14 @@ class Drive:
         return row
 
     async def run(self, prompt: cases.Messages, name: str, **changes: Any) -> Row:
-        """One row, from the request to its two callbacks, which come in order and once each."""
+        """Runs one row, from the request to its two callbacks, which must arrive in order and once each."""
         row = await self.post(self.request(prompt, name, **changes))
         await self.controller.wait(row, COMPLETED, GRADED)
         expect("callbacks", row.kinds(), [COMPLETED, GRADED])
         return row
 
     def trajectory(self, rollout_id: str, file: str) -> Trajectory:
-        """A file that the server kept, as the package reads it."""
+        """Reads a file of the server with the package's type."""
         folder = Path(self.args.artifacts)
         if self.args.original:
             folder /= ".osmosis"
@@ -239,7 +238,7 @@ def told(row: Row) -> dict[str, Any]:
 
 
 def expect_success(row: Row, rewards: dict[str, float | None]) -> dict[str, Any]:
-    expect("what the controller makes of it", row.failure(), None)
+    expect("verdict of the controller", row.failure(), None)
     expect("rewards", row.rewards(), rewards)
     return told(row)
 
@@ -261,12 +260,12 @@ def only_sample(row: Row) -> RolloutSample:
 
 @SCENARIOS.add
 async def happy(drive: Drive) -> dict[str, Any]:
-    """Many at once, one sample each, each rewarded with 1.0 for its own sum."""
+    """Many concurrent rollouts, one sample each, each rewarded with 1.0 for its own sum."""
 
     async def one(number: int) -> None:
         prompt, label = adding(number, 3), str(number + 3)
         row = await drive.run(prompt, "happy", label=label)
-        expect("what the controller makes of it", row.failure(), None)
+        expect("verdict of the controller", row.failure(), None)
         sample = expect_answered(only_sample(row), prompt)
         expect("reward", (sample.reward, sample.label, sample.remove_sample), (1.0, None, False))
         expect("calls of the model", list(row.asked.values()), [1])
@@ -279,7 +278,7 @@ async def happy(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def several_samples(drive: Drive) -> dict[str, Any]:
-    """Two samples, by the names that the workflow gave them."""
+    """Two samples, under the workflow's names."""
     row = await drive.run(branching(), "several", label="5")
     for sample in row.graded().samples.values():
         expect_answered(sample, branching())
@@ -315,7 +314,7 @@ async def nothing_to_grade_with(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def silent_sample(drive: Drive) -> dict[str, Any]:
-    """A sample that never asked the model is not told. The original tells it and fails its row."""
+    """A sample without model calls is not reported. The original reports it and fails its row."""
     row = await drive.run(branching(cases.PLEASE_HALF_BRANCH), "half", label="5")
     if drive.args.original:
         expect("row", row.failure(), cases.holding(cases.SILENT))
@@ -325,7 +324,7 @@ async def silent_sample(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def silent_rollout(drive: Drive) -> dict[str, Any]:
-    """Nobody asked the model: the row fails, whoever says so."""
+    """Without a model call the row fails, by the server's or the controller's decision."""
     row = await drive.run(asking(cases.PLEASE_STAY_SILENT), "silent", label="5")
     expect("row", row.failure(), cases.some_text)
     return told(row)
@@ -355,7 +354,7 @@ async def workflow_refuses(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def workflow_traps(drive: Drive) -> dict[str, Any]:
-    """A crash is the agent's error, and the next rollout is none the worse."""
+    """A crash is the agent's error and does not affect the next rollout."""
     prompt = asking(cases.PLEASE_TRAP)
     detail = await expect_workflow_failure(drive, prompt, cases.some_text, "agent_error")
     await several_samples(drive)
@@ -364,7 +363,7 @@ async def workflow_traps(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def workflow_times_out(drive: Drive) -> dict[str, Any]:
-    """The original carries the caller's times and leaves it at that."""
+    """The original does not enforce the caller's timeouts."""
     if drive.args.original:
         raise NotRun("this generation's own server enforces no time")
     prompt = asking(cases.PLEASE_SPIN)
@@ -394,7 +393,7 @@ async def expect_grader_failure(
     rewards: dict[str, float | None],
     **changes: Any,
 ) -> dict[str, Any]:
-    """The samples come all the same, with whatever rewards they had been given."""
+    """The samples are sent nevertheless, with the rewards that they have."""
     row = await drive.run(branching(), "failing-grader", label=label, **changes)
     expect_callback(row.completion(), "success")
     expect_callback(row.graded(), "failure", message, category)
@@ -436,7 +435,7 @@ async def grader_leaves_one_out(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def sample_is_removed(drive: Drive) -> dict[str, Any]:
-    """It is told with its reward, unlike in later generations."""
+    """The sample is reported with its reward, unlike in later generations."""
     row = await drive.run(branching(), "removed", label=cases.REMOVE_THE_SECOND)
     removed = {name: sample.remove_sample for name, sample in row.graded().samples.items()}
     expect("removed samples", removed, {cases.FIRST: False, cases.SECOND: True})
@@ -446,7 +445,7 @@ async def sample_is_removed(drive: Drive) -> dict[str, Any]:
 @SCENARIOS.add
 async def only_sample_is_removed(drive: Drive) -> dict[str, Any]:
     row = await drive.run(adding(2, 3), "all-removed", label=cases.REMOVE_SAMPLE)
-    expect("what the controller makes of it", row.failure(), None)
+    expect("verdict of the controller", row.failure(), None)
     sample = only_sample(row)
     expect("reward and removal", (sample.reward, sample.remove_sample), (1.0, True))
     return told(row)
@@ -454,7 +453,7 @@ async def only_sample_is_removed(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def callbacks_are_retried(drive: Drive) -> dict[str, Any]:
-    """A controller that stumbles gets the same callback again, as it was."""
+    """A controller that fails once gets the same callback again, unchanged."""
     row = Row(answers={COMPLETED: [(500, {}), (429, {})], GRADED: [(503, {})]})
     await drive.post(drive.request(branching(), "retried", label="5"), row)
     await drive.controller.wait(row, *[COMPLETED] * 3, *[GRADED] * 2)
@@ -467,7 +466,7 @@ async def callbacks_are_retried(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def completion_is_refused(drive: Drive) -> dict[str, Any]:
-    """404 is final: one failure in its place, a bare grader failure, and no grading."""
+    """404 is final: one failure replaces the completion, then a bare grader failure, and no grading."""
     row = Row(answers={COMPLETED: [(404, {})]})
     await drive.post(drive.request(branching(), "refused", label="5"), row)
     await drive.controller.wait(row, GRADED)
@@ -481,7 +480,7 @@ async def completion_is_refused(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def samples_are_refused(drive: Drive) -> dict[str, Any]:
-    """The end is a bare grader failure. The original takes its completion back besides."""
+    """The end is a bare grader failure. The original also retracts its completion."""
     row = Row(answers={GRADED: [(422, {})]})
     await drive.post(drive.request(branching(), "unwanted", label="5"), row)
     await drive.controller.wait(row, GRADED, GRADED)
@@ -495,7 +494,7 @@ async def samples_are_refused(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def without_a_grader_url(drive: Drive) -> dict[str, Any]:
-    """One callback; the next row's two show that no other was to come before them."""
+    """One callback; the next row's two show that no other comes before them."""
     row = await drive.post(
         drive.request(branching(), "ungraded", label="5", grader_callback_url=None)
     )
@@ -508,7 +507,7 @@ async def without_a_grader_url(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def least_that_can_be_asked(drive: Drive) -> dict[str, Any]:
-    """Only the fields that have to be there."""
+    """Only the required fields."""
     optional = ("metadata", "agent_timeout_sec", "grader_timeout_sec", "extra_fields")
     row = await drive.run(branching(), "least", label="5", **dict.fromkeys(optional, ...))
     return expect_success(row, {cases.FIRST: 1.0, cases.SECOND: 1.0})
@@ -516,7 +515,7 @@ async def least_that_can_be_asked(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def odd_ids(drive: Drive) -> dict[str, Any]:
-    """Ids that are one path segment are taken; the routing header names the rollout."""
+    """Ids that are one path segment are accepted; the routing header names the rollout."""
     ids = [f"{name} {secrets.token_hex(4)}" for name in ("row 1:2", "100%", "a.b", "...")]
     for rollout_id in ids:
         row = await drive.run(branching(), "", label="5", rollout_id=rollout_id)
@@ -526,7 +525,7 @@ async def odd_ids(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def trajectories(drive: Drive) -> dict[str, Any]:
-    """One document a sample, with what the controller reported of its calls."""
+    """One document for each sample, with the controller's reports of its calls."""
     if drive.args.artifacts is None:
         raise NotRun("needs --artifacts, the directory in which the server keeps its files")
     call = {"prompt_tokens": 21, "completion_tokens": 4, "logprobs": [-0.5], "model_name": "engine"}
@@ -563,7 +562,7 @@ async def trajectories(drive: Drive) -> dict[str, Any]:
 
 
 async def eventually(read: Any) -> Any:
-    """The original writes its files some time after the last callback."""
+    """Retries: the original writes its files some time after the last callback."""
     while True:
         try:
             return read()
@@ -618,7 +617,7 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     SCENARIOS.add_arguments(parser)
     parser.add_argument(
-        "--artifacts", metavar="DIR", help="where the server keeps its files, for `trajectories`"
+        "--artifacts", metavar="DIR", help="the directory of the server's files, for `trajectories`"
     )
     args = parser.parse_args()
     async with AsyncExitStack() as stack:

@@ -1,9 +1,9 @@
-"""Drives a generation-C server with the package's own HttpRolloutDriver (osmosis-ai 0.3.2).
+"""Tests a generation-C server with the package's own HttpRolloutDriver (osmosis-ai 0.3.2).
 
     python drive_c.py BASE_URL [--model-url URL] [--api-key K] [--count N] [--scenario NAME]…
 
-The package's CallbackListener takes the callbacks and serves the chat route, behind which the
-calls are passed on to --model-url. The server serves the workflow and grader of `cases.py`.
+The package's CallbackListener receives the callbacks and serves the chat route, which forwards calls to --model-url.
+The server serves the workflow and grader of `cases.py`.
 Reports like `drive_d.py`.
 """
 
@@ -42,7 +42,7 @@ Callback = RolloutCompleteRequest | GraderCompleteRequest
 
 
 class Bridge:
-    """The listener's model: passes calls on to an OpenAI-compatible endpoint."""
+    """The listener's model: forwards calls to an OpenAI-compatible endpoint."""
 
     model = "stand-in"
 
@@ -57,7 +57,7 @@ class Bridge:
 
 
 class RecordingStore(CallbackStore):
-    """The package's store, which also keeps every callback in the order of arrival."""
+    """The package's store, which also records every callback in the order of arrival."""
 
     def __init__(self) -> None:
         super().__init__(on_terminal_commit=self._acknowledge)
@@ -89,7 +89,7 @@ class RecordingStore(CallbackStore):
             self.arrived.notify_all()
         first = sum(type(callback) is type(request) for callback in seen) == 1
         if first and rollout_id in self.stumbles:
-            raise HTTPException(500, "the listener stumbles, as it was told to")
+            raise HTTPException(500, "a failure that the test requested")
 
     async def wait_for(
         self, rollout_id: str, enough: Callable[[list[Callback]], bool]
@@ -101,7 +101,7 @@ class RecordingStore(CallbackStore):
 
 @dataclass
 class Drive:
-    """One run of the driver: the real driver, store and listener, and plain HTTP beside them."""
+    """A run of the driver: the real driver, store and listener, and plain HTTP."""
 
     args: argparse.Namespace
     http: httpx.AsyncClient
@@ -130,7 +130,7 @@ class Drive:
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a rollout: the driver's outcome and the callbacks behind it."""
+    """The result of a rollout: the driver's outcome and the callbacks."""
 
     outcome: RolloutOutcome
     callbacks: list[Callback]
@@ -167,7 +167,7 @@ class Ended:
         completion: tuple[str, Any, Any],
         grader: tuple[str, Any, Any],
     ) -> dict[str, Any]:
-        """Each is (status, message, category): two callbacks, in order, that say just that."""
+        """Checks two callbacks in order. Each argument is (status, message, category)."""
         expect(
             "kinds of callbacks",
             [type(callback).__name__ for callback in self.callbacks],
@@ -184,7 +184,7 @@ class Ended:
             expect(f"{what} rollout_id", callback.rollout_id, self.outcome.rollout_id)
         expect("outcome of the driver", self.outcome.status, grader[0])
         if grader[0] != "success" and self.grader.sample is not None:
-            expect("reward of what did not succeed", self.grader.sample.reward, None)
+            expect("reward of a failed rollout", self.grader.sample.reward, None)
         return self.told()
 
     def expect_reward(
@@ -204,7 +204,7 @@ BARE_FAILURE = ("failure", None, None)
 
 @SCENARIOS.add
 async def happy(drive: Drive) -> dict[str, Any]:
-    """Many at once, each rewarded with 1.0 for its own sum, two callbacks each."""
+    """Many concurrent rollouts, each rewarded with 1.0 for its own sum, two callbacks each."""
 
     async def one(number: int) -> None:
         prompt, label = adding(number, 3), str(number + 3)
@@ -247,7 +247,7 @@ async def expect_workflow_failure(
     category: RolloutErrorCategory,
     **options: Any,
 ) -> dict[str, Any]:
-    """The completion says why; the grader callback is bare."""
+    """The completion has the reason; the grader callback is bare."""
     ended = await drive.run(prompt, "failing", label="5", **options)
     expect("sample", ended.grader.sample, None)
     return ended.expect(("failure", message, category), BARE_FAILURE)
@@ -275,7 +275,7 @@ async def workflow_refuses(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def workflow_traps(drive: Drive) -> dict[str, Any]:
-    """A crash is the agent's error, and the next rollout is none the worse."""
+    """A crash is the agent's error and does not affect the next rollout."""
     detail = await expect_workflow_failure(
         drive, asking(cases.PLEASE_TRAP), cases.some_text, RolloutErrorCategory.AGENT_ERROR
     )
@@ -316,7 +316,7 @@ async def workflow_returns_nothing(drive: Drive) -> dict[str, Any]:
 async def expect_grader_failure(
     drive: Drive, label: str, message: Any, category: RolloutErrorCategory, **options: Any
 ) -> dict[str, Any]:
-    """The completion is a success; the grader callback says why, with the sample and no reward."""
+    """The completion is a success; the grader callback has the reason, with the sample and no reward."""
     prompt = adding(2, 3)
     ended = await drive.run(prompt, "failing-grader", label=label, **options)
     expect_answered(ended.grader.sample, prompt)
@@ -354,7 +354,7 @@ async def grader_gives_no_reward(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def sample_is_removed(drive: Drive) -> dict[str, Any]:
-    """A success, and its reward is not told."""
+    """A success, without its reward."""
     prompt = adding(2, 3)
     ended = await drive.run(prompt, "removed", label=cases.REMOVE_SAMPLE)
     detail = ended.expect(SUCCESS, SUCCESS)
@@ -405,7 +405,7 @@ async def callback_refused(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def controller_gives_up(drive: Drive) -> dict[str, Any]:
-    """The driver's own time runs out; it cancels, and what runs is stopped without callbacks."""
+    """The driver's own timeout expires; it cancels, and the rollout is stopped without callbacks."""
     rollout_id = fresh_id("given-up")
     driver = drive.make_driver(callback_timeout_sec=1.0)
     ended = await drive.run(
@@ -429,19 +429,19 @@ async def controller_cancels(drive: Drive) -> dict[str, Any]:
 
 
 async def held_now(drive: Drive) -> int:
-    """How many rollouts the server holds, by its own account."""
+    """Returns the number of rollouts in the server's health report."""
     counts = (await drive.http.get("/health")).json()["concurrency"]
     return int(counts["running"]) + int(counts["queued"])
 
 
 async def until_more_held_than(drive: Drive, before: int) -> None:
-    """Nothing in C tells the controller that a rollout was begun; the server's health does."""
+    """Waits until the health report shows a new rollout: C has no message about the start of one."""
     while await held_now(drive) <= before:
         await asyncio.sleep(0.02)
 
 
 async def expect_stopped(drive: Drive, rollout_id: str) -> dict[str, Any]:
-    """The driver's cancel was heard: the rollout is over, and no callback came."""
+    """Checks that the driver's cancellation worked: the rollout has ended, and no callback arrived."""
     response = await drive.http.post("/rollout/cancel", json={"ids": [rollout_id]})
     wanted = {} if drive.args.original else {rollout_id: "not_found"}
     expect("disposition of a second cancel", response.json(), {"dispositions": wanted})
@@ -451,7 +451,7 @@ async def expect_stopped(drive: Drive, rollout_id: str) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def full_is_waited_out(drive: Drive) -> dict[str, Any]:
-    """A full server says when to come back, and the driver does."""
+    """A full server sends a retry time, which the driver respects."""
     if drive.args.full_at is None:
         raise NotRun("needs --full-at, with a server that refuses when it holds that many")
     spin, before = asking(cases.PLEASE_SPIN), await held_now(drive)
@@ -472,7 +472,7 @@ async def full_is_waited_out(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def server_makes_an_id(drive: Drive) -> dict[str, Any]:
-    """Without rollout_id the body names one of 32 hex digits. No grader URL: one callback."""
+    """Without rollout_id the body has a generated one of 32 hex digits. No grader URL: one callback."""
     arrived: asyncio.Queue[Request] = asyncio.Queue()
 
     async def take(request: Request) -> tuple[int, Any]:
@@ -527,7 +527,7 @@ async def chat_key_falls_back(drive: Drive) -> dict[str, Any]:
 async def invalid_requests(drive: Drive) -> dict[str, Any]:
     bodies = cases.invalid_bodies(completion_callback_url="http://127.0.0.1:9/completion")
     for what, body in bodies.items():
-        # One connection each: the original breaks its connection where it answers 500.
+        # One connection each: the original closes its connection after a 500.
         headers = {"content-type": "application/json", "connection": "close"}
         response = await drive.http.post("/rollout", content=body, headers=headers)
         allowed = (

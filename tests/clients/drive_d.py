@@ -1,10 +1,10 @@
-"""Drives a generation-D server with the package's own RolloutClient (osmosis-ai 0.3.7).
+"""Tests a generation-D server with the package's own RolloutClient (osmosis-ai 0.3.7).
 
     python drive_d.py BASE_URL [--model-url URL] [--api-key K] [--count N] [--scenario NAME]…
 
-The server serves the workflow and grader of `cases.py`. Every scenario prints one line,
-{"scenario", "ok", "detail"}; `ok` is null for one that needs an option that was not given. Exit
-code 1 if one failed. A scenario is allowed --timeout seconds.
+The server serves the workflow and grader of `cases.py`. Every scenario prints one line, {"scenario", "ok", "detail"};
+`ok` is null if a required option is missing. The exit code is 1 if one failed. --timeout is the limit of a scenario in
+seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCENARIOS = Scenarios({})
 
 @dataclass
 class Drive:
-    """One run of the driver: the real client, plain HTTP beside it, and the model."""
+    """A run of the driver: the real client, plain HTTP, and the model."""
 
     args: argparse.Namespace
     base_url: str
@@ -65,7 +65,7 @@ class Drive:
 
 
 def told(result: RolloutResultResponse) -> dict[str, Any]:
-    """A result in short, for the report."""
+    """Returns a short form of a result, for the report."""
     return {
         "status": result.status,
         "reward": result.sample.reward if result.sample else None,
@@ -81,7 +81,7 @@ def expect_result(
     expect("err_message", result.err_message, message)
     expect("err_category", result.err_category, category)
     if status is not RolloutStatus.SUCCESS and result.sample is not None:
-        expect("reward of what did not succeed", result.sample.reward, None)
+        expect("reward of a failed rollout", result.sample.reward, None)
     return told(result)
 
 
@@ -108,7 +108,7 @@ async def expect_refused(action: Any, status_code: int) -> str:
 
 @SCENARIOS.add
 async def happy(drive: Drive) -> dict[str, Any]:
-    """Many at once, each rewarded with 1.0 for its own sum."""
+    """Many concurrent rollouts, each rewarded with 1.0 for its own sum."""
     asked_before = len(drive.stand_in.requests) if drive.stand_in else 0
 
     async def one(number: int) -> None:
@@ -183,7 +183,7 @@ async def workflow_refuses(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def workflow_traps(drive: Drive) -> dict[str, Any]:
-    """A crash is the agent's error, and the next rollout is none the worse."""
+    """A crash is the agent's error and does not affect the next rollout."""
     result = await drive.run(asking(cases.PLEASE_TRAP), "trap", label="5")
     detail = expect_result(
         result, RolloutStatus.FAILURE, cases.some_text, RolloutErrorCategory.AGENT_ERROR
@@ -224,7 +224,7 @@ async def workflow_times_out(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def no_time_at_all(drive: Drive) -> dict[str, Any]:
-    """Zero and less are deadlines that have passed, not invalid."""
+    """Zero and negative values are expired deadlines, not invalid ones."""
     detail: dict[str, Any] = {}
     for seconds in (0, -1):
         result = await drive.run(adding(2, 3), "late", label="5", agent_timeout_sec=seconds)
@@ -239,7 +239,7 @@ async def no_time_at_all(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def model_is_unreachable(drive: Drive) -> dict[str, Any]:
-    """A failure with some message, at the latest when the time is up."""
+    """A failure with a message, at the latest at the deadline."""
     result = await drive.run(
         adding(2, 3),
         "no-model",
@@ -257,7 +257,7 @@ async def model_is_unreachable(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def grader_fails(drive: Drive) -> dict[str, Any]:
-    """The sample is told without a reward."""
+    """The sample is returned without a reward."""
     prompt = adding(2, 3)
     result = await drive.run(prompt, "grader-fail", label=cases.FAIL_GRADING)
     expect_answered(result.sample, prompt)
@@ -296,7 +296,7 @@ async def grader_gives_no_reward(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def sample_is_removed(drive: Drive) -> dict[str, Any]:
-    """A success, and its reward is not told."""
+    """A success, without its reward."""
     prompt = adding(2, 3)
     result = await drive.run(prompt, "removed", label=cases.REMOVE_SAMPLE)
     detail = expect_result(result, RolloutStatus.SUCCESS)
@@ -308,7 +308,7 @@ async def sample_is_removed(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def states_are_told(drive: Drive) -> dict[str, Any]:
-    """A rollout that stays in a phase is seen there by the client."""
+    """The client sees the phase of a rollout."""
     handle = await drive.start(adding(2, 3), "states", label=cases.SPIN_GRADING)
     expect("status after admission", handle.status, RolloutStatus.QUEUED)
     grading = await handle.wait_for_grading()
@@ -327,17 +327,17 @@ def cancel_message(actual: Any) -> bool:
 
 @SCENARIOS.add
 async def cancel(drive: Drive) -> dict[str, Any]:
-    """The client hears at once that it runs, and at once that it was cancelled."""
+    """The client learns immediately that the rollout runs, and that it was cancelled."""
     handle = await drive.start(asking(cases.PLEASE_SPIN), "cancel", label="5")
-    # The original may tell it only when its long-poll ends.
+    # The original may answer only when its long poll ends.
     async with asyncio.timeout(35 if drive.args.original else 5):
         expect("status", await handle.wait_for_running(), RolloutStatus.RUNNING)
     expect("disposition", await drive.cancel(handle.rollout_id), "cancelled_running")
     async with asyncio.timeout(5):
         result = await handle
     expect("sample", result.sample, None)
-    expect("disposition of what is over", await drive.cancel(handle.rollout_id), "not_found")
-    expect("disposition of what never was", await drive.cancel(fresh_id("nobody")), "not_found")
+    expect("disposition of a finished rollout", await drive.cancel(handle.rollout_id), "not_found")
+    expect("disposition of an unknown rollout", await drive.cancel(fresh_id("nobody")), "not_found")
     return expect_result(result, RolloutStatus.CANCELLED, cancel_message)
 
 
@@ -358,7 +358,7 @@ async def cancel_by_prefix(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def duplicate_id(drive: Drive) -> dict[str, Any]:
-    """Refused while the first runs and while its result is kept; the first is unharmed."""
+    """An id is refused while its rollout runs and while its result is stored; the rollout is not affected."""
     handle = await drive.start(asking(cases.PLEASE_SPIN), "twice", label="5")
     again = {"rollout_id": handle.rollout_id, "label": "5"}
     message = await expect_refused(drive.start(adding(2, 3), "", **again), 409)
@@ -370,7 +370,7 @@ async def duplicate_id(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def odd_ids(drive: Drive) -> dict[str, Any]:
-    """Any single path segment is an id, as far as the client itself can put it in a path."""
+    """Any single path segment is an id, if the client can put it into a path."""
     odd = ["with space", "colon:and;comma,", "tilde~plus+at@", "ünï-日本", "x" * 200]
     for rollout_id in (f"{fresh_id('odd')}-{name}" for name in odd):
         prompt = adding(2, 3)
@@ -382,7 +382,7 @@ async def odd_ids(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def unknown_and_foreign(drive: Drive) -> dict[str, Any]:
-    """404 for an id that is not known, 403 for another's lease, 422 without one."""
+    """404 for an unknown id, 403 for another rollout's lease, 422 without one."""
     unknown = await drive.http.get(
         f"/rollout/{fresh_id('nobody')}/result", headers={POLLING_LEASE_HEADER: "token"}
     )
@@ -399,7 +399,7 @@ async def unknown_and_foreign(drive: Drive) -> dict[str, Any]:
     while (result := await drive.http.get(path, headers=lease)).json()["status"] != "failure":
         expect("status", result.json()["status"], cases.one_of("queued", "running"))
     again = await drive.http.get(path, headers=lease)
-    expect("the result, asked for again", again.json(), result.json())
+    expect("the result of a second poll", again.json(), result.json())
     return {
         "admission": sorted(admission.json()),
         "404": unknown.json(),
@@ -411,7 +411,7 @@ async def unknown_and_foreign(drive: Drive) -> dict[str, Any]:
 @SCENARIOS.add
 async def invalid_requests(drive: Drive) -> dict[str, Any]:
     for what, body in cases.invalid_bodies().items():
-        # One connection each: the original breaks its connection where it answers 500.
+        # One connection each: the original closes its connection after a 500.
         headers = {"content-type": "application/json", "connection": "close"}
         response = await drive.http.post("/rollout", content=body, headers=headers)
         allowed = (
@@ -446,7 +446,7 @@ async def expect_id_required(drive: Drive) -> None:
 
 @SCENARIOS.add
 async def unknown_fields_are_ignored(drive: Drive) -> dict[str, Any]:
-    """Also numbers written as text, which the original reads."""
+    """Unknown fields are ignored, and numbers as text are accepted, as by the original."""
     request = cases.valid_request(agent_timeout_sec="30", from_the_future={"a": 1})
     response = await drive.http.post("/rollout", json=request)
     expect("status code", response.status_code, 202)
@@ -456,7 +456,7 @@ async def unknown_fields_are_ignored(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def health(drive: Drive) -> dict[str, Any]:
-    """The client can wait until nothing runs, and knows that it asks the same process."""
+    """The client can wait until nothing runs, and can recognize the process."""
     handle = await drive.start(asking(cases.PLEASE_SPIN), "busy", label="5")
     busy = await drive.health()
     expect("status", busy.get("status"), "ok")
@@ -479,7 +479,7 @@ async def server_key(drive: Drive) -> dict[str, Any]:
     for what, key in {"wrong": "not-" + drive.args.api_key, "none": None}.items():
         client = drive.other_client(api_key=key)
         if key is None and "/p/" in drive.base_url:
-            # Of a server with many plugins, whose health takes no key.
+            # The health of a server with many plugins needs no key.
             expect("health without a key", await client.health(), {"status": "ok"})
         else:
             await expect_refused(client.health(), 401)
@@ -498,14 +498,14 @@ async def server_key(drive: Drive) -> dict[str, Any]:
 
 
 async def httpx_get(drive: Drive, headers: dict[str, str]) -> httpx.Response:
-    """Health without the driver's own key."""
+    """Requests the health report without the driver's own key."""
     async with httpx.AsyncClient(base_url=drive.base_url, trust_env=False) as http:
         return await http.get("/health", headers=headers)
 
 
 @SCENARIOS.add
 async def lease_expires(drive: Drive) -> dict[str, Any]:
-    """What nobody asks for ends by itself."""
+    """A rollout that is not polled ends."""
     request = cases.valid_request(initial_messages=asking(cases.PLEASE_SPIN))
     admission = (await drive.http.post("/rollout", json=request)).json()
     lease_secs = admission["polling_lease_timeout_sec"]
@@ -525,7 +525,7 @@ async def lease_expires(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def queue_time_counts(drive: Drive) -> dict[str, Any]:
-    """With every slot taken, waiting uses up the agent's time, and waiting work can be cancelled."""
+    """When every slot is in use, time in the queue counts for the agent, and a queued rollout can be cancelled."""
     if drive.args.slots is None:
         raise NotRun("needs --slots, the number of rollouts that the server runs at once")
     for _ in range(drive.args.slots):
@@ -548,7 +548,7 @@ async def queue_time_counts(drive: Drive) -> dict[str, Any]:
 
 @SCENARIOS.add
 async def full_is_waited_out(drive: Drive) -> dict[str, Any]:
-    """A full server says when to come back, and the client does."""
+    """A full server sends a retry time, which the client respects."""
     if drive.args.full_at is None:
         raise NotRun("needs --full-at, with a server that refuses when it holds that many")
     spin = asking(cases.PLEASE_SPIN)

@@ -1,13 +1,13 @@
-"""Lets the package's LocalEvalRunner start a server and evaluate it.
+"""Makes the package's LocalEvalRunner start a server and evaluate it.
 
     python local_eval.py [--rows N] [--out DIR] -- COMMAND…
 
-The release decides the generation: 0.3.7 polls (D), 0.3.2 is called back (C).
+The release determines the generation: 0.3.7 polls (D), 0.3.2 receives callbacks (C).
 
-This is what `osmosis eval run` does, with COMMAND in place of a Python entrypoint: in each of its
-words `{port}`, `{artifacts}` and `{instance}` stand for what the runner asks of its server (also
-in the environment). The runner waits for its instance id in /health, sends rows, and waits up to 30
-seconds for a `trajectory.json` for each. The model is a stand-in inside this process.
+This imitates `osmosis eval run`, with COMMAND instead of a Python entrypoint: in each of its words, `{port}`,
+`{artifacts}` and `{instance}` are replaced by the runner's values (also in the environment). The runner waits for its
+instance id in /health, sends rows, and waits up to 30 seconds for a `trajectory.json` for each. The model is a stand-in
+inside this process.
 Prints one line, {"scenario", "ok", "detail"}, like the drivers.
 """
 
@@ -32,7 +32,7 @@ import cases
 import stand_in
 from cases import expect
 
-# The runner gives up on a trajectory after 30 s; a server that writes them is far from that.
+# The runner abandons a trajectory after 30 s; a server that writes them is much faster.
 TRAJECTORY_SECS_MAX = 15.0
 
 ENVIRONMENT = {
@@ -56,7 +56,7 @@ class StandInBridge(runner.LiteLLMBridge):
 
 
 class Hooks:
-    """The runner's questions and remarks: always go on; remarks to stderr."""
+    """Answers the runner's questions with yes, and prints its notes to stderr."""
 
     def note(self, message: str) -> None:
         print(message, file=sys.stderr)
@@ -81,7 +81,7 @@ class Hooks:
 
 
 def entrypoint(command: Sequence[str]) -> str:
-    """A shell script that becomes the command."""
+    """Returns a shell script that runs the command."""
 
     def word(text: str) -> str:
         quoted = shlex.quote(text)
@@ -93,7 +93,7 @@ def entrypoint(command: Sequence[str]) -> str:
 
 
 def dataset(rows: int) -> list[dict[str, Any]]:
-    """Sums with the right label, and at the end one wrong, one removed and one told to fail."""
+    """Returns sums with the right label, and at the end one wrong, one removed and one failing."""
     made = [
         {"user_prompt": f"Calculate {number} + 3.", "ground_truth": str(number + 3)}
         for number in range(rows)
@@ -157,11 +157,11 @@ async def evaluate(command: Sequence[str], rows: int, out: Path) -> dict[str, An
 
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=20, help="rows that are answered right")
-    parser.add_argument("--out", type=Path, help="keep what the runner wrote in this directory")
+    parser.add_argument("--rows", type=int, default=20, help="rows with a right label")
+    parser.add_argument("--out", type=Path, help="store the runner's files in this directory")
     parser.add_argument("command", nargs="+", help="the server; {port} in it is replaced")
     args = parser.parse_args()
-    # The one seam that the runner leaves: it makes its bridge by this name.
+    # The runner creates its bridge by this name, which is the only place for a replacement.
     vars(runner)["LiteLLMBridge"] = StandInBridge
     with tempfile.TemporaryDirectory(prefix="local-eval-") as scratch:
         out = args.out or Path(scratch)

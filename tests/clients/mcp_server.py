@@ -1,4 +1,4 @@
-"""A real MCP server for the tests, of the official Python package.
+"""A real MCP server for the tests, made with the official Python package.
 
     python mcp_server.py stdio
     python mcp_server.py http PORT
@@ -32,25 +32,25 @@ def fail(why: str) -> str:
 
 @server.tool()
 def environment() -> str:
-    """Tells the names of the variables that this server has."""
+    """Returns the names of this server's environment variables."""
     return json.dumps(sorted(os.environ))
 
 
 @server.tool()
 def secret() -> str:
-    """Tells a secret."""
+    """Returns a secret."""
     return "it is " + os.environ.get("TEST_SECRET", "nothing")
 
 
 @server.tool()
 def pid() -> str:
-    """Tells the id of this server's process."""
+    """Returns the id of this server's process."""
     return str(os.getpid())
 
 
 @server.tool()
 def large(bytes: int) -> str:
-    """Gives a result of so many bytes."""
+    """Returns a number of bytes."""
     return "x" * bytes
 
 
@@ -68,7 +68,7 @@ def end() -> str:
 
 
 class Announced(uvicorn.Server):
-    """Says when it listens."""
+    """A server that prints a line when it listens."""
 
     async def startup(self, sockets=None):
         await super().startup(sockets)

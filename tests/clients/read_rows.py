@@ -1,9 +1,9 @@
-"""Reads rows that `rollout-host export` wrote, with the packages of which trainers read data sets.
+"""Reads rows that `rollout-host export` wrote, with the packages that trainers use for data sets.
 
     python read_rows.py ROWS.parquet ROWS.jsonl
 
-The Parquet file is read by pyarrow and by datasets, the JSON Lines by Python itself and by datasets. All have to
-be the same to the last bit, and are printed as one line of JSON, with every float as the sixteen digits of its bits.
+The Parquet file is read by pyarrow and by datasets, the JSON Lines by Python itself and by datasets. All must be equal
+to the last bit, and are printed as one line of JSON, with every float as the sixteen hex digits of its bits.
 """
 
 import json
@@ -16,7 +16,7 @@ import pyarrow.parquet
 
 
 def exact(value: object) -> object:
-    """The value with floats as their bits."""
+    """Returns the value with floats as their bits."""
     if isinstance(value, float):
         return struct.pack(">d", value).hex()
     if isinstance(value, list):
@@ -36,7 +36,7 @@ def main() -> None:
         }
         read = {form: list(rows) for form, rows in loaded.items()}
         features = loaded["parquet"].features
-        # What a trainer with torch or numpy asks for.
+        # The access of a trainer with torch or numpy.
         columns = loaded["parquet"].select_columns(["input_ids", "assistant_masks"])
         lengths = [
             (len(row["input_ids"]), int(row["assistant_masks"].sum()))

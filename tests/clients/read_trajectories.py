@@ -2,8 +2,8 @@
 
     python read_trajectories.py FILE...
 
-In an environment that has harbor, whose format ATIF is, by its own validator; else by the
-package `osmosis-ai`, as it reads a trajectory before it uploads an evaluation.
+In an environment with harbor, which defines the format ATIF, its own validator is used; else the package `osmosis-ai`,
+with its checks before the upload of an evaluation.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def problems(path: Path) -> list[str]:
-    """What the reader has against the file."""
+    """Returns the reader's objections to the file."""
     try:
         from harbor.utils.trajectory_validator import TrajectoryValidator
     except ImportError:

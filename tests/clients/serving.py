@@ -1,4 +1,4 @@
-"""How the package's own servers are started here, whichever release serves."""
+"""Starts the package's own servers, of any release."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--max-concurrent", type=int, default=64)
-    parser.add_argument("--long", action="store_true", help="call a tool again and again, as long as the model asks")
+    parser.add_argument("--long", action="store_true", help="call a tool repeatedly while the model requests it")
     parser.add_argument("--full-at", type=int, metavar="N", help="429 while N rollouts are held")
     parser.add_argument(
         "--artifacts",
         metavar="DIR",
-        help="where trajectories go; default: a directory removed at exit",
+        help="the directory of trajectories; default: a directory removed at exit",
     )
     return parser
 
@@ -50,7 +50,7 @@ def serve(make_app: Any, args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="osmosis-baseline-") as scratch:
         root = args.artifacts or os.environ.get("_OSMOSIS_ROLLOUT_ARTIFACT_ROOT") or scratch
         os.environ["_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"] = root
-        # With the protocol named: asyncio sets TCP_NODELAY only then, as on sockets that it makes itself.
+        # The protocol is explicit, because asyncio sets TCP_NODELAY only then, as on its own sockets.
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", args.port))

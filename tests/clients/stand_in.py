@@ -1,10 +1,8 @@
 """A stand-in for a model: answers arithmetic over the OpenAI chat API. Standard library only.
 
-    python stand_in.py [--port N] [--latency-ms N]
-
-prints `listening on http://127.0.0.1:PORT` and answers `POST …/chat/completions` below any path.
-"Calculate 2 + 3." is answered with "2 + 3 = 5" and "#### 5"; what holds no sum is answered
-with "#### unknown". `Loopback`, the small server underneath, also serves the drivers.
+    prints `listening on http://127.0.0.1:PORT` and answers `POST …/chat/completions` below any path. "Calculate 2 + 3."
+    is answered with "2 + 3 = 5" and "#### 5"; a message without a sum with "#### unknown". `Loopback`, the small server
+    underneath, also serves the drivers.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _SUM = re.compile(r"(-?\d+)\s*([-+*])\s*(-?\d+)")
 
 @dataclass(frozen=True)
 class Request:
-    """One request as it was read from the wire. Header names are in lower case."""
+    """A received request. Header names are in lower case."""
 
     method: str
     path: str
@@ -73,14 +71,14 @@ class Loopback:
                 writer.write(_response(status, value))
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # The peer left, or this server is closing.
+            pass  # The peer disconnected, or this server is closing.
         finally:
             self._connections.discard(task)
             writer.close()
 
 
 async def _read(reader: asyncio.StreamReader) -> Request | None:
-    """Reads one request; None when the peer closed between two."""
+    """Reads one request; None if the peer closed between two."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError:
@@ -119,7 +117,7 @@ def _response(status: int, value: Any) -> bytes:
 
 @dataclass
 class Model:
-    """The handler that plays the model, and a record of what it was asked."""
+    """The handler of the model, with a record of its requests."""
 
     latency_ms: float = 0.0
     record: bool = False
@@ -143,7 +141,7 @@ class Model:
 
 
 def answer(messages: list[dict[str, Any]]) -> str:
-    """The reply to a conversation: the last user message's sum, worked out."""
+    """Returns the reply to a conversation: the result of the last user message's sum."""
     asked = [text_of(m) for m in messages if m.get("role") == "user"]
     found = _SUM.search(asked[-1]) if asked else None
     if found is None:
@@ -154,7 +152,7 @@ def answer(messages: list[dict[str, Any]]) -> str:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """A message's text, whether its content is a string or a list of parts."""
+    """Returns a message's text, from a string or a list of parts."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content

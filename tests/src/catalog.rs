@@ -1,4 +1,4 @@
-//! A `rollout-host serve --catalog` process, with its tenants and plugins.
+//! A `rollout-host serve --catalog` process, with tenants and plugins.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use tempfile::TempDir;
 
 use crate::{MemoryGroup, Process, Ran, Reply, Start, TestHost, guest, rollout_host};
 
-/// The operator's key of every catalog here.
+/// The operator's key of every test catalog.
 const OPERATOR: &str = "rh_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-/// How a server of many tenants is started.
+/// Options of a multi-tenant server.
 #[derive(Clone, Debug, Default)]
 pub struct ServeCatalog {
     arguments: Vec<String>,
@@ -23,7 +23,7 @@ pub struct ServeCatalog {
     memory_group: Option<Arc<MemoryGroup>>,
 }
 
-/// A server of many tenants. It ends with the test.
+/// A multi-tenant server. It ends with the test.
 pub struct TestCatalog {
     process: Process,
     at: String,
@@ -32,7 +32,7 @@ pub struct TestCatalog {
     http: reqwest::Client,
 }
 
-/// A tenant, with a key for each right.
+/// A tenant with a key for each right.
 #[derive(Clone, Debug)]
 pub struct TestTenant {
     /// Its name.
@@ -41,7 +41,7 @@ pub struct TestTenant {
     pub author: String,
     /// A key that may run rollouts.
     pub caller: String,
-    /// A key that may look.
+    /// A key that may only read.
     pub viewer: String,
 }
 
@@ -52,19 +52,19 @@ impl ServeCatalog {
         self
     }
 
-    /// Gives it a configuration file with these lines.
+    /// Adds lines to its configuration file.
     pub fn config(mut self, lines: &str) -> Self {
         self.config.push_str(lines);
         self
     }
 
-    /// Passes it a socket that is listened on for it, as a service manager does.
+    /// Passes it a listening socket, as a service manager does.
     pub fn passed(mut self) -> Self {
         self.passed = Some(Arc::new(TcpListener::bind("127.0.0.1:0").expect("a port is free")));
         self
     }
 
-    /// Lets its process have so many open files.
+    /// Limits the number of open files of its process.
     pub fn open_files_max(mut self, max: u32) -> Self {
         self.open_files_max = Some(max);
         self
@@ -76,7 +76,7 @@ impl ServeCatalog {
         self
     }
 
-    /// What the shell does to the process before it becomes the server, if anything.
+    /// Returns the shell commands that run before the process becomes the server, if any.
     fn confinement(&self) -> Option<String> {
         let files = self.open_files_max.map(|max| format!("ulimit -n {max}"));
         let enters = |group: &Arc<MemoryGroup>| format!("echo $$ > {}", group.processes_file().display());
@@ -86,7 +86,7 @@ impl ServeCatalog {
 
     /// Starts it on a new catalog, and waits until it listens.
     pub async fn start(self) -> TestCatalog {
-        // Started again it has to be found where it was.
+        // After a restart it must have the same address.
         let free = match &self.passed {
             Some(socket) => socket.local_addr(),
             None => TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()),
@@ -115,76 +115,76 @@ impl ServeCatalog {
 }
 
 impl TestCatalog {
-    /// One with defaults.
+    /// Starts a server with default options.
     pub async fn start() -> Self {
         ServeCatalog::default().start().await
     }
 
-    /// Its base URL.
+    /// Returns its base URL.
     pub fn url(&self) -> String {
         format!("http://{}", self.at)
     }
 
-    /// The folder of its catalog.
+    /// Returns the directory of its catalog.
     pub fn folder(&self) -> PathBuf {
         self.dir.path().join("catalog")
     }
 
-    /// Its process.
+    /// Returns its process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Kills it where it is, and starts one in its place that finds what it left.
+    /// Kills it, and starts another one on the same catalog.
     pub async fn killed(self) -> Self {
         let Self { process, at, dir, serve, .. } = self;
         process.kill().await;
         serve.start_in(dir, at).await
     }
 
-    /// Asks it to end, waits until it has, and starts one in its place that finds what it left.
+    /// Terminates it, waits for its end, and starts another one on the same catalog.
     pub async fn replaced(self) -> (Ran, Self) {
         let Self { process, at, dir, serve, .. } = self;
         let ran = process.terminate().await;
         (ran, serve.start_in(dir, at).await)
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Terminates it and waits for its end.
     pub async fn stop(self) -> Ran {
         self.process.terminate().await
     }
 
-    /// Gets something without a key.
+    /// Sends a GET request without a key.
     pub async fn get_open(&self, path: &str) -> Reply {
         crate::host::send(self.http.get(format!("{}{path}", self.url()))).await
     }
 
-    /// Asks with this key for something, with this body where that is not null.
+    /// Sends a request with this key, with a body unless that is null.
     pub async fn ask(&self, key: &str, method: Method, path: &str, body: Value) -> Reply {
         let request = self.http.request(method, format!("{}{path}", self.url()));
         let request = request.header("authorization", format!("Bearer {key}"));
         crate::host::send(if body.is_null() { request } else { request.json(&body) }).await
     }
 
-    /// The same as the operator below the administration's address; it has to be done.
+    /// Sends a request of the operator to the administration API, which must succeed.
     pub async fn operate(&self, method: Method, path: &str, body: Value) -> Value {
         let reply = self.ask(OPERATOR, method, &format!("/admin/v1{path}"), body).await;
         assert!((200..300).contains(&reply.status), "{path}: {reply:?}");
         reply.body
     }
 
-    /// What it answers to the operator at this address.
+    /// Sends a request of the operator to any path.
     pub async fn as_operator(&self, method: Method, path: &str, body: Value) -> Reply {
         self.ask(OPERATOR, method, path, body).await
     }
 
-    /// A new tenant whose requests may go to this machine, with these quotas.
+    /// Creates a tenant with these quotas, whose requests may go to this machine.
     pub async fn tenant(&self, name: &str, quotas: Value) -> TestTenant {
         let network = json!({"allow": ["127.0.0.0/8"]});
         self.tenant_within(name, quotas, network).await
     }
 
-    /// A new tenant with these quotas, whose requests may go where these rules let them.
+    /// Creates a tenant with these quotas and network rules.
     pub async fn tenant_within(&self, name: &str, quotas: Value, network: Value) -> TestTenant {
         let tenant = json!({"name": name, "quotas": quotas, "network": network});
         self.operate(Method::POST, "/tenants", tenant).await;
@@ -197,14 +197,14 @@ impl TestCatalog {
         }
     }
 
-    /// A new key of a tenant.
+    /// Creates a key of a tenant.
     pub async fn key(&self, tenant: &str, rights: &str) -> String {
         let key = json!({"tenant": tenant, "rights": rights, "name": format!("{rights} of a test")});
         let made = self.operate(Method::POST, "/keys", key).await;
         made["key"].as_str().expect("it is shown").to_owned()
     }
 
-    /// Uploads a component for a tenant; gives its digest.
+    /// Uploads a component for a tenant; returns its digest.
     pub async fn upload(&self, tenant: &TestTenant, component: &Path) -> String {
         let bytes = std::fs::read(component).expect("a guest can be read");
         let digest = rollout_wire::digest::sha256_hex(&bytes);
@@ -215,8 +215,7 @@ impl TestCatalog {
         digest
     }
 
-    /// Pushes a component as the next version of a plugin, with this configuration, and gives what is said
-    /// of it.
+    /// Pushes a component as the next version of a plugin, with this configuration, and returns the reply.
     pub async fn push(
         &self,
         tenant: &TestTenant,
@@ -231,18 +230,18 @@ impl TestCatalog {
         self.ask(&tenant.author, Method::POST, &path, deployment).await
     }
 
-    /// Pushes a guest, which has to pass, and makes it active.
+    /// Pushes and activates a guest, which must pass its checks.
     pub async fn serve(&self, tenant: &TestTenant, plugin: &str, guest_name: &str, config: &str) {
         let reply = self.push(tenant, plugin, &guest(guest_name), config, true).await;
         assert!(reply.status < 300 && reply.body["active"] == true, "{}", reply.text);
     }
 
-    /// A plugin as a caller of its tenant finds it.
+    /// Returns the host that a caller of the tenant sees at a plugin's address.
     pub fn plugin(&self, tenant: &TestTenant, plugin: &str) -> TestHost {
         self.plugin_with(&tenant.caller, plugin)
     }
 
-    /// A plugin as whoever has this key finds it.
+    /// Returns the host that the owner of this key sees at a plugin's address.
     pub fn plugin_with(&self, key: &str, plugin: &str) -> TestHost {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let url = format!("{}/p/{plugin}", self.url());

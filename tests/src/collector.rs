@@ -1,4 +1,4 @@
-//! A collector of traces: OTLP over HTTP, its protobuf bodies decoded.
+//! A collector of traces, which receives OTLP over HTTP and decodes the protobuf bodies.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,35 +19,35 @@ use tokio::task::JoinHandle;
 
 use crate::in_time;
 
-/// A span as it arrived.
+/// A received span.
 #[derive(Clone, Debug)]
 pub struct TracedSpan {
-    /// Its trace, in hex.
+    /// The trace id, in hex.
     pub trace: String,
-    /// Its id, in hex.
+    /// The span id, in hex.
     pub id: String,
-    /// The id of the span above it, in hex; empty for a root.
+    /// The parent's span id, in hex; empty for a root.
     pub parent: String,
     /// Its name.
     pub name: String,
-    /// What is said of it.
+    /// Its attributes.
     pub attributes: BTreeMap<String, Value>,
-    /// Why it failed, if it did.
+    /// The reason of its failure, if it failed.
     pub error: Option<String>,
-    /// When it began, in nanoseconds.
+    /// The start time, in nanoseconds.
     pub started: u64,
-    /// When it ended, in nanoseconds.
+    /// The end time, in nanoseconds.
     pub ended: u64,
 }
 
 impl TracedSpan {
-    /// What is said of it under a name.
+    /// Returns an attribute.
     pub fn attribute(&self, name: &str) -> &Value {
         self.attributes.get(name).unwrap_or_else(|| panic!("no {name} in {self:#?}"))
     }
 }
 
-/// A collector on loopback that keeps what it is sent.
+/// A collector on loopback that stores all spans.
 pub struct Collector {
     url: String,
     shared: Arc<Shared>,
@@ -63,39 +63,39 @@ struct Shared {
 }
 
 impl Collector {
-    /// Starts one on a port of its own.
+    /// Starts one on a free port.
     pub async fn start() -> Self {
         let shared = Arc::<Shared>::default();
         let routes = Router::new().route("/v1/traces", post(take)).with_state(shared.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
         let url = format!("http://{}", listener.local_addr().expect("it is bound"));
         let server = tokio::spawn(async move {
-            axum::serve(listener, routes).await.expect("a listener goes on");
+            axum::serve(listener, routes).await.expect("the listener continues");
         });
         Self { url, shared, server }
     }
 
-    /// Its base URL.
+    /// Returns its base URL.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Answers nothing from now on.
+    /// Stops answering.
     pub fn hold(&self) {
         self.shared.held.send_replace(true);
     }
 
-    /// The names of the services that sent something.
+    /// Returns the names of the services that sent spans.
     pub fn services(&self) -> Vec<String> {
         self.shared.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The spans so far.
+    /// Returns the spans so far.
     pub fn spans(&self) -> Vec<TracedSpan> {
         self.shared.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until so many spans have arrived since the start.
+    /// Waits until this many spans have arrived since the start.
     pub async fn arrived(&self, count: usize) -> Vec<TracedSpan> {
         let mut arrived = self.shared.count.subscribe();
         let reached = in_time(&format!("{count} spans"), arrived.wait_for(|arrived| *arrived >= count)).await;
@@ -127,7 +127,7 @@ async fn take(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes
         spans.extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans).map(read));
     }
     shared.count.send_replace(spans.len());
-    // An empty body is the message that says: all of it was taken.
+    // An empty body is the message that reports full success.
     (StatusCode::OK, Vec::new())
 }
 
@@ -136,8 +136,11 @@ fn read(span: Span) -> TracedSpan {
     let attributes = span.attributes.into_iter();
     let attributes = attributes
         .map(|attribute| {
-            let given = attribute.value.and_then(|given| given.value).map_or(Value::Null, value);
-            (attribute.key, given)
+            let value_of_attribute = attribute
+                .value
+                .and_then(|value_of_attribute| value_of_attribute.value)
+                .map_or(Value::Null, value);
+            (attribute.key, value_of_attribute)
         })
         .collect();
     TracedSpan {
@@ -146,7 +149,7 @@ fn read(span: Span) -> TracedSpan {
         parent: hex(&span.parent_span_id),
         name: span.name,
         attributes,
-        // 2 is the error; 0 says nothing and 1 that all is well.
+        // 2 is an error, 1 is ok, 0 is unset.
         error: span.status.filter(|status| status.code == 2).map(|status| status.message),
         started: span.start_time_unix_nano,
         ended: span.end_time_unix_nano,

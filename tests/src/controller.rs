@@ -1,4 +1,4 @@
-//! The other side: the model that workflows ask, and the trainer's callbacks.
+//! The controller: the model that workflows call, and the trainer's callbacks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -18,47 +18,46 @@ use tokio::task::JoinHandle;
 
 use crate::in_time;
 
-/// A model and a trainer on loopback. It keeps every request, and answers what it was
-/// asked to; sums where it was asked nothing.
+/// A model and a trainer on loopback. It records every request. It gives the answers that a test has set, or else sums.
 pub struct Controller {
     address: SocketAddr,
     shared: Arc<Shared>,
     server: JoinHandle<()>,
 }
 
-/// The key that generation B's callers give for chat calls and callbacks.
+/// The key that generation B's callers send for chat calls and callbacks.
 pub const KEY_OF_B: &str = "key-of-the-controller-of-b";
 
-/// A request that arrived.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Received {
     /// Its path.
     pub path: String,
     /// Its headers.
     pub headers: HeaderMap,
-    /// Its body; null where that is no JSON.
+    /// Its body; null if that is not JSON.
     pub body: Value,
 }
 
 impl Received {
-    /// A header's value, if it is there and is text.
+    /// Returns a header's value, if it exists and is text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 }
 
-/// How one request is answered.
+/// The answer to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// A chat completion that says this.
+    /// A chat completion with this text.
     Say(&'static str),
     /// A status with a JSON body.
     Status(u16, Value),
-    /// A status with `Retry-After: 0`, so that nobody waits to try again.
+    /// A status with `Retry-After: 0`, so that the host retries without a delay.
     Soon(u16),
-    /// A body that is no JSON, with status 200.
+    /// A body that is not JSON, with status 200.
     Text(&'static str),
-    /// A body of JSON as it is, with status 200.
+    /// A JSON body sent unchanged, with status 200.
     Json(String),
 }
 
@@ -68,15 +67,15 @@ struct Shared {
     callbacks: Mutex<Channel>,
     /// Counts every change of the channels.
     changed: watch::Sender<u64>,
-    /// Chat calls that are answered before the rest is held; none holds nothing.
+    /// Number of chat calls that are answered before the rest is held; `None` holds none.
     held_after: watch::Sender<Option<usize>>,
     chats_open: watch::Sender<usize>,
-    /// Callbacks that are left unanswered until this is false.
+    /// Whether callbacks stay unanswered.
     callbacks_held: watch::Sender<bool>,
     callbacks_open: watch::Sender<usize>,
 }
 
-/// What came one way, and what is to be answered to it.
+/// Received requests of one kind, and the answers to the next ones.
 #[derive(Default)]
 struct Channel {
     received: Vec<Received>,
@@ -84,7 +83,7 @@ struct Channel {
 }
 
 impl Controller {
-    /// Starts one on a port of its own.
+    /// Starts one on a free port.
     pub async fn start() -> Self {
         let shared = Arc::<Shared>::default();
         let routes = Router::new()
@@ -99,22 +98,22 @@ impl Controller {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
         let address = listener.local_addr().expect("it is bound");
         let server = tokio::spawn(async move {
-            axum::serve(listener, routes).await.expect("a listener goes on");
+            axum::serve(listener, routes).await.expect("the listener continues");
         });
         Self { address, shared, server }
     }
 
-    /// The base URL of the model, shared by all rollouts.
+    /// Returns the base URL of the model, which all rollouts share.
     pub fn model_url(&self) -> String {
         format!("http://{}/v1", self.address)
     }
 
-    /// The address below which everything is.
+    /// Returns the base URL of all routes.
     pub fn base_url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// A request for a rollout whose prompt ends with this text, under an id of its own.
+    /// Returns a request for a rollout with a new id, whose prompt ends with this text.
     pub fn rollout(&self, text: &str) -> RolloutRequest {
         static COUNT: AtomicU64 = AtomicU64::new(1);
         let id = format!("r{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -128,12 +127,12 @@ impl Controller {
         RolloutRequest { fields, address: self.address }
     }
 
-    /// Answers the next chat calls so, in this order.
+    /// Sets the answers to the next chat calls, in order.
     pub fn answer_chats(&self, answers: impl IntoIterator<Item = Answer>) {
         self.shared.chats().answers.extend(answers);
     }
 
-    /// Answers the next callbacks so, in this order.
+    /// Sets the answers to the next callbacks, in order.
     pub fn answer_callbacks(&self, answers: impl IntoIterator<Item = Answer>) {
         self.shared.callbacks().answers.extend(answers);
     }
@@ -143,12 +142,12 @@ impl Controller {
         self.hold_after(0);
     }
 
-    /// Answers so many chat calls in all and holds the others.
+    /// Answers this many chat calls in total and holds the others.
     pub fn hold_after(&self, count: usize) {
         self.shared.held_after.send_replace(Some(count));
     }
 
-    /// Answers the chat calls that were held, and later ones at once.
+    /// Answers the held chat calls, and later ones immediately.
     pub fn release(&self) {
         self.shared.held_after.send_replace(None);
     }
@@ -158,24 +157,24 @@ impl Controller {
         self.shared.callbacks_held.send_replace(true);
     }
 
-    /// Answers the callbacks that were held, and later ones at once.
+    /// Answers the held callbacks, and later ones immediately.
     pub fn release_callbacks(&self) {
         self.shared.callbacks_held.send_replace(false);
     }
 
-    /// Waits until this many callbacks are open, neither answered nor given up.
+    /// Waits until this many callbacks are open, neither answered nor abandoned.
     pub async fn callbacks_open(&self, count: usize) {
         let mut open = self.shared.callbacks_open.subscribe();
         let reached = in_time(&format!("{count} open callbacks"), open.wait_for(|open| *open == count)).await;
         reached.expect("the sender is in `self`");
     }
 
-    /// The chat calls so far.
+    /// Returns the chat calls so far.
     pub fn chats(&self) -> Vec<Received> {
         self.shared.chats().received.clone()
     }
 
-    /// The callbacks so far.
+    /// Returns the callbacks so far.
     pub fn callbacks(&self) -> Vec<Received> {
         self.shared.callbacks().received.clone()
     }
@@ -192,7 +191,7 @@ impl Controller {
         self.when(&format!("{count} callbacks"), arrived).await
     }
 
-    /// Waits until this many chat calls are open, neither answered nor given up.
+    /// Waits until this many chat calls are open, neither answered nor abandoned.
     pub async fn chats_open(&self, count: usize) {
         let mut open = self.shared.chats_open.subscribe();
         let reached =
@@ -200,9 +199,9 @@ impl Controller {
         reached.expect("the sender is in `self`");
     }
 
-    /// What a controller of generation B makes of a rollout: the rewards by sample id, or why
-    /// it fails the row. It takes the first callback of each sort, asks for two successes,
-    /// for exactly the samples that were asked for, and for a reward of each that counts.
+    /// Returns the outcome of a rollout for a controller of generation B: the rewards by sample id, or the reason why
+    /// it fails the row. Such a controller uses the first callback of each kind, and requires two successes, exactly
+    /// the requested samples, and a reward for each that counts.
     pub fn outcome_of_b(&self, rollout_id: &str) -> Result<BTreeMap<String, Option<f64>>, String> {
         let callbacks = self.callbacks();
         let first = |path: &str| {
@@ -218,7 +217,7 @@ impl Controller {
             }
         }
         let of_rollout = |chat: &&Received| chat.header("x-rollout-id") == Some(rollout_id);
-        let asked: BTreeSet<String> = self
+        let called: BTreeSet<String> = self
             .chats()
             .iter()
             .filter(of_rollout)
@@ -226,9 +225,11 @@ impl Controller {
             .collect();
         let graded = first("/v1/grader/completed")?;
         let samples = graded["samples"].as_object().ok_or("samples is no object")?;
-        let told: BTreeSet<String> = samples.keys().cloned().collect();
-        if told != asked || told.is_empty() {
-            return Err(format!("samples {asked:?} asked and {told:?} were told"));
+        let reported: BTreeSet<String> = samples.keys().cloned().collect();
+        if reported != called || reported.is_empty() {
+            return Err(format!(
+                "the model was called for samples {called:?}, and {reported:?} were reported"
+            ));
         }
         let mut rewards = BTreeMap::new();
         for (id, sample) in samples {
@@ -266,7 +267,7 @@ impl Drop for Controller {
     }
 }
 
-/// What is posted to `/rollout`, to be filled in.
+/// The body of a request to `/rollout`.
 #[derive(Clone, Debug)]
 pub struct RolloutRequest {
     fields: Map<String, Value>,
@@ -274,37 +275,36 @@ pub struct RolloutRequest {
 }
 
 impl RolloutRequest {
-    /// With this prompt, to this model.
+    /// Creates a request with this prompt for this model.
     pub(crate) fn of_model(address: SocketAddr, url: &str, id: &str, text: &str) -> Self {
         let request = Self { fields: Map::new(), address };
         let messages = json!([{"role": "user", "content": text}]);
         request.with("chat_completions_url", url).with("rollout_id", id).with("initial_messages", messages)
     }
 
-    /// Under this id.
+    /// Sets the id.
     pub fn id(self, id: &str) -> Self {
         let url = format!("http://{}/rollouts/{id}/v1", self.address);
         self.with("rollout_id", id).with("chat_completions_url", url)
     }
 
-    /// With this label.
+    /// Sets the label.
     pub fn label(self, label: &str) -> Self {
         self.with("label", label)
     }
 
-    /// With this deadline of the workflow.
+    /// Sets the deadline of the workflow.
     pub fn agent_secs(self, secs: f64) -> Self {
         self.with("agent_timeout_sec", secs)
     }
 
-    /// With any field.
+    /// Sets any field.
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.fields.insert(field.to_owned(), value.into());
         self
     }
 
-    /// As generation C asks: with callbacks to the controller that made this, and a key
-    /// for them.
+    /// Adds generation C's callbacks to the controller that created this request, and a key for them.
     pub fn with_callbacks(self, key: &str) -> Self {
         let base = format!("http://{}/callbacks/{}", self.address, self.rollout_id());
         self.with("completion_callback_url", format!("{base}/completion"))
@@ -313,10 +313,9 @@ impl RolloutRequest {
             .with("llm_api_key", "key-of-the-model")
     }
 
-    /// As generation B asks: every rollout at the same addresses, one key for all, and every
-    /// field there, null where it has nothing to say. The model is strict then: a chat call
-    /// that lacks a routing header or that key is refused, and one that does not say that it
-    /// wants no stream gets one.
+    /// Makes it a request of generation B: all rollouts share the addresses and one key, and every field exists, null
+    /// if empty. The model is strict then: it refuses a chat call that lacks a routing header or that key, and streams
+    /// unless the call disables streaming.
     pub fn as_b(self) -> Self {
         let base = format!("http://{}", self.address);
         let mut request = self
@@ -332,18 +331,18 @@ impl RolloutRequest {
         request
     }
 
-    /// Without a field.
+    /// Removes a field.
     pub fn without(mut self, field: &str) -> Self {
         self.fields.remove(field);
         self
     }
 
-    /// Its id.
+    /// Returns its id.
     pub fn rollout_id(&self) -> &str {
         self.fields["rollout_id"].as_str().unwrap_or_default()
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn body(&self) -> Value {
         Value::Object(self.fields.clone())
     }
@@ -367,7 +366,7 @@ impl Channel {
     }
 }
 
-/// A call that is open, until it is answered or its caller goes away.
+/// Counts a call as open until it is answered or its caller disconnects.
 struct Open<'a>(&'a watch::Sender<usize>);
 
 impl Drop for Open<'_> {
@@ -385,12 +384,12 @@ async fn chat(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, b
     };
     shared.changed.send_modify(|count| *count += 1);
     let answered = |after: &Option<usize>| after.is_none_or(|count| place < count);
-    // The sender is in `shared`, so it is there for as long as this waits.
+    // The sender is in `shared`, so it lives during the wait.
     let _ = shared.held_after.subscribe().wait_for(answered).await;
     answer.map_or_else(|| completion(&sum(&body)), respond)
 }
 
-/// Generation B's chat route, as strict as its only published controller.
+/// Serves generation B's chat route, as strict as its only published controller.
 async fn routed_chat(shared: State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     let has = |name: &str| headers.get(name).is_some_and(|value| !value.is_empty());
     let authorization = headers.get("authorization").map(|value| value.as_bytes().to_vec());
@@ -413,7 +412,7 @@ async fn callback(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMa
     let _open = Open(&shared.callbacks_open);
     let (_, answer) = shared.callbacks().take(&uri, headers, &body);
     shared.changed.send_modify(|count| *count += 1);
-    // The sender is in `shared`, so it is there for as long as this waits.
+    // The sender is in `shared`, so it lives during the wait.
     let _ = shared.callbacks_held.subscribe().wait_for(|held| !held).await;
     respond(answer.unwrap_or(Answer::Status(200, json!({}))))
 }
@@ -445,7 +444,7 @@ fn completion(text: &str) -> Response {
     .into_response()
 }
 
-/// The sum of the whole numbers in the last message, as an answer.
+/// Returns the sum of the integers in the last message, as an answer.
 fn sum(body: &Value) -> String {
     let last = body["messages"].as_array().and_then(|messages| messages.last());
     let text = last.and_then(|message| message["content"].as_str()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! An evaluation as a person runs it, in a directory of its own.
+//! A run of `eval` in its own directory.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use crate::{Controller, Process, Ran, Start, guest, rollout_host};
 
-/// An evaluation in a directory of its own.
+/// An evaluation in its own directory.
 pub struct Evaluation {
     dir: TempDir,
     /// The component.
@@ -17,7 +17,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Of this guest over these rows.
+    /// Creates an evaluation of this guest on these rows.
     pub fn of(guest_name: &str, rows: &[Value]) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let evaluation = Self { dir, guest: guest(guest_name), options: Vec::new() };
@@ -25,24 +25,24 @@ impl Evaluation {
         evaluation
     }
 
-    /// Puts other rows in their place.
+    /// Replaces the rows.
     pub fn write_rows(&self, rows: &[Value]) {
         let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
         std::fs::write(self.path("rows.jsonl"), lines).expect("it can be written");
     }
 
-    /// A file in its directory.
+    /// Returns the path of a file in its directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// With these options.
+    /// Adds options.
     pub fn options<'a>(mut self, options: impl IntoIterator<Item = &'a str>) -> Self {
         self.options.extend(options.into_iter().map(str::to_owned));
         self
     }
 
-    /// Without an option and its value.
+    /// Removes an option and its value.
     pub fn without(mut self, option: &str) -> Self {
         if let Some(at) = self.options.iter().position(|given| given == option) {
             self.options.drain(at..at + 2);
@@ -50,13 +50,13 @@ impl Evaluation {
         self
     }
 
-    /// Against this model.
+    /// Sets the model.
     pub fn model(self, controller: &Controller) -> Self {
         let url = controller.model_url();
         self.options(["--model", "a-model", "--base-url", &url])
     }
 
-    /// With this configuration.
+    /// Sets the configuration.
     pub fn config(self, lines: &str) -> Self {
         let path = self.path("config.toml");
         std::fs::write(&path, lines).expect("it can be written");
@@ -68,7 +68,7 @@ impl Evaluation {
         self.command(rollout_host(["eval"])).start()
     }
 
-    /// What it is started by. Rows are its own, where no option names others.
+    /// Adds its options to a command. It uses its own rows unless an option names others.
     pub fn command(&self, mut command: Command) -> Command {
         command.arg(&self.guest).arg("--out").arg(self.path("out"));
         if !self.options.iter().any(|option| option == "--data") {
@@ -79,12 +79,12 @@ impl Evaluation {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs it to completion.
     pub async fn run(&self) -> Ran {
         self.start().ended().await
     }
 
-    /// The results, in the order of rows and runs.
+    /// Returns the results, in the order of rows and runs.
     pub fn results(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.path("out/results.jsonl")).unwrap_or_default();
         let mut lines: Vec<Value> =
@@ -93,19 +93,19 @@ impl Evaluation {
         lines
     }
 
-    /// The figures at its end.
+    /// Returns the summary.
     pub fn summary(&self) -> Value {
         read_json(&self.path("out/summary.json"))
     }
 }
 
-/// A file of JSON.
+/// Reads a JSON file.
 pub fn read_json(path: &Path) -> Value {
     let text = std::fs::read(path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
     serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"))
 }
 
-/// Rows that the model answers right, and a last one with a wrong label.
+/// Returns rows that the model answers correctly, and a last one with a wrong label.
 pub fn sums(count: u64) -> Vec<Value> {
     let row = |number: u64| json!({"user_prompt": format!("Calculate {number} + 3."), "ground_truth": (number + 3).to_string()});
     let wrong = json!({"user_prompt": "Calculate 2 + 3.", "ground_truth": "6"});

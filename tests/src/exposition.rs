@@ -2,18 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What one scrape gave. A text that is not as the format wants it is refused, with the
-/// line.
+/// A scrape of metrics. A text that violates the format is an error that names the line.
 #[derive(Clone, Debug, Default)]
 pub struct Exposition {
     /// The kind of each family.
     kinds: BTreeMap<String, String>,
-    /// The value of each series, by its name with its labels as they were written.
+    /// The value of each series, by its name with labels.
     series: BTreeMap<String, f64>,
 }
 
 impl Exposition {
-    /// Reads a scrape.
+    /// Parses a scrape.
     pub fn parse(text: &str) -> Result<Self, String> {
         if !text.ends_with('\n') {
             return Err("the last line has no end".to_owned());
@@ -67,12 +66,12 @@ impl Exposition {
         Ok(read)
     }
 
-    /// Buckets rise to the count, which the last of them, without a bound, is.
+    /// Checks that buckets increase, and that the last one, without a bound, equals the count.
     fn check_histograms(&self, text: &str) -> Result<(), String> {
         for (family, _) in self.kinds.iter().filter(|(_, kind)| *kind == "histogram") {
             let wrong = |what: &str| Err(format!("{family}: {what}"));
             let beginning = format!("{family}_bucket{{");
-            // By the labels besides the bound: the last bound and the count up to it.
+            // The last bound and the count up to it, by the labels other than the bound.
             let mut histograms: BTreeMap<String, (f64, f64)> = BTreeMap::new();
             for line in text.lines().filter_map(|line| line.strip_prefix(&beginning)) {
                 let parsed = line.split_once("le=\"").and_then(|(labels, rest)| {
@@ -104,12 +103,12 @@ impl Exposition {
         Ok(())
     }
 
-    /// The value of a series, written as `name{label="value"}`.
+    /// Returns the value of a series, written as `name{label="value"}`.
     pub fn get(&self, series: &str) -> Option<f64> {
         self.series.get(series).copied()
     }
 
-    /// The series of a family that are not zero, by what is between their braces.
+    /// Returns the series of a family that are not zero, by their labels.
     pub fn counted(&self, family: &str) -> BTreeMap<&str, f64> {
         let labels = |series: &'_ str| -> Option<(usize, usize)> {
             let rest = series.strip_prefix(family)?.strip_prefix('{')?;
@@ -121,12 +120,12 @@ impl Exposition {
             .collect()
     }
 
-    /// The names of all families.
+    /// Returns the names of all families.
     pub fn families(&self) -> impl Iterator<Item = &str> {
         self.kinds.keys().map(String::as_str)
     }
 
-    /// The names of all series, labels included.
+    /// Returns the names of all series, including labels.
     pub fn names(&self) -> BTreeSet<&str> {
         self.series.keys().map(String::as_str).collect()
     }
@@ -137,7 +136,7 @@ fn is_name(text: &str) -> bool {
     begins && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// Values that need escapes are none that this host has.
+/// Returns whether a text is a label. The host has no values that need escapes.
 fn is_label(text: &str) -> bool {
     let Some((name, value)) = text.split_once("=\"") else { return false };
     let value = value.strip_suffix('"');
@@ -149,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_in_the_format_is_refused() {
+    fn text_that_violates_the_format_is_rejected() {
         fn check(text: &str, valid: bool) {
             assert_eq!(Exposition::parse(text).is_ok(), valid, "{text}: {:?}", Exposition::parse(text));
         }

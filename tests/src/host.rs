@@ -1,4 +1,4 @@
-//! A `rollout-host serve` process, and generation D's client side of it.
+//! A `rollout-host serve` process, with a client of generation D.
 
 use std::any::Any;
 use std::net::TcpListener;
@@ -22,7 +22,7 @@ use crate::{
 /// The header that carries a lease.
 const LEASE: &str = "x-osmosis-rollout-lease";
 
-/// What a host is started with.
+/// Options of a host.
 #[derive(Clone, Debug)]
 pub struct Serve {
     plugin: PathBuf,
@@ -34,7 +34,7 @@ pub struct Serve {
     passed: Option<Arc<TcpListener>>,
 }
 
-/// A host that serves. It ends with the test.
+/// A running host. It ends with the test.
 pub struct TestHost {
     running: Running,
     url: String,
@@ -43,10 +43,10 @@ pub struct TestHost {
     dir: TempDir,
 }
 
-/// Where a host runs.
+/// The place where a host runs.
 enum Running {
     Process(Box<Process>),
-    /// In the process of the test, for as long as this is held.
+    /// In the process of the test, until this is dropped.
     Here(#[expect(dead_code, reason = "dropped with the host")] Box<dyn Any + Send + Sync>),
 }
 
@@ -57,7 +57,7 @@ pub struct Reply {
     pub status: u16,
     /// Its headers.
     pub headers: HeaderMap,
-    /// Its body; null where that is no JSON.
+    /// Its body; null if that is not JSON.
     pub body: Value,
     /// Its body as text.
     pub text: String,
@@ -68,12 +68,12 @@ pub struct Reply {
 pub struct Admitted {
     /// Its id.
     pub id: String,
-    /// What the result is asked for with.
+    /// The lease, with which the result is requested.
     pub lease: String,
 }
 
 impl Reply {
-    /// The rollout that it admits, which it has to.
+    /// Returns the admitted rollout. Panics if none was admitted.
     pub fn admitted(&self) -> Admitted {
         assert_eq!(self.status, 202, "{:?}", self.body);
         let text = |field: &str| self.body[field].as_str().expect("an admission has it").to_owned();
@@ -100,25 +100,25 @@ impl Serve {
         self
     }
 
-    /// Gives it a configuration file with these lines.
+    /// Adds lines to its configuration file.
     pub fn config(mut self, lines: &str) -> Self {
         self.config.push_str(lines);
         self
     }
 
-    /// Lets it have so many open files and no more.
+    /// Limits its number of open files.
     pub fn open_files(mut self, max: u32) -> Self {
         self.open_files_max = Some(max);
         self
     }
 
-    /// Has it be this program instead of the one that was built for the tests.
+    /// Runs this program instead of the one that was built for the tests.
     pub fn program(mut self, program: PathBuf) -> Self {
         self.program = Some(program);
         self
     }
 
-    /// Passes it this socket, as a service manager does that listens in its place.
+    /// Passes it this listening socket, as a service manager does.
     pub fn passed(mut self, socket: &Arc<TcpListener>) -> Self {
         self.passed = Some(socket.clone());
         self
@@ -155,12 +155,12 @@ impl Serve {
 }
 
 impl TestHost {
-    /// A host of this guest, to be set up.
+    /// Returns options of a host for this guest.
     pub fn of(guest_name: &str) -> Serve {
         Self::of_component(guest(guest_name))
     }
 
-    /// A host of this component, to be set up.
+    /// Returns options of a host for this component.
     pub fn of_component(path: PathBuf) -> Serve {
         Serve {
             plugin: path,
@@ -173,43 +173,43 @@ impl TestHost {
         }
     }
 
-    /// A host of this guest, with defaults.
+    /// Starts a host for this guest, with default options.
     pub async fn start(guest_name: &str) -> Self {
         Self::of(guest_name).start().await
     }
 
-    /// A host that listens here, and runs in this process for as long as `kept` is held.
+    /// Wraps a host that runs in this process, until `kept` is dropped.
     pub(crate) fn in_this_process(url: String, dir: TempDir, kept: Box<dyn Any + Send + Sync>) -> Self {
         Self { running: Running::Here(kept), url, key: None, http: client(), dir }
     }
 
-    /// The same host, asked with this key from now on.
+    /// Uses this key from now on.
     pub fn with_key(mut self, key: &str) -> Self {
         self.key = Some(key.to_owned());
         self
     }
 
-    /// Its base URL.
+    /// Returns its base URL.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Opens a connection to it, on which nothing is said yet.
+    /// Opens a connection to it, without sending anything.
     pub async fn connect(&self) -> std::io::Result<TcpStream> {
         TcpStream::connect(self.url.split("://").last().unwrap_or_default()).await
     }
 
-    /// Where it keeps trajectories and artifacts.
+    /// Returns its directory of trajectories and artifacts.
     pub fn kept(&self) -> PathBuf {
         self.dir.path().join("kept")
     }
 
-    /// The directory that it was started in.
+    /// Returns the directory that it was started in.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Its process.
+    /// Returns its process.
     pub fn process(&self) -> &Process {
         match &self.running {
             Running::Process(process) => process,
@@ -224,46 +224,46 @@ impl TestHost {
         }
     }
 
-    /// Kills it where it is, and starts one in its place that finds what it left.
+    /// Kills it, and starts another one on the same directory.
     pub async fn killed(self, then: &Serve) -> Self {
         let (process, dir) = self.into_process();
         process.kill().await;
         then.clone().start_in(dir).await
     }
 
-    /// Asks it to end, waits until it has, and starts one in its place that finds what it left.
+    /// Terminates it, waits for its end, and starts another one on the same directory.
     pub async fn stopped(self, then: &Serve) -> (Ran, Self) {
         let (process, dir) = self.into_process();
         let ran = process.terminate().await;
         (ran, then.clone().start_in(dir).await)
     }
 
-    /// Kills it where it is, and waits until it is gone.
+    /// Kills it and waits for its end.
     pub async fn kill(self) -> Ran {
         let (process, _dir) = self.into_process();
         process.kill().await
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Terminates it and waits for its end.
     pub async fn stop(self) -> Ran {
         let (process, _dir) = self.into_process();
         process.terminate().await
     }
 
-    /// Runs a rollout of a caller that is called back and stops, so that every callback that
-    /// is to come has come: those that the controller had then.
+    /// Runs a rollout with callbacks and stops the host, so that all callbacks have arrived. Returns those that the
+    /// controller received.
     pub async fn all_callbacks(self, controller: &Controller, request: &RolloutRequest) -> Vec<Received> {
         let reply = self.ask(request).await;
         assert!([200, 202].contains(&reply.status), "{reply:?}");
         assert_eq!(reply.body, json!({}));
         let ran = self.stop().await;
-        // A caller that does not take it is named, and all has not been done then.
+        // If the caller did not accept a callback, the host reports it and exits with 2.
         let expected = if ran.stderr.contains("was not reported") { 2 } else { 0 };
         assert_eq!(ran.code, Some(expected), "{}", ran.stderr);
         controller.callbacks()
     }
 
-    /// Asks it to end, waits until it has, and gives a JSON file that it kept of a rollout.
+    /// Terminates it, waits for its end, and returns a JSON file that it stored for a rollout.
     pub async fn stop_for_document(self, id: &str, file: &str) -> Value {
         let path = self.kept().join(id).join(file);
         let (process, _dir) = self.into_process();
@@ -284,28 +284,28 @@ impl TestHost {
         self.post_text(path, &body.to_string()).await
     }
 
-    /// Posts a body that is called JSON, whatever it is.
+    /// Posts any text with the content type of JSON.
     pub async fn post_text(&self, path: &str, body: &str) -> Reply {
         let request = self.request(Method::POST, path).header(CONTENT_TYPE, "application/json");
         send(request.body(body.to_owned())).await
     }
 
-    /// Gets.
+    /// Sends a GET request.
     pub async fn get(&self, path: &str) -> Reply {
         send(self.request(Method::GET, path)).await
     }
 
-    /// Asks for a rollout.
+    /// Requests a rollout.
     pub async fn ask(&self, request: &RolloutRequest) -> Reply {
         self.post("/rollout", &request.body()).await
     }
 
-    /// Asks for a rollout in generation D, which has to be admitted.
+    /// Requests a rollout in generation D, which must be admitted.
     pub async fn admit(&self, request: &RolloutRequest) -> Admitted {
         self.ask(request).await.admitted()
     }
 
-    /// Asks once for the result of a rollout, which may take as long as it changes nothing.
+    /// Requests the result of a rollout once. The reply comes when the state changes.
     pub async fn poll(&self, admitted: &Admitted) -> Reply {
         let path = format!("/rollout/{}/result", admitted.id);
         send(self.request(Method::GET, &path).header(LEASE, &admitted.lease)).await
@@ -331,28 +331,28 @@ impl TestHost {
         self.result(&admitted).await
     }
 
-    /// Cancels a rollout; gives what the host says of it.
+    /// Cancels a rollout; returns the host's reply.
     pub async fn cancel(&self, id: &str) -> Value {
         let reply = self.post("/rollout/cancel", &json!({"ids": [id]})).await;
         assert_eq!(reply.status, 200, "{:?}", reply.body);
         reply.body["dispositions"][id].clone()
     }
 
-    /// What it says of itself.
+    /// Returns its health report.
     pub async fn health(&self) -> Value {
         let reply = self.get("/health").await;
         assert_eq!(reply.status, 200, "{:?}", reply.body);
         reply.body
     }
 
-    /// What it has counted.
+    /// Returns its metrics.
     pub async fn metrics(&self) -> Exposition {
         let reply = self.get("/metrics").await;
         assert_eq!(reply.status, 200, "{}", reply.text);
         Exposition::parse(&reply.text).unwrap_or_else(|wrong| panic!("{wrong} in\n{}", reply.text))
     }
 
-    /// Waits until it says that nothing runs and nothing waits.
+    /// Waits until its health report shows no running and no waiting rollouts.
     pub async fn idle(&self) {
         let idle = async || {
             let health = self.health().await;
@@ -362,19 +362,19 @@ impl TestHost {
         until("nothing to run", idle).await;
     }
 
-    /// The trajectory of a rollout that is over, out of its journal.
-    pub async fn given_trajectory(&self, id: &str) -> Value {
+    /// Returns the trajectory of a finished rollout over HTTP, from its journal.
+    pub async fn served_trajectory(&self, id: &str) -> Value {
         let reply = self.get(&format!("/rollout/{id}/trajectory")).await;
         assert_eq!(reply.status, 200, "{}", reply.text);
         reply.body
     }
 
-    /// The trajectory of a rollout that is over, which is written as a file.
+    /// Returns the trajectory of a finished rollout from its file.
     pub async fn trajectory(&self, id: &str) -> Value {
         self.document(id, "trajectory.json").await
     }
 
-    /// A JSON file that is kept of a rollout that is over.
+    /// Returns a JSON file that is stored for a finished rollout.
     pub async fn document(&self, id: &str, file: &str) -> Value {
         let path = self.kept().join(id).join(file);
         until(&format!("{path:?}"), async || serde_json::from_slice(&std::fs::read(&path).ok()?).ok()).await
@@ -389,9 +389,8 @@ impl TestHost {
     }
 }
 
-/// A client of HTTP/1.1, without the environment's proxies.
-/// Starts a command as a service manager does that passes a socket: at its place, with variables that name
-/// the process itself.
+/// Starts a command with a passed socket, as a service manager does: under its descriptor number, with variables that
+/// contain the process id.
 pub(crate) fn start_with_socket(command: &Command, socket: &TcpListener) -> Process {
     let command = command.as_std();
     let mut shell = Command::new("sh");
@@ -410,15 +409,16 @@ pub(crate) fn start_with_socket(command: &Command, socket: &TcpListener) -> Proc
     shell.start_with(Stdio::from(OwnedFd::from(socket)))
 }
 
-/// The authority that vouches for the certificates of tests.
+/// Returns the authority of the tests' certificates.
 fn authority() -> reqwest::Certificate {
     let file = project_root().join("tests/certificates/ca.pem");
     let text = std::fs::read(file).expect("the tests have a certificate");
     reqwest::Certificate::from_pem(&text).expect("it is one")
 }
 
+/// Returns a client of HTTP/1.1 without the environment's proxies.
 pub(crate) fn client() -> reqwest::Client {
-    // Another test may have installed one already; they are the same.
+    // Another test may have installed the same one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder().no_proxy().http1_only().tls_certs_only([authority()]);
     builder.build().expect("a client can be made")

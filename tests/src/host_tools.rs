@@ -4,49 +4,49 @@ use serde_json::{Value, json};
 
 use crate::{Controller, Serve, TestHost};
 
-/// What came of a rollout that called host-provided tools.
+/// The result of a rollout that called host-provided tools.
 #[derive(Debug)]
 pub struct Called {
-    /// What the guest was told: the names that were provided, and the results.
+    /// The guest's report: the provided names, and the results.
     pub report: Value,
-    /// What the host wrote down.
+    /// The host's trajectory.
     pub trajectory: Value,
 }
 
 impl Called {
-    /// The text and the error flag of each call.
+    /// Returns the text and the error flag of each call.
     pub fn results(&self) -> Vec<(&str, bool)> {
         let results = self.report["results"].as_array().expect("there are results");
-        let text = |result: &'_ Value| result["is_error"].as_bool().expect("a result says whether");
+        let text = |result: &'_ Value| result["is_error"].as_bool().expect("a result has the flag");
         results
             .iter()
             .map(|result| (result["content"].as_str().expect("a result has a text"), text(result)))
             .collect()
     }
 
-    /// The names that were provided.
+    /// Returns the names of the provided tools.
     pub fn offered(&self) -> Vec<&str> {
         let names = self.report["available"].as_array().expect("there are names");
         names.iter().filter_map(Value::as_str).collect()
     }
 
-    /// The calls that the host observed.
+    /// Returns the calls that the host observed.
     pub fn observed(&self) -> &[Value] {
         self.trajectory["extra"]["rollout_host"]["observed_tool_calls"].as_array().map_or(&[], Vec::as_slice)
     }
 }
 
-/// A host that provides tools as these lines of configuration say.
+/// Returns options of a host that provides the tools in these lines of configuration.
 pub fn providing(config: &str) -> Serve {
     TestHost::of("call_host_tools").config(config)
 }
 
-/// Runs a rollout that makes these calls. It succeeds whatever the tools do.
+/// Runs a rollout that makes these calls. It succeeds even if tools fail.
 pub async fn call(host: &TestHost, calls: Value) -> Called {
     call_as(host, json!({"calls": calls})).await
 }
 
-/// Runs a rollout that does what this says.
+/// Runs a rollout with these instructions for the guest.
 pub async fn call_as(host: &TestHost, wanted: Value) -> Called {
     let controller = Controller::start().await;
     let request = controller.rollout(&wanted.to_string()).label("-");

@@ -1,8 +1,8 @@
-//! A host, its server and a model in the process of the test, for what needs no process of its own.
+//! A host, its server and a model in the process of the test, for tests that need no separate process.
 //!
-//! It is made by what the commands use, of a configuration and a component, and asked over HTTP
-//! like any other. Options, the environment, confinement and signals are the commands', and tested
-//! with [`TestHost`] as a process.
+//! It is created from a configuration and a component by the functions that the commands use, and receives requests
+//! over HTTP. Options, the environment, confinement and signals belong to the commands, and are tested with
+//! [`TestHost`] as a process.
 
 use std::any::Any;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,20 +17,19 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{RolloutRequest, TestHost, guest};
 
-/// Connections of callers at once.
+/// Maximum number of concurrent connections.
 const CALLERS_MAX: usize = 64;
 
-/// A host, its server and a model that does arithmetic. All end with this.
+/// A host, its server and a model that does arithmetic. All end when this is dropped.
 pub struct InProcess {
-    /// The server, to be asked.
+    /// The server.
     pub host: TestHost,
-    /// Whom workflows ask.
+    /// The model that workflows call.
     pub model: MockModel,
 }
 
 impl InProcess {
-    /// Serves this guest with this configuration, on ports of its own. The runtime needs threads
-    /// besides the test's.
+    /// Serves this guest with this configuration, on free ports. The runtime needs threads in addition to the test's.
     pub async fn start(guest_name: &str, configuration: &str) -> Self {
         let model =
             MockModel::start(loopback(), MockModelSettings::default()).await.expect("the stand-in starts");
@@ -62,7 +61,7 @@ impl InProcess {
         Self { host: TestHost::in_this_process(url, dir, kept), model }
     }
 
-    /// A request for a rollout under this id, whose prompt is this text.
+    /// Returns a request for a rollout with this id and prompt.
     pub fn rollout(&self, id: &str, text: &str) -> RolloutRequest {
         RolloutRequest::of_model(self.model.addr(), &self.model.base_url(), id, text)
     }

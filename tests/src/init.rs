@@ -1,5 +1,5 @@
-//! Generation A's caller: what it asks for, and what it takes at its own server. The
-//! checks are as strict as the form that was published for it.
+//! Generation A's caller: its requests, and the checks of its own server, which are as strict as the published
+//! protocol.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,16 +8,15 @@ use serde_json::{Map, Value, json};
 
 use crate::{Controller, Received};
 
-/// What is posted to `/v1/rollout/init`, to be filled in.
+/// The body of a request to `/v1/rollout/init`.
 #[derive(Clone, Debug)]
 pub struct InitRequest(Map<String, Value>);
 
-/// The key that the calls back have to carry.
+/// The key that callbacks must carry.
 const KEY: &str = "key-of-the-trainer";
 
 impl InitRequest {
-    /// For a rollout whose prompt is this text, under an id of its own, with the
-    /// controller's server to call back.
+    /// Creates a request for a rollout with a new id and this prompt, with the controller's server for callbacks.
     pub fn new(controller: &Controller, text: &str) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(1);
         let id = format!("a{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -32,24 +31,24 @@ impl InitRequest {
         Self(fields)
     }
 
-    /// With any field.
+    /// Sets any field.
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.0.insert(field.to_owned(), value.into());
         self
     }
 
-    /// Without a field.
+    /// Removes a field.
     pub fn without(mut self, field: &str) -> Self {
         self.0.remove(field);
         self
     }
 
-    /// Its id.
+    /// Returns its id.
     pub fn id(&self) -> &str {
         self.0["rollout_id"].as_str().unwrap_or_default()
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn body(&self) -> Value {
         Value::Object(self.0.clone())
     }
@@ -63,7 +62,7 @@ fn has_null(value: &Value) -> bool {
     value.as_object().is_some_and(|fields| fields.values().any(Value::is_null))
 }
 
-/// Fails unless this is a chat call of the rollout in generation A's form.
+/// Panics unless this is a chat call of the rollout in generation A's form.
 pub fn check_chat(chat: &Received, id: &str) {
     assert_eq!(chat.path, "/v1/chat/completions");
     assert_eq!(chat.header("authorization"), Some(&*format!("Bearer {KEY}")));
@@ -75,7 +74,7 @@ pub fn check_chat(chat: &Received, id: &str) {
     assert_eq!(chat.body["rollout_id"], id);
 }
 
-/// Fails unless this is the completion of the rollout in generation A's form.
+/// Panics unless this is the completion of the rollout in generation A's form.
 pub fn check_completed(completed: &Received, id: &str) {
     assert_eq!(completed.path, "/v1/rollout/completed");
     assert_eq!(completed.header("authorization"), Some(&*format!("Bearer {KEY}")));

@@ -1,12 +1,10 @@
-//! The host from outside: what the tests under `tests/` share.
+//! Shared code of the tests under `tests/`, which test the host from outside.
 //!
-//! [`TestHost`] is a real `rollout-host serve` process on a port of its own, with a real
-//! component from `guests/`; one of [`InProcess`] is in the process of the test. [`Controller`] plays the other side: the model that a
-//! workflow asks and the callbacks that a trainer listens on. [`Process`] is any command
-//! of the host.
+//! [`TestHost`] is a real `rollout-host serve` process on a free port, with a real component from `guests/`; that of
+//! [`InProcess`] runs in the process of the test. [`Controller`] is the other side: the model that a workflow calls and
+//! the trainer's callbacks. [`Process`] is any command of the host.
 //!
-//! Everything waits for events, with a deadline of [`TIMEOUT`]. What a test starts ends
-//! with it.
+//! Every wait is for an event, with a deadline of [`TIMEOUT`]. Everything that a test starts ends with it.
 
 #![warn(missing_docs)]
 
@@ -38,7 +36,7 @@ pub use in_process::InProcess;
 pub use init::{InitRequest, check_chat, check_completed};
 pub use made::component_text;
 pub use memory_group::MemoryGroup;
-pub use oracle::{Answers, Asked, Oracle};
+pub use oracle::{Answers, Oracle, OracleRequest};
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
 pub use programs::{
     example, guest, host_program, native_wheels, project_root, python_guest, python_program, target_dir,
@@ -48,11 +46,10 @@ pub use registry::{REGISTRY_USER, TestRegistry};
 
 use std::time::Duration;
 
-/// How long a test waits for what has to come. Far more than it takes, because a busy
-/// machine is no failure.
+/// The deadline of every wait in a test. It is far longer than needed, because a busy machine is not a failure.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Waits for what has to come; fails with these words if it does not.
+/// Waits for an event; panics with this description at the deadline.
 pub async fn in_time<T>(what: &str, event: impl Future<Output = T>) -> T {
     match tokio::time::timeout(TIMEOUT, event).await {
         Ok(value) => value,
@@ -60,7 +57,7 @@ pub async fn in_time<T>(what: &str, event: impl Future<Output = T>) -> T {
     }
 }
 
-/// Asks again and again until there is an answer. For what notifies nobody when it changes.
+/// Polls until there is an answer, for state without notifications.
 pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let asking = async {
         let mut pause = tokio::time::interval(Duration::from_millis(10));

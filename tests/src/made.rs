@@ -1,7 +1,7 @@
-//! Components that no tool chain makes.
+//! Components that no toolchain produces.
 
-/// The text of a component around a core module with `memory`, `realloc`, `run` and `post`. The
-/// module's memory holds one answer, at 16: a message of the assistant with this content.
+/// Returns the text of a component around a core module with `memory`, `realloc`, `run` and `post`. The module's memory
+/// has one answer, at 16: an assistant message with this content.
 pub fn component_text(module: &str, content: &str) -> String {
     let answer = format!(r#"{{"role":"assistant","content":"{content}"}}"#);
     let escaped = answer.replace('"', "\\\"");

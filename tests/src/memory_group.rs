@@ -1,10 +1,10 @@
-//! A control group with little memory, for a process that has to get by with it.
+//! A control group with little memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A memory control group of the test's own, of version 1 or 2. It is removed when this is dropped; by then its
-/// processes have to be gone.
+/// A memory control group (version 1 or 2) for one test. It is removed when this is dropped; its processes must have
+/// ended by then.
 #[derive(Debug)]
 pub struct MemoryGroup {
     path: PathBuf,
@@ -35,7 +35,7 @@ impl Version {
 }
 
 impl MemoryGroup {
-    /// Makes a group that may have this much memory. The error says why this machine does not let the test make one.
+    /// Creates a group with this memory limit. The error has the reason why this machine does not allow it.
     pub fn new(bytes: u64) -> Result<Self, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("rollout-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -75,7 +75,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // A group that still has processes stays, which a later run does not mind.
+        // A group that still has processes stays, which does not affect a later run.
         let _ = std::fs::remove_dir(&self.path);
     }
 }

@@ -1,4 +1,4 @@
-//! A model that remembers who asked it what, and when.
+//! A model that records its requests and their times.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -12,27 +12,27 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// What an [`Oracle`] answers.
+/// The answers of an [`Oracle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
-    /// Another text each time.
+    /// A new text each time.
     New,
-    /// A text that the request decides on.
-    OfRequest,
+    /// A text that depends only on the request.
+    ByRequest,
 }
 
-/// A request to it.
+/// A request to an [`Oracle`].
 #[derive(Clone, Debug)]
-pub struct Asked {
-    /// The path that it came to.
+pub struct OracleRequest {
+    /// Its path.
     pub path: String,
     /// Its messages, as JSON.
     pub messages: String,
-    /// When it came.
+    /// The time of its arrival.
     pub at: Instant,
-    /// When it was answered, if it was.
+    /// The time of its answer, if it was answered.
     pub answered: Option<Instant>,
-    /// With what.
+    /// The answer.
     pub answer: String,
 }
 
@@ -45,18 +45,19 @@ pub struct Oracle {
 
 struct Shared {
     answers: Answers,
-    asked: Mutex<Vec<Asked>>,
-    /// Whether those whose path has [`HELD`] in it are not answered yet.
+    requests: Mutex<Vec<OracleRequest>>,
+    /// Whether requests with [`HELD`] in their path are held.
     holds: watch::Sender<bool>,
 }
 
-/// Whoever has this in its path is not answered before [`Oracle::release`].
+/// Requests with this text in their path are answered only after [`Oracle::release`].
 const HELD: &str = "held";
 
 impl Oracle {
-    /// Starts one on a port of its own.
+    /// Starts one on a free port.
     pub async fn start(answers: Answers) -> Self {
-        let shared = Arc::new(Shared { answers, asked: Mutex::default(), holds: watch::Sender::new(true) });
+        let shared =
+            Arc::new(Shared { answers, requests: Mutex::default(), holds: watch::Sender::new(true) });
         let routes = Router::new()
             .route("/v1/chat/completions", post(answer))
             .route("/rollouts/{id}/v1/chat/completions", post(answer))
@@ -67,35 +68,35 @@ impl Oracle {
         Self { shared, base }
     }
 
-    /// Its URL for everybody.
+    /// Returns the URL for all rollouts.
     pub fn url(&self) -> String {
         format!("{}/v1", self.base)
     }
 
-    /// Its URL for one rollout.
+    /// Returns the URL for one rollout.
     pub fn url_of(&self, rollout_id: &str) -> String {
         format!("{}/rollouts/{rollout_id}/v1", self.base)
     }
 
-    /// The requests so far, in the order in which they came.
-    pub fn asked(&self) -> Vec<Asked> {
+    /// Returns the requests so far, in the order of arrival.
+    pub fn requests(&self) -> Vec<OracleRequest> {
         self.shared.lock().clone()
     }
 
-    /// How many requests there were.
+    /// Returns the number of requests so far.
     pub fn count(&self) -> usize {
         self.shared.lock().len()
     }
 
-    /// Answers those who have `held` in their path, too.
+    /// Answers requests with `held` in their path, too.
     pub fn release(&self) {
         self.shared.holds.send_replace(false);
     }
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Asked>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<OracleRequest>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -107,22 +108,22 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, Json(body): Json<Va
     messages.hash(&mut hasher);
     let hash = hasher.finish();
     let (place, answer) = {
-        let mut asked = shared.lock();
+        let mut requests = shared.lock();
         let answer = match shared.answers {
-            Answers::New => format!("answer {} of many", asked.len()),
-            Answers::OfRequest => format!("answer {hash:016x}"),
+            Answers::New => format!("answer {} of many", requests.len()),
+            Answers::ByRequest => format!("answer {hash:016x}"),
         };
-        asked.push(Asked { path, messages, at, answered: None, answer: answer.clone() });
-        (asked.len() - 1, answer)
+        requests.push(OracleRequest { path, messages, at, answered: None, answer: answer.clone() });
+        (requests.len() - 1, answer)
     };
-    // Of two that are asked at once, now the one is first and now the other.
+    // The delays vary, so that either of two concurrent requests may be answered first.
     let millis = match shared.answers {
         Answers::New => 1 + (place as u64 * 7) % 13,
-        Answers::OfRequest => 2 + hash % 41,
+        Answers::ByRequest => 2 + hash % 41,
     };
     tokio::time::sleep(Duration::from_millis(millis)).await;
     if is_held {
-        // The sender is in `shared`, so it is there for as long as this waits.
+        // The sender is in `shared`, so it lives during the wait.
         let _ = shared.holds.subscribe().wait_for(|holds| !holds).await;
     }
     shared.lock()[place].answered = Some(Instant::now());

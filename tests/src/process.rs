@@ -1,4 +1,4 @@
-//! A process of the host, with what it says.
+//! A process of the host, with its output.
 
 use std::ffi::OsStr;
 use std::process::Stdio;
@@ -13,8 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::{TIMEOUT, host_program, in_time, target_dir};
 
-/// A process that was started. It is killed when this is dropped; if the test failed,
-/// what it said on standard error is shown.
+/// A running process. It is killed when this is dropped; if the test failed, its standard error is printed.
 pub struct Process {
     child: Child,
     stdout: Output,
@@ -24,7 +23,7 @@ pub struct Process {
 /// A process that has ended.
 #[derive(Debug)]
 pub struct Ran {
-    /// Its exit code; none where a signal ended it.
+    /// Its exit code; none if a signal ended it.
     pub code: Option<i32>,
     /// Its standard output.
     pub stdout: String,
@@ -32,20 +31,20 @@ pub struct Ran {
     pub stderr: String,
 }
 
-/// Starting a command as a [`Process`].
+/// Starts a command as a [`Process`].
 pub trait Start {
-    /// Starts it with its output kept and no input.
+    /// Starts it with captured output and no input.
     fn start(&mut self) -> Process;
 
-    /// Starts it with its output kept and this input.
+    /// Starts it with captured output and this input.
     fn start_with(&mut self, input: Stdio) -> Process;
 
-    /// Starts it with its output kept, and with an input that is typed.
+    /// Starts it with captured output and piped input.
     fn start_with_input(&mut self) -> (Process, ChildStdin);
 }
 
-/// The host's binary with arguments, ready to be [started](Start::start), without what
-/// the test's own environment might give it. Compiled code is kept among the builds.
+/// Returns a command of the host's binary with these arguments, to be [started](Start::start), without variables of the
+/// test's own environment that it would use. Compiled code is cached among the builds.
 pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(host_program());
     command.args(arguments).env("XDG_CACHE_HOME", target_dir().join("test-cache"));
@@ -58,7 +57,7 @@ pub fn rollout_host<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> 
     command
 }
 
-/// The same, in a process that may have so many open files.
+/// Returns the same, in a process with a limited number of open files.
 pub fn rollout_host_with_open_files<A: AsRef<OsStr>>(
     max: u32,
     arguments: impl IntoIterator<Item = A>,
@@ -66,7 +65,7 @@ pub fn rollout_host_with_open_files<A: AsRef<OsStr>>(
     confined(rollout_host(arguments), &format!("ulimit -n {max}"))
 }
 
-/// Runs a command after the shell has done this to the process that becomes it.
+/// Returns a command that runs this shell code first, in the process that becomes `plain`.
 pub(crate) fn confined(plain: Command, by: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{by} && exec \"$0\" \"$@\"")]);
@@ -108,7 +107,7 @@ fn keep(command: &mut Command) -> Process {
 }
 
 impl Process {
-    /// Its id, while it runs.
+    /// Returns its id while it runs.
     pub fn id(&self) -> Option<u32> {
         self.child.id()
     }
@@ -117,18 +116,18 @@ impl Process {
     pub fn signal(&self, signal: Signal) {
         if let Some(id) = self.child.id() {
             let id = i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process has an id");
-            // Failing means that it ended meanwhile, which waiting will show.
+            // An error means that it ended meanwhile, which waiting will show.
             let _ = kill_process(id, signal);
         }
     }
 
-    /// Asks it to end, as an operator does, and waits.
+    /// Terminates it with SIGTERM, as an operator does, and waits for its end.
     pub async fn terminate(self) -> Ran {
         self.signal(Signal::TERM);
         self.ended().await
     }
 
-    /// Ends it where it is, as a crash does, and waits.
+    /// Kills it, as a crash does, and waits for its end.
     pub async fn kill(self) -> Ran {
         self.signal(Signal::KILL);
         self.ended().await
@@ -139,12 +138,12 @@ impl Process {
         self.ended_within(TIMEOUT).await
     }
 
-    /// Waits until it ends, for as long as it takes with a good deal to do.
+    /// Waits until it ends, for at most this time.
     pub async fn ended_within(mut self, time: Duration) -> Ran {
         let status = match tokio::time::timeout(time, self.child.wait()).await {
             Ok(status) => status.expect("a child can be waited for"),
             Err(_) => {
-                panic!("waited {time:?} for a process to end; so far it said: {}", self.stdout.so_far())
+                panic!("waited {time:?} for a process to end; its output so far: {}", self.stdout.so_far())
             }
         };
         let stdout = in_time("the end of its output", self.stdout.all()).await;
@@ -152,13 +151,15 @@ impl Process {
         Ran { code: status.code(), stdout, stderr }
     }
 
-    /// Waits for a line of standard output that begins so; gives the rest of it.
+    /// Waits for a line of standard output with this beginning; returns the rest of it.
     pub async fn line(&self, beginning: &str) -> String {
         let line = in_time(&format!("a line '{beginning}…'"), self.stdout.line(beginning)).await;
-        line.unwrap_or_else(|| panic!("it ended without a line '{beginning}…': {}", self.stderr.so_far()))
+        line.unwrap_or_else(|| {
+            panic!("the process ended without a line '{beginning}…': {}", self.stderr.so_far())
+        })
     }
 
-    /// What it said on standard error until now.
+    /// Returns its standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.so_far()
     }
@@ -175,7 +176,7 @@ impl Drop for Process {
 /// One stream, read until it ends.
 struct Output {
     kept: Arc<Mutex<Vec<u8>>>,
-    /// How much there is; closed when there will be no more.
+    /// The number of bytes so far; closed at the end.
     length: watch::Receiver<usize>,
     _reader: JoinHandle<()>,
 }
@@ -200,14 +201,14 @@ impl Output {
         String::from_utf8_lossy(&self.kept.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }
 
-    /// Waits for the end; everything.
+    /// Waits for the end and returns everything.
     async fn all(&self) -> String {
         let mut length = self.length.clone();
         while length.changed().await.is_ok() {}
         self.so_far()
     }
 
-    /// Waits for a whole line that begins so; none if the stream ends first.
+    /// Waits for a whole line with this beginning; returns `None` if the stream ends first.
     async fn line(&self, beginning: &str) -> Option<String> {
         let mut length = self.length.clone();
         loop {

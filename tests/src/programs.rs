@@ -1,6 +1,6 @@
-//! What the tests run: the host's binary and the guests, built once in a test process.
+//! The programs of the tests: the host's binary and the guests, built once in a test process.
 //!
-//! `ROLLOUT_HOST_BIN` and `ROLLOUT_GUESTS_DIR` name what was built already.
+//! `ROLLOUT_HOST_BIN` and `ROLLOUT_GUESTS_DIR` name existing builds.
 
 use std::collections::HashMap;
 use std::env;
@@ -11,13 +11,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
-/// The root of the project.
+/// Returns the root of the project.
 pub fn project_root() -> &'static Path {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().unwrap_or(tests)
 }
 
-/// The directory that cargo builds in.
+/// Returns cargo's target directory.
 pub fn target_dir() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => project_root().join(dir),
@@ -25,7 +25,7 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
-/// The host's binary.
+/// Returns the host's binary.
 pub fn host_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| match env::var_os("ROLLOUT_HOST_BIN") {
@@ -39,7 +39,7 @@ pub fn host_program() -> &'static Path {
     })
 }
 
-/// The component of a guest in `guests/examples`, by the file's name.
+/// Returns the component of a guest in `guests/examples`, by the file's name.
 pub fn guest(name: &str) -> PathBuf {
     static GUESTS: OnceLock<HashMap<String, PathBuf>> = OnceLock::new();
     let built = || {
@@ -60,7 +60,7 @@ pub fn guest(name: &str) -> PathBuf {
     path
 }
 
-/// The component of one of the project's examples, by its package's name.
+/// Returns the component of one of the project's examples, by its package's name.
 pub fn example(package: &str) -> PathBuf {
     let file = format!("{}.wasm", package.replace('-', "_"));
     let path = match env::var_os("ROLLOUT_GUESTS_DIR") {
@@ -78,7 +78,7 @@ pub fn example(package: &str) -> PathBuf {
     path
 }
 
-/// A program of the environment in which Python guests are built and checked.
+/// Returns a program of the environment in which Python guests are built and checked.
 pub fn python_program(name: &str) -> PathBuf {
     let venvs = env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
     let program = venvs.join("guest-sdk/bin").join(name);
@@ -86,7 +86,7 @@ pub fn python_program(name: &str) -> PathBuf {
     program
 }
 
-/// Where wheels of native code for components are.
+/// Returns the directory of native wheels for components.
 pub fn native_wheels() -> PathBuf {
     let venvs = env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
     let wheels = venvs.join("native-wheels");
@@ -94,8 +94,8 @@ pub fn native_wheels() -> PathBuf {
     wheels
 }
 
-/// The component of a Python project, by its path in this project. It takes some ten
-/// seconds to make, so it is kept until anything changes that it is made of.
+/// Returns the component of a Python project, by its path in this project. Building one takes some ten seconds, so it
+/// is stored until one of its inputs changes.
 pub fn python_guest(project: &str) -> PathBuf {
     let project = project_root().join(project);
     let mut made_of = DefaultHasher::new();
@@ -112,7 +112,7 @@ pub fn python_guest(project: &str) -> PathBuf {
     let kept = target_dir().join("python-guests");
     std::fs::create_dir_all(&kept).expect("the target directory can be written");
     let component = kept.join(format!("{:016x}.wasm", made_of.finish()));
-    // Tests of one process ask for the same guest at the same time.
+    // Tests of one process may request the same guest concurrently.
     static BUILDING: Mutex<()> = Mutex::new(());
     let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     if !component.is_file() {
@@ -131,12 +131,12 @@ pub fn python_guest(project: &str) -> PathBuf {
             .status()
             .expect("the host can be run");
         assert!(built.success(), "rollout-host build {} failed", project.display());
-        std::fs::rename(&fresh, &component).expect("the component can be kept");
+        std::fs::rename(&fresh, &component).expect("the component can be stored");
     }
     component
 }
 
-/// The files that a Python component is made of, whatever else tools leave there.
+/// Returns the source files of a Python component, without files that tools leave there.
 fn files_in(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{dir:?}: {error}")) {
@@ -150,7 +150,7 @@ fn files_in(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Builds, and gives what cargo says of every artifact.
+/// Builds, and returns cargo's message for every artifact.
 fn cargo_build(arguments: &[&str]) -> Vec<Value> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)

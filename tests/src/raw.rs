@@ -1,4 +1,4 @@
-//! A model's server that sends bytes as they are: what no library would send.
+//! A model server that sends arbitrary bytes, which no library would send.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,25 +10,25 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-/// What such a server does with every request.
+/// The server's reaction to every request.
 #[derive(Clone, Debug)]
 pub enum Sends {
     /// Sends these bytes, and waits for the next request.
     Once(Vec<u8>),
-    /// Sends the first, and then the second again and again for as long as anybody reads.
+    /// Sends the first text, and then the second repeatedly while the client reads.
     Forever(String, String),
-    /// Sends these bytes one by one, and the last of them again and again, without a wait.
+    /// Sends these bytes one by one, and the last one repeatedly, without a delay.
     ByteByByte(String),
 }
 
 impl Sends {
-    /// A response with this status and body.
+    /// Returns a response with this status and body.
     pub fn response(status: u16, body: &str) -> Self {
         let length = body.len();
         Self::Once(format!("HTTP/1.1 {status} x\r\ncontent-length: {length}\r\n\r\n{body}").into())
     }
 
-    /// A chat completion that says this, which is written as it is into a JSON string.
+    /// Returns a chat completion with this text, which is inserted unescaped into a JSON string.
     pub fn completion(text: &str) -> Self {
         Self::response(
             200,
@@ -48,12 +48,12 @@ pub struct RawServer {
 }
 
 impl RawServer {
-    /// A server without TLS.
+    /// Starts a server without TLS.
     pub async fn start(sends: Sends) -> Self {
         Self::over(sends, None).await
     }
 
-    /// A server with TLS.
+    /// Starts a server with TLS.
     pub async fn start_with_tls(sends: Sends, acceptor: TlsAcceptor) -> Self {
         Self::over(sends, Some(acceptor)).await
     }
@@ -70,7 +70,7 @@ impl RawServer {
                 let (sends, tls) = (sends.clone(), tls.clone());
                 tokio::spawn(async move {
                     stream.set_nodelay(true).ok();
-                    // Its end is the end of the connection, and of nothing else.
+                    // An error ends only the connection.
                     let _ = match tls {
                         None => serve(stream, &sends).await,
                         Some(tls) => match tls.accept(stream).await {
@@ -84,17 +84,17 @@ impl RawServer {
         Self { address, scheme, accepted, server }
     }
 
-    /// The base URL of the model.
+    /// Returns the base URL of the model.
     pub fn model_url(&self) -> String {
         format!("{}://{}/v1", self.scheme, self.address)
     }
 
-    /// Its address.
+    /// Returns its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Connections that it has taken so far.
+    /// Returns the number of connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
@@ -134,7 +134,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, sends: &Sends) 
     Ok(())
 }
 
-/// Reads a request with its body; false where there is none.
+/// Reads a request with its body; returns false if there is none.
 async fn read_request<S: AsyncRead + Unpin>(stream: &mut S) -> std::io::Result<bool> {
     let mut request = Vec::new();
     let head = loop {

@@ -1,24 +1,24 @@
-//! What a caller says of the model's calls when it takes a callback, in generations B and C:
-//! it comes into the trajectories.
+//! Reports about model calls with which a caller acknowledges a callback, in generations B and C: they become part of
+//! the trajectories.
 
 use rollout_tests::{Answer, Controller, RolloutRequest, TestHost, until};
 use serde_json::{Value, json};
 
-/// A callback that is taken with this report.
+/// Returns the acknowledgement of a callback with this report.
 fn reporting(report: Value) -> Answer {
     Answer::Status(200, json!({"status": "ok", "trajectory": report}))
 }
 
-fn taken() -> Answer {
+fn acknowledged() -> Answer {
     Answer::Status(200, json!({"status": "ok"}))
 }
 
-/// Runs a rollout whose callbacks are answered so; gives its trajectory when all is over.
+/// Runs a rollout whose callbacks get these answers; returns its trajectory at the end.
 async fn trajectory(request: &RolloutRequest, answers: [Answer; 2], controller: &Controller) -> Value {
     let host = TestHost::start("conform").await;
     controller.answer_callbacks(answers);
     assert_eq!(host.ask(request).await.status, 202);
-    // The report of the last callback is merged after that was taken; the host ends after both.
+    // The report of the last callback is merged after its acknowledgement; the host ends after both.
     host.stop_for_document(request.rollout_id(), "trajectory.json").await
 }
 
@@ -37,7 +37,7 @@ async fn a_report_on_the_completion_is_in_the_trajectory() {
         let controller = Controller::start().await;
         let request = ask(controller.rollout("Calculate 2 + 3.").label("5"));
 
-        let document = trajectory(&request, [reporting(report.clone()), taken()], &controller).await;
+        let document = trajectory(&request, [reporting(report.clone()), acknowledged()], &controller).await;
 
         let step = &document["steps"][1];
         let expected = json!({
@@ -54,13 +54,13 @@ async fn a_report_on_the_completion_is_in_the_trajectory() {
         });
         assert_eq!(document["final_metrics"], sums);
         let observed = &document["extra"]["rollout_host"]["observed"];
-        assert_eq!(observed.as_array().map(Vec::len), Some(1), "what the host saw stays: {document:#}");
+        assert_eq!(observed.as_array().map(Vec::len), Some(1), "the host's observations stay: {document:#}");
         assert_eq!(document["extra"]["osmosis"]["reward"], 1.0);
     }
 }
 
 #[tokio::test]
-async fn a_report_on_the_grader_callback_takes_the_place_of_the_completions() {
+async fn a_report_on_the_grader_callback_replaces_that_on_the_completion() {
     let calls = |tokens: u64, count: usize| json!({"samples": {"s": {"llm_call_metrics": vec![json!({"prompt_tokens": tokens}); count]}}});
     let controller = Controller::start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");
@@ -71,7 +71,7 @@ async fn a_report_on_the_grader_callback_takes_the_place_of_the_completions() {
     assert_eq!(document["steps"][1]["metrics"], json!({"prompt_tokens": 9}), "{document:#}");
     assert_eq!(document["final_metrics"]["total_prompt_tokens"], 9);
 
-    // A report that fits no step leaves what the host observed, and nothing of the first.
+    // A report that matches no step leaves the host's observations, and nothing of the first report.
     let controller = Controller::start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");
     let document =
@@ -132,7 +132,7 @@ async fn a_rollout_that_failed_has_its_report_too() {
     let host = TestHost::start("conform").await;
     let report =
         json!({"model_name": "engine", "samples": {"s": {"final_metrics": {"total_cost_usd": 2.5}}}});
-    controller.answer_callbacks([taken(), reporting(report)]);
+    controller.answer_callbacks([acknowledged(), reporting(report)]);
     let request = controller.rollout("please fail").label("5").with_callbacks("k");
     host.ask(&request).await;
 

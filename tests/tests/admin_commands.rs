@@ -1,4 +1,4 @@
-//! The commands that are clients of the admin API, and a server with a catalog: what they ask, say, and exit with.
+//! Tests of the commands that are clients of the admin API, with a server with a catalog.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use rollout_tests::{Process, Ran, Start, guest, rollout_host};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long a command may take. One of them compiles.
+/// The timeout of a command. One of them compiles.
 const COMMAND: Duration = Duration::from_secs(300);
 
-/// A server with an empty catalog, and its operator's key.
+/// A server with an empty catalog, and the operator's key.
 struct Server {
     dir: TempDir,
     url: String,
@@ -30,14 +30,14 @@ impl Server {
         Self { dir, url, operator, _process: process }
     }
 
-    /// Runs a command as the holder of this key.
+    /// Runs a command with this key.
     async fn run_as(&self, key: &str, arguments: &[&str]) -> Ran {
         let mut command = rollout_host(arguments);
         command.env("ROLLOUT_HOST_URL", &self.url).env("ROLLOUT_HOST_KEY", key);
         command.start().ended_within(COMMAND).await
     }
 
-    /// Runs a command of the operator's that succeeds, and gives its standard output.
+    /// Runs a command of the operator, which must succeed; returns its standard output.
     async fn done(&self, arguments: &[&str]) -> String {
         done(self.run_as(&self.operator, arguments).await, arguments)
     }
@@ -48,7 +48,7 @@ impl Server {
     }
 }
 
-/// All that is in files below a folder.
+/// Returns the contents of all files below a directory.
 fn written(folder: PathBuf) -> Vec<u8> {
     let (mut folders, mut all) = (vec![folder], Vec::new());
     while let Some(folder) = folders.pop() {
@@ -87,8 +87,11 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
 
     let first = run(&push).await;
     assert!(first.stderr.contains("uploading "), "{}", first.stderr);
-    let said = done(first, &push);
-    assert!(said.contains("passed") && said.ends_with("version 1 of plugin 'calc' is active\n"), "{said}");
+    let output = done(first, &push);
+    assert!(
+        output.contains("passed") && output.ends_with("version 1 of plugin 'calc' is active\n"),
+        "{output}"
+    );
     let nothing = run(&["plugin", "rollback", "calc"]).await;
     assert_eq!(nothing.code, Some(2), "{}", nothing.stderr);
     let with_config = ["push", text(&conform), "--name", "calc", "--config", text(&config), "--json"];
@@ -100,12 +103,12 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
         (&json!(2), &json!(false), &json!(true))
     );
 
-    let said = done(run(&["plugin", "activate", "calc", "2"]).await, &["activate"]);
-    assert_eq!(said, "version 2 of plugin 'calc' is active, after 1\n");
-    let said = done(run(&["plugin", "rollback", "calc"]).await, &["rollback"]);
-    assert_eq!(said, "version 1 of plugin 'calc' is active, after 2\n");
-    let said = done(run(&["plugin", "set", "calc", "--default", "--quota", "running=2"]).await, &["set"]);
-    assert!(said.contains("running=2"), "{said}");
+    let output = done(run(&["plugin", "activate", "calc", "2"]).await, &["activate"]);
+    assert_eq!(output, "version 2 of plugin 'calc' is active, after 1\n");
+    let output = done(run(&["plugin", "rollback", "calc"]).await, &["rollback"]);
+    assert_eq!(output, "version 1 of plugin 'calc' is active, after 2\n");
+    let output = done(run(&["plugin", "set", "calc", "--default", "--quota", "running=2"]).await, &["set"]);
+    assert!(output.contains("running=2"), "{output}");
     let listed = parsed(&done(run(&["plugin", "list", "--json"]).await, &["list"]));
     assert_eq!((&listed[0]["active"], &listed[0]["default"]), (&json!(1), &json!(true)));
     let shown = done(run(&["plugin", "show", "calc"]).await, &["show"]);
@@ -118,7 +121,7 @@ async fn a_component_is_pushed_activated_rolled_back_and_removed() {
 }
 
 #[tokio::test]
-async fn a_name_that_new_takes_is_a_plugins_and_another_is_refused_before_anything_is_sent() {
+async fn a_name_of_new_is_a_valid_plugin_name_and_an_invalid_one_is_refused_before_a_request() {
     let server = Server::start().await;
     let author = server.author("team_a").await;
     let conform = guest("conform");
@@ -130,12 +133,12 @@ async fn a_name_that_new_takes_is_a_plugins_and_another_is_refused_before_anythi
     assert_eq!(wrong.code, Some(2), "{}", wrong.stdout);
     assert!(wrong.stderr.contains("invalid name 'My.Agent'"), "{}", wrong.stderr);
     assert!(pushed.stderr.contains("uploading "), "it was not there yet: {}", pushed.stderr);
-    let said = done(pushed, &push);
-    assert!(said.ends_with("version 1 of plugin 'my_agent' is active\n"), "{said}");
+    let output = done(pushed, &push);
+    assert!(output.ends_with("version 1 of plugin 'my_agent' is active\n"), "{output}");
 }
 
 #[tokio::test]
-async fn a_plugin_at_fault_is_exit_1_with_the_report_that_validate_shows() {
+async fn a_plugin_that_fails_its_checks_exits_1_with_the_report_of_validate() {
     let server = Server::start().await;
     let author = server.author("team-a").await;
     let made = server.dir.path().join("made.wasm");
@@ -157,7 +160,7 @@ async fn a_plugin_at_fault_is_exit_1_with_the_report_that_validate_shows() {
 }
 
 #[tokio::test]
-async fn a_key_is_alone_on_standard_output_and_dead_when_it_was_revoked() {
+async fn a_key_is_alone_on_standard_output_and_invalid_after_it_was_revoked() {
     let server = Server::start().await;
     server.done(&["tenant", "create", "team-a"]).await;
     let create = [
@@ -192,7 +195,7 @@ async fn a_key_is_alone_on_standard_output_and_dead_when_it_was_revoked() {
 }
 
 #[tokio::test]
-async fn a_tenant_is_made_changed_shown_and_deleted() {
+async fn a_tenant_is_created_changed_shown_and_deleted() {
     let server = Server::start().await;
     let create = ["tenant", "create", "team-a", "--quota", "running=4", "--allow", "10.0.0.0/8", "--json"];
     let made = parsed(&server.done(&create).await);
@@ -202,13 +205,13 @@ async fn a_tenant_is_made_changed_shown_and_deleted() {
     );
     let set =
         ["tenant", "set", "team-a", "--quota", "running=none", "--quota", "weight=2", "--public", "listed"];
-    let said = server.done(&set).await;
-    assert!(said.contains("weight=2") && said.contains("listed only: 10.0.0.0/8"), "{said}");
-    assert!(!said.contains("running="), "{said}");
-    let said = server.done(&["tenant", "show", "team-a"]).await;
-    assert!(said.contains("no usage in the last 30 days"), "{said}");
+    let output = server.done(&set).await;
+    assert!(output.contains("weight=2") && output.contains("listed only: 10.0.0.0/8"), "{output}");
+    assert!(!output.contains("running="), "{output}");
+    let output = server.done(&["tenant", "show", "team-a"]).await;
+    assert!(output.contains("no usage in the last 30 days"), "{output}");
     assert!(server.done(&["tenant", "list"]).await.starts_with("name    default plugin"));
-    for (wrong, said) in [
+    for (wrong, output) in [
         (&["tenant", "create", "Team"][..], "lower-case letters"),
         (&["tenant", "create", "team-a"], "a tenant 'team-a' exists already"),
         (&["tenant", "set", "team-a"], "no change is given"),
@@ -218,7 +221,7 @@ async fn a_tenant_is_made_changed_shown_and_deleted() {
     ] {
         let ran = server.run_as(&server.operator, wrong).await;
         assert_eq!(ran.code, Some(2), "{wrong:?}");
-        assert!(ran.stderr.contains(said), "{}", ran.stderr);
+        assert!(ran.stderr.contains(output), "{}", ran.stderr);
     }
     assert_eq!(server.done(&["plugin", "list", "--tenant", "team-a", "--json"]).await, "[]\n");
     assert_eq!(server.done(&["tenant", "delete", "team-a", "--yes"]).await, "tenant 'team-a' is deleted\n");
@@ -251,7 +254,7 @@ async fn a_secret_is_read_from_standard_input_or_a_variable() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_none_or_not_there_is_named() {
+async fn an_invalid_or_unreachable_server_is_named() {
     let server = Server::start().await;
     let nowhere = "http://127.0.0.1:1";
     let ran = server.run_as("rh_x", &["plugin", "list", "--to", nowhere]).await;

@@ -1,9 +1,9 @@
-//! Agent loops where their own protocol is not spoken: polled, called back, evaluated.
+//! Tests of agent loops under other protocols than their own: with polling, callbacks, and in evaluations.
 
 use rollout_tests::{Answer, Controller, Start, TestHost, example, guest, project_root, rollout_host};
 use serde_json::{Value, json};
 
-/// A reply that calls the guest's tool.
+/// Returns a reply that calls the guest's tool.
 fn calls_add() -> Answer {
     let call = json!({
         "id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 3}"},
@@ -15,7 +15,7 @@ fn calls_add() -> Answer {
 }
 
 #[tokio::test]
-async fn a_loop_is_polled_for_its_messages_and_the_reward_that_it_gave_itself() {
+async fn a_polled_loop_returns_its_messages_and_its_own_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     controller.answer_chats([calls_add(), Answer::Say("It is #### 5")]);
@@ -36,7 +36,7 @@ async fn a_loop_is_polled_for_its_messages_and_the_reward_that_it_gave_itself() 
 }
 
 #[tokio::test]
-async fn a_loop_is_told_the_defaults_where_a_protocol_carries_nothing_else() {
+async fn a_loop_gets_defaults_if_the_protocol_has_no_values() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     let request = controller.rollout("report the request").id("told").with("grade", false);
@@ -53,7 +53,7 @@ async fn a_loop_is_told_the_defaults_where_a_protocol_carries_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_grader_has_the_last_word_over_a_loops_own_reward() {
+async fn a_graders_reward_overrides_the_loops_own() {
     let controller = Controller::start().await;
     let host = TestHost::start("rated_loop").await;
 
@@ -65,7 +65,7 @@ async fn a_grader_has_the_last_word_over_a_loops_own_reward() {
 }
 
 #[tokio::test]
-async fn a_grader_that_is_not_asked_for_leaves_the_loops_own_reward() {
+async fn without_grading_the_loops_own_reward_stays() {
     let controller = Controller::start().await;
     let host = TestHost::start("rated_loop").await;
 
@@ -87,7 +87,7 @@ async fn a_loop_without_a_reward_of_its_own_has_none() {
 }
 
 #[tokio::test]
-async fn a_loop_that_fails_is_told_with_its_reason_and_no_reward() {
+async fn a_loop_that_fails_is_reported_with_its_reason_and_no_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     for (text, reason, category) in [
@@ -101,14 +101,14 @@ async fn a_loop_that_fails_is_told_with_its_reason_and_no_reward() {
         ),
     ] {
         let result = host.run(&controller.rollout(text)).await;
-        let told = (&result["status"], &result["err_message"], &result["err_category"]);
-        assert_eq!(told, (&json!("failure"), &json!(reason), &json!(category)), "{text}");
+        let failure = (&result["status"], &result["err_message"], &result["err_category"]);
+        assert_eq!(failure, (&json!("failure"), &json!(reason), &json!(category)), "{text}");
         assert_eq!(result["sample"], Value::Null, "{text}");
     }
 }
 
 #[tokio::test]
-async fn what_a_loop_said_before_it_gave_up_is_in_its_trajectory() {
+async fn messages_of_a_failed_loop_are_in_its_trajectory() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     let request = controller.rollout("declare an error");
@@ -137,7 +137,7 @@ async fn a_loops_own_reward_is_posted_back() {
 }
 
 #[tokio::test]
-async fn an_evaluation_takes_a_loops_own_rewards_and_makes_none_up() {
+async fn an_evaluation_uses_a_loops_own_rewards_and_invents_none() {
     let dir = tempfile::tempdir().unwrap();
     let rows = dir.path().join("rows.jsonl");
     let line =
@@ -164,7 +164,7 @@ async fn an_evaluation_takes_a_loops_own_rewards_and_makes_none_up() {
 }
 
 #[tokio::test]
-async fn the_examples_that_are_loops_have_the_rewards_that_their_scripts_earn() {
+async fn the_example_loops_get_the_rewards_of_their_scripts() {
     for (name, expected) in
         [("search", &[1.0, 1.0, 1.0, 0.6, 0.0][..]), ("calculator-loop", &[1.0, 1.0, 1.0, 0.0][..])]
     {

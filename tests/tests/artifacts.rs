@@ -1,4 +1,4 @@
-//! The files of rollouts are bounded, and whatever becomes of them, no reward is lost.
+//! Tests that the files of rollouts are bounded, and that a failure to write them loses no reward.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use rollout_tests::{Controller, Serve, TestHost, host_program, until};
 
-/// Files, and no journal: what a server does that an evaluator starts.
+/// Returns options of a server with files and no journal, as an evaluator starts it.
 fn writing(lines: &str) -> Serve {
     TestHost::of("conform").config(&format!("trajectories = 'files'\n{lines}"))
 }
 
-/// The rollouts that have a trajectory there.
+/// Returns the rollouts with a trajectory in a directory.
 fn kept(root: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(root).unwrap().flatten();
     let has_one = entries.filter(|entry| entry.path().join("trajectory.json").exists());
@@ -21,11 +21,11 @@ fn kept(root: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_oldest_rollouts_go_where_files_have_more_than_they_may() {
+async fn the_oldest_rollouts_are_deleted_when_files_exceed_their_limit() {
     const ROLLOUTS: usize = 12;
     let controller = Controller::start().await;
     let host = writing("[artifacts]\nbytes-max = 1048576\n").start().await;
-    // Somebody else's, older than all.
+    // Files of another program, older than all.
     let others = host.kept().join("thesis");
     std::fs::create_dir_all(&others).unwrap();
     std::fs::write(others.join("chapter.tex"), vec![b'x'; 1 << 20]).unwrap();
@@ -42,7 +42,7 @@ async fn the_oldest_rollouts_go_where_files_have_more_than_they_may() {
 }
 
 #[tokio::test]
-async fn what_a_server_finds_at_its_start_is_counted_and_bounded() {
+async fn files_from_before_the_start_are_counted_and_bounded() {
     let controller = Controller::start().await;
     let prompt = format!("Calculate 2 + 3. {}", "x".repeat(300_000));
     let first = writing("").start().await;
@@ -58,14 +58,14 @@ async fn what_a_server_finds_at_its_start_is_counted_and_bounded() {
     assert_eq!(left.last().map(String::as_str), Some("r5"), "{left:?}");
 }
 
-/// Starts the host with a small disk of its own under its artifact root.
+/// Starts the host with a small private disk under its artifact root.
 const ON_A_SMALL_DISK: &str = r#"#!/bin/sh
 exec unshare --map-root-user --mount sh -c '
     mkdir -p kept && mount -t tmpfs -o size=4m none kept && exec "$HOST_PROGRAM" "$@"' host "$@"
 "#;
 
 #[tokio::test]
-async fn a_full_disk_costs_the_trajectory_and_no_reward() {
+async fn a_full_disk_loses_the_trajectory_and_no_reward() {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("on_a_small_disk");
     std::fs::write(&script, ON_A_SMALL_DISK).unwrap();
@@ -86,7 +86,7 @@ async fn a_full_disk_costs_the_trajectory_and_no_reward() {
     let metrics = host.metrics().await;
     assert_eq!(metrics.get("rollout_host_trajectories_unwritten_total"), Some(1.0));
     assert!(host.process().stderr().contains("trajectory not written"), "{}", host.process().stderr());
-    assert!(!disk.join("full").exists(), "half a rollout's files are no use to anybody");
+    assert!(!disk.join("full").exists(), "incomplete files of a rollout are removed");
 
     std::fs::remove_file(&filler).unwrap();
     let result = host.run(&controller.rollout(&prompt).id("room").label("5")).await;

@@ -1,4 +1,4 @@
-//! `rollout-host bench` beside a real server: its picture, and its soak.
+//! Tests of `rollout-host bench` with a real server: its diagram and its soak test.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ async fn a_report_can_be_drawn() {
 }
 
 #[tokio::test]
-async fn a_soak_says_whether_the_server_grows() {
+async fn a_soak_reports_whether_the_server_grows() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
 
     let ran = bench(dir.path(), &["--in-flight", "4", "--soak", "400", "--json"]).await;
@@ -66,7 +66,7 @@ async fn a_soak_of_several_numbers_in_flight_is_refused() {
 }
 
 #[tokio::test]
-async fn a_long_conversation_is_one_of_tool_results_as_long_as_was_said() {
+async fn a_long_conversation_has_tool_results_of_the_requested_length() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let long = ["--turns", "20", "--tool-bytes", "4096"];
     let options = ["--in-flight", "2", "--rollouts", "4", "--rounds", "1", "--json"];
@@ -81,7 +81,7 @@ async fn a_long_conversation_is_one_of_tool_results_as_long_as_was_said() {
     assert_eq!(text.matches(&format!("\"{}\"", "x".repeat(4096))).count(), 2 * 19, "a result and its sight");
 }
 
-/// The files of a name below a directory.
+/// Returns the files of this name below a directory.
 fn walk(dir: &Path, name: &str) -> Vec<std::path::PathBuf> {
     let entries =
         std::fs::read_dir(dir).expect("it can be read").map(|entry| entry.expect("an entry").path());

@@ -1,5 +1,5 @@
-//! Components that nobody vouches for: compiled apart and under limits, kept for the
-//! next start, and never taken from anybody else.
+//! Tests of untrusted components: they are compiled in a separate process under limits, cached for the next start, and
+//! never loaded from a cache that other users can write.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rollout_tests::{Controller, Ran, Start, TestHost, guest, rollout_host};
 use tempfile::TempDir;
 
-/// What an entry of the cache begins with, before the code.
+/// The size of a cache entry's header, before the code.
 const HEADER_BYTES: usize = 104;
 
 const COMPILED: &str = "component compiled";
@@ -17,7 +17,7 @@ fn temporary() -> TempDir {
     tempfile::tempdir().expect("a temporary directory can be made")
 }
 
-/// Serves a guest with this cache, sees that a rollout succeeds, and gives what it said.
+/// Serves a guest with this cache, checks that a rollout succeeds, and returns the server's log.
 async fn serve_once(guest: &str, cache: &Path) -> String {
     let controller = Controller::start().await;
     let host = TestHost::of(guest).option("--cache-dir", cache.display()).start().await;
@@ -26,7 +26,7 @@ async fn serve_once(guest: &str, cache: &Path) -> String {
     host.stop().await.stderr
 }
 
-/// The only entry of a cache.
+/// Returns the only entry of a cache.
 fn entry(cache: &Path) -> PathBuf {
     let files = std::fs::read_dir(cache).expect("it is there").map(|file| file.expect("it is there").path());
     let entries: Vec<_> = files.filter(|path| path.extension().is_some_and(|ext| ext == "code")).collect();
@@ -34,7 +34,7 @@ fn entry(cache: &Path) -> PathBuf {
     entries[0].clone()
 }
 
-/// Tries to serve a file, which cannot go well.
+/// Tries to serve a file, which must fail.
 async fn refused(plugin: &Path, config: &str, more: &[&str]) -> Ran {
     let dir = temporary();
     let file = dir.path().join("config.toml");
@@ -61,7 +61,7 @@ fn component(text: &str) -> Vec<u8> {
     wat::parse_str(text).expect("the text can be encoded")
 }
 
-/// A small file that is a great deal of work: so many functions of so many statements.
+/// Returns a small component that is slow to compile, with many functions of many statements.
 fn laborious(functions: usize, statements: usize) -> Vec<u8> {
     let body = "(local.set 0 (i32.add (local.get 0) (i32.load (local.get 0))))".repeat(statements);
     let functions = format!("(func (param i32) {body})").repeat(functions);
@@ -80,21 +80,21 @@ async fn the_second_start_finds_the_code_compiled() {
 }
 
 #[tokio::test]
-async fn code_for_few_instances_is_not_taken_for_code_for_many() {
+async fn code_for_few_instances_is_not_used_for_many() {
     let cache = temporary();
     serve_once("conform", cache.path()).await;
-    for said in [COMPILED, FROM_CACHE] {
+    for message in [COMPILED, FROM_CACHE] {
         let host = TestHost::of("conform").option("--cache-dir", cache.path().display());
 
         let host = host.option("--max-concurrent", 9000).start().await;
 
         let stderr = host.stop().await.stderr;
-        assert!(stderr.contains(said), "{stderr}");
+        assert!(stderr.contains(message), "{stderr}");
     }
 }
 
 #[tokio::test]
-async fn without_a_cache_nothing_is_kept() {
+async fn without_a_cache_nothing_is_stored() {
     let home = temporary();
     let host = TestHost::of("conform").variable("XDG_CACHE_HOME", &home.path().display().to_string());
 
@@ -116,10 +116,10 @@ async fn code_that_was_changed_is_compiled_again_and_served() {
     for bytes in [bad, good[..middle].to_vec(), Vec::new(), good[HEADER_BYTES..].to_vec()] {
         std::fs::write(&entry, bytes).unwrap();
 
-        let said = serve_once("conform", cache.path()).await;
+        let log = serve_once("conform", cache.path()).await;
 
-        assert!(said.contains("WARN") && said.contains("cannot be used; compiling again"), "{said}");
-        assert!(said.contains(COMPILED), "{said}");
+        assert!(log.contains("WARN") && log.contains("cannot be used; compiling again"), "{log}");
+        assert!(log.contains(COMPILED), "{log}");
         assert!(serve_once("conform", cache.path()).await.contains(FROM_CACHE), "it was put right");
     }
 }
@@ -131,9 +131,9 @@ async fn code_that_another_host_compiled_is_not_loaded() {
     serve_once("conform", theirs.path()).await;
     std::fs::copy(entry(theirs.path()), entry(ours.path())).unwrap();
 
-    let said = serve_once("conform", ours.path()).await;
+    let log = serve_once("conform", ours.path()).await;
 
-    assert!(said.contains("another host wrote it") && said.contains(COMPILED), "{said}");
+    assert!(log.contains("another host wrote it") && log.contains(COMPILED), "{log}");
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn a_cache_that_others_can_write_is_refused_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn compiled_code_is_not_taken_from_an_author() {
+async fn compiled_code_of_an_author_is_not_accepted() {
     let cache = temporary();
     serve_once("conform", cache.path()).await;
     let code = std::fs::read(entry(cache.path())).unwrap()[HEADER_BYTES..].to_vec();
@@ -160,15 +160,15 @@ async fn compiled_code_is_not_taken_from_an_author() {
 }
 
 #[tokio::test]
-async fn a_component_that_takes_too_long_to_compile_is_given_up() {
+async fn a_component_that_takes_too_long_to_compile_is_abandoned() {
     let limits = "[limits]\ncompile-secs-max = 0.05\n";
     check_refused(&laborious(400, 1000), limits, &["compile-secs-max of 0.05 s", "can raise"]).await;
 }
 
 #[tokio::test]
-async fn a_component_that_takes_too_much_memory_to_compile_is_given_up() {
+async fn a_component_that_takes_too_much_memory_to_compile_is_abandoned() {
     let limits = "[limits]\ncompile-memory-bytes-max = 67108864\n";
-    // All of one function is in memory at once.
+    // The compiler has a whole function in memory.
     check_refused(
         &laborious(1, 400_000),
         limits,
@@ -184,7 +184,7 @@ async fn a_component_that_is_too_large_is_not_even_compiled() {
 }
 
 #[tokio::test]
-async fn a_component_within_components_without_end_harms_its_compiler_at_most() {
+async fn endlessly_nested_components_harm_only_their_compiler() {
     let mut nested = b"\0asm\x0d\0\x01\0".to_vec();
     for _ in 0..5_000 {
         // Section 4 is a component.
@@ -207,7 +207,7 @@ async fn a_component_within_components_without_end_harms_its_compiler_at_most() 
 }
 
 #[tokio::test]
-async fn what_no_tool_chain_for_guests_emits_is_refused() {
+async fn features_that_no_guest_toolchain_emits_are_refused() {
     for part in [
         "(memory i64 1)",
         "(memory 1 1 shared)",

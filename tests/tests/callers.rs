@@ -1,4 +1,4 @@
-//! Callers as they may be: silent, slow, too large, without the key, behind a web page.
+//! Tests of difficult callers: silent, slow, with large requests, without the key, from a web page.
 
 use std::time::{Duration, Instant};
 
@@ -10,21 +10,21 @@ use tokio::net::TcpStream;
 
 const POSTS: [&str; 3] = ["/rollout", "/rollout/cancel", "/v1/rollout/init"];
 
-/// Lets the test itself have many connections.
+/// Raises the test's own limit of open files.
 fn raise_open_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("a limit may be raised");
 }
 
-/// Says this on a connection of its own; gives what comes back until it closes.
-async fn said(host: &TestHost, text: &str) -> (String, TcpStream) {
+/// Sends a text on a new connection; returns the head of the answer and the connection.
+async fn exchange(host: &TestHost, text: &str) -> (String, TcpStream) {
     let mut stream = host.connect().await.expect("it listens");
-    stream.write_all(text.as_bytes()).await.expect("it takes it");
+    stream.write_all(text.as_bytes()).await.expect("the host reads it");
     let head = in_time("a head", head(&mut stream)).await;
     (head, stream)
 }
 
-/// The next head that comes; what there is where the connection ends before.
+/// Reads the next head, or what there is of it if the connection ends.
 async fn head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -44,11 +44,11 @@ fn post(path: &str, more: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more}\r\n")
 }
 
-/// A body that is announced and does not come.
+/// The header of a body that is never sent.
 const LARGE: &str = "content-length: 60000000\r\n";
 
 #[tokio::test]
-async fn silent_connections_keep_nobody_out() {
+async fn silent_connections_block_no_other_caller() {
     raise_open_files();
     let controller = Controller::start().await;
     let host = TestHost::of("conform").open_files(400).start().await;
@@ -56,7 +56,7 @@ async fn silent_connections_keep_nobody_out() {
     for at in 0..600 {
         let mut stream = in_time("a connection", host.connect()).await.expect("it is accepted");
         if at % 3 == 0 {
-            // A head that does not end is no better than none.
+            // An unfinished head counts like none.
             stream.write_all(b"GET /health HTTP/1.1\r\n").await.ok();
         }
         silent.push(stream);
@@ -70,21 +70,21 @@ async fn silent_connections_keep_nobody_out() {
     let mut closed = 0;
     for stream in &mut silent {
         let mut byte = [0];
-        // Not waited for: those that are still open have nothing to say.
+        // No wait: connections that are still open send nothing.
         if let Ok(0) | Err(_) =
             tokio::time::timeout(Duration::ZERO, stream.read(&mut byte)).await.unwrap_or(Ok(1))
         {
             closed += 1;
         }
     }
-    assert!(closed >= 400, "only {closed} of 600 made room");
+    assert!(closed >= 400, "only {closed} of 600 were closed");
 }
 
 #[tokio::test]
 async fn a_connection_that_says_nothing_is_closed_long_before_an_idle_one() {
     let host = TestHost::start("conform").await;
     let mut never = host.connect().await.expect("it listens");
-    let (answer, mut idle) = said(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let (answer, mut idle) = exchange(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(status(&answer), "200");
     let length = answer.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("it has one");
     let mut body = vec![0; length.trim().parse().expect("a number")];
@@ -98,19 +98,19 @@ async fn a_connection_that_says_nothing_is_closed_long_before_an_idle_one() {
 }
 
 #[tokio::test]
-async fn without_the_key_no_body_is_asked_for_and_none_is_waited_for() {
+async fn without_the_key_no_body_is_requested_or_awaited() {
     let host = TestHost::of("agent_loop").option("--api-key", "the-key").start().await;
     for path in POSTS {
         for more in
             [LARGE, "content-length: 60000000\r\nexpect: 100-continue\r\n", "transfer-encoding: chunked\r\n"]
         {
-            let (refused, _open) = said(&host, &post(path, more)).await;
+            let (refused, _open) = exchange(&host, &post(path, more)).await;
             assert_eq!(status(&refused), "401", "{path} {more}: {refused}");
         }
-        let asked = format!("{LARGE}expect: 100-continue\r\nauthorization: Bearer the-key\r\n");
-        let (asked, _open) = said(&host, &post(path, &asked)).await;
+        let head = format!("{LARGE}expect: 100-continue\r\nauthorization: Bearer the-key\r\n");
+        let (answer, _open) = exchange(&host, &post(path, &answer)).await;
         let expected = if path == "/rollout/cancel" { "413" } else { "100" };
-        assert_eq!(status(&asked), expected, "{path}: {asked}");
+        assert_eq!(status(&answer), expected, "{path}: {answer}");
     }
 }
 
@@ -121,7 +121,7 @@ async fn a_refusal_is_read_by_callers_that_are_still_writing() {
         let mut stream = host.connect().await.expect("it listens");
         stream.write_all(post("/rollout", "content-length: 500000\r\n").as_bytes()).await.expect("it reads");
         let body = vec![b'x'; 500_000];
-        stream.write_all(&body).await.expect("what is left of it is taken");
+        stream.write_all(&body).await.expect("the host reads the rest");
         let refused = in_time("a head", head(&mut stream)).await;
         assert_eq!(status(&refused), "401", "{refused}");
     }
@@ -134,13 +134,13 @@ async fn a_body_that_announces_too_much_is_refused_before_it_comes() {
         [("/rollout", 64 << 20), ("/v1/rollout/init", 64 << 20), ("/rollout/cancel", 4 << 20)]
     {
         let more = format!("content-length: {}\r\nexpect: 100-continue\r\n", length + 1);
-        let (refused, _open) = said(&host, &post(path, &more)).await;
+        let (refused, _open) = exchange(&host, &post(path, &more)).await;
         assert_eq!(status(&refused), "413", "{path}: {refused}");
         let more = format!("content-length: {length}\r\nexpect: 100-continue\r\n");
-        let (asked, _open) = said(&host, &post(path, &more)).await;
-        assert_eq!(status(&asked), "100", "{path}: {asked}");
+        let (answer, _open) = exchange(&host, &post(path, &more)).await;
+        assert_eq!(status(&answer), "100", "{path}: {answer}");
     }
-    // One that does not say how long it is gets as far as that.
+    // A body of unknown length is read up to the limit.
     let mut stream = host.connect().await.expect("it listens");
     stream
         .write_all(post("/rollout/cancel", "transfer-encoding: chunked\r\n").as_bytes())
@@ -156,7 +156,7 @@ async fn a_body_that_announces_too_much_is_refused_before_it_comes() {
 }
 
 #[tokio::test]
-async fn a_body_that_stops_coming_is_given_up() {
+async fn a_body_that_stops_arriving_is_abandoned() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     let mut unfinished = Vec::new();
@@ -172,7 +172,7 @@ async fn a_body_that_stops_coming_is_given_up() {
         }
     }
 
-    // One that comes drop by drop is no better.
+    // A body that arrives byte by byte is rejected, too.
     let mut slow = host.connect().await.expect("it listens");
     slow.write_all(post("/rollout", "content-length: 4000000\r\n").as_bytes()).await.expect("it reads");
     let (mut reading, mut writing) = slow.into_split();
@@ -184,19 +184,19 @@ async fn a_body_that_stops_coming_is_given_up() {
     });
 
     for (path, stream) in &mut unfinished {
-        let given_up = in_time("the end of waiting", head(stream)).await;
-        assert_eq!(status(&given_up), "408", "{path}: {given_up}");
+        let answer = in_time("the end of waiting", head(stream)).await;
+        assert_eq!(status(&answer), "408", "{path}: {answer}");
     }
-    let mut given_up = [0; 12];
-    in_time("the end of dripping", reading.read_exact(&mut given_up)).await.expect("it is answered");
-    assert_eq!(&given_up, b"HTTP/1.1 408");
+    let mut answer = [0; 12];
+    in_time("the end of dripping", reading.read_exact(&mut answer)).await.expect("it is answered");
+    assert_eq!(&answer, b"HTTP/1.1 408");
     dripping.abort();
     let reply = host.post("/v1/rollout/init", &InitRequest::new(&controller, "2 + 3").body()).await;
     assert_eq!(reply.status, 202, "{}", reply.text);
 }
 
 #[tokio::test]
-async fn web_pages_and_names_of_others_are_refused_and_told_what_would_allow_them() {
+async fn web_pages_and_foreign_host_names_are_refused_with_the_option_that_allows_them() {
     let routes = [
         "POST /rollout",
         "POST /rollout/cancel",
@@ -218,7 +218,7 @@ async fn web_pages_and_names_of_others_are_refused_and_told_what_would_allow_the
             let request = format!(
                 "{route} HTTP/1.1\r\n{header}content-length: 60000000\r\nexpect: 100-continue\r\n\r\n"
             );
-            let (refused, mut rest) = said(&host, &request).await;
+            let (refused, mut rest) = exchange(&host, &request).await;
             assert_eq!(status(&refused), "403", "{route} {header}: {refused}");
             let mut why = String::new();
             in_time("the reason", rest.read_to_string(&mut why)).await.ok();
@@ -226,15 +226,15 @@ async fn web_pages_and_names_of_others_are_refused_and_told_what_would_allow_the
         }
     }
     for name in ["localhost", "127.0.0.1", "[::1]", "10.1.2.3", "a.localhost:1"] {
-        let (taken, _) = said(&host, &format!("GET /health HTTP/1.1\r\nhost: {name}\r\n\r\n")).await;
-        assert_eq!(status(&taken), "200", "{name}: {taken}");
+        let (answer, _) = exchange(&host, &format!("GET /health HTTP/1.1\r\nhost: {name}\r\n\r\n")).await;
+        assert_eq!(status(&answer), "200", "{name}: {answer}");
     }
 }
 
 #[tokio::test]
-async fn names_and_pages_that_the_operator_allows_may_ask() {
+async fn host_names_and_pages_that_the_operator_allows_are_served() {
     let ask = async |host: &TestHost, headers: &str| {
-        let (answer, _) = said(host, &format!("GET /health HTTP/1.1\r\n{headers}\r\n")).await;
+        let (answer, _) = exchange(host, &format!("GET /health HTTP/1.1\r\n{headers}\r\n")).await;
         status(&answer).to_owned()
     };
     let service = "host: rollouts.svc.local:9000\r\n";
@@ -248,7 +248,7 @@ async fn names_and_pages_that_the_operator_allows_may_ask() {
         assert_eq!(ask(&host, page).await, "200");
         assert_eq!(ask(&host, "host: other.local\r\n").await, "403");
     }
-    // The key proves more than a name.
+    // With the key, any host name is accepted.
     let keyed = TestHost::of("conform").option("--api-key", "k").start().await;
     assert_eq!(ask(&keyed, &format!("{service}authorization: Bearer k\r\n")).await, "200");
     assert_eq!(ask(&keyed, service).await, "401");
@@ -256,7 +256,7 @@ async fn names_and_pages_that_the_operator_allows_may_ask() {
 }
 
 #[tokio::test]
-async fn a_request_to_cancel_tens_of_thousands_holds_up_nobody() {
+async fn a_request_to_cancel_tens_of_thousands_delays_no_other() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -274,10 +274,10 @@ async fn a_request_to_cancel_tens_of_thousands_holds_up_nobody() {
     let cancelling = host.post("/rollout/cancel", &body);
     tokio::pin!(cancelling);
     let reply = loop {
-        let asked = Instant::now();
+        let started = Instant::now();
         tokio::select! {
             reply = &mut cancelling => break reply,
-            _ = host.health() => slowest = slowest.max(asked.elapsed()),
+            _ = host.health() => slowest = slowest.max(started.elapsed()),
         }
     };
 
@@ -296,7 +296,7 @@ async fn a_request_to_cancel_tens_of_thousands_holds_up_nobody() {
 }
 
 #[tokio::test]
-async fn polls_of_one_lease_keep_nobody_out() {
+async fn polls_of_one_lease_block_no_other_caller() {
     raise_open_files();
     let controller = Controller::start().await;
     controller.hold();
@@ -310,7 +310,7 @@ async fn polls_of_one_lease_keep_nobody_out() {
         rollout.id, rollout.lease
     );
     let mut waiting = Vec::new();
-    // More than there are connections: only the last one waits.
+    // More polls than connections: only the last one waits.
     for _ in 0..300 {
         let mut stream = in_time("a connection", host.connect()).await.expect("it is accepted");
         stream.write_all(poll.as_bytes()).await.expect("it reads");
@@ -319,19 +319,19 @@ async fn polls_of_one_lease_keep_nobody_out() {
 
     let request = controller.rollout("Calculate 2 + 3.").label("5").body().to_string();
     let admitted = post("/rollout", &format!("content-length: {}\r\n", request.len())) + &request;
-    assert_eq!(status(&said(&host, &admitted).await.0), "202");
+    assert_eq!(status(&exchange(&host, &admitted).await.0), "202");
     for _ in 0..40 {
-        let (health, _) = said(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        let (health, _) = exchange(&host, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         assert_eq!(status(&health), "200", "{health}");
     }
     let body = json!({"ids": [rollout.id]}).to_string();
     let request = post("/rollout/cancel", &format!("content-length: {}\r\n", body.len())) + &body;
-    assert_eq!(status(&said(&host, &request).await.0), "200");
+    assert_eq!(status(&exchange(&host, &request).await.0), "200");
     let (mut answered, mut crowded) = (0, 0);
     for stream in &mut waiting {
         match status(&in_time("an answer", head(stream)).await) {
             "200" => answered += 1,
-            // It came while those before it had not left yet.
+            // It arrived before the earlier ones were closed.
             "503" => crowded += 1,
             other => panic!("{other}"),
         }
@@ -340,7 +340,7 @@ async fn polls_of_one_lease_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn bodies_count_against_the_memory_budget_as_they_come_and_with_their_rollout() {
+async fn bodies_are_charged_to_the_memory_budget_on_arrival_and_with_their_rollout() {
     const MIB: usize = 1 << 20;
     let controller = Controller::start().await;
     let host =
@@ -349,11 +349,13 @@ async fn bodies_count_against_the_memory_budget_as_they_come_and_with_their_roll
     let held =
         async || host.metrics().await.get("rollout_host_held_bytes{use=\"request\"}").expect("it is counted");
 
-    // What cannot have room is not asked for.
-    let (asked, _open) =
-        said(&host, &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)))
-            .await;
-    assert_eq!(status(&asked), "100", "{asked}");
+    // A body without room is refused before it is sent.
+    let (answer, _open) = exchange(
+        &host,
+        &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)),
+    )
+    .await;
+    assert_eq!(status(&answer), "100", "{answer}");
     assert_eq!(held().await, 0.0, "announcing costs nothing");
     let mut unfinished = Vec::new();
     let chunk = vec![b' '; 30 * MIB];
@@ -367,15 +369,17 @@ async fn bodies_count_against_the_memory_budget_as_they_come_and_with_their_roll
         unfinished.push(stream);
     }
     until("the bodies to be charged", async || (held().await >= (60 * MIB) as f64).then_some(())).await;
-    let (refused, _open) =
-        said(&host, &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)))
-            .await;
+    let (refused, _open) = exchange(
+        &host,
+        &post("/rollout", &format!("content-length: {}\r\nexpect: 100-continue\r\n", 40 * MIB)),
+    )
+    .await;
     assert_eq!(status(&refused), "429", "{refused}");
     assert!(refused.contains("retry-after: "), "{refused}");
     drop(unfinished);
-    until("the bodies to be given back", async || (held().await == 0.0).then_some(())).await;
+    until("the memory of the bodies to be released", async || (held().await == 0.0).then_some(())).await;
 
-    // A prompt is charged from its admission to its end, in the queue, too.
+    // A prompt is charged from its admission to its end, also while it is queued.
     controller.hold();
     let first = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     controller.chats_open(1).await;
@@ -385,8 +389,8 @@ async fn bodies_count_against_the_memory_budget_as_they_come_and_with_their_roll
     let charged = held().await;
     assert!((8.0..10.0).contains(&(charged / MIB as f64)), "{charged}");
     host.cancel(&queued.id).await;
-    until("the prompt to be given back", async || (held().await < 100_000.0).then_some(())).await;
+    until("the memory of the prompt to be released", async || (held().await < 100_000.0).then_some(())).await;
     controller.release();
     assert_eq!(host.result(&first).await["sample"]["reward"], 1.0);
-    until("all to be given back", async || (held().await == 0.0).then_some(())).await;
+    until("all memory to be released", async || (held().await == 0.0).then_some(())).await;
 }

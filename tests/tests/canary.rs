@@ -1,27 +1,26 @@
-//! The label reaches the grader and nothing else: a canary is searched for, by a guest, in
-//! everything that a workflow can see, down to the bytes of its memory, and by the tests
-//! in everything that leaves it.
+//! Tests that the label reaches only the grader: a guest searches for a canary in everything that a workflow can see,
+//! down to the bytes of its memory, and the tests search in everything that leaves it.
 
 use rollout_tests::{
     Controller, InitRequest, RolloutRequest, Start, TestHost, check_completed, guest, rollout_host,
 };
 use serde_json::{Value, json};
 
-/// The label's two halves. The guest is given them apart.
+/// The label's two halves. The guest receives them separately.
 const CANARY: [&str; 2] = ["canary-", "5d1c0e7fb2"];
 
-/// What the guest has to find, or it does not search.
+/// A text that the guest must find, which proves that it searches.
 const PLANTED: [&str; 2] = ["planted-", "91ab44"];
 
-/// Rollouts one after the other in the same slot, so that a workflow gets the memory that
-/// a grader with the label had before.
+/// Number of consecutive rollouts in the same slot, so that a workflow gets memory that a grader with the label had
+/// before.
 const ROUNDS: usize = 3;
 
 fn canary() -> String {
     CANARY.concat()
 }
 
-/// With the label where callers put it, and where they might.
+/// Returns metadata with the label under its usual names and likely other ones.
 fn metadata() -> Value {
     let truth = canary();
     json!({
@@ -30,7 +29,7 @@ fn metadata() -> Value {
     })
 }
 
-/// A body in which the label is there again, under a name that is escaped.
+/// Returns a body that also has the label under escaped names.
 fn with_escapes(body: &Value) -> String {
     let metadata = body["metadata"].to_string();
     let again = format!(r#"{{"ground\u005ftruth":"{0}","\u0047round_truth":"{0}","#, canary());
@@ -45,7 +44,7 @@ fn request(controller: &Controller) -> RolloutRequest {
         .with("extra_fields", json!({"row_index": 3}))
 }
 
-/// The guest searched everywhere, found what is planted, and not the label.
+/// Checks that the guest searched everywhere, and found the planted text but not the label.
 fn check_report(text: &str) {
     let report: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("no report: {text}"));
     let places: Vec<&str> = report["places"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
@@ -69,18 +68,17 @@ fn check_report(text: &str) {
         assert!(places.contains(&place), "{place} was not searched: {places:?}");
     }
     assert_eq!(report["secret"], json!([]), "the label was found");
-    assert_eq!(report["planted"], json!(["prompt", "memory"]), "the search finds what is there");
+    assert_eq!(report["planted"], json!(["prompt", "memory"]), "the search finds existing texts");
     assert!(report["scanned_bytes"].as_u64() > Some(5 << 20), "{report:#}");
 }
 
-/// What the workflow returned last.
+/// Returns the text of the last message.
 fn last_message(messages: &Value) -> &str {
     let last = messages.as_array().and_then(|messages| messages.last());
     last.and_then(|message| message["content"].as_str()).unwrap_or_default()
 }
 
-/// The label is in nothing that was sent to the model, and in none of the rollout's
-/// files that the workflow wrote.
+/// Checks that the label is neither in the requests to the model nor in the rollout's files that the workflow wrote.
 fn check_left(sent: &str, rollout: &std::path::Path) {
     assert!(sent.contains("Calculate 2 + 3."), "{sent}");
     assert!(!sent.contains(&canary()), "the label was sent to the model: {sent}");
@@ -92,7 +90,7 @@ fn check_left(sent: &str, rollout: &std::path::Path) {
     let trajectory: Value = serde_json::from_slice(&text).expect("it is JSON");
     for part in [&trajectory["steps"], &trajectory["extra"]["rollout_host"]["observed"]] {
         assert!(part.is_array(), "{trajectory:#}");
-        assert!(!part.to_string().contains(&canary()), "the label is in what was observed: {part:#}");
+        assert!(!part.to_string().contains(&canary()), "the label is in the observations: {part:#}");
     }
 }
 
@@ -109,7 +107,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_d() {
         let request = request(&controller);
         let result = host.run(&request).await;
 
-        assert_eq!(result["sample"]["reward"], canary().len() as f64, "the grader was given it: {result:#}");
+        assert_eq!(result["sample"]["reward"], canary().len() as f64, "the grader received it: {result:#}");
         check_report(last_message(&result["sample"]["messages"]));
         host.trajectory(request.rollout_id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
@@ -128,7 +126,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_c() {
 
         assert!(!completion.to_string().contains(&canary()), "the grader has not run: {completion:#}");
         let sample = &graded["sample"];
-        assert_eq!(sample["reward"], canary().len() as f64, "the grader was given it: {graded:#}");
+        assert_eq!(sample["reward"], canary().len() as f64, "the grader received it: {graded:#}");
         check_report(last_message(&sample["messages"]));
         host.trajectory(request.rollout_id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
@@ -150,13 +148,13 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_b() {
         assert!(!completion.to_string().contains(&canary()), "the grader has not run: {completion:#}");
         let samples = graded["samples"].as_object().expect("it has samples");
         let sample = samples.values().next().expect("it has one");
-        assert_eq!(sample["reward"], canary().len() as f64, "the grader was given it: {graded:#}");
+        assert_eq!(sample["reward"], canary().len() as f64, "the grader received it: {graded:#}");
         host.trajectory(request.rollout_id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.rollout_id()));
     }
 }
 
-/// A request of generation A, which has no place for a label but the metadata.
+/// Returns a request of generation A, in which only the metadata can have a label.
 fn init(controller: &Controller) -> InitRequest {
     let prompt = format!("Calculate 2 + 3. {}", PLANTED.concat());
     InitRequest::new(controller, &prompt).with("metadata", metadata())
@@ -175,7 +173,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_a() {
         let completed = &callbacks[round - 1];
 
         check_completed(completed, request.id());
-        assert_eq!(completed.body["reward"], canary().len() as f64, "the grader was given it: {completed:?}");
+        assert_eq!(completed.body["reward"], canary().len() as f64, "the grader received it: {completed:?}");
         check_report(last_message(&completed.body["final_messages"]));
         host.trajectory(request.id()).await;
         check_left(&format!("{:?}", controller.chats()), &host.kept().join(request.id()));
@@ -183,7 +181,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_generation_a() {
 }
 
 #[tokio::test]
-async fn the_label_is_in_nothing_that_an_agent_loop_is_asked_or_given() {
+async fn the_label_is_nowhere_in_the_input_of_an_agent_loop() {
     let controller = Controller::start().await;
     let host = TestHost::start("search_loop").await;
     let request = init(&controller);
@@ -193,7 +191,7 @@ async fn the_label_is_in_nothing_that_an_agent_loop_is_asked_or_given() {
     assert_eq!(accepted.status, 202, "{}", accepted.text);
     let completed = controller.callbacks_arrived(1).await[0].clone();
     check_completed(&completed, request.id());
-    assert_eq!(completed.body["reward"], canary().len() as f64, "the grader was given it: {completed:?}");
+    assert_eq!(completed.body["reward"], canary().len() as f64, "the grader received it: {completed:?}");
     let chats = format!("{:?}", controller.chats());
     for (what, text) in [
         ("its tools", accepted.text),
@@ -230,7 +228,7 @@ async fn the_label_is_nowhere_that_a_workflow_sees_in_an_evaluation() {
 }
 
 #[tokio::test]
-async fn the_label_is_not_in_the_words_that_a_workflow_is_refused_with() {
+async fn the_label_is_not_in_the_error_of_a_refused_workflow() {
     let controller = Controller::start().await;
     let host = host().await;
     let mut metadata = metadata();

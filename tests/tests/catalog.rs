@@ -1,10 +1,10 @@
-//! Many tenants and plugins in one process, as operators, authors and callers find them.
+//! Tests of many tenants and plugins in one process, for operators, authors and callers.
 
 use reqwest::Method;
 use rollout_tests::{Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until};
 use serde_json::{Value, json};
 
-/// The words that `tunable` was configured with in the version which ran a rollout.
+/// Returns the greeting in the configuration of the version that ran a rollout of `tunable`.
 fn greeting(result: &Value) -> String {
     let last = result["sample"]["messages"].as_array().and_then(|all| all.last());
     let text = last.and_then(|message| message["content"].as_str()).unwrap_or_else(|| panic!("{result:#}"));
@@ -17,7 +17,7 @@ fn greets(version: u32) -> String {
 }
 
 #[tokio::test]
-async fn two_tenants_have_plugins_and_rollouts_of_the_same_names_and_nothing_of_each_other() {
+async fn two_tenants_may_use_the_same_names_and_see_nothing_of_each_other() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let (one, two) = (catalog.tenant("one", json!({})).await, catalog.tenant("two", json!({})).await);
@@ -31,7 +31,7 @@ async fn two_tenants_have_plugins_and_rollouts_of_the_same_names_and_nothing_of_
     let (of_first, of_second) = (of_one.result(&first).await, of_two.result(&second).await);
 
     assert_eq!((greeting(&of_first), greeting(&of_second)), ("v1".to_owned(), "v2".to_owned()));
-    // Another tenant's lease is no better than a made up one.
+    // Another tenant's lease is as invalid as an invented one.
     let guessed = rollout_tests::Admitted { lease: first.lease.clone(), ..second.clone() };
     assert_eq!(of_two.poll(&guessed).await.status, 403);
     catalog.serve(&one, "own", "conform", "").await;
@@ -39,11 +39,11 @@ async fn two_tenants_have_plugins_and_rollouts_of_the_same_names_and_nothing_of_
         catalog.plugin(&two, "own").get("/health").await,
         catalog.plugin(&two, "never").get("/health").await,
     );
-    assert_eq!((there.status, &there.text), (404, &not_there.text), "what is another's is not there");
+    assert_eq!((there.status, &there.text), (404, &not_there.text), "another tenant's plugin does not exist");
 }
 
 #[tokio::test]
-async fn activating_is_one_step_in_which_no_rollout_fails() {
+async fn activation_is_atomic_and_fails_no_rollout() {
     const SWAPS: u32 = 50;
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
@@ -68,7 +68,7 @@ async fn activating_is_one_step_in_which_no_rollout_fails() {
             let reply =
                 catalog.ask(&tenant.author, Method::POST, path, json!({"version": 1 + swap % 2})).await;
             assert!(reply.status < 300, "{reply:?}");
-            // What is asked for from here on is that version's.
+            // New rollouts use the new version.
             let result = plugin.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
             assert_eq!(greeting(&result), format!("v{}", 1 + swap % 2));
         }
@@ -87,7 +87,7 @@ async fn activating_is_one_step_in_which_no_rollout_fails() {
 }
 
 #[tokio::test]
-async fn after_a_kill_rollouts_go_on_with_the_version_that_they_began_with() {
+async fn after_a_kill_rollouts_continue_with_their_version() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenants = [catalog.tenant("a", json!({})).await, catalog.tenant("b", json!({})).await];
@@ -110,12 +110,12 @@ async fn after_a_kill_rollouts_go_on_with_the_version_that_they_began_with() {
         let plugin = catalog.plugin(tenant, "p");
         assert_eq!(greeting(&plugin.result(admitted).await), "v1");
         assert_eq!(greeting(&plugin.run(&controller.rollout("2 + 3").label("5")).await), "v2");
-        let given = plugin.given_trajectory("r").await;
-        assert!(given["session_id"].is_string(), "{given:#}");
+        let trajectory = plugin.served_trajectory("r").await;
+        assert!(trajectory["session_id"].is_string(), "{trajectory:#}");
     }
 }
 
-/// The tokens and the guests' CPU seconds that a tenant used today, as the operator sees them.
+/// Returns the tokens and the guests' CPU seconds that a tenant used today, from the admin API.
 async fn usage(catalog: &TestCatalog, tenant: &str) -> (u64, f64) {
     let usage = catalog.operate(Method::GET, &format!("/tenants/{tenant}/usage"), Value::Null).await;
     let today = &usage["days"][0];
@@ -150,7 +150,7 @@ async fn a_kill_loses_no_usage_of_rollouts_that_ended_a_moment_before() {
 }
 
 #[tokio::test]
-async fn what_fails_its_checks_cannot_be_active_and_says_why() {
+async fn a_version_that_fails_its_checks_cannot_be_activated_and_has_a_reason() {
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
 
@@ -160,7 +160,7 @@ async fn what_fails_its_checks_cannot_be_active_and_says_why() {
     let too_much =
         catalog.push(&tenant, "p", &guest("conform"), "[limits]\nsamples-max = 100000\n", true).await;
 
-    for (reply, said) in [
+    for (reply, part) in [
         (&broken, "setting"),
         (&unconfigured, "network: only the operator may set this"),
         (&too_much, "samples-max"),
@@ -170,11 +170,11 @@ async fn what_fails_its_checks_cannot_be_active_and_says_why() {
             "{}",
             reply.text
         );
-        assert!(reply.text.contains(said), "{}", reply.text);
+        assert!(reply.text.contains(part), "{}", reply.text);
         let folder = catalog.folder();
         assert!(
             !reply.text.contains(&*folder.to_string_lossy()),
-            "where the host keeps it is its own: {}",
+            "the host's path is not shown: {}",
             reply.text
         );
     }
@@ -186,7 +186,7 @@ async fn what_fails_its_checks_cannot_be_active_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_key_does_what_its_rights_say_and_nothing_once_it_was_revoked() {
+async fn a_key_has_its_rights_and_none_after_it_was_revoked() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
@@ -198,8 +198,8 @@ async fn a_key_does_what_its_rights_say_and_nothing_once_it_was_revoked() {
     assert_eq!(viewer.ask(&request).await.status, 403);
     let by_caller = catalog.ask(&tenant.caller, Method::GET, "/admin/v1/tenants", Value::Null).await;
     assert_eq!(by_caller.status, 403, "{by_caller:?}");
-    for nobody in ["", "rh_made-up", &"rh_".repeat(40)] {
-        assert_eq!(catalog.plugin_with(nobody, "p").ask(&request).await.status, 401, "{nobody}");
+    for invalid in ["", "rh_made-up", &"rh_".repeat(40)] {
+        assert_eq!(catalog.plugin_with(invalid, "p").ask(&request).await.status, 401, "{invalid}");
     }
     let caller = catalog.plugin(&tenant, "p");
     assert_eq!(caller.run(&request).await["sample"]["reward"], 1.0);
@@ -214,7 +214,7 @@ async fn a_key_does_what_its_rights_say_and_nothing_once_it_was_revoked() {
 }
 
 #[tokio::test]
-async fn a_quota_that_is_used_up_is_named_with_what_is_in_use_and_when_to_come_again() {
+async fn an_exhausted_quota_is_named_with_its_usage_and_a_retry_time() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({"running": 1, "queued": 1})).await;
@@ -269,7 +269,7 @@ async fn a_quota_that_is_used_up_is_named_with_what_is_in_use_and_when_to_come_a
 }
 
 #[tokio::test]
-async fn a_tenants_requests_go_only_where_its_list_lets_them() {
+async fn a_tenants_requests_go_only_to_addresses_on_its_list() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant_within("t", json!({}), json!({"allow": []})).await;
@@ -308,7 +308,7 @@ async fn a_tenant_that_is_deleted_leaves_nothing_behind() {
     catalog.operate(Method::DELETE, "/tenants/one", Value::Null).await;
 
     assert_eq!(of_one.get("/health").await.status, 401);
-    until("its folder to be gone", async || (folders() == 1).then_some(())).await;
+    until("its directory to be deleted", async || (folders() == 1).then_some(())).await;
     controller.release();
     assert_eq!(catalog.plugin(&two, "p").result(&kept).await["status"], "success");
     let made_again = catalog.tenant("one", json!({})).await;
@@ -316,7 +316,7 @@ async fn a_tenant_that_is_deleted_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn the_root_is_the_default_plugin_and_an_operator_says_whose() {
+async fn the_root_is_the_default_plugin_that_the_operator_sets() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
@@ -341,7 +341,7 @@ async fn the_root_is_the_default_plugin_and_an_operator_says_whose() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_nobody_uses_goes_and_comes_back_when_it_is_asked_for() {
+async fn an_idle_plugin_is_unloaded_and_loaded_again_on_request() {
     let controller = Controller::start().await;
     let catalog = ServeCatalog::default()
         .config("[catalog]\ncode-bytes-max = 1\n[osmosis]\nresult-ttl-secs = 1.0\n")
@@ -358,16 +358,16 @@ async fn a_plugin_that_nobody_uses_goes_and_comes_back_when_it_is_asked_for() {
         let text = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
         ["p", "q"].map(|plugin| text.contains(&format!("plugin=\"{plugin}\"")))
     };
-    until("what nobody uses to go", async || (in_use().await == [true, false]).then_some(())).await;
+    until("the idle plugin to be unloaded", async || (in_use().await == [true, false]).then_some(())).await;
     controller.release();
-    assert_eq!(plugin.result(&held).await["sample"]["reward"], 1.0, "what is in use stays");
-    assert_eq!(catalog.plugin(&tenant, "q").get("/health").await.status, 200, "it is brought in again");
+    assert_eq!(plugin.result(&held).await["sample"]["reward"], 1.0, "a plugin in use stays loaded");
+    assert_eq!(catalog.plugin(&tenant, "q").get("/health").await.status, 200, "it is loaded again");
     until("the other to go", async || (!in_use().await[0]).then_some(())).await;
     assert_eq!(plugin.get("/health").await.status, 200);
 }
 
 #[tokio::test]
-async fn a_plugin_has_quotas_within_its_tenants_and_generation_a_its_own_way_to_give_the_key() {
+async fn a_plugin_has_its_own_quotas_and_generation_a_its_own_answer_to_a_wrong_key() {
     let controller = Controller::start().await;
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
@@ -397,7 +397,11 @@ async fn a_plugin_has_quotas_within_its_tenants_and_generation_a_its_own_way_to_
         let health = catalog.get_open(open).await;
         assert_eq!((health.status, health.body), (200, json!({"status": "ok"})), "{open}");
     }
-    assert_eq!(catalog.plugin_with("nothing", "p").get("/health").await.status, 401, "a wrong key is told");
+    assert_eq!(
+        catalog.plugin_with("nothing", "p").get("/health").await.status,
+        401,
+        "a wrong key is rejected"
+    );
     assert_eq!(catalog.get_open("/p/p/platform/health").await.status, 401);
     controller.release();
 }

@@ -1,5 +1,5 @@
-//! The admin API of a server with a catalog, over its own connections: what it acknowledged is there after it was
-//! killed, and two servers do not share a catalog.
+//! Tests of the admin API of a server with a catalog: acknowledged changes survive a kill, and two servers cannot share
+//! a catalog.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use rollout_wire::digest::sha256_hex;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// How often a server is killed while it is changed.
+/// Number of kills during changes.
 const KILLS: u64 = 6;
 
-/// A server of a catalog, asked by its operator.
+/// A server with a catalog.
 struct Server {
     process: Process,
     url: String,
@@ -39,7 +39,7 @@ fn serve(catalog: &Path) -> tokio::process::Command {
     command
 }
 
-/// The holder of a key.
+/// A client with a key.
 #[derive(Clone)]
 struct Asking {
     url: String,
@@ -48,7 +48,7 @@ struct Asking {
 }
 
 impl Asking {
-    /// The status and the answer; none where the server is gone.
+    /// Sends a request; returns status and answer, or `None` if the server is gone.
     async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> Option<(StatusCode, Value)> {
         let request = self.http.request(method, format!("{}/admin/v1{path}", self.url)).body(body);
         let answer = request.header("authorization", format!("Bearer {}", self.key)).send().await.ok()?;
@@ -68,7 +68,7 @@ impl Asking {
     }
 }
 
-/// What a server said that it did.
+/// A change that a server acknowledged.
 enum Acknowledged {
     Key(String),
     Revoked(String),
@@ -78,14 +78,14 @@ enum Acknowledged {
     Secret(String),
 }
 
-/// Changes a catalog in every way until the server is gone, and says what was acknowledged.
+/// Changes a catalog in every way until the server is gone, and sends each acknowledged change.
 async fn change(
     operator: Asking,
     author: Asking,
     name: String,
     acknowledged: mpsc::UnboundedSender<Acknowledged>,
 ) {
-    let said = |what| acknowledged.send(what).is_ok();
+    let is_sent = |what| acknowledged.send(what).is_ok();
     for n in 0_u64.. {
         let Some(made) =
             operator.done(Method::POST, "/keys", json!({"rights": "viewer", "tenant": "team"})).await
@@ -94,40 +94,40 @@ async fn change(
         };
         let key = made["key"].as_str().unwrap().to_owned();
         if n % 2 == 0 {
-            said(Acknowledged::Key(key));
+            is_sent(Acknowledged::Key(key));
         } else {
             let path = format!("/keys/{}", made["id"]);
             let Some(_) = operator.done(Method::DELETE, &path, Value::Null).await else { return };
-            said(Acknowledged::Revoked(key));
+            is_sent(Acknowledged::Revoked(key));
         }
         let bytes = format!("{name} {n} ").repeat(1000).into_bytes();
         let path = format!("/components/{}", sha256_hex(&bytes));
         let Some((status, answer)) = author.ask(Method::PUT, &path, bytes.clone()).await else { return };
         assert_eq!(status, 200, "{answer}");
-        said(Acknowledged::Component(bytes));
+        is_sent(Acknowledged::Component(bytes));
         let tenant = format!("{name}-{n}");
         let Some(_) = operator.done(Method::POST, "/tenants", json!({"name": tenant})).await else { return };
-        // The same names in each life: a tenant has so many secrets and no more.
+        // The same names in each run, because the number of a tenant's secrets is limited.
         let kept = format!("s{}", tenant.split_once('-').unwrap().1);
         let secret = format!("/secrets/{kept}");
         let Some(_) = author.done(Method::PUT, &secret, json!({"value": "v"})).await else { return };
         if n % 10 == 9 {
             let Some(_) = author.done(Method::DELETE, &secret, Value::Null).await else { return };
         } else {
-            said(Acknowledged::Secret(kept));
+            is_sent(Acknowledged::Secret(kept));
         }
         if n % 3 == 0 {
             let path = format!("/tenants/{tenant}");
             let Some(_) = operator.done(Method::DELETE, &path, Value::Null).await else { return };
-            said(Acknowledged::Deleted(tenant));
+            is_sent(Acknowledged::Deleted(tenant));
         } else {
-            said(Acknowledged::Tenant(tenant));
+            is_sent(Acknowledged::Tenant(tenant));
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_is_there_after_a_kill() {
+async fn acknowledged_changes_survive_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let catalog = dir.path().join("catalog");
     let mut server = Server::start(&catalog).await;
@@ -145,7 +145,7 @@ async fn what_was_acknowledged_is_there_after_a_kill() {
             changing.spawn(change(operator, author, format!("k{kill}-{one}"), send.clone()));
         }
         drop(send);
-        // Some time between two of its writes, or in one.
+        // The kill happens between two writes, or during one.
         let mut all = Vec::new();
         while (all.len() as u64) < 7 + 13 * kill {
             all.extend(in_time("an acknowledgement", acknowledged.recv()).await);
@@ -181,7 +181,7 @@ async fn what_was_acknowledged_is_there_after_a_kill() {
                 }
             }
         }
-        // Where a deletion was cut off it was finished, and no folder is left of anybody who is not listed.
+        // An interrupted deletion was finished, and no directory is left of an unlisted tenant.
         let (_, tenants) = operator.get("/tenants?limit=1000").await;
         let folders = std::fs::read_dir(catalog.join("tenants")).unwrap().count();
         assert_eq!(folders, tenants["items"].as_array().unwrap().len());
@@ -192,14 +192,14 @@ async fn what_was_acknowledged_is_there_after_a_kill() {
 }
 
 #[tokio::test]
-async fn a_catalog_is_one_server_s_at_a_time() {
+async fn a_catalog_belongs_to_one_server_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let catalog = dir.path().join("catalog");
     let first = Server::start(&catalog).await;
     let second = serve(&catalog).env("OPERATOR", &first.operator).start().ended().await;
     assert_eq!(second.code, Some(2), "{}", second.stderr);
-    let said = format!("the catalog in {} is locked by another process", catalog.display());
-    assert!(second.stderr.contains(&said), "{}", second.stderr);
+    let expected = format!("the catalog in {} is locked by another process", catalog.display());
+    assert!(second.stderr.contains(&expected), "{}", second.stderr);
     assert_eq!(first.asking(&first.operator).get("/tenants").await.0, 200);
 }
 
@@ -207,24 +207,24 @@ async fn a_catalog_is_one_server_s_at_a_time() {
 async fn every_operation_of_the_description_is_answered_by_the_api_itself() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(&dir.path().join("catalog")).await;
-    let nobody = server.asking("rh_nobody");
-    let (status, api) = nobody.get("/openapi.json").await;
+    let stranger = server.asking("rh_nobody");
+    let (status, api) = stranger.get("/openapi.json").await;
     assert_eq!(status, 200);
-    let mut asked = 0;
+    let mut count = 0;
     for (path, item) in api["paths"].as_object().unwrap() {
         for method in item.as_object().unwrap().keys() {
             let method = Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
             let path = path.strip_prefix("/admin/v1").unwrap().replace(['{', '}'], "");
-            let (status, answer) = nobody.ask(method.clone(), &path, Vec::new()).await.unwrap();
+            let (status, answer) = stranger.ask(method.clone(), &path, Vec::new()).await.unwrap();
             assert_eq!(
                 (status.as_u16(), &answer["error"]["kind"]),
                 (401, &json!("unauthorized")),
                 "{method} {path}"
             );
-            asked += 1;
+            count += 1;
         }
     }
-    assert!(asked > 20, "{asked} operations");
+    assert!(count > 20, "{count} operations");
     let (status, answer) = server.asking(&server.operator).get("/nothing").await;
     assert_eq!((status.as_u16(), &answer["error"]["kind"]), (404, &json!("not-found")));
 }

@@ -1,10 +1,9 @@
-//! The published Python package drives the host: `osmosis-ai` 0.3.7 in generation D,
-//! 0.3.2 in generation C, installed into virtual environments by `clients/setup`. Of
-//! generation B no release with a controller can be installed; 0.2.31 has its types, which
-//! check what goes over the wire, and its server, which proves the scenarios.
+//! The published Python package drives the host: `osmosis-ai` 0.3.7 in generation D, 0.3.2 in generation C, installed
+//! into virtual environments by `clients/setup`. No release with a controller of generation B can be installed; 0.2.31
+//! has its types, which check the messages, and its server, which proves the scenarios.
 //!
-//! Every scenario has to be run: one that the options here leave out is a failure.
-//! `ROLLOUT_VENVS` names the directory of the environments.
+//! Every scenario must run: one that the options here leave out is a failure. `ROLLOUT_VENVS` names the directory of the
+//! environments.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,36 +17,35 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
-/// Rollouts that the hosts here run at once, and hold in all before they answer 429.
+/// Maximum number of concurrent rollouts, and of accepted ones before the host answers 429.
 const SLOTS: u32 = 8;
 const FULL_AT: u32 = 40;
 
-/// How long all scenarios of a driver may take. Each has a deadline of its own.
+/// The timeout of all scenarios of a driver. Each has its own deadline.
 const DRIVER: Duration = Duration::from_secs(300);
 
 fn clients(file: &str) -> PathBuf {
     project_root().join("tests/clients").join(file)
 }
 
-/// Lets one driver after the other have the machine: their scenarios have deadlines of
-/// seconds, in which a server must be filled, for example.
+/// Runs one driver at a time: scenarios have deadlines of seconds, in which, for example, a server must be filled.
 async fn alone() -> MutexGuard<'static, ()> {
     static MACHINE: Mutex<()> = Mutex::const_new(());
     MACHINE.lock().await
 }
 
-/// The Python of one of the environments of the package.
+/// Returns the Python of an environment with this version of the package.
 async fn python(version: &str) -> PathBuf {
     environment(&format!("osmosis-{version}")).await
 }
 
-/// The Python of one of the environments, which are made if they are not there.
+/// Returns the Python of an environment, which is created if necessary.
 async fn environment(name: &str) -> PathBuf {
     static VENVS: OnceCell<PathBuf> = OnceCell::const_new();
     let made = async || {
         let dir = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
         let mut setup = Command::new(clients("setup"));
-        // Installing may take longer than a test waits for anything else.
+        // Installing may take longer than other waits.
         let made = setup.arg(&dir).stdin(Stdio::null()).output().await.expect("it can be run");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         dir
@@ -55,12 +53,12 @@ async fn environment(name: &str) -> PathBuf {
     VENVS.get_or_init(made).await.join(name).join("bin/python")
 }
 
-/// Every line is a scenario that was run and succeeded.
+/// Checks that every line is a scenario that ran and succeeded.
 fn check_scenarios(ran: &Ran, at_least: usize) {
     check_scenarios_but(ran, at_least, &[]);
 }
 
-/// Every line is a scenario that was run and succeeded, or one of these, which were not run.
+/// Checks that every line is a scenario that ran and succeeded, or one of these, which did not run.
 fn check_scenarios_but(ran: &Ran, at_least: usize, not_run: &[&str]) {
     let scenarios: Vec<Value> = ran
         .stdout
@@ -97,7 +95,7 @@ async fn the_published_client_of_generation_d_is_served() {
     check_scenarios(&ran, 28);
 }
 
-/// A plugin of one of two tenants, below its own address, with a key of its tenant's.
+/// Returns a catalog, a plugin of one of two tenants at its own address, and a key of that tenant.
 async fn of_a_tenant(config: &str, model: &str) -> (TestCatalog, TestHost, String) {
     let catalog = ServeCatalog::default()
         .option("--max-concurrent", SLOTS)
@@ -119,7 +117,7 @@ async fn a_plugin_of_a_tenant_is_driven_by_the_published_clients() {
         [("0.3.7", "drive_d.py", 28), ("0.3.2", "drive_c.py", 20), ("0.2.31", "drive_b.py", 27)]
     {
         let python = python(version).await;
-        // As in the tests of each of them on a server of one plugin.
+        // The settings are those of the tests with a server of one plugin.
         let (config, model) = match file {
             "drive_d.py" => {
                 ("[osmosis]\nresult-wait-secs = 1.0\nlease-secs = 4.0\n", "[model]\ndelay-base-secs = 0.1\n")
@@ -159,7 +157,7 @@ async fn the_published_driver_of_generation_c_is_served() {
 }
 
 #[tokio::test]
-async fn clients_that_know_no_server_key_are_given_one_by_the_url() {
+async fn clients_without_a_key_option_pass_the_key_in_the_url() {
     const KEY: &str = "secret-of-the-server";
     let _alone = alone().await;
     let keyed = |generation: &str| {
@@ -209,7 +207,7 @@ async fn a_controller_of_generation_b_is_served() {
 }
 
 #[tokio::test]
-async fn the_published_server_of_generation_b_passes_what_the_host_is_asked() {
+async fn the_published_server_of_generation_b_passes_the_same_scenarios() {
     let _alone = alone().await;
     let python = python("0.2.31").await;
     let kept = tempfile::tempdir().expect("a temporary directory can be made");
@@ -221,14 +219,14 @@ async fn the_published_server_of_generation_b_passes_what_the_host_is_asked() {
 
     let ran = driver.start().ended_within(DRIVER).await;
 
-    // Its own server carries the caller's times and enforces none.
+    // That server does not enforce the caller's timeouts.
     check_scenarios_but(&ran, 25, &["workflow-times-out", "grader-times-out"]);
 }
 
 #[tokio::test]
 async fn the_published_local_evaluation_starts_the_host_and_is_served() {
     let _alone = alone().await;
-    // In generation D, and in C.
+    // Generations D and C.
     for version in ["0.3.7", "0.3.2"] {
         let python = python(version).await;
         let mut evaluation = Command::new(python);
@@ -241,7 +239,7 @@ async fn the_published_local_evaluation_starts_the_host_and_is_served() {
     }
 }
 
-/// Has a reader read trajectories; all of them have to be of this version.
+/// Reads trajectories with a published reader; all must have this version.
 async fn read_trajectories(python: &Path, files: &[PathBuf], version: &str) {
     assert!(!files.is_empty(), "there is nothing to read");
     let mut reader = Command::new(python);
@@ -267,7 +265,7 @@ fn trajectories_below(dir: &Path, found: &mut Vec<PathBuf>) {
 async fn trajectories_are_read_by_the_published_readers() {
     let (harbor, osmosis) = (environment("atif").await, python("0.3.7").await);
 
-    // An evaluation's are of the newest version.
+    // Trajectories of an evaluation have the newest version.
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let rows = "{\"user_prompt\":\"Calculate 2 + 3.\",\"ground_truth\":\"5\"}\n";
     std::fs::write(dir.path().join("rows.jsonl"), rows).expect("it can be written");
@@ -279,7 +277,7 @@ async fn trajectories_are_read_by_the_published_readers() {
     trajectories_below(dir.path(), &mut evaluated);
     read_trajectories(&harbor, &evaluated, "ATIF-v1.8").await;
 
-    // A caller of the protocol has readers that refuse what is newer than theirs.
+    // The readers of protocol callers refuse newer versions than their own.
     let controller = Controller::start().await;
     let host = TestHost::start("small_json").await;
     for text in ["2 + 3", "tools", "names", "calls"] {

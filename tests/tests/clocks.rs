@@ -1,16 +1,16 @@
-//! The date that guests' clocks begin at is a setting, and a rollout keeps it.
+//! Tests that the start date of guests' clocks is a setting, which a rollout keeps.
 
 use rollout_tests::{Evaluation, Start, guest, rollout_host};
 use serde_json::json;
 
-/// A rollout that looks at its clock, with these options.
+/// Returns an evaluation of a rollout that reads its clock, with these options.
 fn look(options: &[&str]) -> Evaluation {
     let row = json!({"user_prompt": "look", "ground_truth": "5", "metadata": {"port": 9}});
     Evaluation::of("look_around", &[row]).options(["--model", "mock"]).options(options.iter().copied())
 }
 
 #[tokio::test]
-async fn a_clock_begins_at_the_date_that_was_set_and_a_replay_shows_the_same_without_being_told() {
+async fn a_clock_starts_at_the_configured_date_and_a_replay_repeats_it_without_the_option() {
     let evaluation = look(&["--clock-begins", "2026-11-23T09:30:00Z"]);
 
     let ran = evaluation.run().await;
@@ -31,7 +31,7 @@ async fn a_clock_begins_at_the_date_that_was_set_and_a_replay_shows_the_same_wit
 }
 
 #[tokio::test]
-async fn a_plugin_declares_its_settings_at_the_date_that_was_set() {
+async fn a_plugin_declares_its_settings_at_the_configured_date() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     for (text, seconds) in [("", 1_735_689_600), ("clock-begins = '2026-11-23T09:30:00Z'", 1_795_426_200)] {
         std::fs::write(file.path(), text).expect("a file can be written");
@@ -46,7 +46,7 @@ async fn a_plugin_declares_its_settings_at_the_date_that_was_set() {
 }
 
 #[tokio::test]
-async fn a_clock_begins_in_2025_unless_a_date_is_set_and_what_is_no_date_is_named() {
+async fn a_clock_starts_in_2025_by_default_and_an_invalid_date_is_named() {
     let (usual, wrong) = (look(&[]), look(&["--clock-begins", "tomorrow"]));
 
     let (usually, refused) = (usual.run().await, wrong.run().await);

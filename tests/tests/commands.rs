@@ -1,4 +1,4 @@
-//! The other commands: what they say, and their exit codes.
+//! Tests of the output and exit codes of the other commands.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rollout_tests::{Ran, Start, guest, project_root, rollout_host};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long a command may take. One of them compiles, perhaps everything.
+/// The timeout of a command. One of them compiles, perhaps everything.
 const COMMAND: Duration = Duration::from_secs(300);
 
 async fn run(command: &str, path: &Path, more: &[&str]) -> Ran {
@@ -18,7 +18,7 @@ fn temporary() -> TempDir {
     tempfile::tempdir().expect("a temporary directory can be made")
 }
 
-/// A file with a component in its text form.
+/// Writes a component from its text form to a file.
 fn component(dir: &TempDir, text: &str) -> PathBuf {
     let path = dir.path().join("made.wasm");
     std::fs::write(&path, wat::parse_str(text).expect("the text is a component")).expect("it can be written");
@@ -26,7 +26,7 @@ fn component(dir: &TempDir, text: &str) -> PathBuf {
 }
 
 #[tokio::test]
-async fn inspect_says_what_a_component_is() {
+async fn inspect_shows_the_kind_of_a_component() {
     for (name, workflow, grader) in
         [("conform", true, true), ("only_workflow", true, false), ("only_grader", false, true)]
     {
@@ -47,7 +47,7 @@ async fn inspect_says_what_a_component_is() {
 }
 
 #[tokio::test]
-async fn inspect_says_what_is_behind_each_import() {
+async fn inspect_shows_the_provider_of_each_import() {
     let dir = temporary();
     let unknown = component(&dir, r#"(component (import "vendor:gpu/kernels" (instance)))"#);
     for (path, interface, grant) in [
@@ -72,7 +72,7 @@ async fn inspect_says_what_is_behind_each_import() {
 }
 
 #[tokio::test]
-async fn inspect_names_what_keeps_a_component_from_being_served() {
+async fn inspect_names_the_reasons_why_a_component_cannot_be_served() {
     let dir = temporary();
     for (text, named) in [
         (
@@ -103,7 +103,7 @@ async fn inspect_names_what_keeps_a_component_from_being_served() {
 }
 
 #[tokio::test]
-async fn inspect_says_what_a_file_is_that_is_no_component() {
+async fn inspect_shows_the_kind_of_a_file_that_is_not_a_component() {
     let dir = temporary();
     let path = dir.path().join("file.wasm");
     for (bytes, named) in [
@@ -137,7 +137,7 @@ async fn build_makes_a_component_of_an_example_that_can_be_served() {
     assert_eq!(run("inspect", &output, &[]).await.code, Some(0));
 }
 
-/// A project without dependencies.
+/// Creates a project without dependencies.
 fn project(manifest: &str, code: &str) -> TempDir {
     let dir = temporary();
     std::fs::create_dir(dir.path().join("src")).expect("it can be made");
@@ -148,7 +148,7 @@ fn project(manifest: &str, code: &str) -> TempDir {
 }
 
 #[tokio::test]
-async fn build_says_whose_move_it_is_where_there_is_no_plugin() {
+async fn build_without_a_plugin_has_a_reason_and_the_exit_code_of_its_cause() {
     const CDYLIB: &str = "[lib]\ncrate-type = [\"cdylib\"]\n";
     for (project, code, named) in [
         (temporary(), 2, "no Cargo.toml"),
@@ -160,7 +160,7 @@ async fn build_says_whose_move_it_is_where_there_is_no_plugin() {
         let mut command = rollout_host(["build"]);
         command.arg(project.path()).arg("-o").arg(&output);
 
-        // Its own, for it shares nothing with this project.
+        // A separate target directory, because it shares nothing with this project.
         let ran = command
             .env("CARGO_TARGET_DIR", project.path().join("target"))
             .start()
@@ -174,12 +174,12 @@ async fn build_says_whose_move_it_is_where_there_is_no_plugin() {
 }
 
 #[tokio::test]
-async fn serve_says_what_keeps_it_from_starting() {
+async fn serve_names_the_reason_why_it_cannot_start() {
     let dir = temporary();
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "max-concurrent = 0\nlisten = 'here'\n").unwrap();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = taken.local_addr().unwrap().to_string();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = address.local_addr().unwrap().to_string();
     let kept = dir.path().join("kept").display().to_string();
     let kept = ["--artifact-root", &*kept];
     let conform = guest("conform");
@@ -187,7 +187,7 @@ async fn serve_says_what_keeps_it_from_starting() {
     for (plugin, more, code, named) in [
         (&guest("only_grader"), &["--listen", "127.0.0.1:0"][..], 1, &["exports no workflow"][..]),
         (&conform, &["--config", &config], 2, &["max-concurrent: 0", "listen: 'here'"]),
-        (&conform, &["--listen", &taken], 2, &["cannot listen on"]),
+        (&conform, &["--listen", &address], 2, &["cannot listen on"]),
         (&conform, &["--listen", "127.0.0.1:0", "--server-key-env", "NOT_SET"], 2, &["NOT_SET"]),
         (&dir.path().join("nowhere.wasm"), &[], 2, &["nowhere.wasm"]),
     ] {
@@ -202,7 +202,7 @@ async fn serve_says_what_keeps_it_from_starting() {
 }
 
 #[tokio::test]
-async fn the_stand_in_says_where_it_listens_and_ends_when_it_is_asked_to() {
+async fn the_mock_model_prints_its_address_and_ends_on_a_signal() {
     let process = rollout_host(["mock-model", "--listen", "127.0.0.1:0"]).start();
     let url = process.line("listening on ").await;
 
@@ -214,7 +214,7 @@ async fn the_stand_in_says_where_it_listens_and_ends_when_it_is_asked_to() {
 }
 
 #[tokio::test]
-async fn help_and_version_are_no_errors_and_a_typing_error_is_one() {
+async fn help_and_version_exit_with_0_and_a_typing_error_does_not() {
     for (arguments, code) in
         [(&["--help"][..], 0), (&["--version"], 0), (&["eval", "--help"], 0), (&["evl"], 2)]
     {
@@ -225,7 +225,7 @@ async fn help_and_version_are_no_errors_and_a_typing_error_is_one() {
 }
 
 #[tokio::test]
-async fn a_reader_that_goes_away_is_no_reason_to_panic() {
+async fn a_closed_pipe_does_not_cause_a_panic() {
     let dir = temporary();
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "").unwrap();
@@ -259,12 +259,12 @@ async fn a_reader_that_goes_away_is_no_reason_to_panic() {
 }
 
 #[tokio::test]
-async fn no_tip_names_what_is_not_for_people() {
+async fn no_tip_names_an_internal_command() {
     for typed in ["compile-componen", "compile", "compile-components"] {
         let ran = rollout_host([typed]).start().ended().await;
 
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        // What was typed is repeated; it is the tip that must not be there.
+        // The message repeats the input; only the tip must be absent.
         assert!(!ran.stderr.contains("'compile-component'"), "{}", ran.stderr);
     }
 }
@@ -292,7 +292,7 @@ async fn a_shell_completes_the_commands_and_the_manual_has_a_page_for_each() {
 }
 
 #[tokio::test]
-async fn mistakes_in_every_table_of_a_configuration_are_named_at_once() {
+async fn mistakes_in_every_table_of_a_configuration_are_reported_together() {
     let dir = temporary();
     let config = dir.path().join("host.toml");
     let text = "queue-maxx = 3\n[limits]\nsamples-max = 0\nhost-calls-max = 'many'\n[model]\nattempts = 3\n\

@@ -1,4 +1,4 @@
-//! What a plugin declares of its configuration, and the operator's values.
+//! Tests of a plugin's declared configuration and the operator's values.
 
 use std::path::{Path, PathBuf};
 
@@ -16,15 +16,15 @@ fn file(dir: &TempDir, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// What the guest `tunable` says that it was given.
-fn told(result: &Value) -> Value {
+/// Returns the configuration that the guest `tunable` received.
+fn received(result: &Value) -> Value {
     let messages = result["sample"]["messages"].as_array().expect("there is a sample");
     let text = messages.last().and_then(|message| message["content"].as_str()).expect("it is text");
     serde_json::from_str(text).expect("it is JSON")
 }
 
 #[tokio::test]
-async fn a_guest_is_given_its_defaults_under_the_file_under_the_command_line() {
+async fn the_command_line_overrides_the_file_which_overrides_a_guests_defaults() {
     let controller = Controller::start().await;
     let host = TestHost::of("tunable")
         .config("[plugin]\nmax_turns = 3\ngreeting = 'Ahoy.'\n[plugin.search]\ndepth = 2\n")
@@ -36,7 +36,7 @@ async fn a_guest_is_given_its_defaults_under_the_file_under_the_command_line() {
     let result = host.run(&controller.rollout("1 + 1").label("2")).await;
 
     assert_eq!(
-        told(&result),
+        received(&result),
         json!({
             "name": "tunable",
             "max_turns": 3,
@@ -45,22 +45,22 @@ async fn a_guest_is_given_its_defaults_under_the_file_under_the_command_line() {
             "concurrency": {"max_concurrent": null},
         })
     );
-    assert_eq!(result["sample"]["reward"], 3.0, "the grader was given the same: {result:#}");
+    assert_eq!(result["sample"]["reward"], 3.0, "the grader received the same: {result:#}");
 }
 
 #[tokio::test]
-async fn without_a_word_of_the_operator_the_guest_is_given_its_defaults() {
+async fn without_configuration_the_guest_gets_its_defaults() {
     let controller = Controller::start().await;
     let host = TestHost::start("tunable").await;
 
     let result = host.run(&controller.rollout("1 + 1").label("2")).await;
 
-    assert_eq!(told(&result)["max_turns"], 8);
-    assert_eq!(told(&result)["search"]["places"], json!(["here"]));
+    assert_eq!(received(&result)["max_turns"], 8);
+    assert_eq!(received(&result)["search"]["places"], json!(["here"]));
 }
 
 #[tokio::test]
-async fn every_value_that_does_not_fit_is_named_before_anything_is_served() {
+async fn every_invalid_value_is_named_before_the_server_starts() {
     let dir = tempfile::tempdir().unwrap();
     let config =
         file(&dir, "c.toml", "[plugin]\nmax_turns = 'eight'\nmax_turn = 3\n[plugin.search]\ndeep = 1\n");
@@ -105,7 +105,7 @@ async fn a_plugin_that_declares_nonsense_or_never_declares_is_at_fault() {
 }
 
 #[tokio::test]
-async fn a_plugin_runs_no_more_rollouts_at_once_than_its_configuration_says() {
+async fn a_plugin_runs_no_more_concurrent_rollouts_than_its_configuration_allows() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("tunable").option("--set", "concurrency.max_concurrent=1").start().await;
@@ -124,7 +124,7 @@ async fn a_plugin_runs_no_more_rollouts_at_once_than_its_configuration_says() {
 }
 
 #[tokio::test]
-async fn a_plugin_cannot_take_more_slots_than_the_operator_gives() {
+async fn a_plugin_cannot_use_more_slots_than_the_operator_allows() {
     let host = TestHost::of("tunable")
         .option("--max-concurrent", 2)
         .option("--set", "concurrency.max_concurrent=1000000")
@@ -135,11 +135,10 @@ async fn a_plugin_cannot_take_more_slots_than_the_operator_gives() {
 }
 
 #[tokio::test]
-async fn a_grader_of_its_own_has_a_configuration_of_its_own() {
+async fn a_separate_grader_has_a_separate_configuration() {
     let controller = Controller::start().await;
     let grader = guest("tunable").display().to_string();
-    // The workflow declares nothing, so that what fits the grader alone would not be
-    // noticed if it came there.
+    // The workflow declares nothing, so it would not notice the grader's configuration if it received it.
     let host = TestHost::of("only_workflow")
         .option("--grader", &grader)
         .config("[plugin]\nfor = 'the workflow'\n[grader]\nmax_turns = 5\n")
@@ -158,7 +157,7 @@ async fn a_grader_of_its_own_has_a_configuration_of_its_own() {
 }
 
 #[tokio::test]
-async fn config_says_what_there_is_and_what_it_would_be() {
+async fn config_shows_the_settings_and_their_effective_values() {
     let ran = run("config", &guest("tunable"), &["--set", "search.depth=2.5"]).await;
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
@@ -189,7 +188,7 @@ async fn config_says_what_there_is_and_what_it_would_be() {
 }
 
 #[tokio::test]
-async fn an_evaluation_goes_on_only_under_the_same_configuration() {
+async fn an_evaluation_continues_only_with_the_same_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let data = file(&dir, "d.jsonl", "{\"user_prompt\": \"1 + 1\", \"ground_truth\": \"2\"}\n");
     let (data, out) = (data.display().to_string(), dir.path().join("out").display().to_string());
@@ -207,7 +206,7 @@ async fn an_evaluation_goes_on_only_under_the_same_configuration() {
 }
 
 #[tokio::test]
-async fn a_value_that_is_not_set_right_is_an_error_of_the_command_line() {
+async fn a_malformed_set_option_is_an_error_of_the_command_line() {
     for wrong in ["max_turns", "=3", "search..depth=1"] {
         let ran = run("config", &guest("tunable"), &["--set", wrong]).await;
 

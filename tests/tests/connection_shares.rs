@@ -1,4 +1,4 @@
-//! A tenant's share of a server's connections, and the polls of one lease.
+//! Tests of a tenant's share of a server's connections, and of polls of one lease.
 
 use rollout_tests::{Controller, ServeCatalog, TestCatalog, TestTenant, in_time};
 use serde_json::json;
@@ -10,7 +10,7 @@ async fn connected(catalog: &TestCatalog) -> TcpStream {
     in_time("a connection", TcpStream::connect(at)).await.expect("it is accepted")
 }
 
-/// Reads a whole answer, of which the connection stays open.
+/// Reads a whole answer on a connection that stays open.
 async fn read_answer(stream: &mut TcpStream) -> String {
     let head = head(stream).await;
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
@@ -19,7 +19,7 @@ async fn read_answer(stream: &mut TcpStream) -> String {
     head
 }
 
-/// A connection that polls for a rollout of this plugin.
+/// Opens a connection that polls for a rollout.
 async fn polling(catalog: &TestCatalog, tenant: &TestTenant, id: &str, lease: &str) -> TcpStream {
     let mut stream = connected(catalog).await;
     let head = format!(
@@ -31,7 +31,7 @@ async fn polling(catalog: &TestCatalog, tenant: &TestTenant, id: &str, lease: &s
     stream
 }
 
-/// Reads the head of an answer, or what there is of it where the connection ends before.
+/// Reads the head of an answer, or what there is of it if the connection ends.
 async fn head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -44,7 +44,7 @@ async fn head(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn a_tenant_whose_polls_take_every_connection_makes_room_for_its_neighbour() {
+async fn a_tenant_whose_polls_use_every_connection_makes_room_for_another_tenant() {
     let controller = Controller::start().await;
     let catalog = ServeCatalog::default()
         .open_files_max(400)
@@ -105,7 +105,7 @@ async fn the_next_poll_of_a_lease_answers_the_one_that_waits() {
     let mut waiting = polling(&catalog, &tenant, &held.id, &held.lease).await;
     for _ in 0..5 {
         let mut next = polling(&catalog, &tenant, &held.id, &held.lease).await;
-        // The server may see them in either order.
+        // The server may read the polls in either order.
         let one = async {
             tokio::select! {
                 answer = head(&mut waiting) => (answer, true),

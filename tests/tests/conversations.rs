@@ -1,4 +1,4 @@
-//! A conversation is kept once, and everybody sees what was sent as it was sent.
+//! Tests that a conversation is stored once, and that every reader sees each request as it was sent.
 
 use rollout_tests::{Answer, Controller, TestHost};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ fn user(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn every_request_is_sent_and_shown_whole_whatever_it_was_made_of() {
+async fn every_request_is_sent_and_recorded_completely() {
     let controller = Controller::start().await;
     let host = TestHost::start("conversations").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
@@ -46,28 +46,28 @@ async fn every_request_is_sent_and_shown_whole_whatever_it_was_made_of() {
 }
 
 #[tokio::test]
-async fn a_request_that_nobody_may_make_is_told_what_is_wrong() {
+async fn an_invalid_request_gets_an_error_with_its_reason() {
     let controller = Controller::start().await;
     let host = TestHost::start("conversations").await;
 
-    let result = host.run(&controller.rollout("as nobody may").label("5")).await;
+    let result = host.run(&controller.rollout("invalid requests").label("5")).await;
 
-    let told = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default().to_owned();
-    let told: Vec<&str> = told.split('|').collect();
-    for (told, expected) in told.iter().zip([
+    let errors = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default().to_owned();
+    let errors: Vec<&str> = errors.split('|').collect();
+    for (errors, expected) in errors.iter().zip([
         "the policy is asked for a sample; give one",
         "messages is empty",
         "messages is empty",
         "messages[0] is not a JSON object but an array",
         "messages[1] is not valid JSON",
     ]) {
-        assert!(told.contains(expected), "{told} / {expected}");
+        assert!(errors.contains(expected), "{errors} / {expected}");
     }
-    assert_eq!((told.len(), controller.chats().len()), (5, 0), "{result:#}");
+    assert_eq!((errors.len(), controller.chats().len()), (5, 0), "{result:#}");
 }
 
 #[tokio::test]
-async fn a_workflow_that_asks_the_judge_ends() {
+async fn a_workflow_that_calls_the_judge_is_ended() {
     let controller = Controller::start().await;
     let host = TestHost::start("conversations").await;
 
@@ -78,7 +78,7 @@ async fn a_workflow_that_asks_the_judge_ends() {
     assert_eq!(controller.chats().len(), 0);
 }
 
-/// A completion that calls the tool `echo`.
+/// Returns a completion that calls the tool `echo`.
 fn echo(text: &str) -> Answer {
     let function = json!({"name": "echo", "arguments": json!({"text": text}).to_string()});
     let message = json!({
@@ -90,12 +90,12 @@ fn echo(text: &str) -> Answer {
 }
 
 #[tokio::test]
-async fn an_agent_leaves_its_conversation_to_the_host_and_has_it_whole_when_it_asks() {
+async fn an_agent_can_read_its_whole_conversation_back_from_the_host() {
     let controller = Controller::start().await;
     let host = TestHost::start("left_to_host").await;
     let request = controller.rollout("Say it.").label("5");
-    let said = [Answer::Say("that is all"), Answer::Say("again"), Answer::Say("#### 5")];
-    controller.answer_chats([echo("one"), echo("two")].into_iter().chain(said));
+    let answers = [Answer::Say("that is all"), Answer::Say("again"), Answer::Say("#### 5")];
+    controller.answer_chats([echo("one"), echo("two")].into_iter().chain(answers));
 
     let result = host.run(&request).await;
 
@@ -108,7 +108,7 @@ async fn an_agent_leaves_its_conversation_to_the_host_and_has_it_whole_when_it_a
     let whole = ["user", "assistant", "tool", "assistant", "tool", "assistant", "user", "assistant", "user"];
     assert_eq!(roles(2), whole[..5]);
     assert_eq!(roles(3), whole[..7]);
-    // The sample's history is another by then, and the agent's own is what it asks with.
+    // The sample's history differs by then, and the agent calls with its own conversation.
     assert_eq!(roles(4), whole);
     let kept: Vec<&str> = result["sample"]["messages"]
         .as_array()

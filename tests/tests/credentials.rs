@@ -1,5 +1,5 @@
-//! Keys are nowhere in clear but in the requests that carry them: not in the journal, not in files of rollouts, in
-//! no log, trace, metric, result or callback, whatever servers repeat of them.
+//! Tests that keys are in clear text only in the requests that carry them: not in the journal, files of rollouts, logs,
+//! traces, metrics, results or callbacks, even if servers repeat them.
 
 use std::path::Path;
 
@@ -24,8 +24,8 @@ const KEYS: [&str; 9] =
 
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The part of a key's base64 that is the same whatever comes after it, where it begins so many bytes into what was
-/// encoded.
+/// Returns the part of a key's base64 that does not depend on what follows, if the key begins `offset` bytes into the
+/// encoded text.
 fn base64(key: &str, offset: usize) -> String {
     let bytes: Vec<u8> = std::iter::repeat_n(0, offset).chain(key.bytes()).collect();
     let groups = bytes.chunks_exact(3).skip(usize::from(offset > 0));
@@ -36,7 +36,7 @@ fn base64(key: &str, offset: usize) -> String {
     digits.collect()
 }
 
-/// A key in the forms in which it could be somewhere.
+/// Returns a key in the forms in which it could be stored.
 fn forms(key: &str) -> Vec<String> {
     let hex: String = key.bytes().map(|byte| format!("{byte:02x}")).collect();
     let encoded = (0..3).map(|offset| base64(key, offset));
@@ -46,7 +46,7 @@ fn forms(key: &str) -> Vec<String> {
 fn check(bytes: &[u8], what: &str) {
     let forms: Vec<(&str, String)> =
         KEYS.iter().flat_map(|key| forms(key).into_iter().map(|form| (*key, form))).collect();
-    // Most of a journal's segments is room for more.
+    // Most of a journal's segments is unused space.
     for part in bytes.split(|byte| *byte == 0).filter(|part| !part.is_empty()) {
         let text = String::from_utf8_lossy(part);
         for (key, form) in &forms {
@@ -74,8 +74,8 @@ fn check_folder(folder: &Path) -> (usize, usize) {
 }
 
 #[test]
-fn a_key_is_known_in_its_forms() {
-    // By `base64` of coreutils, of the key and of `Bearer ` before it.
+fn a_key_is_recognized_in_every_form() {
+    // The values are from coreutils' `base64`, of the key and of `Bearer ` followed by the key.
     assert_eq!(base64("mark-of-the-model", 0), "bWFyay1vZi10aGUtbW9k");
     let encoded = "QmVhcmVyIG1hcmstb2YtdGhlLW1vZGVsLTNmOWE2MWMwN2Q=";
     assert!(forms(MODEL_KEY).iter().any(|form| encoded.contains(form.as_str())));
@@ -87,7 +87,7 @@ fn a_key_is_known_in_its_forms() {
     check(b"\0 mark-of-the-nobody \xff", "a text");
 }
 
-/// A host that writes all that there is to write: a journal, files, events, traces, everything in the log.
+/// Sets options of a host that writes everything: a journal, files, events, traces, and a debug log.
 fn telling(serve: Serve, collector: &Collector) -> Serve {
     serve
         .variable("ROLLOUT_HOST_LOG", "debug")
@@ -103,20 +103,20 @@ fn telling(serve: Serve, collector: &Collector) -> Serve {
 const MODEL_AND_JUDGE: &str = "[model]\nattempts-max = 2\ndelay-base-secs = 0.01\n[judge]\nmodel = 'j'\napi-key-env = 'JUDGE_KEY'\n\
     attempts-max = 2\n";
 
-/// What a model says that repeats its key, as a reply and as errors.
+/// Returns answers of a model that repeat its key, as a reply and as errors.
 fn repeating(key: &'static str) -> [Answer; 4] {
-    let said = json!({"error": {"message": format!("wrong key {key}")}});
+    let refusal = json!({"error": {"message": format!("wrong key {key}")}});
     let reply = json!({"choices": [{"message": {"role": "assistant", "content": format!("{key} #### 5")}, "finish_reason": "stop"}]});
     [
         Answer::Json(reply.to_string()),
-        Answer::Status(401, said.clone()),
-        Answer::Status(503, said.clone()),
-        Answer::Status(503, said),
+        Answer::Status(401, refusal.clone()),
+        Answer::Status(503, refusal.clone()),
+        Answer::Status(503, refusal),
     ]
 }
 
 #[tokio::test]
-async fn no_key_of_a_rollout_is_in_clear_anywhere_in_any_generation() {
+async fn no_key_of_a_rollout_is_in_clear_text_in_any_generation() {
     let (controller, judge, collector) =
         (Controller::start().await, Controller::start().await, Collector::start().await);
     let config = format!("{MODEL_AND_JUDGE}url = '{}'\n", judge.model_url());
@@ -125,7 +125,7 @@ async fn no_key_of_a_rollout_is_in_clear_anywhere_in_any_generation() {
     let host = serve.clone().start().await.with_key(SERVER_KEY);
     judge.answer_chats(repeating(JUDGE_KEY));
     judge.answer_chats(repeating(JUDGE_KEY));
-    // Three rollouts each: of a reply, a refusal, and a server that stays away.
+    // Three rollouts each: with a reply, a refusal, and an unavailable server.
     let mut seen = Vec::new();
     let request = || controller.rollout("1 + 4").label("5");
     controller.answer_chats(repeating(MODEL_KEY));
@@ -139,7 +139,7 @@ async fn no_key_of_a_rollout_is_in_clear_anywhere_in_any_generation() {
     }
     for (key, by) in [(MODEL_KEY, "c"), (KEY_OF_B, "b")] {
         controller.answer_chats(repeating(key));
-        // A caller that repeats its key, too, and takes the result the second time.
+        // The caller repeats its key, too, and accepts the result on the second attempt.
         controller.answer_callbacks([Answer::Status(503, json!({"detail": [CALLBACK_KEY, KEY_OF_B]}))]);
         for _ in 0..3 {
             let request = match by {
@@ -158,13 +158,13 @@ async fn no_key_of_a_rollout_is_in_clear_anywhere_in_any_generation() {
         seen.push(reply.text);
         host.idle().await;
     }
-    // What is no request is refused with what is wrong, which only its sender hears.
+    // An invalid request is refused with the reason, which only its sender receives.
     for (key, name) in [(SERVER_KEY, "SERVER_KEY"), (MODEL_KEY, "llm_api_key")] {
         let reply = host.post("/rollout", &json!({"rollout_id": 7, name: [key]})).await;
         assert_eq!(reply.status, 422);
     }
 
-    // One is alive when the process dies, so that its keys are in the journal, for the next to go on with.
+    // One rollout runs when the process dies, so that its keys are in the journal for the next process.
     controller.hold();
     let alive = request().with_callbacks(CALLBACK_KEY).with("llm_api_key", MODEL_KEY);
     let alive = alive.with("chat_completions_url", with_user);
@@ -175,9 +175,9 @@ async fn no_key_of_a_rollout_is_in_clear_anywhere_in_any_generation() {
     seen.push(host.process().stderr());
     let (files, bytes) = check_folder(host.dir());
     assert!(files >= 20 && bytes > 100_000, "{files} files of {bytes} bytes were looked through");
-    let asked = controller.chats().len();
+    let calls = controller.chats().len();
     let host = host.killed(&serve).await.with_key(SERVER_KEY);
-    let again = async || (controller.chats().len() > asked).then_some(());
+    let again = async || (controller.chats().len() > calls).then_some(());
     until("the rollout to go on", again).await;
     controller.release();
     host.idle().await;
@@ -198,15 +198,15 @@ async fn no_key_of_a_rollout_is_in_clear_anywhere_in_any_generation() {
     let ran = host.stop().await;
     seen.extend([ran.stdout, ran.stderr]);
     let all: String = seen.join("\n");
-    check(all.as_bytes(), "what the host said");
+    check(all.as_bytes(), "the host's output");
     assert!(all.contains("(secret)"), "servers repeated keys, and they were cut out");
-    assert!(!judge.chats().is_empty(), "the judge was asked");
+    assert!(!judge.chats().is_empty(), "the judge was called");
 }
 
 #[tokio::test]
-async fn no_key_of_a_tool_is_in_clear_anywhere() {
+async fn no_key_of_a_tool_is_in_clear_text() {
     let (tools, collector) = (Controller::start().await, Collector::start().await);
-    // The stand-in of a model repeats what it was asked in no way; a refusal of its does.
+    // The mock answers repeat the keys, as a success and as a refusal.
     let echo = json!({"keys": [TOOL_KEY, TOOL_URL_KEY]});
     tools.answer_chats([Answer::Status(200, echo.clone()), Answer::Status(400, echo)]);
     let config = format!(
@@ -221,9 +221,9 @@ async fn no_key_of_a_tool_is_in_clear_anywhere() {
     let called = rollout_tests::call(&host, json!([["ask", {}], ["ask", {}]])).await;
 
     let results = format!("{called:?}");
-    assert_eq!(tools.chats().len(), 2, "the tool was asked: {results}");
+    assert_eq!(tools.chats().len(), 2, "the tool was called: {results}");
     assert!(results.contains("(secret)"), "{results}");
-    check(results.as_bytes(), "what the guest was told");
+    check(results.as_bytes(), "the guest's results");
     let (files, _) = check_folder(host.dir());
     assert!(files > 4, "{files} files were looked through");
     let ran = host.stop().await;

@@ -1,5 +1,5 @@
-//! Callbacks that are on their way: what a cancellation does to them, and what a receiver that
-//! takes its time does to others. And what the host says of a rollout that is over.
+//! Tests of callbacks during delivery: the effect of a cancellation, and that a slow receiver does not delay others.
+//! Also the host's status of finished rollouts.
 
 use rollout_tests::{Controller, InitRequest, RolloutRequest, TestHost};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ async fn status(host: &TestHost, id: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_cancelled_while_its_completion_is_delivered_is_told_of_no_more() {
+async fn a_rollout_cancelled_during_the_delivery_of_its_completion_sends_no_more_callbacks() {
     for ask in [
         (|request: RolloutRequest| request.with_callbacks("k")) as fn(RolloutRequest) -> RolloutRequest,
         RolloutRequest::as_b,
@@ -28,7 +28,11 @@ async fn a_rollout_that_is_cancelled_while_its_completion_is_delivered_is_told_o
 
         assert_eq!(disposition, "cancelled_running");
         let cancelled = json!({"status": "cancelled", "reward": null, "err_message": null});
-        assert_eq!(status(&host, request.rollout_id()).await, cancelled, "it is over when it is answered");
+        assert_eq!(
+            status(&host, request.rollout_id()).await,
+            cancelled,
+            "the rollout has ended when the answer arrives"
+        );
         controller.callbacks_open(0).await;
         controller.release_callbacks();
         let trajectory = host.stop_for_document(request.rollout_id(), "trajectory.json").await;
@@ -38,7 +42,7 @@ async fn a_rollout_that_is_cancelled_while_its_completion_is_delivered_is_told_o
 }
 
 #[tokio::test]
-async fn a_receiver_that_takes_its_time_holds_nobodys_slot_and_the_grader_gets_one_again() {
+async fn a_slow_receiver_holds_no_slot_and_the_grader_gets_one_again() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--max-concurrent", 1).start().await;
     controller.hold_callbacks();
@@ -56,7 +60,7 @@ async fn a_receiver_that_takes_its_time_holds_nobodys_slot_and_the_grader_gets_o
 }
 
 #[tokio::test]
-async fn a_grader_that_comes_back_goes_before_the_queue() {
+async fn a_grader_after_a_delivery_gets_a_slot_before_the_queue() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--max-concurrent", 1).option("--queue-max", 16).start().await;
     controller.hold_callbacks();
@@ -64,7 +68,7 @@ async fn a_grader_that_comes_back_goes_before_the_queue() {
     let slow = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");
     host.ask(&slow).await;
     controller.callbacks_arrived(1).await;
-    // One takes the slot and waits for the model, the others wait in the queue.
+    // One rollout takes the slot and waits for the model, the others are queued.
     for _ in 0..16 {
         host.admit(&controller.rollout("Calculate 1 + 3.")).await;
     }
@@ -72,8 +76,8 @@ async fn a_grader_that_comes_back_goes_before_the_queue() {
     controller.release_callbacks();
     controller.callbacks_open(0).await;
 
-    // Each that has the slot ends, until the grader is there: at once, as soon as the host has
-    // read the answer to its callback.
+    // Each rollout with the slot ends, until the grader runs, which is immediately after the host has read the answer
+    // to its callback.
     let mut answered = 1;
     let callbacks = loop {
         answered += 1;
@@ -92,7 +96,7 @@ async fn a_grader_that_comes_back_goes_before_the_queue() {
 }
 
 #[tokio::test]
-async fn what_came_of_a_rollout_is_known_after_its_end_in_every_generation() {
+async fn the_outcome_of_a_rollout_is_available_after_its_end_in_every_generation() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let over = |status: &str, reward: Value, why: Value| json!({"status": status, "reward": reward, "err_message": why});

@@ -1,4 +1,4 @@
-//! What the documents tell a reader to type does what they say.
+//! Tests that the commands in the documents work.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use rollout_tests::{Start, guest, host_program, project_root, rollout_host};
 use serde_json::Value;
 
-/// How long the commands of a document may take.
+/// The timeout of the commands of a document.
 const COMMANDS: Duration = Duration::from_secs(120);
 
-/// The blocks of shell commands below a heading of a document.
+/// Returns the blocks of shell commands below a heading of a document.
 fn commands(document: &str, heading: &str) -> Vec<String> {
     let path = project_root().join(document);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -24,7 +24,7 @@ fn commands(document: &str, heading: &str) -> Vec<String> {
         .collect()
 }
 
-/// Runs a script as a reader would, with the host's program on the path.
+/// Runs a script with the host's program on the path.
 async fn shell(dir: &Path, script: &str) -> std::process::Output {
     let programs = host_program().parent().expect("a program is in a folder").to_owned();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
@@ -44,7 +44,7 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
     }
     let model = rollout_host(["mock-model", "--listen", "127.0.0.1:0"]).start();
     let mut serve = rollout_host(["serve"]);
-    // On port 0 there is no journal unless it is said where.
+    // On port 0 there is no journal unless `--journal` names one.
     serve.arg(guest("conform")).args(["--listen", "127.0.0.1:0", "--journal", "j"]).current_dir(dir.path());
     let server = serve.start();
     let (model, server_url) = (model.line("listening on ").await, server.line("listening on ").await);
@@ -54,8 +54,8 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
         .replace("http://127.0.0.1:9000", &server_url);
     let ran = shell(dir.path(), &script).await;
 
-    let (said, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "{said}{stderr}");
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{stdout}{stderr}");
     let result: Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("result.json")).unwrap()).unwrap();
     assert_eq!(result["status"], "success", "{result:#}");
@@ -63,11 +63,11 @@ async fn the_first_request_of_the_guide_is_answered_with_a_reward() {
     let trajectory: Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("trajectory.json")).unwrap()).unwrap();
     assert_eq!(trajectory["session_id"], "first", "{trajectory:#}");
-    assert!(!dir.path().join("rollouts/first").exists(), "there is no file for a rollout");
+    assert!(!dir.path().join("rollouts/first").exists(), "no file is written for a rollout");
 }
 
 #[tokio::test]
-async fn the_script_of_the_guide_is_one() {
+async fn the_script_of_the_guide_is_valid() {
     let text = std::fs::read_to_string(project_root().join("docs/write/mock-model.md")).unwrap();
     let script =
         text.split("```jsonl\n").nth(1).and_then(|rest| rest.split("```").next()).expect("there is one");
@@ -86,7 +86,7 @@ async fn the_script_of_the_guide_is_one() {
     assert_eq!(reply["choices"][0]["message"]["content"], "Alan Turing.\n#### 1912", "{reply:#}");
 }
 
-/// Every document, from the root down.
+/// Finds every document below a directory.
 fn documents(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -99,7 +99,7 @@ fn documents(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The lines of a document outside of its code blocks.
+/// Returns the lines of a document outside of its code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     text.lines().filter(move |line| {
@@ -109,12 +109,12 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The anchors of a document: one for each heading, as it is derived where documents are shown.
+/// Returns the anchors of a document: one for each heading, derived as on the web site.
 fn anchors(text: &str) -> HashSet<String> {
     let mut found = HashSet::new();
     for line in prose(text).filter(|line| line.starts_with('#')) {
         let title = line.trim_start_matches('#').trim();
-        // Of a link only its text counts.
+        // Only the text of a link counts.
         let title = title.split("](").map(|part| part.split_once(')').map_or(part, |(_, rest)| rest));
         let title: String = title.collect();
         let kept = title.to_lowercase();
@@ -126,7 +126,7 @@ fn anchors(text: &str) -> HashSet<String> {
     found
 }
 
-/// The targets of a document's links, without those to other machines.
+/// Returns the targets of a document's links, without those to other machines.
 fn link_targets(text: &str) -> Vec<String> {
     let mut targets = Vec::new();
     // A link may be broken into two lines.
@@ -169,13 +169,13 @@ fn every_link_of_the_documents_leads_to_a_file_and_to_a_heading_in_it() {
 }
 
 #[test]
-fn anchors_are_those_of_headings_and_not_of_comments_in_code() {
+fn anchors_come_from_headings_and_not_from_comments_in_code() {
     let text = "# Of `eval --replay`, again\n```sh\n# a comment\n```\n## [A](b.md#c) link\n";
     let expected = ["of-eval---replay-again", "a-link"].map(str::to_owned);
     assert_eq!(anchors(text), HashSet::from(expected));
 }
 
-/// Sources and documents of the project.
+/// Finds sources and documents of the project.
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -223,7 +223,7 @@ fn the_guide_for_a_first_workflow_has_the_commands_of_the_first_page() {
     let first_page = &commands("README.md", "## A first workflow")[0];
     let guide = all_commands("docs/get-started/first-workflow.md");
 
-    // `wheel.rs` runs those of the first page.
+    // `wheel.rs` runs the commands of the first page.
     let expected = words(first_page);
 
     assert_eq!(words(&guide)[..expected.len()], expected);
@@ -246,7 +246,7 @@ fn every_page_is_in_the_index_and_every_decision_in_the_list_of_decisions() {
     }
 }
 
-/// All blocks of shell commands of a document, one after the other.
+/// Returns all shell commands of a document.
 fn all_commands(document: &str) -> String {
     let path = project_root().join(document);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -256,7 +256,7 @@ fn all_commands(document: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_guide_for_operators_leads_to_two_tenants_line_by_line() {
+async fn the_commands_of_the_operators_guide_create_two_tenants() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(guest("conform"), dir.path().join("my_agent.wasm")).unwrap();
     let free = || {
@@ -267,14 +267,14 @@ async fn the_guide_for_operators_leads_to_two_tenants_line_by_line() {
         .replace("127.0.0.1:9000", &format!("127.0.0.1:{}", free()));
     let script = script.replace("127.0.0.1:9100", &format!("127.0.0.1:{}", free()));
 
-    // Job control, as a reader's shell has it.
+    // Job control, as in an interactive shell.
     let ran =
         shell(dir.path(), &format!("set -m; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"))
             .await;
 
-    let (said, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     let log = std::fs::read_to_string(dir.path().join("server.log")).unwrap_or_default();
-    assert!(ran.status.success(), "{said}\n{stderr}\n{log}");
+    assert!(ran.status.success(), "{stdout}\n{stderr}\n{log}");
     let result: Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("result.json")).unwrap()).unwrap();
     assert_eq!(
@@ -283,7 +283,7 @@ async fn the_guide_for_operators_leads_to_two_tenants_line_by_line() {
         "{result:#}"
     );
     let counted = "rollout_host_rollouts_accepted_total{plugin=\"calc\",tenant=\"red\"} 1";
-    assert!(said.lines().any(|line| line == counted), "{said}");
+    assert!(stdout.lines().any(|line| line == counted), "{stdout}");
     let left = std::fs::read_dir(dir.path().join("catalog/tenants")).unwrap().count();
     assert_eq!(left, 1, "the tenant that was deleted leaves no files");
 }

@@ -1,4 +1,4 @@
-//! A host that is asked to end, and one that is full.
+//! Tests of a host that is terminated, and of one that is full.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Asks the host to end, and waits until it takes no more.
+/// Terminates the host, and waits until it accepts no more rollouts.
 async fn ask_to_end(host: &TestHost) {
     host.process().signal(Signal::TERM);
     let closed = async || (host.health().await["lifecycle"]["accepting_rollouts"] == false).then_some(());
@@ -15,7 +15,7 @@ async fn ask_to_end(host: &TestHost) {
 }
 
 #[tokio::test]
-async fn a_host_that_is_asked_to_end_lets_its_rollouts_end_first() {
+async fn a_host_that_is_terminated_finishes_its_rollouts_first() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -34,7 +34,7 @@ async fn a_host_that_is_asked_to_end_lets_its_rollouts_end_first() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_asked_to_end_sends_its_callbacks_first() {
+async fn a_host_that_is_terminated_sends_its_callbacks_first() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -67,7 +67,7 @@ async fn a_rollout_that_outlasts_the_drain_is_cancelled_and_the_exit_code_says_s
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_the_host_at_once() {
+async fn a_second_signal_ends_the_host_immediately() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform").config("drain-secs = 3600.0\n").start().await;
@@ -81,13 +81,13 @@ async fn a_second_signal_ends_the_host_at_once() {
 }
 
 #[tokio::test]
-async fn a_host_that_is_full_says_when_to_come_again_and_takes_what_it_took() {
+async fn a_full_host_refuses_with_a_retry_time_and_finishes_admitted_rollouts() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform").option("--max-concurrent", 2).option("--queue-max", 1).start().await;
-    let mut taken: Vec<Admitted> = Vec::new();
+    let mut admitted: Vec<Admitted> = Vec::new();
     for _ in 0..3 {
-        taken.push(host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await);
+        admitted.push(host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await);
     }
     controller.chats_open(2).await;
 
@@ -98,7 +98,7 @@ async fn a_host_that_is_full_says_when_to_come_again_and_takes_what_it_took() {
     assert_eq!(refused.headers.get("retry-after").and_then(|value| value.to_str().ok()), Some("5"));
     assert_eq!(health["concurrency"], json!({"max_concurrent": 2, "queued": 1, "running": 2}));
     controller.release();
-    for rollout in &taken {
+    for rollout in &admitted {
         assert_eq!(host.result(rollout).await["sample"]["reward"], 1.0);
     }
     host.idle().await;
@@ -129,11 +129,11 @@ async fn time_in_the_queue_counts_for_the_workflow_and_not_for_the_grader() {
     for rollout in [&first, &patient] {
         assert_eq!(host.result(rollout).await["sample"]["reward"], 1.0);
     }
-    assert_eq!(controller.chats().len(), 2, "what was late never asked the model");
+    assert_eq!(controller.chats().len(), 2, "the late rollout never called the model");
 }
 
 #[tokio::test]
-async fn a_rollout_that_waits_can_be_cancelled_and_leaves_its_place() {
+async fn a_queued_rollout_can_be_cancelled_and_frees_its_place() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform").option("--max-concurrent", 1).option("--queue-max", 1).start().await;
@@ -163,7 +163,7 @@ async fn stopping_takes_the_drain_time_once_and_names_what_was_not_reported() {
     let called_back = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("key");
     assert_eq!(host.ask(&called_back).await.status, 202);
     controller.chats_open(2).await;
-    // Somebody who is connected and says nothing is not waited for either.
+    // The host does not wait for a silent connection either.
     let _silent = host.connect().await.expect("it listens");
 
     let started = Instant::now();
@@ -179,7 +179,7 @@ async fn stopping_takes_the_drain_time_once_and_names_what_was_not_reported() {
 }
 
 #[tokio::test]
-async fn a_result_that_nobody_read_is_named_and_the_exit_code_says_so() {
+async fn an_unread_result_is_named_and_changes_the_exit_code() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("drain-secs = 1.0\n").start().await;
     let read = controller.rollout("Calculate 2 + 3.").label("5");
@@ -200,7 +200,7 @@ async fn a_result_that_nobody_read_is_named_and_the_exit_code_says_so() {
 }
 
 #[tokio::test]
-async fn a_callback_that_nobody_took_is_named_when_the_host_ends() {
+async fn an_unacknowledged_callback_is_named_when_the_host_ends() {
     let controller = Controller::start().await;
     let lines = "drain-secs = 30.0\n[callback]\nattempts-max = 2\ndelay-base-secs = 0.0\n";
     let host = TestHost::of("conform").config(lines).start().await;
@@ -220,10 +220,10 @@ async fn a_callback_that_nobody_took_is_named_when_the_host_ends() {
 }
 
 #[tokio::test]
-async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends() {
+async fn a_result_whose_transfer_broke_off_can_be_read_again_before_the_host_ends() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("drain-secs = 50.0\n").start().await;
-    // More than sockets hold, so that a part of it cannot have left the host.
+    // More than sockets buffer, so that a part of it cannot have left the host.
     let long = "x".repeat(15 << 20) + "\n#### 5";
     let message = json!({"role": "assistant", "content": long});
     let completion = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
@@ -233,7 +233,7 @@ async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends
         "GET /rollout/{}/result HTTP/1.1\r\nhost: localhost\r\nx-osmosis-rollout-lease: {}\r\n\r\n",
         rollout.id, rollout.lease
     );
-    // Before the result is there, a request for it is answered with less.
+    // Before the result exists, polls get shorter answers.
     let broken = async {
         loop {
             let mut connection = host.connect().await.expect("it listens");
@@ -257,26 +257,26 @@ async fn a_result_whose_reading_broke_off_can_be_read_again_before_the_host_ends
 }
 
 #[tokio::test]
-async fn a_host_that_stood_still_for_longer_than_a_lease_keeps_what_was_polled_for() {
+async fn a_host_that_was_stopped_for_longer_than_a_lease_keeps_polled_rollouts() {
     let controller = Controller::start().await;
     controller.hold();
     let times = "[osmosis]\nresult-wait-secs = 1.0\nlease-secs = 4.0\n";
     let host = TestHost::of("conform").config(times).start().await;
     let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
-    // Another host, which does not stand still, says when the time of a lease has passed twice.
+    // A second host, which is not stopped, shows when twice the time of a lease has passed.
     let other = TestHost::of("conform").config(times).start().await;
     controller.chats_open(1).await;
     host.poll(&rollout).await;
 
     host.process().signal(Signal::STOP);
     for _ in 0..2 {
-        let given_up = other.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
-        let path = format!("/rollout/{}/status", given_up.id);
+        let abandoned = other.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        let path = format!("/rollout/{}/status", abandoned.id);
         let is_over = async || {
             let status = other.get(&path).await.body["status"].clone();
             ["failure", "cancelled"].iter().any(|over| status == *over).then_some(())
         };
-        until("the lease to be over", is_over).await;
+        until("the lease to expire", is_over).await;
     }
     host.process().signal(Signal::CONT);
 
@@ -289,12 +289,13 @@ async fn a_host_that_stood_still_for_longer_than_a_lease_keeps_what_was_polled_f
 }
 
 #[tokio::test]
-async fn a_hangup_is_said_and_ends_nothing() {
+async fn a_hangup_is_logged_and_ends_nothing() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
 
     host.process().signal(Signal::HUP);
-    until("word of the signal", async || host.process().stderr().contains("SIGHUP").then_some(())).await;
+    until("the log line about the signal", async || host.process().stderr().contains("SIGHUP").then_some(()))
+        .await;
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");

@@ -1,4 +1,4 @@
-//! `rollout-host eval` as a person runs it: rows in, results and an exit code out.
+//! Tests of `rollout-host eval`: rows in, results and an exit code out.
 
 use std::path::Path;
 
@@ -62,7 +62,7 @@ async fn a_chat_call_names_its_rollout_and_sample_and_carries_the_key() {
     assert!(!written.contains("secret-of-the-model"), "the key is written down");
 }
 
-/// The contents of every file below a directory.
+/// Returns the contents of every file below a directory.
 fn everything_below(dir: &Path) -> String {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries
@@ -84,7 +84,7 @@ async fn the_label_is_in_nothing_that_a_workflow_sees_or_sends() {
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let line = &evaluation.results()[0];
-    assert_eq!(line["reward"], CANARY.len() as f64, "the grader was given it: {line:#}");
+    assert_eq!(line["reward"], CANARY.len() as f64, "the grader received it: {line:#}");
     let sent = format!("{:?}", controller.chats());
     let trajectory = evaluation.path("out").join(line["trajectory"].as_str().unwrap());
     let seen = std::fs::read_to_string(trajectory.with_file_name("artifacts").join("seen.json")).unwrap();
@@ -115,11 +115,11 @@ async fn several_samples_of_a_rollout_are_graded_and_averaged() {
 }
 
 #[tokio::test]
-async fn a_run_that_was_killed_goes_on_without_repeating_a_row() {
+async fn a_killed_run_continues_without_repeating_a_row() {
     let controller = Controller::start().await;
     let rows = sums(6);
     let evaluation = Evaluation::of("conform", &rows).model(&controller).options(["--concurrency", "2"]);
-    // The first calls are answered; the model then keeps everybody waiting.
+    // The first calls are answered; the model holds the others.
     controller.hold_after(2);
     let process = evaluation.start();
     until("two results", async || (evaluation.results().len() == 2).then_some(())).await;
@@ -146,7 +146,7 @@ async fn a_run_that_was_killed_goes_on_without_repeating_a_row() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_interrupted_says_so_and_can_go_on() {
+async fn an_interrupted_run_is_reported_and_can_continue() {
     let controller = Controller::start().await;
     controller.hold();
     let evaluation = Evaluation::of("conform", &sums(3)).model(&controller);
@@ -160,7 +160,7 @@ async fn a_run_that_is_interrupted_says_so_and_can_go_on() {
     let ran = evaluation.run().await;
 
     assert_eq!(interrupted.code, Some(2), "{}", interrupted.stderr);
-    assert_eq!(none, Vec::<Value>::new(), "what was stopped is no result");
+    assert_eq!(none, Vec::<Value>::new(), "a stopped rollout has no result");
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert_eq!(evaluation.results().len(), 3);
 }
@@ -188,7 +188,7 @@ async fn results_are_not_mixed_with_those_of_other_data_or_another_plugin() {
 }
 
 #[tokio::test]
-async fn starting_anew_keeps_what_was_there_beside_it() {
+async fn a_new_start_keeps_the_old_results_beside_it() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
     assert_eq!(evaluation.run().await.code, Some(0));
@@ -204,7 +204,7 @@ async fn starting_anew_keeps_what_was_there_beside_it() {
 }
 
 #[tokio::test]
-async fn a_model_that_stays_away_leaves_rollouts_unscored_and_the_run_not_done() {
+async fn an_unavailable_model_leaves_rollouts_unscored_and_the_run_unfinished() {
     let controller = Controller::start().await;
     controller.answer_chats([Answer::Soon(503), Answer::Soon(503)]);
     let evaluation = Evaluation::of("conform", &sums(3))
@@ -222,7 +222,7 @@ async fn a_model_that_stays_away_leaves_rollouts_unscored_and_the_run_not_done()
     let summary = evaluation.summary();
     assert_eq!((&summary["scored"], &summary["unscored"]), (&json!(2), &json!(1)), "{summary:#}");
     assert_eq!(summary["unscored_by_kind"]["model"]["faults"]["model"], 1, "{summary:#}");
-    assert_eq!(summary["reward"]["mean"], 0.5, "over what is scored: {summary:#}");
+    assert_eq!(summary["reward"]["mean"], 0.5, "of the scored rollouts: {summary:#}");
 
     let again = evaluation.options(["--retry-unscored"]);
     let ran = again.run().await;
@@ -230,11 +230,11 @@ async fn a_model_that_stays_away_leaves_rollouts_unscored_and_the_run_not_done()
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert_eq!(again.results().len(), 3);
     assert_eq!(again.summary()["scored"], 3);
-    assert_eq!(controller.chats().len(), 2 + 2 + 1, "only what had no reward is run again");
+    assert_eq!(controller.chats().len(), 2 + 2 + 1, "only rollouts without a reward run again");
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_says_whose_fault_it_is() {
+async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_blames_it() {
     let controller = Controller::start().await;
     let rows = ["Calculate 2 + 3.", "please fail", "please trap", "please refuse", "please return nothing"]
         .map(|text| json!({"user_prompt": text, "ground_truth": "5"}));
@@ -244,7 +244,7 @@ async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_says_who
 
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let results = evaluation.results();
-    let told: Vec<_> = results
+    let failures: Vec<_> = results
         .iter()
         .map(|line| (line["kind"].as_str(), line["fault"].as_str(), line["stage"].as_str()))
         .collect();
@@ -255,13 +255,13 @@ async fn a_plugin_that_fails_leaves_rollouts_unscored_and_the_exit_code_says_who
         (Some("invalid"), Some("plugin"), Some("workflow")),
         (Some("no_sample"), Some("plugin"), Some("grader")),
     ];
-    assert_eq!(told, expected);
-    assert!(results[1..].iter().all(|line| line.get("reward").is_none()), "no reward is made up");
+    assert_eq!(failures, expected);
+    assert!(results[1..].iter().all(|line| line.get("reward").is_none()), "there is no invented reward");
     assert_eq!(evaluation.summary()["reward"]["mean"], 1.0);
 }
 
 #[tokio::test]
-async fn the_stand_in_answers_inside_the_process() {
+async fn the_mock_model_answers_inside_the_process() {
     let rows = ["2 + 3", "6 * 7", "(1 + 1) / 4"]
         .into_iter()
         .zip(["5", "42", "0.5"])
@@ -274,11 +274,11 @@ async fn the_stand_in_answers_inside_the_process() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let summary = evaluation.summary();
     assert_eq!(summary["reward"]["mean"], 1.0, "{summary:#}");
-    assert!(ran.stderr.contains("stand-in"), "it says that it is no model: {}", ran.stderr);
+    assert!(ran.stderr.contains("stand-in"), "the output names it as a stand-in: {}", ran.stderr);
 }
 
 #[tokio::test]
-async fn what_cannot_be_evaluated_is_refused_before_the_model_is_asked() {
+async fn an_invalid_evaluation_is_refused_before_any_model_call() {
     let controller = Controller::start().await;
     let no_grader = Evaluation::of("only_workflow", &sums(2)).model(&controller);
     let no_workflow = Evaluation::of("only_grader", &sums(2)).model(&controller);
@@ -307,7 +307,7 @@ async fn what_cannot_be_evaluated_is_refused_before_the_model_is_asked() {
 #[tokio::test]
 async fn rows_that_pass_at_k_leaves_out_are_counted_in_the_table_and_the_summary() {
     let controller = Controller::start().await;
-    // Rows 0, 1 and 2, then the same again; the first run of row 0 gets no answer.
+    // Rows 0, 1 and 2 run twice; the first run of row 0 gets no answer.
     controller.answer_chats([Answer::Status(503, json!({"error": "overloaded"}))]);
     let evaluation = Evaluation::of("conform", &sums(3))
         .model(&controller)
@@ -338,7 +338,7 @@ async fn rows_that_pass_at_k_leaves_out_are_counted_in_the_table_and_the_summary
 }
 
 #[tokio::test]
-async fn an_evaluation_goes_on_when_nobody_reads_what_it_says() {
+async fn an_evaluation_continues_when_its_output_is_not_read() {
     let controller = Controller::start().await;
     controller.answer_chats([Answer::Soon(503)]);
     let evaluation = Evaluation::of("conform", &sums(4)).model(&controller);
@@ -357,7 +357,7 @@ async fn an_evaluation_goes_on_when_nobody_reads_what_it_says() {
 }
 
 #[tokio::test]
-async fn the_last_words_of_a_reason_are_shown() {
+async fn the_end_of_a_long_reason_is_shown() {
     let controller = Controller::start().await;
     let text =
         format!("{}: ask for a smaller context", "this request is far too long for the model ".repeat(12));
@@ -374,7 +374,7 @@ async fn the_last_words_of_a_reason_are_shown() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_said_before_anything_is_run() {
+async fn an_unreachable_server_is_reported_before_any_rollout() {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let gone = format!("http://{free}/v1");
     let controller = Controller::start().await;
@@ -408,7 +408,7 @@ async fn a_server_that_is_not_there_is_said_before_anything_is_run() {
     assert_eq!(controller.chats().len(), 0);
 }
 
-/// A server that answers every request with this status and nothing else.
+/// Starts a server that answers every request with this status.
 async fn answering(status: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
     let url = format!("http://{}/v1", listener.local_addr().expect("it is bound"));
@@ -423,7 +423,7 @@ async fn answering(status: &'static str) -> String {
                     }
                 }
                 let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-                // Whoever asked may be gone.
+                // The client may have disconnected.
                 let _ = stream.write_all(answer.as_bytes()).await;
             });
         }
@@ -432,7 +432,7 @@ async fn answering(status: &'static str) -> String {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_another_key_is_said_before_anything_is_run() {
+async fn a_server_that_rejects_the_key_is_reported_before_any_rollout() {
     let closed = answering("401 Unauthorized").await;
     let without = Evaluation::of("conform", &sums(2)).options(["--model", "m", "--base-url", &closed]);
     let with = Evaluation::of("conform", &sums(2)).options([
@@ -455,7 +455,7 @@ async fn a_server_that_wants_another_key_is_said_before_anything_is_run() {
 }
 
 #[tokio::test]
-async fn a_model_that_never_answers_is_given_up_and_its_retries_are_said() {
+async fn a_model_that_never_answers_is_abandoned_and_its_retries_are_reported() {
     let controller = Controller::start().await;
     controller.answer_chats(std::iter::repeat_with(|| Answer::Soon(503)).take(200));
     let evaluation = Evaluation::of("conform", &sums(20)).model(&controller).options(["--concurrency", "1"]);
@@ -463,7 +463,7 @@ async fn a_model_that_never_answers_is_given_up_and_its_retries_are_said() {
     let ran = evaluation.run().await;
 
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    // Eight tries each.
+    // Eight attempts each.
     assert_eq!(evaluation.results().len(), 3, "{}", ran.stderr);
     assert_eq!(controller.chats().len(), 24);
     assert_eq!(evaluation.results()[0]["chat_retries"], 7);
@@ -476,7 +476,7 @@ async fn a_model_that_never_answers_is_given_up_and_its_retries_are_said() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_interrupted_says_of_how_many_its_figures_are() {
+async fn an_interrupted_run_reports_the_number_of_rollouts_behind_its_figures() {
     let controller = Controller::start().await;
     controller.hold_after(1);
     let evaluation =
@@ -497,7 +497,7 @@ async fn a_run_that_is_interrupted_says_of_how_many_its_figures_are() {
 }
 
 #[tokio::test]
-async fn a_directory_of_something_else_is_left_as_it_is() {
+async fn a_directory_with_other_files_is_left_unchanged() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(1)).model(&controller);
     std::fs::create_dir(evaluation.path("out")).unwrap();

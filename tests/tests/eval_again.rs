@@ -1,4 +1,4 @@
-//! `eval --replay`: an evaluation is graded again, and no model is asked for its workflows.
+//! Tests of `eval --replay`, which grades an evaluation again without calling the model for its workflows.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use rollout_tests::{
 };
 use serde_json::{Value, json};
 
-/// Grades an evaluation again into `again` beside it.
+/// Grades an evaluation again, with output in the directory `again`.
 async fn graded_again(evaluation: &Evaluation, options: &[&str]) -> Ran {
     let mut command = rollout_host(["eval", "--replay"]);
     command.arg(evaluation.path("out")).arg("--out").arg(evaluation.path("again")).args(options);
@@ -22,17 +22,17 @@ fn lines(path: &Path) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
+async fn another_grader_gives_other_rewards_without_model_calls() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(4)).model(&controller).options(["--n", "2"]);
     assert_eq!(evaluation.run().await.code, Some(0));
-    let (before, asked) = (evaluation.results(), controller.chats().len());
+    let (before, calls) = (evaluation.results(), controller.chats().len());
     let grader = guest("only_grader").display().to_string();
 
     let ran = graded_again(&evaluation, &["--grader", &grader]).await;
 
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
-    assert_eq!(controller.chats().len(), asked, "no model was asked");
+    assert_eq!(controller.chats().len(), calls, "no model was called");
     assert_eq!(evaluation.results(), before, "the old results are as they were");
     let again = lines(&evaluation.path("again/results.jsonl"));
     assert_eq!(again.len(), 8);
@@ -49,7 +49,7 @@ async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
     assert_eq!(rewards["changed"], 8);
     assert!(ran.stdout.contains("     0    0            1         0.25  *"), "{}", ran.stdout);
     assert!(ran.stdout.contains("8 of 8 rewards changed"), "{}", ran.stdout);
-    // Once more with the grader of then, from what the journal kept of it.
+    // Once more with the original grader, from the journal.
     std::fs::remove_dir_all(evaluation.path("again")).unwrap();
     let same = graded_again(&evaluation, &[]).await;
     assert_eq!(same.code, Some(0), "{}\n{}", same.stdout, same.stderr);
@@ -67,8 +67,8 @@ async fn another_grader_gives_other_rewards_and_no_model_is_asked() {
 }
 
 #[tokio::test]
-async fn a_judge_is_asked_anew_and_where_none_is_said_that_is_an_error() {
-    let oracle = Oracle::start(Answers::OfRequest).await;
+async fn the_judge_is_called_again_and_a_missing_judge_is_an_error() {
+    let oracle = Oracle::start(Answers::ByRequest).await;
     let config = format!(
         "[judge]\nurl = '{}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
         oracle.url(),
@@ -79,30 +79,30 @@ async fn a_judge_is_asked_anew_and_where_none_is_said_that_is_an_error() {
     let evaluation = evaluation.options(["--model", "a-model", "--base-url", &oracle.url()]);
     let ran = evaluation.run().await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let asked = oracle.count();
+    let calls = oracle.count();
     let path = evaluation.path("config.toml").display().to_string();
 
     let judged = graded_again(&evaluation, &["--config", &path]).await;
-    let nobody = graded_again(&evaluation, &[]).await;
+    let without_judge = graded_again(&evaluation, &[]).await;
 
     assert_eq!(judged.code, Some(0), "{}\n{}", judged.stdout, judged.stderr);
     assert!(judged.stdout.contains("0 of 1 rewards changed"), "{}", judged.stdout);
-    assert_eq!(oracle.count(), asked + 1, "the judge, once");
-    assert_eq!(nobody.code, Some(2), "{}", nobody.stderr);
-    assert!(nobody.stderr.contains("the grader used the judge 'judge'"), "{}", nobody.stderr);
+    assert_eq!(oracle.count(), calls + 1, "the judge, once");
+    assert_eq!(without_judge.code, Some(2), "{}", without_judge.stderr);
+    assert!(without_judge.stderr.contains("the grader used the judge 'judge'"), "{}", without_judge.stderr);
 }
 
 #[tokio::test]
-async fn a_workflow_that_does_something_else_now_is_reported_and_has_no_reward() {
+async fn a_workflow_that_behaves_differently_is_reported_and_has_no_reward() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
     assert_eq!(evaluation.run().await.code, Some(0));
-    let asked = controller.chats().len();
+    let calls = controller.chats().len();
 
     let ran = graded_again(&evaluation, &[&guest("two_samples").display().to_string()]).await;
 
     assert_eq!(ran.code, Some(1), "{}\n{}", ran.stdout, ran.stderr);
-    assert_eq!(controller.chats().len(), asked);
+    assert_eq!(controller.chats().len(), calls);
     for line in lines(&evaluation.path("again/results.jsonl")) {
         assert_eq!(line["kind"], "nondeterministic", "{line:#}");
         assert!(line["reason"].as_str().unwrap().contains("call 1"), "{line:#}");
@@ -112,7 +112,7 @@ async fn a_workflow_that_does_something_else_now_is_reported_and_has_no_reward()
 }
 
 #[tokio::test]
-async fn what_had_no_workflow_to_be_graded_stays_and_without_a_journal_nothing_is() {
+async fn rollouts_with_a_failed_workflow_stay_and_a_missing_journal_is_an_error() {
     let controller = Controller::start().await;
     let mut rows = sums(2);
     rows.push(json!({"user_prompt": "misbehave", "ground_truth": "x"}));

@@ -1,4 +1,4 @@
-//! `rollout-host eval` over data sets as other people have them.
+//! Tests of `rollout-host eval` with data sets in other formats.
 
 use std::process::Stdio;
 
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// Rows in the shape of GSM8K.
+/// Returns rows in the shape of GSM8K.
 fn word_problems() -> Vec<Value> {
     let row = |sum: &str, answer: &str| json!({"question": format!("Calculate {sum}."), "answer": format!("It is {sum} = {answer}.\n#### {answer}"), "source": {"id": sum}});
     vec![row("40 + 32", "72"), row("7 + 8", "15")]
 }
 
 #[tokio::test]
-async fn columns_of_other_names_are_prompt_label_and_metadata() {
+async fn columns_with_other_names_are_mapped_to_prompt_label_and_metadata() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &word_problems()).model(&controller).options([
         "--map",
@@ -31,12 +31,12 @@ async fn columns_of_other_names_are_prompt_label_and_metadata() {
 
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let results = evaluation.results();
-    let said = |line: &Value| {
+    let prompt_of = |line: &Value| {
         ["prompt", "label", "answer"].map(|name| line[name].as_str().unwrap_or_default().to_owned())
     };
-    assert_eq!(said(&results[0])[..2], ["Calculate 40 + 32.", "72"], "{results:#?}");
-    assert_eq!(said(&results[1])[..2], ["Calculate 7 + 8.", "15"], "{results:#?}");
-    assert!(said(&results[1])[2].contains("15"), "{results:#?}");
+    assert_eq!(prompt_of(&results[0])[..2], ["Calculate 40 + 32.", "72"], "{results:#?}");
+    assert_eq!(prompt_of(&results[1])[..2], ["Calculate 7 + 8.", "15"], "{results:#?}");
+    assert!(prompt_of(&results[1])[2].contains("15"), "{results:#?}");
     assert_eq!(evaluation.summary()["reward"]["mean"], 1.0);
     let first = &controller.chats()[0].body["messages"];
     assert_eq!(first[0], json!({"role": "system", "content": "Give the answer after ####."}), "{first}");
@@ -45,7 +45,7 @@ async fn columns_of_other_names_are_prompt_label_and_metadata() {
 }
 
 #[tokio::test]
-async fn what_a_row_lacks_is_said_with_the_option_that_helps() {
+async fn a_missing_field_of_a_row_is_reported_with_the_option_that_helps() {
     let controller = Controller::start().await;
     let unnamed = Evaluation::of("conform", &word_problems()).model(&controller);
     let misnamed = Evaluation::of("conform", &word_problems())
@@ -74,7 +74,7 @@ async fn what_a_row_lacks_is_said_with_the_option_that_helps() {
     assert_eq!(controller.chats().len(), 0);
 }
 
-/// The bytes as `gzip` packs them.
+/// Compresses bytes with `gzip`.
 async fn packed(bytes: &[u8]) -> Vec<u8> {
     let mut gzip = Command::new("gzip")
         .arg("-c")
@@ -83,13 +83,13 @@ async fn packed(bytes: &[u8]) -> Vec<u8> {
         .spawn()
         .expect("gzip is there");
     let mut input = gzip.stdin.take().expect("it is piped");
-    input.write_all(bytes).await.expect("gzip takes it");
+    input.write_all(bytes).await.expect("gzip reads it");
     drop(input);
     gzip.wait_with_output().await.expect("gzip ends").stdout
 }
 
 #[tokio::test]
-async fn rows_come_from_standard_input_packed_and_with_tabs() {
+async fn rows_come_from_standard_input_compressed_and_with_tabs() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &[]).model(&controller).options(["--data", "-"]);
     let rows = b"user_prompt\tground_truth\nCalculate 2 + 3.\t5\nCalculate 2 + 4.\t6\n";
@@ -113,7 +113,7 @@ async fn rows_come_from_standard_input_packed_and_with_tabs() {
 }
 
 #[tokio::test]
-async fn a_seed_takes_the_same_rows_again_and_more_of_them_when_asked() {
+async fn a_seed_selects_the_same_rows_again_and_more_with_a_higher_limit() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(6)).model(&controller).options([
         "--shuffle",
@@ -128,18 +128,18 @@ async fn a_seed_takes_the_same_rows_again_and_more_of_them_when_asked() {
 
     let three = evaluation.options(["--limit", "3"]);
     let first = three.run().await;
-    let taken = rows(&three);
+    let selected = rows(&three);
     let more = three.without("--limit").options(["--limit", "4"]);
     let second = more.run().await;
-    let taken_then = rows(&more);
+    let selected_later = rows(&more);
     let fewer = more.without("--limit").options(["--limit", "2"]);
     let third = fewer.run().await;
 
     assert_eq!((first.code, second.code), (Some(0), Some(0)), "{}{}", first.stderr, second.stderr);
-    // In the order of the SHA-256 of "7-0", "7-1" and so on, the rows are 1, 2, 5, 0, 3, 4.
-    assert_eq!(taken, [0, 2, 5]);
-    assert_eq!(taken_then, [0, 2, 3, 5]);
-    assert_eq!(controller.chats().len(), 4, "what has a result is not run again");
+    // Sorted by the SHA-256 of "7-0", "7-1" and so on, the rows are 1, 2, 5, 0, 3, 4.
+    assert_eq!(selected, [0, 2, 5]);
+    assert_eq!(selected_later, [0, 2, 3, 5]);
+    assert_eq!(controller.chats().len(), 4, "rows with a result do not run again");
     assert_eq!(third.code, Some(2), "{}", third.stderr);
     assert!(
         third.stderr.contains("settings.limit: was 4, is now 2; it may only be raised"),
@@ -149,7 +149,7 @@ async fn a_seed_takes_the_same_rows_again_and_more_of_them_when_asked() {
 }
 
 #[tokio::test]
-async fn an_evaluation_goes_on_with_more_runs_at_another_address() {
+async fn an_evaluation_continues_with_more_runs_at_another_address() {
     let (one, other) = (Controller::start().await, Controller::start().await);
     let evaluation = Evaluation::of("conform", &sums(2)).model(&one);
     let first = evaluation.run().await;
@@ -167,7 +167,7 @@ async fn an_evaluation_goes_on_with_more_runs_at_another_address() {
 }
 
 #[tokio::test]
-async fn without_trajectories_and_journal_there_are_results_and_nothing_else() {
+async fn without_trajectories_and_journal_there_are_only_results() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
     let evaluation = evaluation.options(["--no-trajectories", "--journal", "off"]);
@@ -186,7 +186,7 @@ async fn without_trajectories_and_journal_there_are_results_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn numbers_as_large_as_there_are_have_a_mean_and_a_spread() {
+async fn the_largest_numbers_have_a_mean_and_a_deviation() {
     let row = |label: &str| json!({"user_prompt": "u", "ground_truth": label});
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("large_numbers", &[row("1.7e308"), row("1.7e308"), row("-1.7e308")])

@@ -1,10 +1,10 @@
-//! An evaluation that dies goes on within its rollouts, from the journal beside its results.
+//! Tests that a killed evaluation resumes its rollouts, from the journal beside its results.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rollout_tests::{
-    Answers, Asked, Controller, Evaluation, Oracle, Start, guest, rollout_host, sums, until,
+    Answers, Controller, Evaluation, Oracle, OracleRequest, Start, guest, rollout_host, sums, until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 const ROWS: usize = 6;
 const TURNS: usize = 20;
 
-/// Rows of several turns each, of which every answer decides on what is asked next, with a tool and a
-/// judge.
+/// Returns an evaluation of rows with several turns, in which every request depends on the answers before it, with a
+/// tool and a judge.
 fn long_way(oracle: &Oracle) -> Evaluation {
     let rows: Vec<Value> = (0..ROWS)
         .map(|row| json!({"user_prompt": format!("{TURNS} steady {row}"), "ground_truth": "x"}))
@@ -33,7 +33,7 @@ fn long_way(oracle: &Oracle) -> Evaluation {
     ])
 }
 
-/// What does not depend on when it happened, and how fast.
+/// Removes times from the results.
 fn without_times(results: Vec<Value>) -> Vec<Value> {
     const TIMES: [&str; 6] =
         ["guest_cpu_ms", "waited_ms", "model_ms", "duration_ms", "queued_ms", "host_calls"];
@@ -46,12 +46,12 @@ fn without_times(results: Vec<Value>) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn an_evaluation_that_dies_goes_on_within_its_rollouts() {
-    let oracle = Oracle::start(Answers::OfRequest).await;
+async fn a_killed_evaluation_resumes_its_rollouts() {
+    let oracle = Oracle::start(Answers::ByRequest).await;
     let whole = long_way(&oracle);
     let ran = whole.run().await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let oracle = Oracle::start(Answers::OfRequest).await;
+    let oracle = Oracle::start(Answers::ByRequest).await;
     let evaluation = long_way(&oracle);
     let mut ended = Vec::new();
     for (further, signal) in
@@ -71,41 +71,41 @@ async fn an_evaluation_that_dies_goes_on_within_its_rollouts() {
     assert!(ran.stderr.contains("continuing within "), "{}", ran.stderr);
     assert_eq!(without_times(evaluation.results()), without_times(whole.results()));
     assert_eq!(evaluation.summary()["reward"], whole.summary()["reward"]);
-    let mut questions: HashMap<String, Vec<Asked>> = HashMap::new();
-    for asked in oracle.asked() {
-        questions.entry(asked.messages.clone()).or_default().push(asked);
+    let mut questions: HashMap<String, Vec<OracleRequest>> = HashMap::new();
+    for request in oracle.requests() {
+        questions.entry(request.messages.clone()).or_default().push(request);
     }
     assert_eq!(questions.len(), ROWS * (2 * TURNS + 1), "each question of each row, and its judge's");
     for again in questions.values() {
         for before in &again[..again.len() - 1] {
-            // Only what had no answer yet when the process died, or one that was on its way.
+            // Only calls without an answer when the process died, or with one in transit.
             let lost = before.answered.is_none_or(|at| {
                 ended.iter().any(|ended| {
                     at + Duration::from_millis(50) > *ended && at < *ended + Duration::from_secs(1)
                 })
             });
-            assert!(lost, "an answer that was there long before was asked for again: {}", before.messages);
+            assert!(lost, "a call was repeated long after its answer: {}", before.messages);
         }
     }
 }
 
-/// The bytes of the last record of a rollout in a journal: that it is over.
+/// The size of a rollout's last record in a journal, its end.
 const RECORD_OF_END: u64 = 29;
 
-/// Where a segment says how far it was synced, which a process does that ends by itself.
+/// The place in a segment for its synced length, which a process writes on a normal exit.
 const SYNCED: std::ops::Range<u64> = 32..64;
 
 #[tokio::test]
-async fn a_rollout_that_was_over_gets_its_row_from_the_journal() {
+async fn a_finished_rollout_gets_its_row_from_the_journal() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(1)).model(&controller);
     assert_eq!(evaluation.run().await.code, Some(0));
     let before = evaluation.results();
-    // As it is where the process died before it wrote the row down.
+    // Restores the state of a process that died before it wrote the row.
     let segment = evaluation.path("out/journal/00000000000000000001.seg");
     let file = std::fs::File::options().write(true).open(&segment).unwrap();
     let bytes = file.metadata().unwrap().len();
-    assert!(bytes < 64 << 10, "what was allocated ahead was given back: {bytes}");
+    assert!(bytes < 64 << 10, "the preallocated space was released: {bytes}");
     file.set_len(bytes - RECORD_OF_END).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0; 32], SYNCED.start).unwrap();
     std::fs::write(evaluation.path("out/results.jsonl"), "{\"row\":0,\"run").unwrap();
@@ -127,13 +127,13 @@ async fn time_in_which_no_process_ran_does_not_count() {
     controller.hold();
     let process = evaluation.start();
     controller.chats_arrived(1).await;
-    // What is kept may be a moment behind what was asked.
+    // The journal may lag a moment behind the requests.
     let segment = evaluation.path("out/journal/00000000000000000001.seg");
     let is_kept =
         || String::from_utf8_lossy(&std::fs::read(&segment).unwrap_or_default()).contains("Calculate");
-    until("it is kept", async || is_kept().then_some(())).await;
+    until("the prompt to be in the journal", async || is_kept().then_some(())).await;
     process.kill().await;
-    // Another rollout with the same limit runs out of its time meanwhile.
+    // Meanwhile, another rollout with the same limit times out.
     let other = Evaluation::of("conform", &sums(1)).model(&controller).config(limits);
     assert_eq!(other.run().await.code, Some(1));
     assert_eq!(other.results()[0]["kind"], "timeout", "{:?}", other.results());
@@ -147,7 +147,7 @@ async fn time_in_which_no_process_ran_does_not_count() {
 }
 
 #[tokio::test]
-async fn what_has_no_reward_is_asked_for_again_where_that_is_said() {
+async fn rollouts_without_a_reward_are_repeated_on_request() {
     let controller = Controller::start().await;
     let rows = [json!({"user_prompt": "misbehave", "ground_truth": "x"})];
     let evaluation = Evaluation::of("give_up", &rows).model(&controller);
@@ -164,7 +164,7 @@ async fn what_has_no_reward_is_asked_for_again_where_that_is_said() {
 }
 
 #[tokio::test]
-async fn without_a_journal_there_is_none() {
+async fn without_a_journal_no_journal_is_written() {
     let controller = Controller::start().await;
     for options in [vec!["--journal", "off"], vec![]] {
         let mut evaluation = Evaluation::of("conform", &sums(1)).model(&controller).options(options.clone());
@@ -180,11 +180,11 @@ async fn without_a_journal_there_is_none() {
 }
 
 #[tokio::test]
-async fn a_row_can_be_made_again() {
-    let oracle = Oracle::start(Answers::OfRequest).await;
+async fn a_row_can_be_replayed() {
+    let oracle = Oracle::start(Answers::ByRequest).await;
     let evaluation = long_way(&oracle);
     assert_eq!(evaluation.run().await.code, Some(0));
-    let asked = oracle.count();
+    let calls = oracle.count();
     let config = evaluation.path("config.toml");
     let mut replay = rollout_host(["replay", "row-00002-run-0", "--journal"]);
 
@@ -193,5 +193,5 @@ async fn a_row_can_be_made_again() {
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
     let reward = &evaluation.results()[2]["reward"];
     assert!(ran.stdout.contains(&format!("the same: reward {}", reward.as_f64().unwrap())), "{}", ran.stdout);
-    assert_eq!(oracle.count(), asked, "nobody was asked");
+    assert_eq!(oracle.count(), calls, "no model was called");
 }

@@ -1,4 +1,4 @@
-//! `export`: rollouts that are over become rows, and the packages of trainers read them.
+//! Tests of `export`: finished rollouts become rows, which trainers' packages can read.
 //!
 //! `ROLLOUT_VENVS` names the directory of their environment, which `clients/setup` makes.
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
-/// The Python that has the packages.
+/// Returns the Python with the packages.
 async fn python() -> PathBuf {
     static PYTHON: OnceCell<PathBuf> = OnceCell::const_new();
     let made = async || {
@@ -21,7 +21,7 @@ async fn python() -> PathBuf {
         let python = dir.join("export/bin/python");
         if !python.is_file() {
             let mut setup = Command::new(project_root().join("tests/clients/setup"));
-            // Installing may take longer than a test waits for anything else.
+            // Installing may take longer than other waits.
             let made = setup.arg(&dir).stdin(Stdio::null()).output().await.expect("it can be run");
             assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         }
@@ -34,12 +34,12 @@ async fn export(dir: &Path, arguments: &[&str]) -> Ran {
     rollout_host(["export"]).args(arguments).current_dir(dir).start().ended().await
 }
 
-/// The bits of a double, as Python prints them.
+/// Returns the bits of a double, as Python prints them.
 fn bits(number: f64) -> Value {
     format!("{:016x}", number.to_bits()).into()
 }
 
-/// A reply as vLLM gives it where it is asked for ids and log-probabilities.
+/// Returns a reply as vLLM sends it with ids and log-probabilities.
 fn reply(message: &Value, prompt: &[i64], tokens: &[(i64, f64)]) -> Answer {
     let logprob = |(_, logprob): &(i64, f64)| json!({"token": "t", "logprob": logprob, "bytes": [116], "top_logprobs": []});
     let ids: Vec<i64> = tokens.iter().map(|(id, _)| *id).collect();
@@ -57,7 +57,7 @@ fn reply(message: &Value, prompt: &[i64], tokens: &[(i64, f64)]) -> Answer {
 }
 
 #[tokio::test]
-async fn the_packages_of_trainers_read_what_models_wrote_to_the_last_bit() {
+async fn the_packages_of_trainers_read_exported_rows_to_the_last_bit() {
     const AWKWARD: f64 = -0.123_456_789_012_345_67;
     let controller = Controller::start().await;
     let call = json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": [
@@ -67,10 +67,10 @@ async fn the_packages_of_trainers_read_what_models_wrote_to_the_last_bit() {
     controller.answer_chats([
         reply(&call, &[1, 2], &[(3, AWKWARD), (4, -1e-300)]),
         reply(&answer, &[1, 2, 3, 4, 5], &[(6, -5e-324)]),
-        // A server that tokenizes what it wrote in another way when it reads it again.
+        // A server that tokenizes its own text differently in the next prompt.
         reply(&call, &[1, 2], &[(3, -0.5), (4, -0.5)]),
         reply(&answer, &[1, 2, 34, 5], &[(6, -0.5)]),
-        // And one that says nothing of tokens.
+        // A server without tokens.
         Answer::Say("#### 4"),
     ]);
     let rows: Vec<Value> =
@@ -130,7 +130,7 @@ async fn the_packages_of_trainers_read_what_models_wrote_to_the_last_bit() {
 }
 
 #[tokio::test]
-async fn rows_are_selected_by_a_condition_and_one_that_is_none_is_explained() {
+async fn rows_are_selected_by_a_condition_and_an_invalid_one_is_explained() {
     let controller = Controller::start().await;
     let rows = [json!({"user_prompt": "2 + 3", "ground_truth": "5"})];
     let evaluation = Evaluation::of("two_samples", &rows).model(&controller);
@@ -148,9 +148,9 @@ async fn rows_are_selected_by_a_condition_and_one_that_is_none_is_explained() {
 
     let (both, _) = samples("reward is not null").await;
     assert_eq!(both, ["first", "second"], "a row for each sample, with the sample's own reward");
-    let (one, said) = samples("reward >= 1 and outcome = 'scored'").await;
+    let (one, stderr) = samples("reward >= 1 and outcome = 'scored'").await;
     assert_eq!(one, ["first"]);
-    assert!(said.contains("1 row of 2 trajectories; --where excluded 1"), "{said}");
+    assert!(stderr.contains("1 row of 2 trajectories; --where excluded 1"), "{stderr}");
 
     let ran = export(&dir, &["out", "--where", "attempt = 1 and rewrad >= 1"]).await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
@@ -159,7 +159,7 @@ async fn rows_are_selected_by_a_condition_and_one_that_is_none_is_explained() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_named_and_the_rest_is_written() {
+async fn unreadable_trajectories_are_named_and_the_rest_is_written() {
     let controller = Controller::start().await;
     let host = TestHost::start("small_json").await;
     let rollout = host.run(&controller.rollout("2 + 3").label("5")).await;
@@ -189,42 +189,42 @@ async fn what_cannot_be_read_is_named_and_the_rest_is_written() {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_full_is_reported_and_nothing_of_the_file_is_left() {
+async fn a_full_disk_is_reported_and_leaves_no_partial_file() {
     let controller = Controller::start().await;
     let host = TestHost::start("small_json").await;
     host.run(&controller.rollout("2 + 3").label("5")).await;
     let kept = host.kept().display().to_string();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
 
-    // Standard output is on the full disk.
+    // Standard output goes to the full disk.
     let mut command = rollout_host(["export", &kept, "--format", "parquet"]);
     let process = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
     let ran = process.wait_with_output().await.unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.contains("cannot write to standard output: No space left on device"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("cannot write to standard output: No space left on device"), "{stderr}");
 
-    // A limit on the size of files stands for a disk that is full in the middle of one.
+    // A limit on file sizes simulates a disk that becomes full in the middle of a file.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
     command.args(["-c", script, "sh"]).arg(rollout_tests::host_program());
     command.args(["export", &kept, "--out", "rows.parquet"]).current_dir(host.dir());
     let ran = command.output().await.unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.contains("cannot write to rows.parquet: File too large"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("cannot write to rows.parquet: File too large"), "{stderr}");
     let names: Vec<_> =
         std::fs::read_dir(host.dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().starts_with("rows")), "{names:?}");
 }
 
 #[tokio::test]
-async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_parent() {
+async fn a_journal_gives_the_same_rows_as_the_files_and_a_fork_names_its_parent() {
     let controller = Controller::start().await;
     let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n");
     let host = serve.option("--trajectories", "files").start().await;
     let sum = || controller.rollout("Calculate 2 + 3.").label("5");
-    // The caller reports what the model's server did not say.
+    // The caller reports data that the model's server did not send.
     let report = json!({"model_name": "engine", "samples": {"s": {"llm_call_metrics": [
         {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": [-0.125]},
     ]}}});
@@ -245,7 +245,7 @@ async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_paren
         lines
     };
 
-    // While the server has it open.
+    // The server has the journal open meanwhile.
     let of_journal = lines("journal").await;
 
     assert_eq!(of_journal.len(), 3);
@@ -262,7 +262,7 @@ async fn a_journal_gives_the_rows_that_the_files_give_and_a_fork_names_its_paren
 }
 
 #[tokio::test]
-async fn of_an_evaluation_without_trajectories_the_journal_has_the_rows() {
+async fn an_evaluation_without_trajectories_is_exported_from_its_journal() {
     let controller = Controller::start().await;
     let evaluation = Evaluation::of("conform", &sums(2)).model(&controller).options(["--no-trajectories"]);
     let ran = evaluation.run().await;
@@ -276,7 +276,7 @@ async fn of_an_evaluation_without_trajectories_the_journal_has_the_rows() {
 }
 
 #[tokio::test]
-async fn one_flipped_bit_of_a_journal_is_refused_by_all_that_read_it_and_a_repair_keeps_the_rest() {
+async fn a_flipped_bit_in_a_journal_is_an_error_for_every_reader_and_a_repair_keeps_the_rest() {
     let controller = Controller::start().await;
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");
@@ -289,7 +289,7 @@ async fn one_flipped_bit_of_a_journal_is_refused_by_all_that_read_it_and_a_repai
     host.kill().await;
     let segment = journal.join("00000000000000000001.seg");
     let mut bytes = std::fs::read(&segment).unwrap();
-    // In what the first rollout was admitted with.
+    // The flipped bit is in the request of the first rollout.
     let prompt = b"Calculate 2 + 3.";
     let place = bytes.windows(prompt.len()).position(|window| window == prompt).unwrap();
     bytes[place] ^= 0x10;

@@ -1,13 +1,13 @@
-//! What guests that use a great deal of the processor cost those that do not.
+//! Tests of the cost of CPU-bound guests to other guests.
 
 use std::time::{Duration, Instant};
 
 use rollout_tests::{Admitted, Answer, Controller, TestHost, until};
 
-/// Slots of a host for which more instances than it has room for are a matter of a moment.
+/// Number of a host's slots. Filling them is a matter of a moment.
 const SLOTS: usize = 64;
 
-/// Slots that one guest has after another.
+/// Number of slots that guests use one after another.
 const CONTESTED: usize = 32;
 
 async fn spin(host: &TestHost, controller: &Controller, count: usize) -> Vec<Admitted> {
@@ -19,10 +19,10 @@ async fn spin(host: &TestHost, controller: &Controller, count: usize) -> Vec<Adm
 }
 
 #[tokio::test]
-async fn who_comes_after_guests_that_were_stopped_while_they_computed_has_their_slots() {
+async fn guests_stopped_during_a_computation_free_their_slots() {
     let controller = Controller::start().await;
     let host = TestHost::of("spin").option("--max-concurrent", SLOTS).start().await;
-    // They keep the busy threads, so that others wait long for their turns.
+    // These guests occupy the busy threads, so that others wait long for their turns.
     let spinning = spin(&host, &controller, SLOTS - CONTESTED).await;
     let mut stopped = Vec::new();
     for _ in 0..CONTESTED {
@@ -52,11 +52,11 @@ async fn who_comes_after_guests_that_were_stopped_while_they_computed_has_their_
     host.idle().await;
 }
 
-/// How long a host takes to say how it is, at the median, beside guests that misbehave.
-async fn health_beside(guest: &str, count: usize) -> Duration {
+/// Returns the median latency of the health report while guests misbehave.
+async fn health_latency(guest: &str, count: usize) -> Duration {
     const UNMEASURED: usize = 100;
     const MEASURED: usize = 300;
-    // Long enough for every guest to have been at work several times.
+    // Long enough for every guest to have run several times.
     const MEASURED_FOR: Duration = Duration::from_secs(4);
     let controller = Controller::start().await;
     let host = TestHost::start(guest).await;
@@ -68,9 +68,9 @@ async fn health_beside(guest: &str, count: usize) -> Duration {
     let began = Instant::now();
     let mut times = Vec::new();
     while times.len() < UNMEASURED + MEASURED || began.elapsed() < MEASURED_FOR {
-        let asked = Instant::now();
+        let started = Instant::now();
         host.health().await;
-        times.push(asked.elapsed());
+        times.push(started.elapsed());
     }
     times.drain(..UNMEASURED);
     for guest in &guests {
@@ -80,25 +80,25 @@ async fn health_beside(guest: &str, count: usize) -> Duration {
     times[times.len() / 2]
 }
 
-/// Guests that slip by a rule made for those that spin cost others no more than these do.
+/// Checks that guests that evade the rule for spinning guests cost others no more than spinning ones.
 async fn check_as_cheap_as_spinning(guest: &str, count: usize) {
-    // On a machine that has much else to do, what is measured varies by as much.
+    // On a busy machine the measurements vary by as much.
     const RATIO_MAX: u32 = 6;
     const LEAST: Duration = Duration::from_millis(2);
-    let spinning = health_beside("spin", count).await;
+    let spinning = health_latency("spin", count).await;
 
-    let slipping = health_beside(guest, count).await;
+    let slipping = health_latency(guest, count).await;
 
-    println!("/health beside {count}: spinning {spinning:?}, {guest} {slipping:?}");
+    println!("/health with {count}: spinning {spinning:?}, {guest} {slipping:?}");
     assert!(slipping < spinning.max(LEAST) * RATIO_MAX, "spinning {spinning:?}, {guest} {slipping:?}");
 }
 
 #[tokio::test]
-async fn guests_that_compute_in_short_stints_hold_up_no_connection() {
+async fn guests_that_compute_in_short_bursts_delay_no_connection() {
     check_as_cheap_as_spinning("busy_stints", 128).await;
 }
 
 #[tokio::test]
-async fn guests_that_have_the_host_work_hold_up_no_connection() {
+async fn guests_that_make_the_host_work_delay_no_connection() {
     check_as_cheap_as_spinning("busy_logs", 16).await;
 }

@@ -1,4 +1,4 @@
-//! What instances take of the machine's memory, beside what they asked for.
+//! Tests of the memory that instances take in addition to their own.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use rollout_tests::{Controller, Ran, Start, TestHost, component_text, rollout_ho
 /// Memory of one instance, in bytes.
 const MEMORY_BYTES_MAX: usize = 8 << 20;
 
-/// Slots with which instances are made in each of the plans.
+/// Numbers of slots that lead to each allocation plan.
 const PLANS: [(&str, u32); 3] = [("pooled", 64), ("pooled-eager", 9000), ("on-demand", 19_000)];
 
-/// A component whose workflow does this and never returns, with more in its module.
+/// Creates a component whose workflow runs this code and never returns, with additional module fields.
 fn made(dir: &Path, what: &str, more: &str) -> PathBuf {
     let module = format!(
         r#"
@@ -26,7 +26,7 @@ fn made(dir: &Path, what: &str, more: &str) -> PathBuf {
     component(dir, &module)
 }
 
-/// A component around this core module; see [`component_text`].
+/// Creates a component around this core module; see [`component_text`].
 fn component(dir: &Path, module: &str) -> PathBuf {
     let path = dir.join("made.wasm");
     let bytes =
@@ -46,7 +46,7 @@ fn status_bytes(host: &TestHost, figure: &str) -> usize {
     line.trim_end_matches("kB").trim().parse::<usize>().expect("it is a number") << 10
 }
 
-/// Calls itself until 300 KiB or more of its stack are written to.
+/// Recurses until at least 300 KiB of its stack are written.
 const DEEP: &str = "(drop (call $deep (i32.const 6000)))";
 const DEEP_FUNCTION: &str = r#"
     (func $deep (param i32) (result i32) (local $a i64) (local $b i64)
@@ -56,7 +56,7 @@ const DEEP_FUNCTION: &str = r#"
 "#;
 
 #[tokio::test]
-async fn stacks_that_guests_were_deep_in_are_the_kernels_again() {
+async fn deep_stacks_of_guests_are_returned_to_the_kernel() {
     const GUESTS: usize = 32;
     const KEPT_BYTES_MAX: usize = 48 << 10;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
@@ -77,15 +77,15 @@ async fn stacks_that_guests_were_deep_in_are_the_kernels_again() {
     }
 
     let kept = GUESTS * (KEPT_BYTES_MAX + (64 << 10));
-    until("it to be given back", async || (anonymous() < before + kept).then_some(())).await;
+    until("the memory to be released", async || (anonymous() < before + kept).then_some(())).await;
 }
 
-/// Memory that is the process's own.
+/// Returns the anonymous memory of the process.
 fn anonymous_bytes(host: &TestHost) -> usize {
     status_bytes(host, "RssAnon:")
 }
 
-/// The memory that one more instance of a component takes.
+/// Measures the memory of one more instance of a component.
 async fn resident_an_instance(component: &Path, slots: u32) -> usize {
     const INSTANCES: usize = 8;
     let controller = Controller::start().await;
@@ -103,7 +103,7 @@ async fn resident_an_instance(component: &Path, slots: u32) -> usize {
         (host.health().await["concurrency"]["running"] == INSTANCES).then_some(())
     })
     .await;
-    // They take turns, so it takes a while until each has touched what it has.
+    // The guests take turns, so it takes a while until each has touched all of its memory.
     const STEADY: u32 = 100;
     let (mut largest, mut steady) = (0, 0);
     until("no more memory", async || {
@@ -119,7 +119,7 @@ async fn resident_an_instance(component: &Path, slots: u32) -> usize {
     largest.saturating_sub(before) / INSTANCES
 }
 
-/// Grows its memory page by page and writes to all of it.
+/// Grows the memory page by page and writes to all of it.
 const GROW: &str = r#"
     (loop $more
         (if (i32.ne (memory.grow (i32.const 1)) (i32.const -1)) (then (br $more))))
@@ -130,19 +130,19 @@ const GROW: &str = r#"
         (br_if $touch (i32.lt_u (local.get $at) (i32.mul (memory.size) (i32.const 65536)))))
 "#;
 
-/// Grows a table little by little, which writes to all of it.
+/// Grows a table in small steps, which writes to all of it.
 const GROW_TABLE: &str = r#"
     (loop $more
         (if (i32.ne (table.grow $table (ref.func $f) (i32.const 100)) (i32.const -1)) (then (br $more))))
 "#;
 
 #[tokio::test]
-async fn an_instance_takes_little_beside_the_memory_that_it_asked_for() {
+async fn an_instance_takes_little_beyond_its_own_memory() {
     check_footprint(GROW, "").await;
 }
 
 #[tokio::test]
-async fn an_instance_takes_little_beside_the_tables_that_it_asked_for() {
+async fn an_instance_takes_little_beyond_its_own_tables() {
     check_footprint(GROW_TABLE, "(table $table 1 funcref) (func $f) (elem declare func $f)").await;
 }
 
@@ -168,9 +168,9 @@ async fn serve(component: &Path, slots: u32) -> Ran {
 }
 
 #[tokio::test]
-async fn what_the_engine_keeps_for_an_instance_counts_as_its_memory() {
+async fn the_engines_records_for_an_instance_count_as_its_memory() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    // A byte each in the file, and sixteen in every instance.
+    // Each element takes one byte in the file, and sixteen in every instance.
     let elements = format!("(func $f) (elem func {})", "$f ".repeat(600_000));
     let component = made(dir.path(), "", &elements);
     for (plan, slots) in PLANS {

@@ -1,4 +1,4 @@
-//! Rollouts that go on from where another one was.
+//! Tests of forks, which continue another rollout from one of its turns.
 
 use rollout_mock_model::{MockModel, MockModelSettings};
 use rollout_tests::{
@@ -7,7 +7,7 @@ use rollout_tests::{
 };
 use serde_json::{Value, json};
 
-/// A host of the guest whose every turn depends on what came before, with a tool and a judge.
+/// Returns options of a host for a guest in which every turn depends on the previous ones, with a tool and a judge.
 fn long_way(judge_url: &str) -> Serve {
     let tools = guest("tool_kit");
     TestHost::of("long_way").config(&format!(
@@ -16,31 +16,31 @@ fn long_way(judge_url: &str) -> Serve {
     ))
 }
 
-/// A rollout of so many turns, of two calls each, at this model.
+/// Returns a request for a rollout of this many turns, with two calls each.
 fn turns(controller: &Controller, oracle: &Oracle, turns: u32) -> RolloutRequest {
     let request = controller.rollout(&turns.to_string()).label("x");
     request.with("chat_completions_url", oracle.url()).with("agent_timeout_sec", 120.0)
 }
 
-/// The same, from where another one was after so many calls of the model.
+/// Returns a request for a fork of another rollout after this many model calls.
 fn fork(controller: &Controller, oracle: &Oracle, of: (u32, &str), turn: u32) -> RolloutRequest {
     turns(controller, oracle, of.0).with("fork_of", json!({"rollout_id": of.1, "turn": turn}))
 }
 
-/// What a result's sample says after its prompt, one text a message.
+/// Returns the texts of a result's messages after the prompt.
 fn texts(result: &Value) -> Vec<String> {
     assert_eq!(result["status"], "success", "{result:#}");
     let messages = result["sample"]["messages"].as_array().unwrap();
     messages[1..].iter().map(|message| message["content"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The random number that a message ends with.
+/// Returns the random number at the end of a message.
 fn number(text: &str) -> u64 {
     text.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 #[tokio::test]
-async fn forks_have_the_first_calls_of_another_rollout_and_go_on_by_themselves() {
+async fn forks_share_the_first_calls_of_their_parent_and_continue_independently() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;
     let serve = long_way(&oracle.url());
@@ -66,7 +66,7 @@ async fn forks_have_the_first_calls_of_another_rollout_and_go_on_by_themselves()
         "from there chance is its own: {numbers:?}"
     );
 
-    // A fork of a fork, while its parent is long over and after the process died.
+    // A fork of a fork, after its parent has ended and the process died.
     let host = host.killed(&serve).await;
     let third = host.admit(&fork(&controller, &oracle, (3, &first.id), 4)).await;
     let host = host.killed(&serve).await;
@@ -74,11 +74,11 @@ async fn forks_have_the_first_calls_of_another_rollout_and_go_on_by_themselves()
     assert_eq!(three_texts[..3], one_texts[..3], "two turns are the fork's, with its number");
     assert_ne!(number(&three_texts[3]), number(&one_texts[3]));
 
-    let trajectory = host.given_trajectory(&third.id).await;
+    let trajectory = host.served_trajectory(&third.id).await;
     let origin = &trajectory["extra"]["rollout_host"]["fork_of"];
     assert_eq!(*origin, json!({"rollout_id": first.id, "turn": 4}));
     let observed = trajectory["extra"]["rollout_host"]["observed"].as_array().unwrap();
-    assert_eq!(observed.len(), 6, "what it was like from the beginning");
+    assert_eq!(observed.len(), 6, "all calls from the beginning");
 
     for id in [&first.id, &third.id] {
         let arguments = ["replay", "--journal", "journal", "--config", "config.toml", id];
@@ -88,7 +88,7 @@ async fn forks_have_the_first_calls_of_another_rollout_and_go_on_by_themselves()
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_not_over_can_be_forked_and_one_with_callbacks_too() {
+async fn a_running_rollout_can_be_forked_and_one_with_callbacks_too() {
     let controller = Controller::start().await;
     let host = TestHost::of("long_way")
         .config(&format!(
@@ -110,13 +110,13 @@ async fn a_rollout_that_is_not_over_can_be_forked_and_one_with_callbacks_too() {
     controller.callbacks_arrived(2).await;
     let graded = controller.callbacks().remove(1).body;
     assert_eq!(graded["status"], "success", "{graded:#}");
-    let trajectory = host.given_trajectory(graded["rollout_id"].as_str().unwrap()).await;
+    let trajectory = host.served_trajectory(graded["rollout_id"].as_str().unwrap()).await;
     assert_eq!(trajectory["extra"]["osmosis"]["label"], "x", "the label is the parent's");
     assert_eq!(host.result(&parent).await["status"], "success");
 }
 
 #[tokio::test]
-async fn forks_are_run_from_the_command_line_at_a_model_of_another_name() {
+async fn forks_run_from_the_command_line_with_another_model_name() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;
     let host = long_way(&oracle.url()).start().await;
@@ -146,7 +146,7 @@ async fn forks_are_run_from_the_command_line_at_a_model_of_another_name() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_forked_is_refused_with_the_reason() {
+async fn an_impossible_fork_is_refused_with_the_reason() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;
     let host = long_way(&oracle.url()).start().await;
@@ -181,7 +181,7 @@ async fn what_cannot_be_forked_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn the_example_says_what_each_turn_of_a_rollout_was_worth() {
+async fn the_example_estimates_the_value_of_each_turn() {
     let settings = MockModelSettings { error_rate: 0.4, ..MockModelSettings::default() };
     let model = MockModel::start(([127, 0, 0, 1], 0).into(), settings).await.unwrap();
     let host = TestHost::of_component(example("example-calculator"));
@@ -214,7 +214,7 @@ async fn the_example_says_what_each_turn_of_a_rollout_was_worth() {
 }
 
 #[tokio::test]
-async fn a_fork_for_which_there_is_no_place_is_refused_before_anything_is_read_for_it() {
+async fn a_fork_at_a_full_host_is_refused_before_its_parent_is_read() {
     let controller = Controller::start().await;
     controller.hold();
     let serve = TestHost::of("conform").config("[journal]\ndir = 'journal'\n");
@@ -223,7 +223,7 @@ async fn a_fork_for_which_there_is_no_place_is_refused_before_anything_is_read_f
     let fork =
         || controller.rollout("Calculate 2 + 3.").with("fork_of", json!({"rollout_id": "nobody", "turn": 1}));
 
-    // That there is no such rollout is not found out.
+    // The host does not look up whether the rollout exists.
     let full = host.ask(&fork()).await;
     assert_eq!(full.status, 429, "{}", full.text);
 

@@ -1,4 +1,4 @@
-//! A server whose journal's disk is full: it says so, finishes what runs, and goes on where there is room.
+//! Tests of a server whose journal's disk is full: it reports that, finishes its rollouts, and continues when there is room.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -6,8 +6,7 @@ use std::path::PathBuf;
 
 use rollout_tests::{Controller, TestHost, host_program, until};
 
-/// Starts the host with a disk of its own under its journal, which only it and who looks through its
-/// eyes can see.
+/// Starts the host with a private disk under its journal, which only the host's mount namespace has.
 const ON_A_SMALL_DISK: &str = r#"#!/bin/sh
 exec unshare --map-root-user --mount sh -c '
     mkdir journal && mount -t tmpfs -o size=200m none journal && exec "$HOST_PROGRAM" "$@"' host "$@"
@@ -29,7 +28,7 @@ async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
     while filling.write_all(&[1; 1 << 16]).is_ok() {}
     drop(filling);
 
-    // A segment and those ahead are allocated; what is admitted fills the first, and what runs is finished in the others.
+    // Segments are allocated ahead: admitted rollouts fill the first, and running ones finish in the others.
     controller.hold();
     let label = "x".repeat(6 << 20);
     let (mut admitted, mut refused) = (Vec::new(), None);
@@ -43,7 +42,7 @@ async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
             }
             _ => refused = Some(reply),
         }
-        // The disk is looked at by a thread of its own.
+        // A separate thread checks the disk.
         tokio::task::yield_now().await;
     }
     let refused = refused.unwrap_or_else(|| panic!("{} rollouts were admitted", admitted.len()));
@@ -54,13 +53,17 @@ async fn a_full_disk_refuses_new_rollouts_and_finishes_those_that_run() {
 
     controller.release();
     for rollout in &admitted {
-        assert_eq!(host.result(rollout).await["status"], "success", "what runs is finished and reported");
+        assert_eq!(
+            host.result(rollout).await["status"],
+            "success",
+            "running rollouts are finished and reported"
+        );
     }
     let request = controller.rollout("Calculate 2 + 3.").label("5");
     assert_eq!(host.ask(&request).await.status, 503, "there is no more room than before");
     let fork = controller.rollout("Calculate 2 + 3.").with_callbacks("k");
     let fork = fork.with("fork_of", serde_json::json!({"rollout_id": admitted[0].id, "turn": 0}));
-    assert_eq!(host.ask(&fork).await.status, 503, "what would wait for the disk is refused as well");
+    assert_eq!(host.ask(&fork).await.status, 503, "a request that would wait for the disk is refused, too");
 
     std::fs::remove_file(&filler).unwrap();
     let is_admitted = async || (host.ask(&request).await.status == 202).then_some(());

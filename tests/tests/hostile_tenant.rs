@@ -1,9 +1,8 @@
-//! A tenant within its quotas beside one that does everything at once that a tenant can do, on a server that may have
-//! 2 GiB of memory and 400 open files: every rollout of the one succeeds, the server keeps to its memory budget, and
-//! the kernel kills no process.
+//! A tenant within its quotas next to one that makes every kind of attack, on a server with 2 GiB of memory and 400
+//! open files: every rollout of the first succeeds, the server keeps its memory budget, and the kernel kills no process.
 //!
-//! The test prints a table. `scripts/bench-tenants --hostile` runs it with a release build and for longer, and
-//! compares the latencies; here they are only printed.
+//! The test prints a table. `scripts/bench-tenants --hostile` runs it with a release build and for longer, and compares the
+//! latencies; here they are only printed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -29,28 +28,28 @@ const GROUP_BYTES: u64 = 2048 * MIB;
 
 const OPEN_FILES: u32 = 400;
 
-/// Rollouts that the steady tenant has in flight.
+/// Number of concurrent rollouts of the steady tenant.
 const STEADY: usize = 4;
 
-/// Plugins that the hostile tenant has besides the one that it misuses.
+/// Number of plugins of the hostile tenant, besides the one that it misuses.
 const PLUGINS: usize = 40;
 
-/// How long each of the two phases lasts, unless `ROLLOUT_HOSTILE_SECS` says otherwise.
+/// Duration of each of the two phases, unless `ROLLOUT_HOSTILE_SECS` sets it.
 const PHASE_SECS: u64 = 12;
 
-/// The slots of the server.
+/// Number of the server's slots.
 const SLOTS: u32 = 16;
 
-/// What the steady tenant's callers met.
+/// The results of the steady tenant's callers.
 #[derive(Debug, Default)]
 struct Met {
-    /// From the request to the result, of rollouts that succeeded with the right reward.
+    /// Durations from the request to the result, of rollouts that succeeded with the right reward.
     latencies: Vec<Duration>,
-    /// From the request to its admission, of all that were admitted.
+    /// Durations from the request to its admission.
     admissions: Vec<Duration>,
-    /// Connections that ended without an answer. A caller asks again on another one, as trainers' clients do.
+    /// Number of connections that ended without an answer. A caller retries on another one, as trainers' clients do.
     reconnected: usize,
-    /// What was answered otherwise, with how often.
+    /// Other answers, with their number.
     failures: BTreeMap<String, usize>,
 }
 
@@ -77,7 +76,7 @@ impl Met {
     }
 }
 
-/// In seconds; 0 where there is nothing.
+/// Returns a percentile in seconds; 0 if there are no times.
 fn percentile(times: &[Duration], percent: usize) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
@@ -85,7 +84,7 @@ fn percentile(times: &[Duration], percent: usize) -> f64 {
     sorted.get(place).copied().unwrap_or_default().as_secs_f64()
 }
 
-/// Counts what the hostile tenant did and how it was answered, by attack.
+/// Counts the answers to the hostile tenant, by attack.
 #[derive(Debug, Default)]
 struct Attacks(Mutex<BTreeMap<&'static str, BTreeMap<String, usize>>>);
 
@@ -126,7 +125,7 @@ impl Watch {
         Self { most, stop, thread: Some(thread) }
     }
 
-    /// The most bytes that were resident until now.
+    /// Returns the maximum of resident bytes so far.
     fn most(&self) -> u64 {
         self.most.load(Ordering::Relaxed)
     }
@@ -141,14 +140,14 @@ impl Drop for Watch {
     }
 }
 
-/// The most memory that a process ever had resident, by the kernel's own count.
+/// Returns the maximum of a process's resident memory, by the kernel's count.
 fn resident_peak(process: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
-/// A model that takes 100 ms, and never answers a prompt with `wait` in it.
+/// A model that answers after 100 ms, and never if the prompt contains `wait`.
 struct Model {
     _process: Process,
     url: String,
@@ -168,18 +167,18 @@ impl Model {
     }
 }
 
-/// A client with a connection of its own, for which no answer is an answer, too.
+/// A client with its own connections, which reports a failed connection as an answer.
 struct Caller {
     http: reqwest::Client,
     base: String,
     key: String,
 }
 
-/// What a caller was answered.
+/// An answer to a caller.
 struct Answered {
-    /// The status; 0 where the connection failed.
+    /// The status; 0 if the connection failed.
     status: u16,
-    /// The body, or why there is none.
+    /// The body, or the reason why there is none.
     text: String,
     body: Value,
 }
@@ -210,7 +209,7 @@ impl Caller {
         self.send(self.http.post(format!("{}/rollout", self.base)).json(&request.body())).await
     }
 
-    /// Asks with one more field, which is JSON already.
+    /// Sends a request with one more field, as JSON text.
     async fn ask_with(&self, request: &RolloutRequest, field: &str) -> Answered {
         let body = request.body().to_string();
         let body = format!("{{{field},{}", body.strip_prefix('{').expect("it is an object"));
@@ -219,7 +218,7 @@ impl Caller {
         self.send(request.body(body)).await
     }
 
-    /// Polls until an admitted rollout is over.
+    /// Polls until an admitted rollout has ended.
     async fn result(&self, admitted: &Answered) -> Answered {
         let text = |field: &str| admitted.body[field].as_str().expect("an admission has it").to_owned();
         let url = format!("{}/rollout/{}/result", self.base, text("rollout_id"));
@@ -235,16 +234,16 @@ impl Caller {
     }
 }
 
-/// What every caller here needs.
+/// The servers and tenants of the test.
 struct Scene {
     catalog: TestCatalog,
     controller: Controller,
     model: Model,
     steady: TestTenant,
     hostile: TestTenant,
-    /// The digest of a component that waits for ever.
+    /// The digest of a component that waits forever.
     waits: String,
-    /// A field of a request that is long.
+    /// A long field of a request.
     long_field: String,
     attacks: Attacks,
     rollouts: AtomicUsize,
@@ -256,8 +255,8 @@ impl Scene {
         self.controller.rollout(prompt).id(&id).with("chat_completions_url", self.model.url.clone())
     }
 
-    /// Runs ordinary rollouts of the steady tenant for so long, on a thread of their own: what the attacks cost the
-    /// attacker is no part of what is measured.
+    /// Runs ordinary rollouts of the steady tenant for this time, on a separate thread: the measurement must not
+    /// include the attacker's own work.
     async fn run_steadily(self: &Arc<Self>, time: Duration) -> Met {
         let scene = self.clone();
         let thread = tokio::task::spawn_blocking(move || {
@@ -278,7 +277,7 @@ impl Scene {
                     Ok(()) => met.latencies.push(began.elapsed()),
                     Err(failure) => {
                         *met.failures.entry(failure).or_default() += 1;
-                        // A caller that is refused asks again a little later, as published clients do.
+                        // A refused caller retries a little later, as published clients do.
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }
@@ -318,12 +317,12 @@ impl Scene {
         }
     }
 
-    /// A caller of the hostile tenant's plugin of this name.
+    /// Returns a caller of the hostile tenant's plugin of this name.
     fn hostile(&self, plugin: &str) -> Caller {
         Caller::new(format!("{}/p/{plugin}", self.catalog.url()), &self.hostile.caller)
     }
 
-    /// Runs guests one after the other that fill the memory of an instance.
+    /// Runs a guest that fills the memory of an instance.
     async fn fill_memory(&self) {
         let host = self.hostile("burden");
         let reply = host.ask(&self.request("memory 200").label("5")).await;
@@ -335,27 +334,27 @@ impl Scene {
         }
     }
 
-    /// Asks for long results that are never read.
+    /// Requests a long result that is never read.
     async fn leave_results(&self) {
         let host = self.hostile("burden");
         let reply = host.ask(&self.request("result 40").label("5")).await;
-        self.attacks.note("results of 40 MiB that nobody reads", reply.status.to_string());
+        self.attacks.note("unread results of 40 MiB", reply.status.to_string());
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 
-    /// Computes without end.
+    /// Runs a guest that computes forever.
     async fn spin(&self) {
         let host = self.hostile("burden");
         let reply = host.ask(&self.request("spin 1").label("5")).await;
         if reply.status == 202 {
             self.attacks.note("guests that compute", "202");
-            // As long as it is let.
+            // The guest runs until the host stops it.
             std::future::pending::<()>().await;
         }
         self.refused("guests that compute", reply.status).await;
     }
 
-    /// Lets large requests wait for slots.
+    /// Sends a large request that waits for a slot.
     async fn queue(&self) {
         let host = self.hostile("burden");
         let reply = host.ask_with(&self.request("wait"), &self.long_field).await;
@@ -363,7 +362,7 @@ impl Scene {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 
-    /// Polls for a rollout that does not end, on a connection of its own.
+    /// Polls for a rollout that does not end, on a new connection.
     async fn poll(&self, path: &str, lease: &str) {
         let Ok(mut stream) = TcpStream::connect(self.address()).await else {
             return self.refused("polls", 0).await;
@@ -385,7 +384,7 @@ impl Scene {
         }
     }
 
-    /// Begins to upload a component, or a deployment, and leaves.
+    /// Starts to upload a component or a deployment, and disconnects.
     async fn leave_upload(&self) {
         const CONFIG_BYTES: usize = 900 << 10;
         let Ok(mut stream) = TcpStream::connect(self.address()).await else {
@@ -415,7 +414,7 @@ impl Scene {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 
-    /// Pushes a plugin whose check takes until its deadline.
+    /// Pushes a plugin whose check lasts until its deadline.
     async fn push_what_waits(&self) {
         let author = Caller::new(self.catalog.url(), &self.hostile.author);
         let deployment = json!({"component": self.waits, "activate": false});
@@ -431,7 +430,7 @@ impl Scene {
         }
     }
 
-    /// Uses each of many plugins.
+    /// Runs a rollout of each of many plugins.
     async fn use_plugins(&self) {
         for plugin in 0..PLUGINS {
             let reply = self.hostile(&format!("p{plugin}")).ask(&self.request("What is 2 + 3?")).await;
@@ -459,14 +458,14 @@ impl Scene {
         self.catalog.url().trim_start_matches("http://").to_owned()
     }
 
-    /// Notes that something was refused, and pauses as little as an attacker does.
+    /// Counts a refusal, and pauses as briefly as an attacker.
     async fn refused(&self, attack: &'static str, status: u16) {
         self.attacks.note(attack, status.to_string());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Does the same again and again until this is over.
+/// Repeats a task until the token is cancelled.
 fn again<F>(
     tasks: &mut JoinSet<()>,
     over: &CancellationToken,
@@ -493,13 +492,13 @@ fn text(admitted: &Answered, field: &str) -> String {
     admitted.body[field].as_str().expect("an admission has it").to_owned()
 }
 
-/// Whether this attack is among those that `ROLLOUT_HOSTILE_ONLY` names, which are all unless it is set.
+/// Returns whether `ROLLOUT_HOSTILE_ONLY` names this attack, or is not set.
 fn is_chosen(attack: &str) -> bool {
     let only = std::env::var("ROLLOUT_HOSTILE_ONLY").ok();
     only.is_none_or(|only| only.split(',').any(|chosen| chosen == attack))
 }
 
-/// Does everything at once.
+/// Runs all attacks concurrently.
 async fn attack(scene: &Arc<Scene>, over: &CancellationToken) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let host = scene.hostile("burden");
@@ -544,7 +543,7 @@ async fn attack(scene: &Arc<Scene>, over: &CancellationToken) -> JoinSet<()> {
     tasks
 }
 
-/// Takes the server's own number for what it may hold.
+/// Returns the server's memory budget from its metrics.
 async fn budget_bytes(catalog: &TestCatalog) -> u64 {
     let text = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
     let line = text.lines().find_map(|line| line.strip_prefix("rollout_host_held_bytes_max "));
@@ -553,13 +552,13 @@ async fn budget_bytes(catalog: &TestCatalog) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
+async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     let secs = std::env::var("ROLLOUT_HOSTILE_SECS").ok().and_then(|secs| secs.parse().ok());
     let phase = Duration::from_secs(secs.unwrap_or(PHASE_SECS));
     let group = match MemoryGroup::new(GROUP_BYTES) {
         Ok(group) => Some(Arc::new(group)),
         Err(why) => {
-            println!("NOT IN A CONTROL GROUP, which this machine does not let the test make: {why}");
+            println!("NOT IN A CONTROL GROUP, which this machine does not allow: {why}");
             None
         }
     };
@@ -569,7 +568,7 @@ async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
         .option("--queue-max", 256);
     let serve = match &group {
         Some(group) => serve.memory_group(group.clone()),
-        // As the server itself decides in such a group.
+        // The server's own choice in such a group.
         None => serve.option("--memory-budget-bytes", GROUP_BYTES / 100 * 70),
     };
     let catalog = serve.start().await;
@@ -596,18 +595,18 @@ async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
         rollouts: AtomicUsize::new(0),
     });
 
-    // What is loaded and warm is so in both phases.
+    // Warm up, so that plugins are loaded in both phases.
     scene.run_steadily(Duration::from_secs(2)).await;
     let alone = scene.run_steadily(phase).await;
     let over = CancellationToken::new();
     let mut tasks = attack(&scene, &over).await;
-    let beside = scene.run_steadily(phase).await;
+    let attacked = scene.run_steadily(phase).await;
     over.cancel();
     while tasks.join_next().await.is_some() {}
     let most = watch.most();
     drop(watch);
 
-    // What it leaves behind does not keep the next process from serving.
+    // The remains of the attack do not prevent the next process from serving.
     let Ok(Scene { catalog, controller, model, steady, hostile, waits, long_field, attacks, rollouts }) =
         Arc::try_unwrap(scene)
     else {
@@ -623,11 +622,11 @@ async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
     let most_after = watch.most();
 
     println!("\nthe steady tenant  succeeded   failed    p50 ms    p99 ms    admission p99   reconnected");
-    for (name, met) in [("alone", &alone), ("beside the hostile", &beside), ("after kill -9", &after)] {
+    for (name, met) in [("alone", &alone), ("with the hostile", &attacked), ("after kill -9", &after)] {
         println!("  {name:<18}{}", met.row());
     }
-    let ratio = percentile(&beside.latencies, 99) / percentile(&alone.latencies, 99);
-    println!("p99 beside the hostile tenant: x{ratio:.2}");
+    let ratio = percentile(&attacked.latencies, 99) / percentile(&alone.latencies, 99);
+    println!("p99 with the hostile tenant: x{ratio:.2}");
     println!(
         "resident at most: {} MiB, and {} MiB after kill -9, of {} MiB (a budget of {} MiB, 10 % and 64 MiB)",
         most / MIB,
@@ -636,19 +635,19 @@ async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
         budget / MIB
     );
     println!("listens {:.1} s after kill -9", started.as_secs_f64());
-    println!("the hostile tenant was answered:\n{}", scene.attacks.rows());
+    println!("answers to the hostile tenant:\n{}", scene.attacks.rows());
     if let Some(group) = &group {
-        println!("processes killed for want of memory: {}", group.kills());
+        println!("processes killed because of memory: {}", group.kills());
         assert_eq!(group.kills(), 0, "the kernel killed a process");
     }
 
     assert_eq!(alone.failures, BTreeMap::new());
-    assert_eq!(beside.failures, BTreeMap::new(), "beside the hostile tenant");
+    assert_eq!(attacked.failures, BTreeMap::new(), "with the hostile tenant");
     assert_eq!(after.failures, BTreeMap::new(), "after kill -9");
-    assert!(!beside.latencies.is_empty() && !after.latencies.is_empty());
+    assert!(!attacked.latencies.is_empty() && !after.latencies.is_empty());
     assert!(most <= may_have && most_after <= may_have, "{most} and {most_after} of {may_have} bytes");
     if std::env::var_os("ROLLOUT_HOSTILE_RATIO").is_some() {
-        assert!(ratio <= 3.0, "p99 x{ratio:.2}, more than 3 times what it is alone");
+        assert!(ratio <= 3.0, "p99 x{ratio:.2}, more than 3 times that of the tenant alone");
     }
     until("the server to say that it is there", async || {
         (scene.catalog.get_open("/health").await.status == 200).then_some(())

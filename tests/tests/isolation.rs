@@ -1,16 +1,17 @@
-//! One tenant tries for what is another's, by each route: it is answered as if that had never been there.
+//! Tests that one tenant's requests for another's objects, by each route, get the same answers as for objects that do
+//! not exist.
 
 use reqwest::Method;
 use rollout_tests::{Admitted, Controller, TestCatalog, TestTenant, guest};
 use serde_json::{Value, json};
 
-/// The victim's rollouts, and names of the same length that nobody has.
+/// The victim's rollouts, and unused names of the same length.
 const OVER: [&str; 2] = ["victim-over", "nobody-over"];
 const LIVE: [&str; 2] = ["victim-live", "nobody-live"];
 const PLUGIN: [&str; 2] = ["private", "nothing"];
 const SECRET: [&str; 2] = ["judge-key", "other-key"];
 
-/// A scene with a tenant that has something, and one that is after it.
+/// A catalog with a victim and an attacker.
 struct Scene {
     catalog: TestCatalog,
     controller: Controller,
@@ -42,9 +43,10 @@ impl Scene {
         Self { catalog, controller, victim, attacker, held, over }
     }
 
-    /// Asks as the attacker for the victim's, and for what nobody has. Both are answered alike.
+    /// Sends requests of the attacker for the victim's object and for one that does not exist, and checks that the answers
+    /// are the same.
     async fn alike(&self, method: &Method, path: impl Fn(usize) -> String, body: impl Fn(usize) -> Value) {
-        let mut said = Vec::new();
+        let mut answers = Vec::new();
         for which in [0, 1] {
             let key = &self.attacker.author;
             let reply = self.catalog.ask(key, method.clone(), &path(which), body(which)).await;
@@ -52,10 +54,10 @@ impl Scene {
             for names in [OVER, LIVE, PLUGIN, SECRET] {
                 text = text.replace(names[which], "NAME");
             }
-            said.push((reply.status, text));
+            answers.push((reply.status, text));
         }
-        assert_eq!(said[0], said[1], "{method} {}", path(0));
-        assert!(!said[0].1.contains("s3cret"), "{}", said[0].1);
+        assert_eq!(answers[0], answers[1], "{method} {}", path(0));
+        assert!(!answers[0].1.contains("s3cret"), "{}", answers[0].1);
     }
 }
 
@@ -64,7 +66,7 @@ fn nothing(_: usize) -> Value {
 }
 
 #[tokio::test]
-async fn rollouts_of_another_tenant_are_not_there_by_any_route() {
+async fn rollouts_of_another_tenant_cannot_be_found_by_any_route() {
     let scene = Scene::start().await;
     let (get, post) = (Method::GET, Method::POST);
     for ids in [OVER, LIVE] {
@@ -92,14 +94,14 @@ async fn rollouts_of_another_tenant_are_not_there_by_any_route() {
     for reply in [all, of_prefix] {
         assert!(reply.status == 200 && !reply.text.contains("victim"), "{}", reply.text);
     }
-    // Its leases open nothing.
+    // The victim's leases do not work for the attacker.
     let attacker = scene.catalog.plugin(&scene.attacker, "p");
     for stolen in [&scene.over, &scene.held] {
         let guessed = Admitted { id: stolen.id.replace("victim", "nobody"), lease: stolen.lease.clone() };
         let (theirs, nobodys) = (attacker.poll(stolen).await, attacker.poll(&guessed).await);
         assert_eq!((theirs.status, theirs.text), (404, nobodys.text));
     }
-    // Nor is its id taken for anybody else.
+    // The victim's id is free for the attacker's own rollouts.
     let own = scene.controller.rollout("Calculate 2 + 3.").id(LIVE[0]).label("5");
     let own = attacker.admit(&own).await;
 
@@ -116,7 +118,7 @@ async fn rollouts_of_another_tenant_are_not_there_by_any_route() {
 }
 
 #[tokio::test]
-async fn plugins_components_and_secrets_of_another_tenant_are_not_there_by_any_route() {
+async fn plugins_components_and_secrets_of_another_tenant_cannot_be_found_by_any_route() {
     let scene = Scene::start().await;
     let component = std::fs::read(guest("conform")).unwrap();
     let digest = rollout_wire::digest::sha256_hex(&component);
@@ -137,21 +139,22 @@ async fn plugins_components_and_secrets_of_another_tenant_are_not_there_by_any_r
     scene.alike(&Method::POST, |which| format!("/p/{}/rollout", PLUGIN[which]), |_| request.clone()).await;
     scene.alike(&Method::POST, |which| format!("/p/{}/v1/rollout/init", PLUGIN[which]), |_| json!({})).await;
     scene.alike(&Method::DELETE, |which| format!("/admin/v1/secrets/{}", SECRET[which]), nothing).await;
-    // A tenant that has nothing by this digest, though another has.
+    // A tenant without the component of this digest, which another tenant has.
     let newcomer = scene.catalog.tenant("newcomer", json!({})).await;
     let made_up = "0".repeat(64);
-    let mut said = Vec::new();
+    let mut answers = Vec::new();
     for digest in [&digest, &made_up] {
         let path = format!("/admin/v1/components/{digest}");
         let there = scene.catalog.ask(&newcomer.author, Method::GET, &path, Value::Null).await;
         let push = json!({"component": digest, "activate": true});
         let pushed =
             scene.catalog.ask(&newcomer.author, Method::POST, "/admin/v1/plugins/x/deployments", push).await;
-        said.push([there, pushed].map(|reply| (reply.status, reply.text.replace(digest.as_str(), "DIGEST"))));
+        answers
+            .push([there, pushed].map(|reply| (reply.status, reply.text.replace(digest.as_str(), "DIGEST"))));
     }
-    assert_eq!(said[0], said[1]);
-    assert!(said[0][0].0 == 404 && said[0][1].0 >= 400, "{said:?}");
-    // What is an operator's, and saying another tenant's name.
+    assert_eq!(answers[0], answers[1]);
+    assert!(answers[0][0].0 == 404 && answers[0][1].0 >= 400, "{answers:?}");
+    // Routes of the operator, and the name of another tenant.
     for path in ["/tenants", "/tenants/victim", "/tenants/victim/usage", "/keys?tenant=victim"] {
         let reply = scene
             .catalog
@@ -175,7 +178,7 @@ async fn plugins_components_and_secrets_of_another_tenant_are_not_there_by_any_r
     );
     assert!(!nobodys.text.contains(PLUGIN[0]), "{}", nobodys.text);
 
-    // It is all as it was.
+    // Nothing has changed for the victim.
     let still = scene.catalog.plugin(&scene.victim, PLUGIN[0]).get("/health").await;
     assert_eq!(still.status, 200, "{}", still.text);
     let own = scene.catalog.ask(&scene.victim.author, Method::GET, "/admin/v1/secrets", Value::Null).await;
@@ -183,7 +186,7 @@ async fn plugins_components_and_secrets_of_another_tenant_are_not_there_by_any_r
 }
 
 #[tokio::test]
-async fn what_is_counted_of_one_tenant_is_in_no_text_of_another_and_files_are_apart() {
+async fn counters_of_one_tenant_are_hidden_from_another_and_files_are_separate() {
     let scene = Scene::start().await;
     let theirs = scene.catalog.ask(&scene.attacker.viewer, Method::GET, "/metrics", Value::Null).await.text;
     assert!(theirs.contains("tenant=\"attacker\"") && !theirs.contains("victim"), "{theirs}");

@@ -1,10 +1,9 @@
-//! Graders that ask a judge: its own server, key, budget and record, and no reward
-//! without it.
+//! Tests of graders that call a judge: its own server, key, budget and record, and no reward without it.
 
 use rollout_tests::{Answer, Controller, Ran, Start, TestHost, guest, project_root, rollout_host};
 use serde_json::{Value, json};
 
-/// A host whose graders have a judge: another server than the model's.
+/// Starts a host whose graders have a judge on another server than the model's.
 async fn host_with(judge: &Controller, more: &[(&str, &str)]) -> TestHost {
     let mut serve = TestHost::of("judged")
         .config(&format!(
@@ -28,7 +27,7 @@ fn failure(trajectory: &Value) -> (&str, &str, &str) {
 }
 
 #[tokio::test]
-async fn a_rubric_asks_the_judge_once_and_its_score_is_the_reward() {
+async fn a_rubric_calls_the_judge_once_and_its_score_is_the_reward() {
     let (model, judge) = (Controller::start().await, Controller::start().await);
     judge.answer_chats([Answer::Say(
         "<think>hm</think>\n```json\n{\"score\": 80, \"explanation\": \"Good.\"}\n```",
@@ -40,12 +39,12 @@ async fn a_rubric_asks_the_judge_once_and_its_score_is_the_reward() {
 
     assert_eq!(result["sample"]["reward"], 10.0, "80 is put at the end of the range: {result:#}");
     assert_eq!(model.chats().len(), 1);
-    let asked = judge.chats();
-    assert_eq!(asked.len(), 1);
-    assert_eq!(asked[0].header("authorization"), Some("Bearer key-of-the-judge"));
-    assert_eq!(asked[0].header("x-rollout-id"), Some(request.rollout_id()));
-    assert_eq!(asked[0].header("x-sample-id"), None, "a judgement is no sample's");
-    let body = &asked[0].body;
+    let calls = judge.chats();
+    assert_eq!(calls.len(), 1);
+    assert_eq!(calls[0].header("authorization"), Some("Bearer key-of-the-judge"));
+    assert_eq!(calls[0].header("x-rollout-id"), Some(request.rollout_id()));
+    assert_eq!(calls[0].header("x-sample-id"), None, "a call of the judge belongs to no sample");
+    let body = &calls[0].body;
     assert_eq!((&body["model"], &body["temperature"]), (&json!("a-judge"), &json!(0.0)));
     let schema = &body["response_format"]["json_schema"]["schema"];
     assert_eq!(schema["required"], json!(["score", "explanation"]));
@@ -63,7 +62,7 @@ async fn a_rubric_asks_the_judge_once_and_its_score_is_the_reward() {
 }
 
 #[tokio::test]
-async fn what_the_judge_was_asked_and_said_is_kept_apart_from_the_samples() {
+async fn calls_of_the_judge_are_recorded_separately_from_the_samples() {
     let (model, judge) = (Controller::start().await, Controller::start().await);
     judge.answer_chats([Answer::Say(GOOD)]);
     let host = host_with(&judge, &[]).await;
@@ -120,7 +119,7 @@ async fn a_judge_that_fails_leaves_the_rollout_unscored_and_is_to_blame() {
 }
 
 #[tokio::test]
-async fn a_reply_that_is_no_rating_leaves_the_rollout_unscored() {
+async fn an_invalid_rating_leaves_the_rollout_unscored() {
     let (model, judge) = (Controller::start().await, Controller::start().await);
     let host = host_with(&judge, &[]).await;
     for (reply, named) in [
@@ -143,7 +142,7 @@ async fn a_reply_that_is_no_rating_leaves_the_rollout_unscored() {
 }
 
 #[tokio::test]
-async fn a_server_that_knows_no_schema_is_asked_for_plain_json() {
+async fn a_server_without_schema_support_gets_a_request_for_plain_json() {
     let (model, judge) = (Controller::start().await, Controller::start().await);
     let refusal = json!({"error": {"message": "response_format json_schema is not supported"}});
     judge.answer_chats([Answer::Status(400, refusal), Answer::Say(GOOD)]);
@@ -156,7 +155,7 @@ async fn a_server_that_knows_no_schema_is_asked_for_plain_json() {
 }
 
 #[tokio::test]
-async fn without_a_judge_the_operator_is_told_and_there_is_no_reward() {
+async fn without_a_judge_there_is_no_reward_and_the_operator_is_to_blame() {
     let model = Controller::start().await;
     let host = TestHost::start("judged").await;
     let request = model.rollout("1 + 2").label("3");
@@ -170,11 +169,11 @@ async fn without_a_judge_the_operator_is_told_and_there_is_no_reward() {
 }
 
 #[tokio::test]
-async fn calls_and_tokens_of_the_judge_have_budgets_of_their_own() {
+async fn calls_and_tokens_of_the_judge_have_separate_budgets() {
     let (model, judge) = (Controller::start().await, Controller::start().await);
     for (limits, answered) in [
         (&[("--limit-judge-calls-max", "3"), ("--limit-chat-calls-max", "1")][..], 3.0),
-        // The stand-in's calls cost 10 tokens each; the one that goes past is the last.
+        // Each call of the mock judge costs 10 tokens; the one that exceeds the budget is the last.
         (&[("--limit-judge-tokens-max", "15")], 2.0),
     ] {
         let host = host_with(&judge, limits).await;
@@ -189,7 +188,7 @@ async fn calls_and_tokens_of_the_judge_have_budgets_of_their_own() {
 }
 
 #[tokio::test]
-async fn several_judgements_may_be_under_way_at_once() {
+async fn several_judgements_may_be_in_progress_at_once() {
     let (model, judge) = (Controller::start().await, Controller::start().await);
     judge.hold();
     let host = host_with(&judge, &[]).await;
@@ -202,7 +201,7 @@ async fn several_judgements_may_be_under_way_at_once() {
 }
 
 #[tokio::test]
-async fn a_failure_that_was_got_over_is_not_blamed() {
+async fn an_earlier_failure_of_the_judge_is_not_blamed() {
     let (model, judge) = (Controller::start().await, Controller::start().await);
     judge.answer_chats([Answer::Status(400, json!({})), Answer::Say("yes")]);
     let host = host_with(&judge, &[]).await;
@@ -237,7 +236,7 @@ async fn eval(plugin: &std::path::Path, more: &[&str]) -> Ran {
 }
 
 #[tokio::test]
-async fn half_a_judge_is_an_error_that_names_the_other_half() {
+async fn an_incomplete_judge_is_an_error_that_names_the_missing_option() {
     let dir = tempfile::tempdir().unwrap();
     let data = project_root().join("examples/rubric/rows.jsonl").display().to_string();
     let out = dir.path().join("out").display().to_string();
@@ -257,7 +256,7 @@ async fn half_a_judge_is_an_error_that_names_the_other_half() {
 }
 
 #[tokio::test]
-async fn the_example_is_rated_by_the_stand_in() {
+async fn the_example_is_graded_by_the_mock_judge() {
     let dir = tempfile::tempdir().unwrap();
     let wasm = dir.path().join("rubric.wasm");
     let example = project_root().join("examples/rubric");

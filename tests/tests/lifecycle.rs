@@ -1,5 +1,5 @@
-//! A server under a service manager: the socket that it is passed, what it says of itself, and one that takes
-//! the place of another while callers keep asking.
+//! Tests of a server under a service manager: its passed socket, its notifications, and a server that replaces another
+//! while callers keep sending requests.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
@@ -18,19 +18,19 @@ fn socket() -> Arc<TcpListener> {
     Arc::new(TcpListener::bind("127.0.0.1:0").unwrap())
 }
 
-/// A server that goes on with what another left.
+/// Returns options of a server that continues with the journal of another.
 fn keeping(socket: &Arc<TcpListener>, journal: &std::path::Path) -> Serve {
     TestHost::of("conform").passed(socket).option("--journal", journal.display())
 }
 
-/// A caller that opens a connection for each request, or keeps one.
+/// Returns a client that opens a connection for each request, or keeps one.
 fn caller(keeps: bool) -> reqwest::Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60));
     builder.pool_max_idle_per_host(if keeps { 4 } else { 0 }).build().unwrap()
 }
 
-/// Runs a rollout of generation D to its end, as a trainer does that hears of no server.
+/// Runs a rollout of generation D to its end, like a trainer that knows nothing of the servers.
 async fn run(http: &reqwest::Client, url: &str, body: &Value) -> Value {
     let id = body["rollout_id"].as_str().unwrap();
     let admitted = http.post(format!("{url}/rollout")).json(body).send().await.expect("it is answered");
@@ -49,7 +49,7 @@ async fn run(http: &reqwest::Client, url: &str, body: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_server_takes_the_place_of_another_and_no_request_fails() {
+async fn a_server_replaces_another_and_no_request_fails() {
     const CALLERS: usize = 12;
     let (socket, journal) = (socket(), tempfile::tempdir().unwrap());
     let url = format!("http://{}", socket.local_addr().unwrap());
@@ -74,15 +74,15 @@ async fn a_server_takes_the_place_of_another_and_no_request_fails() {
         });
     }
     for restart in 1..=3 {
-        let asked = CALLERS * 3 * restart;
-        let enough = async || (controller.chats().len() >= asked).then_some(());
+        let expected = CALLERS * 3 * restart;
+        let enough = async || (controller.chats().len() >= expected).then_some(());
         until("rollouts in this server", enough).await;
         let (ran, next) = host.stopped(&keeping(&socket, journal.path())).await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         host = next;
     }
-    let asked = controller.chats().len();
-    until("rollouts in the last server", async || (controller.chats().len() > asked + CALLERS).then_some(()))
+    let calls = controller.chats().len();
+    until("rollouts in the last server", async || (controller.chats().len() > calls + CALLERS).then_some(()))
         .await;
     stop.store(true, Ordering::SeqCst);
     let counts = in_time("the last rollouts", callers.join_all()).await;
@@ -109,7 +109,7 @@ async fn a_rollout_that_runs_when_its_server_is_replaced_ends_in_the_next() {
 }
 
 #[tokio::test]
-async fn what_is_passed_and_is_no_socket_to_listen_on_is_said() {
+async fn a_passed_descriptor_that_is_no_listening_socket_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
     let mut command = tokio::process::Command::new("sh");
@@ -126,7 +126,7 @@ async fn what_is_passed_and_is_no_socket_to_listen_on_is_said() {
     );
 }
 
-/// A service manager's end of what services say.
+/// A service manager's socket for notifications.
 struct Manager {
     socket: tokio::net::UnixDatagram,
     dir: tempfile::TempDir,
@@ -144,7 +144,7 @@ impl Manager {
         self.dir.path().join("notify").display().to_string()
     }
 
-    /// Waits for a message that has this line; gives all of it.
+    /// Waits for a message with this line; returns the whole message.
     async fn hears(&self, line: &str) -> String {
         let hearing = async {
             loop {
@@ -161,7 +161,7 @@ impl Manager {
 }
 
 #[tokio::test]
-async fn a_service_manager_hears_how_a_server_is() {
+async fn a_service_manager_is_notified_of_a_servers_state() {
     let manager = Manager::start();
     let serve = TestHost::of("conform").variable("NOTIFY_SOCKET", &manager.path());
     let host = serve.variable("WATCHDOG_USEC", "200000").start().await;
@@ -183,16 +183,16 @@ async fn a_service_manager_hears_how_a_server_is() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_service_manager_says_nothing_to_one() {
+async fn a_server_without_a_service_manager_sends_no_notifications() {
     let host = TestHost::start("conform").await;
     host.process().signal(Signal::HUP);
     assert_eq!(host.health().await["status"], "ok");
-    let said = host.stop().await.stderr;
-    assert!(!said.contains("service manager"), "{said}");
+    let stderr = host.stop().await.stderr;
+    assert!(!stderr.contains("service manager"), "{stderr}");
 }
 
 #[tokio::test]
-async fn ready_says_whether_rollouts_are_taken_and_why_not_to_those_with_the_key() {
+async fn ready_reports_readiness_and_the_reason_only_with_the_key() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("conform")
@@ -208,11 +208,12 @@ async fn ready_says_whether_rollouts_are_taken_and_why_not_to_those_with_the_key
     controller.chats_open(1).await;
     host.process().signal(Signal::TERM);
     let draining = async || Some(host.get("/ready").await).filter(|ready| ready.status == 503);
-    let told = until("the server to drain", draining).await;
-    assert_eq!(told.body["reason"], "the host is shutting down", "{}", told.text);
+    let reply = until("the server to drain", draining).await;
+    assert_eq!(reply.body["reason"], "the host is shutting down", "{}", reply.text);
     let http = caller(false);
-    let untold: Value = http.get(format!("{}/ready", host.url())).send().await.unwrap().json().await.unwrap();
-    assert_eq!(untold, json!({"ready": false}));
+    let without_key: Value =
+        http.get(format!("{}/ready", host.url())).send().await.unwrap().json().await.unwrap();
+    assert_eq!(without_key, json!({"ready": false}));
     controller.release();
 }
 
@@ -239,21 +240,21 @@ async fn a_server_of_many_tenants_is_replaced_and_no_request_fails() {
         });
     }
     for _ in 0..2 {
-        let asked = controller.chats().len() + CALLERS * 3;
-        until("rollouts in this server", async || (controller.chats().len() >= asked).then_some(())).await;
+        let expected = controller.chats().len() + CALLERS * 3;
+        until("rollouts in this server", async || (controller.chats().len() >= expected).then_some(())).await;
         let (ran, next) = catalog.replaced().await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         catalog = next;
     }
-    let asked = controller.chats().len() + CALLERS;
-    until("rollouts in the last server", async || (controller.chats().len() >= asked).then_some(())).await;
+    let expected = controller.chats().len() + CALLERS;
+    until("rollouts in the last server", async || (controller.chats().len() >= expected).then_some(())).await;
     stop.store(true, Ordering::SeqCst);
     let counts = in_time("the last rollouts", callers.join_all()).await;
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
 }
 
 #[tokio::test]
-async fn a_server_of_many_tenants_says_whether_it_is_ready() {
+async fn a_server_of_many_tenants_reports_its_readiness() {
     let controller = Controller::start().await;
     controller.hold();
     let catalog = TestCatalog::start().await;
@@ -267,7 +268,7 @@ async fn a_server_of_many_tenants_says_whether_it_is_ready() {
     catalog.process().signal(Signal::TERM);
     let draining = async || Some(catalog.get_open("/ready").await).filter(|ready| ready.status == 503);
     assert_eq!(until("the server to drain", draining).await.body, json!({"ready": false}));
-    let told = catalog.as_operator(reqwest::Method::GET, "/ready", Value::Null).await;
-    assert_eq!(told.body["reason"], "the host is shutting down", "{}", told.text);
+    let reply = catalog.as_operator(reqwest::Method::GET, "/ready", Value::Null).await;
+    assert_eq!(reply.body["reason"], "the host is shutting down", "{}", reply.text);
     controller.release();
 }

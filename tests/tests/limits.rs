@@ -1,5 +1,4 @@
-//! Limits where operators and callers look for them: in the log, in the outcome, in an
-//! evaluation's files.
+//! Tests of limits where operators and callers look for them: in the log, in the outcome, and in an evaluation's files.
 
 use std::path::Path;
 
@@ -34,32 +33,32 @@ const OF_A_ROLLOUT: [&str; 23] = [
 ];
 
 #[tokio::test]
-async fn a_server_says_its_limits_when_it_starts_and_lists_each_as_an_option() {
+async fn a_server_logs_its_limits_at_the_start_and_each_is_an_option() {
     let host = TestHost::of("sleep")
         .option("--limit-memory-bytes-max", 9_437_184)
         .option("--log-format", "json")
         .start()
         .await;
     let ran = host.stop().await;
-    let said: Value = ran
+    let logged: Value = ran
         .stderr
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok())
         .find_map(|line: Value| line["fields"]["limits"].as_str()?.parse().ok())
         .unwrap_or_else(|| panic!("no line has the limits:\n{}", ran.stderr));
-    assert_eq!(said["memory-bytes-max"], 9_437_184);
-    assert_eq!(said["guest-cpu-secs-max"], 60.0);
+    assert_eq!(logged["memory-bytes-max"], 9_437_184);
+    assert_eq!(logged["guest-cpu-secs-max"], 60.0);
     let help = rollout_host(["serve", "--help"]).start().ended().await.stdout;
     let loading = ["component-bytes-max", "compile-secs-max", "compile-memory-bytes-max"];
     for name in OF_A_ROLLOUT.iter().chain(&loading) {
-        assert!(said[*name].is_number(), "{name} is not in {said}");
-        assert!(help.contains(&format!("--limit-{name} ")), "{name} is no option");
+        assert!(logged[*name].is_number(), "{name} is not in {logged}");
+        assert!(help.contains(&format!("--limit-{name} ")), "{name} is not an option");
     }
-    assert_eq!(said.as_object().map(serde_json::Map::len), Some(OF_A_ROLLOUT.len() + loading.len()));
+    assert_eq!(logged.as_object().map(serde_json::Map::len), Some(OF_A_ROLLOUT.len() + loading.len()));
 }
 
 #[tokio::test]
-async fn an_outcome_has_every_limit_with_what_was_used_and_which_fired() {
+async fn an_outcome_has_every_limit_with_its_usage_and_hits() {
     let controller = Controller::start().await;
     let lines = "[limits]\nguest-cpu-secs-max = 0.2\nhandles-max = 500\n";
     let host = TestHost::of("spin").config(lines).start().await;
@@ -76,7 +75,7 @@ async fn an_outcome_has_every_limit_with_what_was_used_and_which_fired() {
         assert_eq!(scored["limits"][name]["hits"], Value::Null, "{name} was not hit");
     }
     assert_eq!(scored["limits"]["handles-max"], json!({"max": 500}));
-    assert_eq!(scored["limits"]["samples-max"], json!({"max": 1, "used": 1}), "what this caller takes");
+    assert_eq!(scored["limits"]["samples-max"], json!({"max": 1, "used": 1}), "the caller's maximum");
     assert_eq!(scored["limits"]["chat-calls-max"], json!({"max": 1000, "used": 1}));
     assert_eq!(scored["limits"]["chat-tokens-max"]["used"], 10);
     assert!(scored["limits"]["record-bytes-max"]["used"].as_u64() > Some(50), "{scored:#}");
@@ -123,7 +122,7 @@ async fn an_evaluation_has_its_limits_in_the_manifest_and_those_that_fired_with_
 }
 
 #[tokio::test]
-async fn the_time_that_a_guest_waited_is_told_apart_from_what_it_worked() {
+async fn the_waiting_time_of_a_guest_is_separate_from_its_cpu_time() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let (ran, line, _) = evaluate(dir.path(), "misuse", &["--mock-latency", "300"]).await;
 
@@ -131,7 +130,7 @@ async fn the_time_that_a_guest_waited_is_told_apart_from_what_it_worked() {
         |field: &str| line[field].as_f64().unwrap_or_else(|| panic!("no {field}: {line:#}\n{}", ran.stderr));
     assert!(ms("waited_ms") >= 300.0, "{line:#}");
     assert!(ms("model_ms") >= 300.0, "{line:#}");
-    assert!(ms("guest_cpu_ms") < 300.0, "waiting is no work: {line:#}");
+    assert!(ms("guest_cpu_ms") < 300.0, "waiting does not count: {line:#}");
     assert!(ms("waited_ms") <= ms("duration_ms"), "{line:#}");
 }
 
@@ -149,7 +148,7 @@ async fn a_request_without_the_key_is_counted() {
 }
 
 #[tokio::test]
-async fn build_heeds_the_limits_of_a_configuration() {
+async fn build_applies_the_limits_of_a_configuration() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "[limits]\ncomponent-bytes-max = 1000\n").expect("it can be written");

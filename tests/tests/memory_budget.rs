@@ -1,5 +1,5 @@
-//! What all rollouts hold together is bounded: new work is refused first, then the
-//! rollout that holds most is ended, and the host is named as the cause.
+//! Tests of the memory budget of all rollouts: new work is refused first, then the rollout that holds most is ended,
+//! and the host is named as the cause.
 
 use rollout_tests::{Admitted, Controller, Serve, TestHost, until};
 use serde_json::Value;
@@ -17,19 +17,19 @@ async fn nothing_held(host: &TestHost) {
         let held = |use_: &str| metrics.get(&format!("rollout_host_held_bytes{{use=\"{use_}\"}}"));
         (held("guest") == Some(0.0) && held("record") == Some(0.0)).then_some(())
     };
-    until("all of it to be given back", nothing).await;
+    until("all memory to be released", nothing).await;
 }
 
 fn check_ended_for_memory(result: &Value) {
     assert_eq!(result["status"], "failure", "{result:#}");
-    assert_eq!(result["sample"], Value::Null, "no reward is made up: {result:#}");
+    assert_eq!(result["sample"], Value::Null, "there is no invented reward: {result:#}");
     let message = result["err_message"].as_str().unwrap_or_default();
     assert!(message.contains("the host ran out of memory"), "{message}");
     assert!(message.contains("memory-budget-bytes"), "{message}");
 }
 
 #[tokio::test]
-async fn where_memory_is_used_up_the_rollout_that_holds_most_ends_and_the_host_is_named() {
+async fn without_memory_the_largest_rollout_is_ended_and_the_host_is_named() {
     let (others, grower) = (Controller::start().await, Controller::start().await);
     others.hold();
     grower.hold();
@@ -67,7 +67,7 @@ async fn where_memory_is_used_up_the_rollout_that_holds_most_ends_and_the_host_i
     assert_eq!(metrics.get("rollout_host_limit_hits_total{limit=\"memory-budget-bytes\"}"), Some(2.0));
 }
 
-/// A figure of the host's process in `/proc/PID/status`, in bytes.
+/// Returns a value of the host's process in `/proc/PID/status`, in bytes.
 fn status_bytes(host: &TestHost, figure: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.process().id().expect("it runs")));
     let status = status.expect("this is a Linux");
@@ -76,12 +76,12 @@ fn status_bytes(host: &TestHost, figure: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_guests_memory_is_the_kernels_again_when_it_is_given_back() {
+async fn a_guests_memory_is_returned_to_the_kernel() {
     const GUEST_MIB: usize = 120;
     const BUDGET_MIB: usize = 256;
-    /// Of the process itself; a guest that was not returned would be more.
+    /// The memory of the process itself; the unreturned memory of a guest would exceed it.
     const REST_BYTES_MAX: usize = 100 * MIB;
-    // A number of slots for each plan of memory.
+    // A number of slots for each allocation plan.
     for slots in [64, 9000, 19_000] {
         let controller = Controller::start().await;
         let host = host_with_budget(BUDGET_MIB).option("--max-concurrent", slots).start().await;
@@ -111,7 +111,7 @@ async fn a_deep_stack_is_charged_while_its_guest_waits() {
 
     let shallow = host.admit(&controller.rollout("0 chat").label("5")).await;
     controller.chats_open(1).await;
-    // The charge is made as soon as the guest waits, and its call goes out before.
+    // The charge is made as soon as the guest waits, after its call was sent.
     let one =
         until("the first guest to be charged", async || Some(held().await).filter(|bytes| *bytes > 0.0))
             .await;
@@ -148,10 +148,10 @@ async fn new_rollouts_are_refused_before_a_running_one_is_ended() {
 }
 
 #[tokio::test]
-async fn results_that_were_read_make_room_and_those_that_were_not_are_kept() {
+async fn read_results_make_room_and_unread_ones_are_kept() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--memory-budget-bytes", 64 * MIB).start().await;
-    // As much as the fake model takes in one request.
+    // The maximum size of a request to the fake model.
     let request = || controller.rollout(&format!("Calculate 2 + 3.{}", " ".repeat(MIB * 3 / 2))).label("5");
     let mut unread = Vec::new();
     let refused = loop {
@@ -169,7 +169,7 @@ async fn results_that_were_read_make_room_and_those_that_were_not_are_kept() {
 
     for admitted in &unread {
         let result = host.result(admitted).await;
-        assert_eq!(result["sample"]["reward"], 1.0, "a result that nobody read is kept");
+        assert_eq!(result["sample"]["reward"], 1.0, "an unread result is stored");
         let again = host.result(admitted).await;
         assert_eq!(again["sample"]["reward"], 1.0, "and may be read again");
     }

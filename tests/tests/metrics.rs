@@ -1,9 +1,9 @@
-//! What an operator sees: metrics for Prometheus, and log lines.
+//! Tests of metrics for Prometheus, and of log lines.
 
 use rollout_tests::{Answer, Controller, Exposition, TestHost};
 use serde_json::{Value, json};
 
-/// The series of the family that are not zero are these.
+/// Checks the series of a family that are not zero.
 fn check_counted(metrics: &Exposition, family: &str, expected: &[(&str, f64)]) {
     let family = format!("rollout_host_{family}");
     assert_eq!(metrics.counted(&family), expected.iter().copied().collect(), "{family}");
@@ -14,7 +14,7 @@ fn check_value(metrics: &Exposition, series: &str, expected: f64) {
 }
 
 #[tokio::test]
-async fn the_counters_say_exactly_what_happened() {
+async fn the_counters_are_exact() {
     let controller = Controller::start().await;
     let host = TestHost::of("give_up").option("--max-concurrent", 2).option("--queue-max", 1).start().await;
     let ordinary = || controller.rollout("Calculate 2 + 3.").label("5");
@@ -105,7 +105,7 @@ async fn the_counters_say_exactly_what_happened() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_not_there_is_told_apart_from_one_that_refuses() {
+async fn an_unavailable_model_is_distinguished_from_one_that_refuses() {
     let controller = Controller::start().await;
     let host = TestHost::of("give_up").config("[model]\nattempts-max = 2\n").start().await;
     controller.answer_chats([Answer::Soon(503), Answer::Soon(503)]);
@@ -158,7 +158,7 @@ async fn a_limit_that_fires_is_counted_under_its_name() {
 }
 
 #[tokio::test]
-async fn metrics_ask_for_the_key_as_every_route_does() {
+async fn metrics_require_the_key_like_every_route() {
     let key = "the-key-of-this-server";
     let host = TestHost::of("give_up")
         .option("--server-key-env", "KEY_OF_THE_TEST")
@@ -207,7 +207,7 @@ async fn nothing_that_a_caller_or_guest_names_becomes_a_series() {
 }
 
 #[tokio::test]
-async fn the_process_says_what_it_takes_and_what_it_is() {
+async fn the_process_reports_its_resources_and_version() {
     let host = TestHost::start("give_up").await;
 
     let metrics = host.metrics().await;
@@ -221,7 +221,7 @@ async fn the_process_says_what_it_takes_and_what_it_is() {
     assert!(builds.keys().all(|labels| labels.starts_with("version=\"")), "{builds:?}");
 }
 
-/// The JSON log lines that have this message.
+/// Returns the JSON log lines with this message.
 fn lines(log: &str, message: &str) -> Vec<Value> {
     log.lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -230,7 +230,7 @@ fn lines(log: &str, message: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_log_line_about_a_rollout_says_which() {
+async fn a_log_line_about_a_rollout_has_its_id() {
     let controller = Controller::start().await;
     let host = TestHost::of("spin_with_calls")
         .option("--log-format", "json")
@@ -241,7 +241,7 @@ async fn a_log_line_about_a_rollout_says_which() {
     let scored = controller.rollout("Calculate 2 + 3.").label("5").id("it-is-scored");
     let not_reached =
         controller.rollout("Calculate 2 + 3.").label("5").id("it-is-told").with_callbacks("key");
-    // Each call that the guest starts is worked on by a task of its own.
+    // A separate task handles each call that the guest starts.
     controller.answer_chats([Answer::Soon(503), Answer::Soon(503)]);
 
     host.run(&spins).await;
@@ -285,8 +285,8 @@ async fn rollouts_that_fail_by_the_hundred_do_not_fill_the_log() {
     }
     let log = host.stop().await.stderr;
 
-    let told = lines(&log, "rollout unscored");
-    assert!(!told.is_empty() && told.len() < 200, "{} lines", told.len());
-    assert_eq!(told[0]["fields"]["reason"], "this guest gives up");
+    let logged = lines(&log, "rollout unscored");
+    assert!(!logged.is_empty() && logged.len() < 200, "{} lines", logged.len());
+    assert_eq!(logged[0]["fields"]["reason"], "this guest gives up");
     assert_eq!(lines(&log, "rollout scored").len(), 0);
 }

@@ -1,14 +1,14 @@
-//! Guests that misbehave, one way each: what the caller is told, and that the host goes
-//! on. Generation D asks, because its results have every detail.
+//! Tests of guests that each misbehave in one way: what the caller receives, and that the host continues. They use
+//! generation D, because its results have every detail.
 
 use rollout_tests::{Controller, Start, TestHost, guest, rollout_host};
 use serde_json::{Value, json};
 
-/// What a failing rollout's result says.
+/// The expected result of a failed rollout.
 #[derive(Debug)]
 struct Failure<'a> {
     category: &'a str,
-    /// Texts that the message holds.
+    /// Texts in the message.
     message: &'a [&'a str],
 }
 
@@ -19,18 +19,18 @@ fn check_failure(result: &Value, expected: &Failure<'_>) {
     for part in expected.message {
         assert!(message.contains(part), "{message:?} does not hold {part:?}");
     }
-    assert_eq!(result["sample"]["reward"], Value::Null, "no reward is made up: {result:#}");
+    assert_eq!(result["sample"]["reward"], Value::Null, "there is no invented reward: {result:#}");
 }
 
-/// The next rollout, an ordinary one, succeeds, and nothing is left running.
-async fn check_goes_on(host: &TestHost, controller: &Controller) {
+/// Checks that the next ordinary rollout succeeds, and that nothing is left running.
+async fn check_still_works(host: &TestHost, controller: &Controller) {
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     assert_eq!(result["status"], "success", "{result:#}");
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     host.idle().await;
 }
 
-/// Runs a guest that misbehaves when its prompt's text asks for it.
+/// Runs a guest that misbehaves if its prompt requests it.
 async fn check_workflow(guest: &str, text: &str, expected: Failure<'_>) {
     let controller = Controller::start().await;
     let host = TestHost::start(guest).await;
@@ -39,10 +39,10 @@ async fn check_workflow(guest: &str, text: &str, expected: Failure<'_>) {
 
     check_failure(&result, &expected);
     assert_eq!(result["sample"], Value::Null, "{result:#}");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
-/// Runs a guest whose grader misbehaves when the label asks for it. The sample is told.
+/// Runs a guest whose grader misbehaves if the label requests it. The sample is reported.
 async fn check_grader(guest: &str, label: &str, expected: Failure<'_>) {
     let controller = Controller::start().await;
     let host = TestHost::start(guest).await;
@@ -51,10 +51,10 @@ async fn check_grader(guest: &str, label: &str, expected: Failure<'_>) {
 
     check_failure(&result, &expected);
     assert_eq!(result["sample"]["messages"][1]["role"], "assistant", "{result:#}");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
-/// What the guest reports in its sample.
+/// Returns the report in the guest's sample.
 fn report(result: &Value) -> Value {
     let messages = result["sample"]["messages"].as_array().map_or(&[][..], Vec::as_slice);
     let text = messages.last().and_then(|message| message["content"].as_str());
@@ -84,11 +84,11 @@ async fn a_guest_that_never_returns_is_stopped_at_its_deadline() {
 
     let expected = Failure { category: "timeout", message: &["workflow exceeded its 0.3s deadline"] };
     check_failure(&result, &expected);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_guest_that_spins_leaves_its_neighbours_their_time() {
+async fn a_guest_that_spins_leaves_cpu_time_to_others() {
     let controller = Controller::start().await;
     let host = TestHost::start("spin").await;
     let mut spinning = Vec::new();
@@ -103,11 +103,11 @@ async fn a_guest_that_spins_leaves_its_neighbours_their_time() {
         assert_eq!(host.cancel(&spinner.id).await, "cancelled_running");
         assert_eq!(host.result(spinner).await["status"], "cancelled");
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_guest_is_stopped_at_the_hosts_own_limit_where_its_caller_names_none() {
+async fn a_guest_is_stopped_at_the_hosts_own_limit_if_its_caller_sets_none() {
     let controller = Controller::start().await;
     let limits = "[limits]\nworkflow-secs-max = 2.0\n";
     let host = TestHost::of("spin").config(limits).start().await;
@@ -115,7 +115,7 @@ async fn a_guest_is_stopped_at_the_hosts_own_limit_where_its_caller_names_none()
     let result = host.run(&controller.rollout("misbehave").label("5")).await;
 
     check_failure(&result, &Failure { category: "timeout", message: &["2.0s", "workflow-secs-max"] });
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -127,11 +127,11 @@ async fn a_grader_that_never_returns_is_stopped_at_its_deadline() {
     let result = host.run(&request).await;
 
     check_failure(&result, &Failure { category: "timeout", message: &["grader exceeded its 0.3s deadline"] });
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn the_calls_of_a_guest_that_is_stopped_are_given_up() {
+async fn the_calls_of_a_stopped_guest_are_abandoned() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("spin_with_calls").await;
@@ -143,22 +143,22 @@ async fn the_calls_of_a_guest_that_is_stopped_are_given_up() {
     assert_eq!(host.result(&rollout).await["status"], "cancelled");
     controller.chats_open(0).await;
     controller.release();
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_guest_that_waits_for_ever_is_stopped_at_its_deadline() {
+async fn a_guest_that_waits_forever_is_stopped_at_its_deadline() {
     let controller = Controller::start().await;
     let host = TestHost::start("sleep").await;
 
     let result = host.run(&controller.rollout("misbehave").label("5").agent_secs(0.3)).await;
 
     check_failure(&result, &Failure { category: "timeout", message: &["0.3s deadline"] });
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_guest_that_takes_too_much_memory_is_told_how_much_it_may_have() {
+async fn a_guest_that_takes_too_much_memory_is_reported_with_its_limit() {
     let controller = Controller::start().await;
     let host = TestHost::of("over_allocate").config("[limits]\nmemory-bytes-max = 33554432\n").start().await;
 
@@ -166,23 +166,23 @@ async fn a_guest_that_takes_too_much_memory_is_told_how_much_it_may_have() {
 
     let expected = Failure { category: "agent_error", message: &["memory-bytes-max of 33554432 bytes"] };
     check_failure(&result, &expected);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_guest_that_recurses_without_end_fails_its_rollout_only() {
+async fn a_guest_that_recurses_endlessly_fails_its_rollout_only() {
     let expected = Failure { category: "agent_error", message: &["workflow trapped"] };
     check_workflow("recurse", "misbehave", expected).await;
 }
 
 #[tokio::test]
-async fn a_guests_own_error_is_told_in_its_own_words() {
+async fn a_guests_own_error_is_reported_unchanged() {
     let expected = Failure { category: "agent_error", message: &["this guest gives up"] };
     check_workflow("give_up", "misbehave", expected).await;
 }
 
 #[tokio::test]
-async fn messages_that_are_no_json_objects_fail_the_rollout() {
+async fn messages_that_are_not_json_objects_fail_the_rollout() {
     let controller = Controller::start().await;
     let host = TestHost::start("nonsense_messages").await;
 
@@ -193,24 +193,24 @@ async fn messages_that_are_no_json_objects_fail_the_rollout() {
             Failure { category: "validation_error", message: &["workflow returned messages[1] that is"] };
         check_failure(&result, &expected);
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_guest_that_exits_without_an_error_has_failed_all_the_same() {
+async fn a_guest_that_exits_without_an_error_has_failed_nevertheless() {
     let expected = Failure { category: "agent_error", message: &["workflow called exit(0)"] };
     check_workflow("exit", "exit 0", expected).await;
 }
 
 #[tokio::test]
 async fn a_guest_that_exits_ends_no_other_process() {
-    // What the guest's standard library passes on of a code is success or failure.
+    // The guest's standard library passes on only whether the code means success.
     let expected = Failure { category: "agent_error", message: &["workflow called exit(1)"] };
     check_workflow("exit", "exit 3", expected).await;
 }
 
 #[tokio::test]
-async fn a_verdict_that_no_host_may_take_leaves_the_rollout_without_a_reward() {
+async fn an_invalid_verdict_leaves_the_rollout_without_a_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("wrong_verdicts").await;
 
@@ -226,22 +226,22 @@ async fn a_verdict_that_no_host_may_take_leaves_the_rollout_without_a_reward() {
         let result = host.run(&controller.rollout("Calculate 2 + 3.").label(label)).await;
 
         check_failure(&result, &Failure { category: "validation_error", message: &[message] });
-        assert_eq!(result["sample"]["metrics"], json!({}), "nothing of it is taken: {result:#}");
+        assert_eq!(result["sample"]["metrics"], json!({}), "no part of it is used: {result:#}");
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn parameters_that_are_the_hosts_are_refused_and_the_guest_is_told_which() {
+async fn parameters_of_the_host_are_refused_by_name() {
     let controller = Controller::start().await;
     let host = TestHost::start("reserved_param").await;
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let told = report(&result);
-    let told = told.as_object().unwrap();
-    assert_eq!(told.len(), 20, "{told:?}");
-    for (name, answer) in told {
+    let answers = report(&result);
+    let answers = answers.as_object().unwrap();
+    assert_eq!(answers.len(), 20, "{answers:?}");
+    for (name, answer) in answers {
         let answer = answer.as_str().unwrap_or_default();
         match name.as_str() {
             "temperature" | "seed" => assert_eq!(answer, "sent", "{name}"),
@@ -260,16 +260,16 @@ async fn parameters_that_are_the_hosts_are_refused_and_the_guest_is_told_which()
 }
 
 #[tokio::test]
-async fn the_operator_says_which_parameters_pass() {
+async fn the_operator_can_restrict_parameters() {
     let controller = Controller::start().await;
     let listed = TestHost::of("reserved_param").config("[model]\nparams = ['temperature']\n").start().await;
     let none = TestHost::of("reserved_param").option("--model-params", "").start().await;
 
-    let told = report(&listed.run(&controller.rollout("Calculate 2 + 3.").label("5")).await);
+    let answers = report(&listed.run(&controller.rollout("Calculate 2 + 3.").label("5")).await);
     let told_none = report(&none.run(&controller.rollout("Calculate 2 + 3.").label("5")).await);
 
-    assert_eq!(told["temperature"], "sent");
-    for answer in [&told["seed"], &told_none["temperature"]] {
+    assert_eq!(answers["temperature"], "sent");
+    for answer in [&answers["seed"], &told_none["temperature"]] {
         let answer = answer.as_str().unwrap_or_default();
         assert!(answer.contains("which the operator does not let through"), "{answer}");
     }
@@ -277,7 +277,7 @@ async fn the_operator_says_which_parameters_pass() {
 }
 
 #[tokio::test]
-async fn a_list_of_parameters_that_could_not_hold_is_named_at_start() {
+async fn an_invalid_list_of_parameters_is_named_at_the_start() {
     let config = "[model]\nparams = ['api_base']\n[judge]\nurl = 'http://h'\nmodel = 'j'\nparams = ['a b']\n";
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("config.toml"), config).unwrap();
@@ -296,17 +296,17 @@ async fn a_list_of_parameters_that_could_not_hold_is_named_at_start() {
 }
 
 #[tokio::test]
-async fn a_sample_name_that_cannot_travel_as_a_header_is_refused() {
+async fn a_sample_name_that_is_invalid_in_a_header_is_refused() {
     let controller = Controller::start().await;
     let host = TestHost::start("sample_names").await;
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let told = report(&result);
-    let told = told.as_array().expect("a list");
-    assert_eq!(told.len(), 8);
-    for answer in told {
-        let text = answer["told"].as_str().unwrap_or_default();
+    let answers = report(&result);
+    let answers = answers.as_array().expect("a list");
+    assert_eq!(answers.len(), 8);
+    for answer in answers {
+        let text = answer["answer"].as_str().unwrap_or_default();
         assert!(text.starts_with("not a sample name: "), "{answer}");
     }
     let chats = controller.chats();
@@ -324,9 +324,9 @@ async fn artifacts_stay_in_the_directory_of_their_rollout() {
 
     let result = host.run(&request).await;
 
-    let told = report(&result);
-    assert_eq!(told["names"], json!(["deep/down.txt", "kept"]));
-    for answer in told["told"].as_array().expect("a list") {
+    let answers = report(&result);
+    assert_eq!(answers["names"], json!(["deep/down.txt", "kept"]));
+    for answer in answers["answers"].as_array().expect("a list") {
         let write = answer["write"].as_str().unwrap_or_default();
         assert!(write.starts_with("not a name of an artifact: "), "{answer}");
         assert!(answer["read"].is_string(), "{answer}");
@@ -353,7 +353,7 @@ fn files_below(dir: &std::path::Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_second_sample_is_refused_where_the_caller_takes_one() {
+async fn a_second_sample_is_refused_if_the_caller_accepts_one() {
     let controller = Controller::start().await;
     let host = TestHost::start("two_samples").await;
 
@@ -371,7 +371,7 @@ async fn a_second_sample_is_refused_where_the_caller_takes_one() {
 }
 
 #[tokio::test]
-async fn calls_that_a_guest_does_not_wait_for_are_given_up_when_it_returns() {
+async fn calls_that_a_guest_does_not_wait_for_are_abandoned_when_it_returns() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("drop_calls").await;
@@ -385,7 +385,7 @@ async fn calls_that_a_guest_does_not_wait_for_are_given_up_when_it_returns() {
 }
 
 #[tokio::test]
-async fn what_a_guest_prints_is_bounded_and_drives_nobodys_terminal() {
+async fn the_output_of_a_guest_is_bounded_and_has_no_terminal_escapes() {
     let controller = Controller::start().await;
     let host = TestHost::of("noisy").config("[limits]\nlog-lines-max = 100\n").start().await;
     let request = controller.rollout("misbehave").label("5");
@@ -395,7 +395,7 @@ async fn what_a_guest_prints_is_bounded_and_drives_nobodys_terminal() {
 
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     host.trajectory(request.rollout_id()).await;
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
     for path in files_below(&host.kept()) {
         let content = std::fs::read(&path).unwrap();
         assert!(!content.contains(&0x1b), "{path} holds an escape character");
@@ -407,7 +407,7 @@ async fn what_a_guest_prints_is_bounded_and_drives_nobodys_terminal() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_calls_what_is_for_graders_is_ended() {
+async fn a_workflow_that_calls_a_graders_import_is_ended() {
     let expected = Failure {
         category: "agent_error",
         message: &["broke the contract", "a workflow called observations.exchanges"],
@@ -416,7 +416,7 @@ async fn a_workflow_that_calls_what_is_for_graders_is_ended() {
 }
 
 #[tokio::test]
-async fn a_grader_that_calls_what_is_for_workflows_is_ended() {
+async fn a_grader_that_calls_a_workflows_import_is_ended() {
     let expected = Failure {
         category: "agent_error",
         message: &["broke the contract", "a grader called samples.sample.open"],
@@ -442,40 +442,44 @@ async fn a_guest_finds_nothing_of_the_machine_that_it_runs_on() {
     let again = TestHost::start("look_around").await;
     let repeated = again.run(&request().id(result["rollout_id"].as_str().unwrap())).await;
     assert_eq!(report(&result)["random"], report(&repeated)["random"], "a run can be repeated");
-    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "nobody connected");
+    assert_eq!(
+        listener.accept().unwrap_err().kind(),
+        std::io::ErrorKind::WouldBlock,
+        "there was no connection"
+    );
 }
 
 #[tokio::test]
-async fn a_guest_that_asks_without_end_is_told_that_its_budget_is_spent() {
+async fn a_guest_that_calls_the_model_endlessly_gets_the_error_of_a_spent_budget() {
     let controller = Controller::start().await;
     let host = TestHost::of("greedy").config("[limits]\nchat-calls-max = 5\n").start().await;
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let told = report(&result);
-    assert_eq!(told["answered"], 5);
-    let text = told["told"].as_str().unwrap_or_default();
+    let report = report(&result);
+    assert_eq!(report["answered"], 5);
+    let text = report["answer"].as_str().unwrap_or_default();
     assert!(text.contains("a budget is spent") && text.contains("chat-calls-max of 5"), "{text}");
     assert_eq!(controller.chats().len(), 5);
     host.idle().await;
 }
 
 #[tokio::test]
-async fn what_a_guest_keeps_on_the_host_is_bounded_and_it_is_told_by_what() {
+async fn data_that_a_guest_stores_is_bounded_and_the_error_names_the_limit() {
     let controller = Controller::start().await;
     let limits = "[limits]\nartifact-bytes-max = 4194304\nrecord-bytes-max = 4194304\n";
     let host = TestHost::of("keep_too_much").config(limits).start().await;
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    let told = report(&result);
-    assert!(told["artifacts"].as_str().unwrap_or_default().contains("artifact-bytes-max"), "{told}");
-    assert!(told["messages"].as_str().unwrap_or_default().contains("record-bytes-max"), "{told}");
+    let report = report(&result);
+    assert!(report["artifacts"].as_str().unwrap_or_default().contains("artifact-bytes-max"), "{report}");
+    assert!(report["messages"].as_str().unwrap_or_default().contains("record-bytes-max"), "{report}");
     host.idle().await;
 }
 
 #[tokio::test]
-async fn a_workflow_that_gives_up_because_of_the_model_is_not_at_fault() {
+async fn a_workflow_that_fails_because_of_the_model_is_not_at_fault() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     controller.answer_chats([rollout_tests::Answer::Status(400, json!({"error": "no such model"}))]);
@@ -484,11 +488,11 @@ async fn a_workflow_that_gives_up_because_of_the_model_is_not_at_fault() {
 
     let expected = Failure { category: "http_error", message: &["refused with 400", "no such model"] };
     check_failure(&result, &expected);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_configuration_that_the_plugin_cannot_use_fails_the_rollout_and_names_the_field() {
+async fn an_invalid_configuration_fails_the_rollout_and_names_the_field() {
     let controller = Controller::start().await;
     let host = TestHost::of("configured").config("[plugin]\nanswer = 'five'\n").start().await;
 

@@ -1,4 +1,4 @@
-//! The mistakes of `docs/write/python-mistakes.md`: each is made, and a person sees what the page says.
+//! Tests that each mistake in `docs/write/python-mistakes.md` leads to the output on the page.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use rollout_tests::{Ran, Start, project_root, python_program, rollout_host};
 use tokio::task::JoinSet;
 
-/// How long a command may take. The first one prepares a component.
+/// The timeout of a command. The first one prepares a component.
 const COMMAND: Duration = Duration::from_secs(300);
 
-/// What a module has that has none of its own.
+/// The workflow of modules without their own.
 const WORKFLOW: &str =
     "\n\nclass OneTurn(AgentWorkflow):\n    async def run(self, ctx):\n        await ctx.agent().run()\n";
 const GRADER: &str = "\n\nclass SameNumber(Grader):\n    async def grade(self, ctx):\n        \
                       return same_number(ctx.sample.answer_after('####') or '', ctx.require_label())\n";
 
-/// A mistake, and what is seen of it.
+/// A mistake, and its expected output.
 struct Mistake {
     title: String,
     code: String,
@@ -27,7 +27,7 @@ struct Mistake {
 }
 
 impl Mistake {
-    /// Reads a section of the page.
+    /// Parses a section of the page.
     fn read(section: &str) -> Self {
         let title = section.lines().next().unwrap_or_default().to_owned();
         let block = |language: &str| {
@@ -46,10 +46,10 @@ impl Mistake {
         Self { title, code: block("python"), command, exit, seen }
     }
 
-    /// The module that has the mistake.
+    /// Returns the module with the mistake.
     fn module(&self) -> String {
         let mut module = format!("from rollout_sdk import *\n\n{}\n", self.code);
-        // What derives from nothing, or is not to be read, stands in a workflow's place.
+        // A class without a base, or code that cannot be parsed, replaces the workflow.
         for (name, part) in [("class Agent", WORKFLOW), ("class Rated", GRADER)] {
             if !self.code.contains(name) {
                 module += part;
@@ -77,13 +77,13 @@ fn write(dir: &Path, name: &str, text: &str) {
     std::fs::write(dir.join(name), text).expect("it can be written");
 }
 
-/// Makes one mistake; gives what is wrong with what was seen.
+/// Makes one mistake; returns an error message if the output is wrong.
 async fn check(mistake: Mistake) -> Option<String> {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let ran = mistake.made(dir.path()).await;
     let seen = format!("{}{}", ran.stdout, ran.stderr);
     let missing = mistake.seen.iter().find(|text| !seen.contains(*text));
-    // Each is seen beside the reward or in place of it.
+    // The output must show each mistake, beside the reward or instead of it.
     let is_silent = ran.code == Some(0)
         && !["warning ", "log  ", "the clock starts"].iter().any(|text| ran.stdout.contains(text));
     (ran.code != Some(mistake.exit) || missing.is_some() || is_silent).then(|| {
@@ -92,12 +92,12 @@ async fn check(mistake: Mistake) -> Option<String> {
 }
 
 #[tokio::test]
-async fn no_mistake_is_a_silent_zero_and_a_person_sees_what_the_page_says() {
+async fn every_mistake_on_the_page_has_the_documented_output_and_no_silent_zero() {
     let page = std::fs::read_to_string(project_root().join("docs/write/python-mistakes.md"))
         .expect("there is the page");
     let mut mistakes: Vec<Mistake> = page.split("\n## ").skip(1).map(Mistake::read).collect();
     assert!(mistakes.len() >= 30, "only {} mistakes are on the page", mistakes.len());
-    // The component that all of them share is prepared once.
+    // The shared component is prepared once.
     let mut wrong: Vec<String> = check(mistakes.remove(0)).await.into_iter().collect();
     let mut checks = JoinSet::new();
     for mistake in mistakes {

@@ -1,5 +1,5 @@
-//! Where requests of the host may go, as far as its callers choose: the rules of `[network]`, and what no
-//! rules open. Each is shown by who was connected to, and not only by what was said.
+//! Tests of the rules in `[network]` for addresses that callers choose, and of addresses that no rule opens. Each test
+//! checks the connections, and not only the messages.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 use tokio_rustls::TlsAcceptor;
 
-/// Private networks are closed but for these.
+/// Returns options of a host that closes private networks except these.
 fn listed(guest: &str, allow: &str) -> Serve {
     TestHost::of(guest).config(&format!("[network]\nprivate = 'listed'\nallow = [{allow}]\n"))
 }
@@ -22,7 +22,7 @@ fn asking(controller: &Controller) -> RolloutRequest {
     controller.rollout("Calculate 2 + 3.").label("5")
 }
 
-/// The same server under a name that leads to loopback.
+/// Returns the URL of the same server with a name that resolves to loopback.
 fn by_name(url: &str) -> String {
     assert!(url.contains("127.0.0.1"), "{url}");
     url.replace("127.0.0.1", "localhost")
@@ -44,7 +44,7 @@ fn acceptor() -> TlsAcceptor {
 }
 
 #[tokio::test]
-async fn an_address_that_is_closed_is_refused_at_admission_in_every_generation() {
+async fn a_closed_address_is_refused_at_admission_in_every_generation() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let closed = [
@@ -105,7 +105,7 @@ async fn a_private_address_is_refused_unless_it_is_listed() {
 }
 
 #[tokio::test]
-async fn a_name_is_judged_by_the_address_that_it_leads_to() {
+async fn a_name_is_checked_by_its_address() {
     let controller = Controller::start().await;
     let url = by_name(&controller.model_url());
     let host = listed("conform", "'10.0.0.0/8'").start().await;
@@ -114,7 +114,7 @@ async fn a_name_is_judged_by_the_address_that_it_leads_to() {
 
     let message = result["err_message"].as_str().unwrap_or_default();
     assert!(message.contains("its name leads to a loopback address, and the operator's list"), "{result:#}");
-    // What is behind a name is told to nobody.
+    // The address of a name is never reported.
     assert!(!message.contains("127.0.0.1") && !message.contains("::1"), "{result:#}");
     assert!(controller.chats().is_empty());
     let metrics = host.metrics().await;
@@ -130,12 +130,12 @@ async fn a_name_is_judged_by_the_address_that_it_leads_to() {
     let host = listed("conform", "'localhost'").start().await;
     let result = host.run(&asking(&controller).with("chat_completions_url", url)).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    // The name is listed, and the address by itself is not.
+    // The name is listed, but the address is not.
     check_refused(&host.ask(&asking(&controller)).await, "chat_completions_url", "loopback");
 }
 
 #[tokio::test]
-async fn a_server_with_tls_is_judged_like_any_other() {
+async fn a_server_with_tls_is_checked_like_any_other() {
     let server = RawServer::start_with_tls(Sends::completion("#### 5"), acceptor()).await;
     let controller = Controller::start().await;
     let trusting = |serve: Serve| {
@@ -157,7 +157,7 @@ async fn a_server_with_tls_is_judged_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_callback_goes_nowhere_that_is_closed_and_is_not_tried_again() {
+async fn a_callback_to_a_closed_address_is_neither_sent_nor_retried() {
     let (model, receiver) = (Controller::start().await, Controller::start().await);
     let port = model.base_url().rsplit(':').next().unwrap().to_owned();
     let host = listed("conform", &format!("'127.0.0.1:{port}'")).start().await;
@@ -178,12 +178,12 @@ async fn a_callback_goes_nowhere_that_is_closed_and_is_not_tried_again() {
     assert_eq!(metrics.get("rollout_host_callback_retries_total"), Some(0.0));
     assert!(receiver.callbacks().is_empty());
     assert_eq!(model.chats().len(), 1);
-    let said = host.stop().await.stderr;
-    assert!(said.contains("its name leads to a loopback address"), "{said}");
+    let stderr = host.stop().await.stderr;
+    assert!(stderr.contains("its name leads to a loopback address"), "{stderr}");
 }
 
 #[tokio::test]
-async fn what_the_operator_configures_is_no_concern_of_rules_for_callers() {
+async fn rules_for_callers_do_not_apply_to_the_operators_addresses() {
     let controller = Controller::start().await;
     let judge = RawServer::start(Sends::completion("SCORE: 1")).await;
     let host = listed("judged", "'localhost'")
@@ -198,7 +198,7 @@ async fn what_the_operator_configures_is_no_concern_of_rules_for_callers() {
 }
 
 #[tokio::test]
-async fn a_tool_reaches_no_address_that_is_closed_though_private_ones_are_open() {
+async fn a_tool_reaches_no_closed_address_even_if_private_ones_are_open() {
     let lines = "[[tools.http]]\nname = 'ask'\nurl = '{url}'\nprivate-addresses = true\n\
         hosts = ['169.254.169.254', '0.0.0.0:1', '[::ffff:169.254.169.254]']\n";
     let host = providing(lines).start().await;

@@ -1,4 +1,4 @@
-//! `new`: projects that build and are valid at once.
+//! Tests that projects of `new` build and are valid immediately.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use rollout_tests::{Ran, Start, project_root, python_program, rollout_host};
 use serde_json::Value;
 
-/// The first of them compiles the SDK.
+/// The timeout of a build. The first one compiles the SDK.
 const BUILD: Duration = Duration::from_secs(600);
 
-/// Every file below a folder.
+/// Returns every file below a directory.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
-/// Runs the project's first row against the stand-in, and sees that it calls the tool.
+/// Runs the project's first row with the mock model, and checks that it calls the tool.
 async fn calls_its_tool(project: &Path, wasm: &Path) {
     let mut test = rollout_host(["test"]);
     test.arg(wasm).args(["--data", "rows.jsonl", "--model", "mock"]).current_dir(project);
@@ -32,7 +32,7 @@ async fn new(dir: &Path, arguments: &[&str]) -> Ran {
 }
 
 #[tokio::test]
-async fn each_template_builds_and_is_valid_at_once() {
+async fn each_template_builds_and_is_valid_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("target");
     for (template, name, reward) in [
@@ -44,7 +44,7 @@ async fn each_template_builds_and_is_valid_at_once() {
         let made = new(dir.path(), &[name, "--template", template]).await;
         assert_eq!(made.code, Some(0), "{template}: {}", made.stderr);
         assert!(made.stdout.contains("rollout-host build . -o"), "{}", made.stdout);
-        // It is built where it was not made: nothing in it names a place of this machine.
+        // The project is built in another place than it was created: it contains no path of this machine.
         let project = dir.path().join("elsewhere").join(name);
         std::fs::create_dir_all(project.parent().unwrap()).unwrap();
         std::fs::rename(dir.path().join(name), &project).unwrap();
@@ -55,7 +55,7 @@ async fn each_template_builds_and_is_valid_at_once() {
                 assert!(!text.contains(place), "{} names {place}", file.display());
             }
         }
-        // The versions that are here already, so that nothing is fetched.
+        // The versions that are available already, so that nothing is downloaded.
         std::fs::copy(project_root().join("Cargo.lock"), project.join("Cargo.lock")).unwrap();
         let wasm = project.join("made.wasm");
 
@@ -84,7 +84,7 @@ async fn each_template_builds_and_is_valid_at_once() {
 }
 
 #[tokio::test]
-async fn each_template_in_python_builds_and_is_valid_at_once() {
+async fn each_template_in_python_builds_and_is_valid_immediately() {
     let dir = tempfile::tempdir().unwrap();
     for template in ["one-turn", "tools", "agent-loop", "grader"] {
         let name = format!("py-{template}");
@@ -117,7 +117,7 @@ async fn each_template_in_python_builds_and_is_valid_at_once() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_over_and_a_name_is_one_that_can_be_built() {
+async fn nothing_is_overwritten_and_an_invalid_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("full")).unwrap();
     std::fs::write(dir.path().join("full/file"), "mine").unwrap();
@@ -134,7 +134,7 @@ async fn nothing_is_written_over_and_a_name_is_one_that_can_be_built() {
         assert!(ran.stderr.contains(named), "{arguments:?}: {}", ran.stderr);
     }
     let entries = std::fs::read_dir(dir.path()).unwrap().count();
-    assert_eq!(entries, 1, "nothing was made");
+    assert_eq!(entries, 1, "nothing was created");
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn the_sdk_may_come_from_a_repository_or_a_directory() {
 }
 
 #[tokio::test]
-async fn the_sdk_within_a_project_is_brought_to_that_of_the_program() {
+async fn the_sdk_within_a_project_is_updated_to_that_of_the_program() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(new(dir.path(), &["made"]).await.code, Some(0));
     let project = dir.path().join("made");

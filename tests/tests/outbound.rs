@@ -1,5 +1,5 @@
-//! Connections of the host to models and callback addresses: that they are bounded, end by
-//! themselves, give nothing away, and whose fault it is where there is none.
+//! Tests of the host's connections to models and callback addresses: they are bounded, they close, they disclose
+//! nothing, and a failure names its cause.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// Every call of a model fails at once.
+/// Settings with which every failed call is final.
 const ONE_TRY: &str = "[model]\nattempts-max = 1\n[callback]\nattempts-max = 1\n";
 
-/// The category of a failure that is nobody's outside of the host, and what tells it.
+/// Checks that a failure names the host as the cause.
 fn check_is_hosts(result: &Value) {
     assert_eq!(result["status"], "failure", "{result:#}");
     let message = result["err_message"].as_str().unwrap_or_default();
     assert!(message.contains("host could not send") && message.contains("open files"), "{message}");
 }
 
-/// What a caller is answered that asks for `/health` over a connection of its own.
+/// Requests `/health` over a new connection; returns the first line of the answer.
 async fn new_caller(host: &TestHost) -> String {
     let asking = async {
         let address = host.url().trim_start_matches("http://").to_owned();
@@ -41,11 +41,11 @@ async fn new_caller(host: &TestHost) -> String {
 }
 
 #[tokio::test]
-async fn trainers_that_come_one_after_the_other_do_not_use_up_the_hosts_connections() {
+async fn a_sequence_of_trainers_does_not_exhaust_the_hosts_connections() {
     const ROLLOUTS: usize = 100;
     let host =
         Arc::new(TestHost::of("conform").option("--max-concurrent", 1000).open_files(400).start().await);
-    // Each has its model at a port of its own, and goes on running.
+    // Each trainer has its model at a separate port, and keeps running.
     let mut trainers = Vec::new();
 
     for _ in 0..5 {
@@ -57,7 +57,7 @@ async fn trainers_that_come_one_after_the_other_do_not_use_up_the_hosts_connecti
             let host = host.clone();
             results.spawn(async move { host.result(&admitted).await });
         }
-        // All at once, so that each has a connection.
+        // All calls are concurrent, so that each has a connection.
         trainer.chats_open(ROLLOUTS).await;
         assert_eq!(new_caller(&host).await, "HTTP/1.1 200 OK");
         trainer.release();
@@ -69,15 +69,14 @@ async fn trainers_that_come_one_after_the_other_do_not_use_up_the_hosts_connecti
         trainers.push(trainer);
     }
 
-    // Nobody asks any of them again, and still all connections come to an end, but for those of
-    // the callers.
+    // No trainer is called again, and nevertheless all connections are closed, except those of the callers.
     let few = (ROLLOUTS + 60) as f64;
     let files = async || host.metrics().await.get("rollout_host_open_fds").filter(|files| *files < few);
     until("connections that rest to be closed", files).await;
 }
 
 #[tokio::test]
-async fn a_new_connection_takes_the_descriptor_of_one_that_rests() {
+async fn a_new_connection_replaces_an_idle_one() {
     const RESTING: usize = 8;
     let (first, second) = (Controller::start().await, Controller::start().await);
     let host = TestHost::of("conform").config(ONE_TRY).start().await;
@@ -102,7 +101,7 @@ async fn a_new_connection_takes_the_descriptor_of_one_that_rests() {
 }
 
 #[tokio::test]
-async fn a_host_without_descriptors_is_at_fault_and_not_the_model() {
+async fn the_host_is_blamed_if_it_has_no_descriptors() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config(ONE_TRY).start().await;
     host.idle().await;
@@ -121,11 +120,11 @@ async fn a_host_without_descriptors_is_at_fault_and_not_the_model() {
         r#"rollout_host_rollouts_ended_total{fault="host",kind="host",outcome="unscored",stage="workflow"}"#;
     assert_eq!(metrics.get(ended), Some(1.0));
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
-    assert_eq!(result["sample"]["reward"], 1.0, "what there is again is used again: {result:#}");
+    assert_eq!(result["sample"]["reward"], 1.0, "free descriptors are used again: {result:#}");
 }
 
 #[tokio::test]
-async fn a_callback_that_the_host_could_not_send_is_counted_as_the_hosts() {
+async fn a_callback_that_the_host_could_not_send_is_counted_as_its_fault() {
     let (model, receiver) = (Controller::start().await, Controller::start().await);
     let host = TestHost::of("conform").config(ONE_TRY).start().await;
     let request = model.rollout("Calculate 2 + 3.").label("5").with_callbacks("key");
@@ -139,9 +138,10 @@ async fn a_callback_that_the_host_could_not_send_is_counted_as_the_hosts() {
 
     files.limit_to(3);
     model.release();
-    // No metrics are read meanwhile, because they take a descriptor, too.
-    let told = "this host cannot open a connection";
-    until("a callback that is not sent", async || host.process().stderr().contains(told).then_some(())).await;
+    // No metrics are read meanwhile, because that takes a descriptor, too.
+    let expected = "this host cannot open a connection";
+    until("a callback that is not sent", async || host.process().stderr().contains(expected).then_some(()))
+        .await;
     files.limit_to(1024);
 
     host.idle().await;
@@ -150,7 +150,7 @@ async fn a_callback_that_the_host_could_not_send_is_counted_as_the_hosts() {
     assert_eq!(metrics.get(r#"rollout_host_callbacks_total{outcome="unavailable"}"#), Some(0.0));
 }
 
-/// The open files of a host, and how many it may have.
+/// The open files of a host, and their limit.
 struct OpenFiles(Pid);
 
 impl OpenFiles {
@@ -159,7 +159,7 @@ impl OpenFiles {
         Self(id.expect("it runs"))
     }
 
-    /// The number that its next open file has.
+    /// Returns the descriptor number of its next open file.
     fn lowest_free(&self) -> u64 {
         let dir = format!("/proc/{}/fd", self.0.as_raw_nonzero());
         let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().parse::<u64>().ok();
@@ -174,7 +174,7 @@ impl OpenFiles {
     }
 }
 
-/// What models' servers can send that has no end.
+/// Returns endless responses of model servers.
 fn without_end() -> Vec<Sends> {
     let forever = |first: &str, piece: &str| Sends::Forever(first.to_owned(), piece.to_owned());
     let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -195,8 +195,8 @@ fn without_end() -> Vec<Sends> {
 }
 
 #[tokio::test]
-async fn a_model_that_sends_without_end_holds_up_nobody() {
-    // Nothing but the deadline ends them.
+async fn a_model_that_sends_endlessly_delays_no_other_rollout() {
+    // Only the deadline ends these calls.
     let config = "[model]\nattempts-max = 1000000\ndelay-base-secs = 0.001\ndelay-max-secs = 0.001\n";
     let host = TestHost::of("conform").config(config).start().await;
     let controller = Controller::start().await;
@@ -212,9 +212,9 @@ async fn a_model_that_sends_without_end_holds_up_nobody() {
     let begun = Instant::now();
     let mut answered = Vec::new();
     while begun.elapsed() < Duration::from_secs(3) {
-        let asked = Instant::now();
+        let started = Instant::now();
         host.health().await;
-        answered.push(asked.elapsed());
+        answered.push(started.elapsed());
     }
     let mut ends = Vec::new();
     for admitted in &admitted {
@@ -223,17 +223,17 @@ async fn a_model_that_sends_without_end_holds_up_nobody() {
 
     answered.sort();
     let median = answered[answered.len() / 2];
-    // All of it runs on two cores or fewer; held up, an answer takes seconds.
+    // Everything may run on two cores or fewer; a blocked answer would take seconds.
     assert!(median < Duration::from_millis(250), "{median:?} of {}", answered.len());
     for (end, sends) in ends.iter().zip(without_end()) {
-        // What is a body may have reached its own limit before the deadline came.
+        // A body may have reached its size limit before the deadline.
         let is_too_long = end["err_message"].as_str().is_some_and(|text| text.contains("reply-bytes-max"));
         assert!(end["err_category"] == "timeout" || is_too_long, "{sends:?} {end:#}");
     }
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
 }
 
-/// A key as a caller gives it, and the forms in which a server may repeat it.
+/// A key of a caller.
 const KEY: &str = "sk-Live/0123+4567=89";
 
 fn repeated() -> [&'static str; 8] {
@@ -244,13 +244,13 @@ fn repeated() -> [&'static str; 8] {
         r"\u0073\u006b\u002d\u004c\u0069\u0076\u0065\u002f\u0030\u0031\u0032\u0033\u002b\u0034\u0035\u0036\u0037\u003d\u0038\u0039",
         r#"{\\\"key\\\":\\\"\\u0073k-Live\\/0123+4567=89\\\"}"#,
         "sk-Live%2F0123%2B4567%3D89",
-        // Of `Bearer sk-Live/0123+4567=89`, and its hex.
+        // Base64 and hex of `Bearer sk-Live/0123+4567=89`.
         "QmVhcmVyIHNrLUxpdmUvMDEyMys0NTY3PTg5",
         "42656172657220736b2d4c6976652f303132332b343536373d3839",
     ]
 }
 
-/// What of the key nobody may find, in any of those forms.
+/// Parts of the key that must not appear, in each form.
 const TRACES: [&str; 5] = ["0123+4567", "0123\\u002b", "0123%2B", "MDEyMys0NTY3", "303132332b34353637"];
 
 fn check_holds_no_key(text: &str, what: &str) {
@@ -259,7 +259,7 @@ fn check_holds_no_key(text: &str, what: &str) {
     }
 }
 
-/// Everything below a folder.
+/// Checks every file below a directory.
 fn check_folder_holds_no_key(folder: &Path) -> usize {
     let mut files = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -276,7 +276,7 @@ fn check_folder_holds_no_key(folder: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_key_that_a_models_server_repeats_reaches_nobody() {
+async fn a_key_that_a_models_server_repeats_is_disclosed_nowhere() {
     let controller = Controller::start().await;
     let serve = TestHost::of("conform")
         .variable("ROLLOUT_HOST_LOG", "debug,rmcp=off")
@@ -312,7 +312,7 @@ async fn a_key_that_a_models_server_repeats_reaches_nobody() {
 }
 
 #[tokio::test]
-async fn a_key_that_a_judges_server_repeats_reaches_nobody() {
+async fn a_key_that_a_judges_server_repeats_is_disclosed_nowhere() {
     let controller = Controller::start().await;
     for text in repeated() {
         for sends in [
@@ -333,7 +333,7 @@ async fn a_key_that_a_judges_server_repeats_reaches_nobody() {
             let result = host.result(&admitted).await;
             check_holds_no_key(&result.to_string(), "the result");
             let trajectory = host.trajectory(&admitted.id).await;
-            assert!(trajectory.to_string().contains("(secret)"), "the judge was asked: {trajectory:#}");
+            assert!(trajectory.to_string().contains("(secret)"), "the judge was called: {trajectory:#}");
             check_holds_no_key(&trajectory.to_string(), "the trajectory");
             check_holds_no_key(&host.stop().await.stderr, "the log");
         }
@@ -358,7 +358,7 @@ fn trusting(serve: Serve) -> Serve {
 }
 
 #[tokio::test]
-async fn a_model_behind_tls_is_asked_over_a_connection_that_is_kept() {
+async fn a_model_behind_tls_is_called_over_a_persistent_connection() {
     let server = RawServer::start_with_tls(Sends::completion("#### 5"), acceptor()).await;
     let controller = Controller::start().await;
     let host = trusting(TestHost::of("conform")).start().await;
@@ -388,7 +388,7 @@ async fn a_model_behind_tls_is_bounded_and_read_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_named() {
+async fn an_untrusted_certificate_is_named() {
     let server = RawServer::start_with_tls(Sends::completion("#### 5"), acceptor()).await;
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config(ONE_TRY).start().await;
@@ -403,7 +403,7 @@ async fn a_certificate_that_nobody_vouches_for_is_named() {
 #[tokio::test]
 async fn callers_get_their_callbacks_while_models_hang() {
     let (hanging, receiver) = (Controller::start().await, Controller::start().await);
-    // Room for 20 rollouts.
+    // Open files for 20 rollouts.
     let host = TestHost::of("conform").option("--max-concurrent", 1000).open_files(128 + 40).start().await;
     let answering = Controller::start().await;
     answering.hold();

@@ -1,5 +1,5 @@
-//! One table of behaviours, run by a guest in Rust and by one in Python against the same
-//! host and the same model, with the same outcome.
+//! Runs one table of behaviours with a guest in Rust and with one in Python, on the same host and model, and compares
+//! the outcomes.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use rollout_tests::{Answer, Controller, Start, guest, python_guest, rollout_host
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A behaviour: the prompt that asks for it, the label, and what the model answers. Where
-/// nothing is said, it answers with the sum of the numbers in the last message.
+/// A behaviour: the prompt that requests it, the label, and the model's answers. Without answers, the model replies
+/// with the sum of the numbers in the last message.
 struct Behaviour {
     prompt: &'static str,
     label: Option<&'static str>,
@@ -49,7 +49,7 @@ fn refusal() -> Vec<Answer> {
     vec![Answer::Status(400, json!({"error": {"message": "no such thing"}}))]
 }
 
-/// A call that fits, three that do not, and an answer.
+/// Returns a valid call, three invalid ones, and an answer.
 fn tool_calls() -> Vec<Answer> {
     let calls = [
         ("join", r#"{"words": ["a", "b"], "loud": true, "between": "-"}"#),
@@ -74,12 +74,12 @@ fn tool_calls() -> Vec<Answer> {
     vec![Answer::Status(200, completion), Answer::Say("#### done")]
 }
 
-/// What came of every behaviour in one language.
+/// The results of every behaviour in one language.
 struct Seen {
     results: Vec<Value>,
     trajectories: Vec<Value>,
     artifacts: Vec<Vec<(PathBuf, Vec<u8>)>>,
-    asked: Vec<Value>,
+    requests: Vec<Value>,
 }
 
 async fn run(component: &Path) -> Seen {
@@ -95,7 +95,7 @@ async fn run(component: &Path) -> Seen {
     let ran = rollout_host(["eval"])
         .arg(component)
         .args(["--data", "rows.jsonl", "--config", "config.toml", "--out", "out", "--model", "a-model"])
-        // One after another, so that the model's answers come to whom they are meant for.
+        // One after another, so that each gets its own answers of the model.
         .args(["--concurrency", "1", "--limit-chat-calls-max", "3"])
         .args(["--base-url", &controller.model_url()])
         .current_dir(dir.path())
@@ -112,16 +112,16 @@ async fn run(component: &Path) -> Seen {
     Seen {
         trajectories: results.iter().map(|line| trajectories(&kept(line))).collect(),
         artifacts: results.iter().map(|line| artifacts(&kept(line))).collect(),
-        asked: controller.chats().into_iter().map(|chat| chat.body).collect(),
+        requests: controller.chats().into_iter().map(|chat| chat.body).collect(),
         results,
     }
 }
 
-/// What the model answers: as it was told, and sums for the calls that nobody speaks of.
+/// Returns the model's answers to a behaviour, with sums if none are set.
 fn answers_of(behaviour: &Behaviour) -> Vec<Answer> {
-    let told = (behaviour.answers)();
-    match (told.is_empty(), behaviour.prompt) {
-        (false, _) => told,
+    let answers = (behaviour.answers)();
+    match (answers.is_empty(), behaviour.prompt) {
+        (false, _) => answers,
         (true, "parallel") => vec![Answer::Say("#### 1"), Answer::Say("#### 1"), Answer::Say("#### 1")],
         (true, "budget") => vec![Answer::Say("#### 2"), Answer::Say("#### 4"), Answer::Say("#### 6")],
         (true, prompt) if prompt.starts_with("Calculate") => vec![Answer::Say("It is so.\n#### 5")],
@@ -141,7 +141,7 @@ fn write(dir: &TempDir, name: &str, text: &str) {
     std::fs::write(dir.path().join(name), text).expect("it can be written");
 }
 
-/// The trajectories of a rollout, one a sample, sorted by their files' names.
+/// Returns the trajectories of a rollout, one for each sample, sorted by file name.
 fn trajectories(dir: &Path) -> Value {
     let files = std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{dir:?}: {error}"));
     let mut files: Vec<PathBuf> =
@@ -154,7 +154,7 @@ fn is_trajectory(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("trajectory"))
 }
 
-/// Files of a rollout but its trajectory, sorted.
+/// Returns the files of a rollout except its trajectory, sorted.
 fn artifacts(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     let mut dirs = vec![dir.to_owned()];
@@ -173,8 +173,8 @@ fn artifacts(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     found
 }
 
-/// The value without what two runs cannot share: times, sizes, the plugin's digest, how
-/// often the host was called and how much of each limit was used; and without the place that Python puts after a reason.
+/// Returns the value without parts that differ between two runs: times, sizes, the plugin's digest, the numbers of host
+/// calls and the use of limits; and without the location that Python appends to a reason.
 fn comparable(value: &Value) -> Value {
     const DIFFERENT: [&str; 13] = [
         "guest_cpu_ms",
@@ -206,7 +206,7 @@ fn comparable(value: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_guest_in_python_does_what_the_same_guest_in_rust_does() {
+async fn a_guest_in_python_behaves_like_the_same_guest_in_rust() {
     let (rust, python) =
         (run(&guest("parity")).await, run(&python_guest("tests/guests/python/parity")).await);
 
@@ -219,18 +219,18 @@ async fn a_guest_in_python_does_what_the_same_guest_in_rust_does() {
         let [a, b] = [&rust, &python].map(|seen| artifact_texts(&seen.artifacts[place]));
         assert_eq!(a, b, "{about}");
     }
-    // The requests in the order in which they came, of which those of one moment have none.
+    // Concurrent requests arrive in any order.
     let [mut a, mut b] =
-        [&rust, &python].map(|seen| seen.asked.iter().map(Value::to_string).collect::<Vec<_>>());
+        [&rust, &python].map(|seen| seen.requests.iter().map(Value::to_string).collect::<Vec<_>>());
     a.sort();
     b.sort();
     assert_eq!(a, b);
-    // The table shows something: every kind of outcome is in it.
+    // The table has every kind of outcome.
     let outcomes: Vec<&str> = python.results.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
     assert!(outcomes.contains(&"scored") && outcomes.contains(&"unscored"), "{outcomes:?}");
 }
 
-/// Files as text, without the lines of a traceback, which only Python has.
+/// Returns files as text, without the lines of a traceback, which only Python has.
 fn artifact_texts(files: &[(PathBuf, Vec<u8>)]) -> Vec<(PathBuf, String)> {
     let text = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes);
@@ -242,8 +242,8 @@ fn artifact_texts(files: &[(PathBuf, Vec<u8>)]) -> Vec<(PathBuf, String)> {
 }
 
 fn is_traceback(line: &str) -> bool {
-    let said: Value = serde_json::from_str(line).unwrap_or_default();
-    let text = said["text"].as_str().unwrap_or_default();
-    said["level"] == "error"
+    let entry: Value = serde_json::from_str(line).unwrap_or_default();
+    let text = entry["text"].as_str().unwrap_or_default();
+    entry["level"] == "error"
         && (text.starts_with("Traceback") || text.starts_with("  ") || text.starts_with("rollout_sdk."))
 }

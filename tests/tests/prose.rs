@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rollout_tests::project_root;
 
 /// Directories that follow the rules. Add a directory when it is done, never remove one.
-const DIRECTORIES: [&str; 16] = [
+const DIRECTORIES: [&str; 18] = [
     "host/catalog/src",
     "host/mock-model/src",
     "host/fuse/src",
@@ -25,6 +25,17 @@ const DIRECTORIES: [&str; 16] = [
     "host/server/src",
     "host/cli",
     "host/export",
+    "tests",
+    "fuzz",
+];
+
+/// Directories whose Python sources follow the rules. Add a directory when it is done, never remove one.
+const PYTHON_DIRECTORIES: [&str; 5] = [
+    "guest-sdk/python/src",
+    "guest-sdk/python/packages",
+    "guest-sdk/python/tests",
+    "tests/clients",
+    "tests/guests/python",
 ];
 
 /// Openings of a doc comment that never name its subject.
@@ -56,9 +67,11 @@ const NAMES: [&str; 7] = ["told", "said", "crosses", "patience", "crew", "course
 fn finished_directories_are_written_in_plain_english() {
     let root = project_root();
     let mut mistakes = Vec::new();
-    for directory in DIRECTORIES {
+    let mut check_directory = |directory: &str, endings: &[&str], check: fn(&str) -> Vec<(usize, String)>| {
         let mut files = Vec::new();
-        add_files(&root.join(directory), &mut files);
+        add_files(&root.join(directory), endings, &mut files);
+        // This file quotes mistakes.
+        files.retain(|file| !file.ends_with("tests/tests/prose.rs"));
         assert!(!files.is_empty(), "no sources in {directory}");
         for file in files {
             let text = std::fs::read_to_string(&file).unwrap();
@@ -66,6 +79,12 @@ fn finished_directories_are_written_in_plain_english() {
             let found = check(&text).into_iter();
             mistakes.extend(found.map(|(line, mistake)| format!("{name}:{line}: {mistake}")));
         }
+    };
+    for directory in DIRECTORIES {
+        check_directory(directory, &["rs", "wit"], check);
+    }
+    for directory in PYTHON_DIRECTORIES {
+        check_directory(directory, &["py"], check_python);
     }
     assert!(
         mistakes.is_empty(),
@@ -93,7 +112,21 @@ fn each_kind_of_mistake_is_found() {
     mistakes("let url = \"http://nobody\";", &[]);
 }
 
-/// Returns the line and a description of each mistake in a source text.
+#[test]
+fn each_kind_of_mistake_is_found_in_python() {
+    #[track_caller]
+    fn mistakes(text: &str, expected: &[usize]) {
+        let lines: Vec<usize> = check_python(text).into_iter().map(|(line, _)| line).collect();
+        assert_eq!(lines, expected, "{text}");
+    }
+    mistakes("\"\"\"What it is.\"\"\"", &[1]);
+    mistakes("def a():\n    \"\"\"Runs.\n\n    Nobody waits.\n    \"\"\"\n    nobody()", &[4]);
+    mistakes("# Somebody waits.\na = 1  # see above", &[1, 2]);
+    mistakes("TEXT = \"\"\"\nnobody\n\"\"\"\n# Code such as `nobody` is not prose.", &[]);
+    mistakes("name = \"nobody\"\n\"\"\"The name.\"\"\"", &[]);
+}
+
+/// Returns the line and a description of each mistake in a source text in Rust or WIT.
 fn check(text: &str) -> Vec<(usize, String)> {
     let mut mistakes = Vec::new();
     let mut is_start = true;
@@ -103,19 +136,13 @@ fn check(text: &str) -> Vec<(usize, String)> {
         if let Some(doc) = doc {
             let first = doc.split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
             if is_start && OPENINGS.contains(&first) {
-                let reason = "the sentence names no subject; begin with a verb (\"Returns…\") or a noun";
-                mistakes.push((number, format!("a paragraph begins with '{first}': {reason}")));
+                mistakes.push((number, opening_mistake(first)));
             }
         }
         // A paragraph starts after code and after an empty doc line.
         is_start = doc.is_none_or(str::is_empty);
         if let Some(comment) = comment(line) {
-            let prose = without_code(comment).to_lowercase();
-            for (word, instead) in RETIRED {
-                if contains_word(&prose, word) {
-                    mistakes.push((number, format!("'{word}' is retired; write {instead}")));
-                }
-            }
+            mistakes.extend(retired_words(comment).map(|mistake| (number, mistake)));
         } else if let Some(name) = declared_name(line)
             && NAMES.contains(&name)
         {
@@ -123,6 +150,46 @@ fn check(text: &str) -> Vec<(usize, String)> {
         }
     }
     mistakes
+}
+
+/// Returns the line and a description of each mistake in the docstrings and comments of a source text in Python.
+fn check_python(text: &str) -> Vec<(usize, String)> {
+    let mut mistakes = Vec::new();
+    // Whether the open triple-quoted string, if there is one, is a docstring.
+    let mut open: Option<bool> = None;
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        let docstring = line.strip_prefix("\"\"\"").or_else(|| line.strip_prefix("r\"\"\""));
+        let prose = match (open, docstring) {
+            (Some(is_docstring), _) => is_docstring.then_some(line),
+            (None, Some(docstring)) => Some(docstring),
+            (None, None) if line.starts_with('#') => Some(line),
+            (None, None) => line.find("  # ").map(|at| &line[at..]),
+        };
+        let first =
+            docstring.map_or("", |text| text.split(|c: char| !c.is_alphabetic()).next().unwrap_or(""));
+        if open.is_none() && OPENINGS.contains(&first) {
+            mistakes.push((number, opening_mistake(first)));
+        }
+        mistakes.extend(prose.into_iter().flat_map(retired_words).map(|mistake| (number, mistake)));
+        if line.matches("\"\"\"").count() % 2 == 1 {
+            open = open.is_none().then_some(docstring.is_some());
+        }
+    }
+    mistakes
+}
+
+/// Describes a paragraph that begins with this word.
+fn opening_mistake(first: &str) -> String {
+    let reason = "the sentence names no subject; begin with a verb (\"Returns…\") or a noun";
+    format!("a paragraph begins with '{first}': {reason}")
+}
+
+/// Describes the retired words of a comment.
+fn retired_words(comment: &str) -> impl Iterator<Item = String> {
+    let prose = without_code(comment).to_lowercase();
+    let found = RETIRED.into_iter().filter(move |(word, _)| contains_word(&prose, word));
+    found.map(|(word, instead)| format!("'{word}' is retired; write {instead}"))
 }
 
 /// Returns the comment on a line, if there is one.
@@ -152,15 +219,15 @@ fn declared_name(line: &str) -> Option<&str> {
     words.find(|word| *word != "mut")
 }
 
-/// Adds the sources in a directory, without those of builds.
-fn add_files(directory: &Path, files: &mut Vec<PathBuf>) {
+/// Adds the sources with these endings in a directory, without those of builds.
+fn add_files(directory: &Path, endings: &[&str], files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             if !path.ends_with("target") && !path.ends_with("node_modules") {
-                add_files(&path, files);
+                add_files(&path, endings, files);
             }
-        } else if path.extension().is_some_and(|ending| ending == "rs" || ending == "wit") {
+        } else if path.extension().is_some_and(|ending| endings.iter().any(|one| ending == *one)) {
             files.push(path);
         }
     }

@@ -1,4 +1,4 @@
-//! Pushes of plugins that are slow to check, and of callers that leave: what each may hold, and for how long.
+//! Tests of pushes with slow checks, and of callers that disconnect: the resources that each may hold, and for how long.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Pushes of a tenant that may be under way at once.
+/// Maximum number of concurrent pushes of a tenant.
 const PUSHES_MAX: usize = 8;
 
-/// The head of a push, and its body.
+/// Returns the head and the body of a push.
 fn push(tenant: &TestTenant, component: &str, config: &str) -> (String, String) {
     let body = json!({"component": component, "config": config}).to_string();
     let head = format!(
@@ -28,7 +28,7 @@ async fn connect(catalog: &TestCatalog) -> TcpStream {
     TcpStream::connect(address).await.expect("the server listens")
 }
 
-/// The processes that check what was pushed to a server.
+/// Returns the processes that check pushed components of a server.
 fn checks_of(process: &Process) -> Vec<u32> {
     let server = process.id().expect("it runs");
     let processes = std::fs::read_dir("/proc").expect("there is /proc").flatten();
@@ -62,7 +62,7 @@ async fn a_push_whose_guest_waits_fails_at_the_deadline_of_checks() {
 }
 
 #[tokio::test]
-async fn checks_end_with_the_server_that_started_them_however_it_ends() {
+async fn checks_end_with_the_server_that_started_them() {
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;
     let digest = catalog.upload(&tenant, &guest("sleep_always")).await;
@@ -75,14 +75,14 @@ async fn checks_end_with_the_server_that_started_them_however_it_ends() {
 
     until("the end of the check", async || {
         let stat = std::fs::read_to_string(format!("/proc/{check}/stat"));
-        // A process that has ended may wait for its new parent to notice.
+        // A process that has ended may still be a zombie.
         stat.map_or(true, |stat| stat.contains(") Z ")).then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn pushes_whose_callers_left_are_charged_and_bounded_and_hold_up_no_other_tenant() {
+async fn pushes_whose_callers_disconnected_are_charged_and_bounded_and_delay_no_other_tenant() {
     const CONFIG_BYTES: usize = 500_000;
     let catalog = TestCatalog::start().await;
     let (tenant, neighbour) = (catalog.tenant("t", json!({})).await, catalog.tenant("n", json!({})).await);
@@ -96,11 +96,11 @@ async fn pushes_whose_callers_left_are_charged_and_bounded_and_hold_up_no_other_
         callers.push(caller);
     }
 
-    // The text, and what is made of it.
+    // The charge is for the text and its parsed form.
     let expected = (2 * PUSHES_MAX * CONFIG_BYTES) as u64;
     until("all of them to be charged", async || (request_bytes(&catalog).await >= expected).then_some(()))
         .await;
-    // One more is refused by its head alone.
+    // One more push is refused by its head alone.
     let mut caller = connect(&catalog).await;
     caller.write_all(head.as_bytes()).await.expect("the server reads");
     let mut answer = vec![0; 4096];
@@ -114,5 +114,5 @@ async fn pushes_whose_callers_left_are_charged_and_bounded_and_hold_up_no_other_
     let pushed = catalog.push(&neighbour, "p", &component, "", true);
     let reply = tokio::time::timeout(Duration::from_secs(30), pushed).await.expect("no turn is waited for");
     assert_eq!(reply.body["active"], true, "{}", reply.text);
-    assert!(request_bytes(&catalog).await >= expected, "what their callers left is held, and known to be");
+    assert!(request_bytes(&catalog).await >= expected, "the abandoned pushes stay charged");
 }

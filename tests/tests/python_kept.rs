@@ -1,4 +1,4 @@
-//! A Python component that was built once is taken for later builds of the same inputs, and for no others.
+//! Tests that a stored Python component is reused for later builds with the same inputs, and only for those.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use rollout_tests::{Ran, Start, python_program, rollout_host, target_dir};
 use tempfile::TempDir;
 
-/// How long a build may take, beside another.
+/// The timeout of a build, next to a concurrent one.
 const BUILD: Duration = Duration::from_secs(400);
 
 const TAKEN: &str = "using the cached component of an earlier build of the same files";
 const BUILT: &str = "importing agent in the component's Python";
 
-/// An entry module that says something when it is imported.
+/// Returns an entry module that warns when it is imported.
 fn entry(reward: &str) -> String {
     format!(
         "import warnings\n\nfrom rollout_sdk import AgentWorkflow, Grader, message\n\nwarnings.warn('mind the gap')\n\n\n\
@@ -30,7 +30,7 @@ impl Builds {
         Self { root: TempDir::new().expect("a temporary directory can be made") }
     }
 
-    /// Writes a project with this grader to a directory.
+    /// Writes a project with this reward to a directory.
     fn project(&self, name: &str, reward: &str) -> PathBuf {
         let dir = self.root.path().join(name);
         std::fs::create_dir_all(&dir).expect("a directory can be made");
@@ -40,7 +40,7 @@ impl Builds {
         dir
     }
 
-    /// Builds a project with a cache of these builds' own. Compiled code is that of all tests.
+    /// Builds a project with a separate component cache. The cache of compiled code is that of all tests.
     async fn build(&self, dir: &Path, options: &[&str]) -> (Ran, Vec<u8>) {
         let made = dir.join("made.wasm");
         let mut command = rollout_host(["build"]);
@@ -55,7 +55,7 @@ impl Builds {
         (ran, bytes)
     }
 
-    /// The files of stored components.
+    /// Returns the files of stored components.
     fn kept(&self) -> Vec<PathBuf> {
         let files =
             std::fs::read_dir(self.root.path().join("cache/rollout-host/python")).expect("it is there");
@@ -65,7 +65,7 @@ impl Builds {
 }
 
 #[tokio::test]
-async fn two_builds_at_once_store_one_component_that_a_later_build_takes() {
+async fn two_concurrent_builds_store_one_component_that_a_later_build_reuses() {
     let builds = Builds::new();
     let (left, right) = (builds.project("left", "1.0"), builds.project("right", "1.0"));
 
@@ -82,7 +82,7 @@ async fn two_builds_at_once_store_one_component_that_a_later_build_takes() {
     assert!(third.stderr.contains(TAKEN) && !third.stderr.contains(BUILT), "{}", third.stderr);
     assert!(one == two && two == three, "the components differ");
     assert_eq!(builds.kept().len(), 1, "{:?}", builds.kept());
-    // The author's warning has the place of the project that is built.
+    // The author's warning has the path of the project that is built.
     for (ran, dir) in [(&first, &left), (&third, &elsewhere)] {
         let warning = format!("{}/agent.py:5: UserWarning: mind the gap", dir.display());
         assert!(ran.stderr.contains(&warning), "{warning:?} is not in: {}", ran.stderr);
@@ -90,7 +90,7 @@ async fn two_builds_at_once_store_one_component_that_a_later_build_takes() {
 }
 
 #[tokio::test]
-async fn an_edit_makes_the_component_that_a_build_without_cache_makes() {
+async fn after_an_edit_the_component_is_that_of_a_build_without_a_cache() {
     let builds = Builds::new();
     let dir = builds.project("agent", "1.0");
     let (_, before) = builds.build(&dir, &[]).await;
@@ -104,7 +104,7 @@ async fn an_edit_makes_the_component_that_a_build_without_cache_makes() {
     for ran in [&edited, &cold] {
         assert!(ran.stderr.contains(BUILT) && !ran.stderr.contains(TAKEN), "{}", ran.stderr);
     }
-    assert!(after == alone, "the build with a cache made another component");
+    assert!(after == alone, "the build with a cache built another component");
     assert!(before != after);
     assert!(reverted.stderr.contains(TAKEN), "{}", reverted.stderr);
     assert!(before == again);

@@ -1,4 +1,4 @@
-//! What a rollout in Python costs in memory of its own.
+//! Tests of the private memory of a Python rollout.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ const PAGE_BYTES: u64 = 4096;
 /// file, and only the memory is writable.
 const IMAGE: &str = "memfd:rollout-host-code";
 
-/// The most places that the engine restores by itself when an instance ends.
+/// Maximum number of regions that the engine restores itself when an instance ends.
 const PLACES_MAX: usize = 32;
 
 fn read(host: &TestHost, file: &str) -> String {
@@ -19,14 +19,14 @@ fn read(host: &TestHost, file: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Pages that the process had to ask the kernel for so far.
+/// Returns the number of page faults of the process so far.
 fn faults(host: &TestHost) -> u64 {
     let stat = read(host, "stat");
     let (_, fields) = stat.rsplit_once(") ").expect("a name is in parentheses");
     fields.split(' ').nth(7).and_then(|field| field.parse().ok()).expect("the tenth field counts faults")
 }
 
-/// By the place of each instance there ever was: pages of the component's memory that it has for itself.
+/// Returns the private pages of the component's memory, by the address of each instance so far.
 fn own_pages(host: &TestHost) -> BTreeMap<u64, BTreeSet<u64>> {
     const PRESENT: u64 = 1 << 63;
     const OF_A_FILE: u64 = 1 << 61;
@@ -50,7 +50,7 @@ fn own_pages(host: &TestHost) -> BTreeMap<u64, BTreeSet<u64>> {
 }
 
 #[tokio::test]
-async fn a_rollout_in_python_that_waits_has_few_pages_of_its_own_and_in_few_places() {
+async fn a_waiting_python_rollout_has_few_private_pages_in_few_regions() {
     const ROLLOUTS: usize = 6;
     const PAGES_MAX: usize = 100;
     let controller = Controller::start().await;
@@ -58,7 +58,7 @@ async fn a_rollout_in_python_that_waits_has_few_pages_of_its_own_and_in_few_plac
         .option("--max-concurrent", 64)
         .start()
         .await;
-    // Where the plugin was asked for its settings, which happens once.
+    // Instances that returned the plugin's settings, which happens once.
     let before = own_pages(&host);
     controller.hold();
     let mut waiting = Vec::new();
@@ -85,10 +85,10 @@ async fn a_rollout_in_python_that_waits_has_few_pages_of_its_own_and_in_few_plac
 }
 
 #[tokio::test]
-async fn rollouts_in_python_that_follow_others_find_their_memory_there() {
+async fn rollouts_in_python_reuse_the_memory_of_earlier_ones() {
     const BEFORE: usize = 120;
     const ROLLOUTS: u64 = 20;
-    /// It was some 500 when what an instance had written to was returned to the kernel.
+    /// It was about 500 when the pages that an instance wrote were returned to the kernel.
     const FAULTS_MAX: u64 = 100;
     let controller = Controller::start().await;
     let host = TestHost::of_component(python_guest("examples/one-turn/python"))

@@ -1,4 +1,4 @@
-//! Packages with native code, in a component: built by a project that only names them, and what they cannot do is said.
+//! Tests of packages with native code in a component: a project only names them, and unsupported operations raise.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rollout_tests::{Answer, Controller, Ran, Start, TestHost, native_wheels, pyt
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long a build may take. It installs packages.
+/// The timeout of a build, which installs packages.
 const BUILD: Duration = Duration::from_secs(400);
 
 fn project(name: &str, dependencies: &str, entry: &str) -> TempDir {
@@ -38,7 +38,7 @@ async fn build(dir: &Path) -> (Ran, PathBuf) {
     (ran, made)
 }
 
-/// A rollout of a project: what its last message says, and its reward.
+/// Runs rollouts of a project; returns the text of the last message and the reward of each.
 async fn rolled_out(made: PathBuf, ids: &[&str]) -> Vec<(String, f64)> {
     let controller = Controller::start().await;
     let host = TestHost::of_component(made).start().await;
@@ -72,7 +72,7 @@ LONG = np.arange(9)
 
 
 def integers():
-    """What has the default integer, or that of positions, on machines of 64 bits."""
+    """Results with the default integer type, or that of indices, on 64-bit machines."""
     old = np.random.RandomState(7)
     yield from (np.array([1]), np.ones(1, int), np.zeros(1, np.intp), np.array([True]).sum(), np.bincount([1]))
     yield from (*np.nonzero(LONG), np.argmax(LONG), LONG.searchsorted([2]), np.lexsort((LONG, LONG)), np.argpartition(LONG, 2))
@@ -82,7 +82,7 @@ def integers():
 
 
 def found():
-    """What numpy's own pages promise, and CPython's numpy gives."""
+    """Results that numpy's documentation promises, and CPython's numpy gives."""
     with np.errstate(all="ignore"):
         quiet = 1 / np.float64(0)
     return {
@@ -115,7 +115,7 @@ class Right(Grader):
 "#;
 
 #[tokio::test]
-async fn a_grader_computes_with_numpy_and_what_has_no_answer_raises() {
+async fn a_grader_computes_with_numpy_and_invalid_operations_raise() {
     let project = project("computing", "\"numpy\"", NUMPY);
     let (_, made) = build(project.path()).await;
 
@@ -132,7 +132,7 @@ async fn a_grader_computes_with_numpy_and_what_has_no_answer_raises() {
         assert_eq!(found, expected);
         assert!((reward - 0.5).abs() < 1e-9, "{reward}");
     }
-    // numpy's own generator is the rollout's, too.
+    // numpy's own generator differs between rollouts, too.
     assert_ne!(both[0].0, both[1].0);
 }
 
@@ -154,7 +154,7 @@ class Right(Grader):
 "#;
 
 #[tokio::test]
-async fn numpys_generators_draw_as_elsewhere_beyond_32_bits_too() {
+async fn numpys_generators_draw_the_same_numbers_as_elsewhere() {
     let project = project("drawing", "\"numpy\"", DRAWING);
     let module = include_str!("python_native/draws.py");
     std::fs::write(project.path().join("draws.py"), module).expect("a file can be written");
@@ -218,7 +218,7 @@ class Valid(Grader):
 "#;
 
 #[tokio::test]
-async fn a_rollout_checks_what_it_is_given_with_pydantic() {
+async fn a_rollout_validates_its_input_with_pydantic() {
     let project = project("checking", "\"pydantic\"", PYDANTIC);
     let (_, made) = build(project.path()).await;
 
@@ -343,7 +343,7 @@ def raised(work):
 
 
 async def tokenized():
-    """Tokens by a vocabulary that is made here, and by an awaited call."""
+    """Returns tokens by a vocabulary that is created here, and by an awaited call."""
     made = Tokenizer(models.BPE(unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(special_tokens=["?"], vocab_size=20, show_progress=False)
@@ -352,7 +352,7 @@ async def tokenized():
 
 
 def found():
-    """Results of the packages that frameworks for language models depend on."""
+    """Returns results of the packages that frameworks for language models depend on."""
     ranks = {bytes([each]): each for each in range(256)} | {b"ab": 256}
     pairs = tiktoken.Encoding("pairs", pat_str=r"\w+|\s", mergeable_ranks=ranks, special_tokens={})
     return {
@@ -378,7 +378,7 @@ class Same(Grader):
 "#;
 
 #[tokio::test]
-async fn what_frameworks_for_language_models_pack_and_hash_with_is_as_elsewhere() {
+async fn packing_and_hashing_packages_of_frameworks_give_the_same_results_as_elsewhere() {
     let dependencies = "\"orjson\", \"msgpack\", \"ormsgpack\", \"xxhash\", \"zstandard\", \"uuid-utils\", \"tiktoken\", \
          \"fastuuid\", \"tokenizers\"";
     let project = project("packing", dependencies, PACKING);
@@ -396,7 +396,7 @@ async fn what_frameworks_for_language_models_pack_and_hash_with_is_as_elsewhere(
     assert_eq!(found, [(expected.to_owned(), 0.5)]);
 }
 
-/// What both frameworks below do: a tool is called, and the answer is a model of pydantic's.
+/// Returns the model's answers for both frameworks below: a tool call, and an answer as a pydantic model.
 fn answers() -> [Answer; 4] {
     let call = |id: &str, name: &str, arguments: Value| {
         let function = json!({"name": name, "arguments": arguments.to_string()});
@@ -413,7 +413,7 @@ fn answers() -> [Answer; 4] {
     ]
 }
 
-/// A rollout of a project in a published framework. The conversation in its sample is what the model was sent and said.
+/// Runs a rollout of a project in a published framework. Its sample has the conversation as the model saw it.
 async fn check_published(framework: &str, dependency: &str, refusal: &str, entry: &str) {
     let settings = format!("published = [\"{framework}\"]\n");
     let project = project_with("publishing", &format!("\"{dependency}\""), &settings, entry);
@@ -421,20 +421,20 @@ async fn check_published(framework: &str, dependency: &str, refusal: &str, entry
     let controller = Controller::start().await;
     let host = TestHost::of_component(made).start().await;
     let answers = answers();
-    let asked = answers.len();
+    let calls = answers.len();
     controller.answer_chats(answers);
 
     let result = host.run(&controller.rollout("Add 2 and 3.").label("5")).await;
 
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     let chats = controller.chats();
-    assert_eq!(chats.len(), asked, "{result:#}");
+    assert_eq!(chats.len(), calls, "{result:#}");
     let messages = result["sample"]["messages"].as_array().expect("a sample has messages");
     let roles: Vec<_> = messages.iter().map(|message| message["role"].as_str().unwrap_or_default()).collect();
     let turns =
         ["system", "user", "assistant", "tool", "assistant", "tool", "assistant", "user", "assistant"];
     assert_eq!(roles, turns, "{result:#}");
-    assert_eq!(chats[asked - 1].body["messages"].as_array(), Some(&messages[..8].to_vec()), "{result:#}");
+    assert_eq!(chats[calls - 1].body["messages"].as_array(), Some(&messages[..8].to_vec()), "{result:#}");
     assert!(messages[3]["content"].to_string().contains('5'), "{result:#}");
     assert!(messages[5]["content"].to_string().contains(refusal), "{result:#}");
     let first = &chats[0].body;
@@ -483,7 +483,7 @@ class Rate(Grader):
 "#;
 
 #[tokio::test]
-async fn the_published_openai_agents_runs_unchanged_and_asks_the_hosts_model() {
+async fn the_published_openai_agents_runs_unchanged_and_calls_the_hosts_model() {
     check_published(
         "openai-agents",
         "openai-agents==0.24.0",
@@ -528,6 +528,6 @@ class Rate(Grader):
 "#;
 
 #[tokio::test]
-async fn the_published_strands_runs_unchanged_and_asks_the_hosts_model() {
+async fn the_published_strands_runs_unchanged_and_calls_the_hosts_model() {
     check_published("strands-agents", "strands-agents[openai]==1.62.0", "validation error", STRANDS).await;
 }

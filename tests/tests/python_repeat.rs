@@ -1,5 +1,5 @@
-//! One source in Python makes one component, whenever and wherever it is built, and what is
-//! random in it is its rollout's all the same.
+//! Tests that Python builds are reproducible, at any time and in any place, and that random numbers nevertheless differ
+//! between rollouts.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 use rollout_tests::{Controller, Ran, Start, TestHost, python_program, rollout_host, target_dir};
 use tempfile::TempDir;
 
-/// How long a build may take, beside another.
+/// The timeout of a build, next to a concurrent one.
 const BUILD: Duration = Duration::from_secs(400);
 
-/// Draws while it is imported, in the ways that modules do, and again in the rollout.
+/// Draws random numbers during the import, in the usual ways of modules, and again in the rollout.
 const ENTRY: &str = r#"
 import random
 import secrets
@@ -36,7 +36,7 @@ class Content(Grader):
         return 1.0
 "#;
 
-/// The project in a directory that is called so, with files as old as this.
+/// Creates the project in a directory with this name, with files of this age.
 fn project(root: &Path, name: &str, age: Duration) -> PathBuf {
     let dir = root.join(name);
     std::fs::create_dir_all(&dir).expect("a directory can be made");
@@ -55,11 +55,11 @@ fn project(root: &Path, name: &str, age: Duration) -> PathBuf {
 }
 
 async fn build(dir: PathBuf) -> (Ran, Vec<u8>) {
-    // The sixth finds what the first has made beside the sources.
+    // The last build finds the output of an earlier one beside the sources.
     let made = dir.join("made.wasm");
     let mut command = rollout_host(["build"]);
     command.arg(&dir).arg("-o").arg(&made).arg("--componentize-py").arg(python_program("componentize-py"));
-    // No build takes the component of another. Compiled code is that of all tests.
+    // No build reuses the component of another. The cache of compiled code is that of all tests.
     let caches = TempDir::new().expect("a temporary directory can be made");
     command.env("XDG_CACHE_HOME", caches.path());
     command.arg("--cache-dir").arg(target_dir().join("test-cache/rollout-host/compiled"));
@@ -69,11 +69,11 @@ async fn build(dir: PathBuf) -> (Ran, Vec<u8>) {
 }
 
 #[tokio::test]
-async fn a_source_that_is_built_six_times_makes_the_same_component() {
+async fn six_builds_of_the_same_source_make_the_same_component() {
     let root = TempDir::new().expect("a temporary directory can be made");
     let places = ["a", "b", "much/longer/way/to/it", "with space", "ä", "a"];
     let mut first = Vec::new();
-    // Two at a time, so that they are built beside others as well.
+    // Two builds run concurrently, because that must not matter either.
     for pair in places.chunks(2) {
         let project = |name: &&str| {
             let age = Duration::from_secs(60 * 60 * 24 * name.len() as u64);
@@ -97,7 +97,7 @@ async fn a_source_that_is_built_six_times_makes_the_same_component() {
     draws_its_own_in_every_rollout(&root.path().join("a/made.wasm")).await;
 }
 
-/// What is drawn is the rollout's own, where a module has not said otherwise.
+/// Checks that random numbers differ between rollouts, unless a module sets a seed.
 async fn draws_its_own_in_every_rollout(component: &Path) {
     let controller = Controller::start().await;
     let draw = async |id: &str| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! The quick way to try a Python project: its source in place of a component.
+//! Tests of quick builds, which run a Python project from its source.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
-/// How long a command may take. The first one prepares a component.
+/// The timeout of a command. The first one prepares a component.
 const COMMAND: Duration = Duration::from_secs(300);
 
 const AGENT: &str = "
@@ -23,7 +23,7 @@ class SameNumber(Grader):
         return same_number(ctx.sample.answer_after('####') or '', ctx.require_label())
 ";
 
-/// A directory with an entry module and nothing that says more of it.
+/// Creates a directory with an entry module and no project file.
 fn project(entry: &str) -> TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     write(dir.path(), "agent.py", entry);
@@ -35,7 +35,7 @@ fn write(dir: &Path, name: &str, text: &str) {
     std::fs::write(dir.join(name), text).expect("it can be written");
 }
 
-/// The command, on what is in the directory.
+/// Returns the command for a project or file in the directory.
 fn test(dir: &Path, what: &str) -> Command {
     let mut command = rollout_host(["test"]);
     command.arg(what).args(["--data", "rows.jsonl", "--model", "mock"]).current_dir(dir);
@@ -43,7 +43,7 @@ fn test(dir: &Path, what: &str) -> Command {
     command
 }
 
-/// Has the component be prepared that the projects here need, which takes its time, once.
+/// Prepares the component of these projects once, which takes time.
 async fn prepared() {
     static PREPARED: OnceCell<()> = OnceCell::const_new();
     PREPARED
@@ -60,7 +60,7 @@ async fn tested(dir: &Path) -> Ran {
 }
 
 #[tokio::test]
-async fn an_edit_is_tried_without_building_anything() {
+async fn an_edit_is_tested_without_a_build() {
     prepared().await;
     let dir = project(AGENT);
     let ran = tested(dir.path()).await;
@@ -68,7 +68,7 @@ async fn an_edit_is_tried_without_building_anything() {
     assert!(ran.stdout.contains("reward     1\n"), "{}", ran.stdout);
     assert!(ran.stderr.contains("quick mode: "), "{}", ran.stderr);
 
-    // Another module, a file that is read while that is imported, a setting, and other rewards.
+    // The edit adds a module, a file that it reads during its import, a setting, and other rewards.
     write(
         dir.path(),
         "rates.py",
@@ -90,19 +90,19 @@ async fn an_edit_is_tried_without_building_anything() {
     assert!(again.stdout.contains("reward     0.75\n"), "{}", again.stdout);
     assert!(!again.stderr.contains("preparing"), "{}", again.stderr);
 
-    // A setting that nobody declared, on the command line and in a file.
+    // An undeclared setting, on the command line and in a file.
     write(dir.path(), "c.toml", "[plugin]\ntime = 3\n");
     for option in [["--set", "time=3"], ["--config", "c.toml"]] {
         let refused = test(dir.path(), ".").args(option).start().ended_within(COMMAND).await;
 
         assert_eq!(refused.code, Some(2), "{}{}", refused.stdout, refused.stderr);
-        let said = "time: there is no such setting; did you mean times?";
-        assert!(refused.stderr.contains(said), "{}", refused.stderr);
+        let expected = "time: there is no such setting; did you mean times?";
+        assert!(refused.stderr.contains(expected), "{}", refused.stderr);
     }
 }
 
 #[tokio::test]
-async fn values_that_nobody_declared_are_warned_of() {
+async fn undeclared_values_lead_to_a_warning() {
     prepared().await;
     let dir = project(AGENT);
 
@@ -114,7 +114,7 @@ async fn values_that_nobody_declared_are_warned_of() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_as_a_build_says_it() {
+async fn errors_are_the_same_as_those_of_a_build() {
     prepared().await;
     for (entry, expected) in [
         (format!("import json\n\nimport nosuch\n{AGENT}"), vec!["No module named 'nosuch'", "agent.py:3"]),
@@ -126,7 +126,7 @@ async fn what_is_wrong_is_said_as_a_build_says_it() {
             AGENT.replace("await ctx.agent().run()", "return 1 / 0"),
             vec!["ZeroDivisionError", "agent.py:6, in run"],
         ),
-        // What a build reads, it reads while it imports: later there are no files.
+        // A component can read files only during imports.
         (
             AGENT.replace("await ctx.agent().run()", "open('/0/rows.jsonl')"),
             vec!["FileNotFoundError", "agent.py:6"],
@@ -144,7 +144,7 @@ async fn what_is_wrong_is_said_as_a_build_says_it() {
     }
 }
 
-/// Runs the first row of a project's data, from the project's directory.
+/// Runs the first row of the data, from the project's directory.
 async fn tried(dir: &Path, what: &str, rows: &Path) -> Ran {
     let mut command = rollout_host(["test"]);
     command.arg(what).arg("--data").arg(rows).args(["--model", "mock"]).current_dir(dir);
@@ -162,7 +162,7 @@ async fn each_template_in_python_runs_the_quick_way() {
         let made = new.current_dir(dir.path()).start().ended().await;
         assert_eq!(made.code, Some(0), "{template}: {}", made.stderr);
         let project = dir.path().join("made");
-        // Both by the directory and by the entry module in it.
+        // Run it both by its directory and by its entry module.
         for what in [".", "made.py"] {
             let ran = tried(&project, what, &project_root().join("examples/one-turn/rows.jsonl")).await;
 
@@ -195,7 +195,7 @@ async fn each_example_in_python_runs_the_quick_way() {
         }
         tried_examples += 1;
         let rows = match example.ends_with("agent-loop") {
-            // The loop rates itself by its metadata.
+            // The loop computes its own reward from its metadata.
             true => example.join("rows.jsonl"),
             false => project_root().join("examples/one-turn/rows.jsonl"),
         };
@@ -209,7 +209,7 @@ async fn each_example_in_python_runs_the_quick_way() {
 }
 
 #[tokio::test]
-async fn what_is_saved_is_tried_again() {
+async fn a_saved_file_is_tested_again() {
     prepared().await;
     let dir = project(AGENT);
     let running = test(dir.path(), "agent.py").arg("--watch").start();

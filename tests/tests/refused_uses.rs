@@ -1,9 +1,9 @@
-//! What guests' own runtimes refuse is counted beside the reward, however often they report it.
+//! Tests that refused uses reported by guests' runtimes are counted beside the reward, even if reported very often.
 
 use rollout_tests::{Evaluation, Start, guest, read_json, rollout_host};
 use serde_json::{Value, json};
 
-/// Two rollouts: one that reports half a million uses and more, and one that reports an alarm.
+/// Returns an evaluation of two rollouts: one reports over half a million refused uses, the other an alarm.
 fn evaluation() -> Evaluation {
     let rows = [
         json!({"user_prompt": "misbehave", "ground_truth": "5"}),
@@ -18,13 +18,13 @@ fn evaluation() -> Evaluation {
     ])
 }
 
-/// What the trajectory of the first rollout says was refused.
+/// Returns the refused uses in a trajectory.
 fn of_trajectory(path: std::path::PathBuf) -> Value {
     read_json(&path)["extra"]["rollout_host"]["refused_uses"].clone()
 }
 
 #[tokio::test]
-async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figures_and_trajectories() {
+async fn refused_uses_are_counted_by_kind_with_the_first_location() {
     let evaluation = evaluation();
 
     let ran = evaluation.run().await;
@@ -36,7 +36,7 @@ async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figure
         "2 of 2 rollouts set an alarm",
         "2 of 2 rollouts have a sample without a reply of the model",
     ] {
-        // A line may be folded.
+        // A line may be wrapped.
         let stdout = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(stdout.contains(text), "{text}: {}", ran.stdout);
     }
@@ -46,7 +46,7 @@ async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figure
     assert_eq!(refused["process"], process);
     assert_eq!(refused["network"], json!({"count": 70_000, "first": ""}));
     assert_eq!(refused.get("thread"), None, "none were reported: {refused:#}");
-    let first = refused["file"]["first"].as_str().expect("a place is a text");
+    let first = refused["file"]["first"].as_str().expect("a location is a text");
     assert!(first.len() < 400 && !first.contains('\u{1b}'), "{first}");
     assert_eq!(results[1]["refused_uses"].as_object().map(serde_json::Map::len), Some(1), "{}", results[1]);
     let summary = evaluation.summary();
@@ -55,7 +55,7 @@ async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figure
 
     let written = of_trajectory(evaluation.path("out/rollouts/row-00000-run-0/trajectory.json"));
     assert_eq!(&written, refused);
-    // The journal, which no guest runs for, has the same.
+    // The journal has the same, without running a guest.
     let mut again = rollout_host(["trajectory", "--all", "--journal", "out/journal", "--out", "again"]);
     let again = again.current_dir(evaluation.path(".")).start().ended().await;
     assert_eq!(again.code, Some(0), "{}", again.stderr);
@@ -63,7 +63,7 @@ async fn refused_uses_are_counted_by_kind_with_the_first_place_in_results_figure
 }
 
 #[tokio::test]
-async fn a_limit_of_none_leaves_a_rollout_with_a_refused_use_without_a_reward_and_counts_no_alarm() {
+async fn a_limit_of_zero_refused_uses_removes_the_reward_and_counts_no_alarm() {
     let evaluation = evaluation().options(["--limit-refused-uses-max", "0"]);
 
     let ran = evaluation.run().await;
@@ -79,7 +79,7 @@ async fn a_limit_of_none_leaves_a_rollout_with_a_refused_use_without_a_reward_an
 }
 
 #[tokio::test]
-async fn the_host_counts_the_sockets_and_names_that_it_refuses_and_a_rust_guest_reports_the_rest() {
+async fn the_host_counts_refused_sockets_and_host_names_and_a_rust_guest_reports_the_rest() {
     let row = json!({"user_prompt": "look around", "ground_truth": "5", "metadata": {"port": 9}});
     let evaluation = Evaluation::of("look_around", &[row]).options(["--model", "mock"]);
 
@@ -89,5 +89,5 @@ async fn the_host_counts_the_sockets_and_names_that_it_refuses_and_a_rust_guest_
     let refused = &evaluation.results()[0]["refused_uses"];
     assert_eq!(refused["network"], json!({"count": 4, "first": "a TCP socket"}), "{refused:#}");
     assert_eq!(refused["process"], json!({"count": 1, "first": "look_around: unsupported"}), "{refused:#}");
-    assert!(refused.get("file").is_none(), "of files the guest's library says nothing: {refused:#}");
+    assert!(refused.get("file").is_none(), "the guest's library does not report files: {refused:#}");
 }

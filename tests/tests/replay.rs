@@ -1,4 +1,4 @@
-//! `replay`: a rollout that a server kept is made again, with nobody to ask.
+//! Tests of `replay`, which repeats a stored rollout without calling a model.
 
 use std::path::Path;
 
@@ -6,8 +6,7 @@ use rollout_tests::{Controller, Ran, Start, TestHost, guest, rollout_host};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
-/// A server of the guest that takes a long way, with its tool and its judge, and a rollout of it
-/// that is over.
+/// Starts a server for the guest with many turns, with its tool and its judge, and finishes a rollout on it.
 async fn kept_rollout(controller: &Controller, prompt: &str) -> (TestHost, String, Value) {
     let tools = guest("tool_kit");
     let config = format!(
@@ -28,12 +27,12 @@ async fn replay(dir: &Path, arguments: &[&str]) -> Ran {
 }
 
 #[tokio::test]
-async fn a_finished_rollout_is_the_same_again_with_nobody_to_ask() {
+async fn a_replay_of_a_finished_rollout_is_the_same_without_model_calls() {
     let controller = Controller::start().await;
     let (host, id, result) = kept_rollout(&controller, "3").await;
     let chats = controller.chats().len();
 
-    // While the server has the journal open.
+    // The server has the journal open meanwhile.
     let ran = replay(host.dir(), &[&id]).await;
 
     assert_eq!(ran.code, Some(0), "{}\n{}", ran.stdout, ran.stderr);
@@ -41,7 +40,7 @@ async fn a_finished_rollout_is_the_same_again_with_nobody_to_ask() {
     assert!(ran.stdout.contains(&format!("the same: reward {reward}")), "{}", ran.stdout);
     assert!(ran.stdout.contains("workflow call 1, move ") && ran.stdout.contains("upper("), "{}", ran.stdout);
     assert!(ran.stdout.contains("grader call 1"), "{}", ran.stdout);
-    assert_eq!(controller.chats().len(), chats, "no model was asked");
+    assert_eq!(controller.chats().len(), chats, "no model was called");
 }
 
 #[tokio::test]
@@ -57,7 +56,7 @@ async fn another_component_differs_and_the_first_difference_is_shown() {
 }
 
 #[tokio::test]
-async fn it_can_end_before_a_call() {
+async fn a_replay_can_end_before_a_call() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
 
@@ -70,7 +69,7 @@ async fn it_can_end_before_a_call() {
 }
 
 #[tokio::test]
-async fn a_guest_that_looks_without_end_is_the_same_again_and_leaves_little_behind() {
+async fn a_guest_that_polls_endlessly_is_replayed_and_leaves_a_small_journal() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3 restless").await;
 
@@ -83,20 +82,20 @@ async fn a_guest_that_looks_without_end_is_the_same_again_and_leaves_little_behi
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_said() {
+async fn a_missing_rollout_or_journal_is_reported() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
 
-    let nobody = replay(host.dir(), &["nobody"]).await;
+    let missing = replay(host.dir(), &["nobody"]).await;
     let nowhere = replay(host.dir(), &["--journal", "nowhere", &id]).await;
 
-    assert_eq!((nobody.code, nowhere.code), (Some(2), Some(2)));
-    assert!(nobody.stderr.contains("there is no rollout 'nobody'"), "{}", nobody.stderr);
+    assert_eq!((missing.code, nowhere.code), (Some(2), Some(2)));
+    assert!(missing.stderr.contains("there is no rollout 'nobody'"), "{}", missing.stderr);
     assert!(nowhere.stderr.contains("there is no journal in nowhere"), "{}", nowhere.stderr);
 }
 
 #[tokio::test]
-async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_component() {
+async fn a_rollout_file_can_be_replayed_with_the_component() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
     let path = |name: &str| host.dir().join(name).display().to_string();
@@ -108,7 +107,7 @@ async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_compone
     let bytes = std::fs::read(path("one.rollout")).unwrap();
     let twice = replay(host.dir(), &[&id, "--save", "one.rollout"]).await;
     assert_eq!(twice.code, Some(2), "a file that is there stays: {}", twice.stdout);
-    // Somewhere else, where there is no journal.
+    // Another directory, without a journal.
     let elsewhere = tempfile::tempdir().unwrap();
     std::fs::write(elsewhere.path().join("one.rollout"), &bytes).unwrap();
     let (config, component) = (path("config.toml"), guest("long_way").display().to_string());
@@ -135,7 +134,7 @@ async fn a_rollout_in_a_file_of_its_own_is_made_again_by_whoever_has_the_compone
 }
 
 #[tokio::test]
-async fn no_key_is_in_a_file_that_is_given_to_others() {
+async fn a_rollout_file_contains_no_key() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("[journal]\ndir = 'journal'\n").start().await;
     let id = "a-rollout-with-keys";
@@ -148,7 +147,7 @@ async fn no_key_is_in_a_file_that_is_given_to_others() {
     assert_eq!(host.ask(&request).await.status, 202);
     controller.callbacks_arrived(2).await;
     host.idle().await;
-    // The seal as it is in the journal: whatever is in it is not in the file.
+    // The sealed part of the journal must not be in the file.
     let journal = everything_in(&host.dir().join("journal"));
     let admitted = find(&journal, b"\"driver\"").expect("the admission is there");
     let line_end = admitted + find(&journal[admitted..], b"\n").expect("its line ends");
@@ -158,14 +157,14 @@ async fn no_key_is_in_a_file_that_is_given_to_others() {
 
     assert_eq!(saved.code, Some(0), "{}", saved.stderr);
     let file = std::fs::read(host.dir().join("one.rollout")).unwrap();
-    assert!(find(&file, b"Calculate 2 ").is_some(), "what was asked is there");
-    assert!(find(&file, sealed).is_none(), "what was sealed is not");
+    assert!(find(&file, b"Calculate 2 ").is_some(), "the prompt is in the file");
+    assert!(find(&file, sealed).is_none(), "the sealed part is not");
     for secret in [b"s3cret-of-the-model".as_slice(), b"s3cret-of-the-caller"] {
         assert!(find(&file, secret).is_none());
     }
 }
 
-/// The segments of a journal, one after the other.
+/// Returns the contents of all segments of a journal.
 fn everything_in(journal: &Path) -> Vec<u8> {
     let entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
     let segments = entries.filter(|path| path.extension().is_some_and(|end| end == "seg"));
@@ -177,7 +176,7 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
 }
 
 #[tokio::test]
-async fn it_is_shown_reply_by_reply_and_stops_at_each() {
+async fn an_interactive_replay_stops_at_each_reply() {
     let controller = Controller::start().await;
     let (host, id, _) = kept_rollout(&controller, "3").await;
     let interactive = async |plugin: Option<&str>, typed: &str| {
@@ -204,12 +203,12 @@ async fn it_is_shown_reply_by_reply_and_stops_at_each() {
     ] {
         assert!(whole.stdout.contains(shown), "{shown}: {}", whole.stdout);
     }
-    assert_eq!(whole.stdout.matches("[q]uit >").count(), 5, "it goes on after c: {}", whole.stdout);
+    assert_eq!(whole.stdout.matches("[q]uit >").count(), 5, "it continues after c: {}", whole.stdout);
     let quit = interactive(None, "n\nq\n").await;
     assert_eq!(quit.code, Some(2), "{}", quit.stdout);
     assert!(quit.stdout.contains("the rollouts were not compared"), "{}", quit.stdout);
     let other = interactive(Some(&guest("conform").display().to_string()), "c\n").await;
     assert_eq!(other.code, Some(1), "{}", other.stdout);
-    assert!(!other.stdout.contains("call 1, sample "), "it ends where they part: {}", other.stdout);
+    assert!(!other.stdout.contains("call 1, sample "), "it ends at the difference: {}", other.stdout);
     assert!(other.stdout.contains("not the same: in the workflow, call 1"), "{}", other.stdout);
 }

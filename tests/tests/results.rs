@@ -1,4 +1,4 @@
-//! Results that wait for their callers: in the journal, found again after a start, and in nobody else's way.
+//! Tests of unread results: they are stored in the journal, survive a restart, and do not affect other callers.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 
-/// A journal beside the artifacts.
+/// Settings with a journal beside the artifacts.
 const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
 
-/// A prompt of so many bytes, which a result repeats.
+/// Returns a prompt of this many bytes, which the result repeats.
 fn long_prompt(bytes: usize) -> String {
     format!("Calculate 2 + 3.{}", " ".repeat(bytes))
 }
@@ -22,19 +22,19 @@ fn journaled() -> Serve {
     TestHost::of("conform").config(JOURNAL)
 }
 
-/// Runs rollouts with long results to their ends, and reads none.
+/// Finishes rollouts with long results, and reads none.
 async fn unread(host: &TestHost, controller: &Controller, count: usize, bytes: usize) -> Vec<Admitted> {
     let mut admitted = Vec::new();
     for number in 0..count {
         let request = controller.rollout(&long_prompt(bytes)).label("5").id(&format!("long-{number}"));
         admitted.push(host.admit(&request).await);
-        // One after the other, so that what they take while they run is not what is measured.
+        // One after the other, so that the measurement does not include running rollouts.
         host.idle().await;
     }
     admitted
 }
 
-/// What a host takes of memory, in MiB.
+/// Returns the resident memory of a host, in MiB.
 fn rss_mib(host: &TestHost) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.process().id().expect("it runs")));
     let status = status.expect("its status can be read");
@@ -44,7 +44,7 @@ fn rss_mib(host: &TestHost) -> u64 {
 }
 
 #[tokio::test]
-async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_start() {
+async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_restart() {
     const COUNT: usize = 36;
     const BYTES: usize = 1_900_000;
     let controller = Controller::start().await;
@@ -62,20 +62,20 @@ async fn unread_results_are_left_to_the_journal_and_are_the_same_after_a_start()
     assert!(rss < of_empty + 24, "{rss} MiB after a start with {COUNT} results, {of_empty} MiB without");
     for (number, admitted) in all.iter().enumerate() {
         let request = controller.rollout("Calculate 2 + 3.").label("5").id(&format!("long-{number}"));
-        assert_eq!(host.ask(&request).await.status, 409, "its id is taken");
+        assert_eq!(host.ask(&request).await.status, 409, "its id is in use");
         let wrong = Admitted { lease: "another".to_owned(), ..admitted.clone() };
         assert_eq!(host.poll(&wrong).await.status, 403);
         let result = host.result(admitted).await;
         assert_eq!(result["sample"]["reward"], 1.0);
         if number == 0 {
-            assert_eq!(result, first, "what was reported once is reported the same");
+            assert_eq!(result, first, "a reported result does not change");
         }
     }
-    assert_eq!(controller.chats().len(), COUNT, "nothing ran again");
+    assert_eq!(controller.chats().len(), COUNT, "no rollout ran again");
 }
 
 #[tokio::test]
-async fn the_journal_has_a_message_once_besides_the_prompt_of_its_admission() {
+async fn the_journal_stores_a_message_once_besides_the_prompt_of_its_admission() {
     const WORD: &str = "quinquagesima";
     let journal = tempfile::tempdir().unwrap();
     let controller = Controller::start().await;
@@ -96,7 +96,7 @@ async fn the_journal_has_a_message_once_besides_the_prompt_of_its_admission() {
 }
 
 #[tokio::test]
-async fn a_result_of_an_earlier_process_is_forgotten_after_its_time_and_the_id_is_free_for_good() {
+async fn a_result_of_an_earlier_process_expires_and_its_id_stays_free() {
     let controller = Controller::start().await;
     let serve = journaled().config("[osmosis]\nresult-ttl-secs = 3.0\n");
     let host = serve.clone().start().await;
@@ -118,7 +118,7 @@ async fn a_result_of_an_earlier_process_is_forgotten_after_its_time_and_the_id_i
 }
 
 #[tokio::test]
-async fn unread_results_of_one_tenant_refuse_nothing_of_another() {
+async fn unread_results_of_one_tenant_do_not_affect_another() {
     const BYTES: usize = 1_900_000;
     let controller = Controller::start().await;
     let catalog = ServeCatalog::default().config("memory-budget-bytes = 134217728\n").start().await;
@@ -129,7 +129,7 @@ async fn unread_results_of_one_tenant_refuse_nothing_of_another() {
     }
     let (of_hoards, of_works) = (catalog.plugin(&hoards, "p"), catalog.plugin(&works, "p"));
     let mut left = Vec::new();
-    // More than the whole budget.
+    // The results exceed the whole budget.
     for _ in 0..72 {
         let request = controller.rollout(&long_prompt(BYTES)).label("5");
         let admitted = of_hoards.admit(&request).await;
@@ -171,7 +171,7 @@ async fn a_rollout_of_a_tenant_is_replayed_with_the_component_of_the_catalog() {
 }
 
 #[tokio::test]
-async fn slow_readers_of_trajectories_hold_up_nobody() {
+async fn slow_readers_of_trajectories_delay_no_other_caller() {
     let controller = Controller::start().await;
     let host = journaled().start().await;
     let long = host.admit(&controller.rollout(&long_prompt(6 << 20)).label("5")).await;
@@ -185,24 +185,24 @@ async fn slow_readers_of_trajectories_hold_up_nobody() {
     for _ in 0..6 {
         let (at, id) = (at.clone(), long.id.clone());
         slow.spawn(async move {
-            // Without room of its own in the kernel, so that the server has to wait.
+            // A small receive buffer, so that the server has to wait.
             let socket = TcpSocket::new_v4().expect("there is a socket");
             socket.set_recv_buffer_size(4 << 10).expect("it has a size");
             let at_once = at.parse().expect("it is an address");
             let mut stream = socket.connect(at_once).await.expect("it listens");
-            let asked = format!("GET /rollout/{id}/trajectory HTTP/1.1\r\nhost: {at}\r\n\r\n");
-            stream.write_all(asked.as_bytes()).await.expect("it is sent");
+            let head = format!("GET /rollout/{id}/trajectory HTTP/1.1\r\nhost: {at}\r\n\r\n");
+            stream.write_all(head.as_bytes()).await.expect("it is sent");
             let mut begins = [0; 64];
             stream.read_exact(&mut begins).await.expect("it is answered");
             assert!(begins.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&begins));
-            // It reads nothing more for as long as the test runs.
+            // The stream is kept open and not read.
             stream
         });
     }
     let held = in_time("their beginnings", slow.join_all()).await;
 
     let path = format!("/rollout/{}/trajectory", short.id);
-    let given = tokio::time::timeout(Duration::from_secs(10), host.get(&path)).await;
-    assert_eq!(given.expect("nobody is in its way").status, 200);
+    let reply = tokio::time::timeout(Duration::from_secs(10), host.get(&path)).await;
+    assert_eq!(reply.expect("no slow reader delays it").status, 200);
     drop(held);
 }

@@ -1,11 +1,13 @@
-//! A server that is killed and started again goes on with what it had admitted, and nobody notices.
+//! Tests that a restarted server continues its rollouts after a kill, without visible effects.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use rollout_tests::{Answers, Asked, Controller, Oracle, Serve, Start, TestHost, guest, rollout_host, until};
+use rollout_tests::{
+    Answers, Controller, Oracle, OracleRequest, Serve, Start, TestHost, guest, rollout_host, until,
+};
 
-/// A journal beside the artifacts.
+/// Settings with a journal beside the artifacts.
 const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
 
 fn journaled(guest_name: &str) -> Serve {
@@ -13,7 +15,7 @@ fn journaled(guest_name: &str) -> Serve {
 }
 
 #[tokio::test]
-async fn a_rollout_goes_on_under_its_lease_and_is_asked_again_only_what_was_not_answered() {
+async fn a_rollout_continues_under_its_lease_and_repeats_only_unanswered_calls() {
     let controller = Controller::start().await;
     let serve = journaled("conform");
     let host = serve.clone().start().await;
@@ -29,13 +31,13 @@ async fn a_rollout_goes_on_under_its_lease_and_is_asked_again_only_what_was_not_
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     let chats = controller.chats();
     assert!(chats.iter().all(|chat| chat.header("authorization") == Some("Bearer s3cret-key")));
-    assert_eq!(chats.len(), 2, "the call that was not answered was made again");
-    // What was written and not read is still there, for whoever has the lease.
+    assert_eq!(chats.len(), 2, "the unanswered call was repeated");
+    // The unread result is still available with the lease.
     let host = host.killed(&serve).await;
     assert_eq!(host.result(&admitted).await, result);
     let host = host.killed(&serve).await;
-    assert_eq!(host.result(&admitted).await, result, "what was read may have been lost on its way");
-    assert_eq!(host.ask(&request).await.status, 409, "its id is taken");
+    assert_eq!(host.result(&admitted).await, result, "a result may have been lost in transit");
+    assert_eq!(host.ask(&request).await.status, 409, "its id is in use");
     let wrong = rollout_tests::Admitted { lease: "another".to_owned(), ..admitted };
     assert_eq!(host.poll(&wrong).await.status, 403);
     assert_eq!(controller.chats().len(), 2);
@@ -50,14 +52,14 @@ async fn a_long_result_that_was_read_is_the_same_when_it_is_read_again() {
     let first = host.result(&admitted).await;
     assert_eq!(first["sample"]["reward"], 1.0, "{first:#}");
 
-    // It is in the journal alone from here on.
+    // From here on the result is only in the journal.
     for _ in 0..3 {
         assert_eq!(host.result(&admitted).await, first);
     }
 }
 
 #[tokio::test]
-async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
+async fn no_file_contains_a_key_or_a_lease() {
     let controller = Controller::start().await;
     let host = journaled("conform").start().await;
     let request = controller
@@ -74,7 +76,7 @@ async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
     for file in std::fs::read_dir(host.dir().join("journal")).unwrap() {
         let path = file.unwrap().path();
         if path.is_dir() {
-            // The components, which are the author's.
+            // Components contain only the author's data.
             continue;
         }
         let bytes = std::fs::read(&path).unwrap();
@@ -88,7 +90,7 @@ async fn nothing_on_disk_has_a_key_or_a_lease_in_it() {
 }
 
 #[tokio::test]
-async fn a_cancel_that_was_answered_stays() {
+async fn an_acknowledged_cancellation_stays() {
     let controller = Controller::start().await;
     let serve = journaled("conform");
     let host = serve.clone().start().await;
@@ -104,7 +106,7 @@ async fn a_cancel_that_was_answered_stays() {
 }
 
 #[tokio::test]
-async fn what_still_runs_when_a_server_is_stopped_goes_on_at_the_next_start() {
+async fn rollouts_that_run_when_a_server_stops_continue_at_the_next_start() {
     let controller = Controller::start().await;
     let serve = TestHost::of("conform").config(&format!("drain-secs = 1.0\n{JOURNAL}"));
     let host = serve.clone().start().await;
@@ -143,22 +145,22 @@ async fn two_servers_cannot_have_one_journal() {
 }
 
 #[tokio::test]
-async fn a_callback_that_was_taken_is_not_sent_again_and_one_that_was_not_is() {
+async fn only_an_unacknowledged_callback_is_sent_again() {
     let controller = Controller::start().await;
     let serve = journaled("judged").config("[judge]\nmodel = 'mock'\n");
     let host = serve.clone().start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k");
-    // The completion is taken, the grader's callback is not answered.
+    // The completion is acknowledged, the grader's callback is not answered.
     controller.hold_callbacks();
     assert_eq!(host.ask(&request).await.status, 202);
     controller.callbacks_arrived(1).await;
     let host = host.killed(&serve).await;
-    // It was not taken: it comes again.
+    // It was not acknowledged, so it is sent again.
     controller.callbacks_arrived(2).await;
     controller.release_callbacks();
     controller.callbacks_arrived(3).await;
 
-    // Killed in the moment between an answer and the note of it, it would rightly ask again.
+    // A normal stop, because a server that is killed between an answer and its record may rightly repeat the call.
     let (ran, host) = host.stopped(&serve).await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     host.idle().await;
@@ -169,12 +171,12 @@ async fn a_callback_that_was_taken_is_not_sent_again_and_one_that_was_not_is() {
     let of = |end: &str| paths.iter().filter(|path| path.ends_with(end)).count();
     assert_eq!((of("completion"), of("grader")), (2, 1), "{paths:?}");
     let callbacks = controller.callbacks();
-    assert_eq!(callbacks[0].body, callbacks[1].body, "what is said twice is the same");
-    assert_eq!(controller.chats().len(), 1, "the model's answer was kept");
+    assert_eq!(callbacks[0].body, callbacks[1].body, "a repeated callback is the same");
+    assert_eq!(controller.chats().len(), 1, "the model's answer was stored");
 }
 
 #[tokio::test]
-async fn another_component_ends_the_rollouts_of_the_one_before() {
+async fn another_component_ends_the_rollouts_of_the_previous_one() {
     let controller = Controller::start().await;
     let host = journaled("conform").start().await;
     controller.hold();
@@ -190,7 +192,7 @@ async fn another_component_ends_the_rollouts_of_the_one_before() {
     assert_eq!(controller.chats().len(), 1);
 }
 
-/// A host of the guest whose every turn depends on what came before, with its tool and its judge.
+/// Returns options of a host for a guest in which every turn depends on the previous ones, with a tool and a judge.
 fn long_way(judge_url: &str) -> Serve {
     let tools = guest("tool_kit");
     journaled("long_way").config(&format!(
@@ -200,7 +202,7 @@ fn long_way(judge_url: &str) -> Serve {
 }
 
 #[tokio::test]
-async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
+async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
     let controller = Controller::start().await;
     let oracle = Oracle::start(Answers::New).await;
     let url = oracle.url();
@@ -223,33 +225,34 @@ async fn a_long_rollout_that_dies_again_and_again_is_the_same_rollout() {
     let result = host.result(&admitted).await;
 
     assert_eq!(result["status"], "success", "{result:#}");
-    let asked = oracle.asked();
-    let mut answers: HashMap<String, Vec<&Asked>> = HashMap::new();
-    for one in &asked {
+    let requests = oracle.requests();
+    let mut answers: HashMap<String, Vec<&OracleRequest>> = HashMap::new();
+    for one in &requests {
         answers.entry(one.messages.clone()).or_default().push(one);
     }
-    for again in answers.values().filter(|asked| asked.len() > 1) {
-        // Only what had no answer yet when the process died, or one that was on its way.
+    for again in answers.values().filter(|requests| requests.len() > 1) {
+        // Only calls without an answer when the process died, or with one in transit.
         for before in &again[..again.len() - 1] {
             let lost = before.answered.is_none_or(|at| {
                 killed.iter().any(|killed| {
                     at + Duration::from_millis(50) > *killed && at < *killed + Duration::from_secs(1)
                 })
             });
-            assert!(lost, "an answer that was there long before was asked for again: {}", before.messages);
+            assert!(lost, "a call was repeated long after its answer: {}", before.messages);
         }
     }
     let text = result["sample"]["messages"].to_string();
-    let is_used =
-        |asked: &&Vec<&Asked>| asked.last().is_some_and(|last| text.contains(&last.answer.to_uppercase()));
-    assert_eq!(answers.values().filter(is_used).count(), 2 * TURNS, "each answer is in what came of it");
-    // Besides these there is the judge, and what followed from answers that died with the process.
-    let judged = asked.last().map(|last| last.messages.clone()).unwrap_or_default();
-    for (question, asked) in answers.iter().filter(|(_, asked)| !is_used(asked)) {
-        let died = |one: &&&Asked| {
+    let is_used = |requests: &&Vec<&OracleRequest>| {
+        requests.last().is_some_and(|last| text.contains(&last.answer.to_uppercase()))
+    };
+    assert_eq!(answers.values().filter(is_used).count(), 2 * TURNS, "each answer is in the result");
+    // The others are the judge's call, and calls that followed from answers which were lost with the process.
+    let judged = requests.last().map(|last| last.messages.clone()).unwrap_or_default();
+    for (question, requests) in answers.iter().filter(|(_, requests)| !is_used(requests)) {
+        let died = |one: &&&OracleRequest| {
             killed.iter().any(|killed| one.at < *killed && *killed < one.at + Duration::from_secs(1))
         };
-        let all_died = asked.iter().filter(died).count() == asked.len();
-        assert!(all_died || *question == judged, "a question of another course of things: {question}");
+        let all_died = requests.iter().filter(died).count() == requests.len();
+        assert!(all_died || *question == judged, "a call of a diverging run: {question}");
     }
 }

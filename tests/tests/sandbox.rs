@@ -1,13 +1,11 @@
-//! What the processes give up: the one that compiles nearly everything, the one that serves
-//! what it does not need.
+//! Tests of the sandbox: the compiler process gives up nearly all rights, the server those that it does not need.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use rollout_tests::{Controller, Process, Start, TestHost, guest, rollout_host};
 
-/// Has a process confine itself as one that compiles does, and try to get out. What was tried,
-/// with the error that it met.
+/// Confines a process like the compiler, and tries to escape. Returns each attempt with its error.
 async fn tried(part: &str) -> BTreeMap<String, String> {
     let limits = ["--plan", "pooled", "--memory-bytes-max", "1073741824", "--cpu-secs-max", "10"];
     let mut command = rollout_host(["compile-component"]);
@@ -22,7 +20,7 @@ async fn tried(part: &str) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn a_process_that_compiles_can_open_connect_start_and_run_nothing() {
+async fn the_compiler_process_can_open_connect_start_and_run_nothing() {
     let tried = tried("all").await;
 
     assert!(tried["confinement"].ends_with("system calls filtered"), "{tried:#?}");
@@ -44,14 +42,14 @@ async fn a_process_that_compiles_can_open_connect_start_and_run_nothing() {
 }
 
 #[tokio::test]
-async fn the_rules_for_files_hold_without_the_filter_where_the_kernel_has_them() {
+async fn the_rules_for_files_apply_without_the_filter_if_the_kernel_supports_them() {
     let tried = tried("files").await;
 
     let expected = match tried["confinement"].as_str() {
         "enforced" => "EACCES",
-        // Other kernels enforce what they know, and a host says which it is.
-        said => {
-            assert!(said.contains("this kernel"), "{said}");
+        // Older kernels enforce a part of the rules, and the host reports which.
+        confinement => {
+            assert!(confinement.contains("this kernel"), "{confinement}");
             return;
         }
     };
@@ -61,7 +59,7 @@ async fn the_rules_for_files_hold_without_the_filter_where_the_kernel_has_them()
 }
 
 #[tokio::test]
-async fn the_limits_on_files_hold_without_the_rest() {
+async fn the_limits_on_files_apply_without_the_rest() {
     let tried = tried("limits").await;
 
     for what in ["read a file", "list a folder", "make a file", "connect"] {
@@ -69,11 +67,11 @@ async fn the_limits_on_files_hold_without_the_rest() {
     }
 }
 
-/// A line of `/proc/PID/task/TID/status` of every thread of a process.
+/// Returns a line of `/proc/PID/task/TID/status` of every thread of a process.
 fn of_threads(process: &Process, name: &str) -> BTreeMap<String, String> {
     let tasks = format!("/proc/{}/task", process.id().expect("it runs"));
     let tasks = std::fs::read_dir(tasks).expect("this is a Linux");
-    // One that ends meanwhile has no privileges either.
+    // A thread that ends meanwhile has no privileges either.
     let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
     let field = |status: &str, name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -104,7 +102,7 @@ async fn a_server_has_no_privileges_in_any_thread_and_gets_none() {
 }
 
 #[tokio::test]
-async fn a_server_keeps_its_privileges_where_the_operator_wants_that() {
+async fn a_server_keeps_its_privileges_if_configured() {
     let own = std::fs::read_to_string("/proc/self/status").expect("this is a Linux");
     let own = own.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("it has some").trim();
 
@@ -115,7 +113,7 @@ async fn a_server_keeps_its_privileges_where_the_operator_wants_that() {
 }
 
 #[tokio::test]
-async fn a_server_with_rules_for_files_does_its_work_and_reaches_no_others() {
+async fn a_server_with_rules_for_files_works_and_reaches_no_other_files() {
     let controller = Controller::start().await;
     let outside = tempfile::tempdir().expect("a temporary directory can be made");
     let cache = tempfile::tempdir().expect("a temporary directory can be made");
@@ -126,9 +124,9 @@ async fn a_server_with_rules_for_files_does_its_work_and_reaches_no_others() {
     let result = host.run(&request).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     assert_eq!(host.trajectory(request.rollout_id()).await["session_id"], request.rollout_id());
-    assert!(std::fs::read_dir(&cache).expect("it was made").count() > 1, "code was compiled and kept");
+    assert!(std::fs::read_dir(&cache).expect("it was made").count() > 1, "code was compiled and stored");
 
-    // What the root's name leads to now is none of the folders that it was given.
+    // The root's path now leads to a directory that the host was not given.
     std::fs::rename(host.kept(), host.kept().with_extension("away")).expect("it can be moved");
     std::os::unix::fs::symlink(outside.path(), host.kept()).expect("it can be linked");
     let second = controller.rollout("Calculate 2 + 3.").label("5");
@@ -144,7 +142,7 @@ async fn a_server_with_rules_for_files_does_its_work_and_reaches_no_others() {
     assert_eq!(std::fs::read_dir(outside.path()).expect("it is there").count(), 0, "{stderr}");
 }
 
-/// What serving with these settings is refused with.
+/// Returns the error of serving with these settings.
 async fn refused(dir: &Path, config: &str) -> String {
     let file = dir.join("config.toml");
     std::fs::write(&file, config).expect("it can be written");
@@ -156,7 +154,7 @@ async fn refused(dir: &Path, config: &str) -> String {
 }
 
 #[tokio::test]
-async fn rules_for_files_are_refused_with_what_would_be_kept_to_them_too() {
+async fn rules_for_files_are_refused_together_with_settings_that_they_would_break() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     for (lines, named) in [
         ("on-start = 'true'\n[hardening]\nlandlock = true\n", "on-start"),

@@ -1,4 +1,4 @@
-//! Generation A as a caller sees it: tools at once, its own model asked, one completion.
+//! Tests of generation A: immediate tools, calls of its own model, one completion.
 
 use rollout_tests::{
     Answer, Controller, InitRequest, Received, Reply, Serve, Start, TestHost, check_chat, check_completed,
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const INIT: &str = "/v1/rollout/init";
 
-/// A host that tries again after a tenth of a second.
+/// Returns options of a host that retries after a tenth of a second.
 fn quick(guest_name: &str) -> Serve {
     TestHost::of(guest_name).variable("OSMOSIS_ROLLOUT_CLIENT_RETRY_BASE_DELAY", "0.1")
 }
@@ -18,12 +18,12 @@ async fn ask(host: &TestHost, request: &InitRequest) -> Reply {
     host.post(INIT, &request.body()).await
 }
 
-/// Runs a rollout and stops the host, so that every post that is to come has come.
+/// Runs a rollout and stops the host, so that all posts have arrived.
 async fn all_completions(host: TestHost, controller: &Controller, request: &InitRequest) -> Vec<Received> {
     let reply = ask(&host, request).await;
     assert_eq!(reply.status, 202, "{}", reply.text);
     let ran = host.stop().await;
-    // A caller that does not take it is named, and all has not been done then.
+    // If the caller did not accept a post, the host reports it and exits with 2.
     let expected = if ran.stderr.contains("was not reported") { 2 } else { 0 };
     assert_eq!(ran.code, Some(expected), "{}", ran.stderr);
     for chat in controller.chats() {
@@ -36,14 +36,14 @@ async fn all_completions(host: TestHost, controller: &Controller, request: &Init
     completions
 }
 
-/// As `all_completions`, with the one completion that there is.
+/// Runs `all_completions`, and returns the only completion.
 async fn completion(host: TestHost, controller: &Controller, request: &InitRequest) -> Value {
     let completions = all_completions(host, controller, request).await;
     assert_eq!(completions.len(), 1, "{completions:?}");
     completions[0].body.clone()
 }
 
-/// A reply that calls the guest's tool.
+/// Returns a reply that calls the guest's tool.
 fn calls_add() -> Answer {
     let call = json!({
         "id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 3}"},
@@ -105,7 +105,7 @@ async fn a_loop_runs_from_its_tools_to_its_one_completion() {
 }
 
 #[tokio::test]
-async fn the_callers_parameters_reach_loop_and_model_as_far_as_they_have_a_place() {
+async fn the_callers_parameters_reach_loop_and_model_if_their_protocols_have_them() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     let params = json!({
@@ -134,15 +134,15 @@ async fn the_callers_parameters_reach_loop_and_model_as_far_as_they_have_a_place
     let body = &controller.callbacks()[1].body;
     assert_eq!((&body["status"], &body["finish_reason"]), (&json!("COMPLETED"), &json!("told")));
     let seen: Value = serde_json::from_str(body["final_messages"][1]["content"].as_str().unwrap()).unwrap();
-    let told = json!({
+    let expected = json!({
         "rollout_id": request.id(), "max_turns": 3, "max_tokens_total": 77, "completion_params": params,
         "metadata": {"row": 1}, "tools": 1,
     });
-    assert_eq!(seen, told);
+    assert_eq!(seen, expected);
 }
 
 #[tokio::test]
-async fn a_loop_may_pass_the_callers_parameters_on_whatever_their_names_are() {
+async fn a_loop_may_pass_on_the_callers_parameters_under_any_name() {
     let params = json!({
         "temperature": 0.25, "top_p": 0.5, "max_tokens": 64, "stop": "END", "logprobs": false, "model": "policy-7",
         "seed": 3, "tools": [{}], "n": 2, "stream": true, "api_base": "http://127.0.0.1:9",
@@ -166,7 +166,7 @@ async fn a_loop_may_pass_the_callers_parameters_on_whatever_their_names_are() {
 }
 
 #[tokio::test]
-async fn trap_5_nulls_are_told_in_tool_schemas_and_left_out_of_completions() {
+async fn trap_5_nulls_are_sent_in_tool_schemas_and_omitted_from_completions() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     let request = InitRequest::new(&controller, "rich tools");
@@ -178,11 +178,11 @@ async fn trap_5_nulls_are_told_in_tool_schemas_and_left_out_of_completions() {
         "a": {"type": "integer", "description": null, "enum": ["1", "2"]},
         "b": {"type": "array", "description": null, "enum": null},
     });
-    assert_eq!(parameters["properties"], expected, "what the schema does not know is dropped");
+    assert_eq!(parameters["properties"], expected, "unknown parts of the schema are dropped");
     host.stop().await;
     let completions = controller.callbacks();
     check_completed(&completions[0], request.id());
-    assert_eq!(completions[0].body.get("reward"), None, "none of its own and nobody to give one");
+    assert_eq!(completions[0].body.get("reward"), None, "neither the loop nor a grader gave one");
 }
 
 #[tokio::test]
@@ -203,7 +203,7 @@ async fn trap_6_a_chat_call_that_is_answered_429_is_final() {
 }
 
 #[tokio::test]
-async fn a_chat_call_is_repeated_after_5xx_as_often_as_the_setting_says() {
+async fn a_chat_call_is_retried_after_5xx_as_often_as_configured() {
     for (stumbles, status, calls) in [(3, "COMPLETED", 4), (4, "ERROR", 4)] {
         let controller = Controller::start().await;
         let host = quick("agent_loop").start().await;
@@ -235,7 +235,7 @@ async fn a_chat_answer_without_choices_or_with_another_success_is_final() {
 }
 
 #[tokio::test]
-async fn a_completion_is_taken_by_200_alone_and_never_followed_by_another_that_differs() {
+async fn only_200_acknowledges_a_completion_and_a_repetition_never_differs() {
     for (answers, posts) in [(vec![204, 204, 204], 3), (vec![500, 302], 3), (vec![404], 1), (vec![429], 1)] {
         let controller = Controller::start().await;
         let host = quick("agent_loop").start().await;
@@ -270,7 +270,7 @@ async fn trap_12_the_key_is_checked_before_the_body_and_malformed_json_is_422() 
 }
 
 #[tokio::test]
-async fn a_key_that_is_asked_for_is_not_told_by_health_and_checked_by_the_platforms() {
+async fn the_platforms_health_exists_only_with_a_key_and_checks_it() {
     let host = TestHost::start("agent_loop").await;
     assert_eq!(host.get("/platform/health").await.status, 404, "there is no key to check");
 
@@ -286,7 +286,7 @@ async fn a_key_that_is_asked_for_is_not_told_by_health_and_checked_by_the_platfo
 }
 
 #[tokio::test]
-async fn health_counts_what_runs_and_what_is_over() {
+async fn health_counts_running_and_finished_rollouts() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::of("agent_loop").option("--max-concurrent", "1").start().await;
@@ -301,7 +301,7 @@ async fn health_counts_what_runs_and_what_is_over() {
     };
     assert_eq!(counts().await, (json!(2), json!(0)), "one that waits for a slot is active");
     controller.release();
-    until("both to be over", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
+    until("both to end", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
 }
 
 #[tokio::test]
@@ -322,13 +322,13 @@ async fn health_counts_rollouts_of_other_generations_too() {
 
     controller.release();
     host.result(&polled).await;
-    until("both to be over", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
+    until("both to end", async || (counts().await == (json!(0), json!(2))).then_some(())).await;
     host.admit(&controller.rollout("2 + 3")).await;
     until("one more", async || (counts().await == (json!(0), json!(3))).then_some(())).await;
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_request_is_told_field_by_field() {
+async fn errors_in_a_request_are_reported_for_each_field() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     let good = || InitRequest::new(&controller, "2 + 3");
@@ -364,7 +364,7 @@ async fn what_is_wrong_with_a_request_is_told_field_by_field() {
 }
 
 #[tokio::test]
-async fn a_request_that_comes_again_has_the_first_ones_answer_and_runs_nothing() {
+async fn a_repeated_request_gets_the_first_answer_and_starts_no_rollout() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("agent_loop").await;
@@ -377,7 +377,7 @@ async fn a_request_that_comes_again_has_the_first_ones_answer_and_runs_nothing()
     controller.chats_open(1).await;
     controller.release();
     let over = async || (host.health().await["completed_rollouts"] == 1).then_some(());
-    until("the rollout to be over", over).await;
+    until("the rollout to end", over).await;
     let after = ask(&host, &second).await;
 
     for reply in [&a, &b, &later, &after] {
@@ -392,7 +392,7 @@ async fn a_request_that_comes_again_has_the_first_ones_answer_and_runs_nothing()
 }
 
 #[tokio::test]
-async fn an_id_that_is_alive_is_not_run_twice_under_another_key() {
+async fn an_active_id_is_not_run_twice_under_another_key() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("agent_loop").await;
@@ -405,7 +405,7 @@ async fn an_id_that_is_alive_is_not_run_twice_under_another_key() {
 }
 
 #[tokio::test]
-async fn tools_that_cannot_be_told_are_500_and_the_rollout_does_not_run_and_its_key_is_free() {
+async fn a_failure_to_list_tools_is_500_without_a_rollout_and_leaves_the_key_free() {
     let controller = Controller::start().await;
     let host = TestHost::start("agent_loop").await;
     let good = InitRequest::new(&controller, "2 + 3");
@@ -427,7 +427,7 @@ async fn tools_that_cannot_be_told_are_500_and_the_rollout_does_not_run_and_its_
 }
 
 #[tokio::test]
-async fn a_loop_that_breaks_off_is_an_error_without_messages_and_one_that_gives_up_keeps_them() {
+async fn a_loop_that_crashes_has_no_messages_and_one_that_returns_an_error_keeps_them() {
     for (text, reason, messages) in [
         ("please fail", "the loop was told to fail", 0),
         ("please refuse", "the loop was told to refuse", 0),
@@ -450,7 +450,7 @@ async fn a_loop_that_breaks_off_is_an_error_without_messages_and_one_that_gives_
 }
 
 #[tokio::test]
-async fn a_workflow_is_carried_with_no_tools_and_its_graders_reward() {
+async fn a_workflow_runs_without_tools_and_with_its_graders_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let request = InitRequest::new(&controller, "2 + 3").with("metadata", json!({"ground_truth": 5}));
@@ -470,7 +470,7 @@ async fn a_workflow_is_carried_with_no_tools_and_its_graders_reward() {
 }
 
 #[tokio::test]
-async fn a_workflow_is_not_graded_without_a_truth_and_a_grader_that_fails_is_an_error() {
+async fn a_workflow_without_a_ground_truth_is_not_graded_and_a_failed_grader_is_an_error() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let body = completion(host, &controller, &InitRequest::new(&controller, "2 + 3")).await;
@@ -482,11 +482,11 @@ async fn a_workflow_is_not_graded_without_a_truth_and_a_grader_that_fails_is_an_
         InitRequest::new(&controller, "2 + 3").with("metadata", json!({"ground_truth": "misbehave"}));
     let body = completion(host, &controller, &request).await;
     assert_eq!((&body["status"], body.get("reward")), (&json!("ERROR"), None));
-    assert_eq!(body["final_messages"].as_array().map(Vec::len), Some(2), "the workflow came to its end");
+    assert_eq!(body["final_messages"].as_array().map(Vec::len), Some(2), "the workflow ended normally");
 }
 
 #[tokio::test]
-async fn a_model_that_is_asked_with_tools_it_was_not_told_of_is_not_asked() {
+async fn a_chat_call_with_undeclared_tools_is_not_sent() {
     let controller = Controller::start().await;
     let host = TestHost::start("workflow_tools").await;
     let request = InitRequest::new(&controller, "2 + 3");
@@ -499,7 +499,7 @@ async fn a_model_that_is_asked_with_tools_it_was_not_told_of_is_not_asked() {
 }
 
 #[tokio::test]
-async fn events_are_logged_a_file_a_rollout_and_no_id_leaves_the_folder() {
+async fn events_are_logged_in_a_file_for_each_rollout_and_no_id_escapes_the_directory() {
     let controller = Controller::start().await;
     let host = TestHost::of("agent_loop").option("--log", "events").start().await;
     let request = InitRequest::new(&controller, "2 + 3").with("rollout_id", "../../x");
@@ -525,7 +525,7 @@ async fn events_are_logged_a_file_a_rollout_and_no_id_leaves_the_folder() {
 }
 
 #[tokio::test]
-async fn a_stopped_host_posts_what_ends_in_time_and_nothing_of_what_it_cancels() {
+async fn a_stopped_host_posts_rollouts_that_end_in_time_and_not_those_that_it_cancels() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("agent_loop").await;
@@ -608,7 +608,7 @@ async fn alone_this_generation_has_its_own_health_without_a_key_and_no_other_rou
 }
 
 #[tokio::test]
-async fn a_plugin_that_this_generation_cannot_carry_is_not_served_by_it_alone() {
+async fn a_plugin_that_this_generation_cannot_represent_is_not_served_with_it_alone() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "osmosis.init.alone = true\n").unwrap();
@@ -623,7 +623,7 @@ async fn a_plugin_that_this_generation_cannot_carry_is_not_served_by_it_alone() 
 }
 
 #[tokio::test]
-async fn a_plugin_that_this_generation_cannot_carry_is_named_at_the_start_and_served_to_others() {
+async fn a_plugin_that_this_generation_cannot_represent_is_named_and_served_to_others() {
     let controller = Controller::start().await;
     let host = TestHost::start("odd_tools_loop").await;
     let why = "generation A cannot carry the tool 'odd': parameter 'x': 'type' is missing or no text";

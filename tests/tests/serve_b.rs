@@ -1,7 +1,7 @@
-//! Generation B from outside: many samples, each with a reward, and the two callbacks.
+//! Tests of generation B: many samples, each with a reward, and the two callbacks.
 //!
-//! The controller here makes of each rollout what B's only published one made of it
-//! ([`Controller::outcome_of_b`]), and its model is as strict as that one's.
+//! The outcome of each rollout is computed like in B's only published controller ([`Controller::outcome_of_b`]), and
+//! the model is as strict as that controller's.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,17 @@ use serde_json::{Value, json};
 
 const BRANCH: &str = "please branch: Calculate 2 + 3.";
 
-/// A host that is configured for callers of B alone.
+/// Returns options of a host for callers of B only.
 fn of_b(guest: &str) -> Serve {
     TestHost::of(guest).option("--osmosis-generation", "b")
 }
 
-/// `rollout` or `grader`, the words in the callbacks' paths.
+/// Returns the kinds in the callbacks' paths: `rollout` or `grader`.
 fn kinds(callbacks: &[Received]) -> Vec<&str> {
     callbacks.iter().filter_map(|callback| callback.path.split('/').nth(2)).collect()
 }
 
-/// Runs a rollout and gives its two callbacks, which have to be the completion and the
-/// grader's, in this order.
+/// Runs a rollout and returns its two callbacks, which must be the completion and the grader's, in this order.
 async fn both(host: TestHost, controller: &Controller, request: &RolloutRequest) -> (Value, Value) {
     let callbacks = host.all_callbacks(controller, request).await;
     assert_eq!(kinds(&callbacks), ["rollout", "grader"]);
@@ -37,7 +36,7 @@ fn rewards(expected: &[(&str, Option<f64>)]) -> BTreeMap<String, Option<f64>> {
 }
 
 #[tokio::test]
-async fn every_sample_comes_back_under_its_name_with_a_reward() {
+async fn every_sample_is_returned_under_its_name_with_a_reward() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let request = controller.rollout(BRANCH).label("5").as_b();
@@ -100,10 +99,10 @@ async fn a_caller_that_may_be_of_b_or_of_c_is_served_in_both_forms() {
 }
 
 #[tokio::test]
-async fn a_caller_that_looks_like_c_gets_the_map_besides_but_one_sample_only() {
+async fn a_caller_that_looks_like_c_also_gets_the_map_but_only_one_sample() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
-    // As plain 0.3.0 asks: the id in the addresses, and no key of the model's own.
+    // A request like 0.3.0's: the id is in the addresses, and the model has no key of its own.
     let like_c = |text| controller.rollout(text).label("5").with_callbacks("k").without("llm_api_key");
     assert_eq!(host.ask(&like_c(BRANCH)).await.status, 202);
     controller.callbacks_arrived(2).await;
@@ -137,7 +136,7 @@ async fn a_sample_without_a_reward_fails_the_rollout_and_the_others_keep_theirs(
 }
 
 #[tokio::test]
-async fn a_grader_that_fails_is_told_with_the_samples_and_no_reward() {
+async fn a_grader_that_fails_is_reported_with_the_samples_and_no_reward() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let request = controller.rollout(BRANCH).label("please fail").as_b();
@@ -156,7 +155,7 @@ async fn a_grader_that_fails_is_told_with_the_samples_and_no_reward() {
 }
 
 #[tokio::test]
-async fn workflow_and_grader_are_stopped_at_the_callers_times() {
+async fn workflow_and_grader_are_stopped_at_the_callers_timeouts() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let slow = controller.rollout("please spin").label("5").as_b().agent_secs(0.3);
@@ -176,7 +175,7 @@ async fn workflow_and_grader_are_stopped_at_the_callers_times() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_cancelled_is_told_of_no_more() {
+async fn a_cancelled_rollout_sends_no_more_callbacks() {
     let controller = Controller::start().await;
     controller.hold();
     let host = of_b("conform").start().await;
@@ -234,7 +233,7 @@ async fn without_a_grader_url_there_is_one_callback() {
 }
 
 #[tokio::test]
-async fn without_a_key_nothing_carries_one() {
+async fn without_a_key_no_request_carries_one() {
     let controller = Controller::start().await;
     for key in [Value::Null, json!("")] {
         let host = of_b("conform").start().await;
@@ -247,10 +246,10 @@ async fn without_a_key_nothing_carries_one() {
 }
 
 #[tokio::test]
-async fn an_operators_word_on_the_generation_goes_before_what_a_request_looks_like() {
+async fn the_operators_generation_overrides_the_form_of_a_request() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("[osmosis]\ngeneration = \"b\"\n").start().await;
-    // C's own field means nothing to B, and its key is not the model's.
+    // B ignores C's own field, and C's key is not the model's.
     let odd = controller.rollout("2 + 3").label("5").as_b().with("llm_api_key", "");
     assert_eq!(host.ask(&odd).await.status, 200);
     let graded = controller.callbacks_arrived(2).await[1].body.clone();
@@ -271,11 +270,11 @@ async fn an_operators_word_on_the_generation_goes_before_what_a_request_looks_li
     let request = controller.rollout("2 + 3").label("5").as_b().with("llm_api_key", KEY_OF_B);
     let result = host.run(&request).await;
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    assert_eq!(controller.callbacks().len(), 4, "D calls nobody back");
+    assert_eq!(controller.callbacks().len(), 4, "D sends no callbacks");
 }
 
 #[tokio::test]
-async fn an_id_that_is_alive_is_refused_and_its_rollout_goes_on() {
+async fn an_active_id_is_refused_and_its_rollout_continues() {
     let controller = Controller::start().await;
     controller.hold();
     let host = of_b("conform").start().await;
@@ -318,7 +317,7 @@ async fn metadata_and_extra_fields_reach_the_grader_and_the_trajectories() {
 }
 
 #[tokio::test]
-async fn samples_whose_ids_make_the_same_file_name_have_a_trajectory_each() {
+async fn samples_whose_ids_map_to_the_same_file_name_have_separate_trajectories() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let request = controller.rollout("please name alike: 2 + 3").label("5").as_b();
@@ -337,7 +336,7 @@ async fn samples_whose_ids_make_the_same_file_name_have_a_trajectory_each() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_repeated_leaves_no_trajectory_of_the_one_before() {
+async fn a_repeated_rollout_replaces_the_earlier_trajectories() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let first = controller.rollout(BRANCH).label("5").as_b();
@@ -361,10 +360,10 @@ fn trajectory_files(host: &TestHost, id: &str) -> Vec<String> {
     files
 }
 
-/// The published controller of B, with the published server, was recorded; see
-/// `clients/README.md`. The host is asked the same, and what arrives has to be the same.
+/// The messages of the published controller of B with the published server were recorded; see `clients/README.md`. The
+/// host gets the same requests, and must send the same messages.
 #[tokio::test]
-async fn rows_of_the_published_controller_go_as_they_went_with_the_published_server() {
+async fn rows_of_the_published_controller_have_the_outcomes_of_the_published_server() {
     let recorded = project_root().join("tests/clients/recorded_b.json");
     let recorded = std::fs::read_to_string(recorded).unwrap().replace("\"KEY\"", &format!("{KEY_OF_B:?}"));
     let recorded = recorded.replace("Bearer KEY", &format!("Bearer {KEY_OF_B}"));
@@ -409,7 +408,7 @@ fn check_arrived(got: &Received, expected: &Value) {
         assert_eq!(got.header(name), value.as_str(), "{name}");
     }
     let mut body = got.body.clone();
-    // What a caller that may be of C gets besides.
+    // An additional field for callers that may be of C.
     body.as_object_mut().unwrap().remove("sample");
     assert_eq!(body, expected["body"]);
 }

@@ -1,11 +1,11 @@
-//! Generation C as a caller sees it: two callbacks, in order, each made once.
+//! Tests of generation C: two callbacks, in order, each once.
 
 use rollout_tests::{Answer, Controller, Received, TestHost};
 use serde_json::{Value, json};
 
 const KEY: &str = "key-of-the-controller";
 
-/// The last segments of the callbacks' paths.
+/// Returns the last segments of the callbacks' paths.
 fn kinds(callbacks: &[Received]) -> Vec<&str> {
     callbacks.iter().filter_map(|callback| callback.path.rsplit('/').next()).collect()
 }
@@ -66,7 +66,7 @@ async fn callbacks_and_chat_calls_carry_a_key_each() {
 }
 
 #[tokio::test]
-async fn a_callback_that_is_not_taken_is_sent_again_as_it_was() {
+async fn an_unacknowledged_callback_is_sent_again_unchanged() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("[callback]\ndelay-base-secs = 0.0\n").start().await;
     let stumbles = [500, 502, 503, 504].map(|status| Answer::Status(status, json!({})));
@@ -118,7 +118,7 @@ async fn a_reward_that_is_refused_ends_in_one_bare_failure_and_no_second_complet
 }
 
 #[tokio::test]
-async fn a_controller_that_is_gone_is_given_up_and_the_host_goes_on() {
+async fn a_dead_controller_is_abandoned_and_the_host_continues() {
     let controller = Controller::start().await;
     let config = "[callback]\nattempts-max = 2\ndelay-base-secs = 0.0\n";
     let host = TestHost::of("conform").config(config).start().await;
@@ -138,7 +138,7 @@ async fn a_controller_that_is_gone_is_given_up_and_the_host_goes_on() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_fails_is_told_by_its_completion_and_a_bare_grader_callback() {
+async fn a_workflow_that_fails_sends_its_completion_and_a_bare_grader_callback() {
     for (text, message, category) in [
         ("please fail", "the workflow was told to fail", "agent_error"),
         ("please refuse", "the workflow was told to refuse", "validation_error"),
@@ -158,7 +158,7 @@ async fn a_workflow_that_fails_is_told_by_its_completion_and_a_bare_grader_callb
 }
 
 #[tokio::test]
-async fn a_grader_that_traps_is_told_by_the_grader_callback_with_the_sample_and_no_reward() {
+async fn a_grader_that_traps_sends_the_grader_callback_with_the_sample_and_no_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("trap_grading").await;
     let request = controller.rollout("Calculate 2 + 3.").label("misbehave").with_callbacks(KEY);
@@ -174,7 +174,7 @@ async fn a_grader_that_traps_is_told_by_the_grader_callback_with_the_sample_and_
 }
 
 #[tokio::test]
-async fn a_sample_that_is_removed_is_told_without_its_reward() {
+async fn a_removed_sample_is_reported_without_its_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let request = controller.rollout("Calculate 2 + 3.").label("please remove").with_callbacks(KEY);
@@ -199,7 +199,7 @@ async fn without_a_grader_url_there_is_one_callback() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_cancelled_is_told_of_no_more() {
+async fn a_cancelled_rollout_sends_no_more_callbacks() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -218,7 +218,7 @@ async fn a_rollout_that_is_cancelled_is_told_of_no_more() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_callbacks_key_is_logged() {
+async fn no_part_of_a_callbacks_key_is_logged() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").variable("ROLLOUT_HOST_LOG", "debug").start().await;
     controller.answer_callbacks([Answer::Status(401, json!({}))]);

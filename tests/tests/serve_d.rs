@@ -1,11 +1,11 @@
-//! Generation D as a caller sees it, beyond what the published client asks for (see
-//! `clients.rs`): what travels where, and what does not.
+//! Tests of generation D beyond the published client's requests (see `clients.rs`): what is transferred, and what is
+//! not.
 
 use rollout_tests::{Answer, Controller, TestHost, guest, until};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_rollout_comes_back_with_its_messages_and_reward() {
+async fn a_rollout_returns_its_messages_and_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
@@ -53,7 +53,7 @@ async fn a_chat_call_names_its_rollout_and_sample_and_carries_the_key() {
 }
 
 #[tokio::test]
-async fn messages_keep_fields_that_nobody_here_has_heard_of() {
+async fn messages_keep_unknown_fields() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let prompt =
@@ -84,7 +84,7 @@ async fn the_label_is_in_nothing_that_a_workflow_sees_or_sends() {
 
     let result = host.run(&request).await;
 
-    assert_eq!(result["sample"]["reward"], CANARY.len() as f64, "the grader was given it: {result:#}");
+    assert_eq!(result["sample"]["reward"], CANARY.len() as f64, "the grader received it: {result:#}");
     let sent = format!("{:?}", controller.chats());
     let artifact = host.kept().join(request.rollout_id()).join("artifacts").join("seen.json");
     host.trajectory(request.rollout_id()).await;
@@ -101,7 +101,7 @@ async fn the_label_is_in_nothing_that_a_workflow_sees_or_sends() {
 }
 
 #[tokio::test]
-async fn a_model_that_stumbles_is_asked_again() {
+async fn a_failed_model_call_is_retried() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     controller.answer_chats([Answer::Soon(503), Answer::Soon(429), Answer::Soon(500)]);
@@ -115,7 +115,7 @@ async fn a_model_that_stumbles_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_model_that_stays_away_is_at_fault_and_not_the_plugin() {
+async fn an_unavailable_model_is_at_fault_and_not_the_plugin() {
     let controller = Controller::start().await;
     let host =
         TestHost::of("conform").config("[model]\nattempts-max = 2\ndelay-base-secs = 0.0\n").start().await;
@@ -133,18 +133,17 @@ async fn a_model_that_stays_away_is_at_fault_and_not_the_plugin() {
     host.idle().await;
 }
 
-/// Whether a text has a part of the model's key in it, and not just the word that is put in
-/// the key's place.
+/// Returns whether a text has a part of the model's key, other than the placeholder for the key.
 fn shows_key(text: &str) -> bool {
     text.replace("(secret)", "").contains("secret")
 }
 
 #[tokio::test]
-async fn a_key_that_the_model_echoes_is_told_to_nobody() {
+async fn a_key_that_the_model_echoes_is_disclosed_nowhere() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").variable("ROLLOUT_HOST_LOG", "rollout_host=debug").start().await;
     let echo = "secret-of-the-model is not a key";
-    // However much of the answer is shown, its end may fall inside the key.
+    // The text is cut off at some length, perhaps inside the key.
     for padding in [0, 1000, 2020, 2030, 4080, 8180] {
         let body = json!({"error": format!("{}{echo}", "x".repeat(padding))});
         controller.answer_chats([Answer::Status(401, body)]);
@@ -161,24 +160,26 @@ async fn a_key_that_the_model_echoes_is_told_to_nobody() {
 }
 
 #[tokio::test]
-async fn a_rollout_is_said_to_be_graded_only_while_it_is() {
+async fn a_rollout_has_the_status_grading_only_while_it_is_graded() {
     let controller = Controller::start().await;
     let host = TestHost::start("spin_grading").await;
     let graded = host.admit(&controller.rollout("Calculate 2 + 3.").label("misbehave")).await;
-    until("word of grading", async || (host.poll(&graded).await.body["status"] == "grading").then_some(()))
-        .await;
+    until("the status grading", async || {
+        (host.poll(&graded).await.body["status"] == "grading").then_some(())
+    })
+    .await;
     host.cancel(&graded.id).await;
 
-    // Whether a caller hears of what lasts no time is a matter of chance, so it asks often.
+    // A brief state may be missed, so the test polls many rollouts.
     for _ in 0..20 {
         let request =
             controller.rollout("2 + 3").label("5").with("chat_completions_url", "http://127.0.0.1:9/v1");
         let failing = host.admit(&request.agent_secs(0.0)).await;
-        let mut told = Vec::new();
-        while told.last() != Some(&json!("failure")) {
-            told.push(host.poll(&failing).await.body["status"].clone());
+        let mut statuses = Vec::new();
+        while statuses.last() != Some(&json!("failure")) {
+            statuses.push(host.poll(&failing).await.body["status"].clone());
         }
-        assert!(!told.contains(&json!("grading")), "{told:?}");
+        assert!(!statuses.contains(&json!("grading")), "{statuses:?}");
     }
 }
 
@@ -195,7 +196,7 @@ async fn a_model_call_does_not_follow_a_redirect_with_its_key() {
 }
 
 #[tokio::test]
-async fn a_grader_of_its_own_component_takes_the_place_of_the_plugins() {
+async fn a_separate_grader_component_replaces_the_plugins_grader() {
     let controller = Controller::start().await;
     let grader = guest("only_grader").display().to_string();
     for workflow in ["conform", "only_workflow"] {
@@ -208,7 +209,7 @@ async fn a_grader_of_its_own_component_takes_the_place_of_the_plugins() {
 }
 
 #[tokio::test]
-async fn without_a_grader_no_reward_is_made_up() {
+async fn without_a_grader_there_is_no_reward() {
     let controller = Controller::start().await;
     let host = TestHost::start("only_workflow").await;
 
@@ -245,7 +246,7 @@ async fn without_the_servers_key_every_route_is_closed() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_nobody_asks_for_ends_with_its_lease() {
+async fn a_rollout_that_is_not_polled_ends_with_its_lease() {
     let controller = Controller::start().await;
     controller.hold();
     let times = "[osmosis]\nresult-wait-secs = 0.1\nlease-secs = 0.4\n";
@@ -263,14 +264,14 @@ async fn a_rollout_that_nobody_asks_for_ends_with_its_lease() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_is_asked_for_outlives_its_lease() {
+async fn a_rollout_that_is_polled_outlives_its_lease() {
     let controller = Controller::start().await;
     controller.hold();
     let times = "[osmosis]\nresult-wait-secs = 0.25\nlease-secs = 3.0\n";
     let host = TestHost::of("conform").config(times).start().await;
     let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
 
-    // Each question waits a twelfth of the lease for news.
+    // Each poll waits for a twelfth of the lease.
     for _ in 0..15 {
         let reply = host.poll(&rollout).await;
         assert!(
@@ -285,7 +286,7 @@ async fn a_rollout_that_is_asked_for_outlives_its_lease() {
 }
 
 #[tokio::test]
-async fn a_result_is_forgotten_after_its_time_and_the_id_is_free_again() {
+async fn a_result_expires_and_the_id_is_free_again() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").config("[osmosis]\nresult-ttl-secs = 2.0\n").start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
@@ -299,7 +300,7 @@ async fn a_result_is_forgotten_after_its_time_and_the_id_is_free_again() {
 }
 
 #[tokio::test]
-async fn an_id_is_taken_while_its_rollout_lives_and_while_its_result_is_kept() {
+async fn an_id_is_in_use_while_its_rollout_runs_and_while_its_result_is_stored() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -317,7 +318,7 @@ async fn an_id_is_taken_while_its_rollout_lives_and_while_its_result_is_kept() {
 }
 
 #[tokio::test]
-async fn a_trajectory_has_what_was_claimed_and_what_was_observed() {
+async fn a_trajectory_has_the_claimed_and_the_observed_conversation() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
@@ -328,12 +329,12 @@ async fn a_trajectory_has_what_was_claimed_and_what_was_observed() {
     assert_eq!(trajectory["schema_version"], "ATIF-v1.7", "{trajectory:#}");
     assert_eq!(trajectory["session_id"], request.rollout_id());
     let steps = trajectory["steps"].as_array().unwrap();
-    let told: Vec<_> =
+    let entries: Vec<_> =
         steps.iter().map(|step| (&step["step_id"], &step["source"], &step["message"])).collect();
     let (one, two) = (json!(1), json!(2));
     let (user, agent) = (json!("user"), json!("agent"));
-    let (asked, answered) = (json!("Calculate 2 + 3."), json!("The sum is #### 5"));
-    assert_eq!(told, [(&one, &user, &asked), (&two, &agent, &answered)]);
+    let (prompt, answered) = (json!("Calculate 2 + 3."), json!("The sum is #### 5"));
+    assert_eq!(entries, [(&one, &user, &prompt), (&two, &agent, &answered)]);
     assert_eq!(steps[1]["metrics"]["prompt_tokens"], 7, "{trajectory:#}");
     assert_eq!(steps[1]["metrics"]["completion_tokens"], 3, "{trajectory:#}");
     assert_eq!(trajectory["extra"]["osmosis"]["reward"], 1.0, "{trajectory:#}");

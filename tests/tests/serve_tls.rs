@@ -1,4 +1,4 @@
-//! TLS of callers' connections, and certificates that are replaced.
+//! Tests of TLS for callers' connections, and of replaced certificates.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn certificate(name: &str) -> PathBuf {
     project_root().join("tests/certificates").join(name)
 }
 
-/// A certificate and its key in files of their own.
+/// Copies a certificate and its key to separate files.
 fn pair(dir: &Path) -> (PathBuf, PathBuf) {
     let files = (dir.join("tls.pem"), dir.join("tls.key"));
     std::fs::copy(certificate("server.pem"), &files.0).unwrap();
@@ -31,7 +31,7 @@ fn encrypted(serve: Serve, (cert, key): &(PathBuf, PathBuf)) -> Serve {
     serve.option("--tls-cert", cert.display()).option("--tls-key", key.display())
 }
 
-/// A connection of a caller that trusts the tests' authority and offers these protocols.
+/// Opens a connection that trusts the tests' authority and offers these protocols.
 async fn shaken(host: &TestHost, protocols: &[&[u8]]) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(certificate("ca.pem")).unwrap()).unwrap();
@@ -43,14 +43,14 @@ async fn shaken(host: &TestHost, protocols: &[&[u8]]) -> std::io::Result<TlsStre
     TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await
 }
 
-/// How many certificates a caller is shown.
+/// Returns the number of certificates that the host presents.
 async fn shown(host: &TestHost) -> usize {
     let stream = shaken(host, &[]).await.expect("a handshake");
     stream.get_ref().1.peer_certificates().map_or(0, <[_]>::len)
 }
 
 #[tokio::test]
-async fn callers_are_served_over_tls_and_over_nothing_else() {
+async fn callers_are_served_only_over_tls() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start().await;
     let host = encrypted(TestHost::of("conform"), &pair(dir.path())).start().await;
@@ -71,7 +71,7 @@ async fn callers_are_served_over_tls_and_over_nothing_else() {
 }
 
 #[tokio::test]
-async fn who_begins_tls_and_says_no_more_keeps_nobody_out() {
+async fn unfinished_tls_handshakes_block_no_other_caller() {
     const SILENT: usize = 200;
     let dir = tempfile::tempdir().unwrap();
     let serve = encrypted(TestHost::of("conform"), &pair(dir.path()));
@@ -79,35 +79,35 @@ async fn who_begins_tls_and_says_no_more_keeps_nobody_out() {
     let mut silent = Vec::new();
     for _ in 0..SILENT {
         let mut stream = host.connect().await.unwrap();
-        // The beginning of a handshake.
+        // The start of a handshake.
         stream.write_all(&[0x16, 3, 1, 2]).await.unwrap();
         silent.push(stream);
     }
     assert_eq!(host.health().await["status"], "ok");
-    // Their time ends without anybody who wants their room.
+    // They time out even if no other caller needs their place.
     let last = silent.last_mut().unwrap();
     let mut answer = Vec::new();
     let _ = in_time("the end of a silent connection", last.read_to_end(&mut answer)).await;
 }
 
 #[tokio::test]
-async fn a_certificate_is_replaced_without_a_request_that_fails() {
+async fn a_certificate_is_replaced_without_a_failed_request() {
     let dir = tempfile::tempdir().unwrap();
     let files = pair(dir.path());
     let host = Arc::new(encrypted(TestHost::of("conform"), &files).start().await);
     assert_eq!(shown(&host).await, 1);
-    let (stop, asked) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let (stop, count) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let asking: Vec<_> = (0..8)
         .map(|n| {
-            let (host, stop, asked) = (host.clone(), stop.clone(), asked.clone());
+            let (host, stop, count) = (host.clone(), stop.clone(), count.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
-                    // Half of them over a connection of its own each time.
+                    // Half of the requests use a new connection each.
                     match n % 2 {
                         0 => assert_eq!(host.health().await["status"], "ok"),
                         _ => drop(shaken(&host, &[]).await.expect("a handshake")),
                     }
-                    asked.fetch_add(1, Ordering::SeqCst);
+                    count.fetch_add(1, Ordering::SeqCst);
                 }
             })
         })
@@ -121,15 +121,15 @@ async fn a_certificate_is_replaced_without_a_request_that_fails() {
         host.process().signal(Signal::HUP);
         let expected = if round % 2 == 0 { 2 } else { 1 };
         until("the other certificate", async || (shown(&host).await == expected).then_some(())).await;
-        let (before, all) = (asked.load(Ordering::SeqCst), &asked);
+        let (before, all) = (count.load(Ordering::SeqCst), &count);
         until("more requests", async || (all.load(Ordering::SeqCst) > before + 16).then_some(())).await;
     }
 
-    // What is no pair is said, and changes nothing.
+    // Files that do not match are reported, and change nothing.
     std::fs::write(&files.0, text("ca.pem")).unwrap();
     host.process().signal(Signal::HUP);
-    let said = async || host.process().stderr().contains("the previous one stays in use").then_some(());
-    until("word of the wrong certificate", said).await;
+    let is_reported = async || host.process().stderr().contains("the previous one stays in use").then_some(());
+    until("the log line about the wrong certificate", is_reported).await;
     assert_eq!(shown(&host).await, 1);
     stop.store(true, Ordering::SeqCst);
     for one in asking {
@@ -138,7 +138,7 @@ async fn a_certificate_is_replaced_without_a_request_that_fails() {
 }
 
 #[tokio::test]
-async fn what_is_no_pair_of_files_is_said_at_the_start() {
+async fn an_invalid_pair_of_files_is_reported_at_the_start() {
     let check = async |cert: PathBuf, key: PathBuf, expected: &str| {
         let guest = rollout_tests::guest("conform");
         let mut command = rollout_host(["serve"]);

@@ -1,13 +1,13 @@
-//! What tenants have of a server that they share, and what they are shown of it.
+//! Tests of tenants' shares of a server, and of their usage reports.
 
 use reqwest::Method;
 use rollout_tests::{Controller, ServeCatalog, TestCatalog, TestTenant, guest, until};
 use serde_json::{Value, json};
 
-/// Open files of a server here.
+/// Limit of a server's open files.
 const OPEN_FILES: u32 = 400;
 
-/// A greedy tenant beside another one, each with a plugin `p`.
+/// Creates a greedy tenant and another one, each with a plugin `p`.
 async fn neighbours(serve: ServeCatalog) -> (TestCatalog, TestTenant, TestTenant) {
     let catalog = serve.open_files_max(OPEN_FILES).start().await;
     let greedy = catalog.tenant("greedy", json!({})).await;
@@ -20,7 +20,7 @@ async fn neighbours(serve: ServeCatalog) -> (TestCatalog, TestTenant, TestTenant
 
 #[tokio::test]
 async fn plugins_of_one_tenant_leave_open_files_to_the_plugins_of_others() {
-    // More than the open files that there are for plugins of all.
+    // More than the open files for the plugins of all tenants.
     const PLUGINS: usize = 60;
     let controller = Controller::start().await;
     controller.hold();
@@ -29,7 +29,7 @@ async fn plugins_of_one_tenant_leave_open_files_to_the_plugins_of_others() {
     let (catalog, greedy, other) = neighbours(serve).await;
     let digest = catalog.upload(&greedy, &guest("conform")).await;
     let request = || controller.rollout("2 + 3").label("5");
-    // Each is in use for as long as its rollout is.
+    // Each plugin is in use while its rollout runs.
     let mut busy = Vec::new();
     let mut refused = None;
     for n in 0..PLUGINS {
@@ -49,13 +49,13 @@ async fn plugins_of_one_tenant_leave_open_files_to_the_plugins_of_others() {
 
     let refused = refused.expect("not all of them have room");
     assert!(busy.len() >= 16, "a tenant that others need nothing of has many: {}", busy.len());
-    // A neighbour has room for some, and those are not unloaded for the greedy one.
+    // The other tenant has room for some plugins, which are not unloaded for the greedy one.
     let neighbour = catalog.plugin(&other, "p");
     let held = neighbour.admit(&request()).await;
     for n in 0..3 {
         catalog.serve(&other, &format!("q{n}"), "conform", "").await;
     }
-    // What is idle goes first, as far as the neighbour needs it.
+    // Idle plugins are unloaded first, as far as the other tenant needs room.
     for (admitted, plugin) in busy.drain(..8) {
         plugin.cancel(&admitted.id).await;
     }
@@ -70,12 +70,12 @@ async fn plugins_of_one_tenant_leave_open_files_to_the_plugins_of_others() {
 }
 
 #[tokio::test]
-async fn what_a_tenant_used_is_shown_as_soon_as_its_rollout_is_over() {
+async fn the_usage_of_a_rollout_is_shown_as_soon_as_it_has_ended() {
     let controller = Controller::start().await;
     let (catalog, greedy, _) = neighbours(ServeCatalog::default()).await;
     let plugin = catalog.plugin(&greedy, "p");
     let mut before = 0.0;
-    // What is used is written every few seconds, which one of these may meet.
+    // Usage is written every few seconds, perhaps during one of these rollouts.
     for _ in 0..4 {
         plugin.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
         let usage = catalog.operate(Method::GET, "/tenants/greedy/usage", Value::Null).await;

@@ -1,14 +1,13 @@
-//! JSON of very many very small parts, from guests, models and callers: what the host holds is
-//! about the bytes that came, and what it writes down is what was handed over.
+//! Tests of JSON with very many tiny parts, from guests, models and callers: the host's memory is proportional to the
+//! received bytes, and it stores what it received.
 
 use rollout_tests::{Answer, Controller, RolloutRequest, Serve, TestHost};
 use serde_json::{Value, json};
 
-/// What the host may take besides the bytes themselves: a guest's own memory, buffers, what
-/// the allocator keeps.
+/// The memory of the host in addition to the bytes: a guest's memory, buffers, and the allocator's reserve.
 const REST_MIB: usize = 64;
 
-/// A line of the process's status, in KiB.
+/// Returns a value of the process's status, in KiB.
 fn status_kib(host: &TestHost, name: &str) -> usize {
     let path = format!("/proc/{}/status", host.process().id().expect("it runs"));
     let status = std::fs::read_to_string(path).expect("this is a Linux");
@@ -16,10 +15,10 @@ fn status_kib(host: &TestHost, name: &str) -> usize {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("it is a number")
 }
 
-/// By how much the process's memory grew at the most while this was done, in MiB.
+/// Returns the maximum growth of the process's memory during some work, in MiB.
 async fn growth_mib<T>(host: &TestHost, work: impl Future<Output = T>) -> (T, usize) {
     let clear = format!("/proc/{}/clear_refs", host.process().id().expect("it runs"));
-    std::fs::write(clear, "5").expect("the peak of a process of one's own can be set back");
+    std::fs::write(clear, "5").expect("the peak of a child process can be reset");
     let before = status_kib(host, "VmRSS");
     let done = work.await;
     (done, status_kib(host, "VmHWM").saturating_sub(before) >> 10)
@@ -29,7 +28,7 @@ fn of(guest: &str) -> Serve {
     TestHost::of(guest).config("[model]\nattempts-max = 1\n")
 }
 
-/// A rollout that nobody rates.
+/// Returns a request for a rollout without grading.
 fn ungraded(controller: &Controller, text: &str) -> RolloutRequest {
     controller.rollout(text).with("grade", false)
 }
@@ -42,7 +41,7 @@ fn code(result: &Value) -> (&str, &str) {
 async fn half_a_million_messages_of_a_guest_take_about_their_bytes() {
     let controller = Controller::start().await;
     let host = of("small_json").start().await;
-    // Instances take their memory when they are first made.
+    // Instances allocate their memory when they are first created.
     host.run(&ungraded(&controller, "2 + 3")).await;
     for what in ["push", "return"] {
         let request = ungraded(&controller, what);
@@ -51,7 +50,7 @@ async fn half_a_million_messages_of_a_guest_take_about_their_bytes() {
 
         assert_eq!(result["status"], "success", "{:?}", code(&result));
         assert_eq!(result["sample"]["messages"].as_array().map(Vec::len), Some(500_000));
-        assert!(mib < REST_MIB + 4 * 17, "{what}: 17 MiB, with each message's place, took {mib} MiB");
+        assert!(mib < REST_MIB + 4 * 17, "{what}: 17 MiB, with a reference for each message, took {mib} MiB");
         let document = host.trajectory(request.rollout_id()).await;
         assert_eq!(document["final_metrics"]["total_steps"], 500_000);
     }
@@ -68,7 +67,7 @@ async fn a_message_and_a_field_of_half_a_million_parts_take_about_their_bytes() 
         let (result, mib) = growth_mib(&host, host.run(&request)).await;
 
         assert_eq!(result["status"], "success", "{:?}", code(&result));
-        // The guest makes its text of parts, and grows by doubling.
+        // The guest builds its text from parts, and its memory doubles when it grows.
         assert!(mib < REST_MIB + 8 * bytes_mib, "{what}: {bytes_mib} MiB took {mib} MiB");
         let path = host.kept().join(request.rollout_id()).join("trajectory.json");
         let file_mib = std::fs::metadata(path).expect("it is written").len() as usize >> 20;
@@ -84,7 +83,7 @@ async fn a_reply_of_very_many_tool_calls_is_the_models_fault_and_takes_about_its
     let reply = |calls: usize| {
         let calls = vec!["{}"; calls].join(",");
         let reply = format!(r#"{{"choices":[{{"message":{{"role":"assistant","tool_calls":[{calls}]}}}}]}}"#);
-        // An answer lives as long as the test.
+        // The answer is leaked, because it must be static.
         Answer::Text(Box::leak(reply.into_boxed_str()))
     };
     controller.answer_chats([reply(700_000), reply(1024)]);
@@ -117,7 +116,7 @@ async fn a_reply_of_many_other_parts_takes_about_its_bytes() {
     let (result, mib) = growth_mib(&host, host.run(&request)).await;
 
     assert_eq!(result["status"], "success", "{:?}", code(&result));
-    // The guest keeps the message as values of its own.
+    // The guest stores the message as parsed values.
     assert!(mib < 2 * REST_MIB + 4 * 6, "6 MiB took {mib} MiB");
     let document = host.trajectory(request.rollout_id()).await;
     let observed = &document["extra"]["rollout_host"]["observed"][0];
@@ -125,15 +124,15 @@ async fn a_reply_of_many_other_parts_takes_about_its_bytes() {
 }
 
 #[tokio::test]
-async fn too_many_sampling_parameters_are_refused_with_their_number() {
+async fn too_many_sampling_parameters_are_refused_with_the_limit() {
     let controller = Controller::start().await;
     let host = of("small_json").start().await;
     host.run(&ungraded(&controller, "2 + 3")).await;
 
     let (result, mib) = growth_mib(&host, host.run(&ungraded(&controller, "params"))).await;
 
-    let told = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default();
-    assert!(told.contains("more than 256 members"), "{result}");
+    let error = result["sample"]["messages"][0]["content"].as_str().unwrap_or_default();
+    assert!(error.contains("more than 256 members"), "{result}");
     assert!(mib < REST_MIB + 8 * 5, "5 MiB took {mib} MiB");
 }
 
@@ -168,7 +167,7 @@ async fn a_guest_that_is_stopped_within_a_call_of_samples_ends_alone() {
     for _ in 0..3 {
         let result = host.run(&ungraded(&controller, "for ever").agent_secs(0.5)).await;
         assert_eq!(result["err_category"], "timeout", "{result}");
-        // What the guest was in goes on for a moment; an honest one comes after it.
+        // The guest's last call continues for a moment; an honest rollout runs after it.
         assert_eq!(host.run(&ungraded(&controller, "2 + 3")).await["status"], "success");
     }
     let ran = host.stop().await;
@@ -176,7 +175,7 @@ async fn a_guest_that_is_stopped_within_a_call_of_samples_ends_alone() {
 }
 
 #[tokio::test]
-async fn samples_with_names_that_are_alike_have_a_trajectory_each() {
+async fn samples_with_similar_names_have_separate_trajectories() {
     let controller = Controller::start().await;
     let host = TestHost::of("small_json").start().await;
     let request = controller.rollout("names").as_b();
@@ -212,7 +211,7 @@ async fn the_calls_of_an_agents_own_tools_are_in_its_usage() {
 }
 
 #[tokio::test]
-async fn an_event_cannot_say_that_it_is_another_rollouts() {
+async fn an_event_cannot_claim_to_belong_to_another_rollout() {
     let controller = Controller::start().await;
     let host = TestHost::of("small_json").option("--log", "events").start().await;
     let request = controller.rollout("event");
@@ -228,11 +227,11 @@ async fn an_event_cannot_say_that_it_is_another_rollouts() {
 }
 
 #[tokio::test]
-async fn an_id_and_a_reason_cannot_write_lines_of_their_own_into_the_log() {
+async fn an_id_and_a_reason_cannot_inject_lines_into_the_log() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let id = "r\nERROR forged\u{1b}[2J\u{2028}x";
-    // A callback that is not taken is worth a line.
+    // A refused callback is logged.
     controller.answer_callbacks([Answer::Status(400, json!({})), Answer::Status(400, json!({}))]);
     let request = controller.rollout("2 + 3").label("5").with_callbacks("k").id(id);
     host.ask(&request).await;

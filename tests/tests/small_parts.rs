@@ -1,18 +1,18 @@
-//! What many small parts of a request or an acknowledgement take: the host's memory grows by a
-//! few times the bytes that were sent, whatever they are made of.
+//! Tests of the memory for requests and acknowledgements with many small parts: it grows by a small multiple of the
+//! bytes that were sent, whatever their content.
 
 use rollout_tests::{Answer, Controller, RolloutRequest, TestHost, until};
 use serde_json::{Value, json};
 
 const MIB: usize = 1 << 20;
 
-/// What a host may take more than for the bytes themselves.
+/// Maximum memory of the host in addition to the bytes.
 const BESIDES_BYTES_MAX: usize = 64 * MIB;
 
-/// How many times the bytes that were sent it may take.
+/// Maximum multiple of the bytes that were sent.
 const FACTOR_MAX: usize = 8;
 
-/// The most memory that the host has had, in bytes.
+/// Returns the host's peak memory, in bytes.
 fn peak(host: &TestHost) -> usize {
     let id = host.process().id().expect("it runs");
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("this is a Linux");
@@ -21,18 +21,18 @@ fn peak(host: &TestHost) -> usize {
     kib * 1024
 }
 
-/// A list of this many bytes of the same item.
+/// Returns a list of this many bytes with the same item.
 fn list(item: &str, bytes: usize) -> String {
     format!("[{}{item}]", format!("{item},").repeat(bytes / (item.len() + 1)))
 }
 
-/// The body with this text in place of the value of a field.
+/// Returns the body with this text as the value of a field.
 fn body_with(request: &RolloutRequest, field: &str, value: &str) -> String {
     request.clone().with(field, "@value@").body().to_string().replace("\"@value@\"", value)
 }
 
 async fn host() -> TestHost {
-    // What guests need for a large prompt is their own.
+    // One slot, because guests also need memory for a large prompt.
     TestHost::of("conform").option("--max-concurrent", 1).option("--queue-max", 16).start().await
 }
 
@@ -85,7 +85,7 @@ async fn a_request_that_is_refused_takes_a_few_times_its_bytes() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_waits_takes_a_few_times_its_bytes() {
+async fn a_queued_prompt_takes_a_few_times_its_bytes() {
     let controller = Controller::start().await;
     let host = host().await;
     controller.hold();
@@ -113,7 +113,7 @@ async fn a_prompt_that_waits_takes_a_few_times_its_bytes() {
 }
 
 #[tokio::test]
-async fn fields_that_are_kept_for_the_trajectory_take_a_few_times_their_bytes() {
+async fn fields_that_are_stored_for_the_trajectory_take_a_few_times_their_bytes() {
     let controller = Controller::start().await;
     let host = host().await;
     let before = peak(&host);
@@ -156,7 +156,7 @@ async fn an_acknowledgement_takes_a_few_times_its_bytes() {
 }
 
 #[tokio::test]
-async fn what_a_strict_reader_cannot_read_is_refused_where_it_enters() {
+async fn json_that_strict_readers_reject_is_refused_on_entry() {
     let controller = Controller::start().await;
     let host = host().await;
     let request = controller.rollout("Calculate 2 + 3.");
@@ -172,7 +172,7 @@ async fn what_a_strict_reader_cannot_read_is_refused_where_it_enters() {
         assert!(reply.text.contains(why), "{field}: {}", reply.text);
     }
 
-    // A model's reply of that kind is a bad reply, and nothing of it is passed on.
+    // Such a reply of a model is rejected, and no part of it is passed on.
     let messages =
         [r#"{"role":"assistant","content":"5\ud800"}"#, r#"{"role":"assistant","content":"5","n":1e999}"#];
     for message in messages {

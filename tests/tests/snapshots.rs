@@ -1,10 +1,10 @@
-//! What others read, whole: a trajectory, and the metrics. After a change of either,
+//! Snapshots of formats that others read: a trajectory, and the metrics. After a change of either, run
 //! `INSTA_UPDATE=always cargo test "${packages[@]}" --test snapshots`, and read the diff.
 
 use rollout_tests::InProcess;
 use serde_json::Value;
 
-/// Fields whose values are of this run and this build: times, memory, and what names them.
+/// Fields whose values depend on the run or the build: times, memory, ids and versions.
 const OF_THIS_RUN: [&str; 11] = [
     "created",
     "duration_ms",
@@ -19,7 +19,7 @@ const OF_THIS_RUN: [&str; 11] = [
     "waited_ms",
 ];
 
-/// Puts words in place of what every run has differently.
+/// Replaces values that differ in every run.
 fn settle(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -49,7 +49,7 @@ async fn a_trajectory_has_this_form() {
     insta::assert_snapshot!(serde_json::to_string_pretty(&trajectory).unwrap());
 }
 
-/// The lines of a scrape without the values that every run has differently.
+/// Returns the lines of a scrape without the values that differ in every run.
 fn settled(scrape: &str) -> String {
     let line = |line: &str| match line.rsplit_once(' ') {
         Some((series, value)) if !line.starts_with('#') => {

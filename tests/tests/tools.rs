@@ -1,18 +1,18 @@
-//! Tools that the operator provides: components, each call in an instance of its own.
+//! Tests of tools from components, with a separate instance for each call.
 
 use std::collections::BTreeSet;
 
 use rollout_tests::{Serve, Start, call, call_as, guest, rollout_host};
 use serde_json::{Value, json};
 
-/// A host that provides the tools of a component, with more lines for its entry.
+/// Returns options of a host that provides a component's tools, with additional lines of its entry.
 fn providing(guest_name: &str, lines: &str) -> Serve {
     let path = guest(guest_name).display().to_string();
     rollout_tests::providing(&format!("[[tools.component]]\npath = {path:?}\n{lines}\n"))
 }
 
 #[tokio::test]
-async fn a_components_tools_are_offered_and_called_and_written_down() {
+async fn a_components_tools_are_offered_called_and_recorded() {
     let host = providing("tool_kit", "prefix = 'kit_'\nconfig = { greeting = 'Good day.' }").start().await;
 
     let called =
@@ -46,7 +46,7 @@ async fn a_components_tools_are_offered_and_called_and_written_down() {
 }
 
 #[tokio::test]
-async fn calls_that_were_started_are_finished_as_they_end() {
+async fn started_calls_can_be_collected_as_they_finish() {
     let host = providing("tool_kit", "").start().await;
 
     let calls = json!([["upper", {"text": "a"}], ["none", {}], ["upper", {"text": "b"}]]);
@@ -58,7 +58,7 @@ async fn calls_that_were_started_are_finished_as_they_end() {
 }
 
 #[tokio::test]
-async fn arguments_that_do_not_fit_are_told_to_the_model() {
+async fn invalid_arguments_are_reported_to_the_model() {
     let host = providing("tool_kit", "").start().await;
 
     let called = call(&host, json!([["upper", "{no json"], ["upper", {"txt": "a"}], ["upper", ""]])).await;
@@ -69,7 +69,7 @@ async fn arguments_that_do_not_fit_are_told_to_the_model() {
 }
 
 #[tokio::test]
-async fn every_call_has_an_instance_of_its_own_that_sees_nothing_of_the_rollout() {
+async fn every_call_has_a_new_instance_that_sees_nothing_of_the_rollout() {
     let host = providing("tool_kit", "").start().await;
 
     let called = call(&host, json!([["seen", {}], ["seen", {}]])).await;
@@ -80,7 +80,7 @@ async fn every_call_has_an_instance_of_its_own_that_sees_nothing_of_the_rollout(
     assert_ne!(seen[0]["random"], seen[1]["random"], "two calls draw the same numbers");
 }
 
-/// One call of a hostile tool ends in this error, and the next call is answered.
+/// Checks that a call of a hostile tool ends in this error, and that the next call succeeds.
 async fn check_hostile(lines: &str, call_of: Value, outcome: &str, expected: &str) {
     let host = providing("tool_kit", lines).start().await;
 
@@ -105,7 +105,7 @@ async fn a_tool_that_spins_is_stopped_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_tool_that_panics_gives_an_error_that_says_where() {
+async fn a_tool_that_panics_gives_an_error_with_its_message() {
     check_hostile("", json!(["panic", {}]), "unavailable", "this tool panics").await;
 }
 
@@ -125,12 +125,12 @@ async fn a_result_that_is_too_long_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_tool_that_calls_the_host_without_end_is_stopped() {
+async fn a_tool_that_calls_the_host_endlessly_is_stopped() {
     check_hostile("", json!(["chatter", {}]), "over-limit", "made more than 10000 host calls").await;
 }
 
 #[tokio::test]
-async fn one_rollout_calls_a_tool_as_often_as_its_budget_says() {
+async fn one_rollout_calls_a_tool_as_often_as_its_budget_allows() {
     let host = providing("tool_kit", "calls-max = 2").start().await;
     let upper = json!(["upper", {"text": "a"}]);
 
@@ -148,7 +148,7 @@ async fn one_rollout_calls_a_tool_as_often_as_its_budget_says() {
 }
 
 #[tokio::test]
-async fn calls_beyond_those_at_once_wait_for_their_turn_within_their_deadline() {
+async fn calls_beyond_the_concurrency_limit_wait_within_their_deadline() {
     let lines = "concurrent-max = 1\ndeadline-secs = 1.0\ncpu-secs-max = 60.0";
     let host = providing("tool_kit", lines).start().await;
 
@@ -163,7 +163,7 @@ async fn calls_beyond_those_at_once_wait_for_their_turn_within_their_deadline() 
 }
 
 #[tokio::test]
-async fn a_rollout_has_so_many_calls_under_way_and_no_more() {
+async fn the_number_of_a_rollouts_calls_in_progress_is_limited() {
     let host = providing("tool_kit", "").option("--limit-concurrent-calls-max", 2).start().await;
     let upper = json!(["upper", {"text": "a"}]);
 
@@ -175,7 +175,7 @@ async fn a_rollout_has_so_many_calls_under_way_and_no_more() {
 }
 
 #[tokio::test]
-async fn what_tools_say_is_charged_to_the_rollout() {
+async fn results_of_tools_are_charged_to_the_rollout() {
     let host = providing("tool_kit", "").option("--limit-record-bytes-max", 20_000).start().await;
 
     let called = call(&host, json!([["large", {"bytes": 30_000}], ["upper", {"text": "a"}]])).await;
@@ -184,7 +184,7 @@ async fn what_tools_say_is_charged_to_the_rollout() {
     assert_eq!(called.results()[1], ("A", false));
 }
 
-/// A host that does not start says all of this.
+/// Checks that the host does not start, and prints all of these texts.
 async fn check_refused(config: &str, expected: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.toml");

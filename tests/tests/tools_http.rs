@@ -1,4 +1,4 @@
-//! Tools that are asked over HTTP, against a server on loopback.
+//! Tests of HTTP tools, with a server on loopback.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 
 const SECRET: &str = "k3y/of the api";
 
-/// A server that keeps what it was asked.
+/// A server that records its requests.
 struct Api {
     address: SocketAddr,
-    asked: Arc<Mutex<Vec<SeenRequest>>>,
+    requests: Arc<Mutex<Vec<SeenRequest>>>,
     task: JoinHandle<()>,
 }
 
@@ -33,19 +33,19 @@ struct SeenRequest {
 
 impl Api {
     async fn start() -> Self {
-        let asked = Arc::<Mutex<Vec<SeenRequest>>>::default();
-        let routes = Router::new().fallback(any(answer)).with_state(asked.clone());
+        let requests = Arc::<Mutex<Vec<SeenRequest>>>::default();
+        let routes = Router::new().fallback(any(answer)).with_state(requests.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
-        Self { address, asked, task }
+        Self { address, requests, task }
     }
 
-    fn asked(&self) -> Vec<SeenRequest> {
-        self.asked.lock().unwrap().clone()
+    fn requests(&self) -> Vec<SeenRequest> {
+        self.requests.lock().unwrap().clone()
     }
 
-    /// A host with a tool `ask` at this path, which may reach loopback.
+    /// Returns options of a host with a tool `ask` at this path, which may reach loopback.
     fn tool(&self, path: &str, lines: &str) -> Serve {
         let lines = format!("url = 'http://{}{path}'\nprivate-addresses = true\n{lines}", self.address);
         tool(&lines)
@@ -63,11 +63,11 @@ fn tool(lines: &str) -> Serve {
         .variable("API_KEY", SECRET)
 }
 
-async fn answer(State(asked): State<Arc<Mutex<Vec<SeenRequest>>>>, request: Request) -> Response {
+async fn answer(State(requests): State<Arc<Mutex<Vec<SeenRequest>>>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap_or_default();
     let authorization = header(&parts.headers, "authorization");
-    asked.lock().unwrap().push(SeenRequest {
+    requests.lock().unwrap().push(SeenRequest {
         method: parts.method.to_string(),
         target: parts.uri.to_string(),
         authorization: authorization.clone(),
@@ -97,7 +97,7 @@ async fn respond(uri: &Uri, authorization: Option<String>) -> Response {
     }
 }
 
-/// The only result of a rollout that asks once.
+/// Returns the only result of a rollout with one call.
 fn only(called: &Called) -> (&str, bool) {
     called.results()[0]
 }
@@ -109,11 +109,11 @@ async fn check(host: Serve, arguments: Value, expected: &str, is_error: bool) {
     assert!(text.contains(expected), "{expected:?} is not in {text:?}");
     assert_eq!(error, is_error, "{text}");
     let kept = called.trajectory.to_string() + host.process().stderr().as_str();
-    assert!(!kept.contains(SECRET), "the secret is in what is kept");
+    assert!(!kept.contains(SECRET), "the secret is in a stored file");
 }
 
 #[tokio::test]
-async fn arguments_go_into_their_holes_and_the_rest_into_query_or_body() {
+async fn arguments_fill_placeholders_and_the_rest_goes_into_query_or_body() {
     let api = Api::start().await;
     let parameters = "parameters = { type = 'object', properties = { city = { type = 'string' }, days = { type = 'integer' } }, required = ['city'] }";
     let arguments = json!({"city": "a/b?c", "days": 3});
@@ -122,14 +122,14 @@ async fn arguments_go_into_their_holes_and_the_rest_into_query_or_body() {
     let post = format!("method = 'POST'\n{parameters}");
     check(api.tool("/w/{city}", &post), arguments, "fine", false).await;
 
-    let [get, post] = &api.asked()[..] else { panic!("{:?}", api.asked()) };
+    let [get, post] = &api.requests()[..] else { panic!("{:?}", api.requests()) };
     assert_eq!((get.method.as_str(), get.target.as_str()), ("GET", "/w/a%2Fb%3Fc?days=3"));
     assert_eq!((post.method.as_str(), post.target.as_str()), ("POST", "/w/a%2Fb%3Fc"));
     assert_eq!(post.body, json!({"days": 3}));
 }
 
 #[tokio::test]
-async fn arguments_that_do_not_fit_reach_nobody() {
+async fn invalid_arguments_are_not_sent() {
     let api = Api::start().await;
     check(api.tool("/w/{city}", ""), json!({}), "the arguments do not match the schema", true).await;
     check(
@@ -141,11 +141,11 @@ async fn arguments_that_do_not_fit_reach_nobody() {
     .await;
     check(api.tool("/w/{city}", ""), json!("{no json"), "not valid JSON", true).await;
     check(api.tool("/w/{city}/x", ""), json!({"city": ".."}), "leads elsewhere", true).await;
-    assert!(api.asked().is_empty(), "{:?}", api.asked());
+    assert!(api.requests().is_empty(), "{:?}", api.requests());
 }
 
 #[tokio::test]
-async fn a_secret_is_sent_and_never_seen() {
+async fn a_secret_is_sent_and_never_shown() {
     let api = Api::start().await;
     let lines = "headers = { authorization = 'Bearer ${API_KEY}' }";
 
@@ -164,29 +164,29 @@ async fn a_secret_is_sent_and_never_seen() {
     )
     .await;
 
-    let asked = api.asked();
-    assert_eq!(asked[0].authorization.as_deref(), Some("Bearer k3y/of the api"));
-    assert_eq!(asked[0].target, "/echo?key=k3y%2Fof%20the%20api");
+    let requests = api.requests();
+    assert_eq!(requests[0].authorization.as_deref(), Some("Bearer k3y/of the api"));
+    assert_eq!(requests[0].target, "/echo?key=k3y%2Fof%20the%20api");
 }
 
 #[tokio::test]
 async fn addresses_that_are_not_public_are_refused_unless_the_operator_allows_them() {
     let api = Api::start().await;
     let port = api.address.port();
-    // A name that resolves to loopback, and the ways to write its address.
+    // A name that resolves to loopback, forms of the loopback address, and other closed addresses.
     for host in
         ["localhost", "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0.0.0.0", "169.254.169.254"]
     {
         let lines = format!("url = 'http://{host}:{port}/x'");
         check(tool(&lines), json!({}), "no address that may be reached", true).await;
     }
-    assert!(api.asked().is_empty(), "{:?}", api.asked());
+    assert!(api.requests().is_empty(), "{:?}", api.requests());
     let lines = format!("url = 'http://localhost:{port}/x'\nprivate-addresses = true");
     check(tool(&lines), json!({}), "fine", false).await;
 }
 
 #[tokio::test]
-async fn only_hosts_of_the_list_are_asked() {
+async fn only_hosts_on_the_list_are_called() {
     let api = Api::start().await;
     let lines = format!("url = '{{url}}'\nprivate-addresses = true\nhosts = ['{}']", api.address);
     let asking = |url: String| check(tool(&lines), json!({"url": url}), "not among the allowed hosts", true);
@@ -198,11 +198,11 @@ async fn only_hosts_of_the_list_are_asked() {
     check(tool(&lines), json!({"url": user}), "only plain http and https", true).await;
     check(tool(&lines), json!({"url": "file:///etc/passwd"}), "only plain http and https", true).await;
 
-    assert_eq!(api.asked().len(), 1, "{:?}", api.asked());
+    assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
 }
 
 #[tokio::test]
-async fn a_redirect_is_followed_only_where_the_operator_lets_it_lead() {
+async fn a_redirect_is_followed_only_if_the_operator_allows_it() {
     let api = Api::start().await;
     let here = format!("http://{}/echo", api.address);
     let elsewhere = format!("http://localhost:{}/echo", api.address.port());
@@ -225,9 +225,9 @@ async fn a_redirect_is_followed_only_where_the_operator_lets_it_lead() {
         true,
     )
     .await;
-    assert!(api.asked().iter().all(|asked| asked.target.starts_with("/to")), "{:?}", api.asked());
+    assert!(api.requests().iter().all(|request| request.target.starts_with("/to")), "{:?}", api.requests());
     check(api.tool("/to?where={where}", &hosts), to(&here), "Bearer (secret)", false).await;
-    // A key does not travel to another host, though it may be asked.
+    // A key is not sent to another host, even if that is allowed.
     check(api.tool("/to?where={where}", &hosts), to(&elsewhere), "None", false).await;
 }
 
@@ -236,14 +236,14 @@ async fn a_redirect_to_a_forbidden_address_is_refused() {
     let api = Api::start().await;
     let lines = "redirects-max = 3\nhosts = ['169.254.169.254', 'localhost:1']";
     let lines = format!("url = 'http://{}/to?where={{where}}'\n{lines}", api.address);
-    // Without leave for private addresses not even the first step is made.
+    // Without permission for private addresses, not even the first request is sent.
     check(tool(&lines), json!({"where": "http://169.254.169.254/"}), "no address that may be reached", true)
         .await;
-    assert!(api.asked().is_empty());
+    assert!(api.requests().is_empty());
 }
 
 #[tokio::test]
-async fn what_takes_too_long_is_too_large_or_no_text_is_an_error() {
+async fn a_late_large_or_binary_answer_is_an_error() {
     let api = Api::start().await;
     check(
         api.tool("/never", "deadline-secs = 0.5"),
@@ -264,7 +264,7 @@ async fn what_takes_too_long_is_too_large_or_no_text_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_an_error_without_its_address() {
+async fn an_unreachable_server_is_an_error_without_its_address() {
     let host = tool("url = 'http://127.0.0.1:9/x'\nprivate-addresses = true").start().await;
     let called = call(&host, json!([["ask", {}]])).await;
     let (text, is_error) = only(&called);

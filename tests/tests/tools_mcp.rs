@@ -1,5 +1,5 @@
-//! Tools of servers that speak the Model Context Protocol: a real one, made with the
-//! official Python package, over both of the protocol's transports.
+//! Tests of tools from MCP servers: a real server, made with the official Python package, over both transports of the
+//! protocol.
 //!
 //! `ROLLOUT_VENVS` names the directory of its environment, which `clients/setup` makes.
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
-/// The environments, made if they are not there.
+/// Returns the directory of the environments, which are created if necessary.
 async fn environments() -> &'static Path {
     static VENVS: OnceCell<PathBuf> = OnceCell::const_new();
     let made = async || {
@@ -26,7 +26,7 @@ async fn environments() -> &'static Path {
     VENVS.get_or_init(made).await
 }
 
-/// The Python that has the package.
+/// Returns the Python with the package.
 async fn python() -> PathBuf {
     environments().await.join("mcp/bin/python")
 }
@@ -35,18 +35,18 @@ fn server_file() -> PathBuf {
     project_root().join("tests/clients/mcp_server.py")
 }
 
-/// A host that starts the server, with more lines for its entry.
+/// Returns options of a host that starts the server, with additional lines of its entry.
 async fn over_stdio(lines: &str) -> Serve {
     let command = [python().await, server_file(), "stdio".into()];
     let command: Vec<String> = command.iter().map(|part: &PathBuf| part.display().to_string()).collect();
     providing(&format!("[[tools.mcp]]\ncommand = {command:?}\n{lines}\n"))
 }
 
-/// The server on a port, or on a free one for 0.
+/// Starts the server on a port, or on a free one for 0.
 async fn listening(port: u16) -> (Process, u16) {
     let mut command = Command::new(python().await);
     let process = command.arg(server_file()).args(["http", &port.to_string()]).start();
-    let port = process.line("ready on ").await.parse().expect("it says its port");
+    let port = process.line("ready on ").await.parse().expect("it prints its port");
     (process, port)
 }
 
@@ -54,7 +54,7 @@ fn over_http(port: u16, lines: &str) -> Serve {
     providing(&format!("[[tools.mcp]]\nurl = 'http://127.0.0.1:{port}/mcp'\n{lines}\n"))
 }
 
-/// What every transport has to do.
+/// Checks the behaviour that both transports share.
 async fn check_server(host: &TestHost) {
     let called = call(
         host,
@@ -97,7 +97,7 @@ async fn a_server_at_an_address_is_listed_and_called() {
     check_server(&over_http(port, LINES).start().await).await;
 }
 
-/// A call that is never answered ends at its deadline, and the server goes on.
+/// Checks that a call without an answer ends at its deadline, and that the server continues.
 async fn check_deadline(host: Serve) {
     let host = host.start().await;
     let called = call(&host, json!([["wait", {}]])).await;
@@ -121,11 +121,11 @@ async fn a_server_has_the_environment_that_the_operator_names_and_no_other() {
     let called = call(&host.start().await, json!([["environment", {}], ["secret", {}]])).await;
 
     let (environment, _) = called.results()[0];
-    // The interpreter sets this one itself where it has no locale.
+    // The interpreter sets this variable itself if there is no locale.
     let names: Vec<String> = serde_json::from_str(environment).unwrap();
     let names: Vec<&str> = names.iter().map(String::as_str).filter(|name| *name != "LC_CTYPE").collect();
     assert_eq!(names, ["NAMED", "TEST_SECRET"]);
-    assert_eq!(called.results()[1], ("it is (secret)", false), "a secret that comes back is cut out");
+    assert_eq!(called.results()[1], ("it is (secret)", false), "a repeated secret is removed");
 }
 
 async fn pid(host: &TestHost) -> Pid {
@@ -164,7 +164,7 @@ async fn a_server_that_ends_within_a_call_is_an_error_and_is_started_again() {
 }
 
 #[tokio::test]
-async fn a_server_at_an_address_is_found_again_after_it_was_away() {
+async fn a_server_at_an_address_is_found_again_after_an_outage() {
     let (server, port) = listening(0).await;
     let host = over_http(port, "deadline-secs = 10.0").start().await;
     assert_eq!(call(&host, json!([["add", {"a": 1, "b": 1}]])).await.results(), [("2", false)]);
@@ -176,14 +176,14 @@ async fn a_server_at_an_address_is_found_again_after_it_was_away() {
         let called = call(&host, json!([["add", {"a": 1, "b": 2}]])).await;
         (called.results() == [("3", false)]).then_some(())
     };
-    until("the server is asked again", back).await;
+    until("the server is called again", back).await;
 
     let (text, is_error) = away.results()[0];
     assert!(is_error && !text.contains("127.0.0.1"), "{text}");
 }
 
 #[tokio::test]
-async fn a_server_ends_with_the_host_however_that_ends() {
+async fn a_started_server_ends_with_the_host() {
     let host = over_stdio("").await.start().await;
     let server = pid(&host).await;
     assert_eq!(host.stop().await.code, Some(0));
@@ -196,7 +196,7 @@ async fn a_server_ends_with_the_host_however_that_ends() {
     gone(server).await;
 }
 
-/// A host that does not start says all of this.
+/// Checks that the host does not start, and prints all of these texts.
 async fn check_refused(config: &str, expected: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.toml");
@@ -214,7 +214,7 @@ async fn check_refused(config: &str, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn servers_that_do_not_start_are_named_with_what_they_said() {
+async fn servers_that_do_not_start_are_named_with_their_output() {
     let python = python().await;
     let python = Path::new(&python).display();
     let file = server_file();
@@ -236,10 +236,10 @@ async fn servers_that_do_not_start_are_named_with_what_they_said() {
 }
 
 #[tokio::test]
-async fn the_example_borrows_from_a_published_server_and_from_a_component() {
+async fn the_example_uses_tools_of_a_published_server_and_of_a_component() {
     let dir = tempfile::tempdir().unwrap();
     let host_tools = project_root().join("examples/host-tools");
-    // As its page says, with the configuration and the rows that are beside it.
+    // The setup of the example's page, with its configuration and rows.
     std::os::unix::fs::symlink(environments().await.join("host-tools"), dir.path().join("mcp-venv")).unwrap();
     std::fs::copy(example("example-tool-component"), dir.path().join("numbers.wasm")).unwrap();
     let mut command = rollout_host(["eval"]);

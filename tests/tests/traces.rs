@@ -1,4 +1,4 @@
-//! Traces as a collector gets them.
+//! Tests of traces as a collector receives them.
 
 use rollout_tests::{
     Answer, Collector, Controller, Start, TestHost, TracedSpan, call, guest, providing, rollout_host,
@@ -15,7 +15,7 @@ fn only<'a>(spans: &'a [TracedSpan], name: &str) -> &'a TracedSpan {
     found[0]
 }
 
-/// Spans of one rollout: one trace, each within the time of the one above it.
+/// Checks that the spans of a rollout form one trace, and that each lies within the time of its parent.
 fn check_tree(spans: &[TracedSpan]) {
     let root = only(spans, "rollout");
     for span in spans {
@@ -30,7 +30,7 @@ fn check_tree(spans: &[TracedSpan]) {
 }
 
 #[tokio::test]
-async fn a_rollout_is_a_trace_with_a_span_a_phase() {
+async fn a_rollout_is_a_trace_with_a_span_for_each_phase() {
     let (controller, collector) = (Controller::start().await, Collector::start().await);
     let host = TestHost::of("conform").option("--otlp", collector.url()).start().await;
     controller.answer_chats([Answer::Soon(503)]);
@@ -41,7 +41,7 @@ async fn a_rollout_is_a_trace_with_a_span_a_phase() {
     let spans = collector.arrived(8).await;
     check_tree(&spans);
     let root = only(&spans, "rollout");
-    assert_eq!(root.parent, "", "nobody asked for it to be part of another");
+    assert_eq!(root.parent, "", "the caller sent no trace");
     assert_eq!(root.attribute("rollout.id"), request.rollout_id());
     assert_eq!(root.attribute("rollout.outcome"), "scored");
     assert_eq!(root.attribute("rollout.reward"), 1.0);
@@ -62,8 +62,8 @@ async fn a_rollout_is_a_trace_with_a_span_a_phase() {
     let starts: Vec<&str> = named(&spans, "instance_start").iter().map(|span| span.parent.as_str()).collect();
     assert_eq!(starts, [&workflow.id, &grader.id]);
     assert_eq!(collector.services(), ["rollout-host"]);
-    let said = format!("{spans:?}");
-    assert!(!said.contains("Calculate") && !said.contains("127.0.0.1"), "no prompt and no address: {said}");
+    let text = format!("{spans:?}");
+    assert!(!text.contains("Calculate") && !text.contains("127.0.0.1"), "no prompt and no address: {text}");
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn a_rollout_belongs_to_the_trace_of_its_caller() {
 
     let ran = host.stop().await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    // It ended, so there will be no more.
+    // The host has ended, so there will be no more spans.
     let spans = collector.spans();
     check_tree(&spans);
     let root = only(&spans, "rollout");
@@ -153,7 +153,7 @@ async fn a_rollout_belongs_to_the_trace_of_its_caller() {
     assert_eq!(callbacks.len(), 2, "{spans:#?}");
     assert_eq!(callbacks[0].attribute("http.request.resend_count"), 1);
     assert!(callbacks.iter().all(|span| span.attribute("http.response.status_code") == 200));
-    assert!(callbacks.iter().all(|span| span.ended <= root.ended), "the trace ends with the last word");
+    assert!(callbacks.iter().all(|span| span.ended <= root.ended), "the trace ends with the last callback");
 }
 
 #[tokio::test]
@@ -179,7 +179,7 @@ async fn an_evaluation_sends_all_of_its_traces_before_it_ends() {
 }
 
 #[tokio::test]
-async fn a_collector_that_takes_nothing_holds_up_nobody_and_is_counted() {
+async fn a_collector_that_accepts_nothing_delays_no_rollout_and_is_counted() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform").option("--otlp", "http://127.0.0.1:1").start().await;
 
@@ -197,7 +197,7 @@ async fn a_collector_that_takes_nothing_holds_up_nobody_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a_collector_that_hangs_does_not_hold_up_the_end() {
+async fn a_collector_that_hangs_does_not_delay_the_end() {
     let (controller, collector) = (Controller::start().await, Collector::start().await);
     let host = TestHost::of("conform").option("--otlp", collector.url()).start().await;
     collector.hold();
@@ -210,7 +210,7 @@ async fn a_collector_that_hangs_does_not_hold_up_the_end() {
 }
 
 #[tokio::test]
-async fn what_is_no_url_of_a_collector_is_refused() {
+async fn an_invalid_url_of_a_collector_is_refused() {
     let mut command = rollout_host(["serve"]);
     command.arg(guest("conform")).args(["--otlp", "localhost:4317", "--listen", "127.0.0.1:0"]);
     let dir = tempfile::tempdir().expect("a temporary directory can be made");

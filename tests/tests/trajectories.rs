@@ -1,4 +1,4 @@
-//! The trajectories of rollouts come out of the journal, and are the files that a server writes.
+//! Tests that the trajectories from the journal are equal to the files that a server writes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,17 +10,17 @@ use rollout_tests::{Answer, Controller, Ran, Serve, Start, TestHost, guest, roll
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// A host of this guest that keeps rollouts in a journal and writes files, too.
+/// Returns options of a host that stores rollouts in a journal and also writes files.
 fn both(guest_name: &str) -> Serve {
-    given_out(guest_name).option("--trajectories", "files")
+    journaled(guest_name).option("--trajectories", "files")
 }
 
-/// A host of this guest that keeps rollouts in a journal, and nowhere else.
-fn given_out(guest_name: &str) -> Serve {
+/// Returns options of a host that stores rollouts only in a journal.
+fn journaled(guest_name: &str) -> Serve {
     TestHost::of(guest_name).config("[journal]\ndir = 'journal'\n")
 }
 
-/// All files below a directory, by their paths in it.
+/// Returns all files below a directory, by their relative paths.
 fn files(below: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut folders = vec![below.to_owned()];
@@ -38,8 +38,8 @@ fn files(below: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// Finds what the journal gives of every rollout equal to the files that were written of it, byte for
-/// byte; gives their names.
+/// Checks that the output of the journal for every rollout is equal to the written files, byte for byte; returns the
+/// names.
 fn are_the_same(host: &TestHost) -> Vec<String> {
     let again = tempfile::tempdir().unwrap();
     for stored in StoredRollout::all(&host.dir().join("journal")).unwrap() {
@@ -67,10 +67,10 @@ fn are_the_same(host: &TestHost) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn several_turns_lists_and_histories_come_out_of_the_journal_as_they_were_written() {
+async fn several_turns_lists_and_histories_are_the_same_from_the_journal() {
     let controller = Controller::start().await;
     let host = both("conversations").start().await;
-    for text in ["Calculate 2 + 3.", "as nobody may", "ask the judge"] {
+    for text in ["Calculate 2 + 3.", "invalid requests", "ask the judge"] {
         host.run(&controller.rollout(text).label("5")).await;
     }
     assert_eq!(are_the_same(&host).len(), 3);
@@ -86,7 +86,7 @@ async fn several_turns_lists_and_histories_come_out_of_the_journal_as_they_were_
 }
 
 #[tokio::test]
-async fn several_samples_withdrawn_ones_and_what_a_judge_said_are_the_same() {
+async fn several_samples_withdrawn_ones_and_judgements_are_the_same() {
     let controller = Controller::start().await;
     let host = both("conform").start().await;
     let branched = controller.rollout("please branch: 2 + 3").label("5").as_b();
@@ -108,7 +108,7 @@ async fn several_samples_withdrawn_ones_and_what_a_judge_said_are_the_same() {
 }
 
 #[tokio::test]
-async fn calls_that_failed_were_given_up_or_cut_off_are_the_same() {
+async fn failed_abandoned_and_interrupted_calls_are_the_same() {
     let controller = Controller::start().await;
     let host = both("conform").start().await;
     controller.answer_chats([Answer::Status(400, json!({"error": "no"}))]);
@@ -129,7 +129,7 @@ async fn calls_that_failed_were_given_up_or_cut_off_are_the_same() {
 }
 
 #[tokio::test]
-async fn answers_that_the_record_has_no_room_for_are_the_same() {
+async fn answers_without_room_in_the_record_are_the_same() {
     let controller = Controller::start().await;
     let lines = "[limits]\nrecord-bytes-max = 20000\nartifact-bytes-max = 5000000\n";
     let host = both("greedy").config(lines).start().await;
@@ -152,7 +152,7 @@ async fn answers_that_the_record_has_no_room_for_are_the_same() {
 }
 
 #[tokio::test]
-async fn tools_that_were_called_refused_or_failed_are_the_same() {
+async fn called_refused_and_failed_tools_are_the_same() {
     let controller = Controller::start().await;
     let tools = format!("[[tools.component]]\npath = '{}'\ncalls-max = 4\n", guest("tool_kit").display());
     let host = both("call_host_tools").config(&tools).start().await;
@@ -168,7 +168,7 @@ async fn tools_that_were_called_refused_or_failed_are_the_same() {
 }
 
 #[tokio::test]
-async fn artifacts_and_logs_with_what_was_dropped_of_them_are_the_same() {
+async fn artifacts_and_logs_with_dropped_parts_are_the_same() {
     let controller = Controller::start().await;
     for (guest_name, text) in [
         ("noisy", "misbehave"),
@@ -184,7 +184,7 @@ async fn artifacts_and_logs_with_what_was_dropped_of_them_are_the_same() {
 }
 
 #[tokio::test]
-async fn what_a_caller_reported_is_in_what_comes_out_of_the_journal() {
+async fn a_callers_report_is_in_the_trajectory_from_the_journal() {
     let reporting = |report: Value| Answer::Status(200, json!({"trajectory": report}));
     let calls = |tokens: u64, count: usize| json!({"model_name": "engine", "samples": {"s": {"llm_call_metrics": vec![json!({"prompt_tokens": tokens}); count]}}});
     let none = || Answer::Status(200, json!({}));
@@ -205,7 +205,7 @@ async fn what_a_caller_reported_is_in_what_comes_out_of_the_journal() {
         let request = controller.rollout(text).label("5").as_b();
         assert_eq!(host.ask(&request).await.status, 202);
         controller.callbacks_arrived(2).await;
-        // The last report is merged after its callback was taken; the host ends after both.
+        // The last report is merged after its callback was acknowledged; the host ends after both.
         let (ran, host) = host.stopped(&serve).await;
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 
@@ -218,7 +218,7 @@ async fn what_a_caller_reported_is_in_what_comes_out_of_the_journal() {
 }
 
 #[tokio::test]
-async fn a_rollout_that_another_process_went_on_with_is_the_same() {
+async fn a_rollout_that_another_process_continued_is_the_same() {
     let controller = Controller::start().await;
     let serve = both("long_way");
     let mut host = serve.clone().start().await;
@@ -235,7 +235,7 @@ async fn a_rollout_that_another_process_went_on_with_is_the_same() {
     assert!(!are_the_same(&host).is_empty());
 }
 
-/// What `rollout-host trajectory` does with a host's journal.
+/// Runs `rollout-host trajectory` on a host's journal.
 async fn command(host: &TestHost, arguments: &[&str]) -> Ran {
     let mut command = rollout_host(["trajectory", "--config", "config.toml"]);
     command.args(arguments).current_dir(host.dir());
@@ -243,9 +243,9 @@ async fn command(host: &TestHost, arguments: &[&str]) -> Ran {
 }
 
 #[tokio::test]
-async fn a_server_with_a_journal_writes_no_files_and_gives_trajectories_to_whoever_asks() {
+async fn a_server_with_a_journal_writes_no_files_and_serves_trajectories() {
     let controller = Controller::start().await;
-    let serve = given_out("conform").option("--api-key", "k");
+    let serve = journaled("conform").option("--api-key", "k");
     let host = serve.clone().start().await.with_key("k");
     let one = controller.rollout("Calculate 2 + 3.").label("5").id("a b/c".replace('/', "%").as_str());
     host.run(&one).await;
@@ -254,7 +254,7 @@ async fn a_server_with_a_journal_writes_no_files_and_gives_trajectories_to_whoev
     host.ask(&several).await;
     controller.callbacks_arrived(2).await;
     host.idle().await;
-    assert_eq!(files(&host.kept()).keys().count(), 0, "there is no file for a rollout");
+    assert_eq!(files(&host.kept()).keys().count(), 0, "no file is written for a rollout");
 
     let reply = host.get("/rollout/a%20b%25c/trajectory").await;
     assert_eq!((reply.status, &reply.body["session_id"]), (200, &json!("a b%c")), "{reply:?}");
@@ -265,7 +265,7 @@ async fn a_server_with_a_journal_writes_no_files_and_gives_trajectories_to_whoev
     let second = host.get(&format!("{path}?sample=second")).await.body;
     assert_eq!(both[1], second);
     assert_eq!(second["extra"]["rollout_host"]["sample_id"], "second");
-    assert_eq!(both[0]["agent"]["model_name"], "engine", "what the caller reported is in it");
+    assert_eq!(both[0]["agent"]["model_name"], "engine", "it has the caller's report");
     for (path, status, says) in [
         (format!("{path}?sample=third"), 404, "no sample 'third'; it has first, second"),
         ("/rollout/nobody/trajectory".to_owned(), 404, "there is no rollout 'nobody'"),
@@ -279,9 +279,9 @@ async fn a_server_with_a_journal_writes_no_files_and_gives_trajectories_to_whoev
 }
 
 #[tokio::test]
-async fn what_is_not_over_is_a_conflict_and_what_is_nowhere_is_said() {
+async fn an_unfinished_rollout_is_a_conflict_and_a_missing_one_is_reported() {
     let controller = Controller::start().await;
-    let serve = given_out("conform");
+    let serve = journaled("conform");
     let host = serve.clone().start().await;
     controller.hold();
     let admitted = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
@@ -308,9 +308,9 @@ async fn what_is_not_over_is_a_conflict_and_what_is_nowhere_is_said() {
 }
 
 #[tokio::test]
-async fn an_evaluator_that_says_where_files_are_has_them() {
+async fn an_evaluator_that_sets_a_directory_gets_files() {
     let controller = Controller::start().await;
-    let serve = given_out("conform").variable("_OSMOSIS_ROLLOUT_INSTANCE_ID", "one");
+    let serve = journaled("conform").variable("_OSMOSIS_ROLLOUT_INSTANCE_ID", "one");
     let host = serve.start().await;
     let request = controller.rollout("Calculate 2 + 3.").label("5");
     host.run(&request).await;
@@ -320,7 +320,7 @@ async fn an_evaluator_that_says_where_files_are_has_them() {
 }
 
 #[tokio::test]
-async fn the_command_writes_what_a_server_would_have_written() {
+async fn the_command_writes_the_same_files_as_a_server() {
     let controller = Controller::start().await;
     let host = both("observe").start().await;
     for id in ["one", "two"] {
@@ -332,20 +332,24 @@ async fn the_command_writes_what_a_server_would_have_written() {
     assert_eq!((ran.code, ran.stderr.contains("2 rollouts")), (Some(0), true), "{}", ran.stderr);
     let (then, again) = (files(&host.kept()), files(&host.dir().join("again")));
     assert!(then == again, "{:?} and {:?}", then.keys(), again.keys());
-    let given = host.get("/rollout/one/trajectory").await;
+    let reply = host.get("/rollout/one/trajectory").await;
     let ran = command(&host, &["one"]).await;
-    assert_eq!(ran.stdout, format!("{}\n", given.text));
-    assert_eq!(given.text.as_bytes(), then["one/trajectory.json"], "what is given is what is written");
+    assert_eq!(ran.stdout, format!("{}\n", reply.text));
+    assert_eq!(
+        reply.text.as_bytes(),
+        then["one/trajectory.json"],
+        "the printed trajectory is the written one"
+    );
     let all = command(&host, &["--all"]).await;
     assert_eq!(serde_json::Deserializer::from_str(&all.stdout).into_iter::<Value>().count(), 2);
-    let nobody = command(&host, &["nobody"]).await;
-    assert!(nobody.code == Some(2) && nobody.stderr.contains("there is no rollout 'nobody'"));
+    let missing = command(&host, &["nobody"]).await;
+    assert!(missing.code == Some(2) && missing.stderr.contains("there is no rollout 'nobody'"));
 }
 
 #[tokio::test]
-async fn many_who_ask_at_once_take_no_more_than_there_is() {
+async fn many_concurrent_readers_stay_within_the_memory_budget() {
     let controller = Controller::start().await;
-    let host = given_out("conform").option("--memory-budget-bytes", 64 << 20).start().await;
+    let host = journaled("conform").option("--memory-budget-bytes", 64 << 20).start().await;
     let long = format!("Calculate 2 + 3. {}", "x".repeat(1 << 20));
     let request = controller.rollout(&long).label("5");
     host.run(&request).await;
@@ -365,5 +369,5 @@ async fn many_who_ask_at_once_take_no_more_than_there_is() {
     }
     assert!(replies.iter().any(|reply| reply.status == 200));
     let metrics = host.metrics().await;
-    assert_eq!(metrics.get(r#"rollout_host_held_bytes{use="request"}"#), Some(0.0), "it is given back");
+    assert_eq!(metrics.get(r#"rollout_host_held_bytes{use="request"}"#), Some(0.0), "the memory is released");
 }

@@ -1,5 +1,5 @@
-//! The protocol's traps, as far as generations B, C and D have them: what bites whoever serves
-//! it. `tests/README.md` lists all, with those that are tested elsewhere.
+//! Tests of the protocol's traps for servers, in generations B, C and D. `tests/README.md` lists all of them, with
+//! those that are tested elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 const BRANCH: &str = "please branch: Calculate 2 + 3.";
 
-/// A host that is configured for callers of B alone.
+/// Returns options of a host for callers of B only.
 fn of_b(guest: &str) -> Serve {
     TestHost::of(guest).option("--osmosis-generation", "b")
 }
 
-/// The bodies of a rollout's completion and grader callback.
+/// Returns the bodies of a rollout's completion and grader callback.
 async fn both(host: TestHost, controller: &Controller, request: &RolloutRequest) -> (Value, Value) {
     let callbacks = host.all_callbacks(controller, request).await;
     let [completion, graded] = &*callbacks else { panic!("two callbacks, not {callbacks:?}") };
@@ -41,7 +41,7 @@ async fn trap_1_a_request_without_callbacks_is_polled_and_one_with_them_is_calle
 }
 
 #[tokio::test]
-async fn trap_2_a_workflow_that_fails_is_told_and_ends_in_a_bare_grader_callback() {
+async fn trap_2_a_workflow_that_fails_is_reported_and_ends_in_a_bare_grader_callback() {
     for (text, message, category) in [
         ("please fail", "the workflow was told to fail", "agent_error"),
         ("please refuse", "the workflow was told to refuse", "validation_error"),
@@ -62,7 +62,7 @@ async fn trap_2_a_workflow_that_fails_is_told_and_ends_in_a_bare_grader_callback
 }
 
 #[tokio::test]
-async fn trap_3_b_is_told_rewards_that_c_and_d_are_not() {
+async fn trap_3_b_gets_rewards_that_c_and_d_do_not() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let request = controller.rollout(BRANCH).label("please remove the second").as_b();
@@ -80,14 +80,17 @@ async fn trap_3_b_is_told_rewards_that_c_and_d_are_not() {
     host.ask(&of_c).await;
     let of_c = controller.callbacks_arrived(4).await[3].body.clone();
     let of_d = host.run(&removed).await;
-    for told in [of_c, of_d] {
-        assert_eq!((&told["status"], &told["sample"]["remove_sample"]), (&json!("success"), &json!(true)));
-        assert_eq!(told["sample"]["reward"], Value::Null);
+    for result in [of_c, of_d] {
+        assert_eq!(
+            (&result["status"], &result["sample"]["remove_sample"]),
+            (&json!("success"), &json!(true))
+        );
+        assert_eq!(result["sample"]["reward"], Value::Null);
     }
 }
 
 #[tokio::test]
-async fn trap_4_an_accepted_rollout_is_answered_202_and_200_only_where_the_operator_says_b() {
+async fn trap_4_an_accepted_rollout_is_answered_202_and_200_only_if_the_operator_sets_b() {
     async fn check(generation: &str, of: fn(RolloutRequest) -> RolloutRequest, expected: u16) {
         let controller = Controller::start().await;
         let host = TestHost::of("conform").option("--osmosis-generation", generation).start().await;
@@ -103,7 +106,7 @@ async fn trap_4_an_accepted_rollout_is_answered_202_and_200_only_where_the_opera
 }
 
 #[tokio::test]
-async fn trap_5_what_there_is_nothing_to_say_of_is_null_and_not_left_out() {
+async fn trap_5_an_empty_field_is_null_and_not_omitted() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     for request in [
@@ -127,7 +130,7 @@ async fn trap_5_what_there_is_nothing_to_say_of_is_null_and_not_left_out() {
 }
 
 #[tokio::test]
-async fn trap_6_a_callback_that_is_not_taken_is_sent_again_as_it_was_after_429_too() {
+async fn trap_6_an_unacknowledged_callback_is_sent_again_unchanged_also_after_429() {
     let controller = Controller::start().await;
     let host = of_b("conform").config("[callback]\ndelay-base-secs = 0.0\n").start().await;
     let stumbles = [500, 502, 503].map(|status| Answer::Status(status, json!({})));
@@ -147,7 +150,7 @@ async fn trap_6_a_callback_that_is_not_taken_is_sent_again_as_it_was_after_429_t
 }
 
 #[tokio::test]
-async fn trap_7_an_empty_metadata_object_is_graded_and_no_truth_at_all_is_a_failure() {
+async fn trap_7_an_empty_metadata_object_is_graded_and_a_missing_ground_truth_is_a_failure() {
     let controller = Controller::start().await;
     let host = TestHost::start("conform").await;
     let ask = |metadata: Value| controller.rollout("2 + 3").with("metadata", metadata);
@@ -177,7 +180,7 @@ async fn trap_7_an_empty_metadata_object_is_graded_and_no_truth_at_all_is_a_fail
 }
 
 #[tokio::test]
-async fn trap_9_without_a_limit_of_the_operators_more_than_four_run_at_once() {
+async fn trap_9_without_an_operators_limit_more_than_four_run_concurrently() {
     let controller = Controller::start().await;
     controller.hold();
     let host = TestHost::start("conform").await;
@@ -196,7 +199,7 @@ async fn trap_9_without_a_limit_of_the_operators_more_than_four_run_at_once() {
 }
 
 #[tokio::test]
-async fn trap_10_every_chat_call_is_routed_and_asks_for_no_stream() {
+async fn trap_10_every_chat_call_is_routed_and_disables_streaming() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let request = controller.rollout(BRANCH).label("5").as_b();
@@ -218,7 +221,7 @@ async fn trap_10_every_chat_call_is_routed_and_asks_for_no_stream() {
 }
 
 #[tokio::test]
-async fn trap_10_a_sample_that_never_asked_the_model_is_not_told() {
+async fn trap_10_a_sample_without_a_model_call_is_not_reported() {
     let controller = Controller::start().await;
     for host in [TestHost::of("conform"), of_b("conform")] {
         let host = host.start().await;
@@ -234,7 +237,7 @@ async fn trap_10_a_sample_that_never_asked_the_model_is_not_told() {
 }
 
 #[tokio::test]
-async fn trap_10_a_rollout_that_never_asked_the_model_has_no_reward() {
+async fn trap_10_a_rollout_without_a_model_call_has_no_reward() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let request = controller.rollout("please stay silent").label("5").as_b();
@@ -249,7 +252,7 @@ async fn trap_10_a_rollout_that_never_asked_the_model_has_no_reward() {
 }
 
 #[tokio::test]
-async fn trap_11_the_label_goes_back_only_in_c_and_only_with_messages_that_were_returned() {
+async fn trap_11_the_label_is_returned_only_in_c_and_only_with_returned_messages() {
     async fn label_of(text: &str) -> Value {
         let controller = Controller::start().await;
         let host = TestHost::start("conform").await;
@@ -269,7 +272,7 @@ async fn trap_11_the_label_goes_back_only_in_c_and_only_with_messages_that_were_
 }
 
 #[tokio::test]
-async fn trap_12_what_is_no_json_is_422_and_the_key_is_asked_for_first() {
+async fn trap_12_invalid_json_is_422_and_the_key_is_checked_first() {
     let controller = Controller::start().await;
     let host = TestHost::of("conform")
         .variable("KEY_OF_THE_SERVER", "secret-of-the-server")
@@ -290,7 +293,7 @@ async fn trap_12_what_is_no_json_is_422_and_the_key_is_asked_for_first() {
 }
 
 #[tokio::test]
-async fn trap_13_the_trajectories_are_there_when_the_grader_callback_is() {
+async fn trap_13_the_trajectories_exist_when_the_grader_callback_is_sent() {
     for (text, files) in [
         ("please fail", &["trajectory.json"][..]),
         ("Calculate 2 + 3.", &["trajectory.json"]),
@@ -313,7 +316,7 @@ async fn trap_13_the_trajectories_are_there_when_the_grader_callback_is() {
 }
 
 #[tokio::test]
-async fn trap_14_messages_of_any_shape_come_back_as_they_were() {
+async fn trap_14_messages_of_any_shape_are_returned_unchanged() {
     let controller = Controller::start().await;
     let host = of_b("conform").start().await;
     let prompt = json!([
@@ -337,7 +340,7 @@ async fn trap_14_messages_of_any_shape_come_back_as_they_were() {
 }
 
 #[tokio::test]
-async fn trap_15_health_repeats_the_instance_id_that_the_evaluator_gave() {
+async fn trap_15_health_repeats_the_evaluators_instance_id() {
     let host = of_b("conform").variable("_OSMOSIS_ROLLOUT_INSTANCE_ID", "instance-7").start().await;
 
     let health = host.health().await;

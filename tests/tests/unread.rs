@@ -1,4 +1,4 @@
-//! Output that nobody reads: a pipe that was closed, and one that is full.
+//! Tests of output that is not read: a closed pipe, and a full one.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// A server whose output is in the hands of the test.
+/// A server whose output pipes the test holds.
 struct Unread {
     child: Child,
     url: String,
@@ -17,7 +17,7 @@ struct Unread {
 }
 
 impl Unread {
-    /// Starts it, and reads of its output where it listens.
+    /// Starts it, and reads its address from its output.
     async fn start(more: &[&str]) -> (Self, BufReader<tokio::process::ChildStdout>) {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let mut command: Command = rollout_host(["serve"]);
@@ -27,14 +27,14 @@ impl Unread {
         let mut child = command.spawn().expect("it starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut line = String::new();
-        // Nobody reads its log while it starts either; what it says first fits the pipe.
-        in_time("where it listens", stdout.read_line(&mut line)).await.expect("it says so");
-        let url = line.trim().strip_prefix("listening on ").expect("it says so").to_owned();
+        // Its log is not read during the start either; the first lines fit into the pipe.
+        in_time("its address", stdout.read_line(&mut line)).await.expect("it prints its address");
+        let url = line.trim().strip_prefix("listening on ").expect("it prints its address").to_owned();
         (Self { child, url, dir }, stdout)
     }
 
     async fn run_rollouts(&self, controller: &Controller, count: usize) {
-        // Another test may have installed one already; they are the same.
+        // Another test may have installed the same one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder().no_proxy().build().expect("a client can be made");
         for _ in 0..count {
@@ -58,7 +58,7 @@ impl Unread {
 }
 
 #[tokio::test]
-async fn a_server_goes_on_where_the_readers_of_its_output_are_gone() {
+async fn a_server_continues_if_its_output_pipes_are_closed() {
     let controller = Controller::start().await;
     let (mut server, stdout) = Unread::start(&[]).await;
     drop(stdout);
@@ -70,12 +70,12 @@ async fn a_server_goes_on_where_the_readers_of_its_output_are_gone() {
 }
 
 #[tokio::test]
-async fn a_server_goes_on_where_nobody_reads_its_log_and_says_later_what_is_missing() {
+async fn a_server_continues_if_its_log_is_not_read_and_reports_lost_lines_later() {
     let controller = Controller::start().await;
     let (mut server, _stdout) = Unread::start(&[]).await;
     let mut log = server.child.stderr.take().expect("it is piped");
 
-    // Each leaves far more than a line at this level; a pipe has room for 64 KiB.
+    // Each rollout logs many lines at this level; a pipe holds 64 KiB.
     server.run_rollouts(&controller, 60).await;
 
     let reading = tokio::spawn(async move {
@@ -89,7 +89,7 @@ async fn a_server_goes_on_where_nobody_reads_its_log_and_says_later_what_is_miss
 }
 
 #[tokio::test]
-async fn a_server_ends_where_its_log_is_stuck() {
+async fn a_server_can_end_while_its_log_is_blocked() {
     let controller = Controller::start().await;
     let (server, _stdout) = Unread::start(&[]).await;
     server.run_rollouts(&controller, 60).await;
@@ -98,14 +98,14 @@ async fn a_server_ends_where_its_log_is_stuck() {
 }
 
 #[tokio::test]
-async fn a_command_whose_reader_went_away_ends_as_other_programs_do() {
+async fn a_command_whose_output_pipe_is_closed_ends_like_other_programs() {
     for arguments in [&["inspect"][..], &["inspect", "--json"], &["config"]] {
         let (reader, writer) = std::io::pipe().expect("a pipe can be made");
         drop(reader);
         let mut command: Command = rollout_host(arguments);
         command.arg(guest("conform")).stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped());
         let child = command.spawn().expect("it starts");
-        // The command holds the writer as well.
+        // The command also holds the writer.
         drop(command);
         let ran = in_time("its end", child.wait_with_output()).await.expect("it runs");
 

@@ -1,4 +1,4 @@
-//! What `validate` finds, each by the name of its check.
+//! Tests of `validate`, by the names of its checks.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,15 @@ async fn validate(plugin: &Path, more: &[&str]) -> Ran {
     rollout_host(["validate"]).arg(plugin).args(more).start().ended().await
 }
 
-/// The report, and the exit code.
+/// Returns the report and the exit code.
 async fn report(plugin: &Path, more: &[&str]) -> (Value, Option<i32>) {
     let ran = validate(plugin, &[more, &["--json"]].concat()).await;
     let report = serde_json::from_str(&ran.stdout);
     (report.unwrap_or_else(|error| panic!("{error} in {}{}", ran.stdout, ran.stderr)), ran.code)
 }
 
-/// What came of a check; nothing where it was not made.
-fn came<'a>(report: &'a Value, name: &str) -> &'a str {
+/// Returns the result of a check; empty if it was not made.
+fn result_of<'a>(report: &'a Value, name: &str) -> &'a str {
     let checks = report["checks"].as_array().expect("a report has checks");
     let check = checks.iter().find(|check| check["name"] == name);
     check.and_then(|check| check["outcome"].as_str()).unwrap_or_default()
@@ -54,22 +54,22 @@ async fn a_plugin_that_conforms_passes_every_check_that_applies() {
         for check in
             ["component", "contract", "exports", "imports", "starts", "deterministic"].iter().chain(more)
         {
-            assert_eq!(came(&report, check), "passed", "{name}: {check} in {report:#}");
+            assert_eq!(result_of(&report, check), "passed", "{name}: {check} in {report:#}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_grader_alone_rates_a_conversation_that_is_made_up_for_it() {
+async fn a_grader_alone_is_checked_with_an_invented_conversation() {
     let (report, code) = report(&guest("only_grader"), &[]).await;
 
     assert_eq!(code, Some(0), "{report:#}");
-    assert_eq!((came(&report, "reward"), came(&report, "deterministic")), ("passed", "passed"));
-    assert_eq!(came(&report, "sample"), "skipped");
+    assert_eq!((result_of(&report, "reward"), result_of(&report, "deterministic")), ("passed", "passed"));
+    assert_eq!(result_of(&report, "sample"), "skipped");
 }
 
 #[tokio::test]
-async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
+async fn a_problem_in_a_run_fails_its_check_with_advice() {
     let dir = tempfile::tempdir().unwrap();
     for (prompt, label, failed, named, skipped) in [
         ("register nothing", "1", "sample", "registered no sample", &["reward"][..]),
@@ -81,16 +81,16 @@ async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
         ("write another file", "1", "deterministic", "artifact 'looks.txt' differs", &[]),
     ] {
         let data = row(&dir, prompt, label);
-        // The time that is left goes down in steps, which are long where it is long.
+        // The remaining time decreases in steps, which are longer if more time is left.
         let options = ["--data", &data, "--limit-workflow-secs-max", "4"];
 
         let (report, code) = report(&guest("unfit"), &options).await;
 
         assert_eq!(code, Some(1), "{prompt}: {report:#}");
-        assert_eq!(came(&report, failed), "failed", "{prompt}: {report:#}");
+        assert_eq!(result_of(&report, failed), "failed", "{prompt}: {report:#}");
         assert!(detail(&report, failed).contains(named), "{prompt}: {report:#}");
         for check in skipped {
-            assert_eq!(came(&report, check), "skipped", "{prompt}: {report:#}");
+            assert_eq!(result_of(&report, check), "skipped", "{prompt}: {report:#}");
         }
         let others = report["checks"].as_array().unwrap().iter().filter(|check| check["outcome"] == "failed");
         assert_eq!(others.count(), 1, "{prompt}: {report:#}");
@@ -100,16 +100,16 @@ async fn what_a_run_shows_fails_the_check_of_its_name_and_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_sample_that_is_withdrawn_is_a_warning() {
+async fn a_withdrawn_sample_is_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let (report, code) = report(&guest("unfit"), &["--data", &row(&dir, "1 + 1", "withdraw")]).await;
 
     assert_eq!(code, Some(0), "{report:#}");
-    assert_eq!(came(&report, "reward"), "warned", "{report:#}");
+    assert_eq!(result_of(&report, "reward"), "warned", "{report:#}");
 }
 
 #[tokio::test]
-async fn tools_are_checked_by_the_codes_that_the_protocols_users_know() {
+async fn tools_are_checked_with_the_protocols_error_codes() {
     let dir = tempfile::tempdir().unwrap();
     let (loose, code) = report(&guest("unfit"), &["--data", &row(&dir, "offer bad tools", "1")]).await;
     assert_eq!(code, Some(1), "{loose:#}");
@@ -120,7 +120,7 @@ async fn tools_are_checked_by_the_codes_that_the_protocols_users_know() {
         ("MISSING_FUNCTION_DESCRIPTION", "warned"),
         ("INVALID_PARAMETERS_TYPE", "failed"),
     ] {
-        assert_eq!(came(&loose, name), outcome, "{name}: {loose:#}");
+        assert_eq!(result_of(&loose, name), outcome, "{name}: {loose:#}");
     }
 
     for (prompt, name) in [
@@ -131,12 +131,12 @@ async fn tools_are_checked_by_the_codes_that_the_protocols_users_know() {
         let (report, code) = report(&guest("agent_loop"), &["--data", &row(&dir, prompt, "1")]).await;
 
         assert_eq!(code, Some(1), "{report:#}");
-        assert_eq!(came(&report, name), "failed", "{report:#}");
+        assert_eq!(result_of(&report, name), "failed", "{report:#}");
     }
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_component_itself_ends_the_checks() {
+async fn an_error_in_the_component_itself_ends_the_checks() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("made.wasm");
     for (bytes, failed) in [
@@ -153,26 +153,26 @@ async fn what_is_wrong_with_the_component_itself_ends_the_checks() {
         let (report, code) = report(&path, &[]).await;
 
         assert_eq!(code, Some(1), "{report:#}");
-        assert_eq!(came(&report, failed), "failed", "{report:#}");
-        assert_eq!(came(&report, "runs"), "", "{report:#}");
+        assert_eq!(result_of(&report, failed), "failed", "{report:#}");
+        assert_eq!(result_of(&report, "runs"), "", "{report:#}");
     }
     let missing = validate(&dir.path().join("nowhere.wasm"), &[]).await;
     assert_eq!(missing.code, Some(2), "{}", missing.stderr);
 }
 
 #[tokio::test]
-async fn settings_and_configuration_are_told_apart_by_whose_move_it_is() {
+async fn a_wrong_declaration_and_a_wrong_configuration_have_different_exit_codes() {
     let (declared, code) = report(&guest("wrong_settings"), &[]).await;
-    assert_eq!((code, came(&declared, "settings")), (Some(1), "failed"), "{declared:#}");
-    assert_eq!(came(&declared, "runs"), "skipped", "{declared:#}");
+    assert_eq!((code, result_of(&declared, "settings")), (Some(1), "failed"), "{declared:#}");
+    assert_eq!(result_of(&declared, "runs"), "skipped", "{declared:#}");
 
-    let (given, code) = report(&guest("tunable"), &["--set", "max_turn=3"]).await;
-    assert_eq!((code, came(&given, "configuration")), (Some(2), "failed"), "{given:#}");
-    assert!(detail(&given, "configuration").contains("did you mean max_turns?"), "{given:#}");
+    let (report, code) = report(&guest("tunable"), &["--set", "max_turn=3"]).await;
+    assert_eq!((code, result_of(&report, "configuration")), (Some(2), "failed"), "{report:#}");
+    assert!(detail(&report, "configuration").contains("did you mean max_turns?"), "{report:#}");
 }
 
 #[tokio::test]
-async fn replies_may_be_given_by_a_script() {
+async fn replies_may_come_from_a_script() {
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("script.jsonl");
     std::fs::write(&script, r#####"{"message": {"content": "#### 7"}}"#####).unwrap();

@@ -1,4 +1,4 @@
-//! `test`: one rollout, shown as it goes, and step by step.
+//! Tests of `test`, which shows one rollout as it runs, optionally step by step.
 
 use rollout_tests::{Answer, Controller, Ran, Start, guest, in_time, rollout_host};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ impl Bench {
         command
     }
 
-    /// Runs it with lines that are typed, which end the input.
+    /// Runs it interactively with these lines as input.
     async fn typed(&self, plugin: &str, lines: &str) -> Ran {
         let (process, mut input) = self.command(plugin, &["--interactive"]).start_with_input();
         input.write_all(lines.as_bytes()).await.expect("it reads");
@@ -39,7 +39,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn everything_that_is_said_is_shown_with_the_reward_and_what_was_used() {
+async fn the_whole_conversation_is_shown_with_the_reward_and_the_usage() {
     let bench = Bench::start().await;
 
     let ran = bench.command("conform", &["--row", "0", "--out", "kept"]).start().ended().await;
@@ -64,7 +64,7 @@ async fn everything_that_is_said_is_shown_with_the_reward_and_what_was_used() {
 }
 
 #[tokio::test]
-async fn colours_are_there_if_asked_for_and_nothing_that_is_said_drives_the_terminal() {
+async fn colours_are_optional_and_no_message_can_control_the_terminal() {
     let bench = Bench::start().await;
     bench.controller.answer_chats([Answer::Say("\u{1b}[2J#### 3")]);
 
@@ -76,7 +76,7 @@ async fn colours_are_there_if_asked_for_and_nothing_that_is_said_drives_the_term
 }
 
 #[tokio::test]
-async fn whose_fault_it_is_that_there_is_no_reward_decides_on_the_exit_code() {
+async fn the_cause_of_a_missing_reward_decides_the_exit_code() {
     let bench = Bench::start().await;
     let refusal = json!({"error": "no"});
     bench.controller.answer_chats([Answer::Status(401, refusal)]);
@@ -109,7 +109,7 @@ async fn the_judge_is_shown_as_well() {
 }
 
 #[tokio::test]
-async fn step_by_step_the_guest_waits_until_it_is_told_to_go_on() {
+async fn step_by_step_the_guest_waits_for_each_command() {
     let bench = Bench::start().await;
     let rating = r#"{"score": 8, "explanation": "Nearly."}"#;
     bench.controller.answer_chats([Answer::Say("It is #### 3"), Answer::Say(rating)]);
@@ -129,7 +129,7 @@ async fn step_by_step_the_guest_waits_until_it_is_told_to_go_on() {
 }
 
 #[tokio::test]
-async fn an_edited_reply_is_what_the_guest_is_given() {
+async fn an_edited_reply_reaches_the_guest() {
     let bench = Bench::start().await;
     for (typed, reward) in [
         ("e The sum is #### 4\nn\nc\n", "reward     0"),
@@ -145,14 +145,14 @@ async fn an_edited_reply_is_what_the_guest_is_given() {
 }
 
 #[tokio::test]
-async fn messages_and_tools_are_shown_when_asked_for_and_after_the_result_messages_alone() {
+async fn messages_and_tools_are_shown_on_request_and_after_the_result_only_messages() {
     let bench = Bench::start().await;
 
     let ran = bench.typed("conform", "m\nt\nwhat\n\nt\nm\nc\n").await;
 
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
-    let asked = ran.stdout.matches("user       What is 1 + 2?").count();
-    assert_eq!(asked, 3, "once as it was said, once for each m: {}", ran.stdout);
+    let shown = ran.stdout.matches("user       What is 1 + 2?").count();
+    assert_eq!(shown, 3, "once in the conversation, once for each m: {}", ran.stdout);
     assert!(ran.stdout.contains("offers no tools"), "{}", ran.stdout);
     assert!(ran.stdout.contains("unknown command 'what'"), "{}", ran.stdout);
     assert!(ran.stdout.contains("the rollout has ended: m shows messages"), "{}", ran.stdout);
@@ -170,7 +170,7 @@ async fn quitting_and_the_end_of_input_stop_the_rollout() {
 }
 
 #[tokio::test]
-async fn an_interrupt_stops_it_while_the_model_thinks() {
+async fn an_interrupt_stops_a_rollout_during_a_model_call() {
     let bench = Bench::start().await;
     bench.controller.hold();
     let process = bench.command("conform", &[]).start();
@@ -183,7 +183,7 @@ async fn an_interrupt_stops_it_while_the_model_thinks() {
 }
 
 #[tokio::test]
-async fn the_row_is_run_under_the_id_and_configuration_that_an_evaluation_gives_it() {
+async fn the_row_runs_with_the_id_and_configuration_of_an_evaluation() {
     let bench = Bench::start().await;
     let ran = bench.command("tunable", &["--row", "1", "--set", "max_turns=4"]).start().ended().await;
 

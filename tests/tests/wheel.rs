@@ -1,4 +1,4 @@
-//! The wheel: installed without a compiler and without an index, it does what the first page says.
+//! Tests that the wheel, installed without a compiler and an index, works as described in the README.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -8,7 +8,7 @@ use rollout_tests::{Controller, TestHost, project_root, python_program, target_d
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
-/// How long one command may take. One of them builds a component.
+/// The timeout of a command. One of them builds a component.
 const COMMAND: Duration = Duration::from_secs(300);
 
 async fn run(command: &mut Command) -> Output {
@@ -19,7 +19,7 @@ async fn run(command: &mut Command) -> Output {
     ran
 }
 
-/// A directory of wheels that the tests' setup made.
+/// Returns a directory of wheels that the tests' setup built.
 fn wheels(name: &str) -> PathBuf {
     let venvs = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
     let dir = venvs.join(name);
@@ -27,7 +27,7 @@ fn wheels(name: &str) -> PathBuf {
     dir
 }
 
-/// The pythons that the wheel is for and that this machine has, the one of the tests first.
+/// Returns the supported Pythons on this machine, the tests' own first.
 async fn pythons() -> Vec<PathBuf> {
     let mut found = vec![python_program("python")];
     for minor in 10..=14 {
@@ -49,9 +49,9 @@ async fn pythons() -> Vec<PathBuf> {
     found
 }
 
-/// Makes the wheel of what the tests built already: cargo has nothing to compile.
+/// Builds the wheel from the tests' build: cargo has nothing to compile.
 async fn make_wheel(dir: &Path) -> PathBuf {
-    // The script has a folder in the project for what is to lie beside the program.
+    // The script uses a directory in the project for files beside the program.
     static SCRIPT: Mutex<()> = Mutex::const_new(());
     let _alone = SCRIPT.lock().await;
     let mut script = Command::new(project_root().join("scripts/wheel"));
@@ -61,25 +61,25 @@ async fn make_wheel(dir: &Path) -> PathBuf {
         .args(["--profile", "dev", "--no-default-features"])
         .env("MATURIN", python_program("maturin"))
         .env("ROLLOUT_WHEELS", wheels("native-wheels"));
-    // Cargo says to tests of which package they are. Given the same, build scripts begin anew.
+    // Cargo sets variables about the tests' package. With them, build scripts would run again.
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if name.starts_with("CARGO") && name != "CARGO_HOME" && !name.starts_with("CARGO_PROFILE_") {
             made.env_remove(&*name);
         }
     }
-    // maturin takes the program away from where cargo puts it, so that is a place of its own.
+    // maturin moves the program from cargo's target directory, so it gets a separate one.
     let place = tempfile::tempdir().unwrap();
     made.env("CARGO_BUILD_BUILD_DIR", target_dir()).env("CARGO_TARGET_DIR", place.path());
     let ran = run(made).await;
-    let said = String::from_utf8_lossy(&ran.stderr);
-    // Otherwise making a wheel takes as long as compiling the engine.
-    assert!(!said.contains("Compiling wasmtime"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    // Otherwise building a wheel takes as long as compiling the engine.
+    assert!(!stderr.contains("Compiling wasmtime"), "{stderr}");
     let mut wheels = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     wheels.next().expect("there is a wheel")
 }
 
-/// A new environment with nothing but the wheel and what it depends on.
+/// Creates an environment with only the wheel and its dependencies.
 async fn install(python: &Path, wheel: &Path, dir: &Path) -> PathBuf {
     run(Command::new(python).args(["-m", "venv"]).arg(dir)).await;
     let mut pip = Command::new(dir.join("bin/python"));
@@ -96,14 +96,14 @@ async fn install(python: &Path, wheel: &Path, dir: &Path) -> PathBuf {
     dir.join("bin")
 }
 
-/// A command that finds the environment's own programs and no others.
+/// Returns a command that finds only the environment's own programs.
 fn alone(program: &Path, bin: &Path, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", bin).env("HOME", home);
     command
 }
 
-/// The commands of the first page for a first workflow, in Python and with no model but the stand-in.
+/// Returns the README's commands for a first workflow, in Python and with the mock model.
 fn first_page() -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(project_root().join("README.md")).unwrap();
     let section = text.split_once("\n## A first workflow\n").expect("there is one").1;
@@ -121,7 +121,7 @@ fn first_page() -> Vec<Vec<String>> {
 }
 
 #[tokio::test]
-async fn the_first_page_works_in_an_environment_with_the_wheel_and_no_compiler() {
+async fn the_readme_works_in_an_environment_with_the_wheel_and_no_compiler() {
     let dir = tempfile::tempdir().unwrap();
     let wheel = make_wheel(&dir.path().join("wheels")).await;
     let name = wheel.file_name().unwrap().to_string_lossy().into_owned();
@@ -134,16 +134,16 @@ async fn the_first_page_works_in_an_environment_with_the_wheel_and_no_compiler()
     let mut project = dir.path().to_owned();
     for command in first_page() {
         let ran = run(alone(&program, &bin, &home).args(&command[1..]).current_dir(&project)).await;
-        let said = String::from_utf8_lossy(&ran.stdout);
+        let stdout = String::from_utf8_lossy(&ran.stdout);
         match command[1].as_str() {
             "new" => project.push("my-agent"),
-            "build" => assert!(said.contains("my_agent.wasm: workflow and grader"), "{said}"),
-            "test" => assert!(said.contains("reward 1"), "{said}"),
+            "build" => assert!(stdout.contains("my_agent.wasm: workflow and grader"), "{stdout}"),
+            "test" => assert!(stdout.contains("reward 1"), "{stdout}"),
             _ => {}
         }
     }
 
-    // A package with native code is there as well, without an index and without a compiler.
+    // A package with native code can be installed as well, without an index and a compiler.
     let native = dir.path().join("native");
     std::fs::create_dir(&native).unwrap();
     let settings = "[project]\nname = \"native\"\nversion = \"1\"\ndependencies = [\"regex\"]\n";
@@ -163,7 +163,7 @@ async fn the_first_page_works_in_an_environment_with_the_wheel_and_no_compiler()
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
 }
 
-/// A program that does nothing without the package.
+/// A program that requires the package.
 const WITH_REGEX: &str = r#"
 import regex
 from rollout_sdk import AgentWorkflow, Grader
@@ -178,7 +178,7 @@ class Same(Grader):
         return found == [ctx.require_label()]
 "#;
 
-/// What an author's test does.
+/// An author's test.
 const AUTHORS_TEST: &str = "
 import asyncio, pathlib, sys
 import rollout_sdk
@@ -207,7 +207,7 @@ print(rollout_sdk.__name__)
 ";
 
 #[tokio::test]
-async fn one_wheel_is_for_every_python_that_there_is() {
+async fn one_wheel_supports_every_python() {
     let dir = tempfile::tempdir().unwrap();
     let wheel = make_wheel(&dir.path().join("wheels")).await;
     for (at, python) in pythons().await.into_iter().enumerate() {
@@ -217,13 +217,13 @@ async fn one_wheel_is_for_every_python_that_there_is() {
         let ran = run(alone(&bin.join("python"), &bin, dir.path()).args(["-c", AUTHORS_TEST])).await;
         assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "rollout_sdk", "{}", python.display());
 
-        // What is wrong with a project is found before the tool that makes components is begun.
+        // Errors in a project are found before componentize-py starts.
         let mut build = alone(&bin.join("rollout-host"), &bin, dir.path());
         std::fs::write(place.join("pyproject.toml"), "[tool.rollout-host]\nentri = \"x\"\n").unwrap();
         let ran = build.arg("build").arg(&place).output().await.unwrap();
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(1), "{}: {said}", python.display());
-        assert!(said.contains("[tool.rollout-host] has no `entri`"), "{}: {said}", python.display());
+        let stderr = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(1), "{}: {stderr}", python.display());
+        assert!(stderr.contains("[tool.rollout-host] has no `entri`"), "{}: {stderr}", python.display());
         std::fs::remove_dir_all(&place).unwrap();
     }
 }

@@ -1,5 +1,5 @@
-"""Runs a package's own tests in a component: each rollout collects those of one file with pytest and runs a part of them.
-What came of each is an event of its log, which is there even if the instance ends. `scripts/python-suites` puts the tests
+"""Runs a package's own tests in a component: each rollout collects the tests of one file with pytest and runs a part of them.
+The result of each is an event in its log, which is stored even if the instance ends. `scripts/python-suites` puts the tests
 beside this module."""
 
 import importlib
@@ -29,23 +29,23 @@ HERE = Path(__file__).parent
 TESTS = HERE / "tests"
 SUITE = json.loads((HERE / "suite.json").read_text())
 
-# A reason is a line, and that of a comparison of arrays is within the first ones.
+# A reason is one line; for a comparison of arrays it is among the first lines.
 LINES = 4
 REASON_CHARS = 300
 
 
 def reason(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """What a report says in the end, in a line."""
+    """Returns the reason of a report, in one line."""
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")[:REASON_CHARS]
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = str(crash.message if crash is not None else report.longrepr).split("\n")
-    lines = [line.strip() for line in said if line.strip()]
+    text = str(crash.message if crash is not None else report.longrepr).split("\n")
+    lines = [line.strip() for line in text if line.strip()]
     return " ".join(lines[:LINES] if crash is not None else lines[-1:])[:REASON_CHARS]
 
 
 class Reports:
-    """What came of one test. A test that is expected to fail and does counts as passed."""
+    """The result of one test. A test that fails as expected counts as passed."""
 
     def __init__(self) -> None:
         self.found = ""
@@ -68,8 +68,8 @@ class Reports:
 
 
 class Kept(type(Path())):
-    """A path in a directory of a test's own, which a component does not have: what is written as a whole is kept in memory,
-    where it can be read and imported. Anything else fails as it does in a component."""
+    """A path in a test's own directory, which a component does not have: files that are written in one call are stored
+    in memory, where they can be read and imported. Any other operation fails as in a component."""
 
     def write_bytes(self, data: bytes) -> int:
         _archive.add("/kept", {str(self): data})
@@ -80,7 +80,7 @@ class Kept(type(Path())):
 
 
 class Places:
-    """What stands in for pytest's own fixture."""
+    """Replaces pytest's own fixture."""
 
     @pytest.fixture
     def tmp_path(self, request: pytest.FixtureRequest) -> Path:
@@ -89,14 +89,14 @@ class Places:
 
 REPORTS = Reports()
 
-# Nothing is written, and output is the rollout's log.
+# No files are written, and output goes to the rollout's log.
 OPTIONS = ["--import-mode=importlib", "--capture=no", f"--rootdir={HERE}", f"--confcutdir={HERE}"]
 WITHOUT = ("cacheprovider", "faulthandler", "inline_snapshot", "junitxml", "logging", "terminal")
 OPTIONS += [part for name in WITHOUT for part in ("-p", f"no:{name}")]
 
 
 def beside_their_packages() -> None:
-    """Has tests that are a part of their package, and what they need beside it, be found as such."""
+    """Makes tests that are a part of their package, and their helpers, importable as such."""
     for place in TESTS.rglob("tests"):
         package = importlib.import_module(".".join(place.parent.relative_to(TESTS).parts))
         package.__path__.append(str(place.parent))
@@ -105,14 +105,14 @@ def beside_their_packages() -> None:
 def configured() -> Config:
     os.environ.update(SUITE["environment"])
     for name in SUITE["stand-ins"]:
-        sys.modules[name] = ModuleType(name, "Not in a component: what tests use of it fails, and they alone.")
+        sys.modules[name] = ModuleType(name, "Not in a component: only tests that use it fail.")
     if SUITE["within"]:
         beside_their_packages()
     for place, value in SUITE["set"].items():
         module, _, name = place.rpartition(".")
         setattr(importlib.import_module(module), name, value)
     if "hypothesis" in SUITE["imports"]:
-        # Some of the random cases, and the same ones each time.
+        # Fewer random cases, and the same ones each time.
         hypothesis = importlib.import_module("hypothesis")
         checks = list(hypothesis.HealthCheck)
         hypothesis.settings.register_profile(

@@ -1,6 +1,5 @@
-"""Runs the example of a package that the prompt names, in a component. The packages are
-imported in the rollout, not while the component is built, as by a grader that imports where
-it needs them."""
+"""Runs the example of a package that the prompt names, in a component. The packages are imported in the rollout, not
+while the component is built, like by a grader that imports them in a function."""
 
 from examples_of_packages import EXAMPLES
 from rollout_sdk import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext, Messages, message

@@ -1,5 +1,4 @@
-"""A host that is played, for tests outside of a component: what is asked of it is
-answered from here, and its model calls a tool first and answers then."""
+"""A simulated host for tests outside of a component. Its model calls a tool first and answers then."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 from rollout_sdk import _host, _rehearse, context
 
 class _Played:
-    """Whatever is asked of the host, answered from here."""
+    """An interface of the host with these functions."""
 
     def __init__(self, **answers: Any) -> None:
         self.__dict__.update(answers)
@@ -31,19 +30,19 @@ class _Sample:
         return "rehearsed"
 
     def push(self, messages: list[str]) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
     replace = push
 
     def set_metric(self, name: str, value: float) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
     set_field = set_metric
 
 
 class _Call:
     def __exit__(self, *_: object) -> None:
-        """Nothing is under way."""
+        """Does nothing: no call is in progress."""
 
 
 class _Model:
@@ -69,7 +68,7 @@ class _Model:
 
 @contextlib.contextmanager
 def played_host() -> Iterator[None]:
-    """As long as this lasts, the host is played."""
+    """Simulates the host in a `with` block."""
     played: dict[str, Any] = {
         "calls": _Played(wait=lambda under_way, timeout: list(range(len(under_way)))),
         "models": _Model(),

@@ -1,4 +1,4 @@
-"""A component's name follows from all that it is made of, and from nothing else."""
+"""Tests that the cache key of a component depends on its inputs, and on nothing else."""
 
 import argparse
 import os

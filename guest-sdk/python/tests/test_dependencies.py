@@ -1,4 +1,4 @@
-"""Dependencies are resolved for the component's Python, with no index: from sources that a test makes."""
+"""Tests that dependencies are resolved for the component's Python. There is no index: a test creates the sources."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from unittest import mock
 
 from rollout_sdk import _build, _build_late, _modules, _resolve
 
-# What builds a package, which is the package's own: nothing is to be fetched for it.
+# The build backend of a package, which is part of the package: building it downloads nothing.
 BACKEND = '''
 import zipfile
 
@@ -43,7 +43,7 @@ PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-pat
 
 
 def source(place: Path, tag: str, pure: str) -> None:
-    """A package that has no wheel."""
+    """Creates a package without a wheel."""
     backend = BACKEND.replace("@TAG@", tag).replace("@PURE@", pure)
     files = {"pyproject.toml": PROJECT, "backend.py": backend, "PKG-INFO": "Metadata-Version: 2.1\nName: late-thing\nVersion: 1.0\n"}
     with tarfile.open(place / "late_thing-1.0.tar.gz", "w:gz") as archive:
@@ -75,16 +75,16 @@ class Dependencies(unittest.TestCase):
             assert found is not None
             return sorted(str(each.relative_to(found)) for each in found.rglob("late_thing/*"))
 
-    def test_of_a_package_without_a_wheel_one_is_made(self) -> None:
+    def test_a_wheel_is_built_for_a_package_without_one(self) -> None:
         self.assertEqual(self.gathered("py3-none-any", "true", []), ["late_thing/__init__.py"])
 
-    def test_one_that_is_native_is_named_and_goes_without_where_it_may(self) -> None:
+    def test_a_native_package_is_named_unless_it_may_go_without_native_code(self) -> None:
         with self.assertRaises(_build.BuildError) as refused:
             self.gathered(HOSTS_OWN, "false", [])
         self.assertRegex(str(refused.exception), "native code, .*\n  - late-thing 1.0: the project depends on it\n(.|\n)*without-native")
         self.assertEqual(self.gathered(HOSTS_OWN, "false", ["late-thing"]), ["late_thing/__init__.py"])
 
-    def test_a_wheel_goes_without_its_native_part(self) -> None:
+    def test_a_wheel_is_made_without_its_native_part(self) -> None:
         with tempfile.TemporaryDirectory() as held:
             wheel = Path(held, f"late_thing-1.0-{HOSTS_OWN}.whl")
             with zipfile.ZipFile(wheel, "w") as made:
@@ -101,7 +101,7 @@ class Dependencies(unittest.TestCase):
 
 
 def wheel(directory: Path, name: str, version: str, *requires: str, tag: str = "py3-none-any") -> None:
-    """Makes a wheel of one module."""
+    """Creates a wheel of one module."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}/__init__.py": f"VERSION = {version!r}\n",
@@ -120,7 +120,7 @@ HERE = f"cp{sys.version_info.major}{sys.version_info.minor}-abi3-linux_{platform
 
 
 class Releases(unittest.TestCase):
-    """Which releases are taken of an index that is a directory."""
+    """Tests which releases are taken from an index, which is a directory."""
 
     def setUp(self) -> None:
         place = tempfile.TemporaryDirectory()
@@ -136,7 +136,7 @@ class Releases(unittest.TestCase):
         self.addCleanup(patched.stop)
 
     def gathered(self, *wanted: str) -> dict[str, str]:
-        """What is installed, and what is said, of a project with these dependencies."""
+        """Returns the installed releases of a project with these dependencies."""
         project = _build.Project(self.project, "p", "p", self.project, list(wanted))
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
@@ -145,7 +145,7 @@ class Releases(unittest.TestCase):
         assert kept is not None
         return dict(info.name.removesuffix(".dist-info").rsplit("-", 1) for info in kept.glob("*.dist-info"))
 
-    def test_an_old_pure_release_is_not_taken_in_a_native_ones_place_and_what_is_in_the_way_is_named(self) -> None:
+    def test_a_native_release_is_an_error_and_not_replaced_by_an_old_pure_one(self) -> None:
         wheel(self.index, "top", "1.0", "middle")
         wheel(self.index, "middle", "3.0", "thing>=1")
         wheel(self.index, "thing", "1.0")
@@ -156,12 +156,12 @@ class Releases(unittest.TestCase):
             self.gathered("top", "fast")
         text = str(refused.exception)
         self.assertIn("thing 2.0: top 1.0 requires middle 3.0 requires thing 2.0", text)
-        # What was made for components is in nobody's way.
+        # A package that was built for components is not named.
         self.assertNotIn("fast", text)
-        # An author who asks for the old one has it.
+        # An author can ask for the old release.
         self.assertEqual(self.gathered("top", "thing<2"), {"top": "1.0", "middle": "3.0", "thing": "1.0"})
 
-    def test_what_was_made_for_components_bounds_the_release_that_is_taken(self) -> None:
+    def test_no_release_is_newer_than_the_one_built_for_components(self) -> None:
         wheel(self.index, "fast", "1.0", tag=HERE)
         wheel(self.index, "fast", "2.0", tag=HERE)
         wheel(self.made, "fast", "1.0", tag="cp314-cp314-wasi_wasm32")
@@ -218,7 +218,7 @@ class Releases(unittest.TestCase):
         self.assertEqual(self.gathered("thing"), {"thing": "2.0"})
         self.assertIn("thing==2.0", lock.read_text())
 
-    def test_the_lock_file_has_digests_and_a_file_that_is_another_is_an_error_that_names_its_package(self) -> None:
+    def test_a_file_that_differs_from_its_digest_in_the_lock_file_is_an_error_that_names_its_package(self) -> None:
         wheel(self.index, "thing", "1.0")
         wheel(self.index, "other", "1.0")
         self.gathered("thing", "other")
@@ -228,7 +228,7 @@ class Releases(unittest.TestCase):
         self.assertIn(f"thing==1.0 --hash=sha256:{digest}\n", lock.read_text())
         with zipfile.ZipFile(file, "a") as changed:
             changed.writestr("thing/more.py", "")
-        # What was installed from the file of then is taken as it is.
+        # The installation of the original file is reused.
         self.assertEqual(self.gathered("thing", "other"), {"thing": "1.0", "other": "1.0"})
         self.cache = self.cache / "another"
         with self.assertRaises(_build.BuildError) as refused:
@@ -236,7 +236,7 @@ class Releases(unittest.TestCase):
         text = str(refused.exception)
         self.assertRegex(text, f"thing==1.0: the lock file has SHA-256 {digest}, thing-1.0-py3-none-any.whl has ")
         self.assertNotIn("other", text)
-        # A line that was removed, and a file of before digests, gets its digest again.
+        # A line without a digest gets one again.
         lock.write_text(lock.read_text().replace(f" --hash=sha256:{digest}", ""))
         self.assertEqual(self.gathered("thing", "other"), {"thing": "1.0", "other": "1.0"})
         now = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -244,9 +244,9 @@ class Releases(unittest.TestCase):
 
 
 class LateImports(unittest.TestCase):
-    """Imports that a rollout would pay for."""
+    """Tests of imports that a rollout would pay for."""
 
-    def test_what_functions_alone_import_is_found_with_its_first_place(self) -> None:
+    def test_modules_that_only_functions_import_are_found_with_the_first_location(self) -> None:
         with tempfile.TemporaryDirectory() as held:
             source = Path(held)
             (source / "agent.py").write_text(
@@ -258,7 +258,7 @@ class LateImports(unittest.TestCase):
             late = _modules.read(source, "agent", ["workflow"]).late
         self.assertEqual(late, {"slow.part": "agent.py:7", "typed": "agent.py:10", "other": "helper.py:3"})
 
-    def test_a_measurement_is_kept_whole_and_what_is_damaged_is_measured_again(self) -> None:
+    def test_a_measurement_is_stored_atomically_and_a_damaged_one_is_measured_again(self) -> None:
         with tempfile.TemporaryDirectory() as held:
             file = Path(held, "python", "late-1.json")
             self.assertIsNone(_build_late._read(file, ["slow"]))

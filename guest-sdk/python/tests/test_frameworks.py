@@ -1,5 +1,5 @@
-"""Agents in the shapes of other frameworks do what those frameworks document, against a model that is
-played from a script."""
+"""Tests that agents in the shapes of other frameworks behave as those document, with a model that replies from a
+script."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ from rollout_sdk.testing import PlayedRun, Reply, calls, run_workflow
 
 
 def ran(work: Callable[[Any], Any], replies: Iterable[Reply]) -> tuple[Any, PlayedRun]:
-    """What the work gives, in a workflow's place."""
+    """Runs the work as a workflow. Returns its result and the run."""
     given: list[Any] = []
 
     class Made(AgentWorkflow[Any]):
@@ -37,7 +37,7 @@ TOO_LONG = ChatError("refused", "the model's server refused with 400", 400, "max
 
 
 class Strands(unittest.TestCase):
-    def test_a_stream_gives_what_happens_and_the_handler_hears_of_it(self) -> None:
+    def test_a_stream_yields_events_and_the_handler_receives_them(self) -> None:
         heard: list[set[str]] = []
 
         async def work(ctx: Any) -> list[str]:
@@ -50,7 +50,7 @@ class Strands(unittest.TestCase):
         self.assertEqual(found, expected)
         self.assertEqual(len(heard), len(expected))
 
-    def test_hooks_replace_a_tool_ask_again_and_resume(self) -> None:
+    def test_hooks_replace_a_tool_retry_a_model_call_and_resume(self) -> None:
         @strands.tool
         def triple(number: int) -> int:
             """Triples a number."""
@@ -78,17 +78,17 @@ class Strands(unittest.TestCase):
         self.assertEqual(seen, ["6", "done"])
         self.assertEqual(len(run.requests), 4)
 
-    def test_what_an_event_does_not_let_be_written_raises(self) -> None:
+    def test_writing_a_read_only_value_of_an_event_raises(self) -> None:
         def meddle(event: strands.BeforeModelCallEvent) -> None:
             event.messages = []  # type: ignore[attr-defined]
 
         async def work(ctx: Any) -> None:
             await strands.Agent(hooks=[meddle]).invoke_async("Hi")
 
-        with self.assertRaisesRegex(AttributeError, "BeforeModelCallEvent.messages is not for hooks to write; .*cancel"):
+        with self.assertRaisesRegex(AttributeError, "BeforeModelCallEvent.messages cannot be written by a hook; .*cancel"):
             ran(work, [])
 
-    def test_the_last_to_be_registered_is_the_first_to_hear_of_an_end(self) -> None:
+    def test_end_events_reach_the_callback_registered_last_first(self) -> None:
         order: list[int] = []
 
         async def work(ctx: Any) -> None:
@@ -101,7 +101,7 @@ class Strands(unittest.TestCase):
         ran(work, ["Hello"])
         self.assertEqual(order, [0, 1, 1, 0])
 
-    def test_a_tool_may_give_on_the_way_and_stop_the_loop(self) -> None:
+    def test_a_tool_may_yield_progress_and_stop_the_loop(self) -> None:
         @strands.tool(context="where")
         async def slow(number: int, agent: Any, where: strands.ToolContext) -> Any:
             """Takes its time."""
@@ -124,7 +124,7 @@ class Strands(unittest.TestCase):
         result, run = ran(work, [calls("double", number=1), calls("double", number=2)])
         self.assertEqual((result.stop_reason, len(run.requests)), ("limit_turns", 2))
 
-    def test_a_direct_call_is_kept_unless_the_agent_says_otherwise(self) -> None:
+    def test_a_direct_call_is_recorded_unless_the_agent_is_set_otherwise(self) -> None:
         async def work(ctx: Any) -> tuple[Any, Any]:
             agent = strands.Agent(tools=[double], name="a")
             quiet = strands.Agent(tools=[double], record_direct_tool_call=False, name="b")
@@ -137,7 +137,7 @@ class Strands(unittest.TestCase):
         (result, counts), _ = ran(work, [])
         self.assertEqual((result["content"], counts), ([{"text": "8"}], (4, 0)))
 
-    def test_a_conversation_that_is_too_long_is_cut_or_summarized_and_asked_again(self) -> None:
+    def test_a_conversation_that_is_too_long_is_shortened_or_summarized_and_the_call_repeated(self) -> None:
         said = [{"role": role, "content": [{"text": str(n)}]} for n, role in enumerate(["user", "assistant"] * 6)]
 
         def work(manager: Any) -> Callable[[Any], Any]:
@@ -160,7 +160,7 @@ class Strands(unittest.TestCase):
         with self.assertRaises(strands.ContextWindowOverflowException):
             ran(work(None), [TOO_LONG])
 
-    def test_state_is_json_and_its_own(self) -> None:
+    def test_state_is_json_and_is_copied(self) -> None:
         state = strands.AgentState({"a": [1]})
         state.get("a").append(2)
         state.set("b", 1)
@@ -168,7 +168,7 @@ class Strands(unittest.TestCase):
         self.assertEqual((state.get(), state.get("a")), ({"b": 1}, None))
         self.assertRaises(ValueError, state.set, "c", object())
 
-    def test_what_a_component_cannot_load_is_named(self) -> None:
+    def test_a_tool_that_a_component_cannot_load_is_named(self) -> None:
         async def work(ctx: Any) -> None:
             strands.Agent(tools=["calculator"])
 
@@ -183,12 +183,12 @@ class Answer:
 
 @openai_agents.function_tool
 def half(number: int) -> str:
-    """Half a number."""
+    """Halves a number."""
     return f"half of {number}"
 
 
 class OpenAiAgents(unittest.TestCase):
-    def test_an_agent_that_is_a_tool_asks_in_the_name_of_the_sample_around_it(self) -> None:
+    def test_an_agent_as_a_tool_calls_the_model_for_the_sample_of_the_outer_run(self) -> None:
         async def work(ctx: Any) -> Any:
             inner = openai_agents.Agent(name="Inner", instructions="Inner.")
             outer = openai_agents.Agent(name="Outer", tools=[inner.as_tool("ask_inner", "Asks.")])
@@ -200,7 +200,7 @@ class OpenAiAgents(unittest.TestCase):
         self.assertEqual(result.new_items[1].output, "inner says")
         self.assertEqual((len(run.sample.messages), result.final_output, result.usage.requests), (4, "outer says", 2))
 
-    def test_a_stream_gives_items_and_then_the_result(self) -> None:
+    def test_a_stream_yields_items_and_then_the_result(self) -> None:
         async def work(ctx: Any) -> Any:
             agent = openai_agents.Agent(name="A", tools=[half])
             streamed = openai_agents.Runner.run_streamed(agent, "Go")
@@ -212,7 +212,7 @@ class OpenAiAgents(unittest.TestCase):
         names = [updated, raw, "tool_called", "tool_output", raw, raw, "message_output_created"]
         self.assertEqual(found, (names, "2", True))
 
-    def test_a_run_that_fails_raises_where_its_stream_is_read(self) -> None:
+    def test_a_failed_run_raises_when_its_stream_is_read(self) -> None:
         async def work(ctx: Any) -> Any:
             streamed = openai_agents.Runner.run_streamed(openai_agents.Agent(name="A"), "Go")
             with self.assertRaisesRegex(openai_agents.ModelBehaviorError, "called `none`, and agent `A` has no such tool"):
@@ -221,7 +221,7 @@ class OpenAiAgents(unittest.TestCase):
 
         ran(work, [calls("none")])
 
-    def test_a_tool_that_the_model_invents_may_be_told_to_it(self) -> None:
+    def test_an_unknown_tool_may_be_reported_to_the_model(self) -> None:
         async def work(ctx: Any) -> Any:
             config = openai_agents.RunConfig(tool_not_found_behavior="return_error_to_model")
             return await openai_agents.Runner.run(openai_agents.Agent(name="A"), "Go", run_config=config)
@@ -242,7 +242,7 @@ class OpenAiAgents(unittest.TestCase):
 
         self.assertEqual(ran(work, ["damn"])[0], {"said": "damn"})
 
-    def test_tools_may_give_the_final_output(self) -> None:
+    def test_tools_may_return_the_final_output(self) -> None:
         for behavior in ("stop_on_first_tool", openai_agents.StopAtTools(stop_at_tool_names=["half"])):
             agent: Any = openai_agents.Agent(name="A", tools=[half], tool_use_behavior=behavior)
 
@@ -251,7 +251,7 @@ class OpenAiAgents(unittest.TestCase):
 
             self.assertEqual(ran(work, [calls("half", number=4)])[0], "half of 4")
 
-    def test_an_output_type_is_asked_for_and_checked(self) -> None:
+    def test_an_output_type_is_requested_and_checked(self) -> None:
         async def work(ctx: Any) -> Any:
             agent = openai_agents.Agent(name="A", output_type=list[Answer])
             return (await openai_agents.Runner.run(agent, "Go")).final_output
@@ -259,10 +259,10 @@ class OpenAiAgents(unittest.TestCase):
         found, run = ran(work, ['{"response": [{"value": 3}]}'])
         self.assertEqual(found, [Answer(3)])
         self.assertTrue(run.requests[0]["response_format"]["json_schema"]["strict"])
-        with self.assertRaisesRegex(openai_agents.ModelBehaviorError, "is no list: not valid JSON"):
+        with self.assertRaisesRegex(openai_agents.ModelBehaviorError, "is not a valid list: not valid JSON"):
             ran(work, ["three"])
 
-    def test_a_filter_says_what_the_next_agent_is_given(self) -> None:
+    def test_a_filter_selects_the_conversation_of_the_next_agent(self) -> None:
         def last_only(given: openai_agents.HandoffInputData) -> openai_agents.HandoffInputData:
             return given.clone(input_history=given.input_history[-1:], new_items=())
 
@@ -277,7 +277,7 @@ class OpenAiAgents(unittest.TestCase):
         self.assertEqual(len(run.sample.messages), 5)
         self.assertEqual([each.type for each in result.new_items][:2], ["handoff_call_item", "handoff_output_item"])
 
-    def test_a_session_of_the_authors_own_has_a_sample_beside_it(self) -> None:
+    def test_a_session_class_of_the_author_also_has_a_sample(self) -> None:
         kept = openai_agents.SQLiteSession("mine")
 
         async def work(ctx: Any) -> Any:
@@ -289,7 +289,7 @@ class OpenAiAgents(unittest.TestCase):
         self.assertEqual((found, len(run.sample.messages)), (2, 2))
         self.assertRaisesRegex(openai_agents.UserError, "no file x.db", openai_agents.SQLiteSession, "a", "x.db")
 
-    def test_a_tool_made_by_hand_has_its_schema_and_the_models_json(self) -> None:
+    def test_a_tool_without_the_decorator_has_its_schema_and_the_models_json(self) -> None:
         async def invoke(context: openai_agents.ToolContext[Any], arguments: str) -> str:
             return f"{context.tool_name} {json.loads(arguments)['key']} {context.tool_call_id}"
 
@@ -305,7 +305,7 @@ class OpenAiAgents(unittest.TestCase):
 
 
 class BeforeThePackages(unittest.TestCase):
-    def test_the_names_go_before_a_published_package_and_after_a_module_of_the_projects_own(self) -> None:
+    def test_the_names_take_precedence_over_a_published_package_and_not_over_the_projects_own_module(self) -> None:
         kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in ("agents", "strands")}
         with tempfile.TemporaryDirectory() as place:
             for name in ("agents", "strands"):

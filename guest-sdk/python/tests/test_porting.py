@@ -1,4 +1,4 @@
-"""Every example of `PORTING.md` as it reads here runs, against a host that is played."""
+"""Tests that every example of `PORTING.md` runs, with a simulated host."""
 
 import json
 import re
@@ -13,7 +13,7 @@ PAGE = Path(__file__).parent.parent / "PORTING.md"
 
 
 def examples() -> list[tuple[str, str, str]]:
-    """Headings with the code before and after."""
+    """Returns the headings with the code before and after."""
     found = []
     for section in PAGE.read_text().split("\n## ")[1:]:
         blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
@@ -24,7 +24,7 @@ def examples() -> list[tuple[str, str, str]]:
 
 
 def classes(code: str) -> str:
-    """The code without its imports, and without how a model was asked."""
+    """Returns the code without its imports."""
     return code[code.index("\nclass ") :]
 
 
@@ -48,7 +48,7 @@ class Porting(unittest.TestCase):
                 if heading == "Configuration":
                     self.assertEqual([json.loads(each)["content"] for each in messages], ["4"])
 
-    def test_what_is_the_same_reads_the_same(self) -> None:
+    def test_the_code_before_and_after_is_the_same_except_for_model_calls(self) -> None:
         for heading, before, after in examples():
             if not heading.startswith("A workflow that calls"):
                 self.assertEqual(classes(before), classes(after), heading)

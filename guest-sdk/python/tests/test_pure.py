@@ -1,4 +1,4 @@
-"""What needs no host: answers, schemas, tools, configuration, discovery."""
+"""Tests of the parts that need no host: answers, schemas, tools, configuration, discovery."""
 
 import asyncio
 import copy
@@ -58,7 +58,7 @@ from rollout_sdk.strands import as_chat, in_blocks
 
 
 class Answers(unittest.TestCase):
-    def test_the_answer_is_what_follows_the_last_marker_on_its_line(self) -> None:
+    def test_the_answer_follows_the_last_marker_on_its_line(self) -> None:
         for text, expected in [
             ("#### 42", "42"),
             ("#### 1\nno, wait\n####2\nThat is it.", "2"),
@@ -69,7 +69,7 @@ class Answers(unittest.TestCase):
         ]:
             self.assertEqual(answer_after(text, "####"), expected, text)
 
-    def test_numbers_are_read_through_their_formatting_or_not_at_all(self) -> None:
+    def test_numbers_are_read_in_any_usual_format(self) -> None:
         for text, expected in {
             "42": 42.0,
             " -4,659 ": -4659.0,
@@ -124,7 +124,7 @@ class Point:
 
 
 class Schemas(unittest.TestCase):
-    def test_a_hint_has_the_schema_that_says_what_it_says(self) -> None:
+    def test_each_type_hint_has_its_schema(self) -> None:
         for hint, expected in [
             (str, {"type": "string"}),
             (float, {"type": "number"}),
@@ -154,7 +154,7 @@ class Schemas(unittest.TestCase):
         ]:
             self.assertEqual(schema_of(hint), expected, hint)
 
-    def test_a_value_is_read_as_its_hint_says(self) -> None:
+    def test_a_value_is_read_by_its_type_hint(self) -> None:
         for hint, value, expected in [
             (int, 3, 3),
             (int, 3.0, 3),
@@ -168,7 +168,7 @@ class Schemas(unittest.TestCase):
         ]:
             self.assertEqual(read_value(hint, value), expected, hint)
 
-    def test_a_value_that_does_not_fit_is_told_where(self) -> None:
+    def test_a_mismatch_names_its_location(self) -> None:
         for hint, value, expected in [
             (int, "3", "'3' is not a whole number"),
             (int, True, "True is not a whole number"),
@@ -230,7 +230,7 @@ class Tools(unittest.TestCase):
     def test_a_tool_is_still_the_function(self) -> None:
         self.assertEqual(add(1, b=2), 3)
 
-    def test_whatever_is_wrong_with_a_call_is_told_to_the_model(self) -> None:
+    def test_errors_in_a_call_are_reported_to_the_model(self) -> None:
         for arguments, expected in [
             ("{", "error: the arguments: not valid JSON: "),
             ("", "error: the arguments: missing field `a`"),
@@ -241,7 +241,7 @@ class Tools(unittest.TestCase):
             self.assertTrue(is_error)
             self.assertTrue(content.startswith(expected), content)
 
-    def test_strings_are_given_as_they_are_and_the_rest_as_json(self) -> None:
+    def test_strings_are_returned_unchanged_and_other_values_as_json(self) -> None:
         @tool(name="other")
         async def text() -> str:
             return 'a "b"'
@@ -296,20 +296,20 @@ class Loose(AgentWorkflowConfig):
 
 
 class Configuration(unittest.TestCase):
-    def test_an_operators_values_take_the_place_of_defaults(self) -> None:
+    def test_an_operators_values_override_the_defaults(self) -> None:
         made = Inner.read({"turns": 3, "colour": "red"})
         self.assertEqual((made.turns, made.limits, vars(made)["colour"]), (3, {"a": 1}, "red"))
         made.limits["a"] = 2
         self.assertEqual(Inner.read({}).limits, {"a": 1})
 
-    def test_an_instance_keeps_its_own_values_where_the_operator_says_nothing(self) -> None:
+    def test_an_instance_keeps_its_own_values_unless_the_operator_sets_them(self) -> None:
         instance = Inner(name="mine", turns=2, tools=[print])
         made = instance.updated({"turns": 5})
         self.assertEqual((made.name, made.turns, vars(made)["tools"]), ("mine", 5, [print]))
         self.assertEqual(instance.turns, 2)
         self.assertNotIn("tools", instance.plain_values())
 
-    def test_what_nobody_declared_is_for_the_host_to_refuse_unless_the_class_allows_it(self) -> None:
+    def test_the_host_refuses_undeclared_values_unless_the_class_allows_them(self) -> None:
         class Open(AgentWorkflowConfig, extra="allow"):
             depth: int = 1
 
@@ -333,18 +333,18 @@ class Configuration(unittest.TestCase):
 
         schema, _ = declared(Inner(tools=[1]))
         self.assertFalse(schema["additionalProperties"])
-        # A value that the author gives is declared by that.
+        # A value that the author gives is thereby declared.
         self.assertEqual(schema["properties"]["tools"], {})
         self.assertTrue(declared(Open())[0]["additionalProperties"])
         self.assertTrue(declared(OpenAsPydantic())[0]["additionalProperties"])
         both = declared(Inner(), ("Rated", Rated), ("of_grader", Marked()))[0]
         self.assertFalse(both["additionalProperties"])
         self.assertLessEqual({"turns", "marker"}, set(both["properties"]))
-        # A class that is closed is given what is its own, and not what the other part declares.
+        # A class that forbids extra values receives its own, and not those that the other part declares.
         self.assertEqual(Marked.own_of({"marker": "=", "turns": 3}, Inner), {"marker": "="})
         self.assertEqual(Inner.own_of({"marker": "=", "turns": 3}, Marked), {"marker": "=", "turns": 3})
 
-    def test_values_that_are_no_json_stay_the_authors(self) -> None:
+    def test_values_that_json_cannot_represent_stay_the_authors(self) -> None:
         lock = threading.Lock()
         instance = Loose(tool=print, stops=("a", "b"), seen={1}, lock=lock, day=datetime.date(2026, 1, 2), odd=math.nan)
 
@@ -357,14 +357,14 @@ class Configuration(unittest.TestCase):
         self.assertNotIn("required", schema)
         self.assertEqual(defaults["stops"], ["a", "b"])
         json.dumps(defaults, allow_nan=False)
-        # The host gives the defaults back, with the operator's values in their place.
+        # The host returns the defaults, overridden by the operator's values.
         made = instance.updated({**json.loads(json.dumps(defaults)), "turns": 5})
         self.assertEqual((made.tool, made.stops, made.seen, made.turns), (print, ("a", "b"), {1}, 5))
         self.assertIs(vars(made)["lock"], lock)
         self.assertEqual(vars(made)["day"], datetime.date(2026, 1, 2))
         self.assertEqual(instance.updated({"stops": ["c"]}).stops, ("c",))
 
-    def test_what_does_not_fit_is_told_where(self) -> None:
+    def test_a_wrong_value_is_reported_with_its_name(self) -> None:
         for values, expected in [
             ({}, "missing field `turns`"),
             ({"turns": "x"}, "field `turns`: 'x' is not a whole number"),
@@ -375,7 +375,7 @@ class Configuration(unittest.TestCase):
                 Strict.read(values)
             self.assertTrue(str(raised.exception).startswith(expected), raised.exception)
 
-    def test_what_is_declared_is_a_schema_with_the_defaults(self) -> None:
+    def test_the_declaration_is_a_schema_with_the_defaults(self) -> None:
         class Work(AgentWorkflow[Strict]):
             async def run(self, ctx: Any) -> None: ...
 
@@ -390,7 +390,7 @@ class Configuration(unittest.TestCase):
 
 
 class Recorded:
-    """A sample's handle that keeps what it is given."""
+    """The handle of a sample, which stores its metrics."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
@@ -400,7 +400,7 @@ class Recorded:
 
 
 class Measurements(unittest.TestCase):
-    def test_what_a_grader_writes_to_the_metrics_is_its_verdict(self) -> None:
+    def test_metrics_that_a_grader_writes_are_part_of_its_verdict(self) -> None:
         graded = RolloutSample("a", [], {"turns": 2.0})
         graded.metrics["x"] = True
         graded.metrics.update(y=2)
@@ -410,7 +410,7 @@ class Measurements(unittest.TestCase):
         self.assertEqual(graded.metrics, {"turns": 4.0, "x": 1.0, "y": 2.0, "z": 3.0})
         self.assertTrue(graded.is_rated)
 
-    def test_what_a_workflow_writes_to_the_metrics_reaches_the_host(self) -> None:
+    def test_metrics_that_a_workflow_writes_reach_the_host(self) -> None:
         opened = Sample.__new__(Sample)
         handle = Recorded()
         opened._handle = handle
@@ -420,7 +420,7 @@ class Measurements(unittest.TestCase):
         self.assertEqual(handle.metrics, {"x": 1.0, "y": 2.0})
         self.assertEqual(opened.metrics, {"x": 1.0, "y": 2.0})
 
-    def test_what_could_only_be_lost_raises(self) -> None:
+    def test_assignments_that_would_be_lost_raise(self) -> None:
         graded = RolloutSample("a", [])
         for work in [
             lambda: setattr(graded, "score", 1.0),
@@ -442,7 +442,7 @@ class Measurements(unittest.TestCase):
 
 
 class Failures(unittest.TestCase):
-    def test_an_exception_says_what_the_protocol_has_a_word_for(self) -> None:
+    def test_each_exception_has_its_kind_of_the_contract(self) -> None:
         def because_of(cause: Exception) -> Exception:
             error = ValueError("no answer to read")
             error.__cause__ = cause
@@ -461,13 +461,13 @@ class Failures(unittest.TestCase):
             (TimedOut("a"), Sort.TIMED_OUT),
             (ExceptionGroup("two", [TimeoutError(), ExceptionGroup("one", [TimeoutError()])]), Sort.TIMED_OUT),
             (ExceptionGroup("two", [TimeoutError(), ValueError()]), Sort.FAILED),
-            # Whose fault that is, the host knows.
+            # The host knows the cause.
             (because_of(unavailable), Sort.FAILED),
         ]:
             self.assertEqual(sort_of(error), expected, repr(error))
 
 
-    def test_what_a_component_does_not_have_is_said_beside_pythons_own_words(self) -> None:
+    def test_the_message_of_an_exception_names_what_a_component_does_not_have(self) -> None:
         def of(work: Callable[[], object]) -> str:
             try:
                 work()
@@ -489,7 +489,7 @@ class Failures(unittest.TestCase):
 
 
 class Absent(unittest.TestCase):
-    def test_a_breakpoint_says_what_to_do_instead(self) -> None:
+    def test_a_breakpoint_raises_with_the_alternatives(self) -> None:
         kept = sys.breakpointhook
         try:
             _absent.stand_in()
@@ -497,7 +497,7 @@ class Absent(unittest.TestCase):
         finally:
             sys.breakpointhook = kept
 
-    def test_a_search_for_dotenv_files_without_a_directory_to_begin_at_finds_none(self) -> None:
+    def test_a_search_for_dotenv_files_without_a_start_directory_finds_none(self) -> None:
         module: Any = types.SimpleNamespace(_walk_to_root=lambda path: iter([path]))
 
         _absent._find_no_dotenv(module)
@@ -520,7 +520,7 @@ class Discovery(unittest.TestCase):
         self.assertEqual((found.workflow, found.grader), (Work, Rate))
         self.assertEqual(found.exports, ["workflow", "grader", "settings"])
 
-    def test_what_is_too_few_or_too_many_is_named(self) -> None:
+    def test_too_few_or_too_many_classes_are_named(self) -> None:
         workflow = "class {}(AgentWorkflow):\n    async def run(self, ctx): ...\n"
         grader = "class {}(Grader):\n    async def grade(self, ctx): ...\n"
         for code, expected in [
@@ -531,14 +531,14 @@ class Discovery(unittest.TestCase):
         ]:
             module = types.ModuleType("made")
             exec("from rollout_sdk import *\n" + code, vars(module))
-            # Classes say which module they are of, and here nobody has said that yet.
+            # The classes of `exec` do not have the module's name yet.
             for value in vars(module).values():
                 if _discover._is_class(value) and value.__module__ == "builtins":
                     value.__module__ = "made"
             with self.assertRaisesRegex(_discover.NotAPlugin, expected):
                 _discover.discover(module)
 
-    def test_without_a_host_whatever_is_the_hosts_says_so(self) -> None:
+    def test_functions_of_the_host_raise_without_a_host(self) -> None:
         with self.assertRaisesRegex(OutsideOfHost, "artifacts.names"):
             artifact.names()
 
@@ -550,7 +550,7 @@ class Messages(unittest.TestCase):
         self.assertEqual(message.text_of({"role": "user", "content": parts}), "a\nb")
         self.assertEqual(message.text_of({"role": "assistant", "content": None}), "")
 
-    def test_blocks_and_chat_messages_stand_for_each_other(self) -> None:
+    def test_blocks_convert_to_chat_messages_and_back(self) -> None:
         function = {"name": "f", "arguments": '{"a": 1}'}
         chat = [
             {"role": "system", "content": "s"},
@@ -567,7 +567,7 @@ class Messages(unittest.TestCase):
 
 
 class LoopHelpers(unittest.TestCase):
-    def test_results_have_the_form_that_is_usual(self) -> None:
+    def test_results_have_the_usual_form(self) -> None:
         made = create_tool_result("1", "x")
         self.assertEqual(list(made), ["role", "content", "tool_call_id"])
         self.assertEqual(create_tool_error_result("1", "x")["content"], "Error: x")
@@ -581,7 +581,7 @@ class LoopHelpers(unittest.TestCase):
             with self.assertRaises(ToolArgumentError, msg=arguments):
                 parse_tool_arguments({"function": {"arguments": arguments}})
 
-    def test_arguments_are_read_and_refused_as_the_published_package_does(self) -> None:
+    def test_arguments_are_read_and_refused_as_in_the_published_package(self) -> None:
         self.assertEqual(parse_tool_arguments('{"a": 1}'), {"a": 1})
         self.assertEqual(parse_tool_arguments({"function": "f"}), {"function": "f"})
         for arguments, text in [

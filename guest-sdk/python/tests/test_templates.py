@@ -1,4 +1,4 @@
-"""What `rollout-host new --lang python` begins with is a plugin."""
+"""Tests that the templates of `rollout-host new --lang python` are plugins."""
 
 import types
 import unittest
@@ -10,7 +10,7 @@ TEMPLATES = Path(__file__).parents[3] / "host/cli/src/new/templates"
 
 
 class Templates(unittest.TestCase):
-    def test_every_template_has_what_its_name_says(self) -> None:
+    def test_every_template_has_the_parts_in_its_name(self) -> None:
         for name, exports in {
             "one-turn": ["workflow", "grader", "settings"],
             "tools": ["workflow", "grader", "settings"],

@@ -1,4 +1,4 @@
-"""What authors test their own code with."""
+"""Tests of `rollout_sdk.testing`."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ class Loop(RolloutAgentLoop):
 
 
 class Passing(Loop):
-    """A loop that asks as those of the published package do."""
+    """A loop that calls the model like those of the published package."""
 
     async def run(self, ctx: Any) -> Any:
         params = {"model": "policy-7", "tools": [{}], "n": 4, "keep_reply": True, "temperature": 0.5}
@@ -79,11 +79,11 @@ class Testing(unittest.TestCase):
         self.assertEqual(grade(SameNumber, run, label="4").reward, 1.0)
         self.assertEqual(grade(SameNumber, "#### 5", label="4").reward, 0.0)
 
-    def test_what_is_returned_is_the_sample(self) -> None:
+    def test_returned_messages_are_the_sample(self) -> None:
         run = run_workflow(Said, "Hello", ["a", lambda request: request["messages"][0]["content"]])
         self.assertEqual([message["content"] for message in run.sample.messages], ["Hello", "a", "Hello"])
 
-    def test_an_error_of_the_model_is_raised_and_so_is_a_script_that_ends(self) -> None:
+    def test_an_error_of_the_model_and_the_end_of_the_script_raise(self) -> None:
         unavailable = ChatError("unavailable", "no model")
         self.assertRaises(ChatError, run_workflow, Adding, "Hello", [unavailable])
         self.assertRaisesRegex(AssertionError, "more often than there are replies, 1", run_workflow, Said, "Hello", ["a"])
@@ -95,14 +95,14 @@ class Testing(unittest.TestCase):
         run = asyncio.run(main())
         self.assertEqual((run.result.reward, run.requests[0]["tools"][0]["function"]["name"]), (0.5, "add"))
 
-    def test_a_loop_may_pass_parameters_of_any_names_on(self) -> None:
+    def test_a_loop_may_pass_on_parameters_of_any_names(self) -> None:
         run = run_agent_loop(Passing, "Hello", ["Hi."])
         request = run.requests[0]
         self.assertEqual((request["temperature"], request["n"], request["keep_reply"]), (0.5, 4, True))
         result: Any = run.result
         self.assertEqual(len(result.final_messages), 2)
 
-    def test_an_exception_of_a_loop_is_reported_by_its_own_text(self) -> None:
+    def test_an_exception_of_a_loop_is_reported_with_its_own_text(self) -> None:
         loop = _export.AgentLoop()
         for prompt, expected in [("Hello", "'x'"), ("?", "AssertionError (")]:
             message = json.dumps({"role": "user", "content": prompt})

@@ -1,5 +1,5 @@
-"""Programs for the published packages, as they are: each is found, runs against a host that
-is played, and does what it does there. None has a line that was changed for this host."""
+"""Tests that unchanged programs for the published packages are discovered, run with a simulated host, and behave as
+they do there."""
 
 import importlib
 import json
@@ -110,7 +110,7 @@ class Unchanged(unittest.TestCase):
         self.assertEqual(len(run.samples), 1)
         self.assertEqual(testing.grade(found.grader, run, "4").reward, 1.0)
 
-    def test_what_a_program_has_is_seen_in_its_source(self) -> None:
+    def test_the_exports_of_a_program_are_read_from_its_source(self) -> None:
         programs = sorted(each.name for each in PROGRAMS.iterdir() if (each / "pyproject.toml").is_file())
         self.assertEqual(len(programs), 9)
         for program in programs:
@@ -118,12 +118,12 @@ class Unchanged(unittest.TestCase):
             _, found = self.found(program, only_grader=project.only_grader)
             self.assertEqual(_build.read_modules(project).exports, found.exports, program)
 
-    def test_every_name_leads_somewhere(self) -> None:
+    def test_every_name_can_be_imported(self) -> None:
         for module, names in _names.NAMES.items():
             for name in names:
                 getattr(importlib.import_module(module), name)
 
-    def test_what_a_name_does_not_cover_says_what_is_there_instead(self) -> None:
+    def test_an_import_that_a_name_does_not_cover_lists_what_exists(self) -> None:
         for code, expected in [
             ("from strands import AgentSkills", "no `AgentSkills`.*there are Agent, .*tool"),
             ("from strands.models import BedrockModel", "no module `strands.models`.*OsmosisRolloutModel"),

@@ -1,3 +1,3 @@
-//! An agent loop that rates itself.
+//! An agent loop that returns a reward.
 
 rollout_sdk::export!(agent_loop = rollout_test_guests::Looping);

@@ -1,4 +1,4 @@
-//! Tries to write files where none belong, and reports what it was told.
+//! Tries to write artifacts under invalid names, and reports the errors.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, report};
@@ -24,13 +24,13 @@ impl Workflow for ArtifactNames {
     fn run(ctx: Context) -> Result<Output> {
         artifact::write("kept", "kept by the guest")?;
         artifact::write("deep/down.txt", "and below")?;
-        let mut told = Vec::new();
+        let mut answers = Vec::new();
         for name in TRICKS {
             let written = artifact::write(name, "escaped").map_err(|error| error.to_string());
             let read = artifact::read(name).map_err(|error| error.to_string());
-            told.push(json!({"name": name, "write": written.err(), "read": read.err()}));
+            answers.push(json!({"name": name, "write": written.err(), "read": read.err()}));
         }
-        Ok(report(&ctx, json!({"told": told, "names": artifact::names()})))
+        Ok(report(&ctx, json!({"answers": answers, "names": artifact::names()})))
     }
 }
 

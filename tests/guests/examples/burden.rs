@@ -1,8 +1,8 @@
-//! Burdens its host as the two words of its prompt say: `memory 240` fills 240 MiB and ends, `result 40` reports
-//! messages of 40 MiB, `spin 1` computes without end. With any other prompt it is honest.
+//! Strains its host as the prompt's two words say: `memory 240` fills 240 MiB and ends, `result 40` returns messages of
+//! 40 MiB, `spin 1` computes forever. With any other prompt it is honest.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, asked, spin};
+use rollout_test_guests::{Honest, ask_once, prompt_text, spin};
 
 struct Burden;
 
@@ -10,8 +10,8 @@ const MIB: usize = 1 << 20;
 
 impl Workflow for Burden {
     fn run(ctx: Context) -> Result<Output> {
-        let asked = asked(&ctx);
-        let (kind, count) = asked.split_once(' ').unwrap_or_default();
+        let prompt_text = prompt_text(&ctx);
+        let (kind, count) = prompt_text.split_once(' ').unwrap_or_default();
         match (kind, count.parse::<usize>()) {
             ("memory", Ok(count)) => {
                 let filled = std::hint::black_box(vec![1_u8; count * MIB]);

@@ -1,18 +1,18 @@
-//! Has the host do the work: it hands over a great deal to log, waits a little, and again.
+//! Makes the host do the work: it logs a huge line, waits a little, and repeats that.
 
 use std::time::Duration;
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, requests_misbehaviour};
 
-/// A little less than a guest may hand over at once.
+/// A little less than the maximum of one call.
 const LINE_BYTES: usize = 60 << 20;
 
 struct BusyLogs;
 
 impl Workflow for BusyLogs {
     fn run(ctx: Context) -> Result<Output> {
-        if told_to_misbehave(&ctx) {
+        if requests_misbehaviour(&ctx) {
             let line = "x".repeat(LINE_BYTES);
             loop {
                 log::info(&line);

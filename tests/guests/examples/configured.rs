@@ -1,4 +1,4 @@
-//! Wants a configuration, and answers from it.
+//! Requires a configuration, and answers from it.
 
 use rollout_sdk::*;
 use rollout_test_guests::Honest;

@@ -1,7 +1,7 @@
 //! The workflow and grader that `tests/clients/cases.py` describes.
 
 use rollout_sdk::*;
-use rollout_test_guests::{ask_once, asked, spin, with_reply};
+use rollout_test_guests::{ask_once, prompt_text, spin, with_reply};
 
 struct Conform;
 
@@ -12,7 +12,7 @@ struct Row {
 
 impl Workflow for Conform {
     fn run(ctx: Context) -> Result<Output> {
-        match asked(&ctx).as_str() {
+        match prompt_text(&ctx).as_str() {
             "please fail" => bail!("the workflow was told to fail"),
             "please refuse" => Err(Error::invalid("the workflow was told to refuse")),
             "please take too long" => Err(Error::timed_out("the workflow was told to take too long")),
@@ -29,7 +29,7 @@ impl Workflow for Conform {
     }
 }
 
-/// Registers samples under these names, the first ones with an answer of the model.
+/// Registers samples under these names. Those in `asking` have a reply of the model.
 fn branch(ctx: &Context, asking: &[&str], silent: &[&str]) -> Result<Output> {
     for name in asking {
         let sample = ctx.sample_named(name)?;

@@ -1,4 +1,4 @@
-//! Declares the second of its clock as a default.
+//! Declares the current time as a default.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ struct Dated;
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Config {
-    /// The second since 1970 from which on things are new.
+    /// Seconds since 1970 after which things count as new.
     since: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Starts chat calls, drops some and forgets the others, and returns as if all was well.
+//! Starts chat calls, drops some and forgets the others, and returns successfully.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, with_reply};

@@ -1,13 +1,13 @@
 //! Returns an error.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, requests_misbehaviour};
 
 struct GiveUp;
 
 impl Workflow for GiveUp {
     fn run(ctx: Context) -> Result<Output> {
-        if told_to_misbehave(&ctx) {
+        if requests_misbehaviour(&ctx) {
             bail!("this guest gives up");
         }
         ask_once(&ctx)

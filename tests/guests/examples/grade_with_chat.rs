@@ -1,4 +1,4 @@
-//! A grader that opens a sample to ask the model, which is for workflows only.
+//! A grader that opens a sample to call the model, which is for workflows only.
 
 use rollout_test_guests::raw_grader::{Failure, GradedSample, Guest, Verdict, samples::Sample};
 use rollout_test_guests::{MISBEHAVE, export_raw_grader};

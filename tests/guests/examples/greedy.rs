@@ -1,5 +1,4 @@
-//! Asks the model for as long as it is let, then more than it may at once, and reports
-//! what it was told.
+//! Calls the model until it is refused, then makes more concurrent calls than allowed, and reports the errors.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, report};
@@ -10,13 +9,13 @@ impl Workflow for Greedy {
     fn run(ctx: Context) -> Result<Output> {
         let sample = ctx.sample()?;
         let mut answered = 0;
-        let told = loop {
+        let answer = loop {
             match sample.chat(ctx.prompt()).send() {
                 Ok(_) => answered += 1,
                 Err(error) => break error.to_string(),
             }
         };
-        Ok(report(&ctx, json!({"answered": answered, "told": told})))
+        Ok(report(&ctx, json!({"answered": answered, "answer": answer})))
     }
 }
 

@@ -1,8 +1,8 @@
-//! Takes as many MiB of memory as each number of its prompt's text says, and holds them
-//! while it asks the model, once after each.
+//! Allocates as many MiB as each number in its prompt's text says, and holds them while it calls the model once after
+//! each allocation.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, asked, with_reply};
+use rollout_test_guests::{Honest, prompt_text, with_reply};
 
 struct Hold;
 
@@ -11,9 +11,9 @@ impl Workflow for Hold {
         let sample = ctx.sample()?;
         let mut held = Vec::new();
         let mut output = None;
-        for mebibytes in asked(&ctx).split_whitespace() {
+        for mebibytes in prompt_text(&ctx).split_whitespace() {
             let mebibytes: usize =
-                mebibytes.parse().map_err(|_| Error::invalid(format!("'{mebibytes}' is no number")))?;
+                mebibytes.parse().map_err(|_| Error::invalid(format!("'{mebibytes}' is not a number")))?;
             held.push(std::hint::black_box(vec![1_u8; mebibytes << 20]));
             output = Some(with_reply(&ctx, sample.chat(ctx.prompt()).send()?.into_message()));
         }

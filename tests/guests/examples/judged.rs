@@ -1,13 +1,13 @@
-//! Has a judge rate the answer, or asks it in other ways where the label says so.
+//! A grader that calls the judge. The label selects other ways to call it.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, asked};
+use rollout_test_guests::{Honest, prompt_text};
 
 struct Judged;
 
 impl Workflow for Judged {
     fn run(ctx: Context) -> Result<Output> {
-        if asked(&ctx) == "ask the judge" {
+        if prompt_text(&ctx) == "ask the judge" {
             question().send()?;
         }
         <Honest as Workflow>::run(ctx)

@@ -1,4 +1,4 @@
-//! Fills artifacts and its sample until it is told to stop, and reports what it was told.
+//! Fills artifacts and its sample until it reaches a limit, and reports the error.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, report};

@@ -16,7 +16,7 @@ impl Workflow for LargeNumbers {
 impl Grader for LargeNumbers {
     fn grade(ctx: GradeContext) -> Result<Verdicts> {
         let number: f64 =
-            ctx.require_label()?.parse().map_err(|_| Error::invalid("the label is no number"))?;
+            ctx.require_label()?.parse().map_err(|_| Error::invalid("the label is not a number"))?;
         let verdicts: Vec<Verdict> =
             ctx.samples().iter().map(|sample| sample.reward(number).metric("size", number)).collect();
         Ok(verdicts.into())

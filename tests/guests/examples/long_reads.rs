@@ -1,5 +1,5 @@
-//! The usual agent: it calls a tool again and again, whose results are as long as the model
-//! asks for. `bench --turns 20 --tool-bytes 4096` measures it.
+//! A typical agent: it calls a tool repeatedly, whose results have the length that the model requests. `bench --turns
+//! 20 --tool-bytes 4096` measures it.
 
 use rollout_sdk::*;
 use schemars::JsonSchema;
@@ -9,13 +9,14 @@ struct LongReads;
 
 #[derive(Deserialize, JsonSchema)]
 struct Read {
-    /// How much to read.
+    /// The number of bytes to read.
     bytes: usize,
 }
 
 impl Workflow for LongReads {
     fn run(ctx: Context) -> Result<Output> {
-        let read = Tool::new("read", "Reads so many bytes.", |Read { bytes }: Read| Ok("x".repeat(bytes)));
+        let read =
+            Tool::new("read", "Reads a number of bytes.", |Read { bytes }: Read| Ok("x".repeat(bytes)));
         Ok(ctx.agent()?.tool(read).max_turns(1000).run()?.into())
     }
 }

@@ -1,31 +1,31 @@
-//! Takes as many turns as its prompt says. In each it asks twice at once and goes on with what comes
-//! first, waits for a moment, has a tool called, and says how much time is left and a random
-//! number: whatever differs when it is run again is seen in what it asks next.
+//! Takes the number of turns in its prompt. In each turn it makes two concurrent calls and continues with the first
+//! reply, waits briefly, calls a tool, and sends the remaining time and a random number: any difference in a second run
+//! shows up in its next request.
 //!
-//! With the word `steady` after the number of turns it says nothing of time, chance and order, so
-//! that two such rollouts differ in nothing either. With the word `restless` it looks at the clock and
-//! for answers two thousand times a turn, without waiting.
+//! With the word `steady` after the number of turns it sends no time, random number or order, so that two such rollouts
+//! are identical. With the word `restless` it reads the clock and polls for answers two thousand times in each turn,
+//! without waiting.
 
 use std::time::Duration;
 
 use rollout_sdk::*;
-use rollout_test_guests::{asked, random_number};
+use rollout_test_guests::{prompt_text, random_number};
 
 struct LongWay;
 
 impl Workflow for LongWay {
     fn run(ctx: Context) -> Result<Output> {
-        let prompt = asked(&ctx);
+        let prompt = prompt_text(&ctx);
         let mut words = prompt.split_whitespace();
         let turns = words.next().and_then(|turns| turns.parse::<u32>().ok());
-        let turns = turns.ok_or_else(|| Error::invalid("the prompt begins with no number"))?;
+        let turns = turns.ok_or_else(|| Error::invalid("the prompt does not begin with a number"))?;
         let manner = words.next();
         let (is_steady, is_restless) = (manner == Some("steady"), manner == Some("restless"));
         let sample = ctx.sample()?;
-        let mut said = ctx.prompt().to_vec();
+        let mut history = ctx.prompt().to_vec();
         for turn in 0..turns {
             let ask = |which: &str| {
-                let mut messages = said.clone();
+                let mut messages = history.clone();
                 messages.push(Message::user(format!("turn {turn}, {which}")));
                 sample.chat(&messages).start()
             };
@@ -55,11 +55,11 @@ impl Workflow for LongWay {
             let result = host_tools::execute(&[call]).remove(0);
             let left = ctx.time_left().map_or(0, |left| left.as_millis());
             let random = random_number();
-            said.push(first.into_message());
+            history.push(first.into_message());
             let differs = if is_steady { String::new() } else { format!(" {waits} {left} {random}") };
-            said.push(Message::user(format!("{}{differs}", result.content)));
+            history.push(Message::user(format!("{}{differs}", result.content)));
         }
-        said.iter().try_for_each(|message| sample.push(message))?;
+        history.iter().try_for_each(|message| sample.push(message))?;
         Ok(Output::default())
     }
 }
@@ -68,8 +68,8 @@ impl Grader for LongWay {
     fn grade(ctx: GradeContext) -> Result<Verdicts> {
         let sample = ctx.sample()?;
         let reply = JudgeRequest::new(&[Message::user(sample.text())]).send()?;
-        let said: f64 = reply.text().bytes().chain(sample.text().bytes()).map(f64::from).sum();
-        Ok(sample.reward(said).into())
+        let sum: f64 = reply.text().bytes().chain(sample.text().bytes()).map(f64::from).sum();
+        Ok(sample.reward(sum).into())
     }
 }
 

@@ -1,5 +1,5 @@
-//! Looks for anything of the machine that it runs on, through the standard library, and
-//! reports what it found. The row's metadata names a port that somebody listens on.
+//! Searches for anything of the machine that it runs on, through the standard library, and reports what it found. The
+//! row's metadata has a port on which the test listens.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};

@@ -1,6 +1,5 @@
-//! Uses the imports as the SDK lets nobody: what is too large, too many, no text, no
-//! JSON or no handle. Which, the prompt says, and the last message returned is what it
-//! was told.
+//! Uses the imports in ways that the SDK prevents: with values that are too large or too many, with invalid text, JSON
+//! or handles. The prompt selects the case, and the last returned message has the errors.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -25,7 +24,7 @@ const MESSAGE: &str = r#"{"role":"user","content":"Calculate 2 + 3."}"#;
 impl Guest for Misuse {
     fn run(mut prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure> {
         let last: Value = serde_of(prompt.last());
-        let told = match last["content"].as_str().unwrap_or_default().split_once(": ") {
+        let report = match last["content"].as_str().unwrap_or_default().split_once(": ") {
             Some(("large", what)) => large(what),
             Some(("many", what)) => many(what),
             Some(("no json", _)) => no_json(),
@@ -34,7 +33,7 @@ impl Guest for Misuse {
             Some(("other", what)) => other(what),
             _ => ask(&open(), request()).map_or_else(|error| error.into(), Value::from),
         };
-        let text = told.as_str().map_or_else(|| told.to_string(), str::to_owned);
+        let text = report.as_str().map_or_else(|| report.to_string(), str::to_owned);
         let reply = Message::assistant(text);
         prompt.push(json!({"role": "assistant", "content": reply.text()}).to_string());
         Ok(Some(prompt))
@@ -57,11 +56,11 @@ fn ask(sample: &Sample, request: Request) -> Result<String, String> {
     chat::complete(sample, &request).map(|reply| reply.text).map_err(|error| error.to_string())
 }
 
-fn told<T, E: std::fmt::Display>(answer: Result<T, E>) -> Value {
+fn outcome<T, E: std::fmt::Display>(answer: Result<T, E>) -> Value {
     answer.map_or_else(|error| error.to_string(), |_| "taken".to_owned()).into()
 }
 
-/// One large text, handed over in the place that the test names.
+/// Passes one large text to the import that the test names.
 fn large(what: &str) -> Value {
     let text = "x".repeat(LARGE);
     let message = format!(r#"{{"role":"user","content":"{text}"}}"#);
@@ -70,28 +69,28 @@ fn large(what: &str) -> Value {
         "line" => log::line(Level::Info, &text),
         "event name" => log::event(&text, "1"),
         "event" => log::event("large", &text),
-        "artifact name" => return told(artifacts::write(&text, b"x")),
-        "artifact" => return told(artifacts::write("large", text.as_bytes())),
-        "sample name" => return told(Sample::open(Some(&text))),
-        "metric name" => return told(sample.set_metric(&text, 1.0)),
-        "field name" => return told(sample.set_field(&text, "1")),
-        "field" => return told(sample.set_field("large", &message)),
-        "message" => return told(sample.push(&[message])),
-        "request" => return told(ask(&sample, Request { messages: vec![message], ..request() })),
-        "tool" => return told(ask(&sample, Request { tools: vec![message], ..request() })),
-        "params" => return told(ask(&sample, Request { params: Some(message), ..request() })),
+        "artifact name" => return outcome(artifacts::write(&text, b"x")),
+        "artifact" => return outcome(artifacts::write("large", text.as_bytes())),
+        "sample name" => return outcome(Sample::open(Some(&text))),
+        "metric name" => return outcome(sample.set_metric(&text, 1.0)),
+        "field name" => return outcome(sample.set_field(&text, "1")),
+        "field" => return outcome(sample.set_field("large", &message)),
+        "message" => return outcome(sample.push(&[message])),
+        "request" => return outcome(ask(&sample, Request { messages: vec![message], ..request() })),
+        "tool" => return outcome(ask(&sample, Request { tools: vec![message], ..request() })),
+        "params" => return outcome(ask(&sample, Request { params: Some(message), ..request() })),
         "tool call" => {
             let call = ToolCall { id: text.clone(), name: text, arguments: message };
             return tools::execute(&[call]).len().into();
         }
         "return" => return text.into(),
         "failure" => panic!("{text}"),
-        _ => panic!("nothing large is called {what}"),
+        _ => panic!("unknown case for large values: {what}"),
     }
     "taken".into()
 }
 
-/// A list of a million entries, or calls of the host without end.
+/// Passes a list of a million entries, or calls the host forever.
 fn many(what: &str) -> Value {
     let sample = open();
     match what {
@@ -99,51 +98,53 @@ fn many(what: &str) -> Value {
             let call = chat::start(&sample, &request()).expect("a call can be started");
             wait(&vec![&call; MANY], None).len().into()
         }
-        "messages" => told(sample.push(&vec!["{}".to_owned(); MANY])),
-        "chat messages" => told(ask(&sample, Request { messages: vec!["{}".to_owned(); MANY], ..request() })),
+        "messages" => outcome(sample.push(&vec!["{}".to_owned(); MANY])),
+        "chat messages" => {
+            outcome(ask(&sample, Request { messages: vec!["{}".to_owned(); MANY], ..request() }))
+        }
         "host calls" => loop {
             log::line(Level::Debug, "again");
         },
-        _ => panic!("nothing is many and called {what}"),
+        _ => panic!("unknown case for many values: {what}"),
     }
 }
 
-/// Texts that are no JSON, wherever JSON belongs.
+/// Passes invalid JSON to each parameter that must be JSON.
 fn no_json() -> Value {
     let sample = open();
     let bad = || "{no json".to_owned();
     log::event("no json", &bad());
     json!({
-        "message": told(sample.push(&[MESSAGE.to_owned(), bad()])),
-        "replaced": told(sample.replace(&[bad()])),
-        "field": told(sample.set_field("field", &bad())),
-        "metric": told(sample.set_metric("metric", f64::NAN)),
-        "request": told(ask(&sample, Request { messages: vec![bad()], ..request() })),
-        "tool": told(ask(&sample, Request { tools: vec![bad()], ..request() })),
-        "params": told(ask(&sample, Request { params: Some(bad()), ..request() })),
-        "list of params": told(ask(&sample, Request { params: Some("[1]".to_owned()), ..request() })),
+        "message": outcome(sample.push(&[MESSAGE.to_owned(), bad()])),
+        "replaced": outcome(sample.replace(&[bad()])),
+        "field": outcome(sample.set_field("field", &bad())),
+        "metric": outcome(sample.set_metric("metric", f64::NAN)),
+        "request": outcome(ask(&sample, Request { messages: vec![bad()], ..request() })),
+        "tool": outcome(ask(&sample, Request { tools: vec![bad()], ..request() })),
+        "params": outcome(ask(&sample, Request { params: Some(bad()), ..request() })),
+        "list of params": outcome(ask(&sample, Request { params: Some("[1]".to_owned()), ..request() })),
     })
 }
 
-/// Bytes that are no text, handed over as text.
+/// Passes invalid UTF-8 as text.
 fn no_text(what: &str) -> Value {
-    // SAFETY: it is not safe, and that is what is tried; nothing here looks at it.
+    // SAFETY: this is unsound on purpose; the guest itself never reads the text.
     let text = unsafe { String::from_utf8_unchecked(vec![b'x', 0xff, 0xfe]) };
     match what {
         "line" => log::line(Level::Info, &text),
-        "sample name" => return told(Sample::open(Some(&text))),
-        "message" => return told(open().push(&[text])),
-        "artifact name" => return told(artifacts::write(&text, b"x")),
-        "request" => return told(ask(&open(), Request { messages: vec![text], ..request() })),
-        _ => panic!("no place is called {what}"),
+        "sample name" => return outcome(Sample::open(Some(&text))),
+        "message" => return outcome(open().push(&[text])),
+        "artifact name" => return outcome(artifacts::write(&text, b"x")),
+        "request" => return outcome(ask(&open(), Request { messages: vec![text], ..request() })),
+        _ => panic!("unknown case for invalid text: {what}"),
     }
     "taken".into()
 }
 
-/// Handles that are kept, made up or used twice.
+/// Leaks handles, invents handles or uses them twice.
 fn handle(what: &str) -> Value {
     let sample = open();
-    // SAFETY: numbers that the host gave to nobody, or took back, are what is tried.
+    // SAFETY: invalid handles are the purpose of this test; the host must reject them.
     let made_up = |number| unsafe { Sample::from_handle(number) };
     match what {
         "forgotten chat calls" => loop {
@@ -182,7 +183,7 @@ fn handle(what: &str) -> Value {
             drop(sample);
             "dropped twice".into()
         }
-        _ => panic!("no handle is called {what}"),
+        _ => panic!("unknown case for handles: {what}"),
     }
 }
 
@@ -214,21 +215,21 @@ fn other(what: &str) -> Value {
         }
         "same name twice" => {
             let _first = Sample::open(Some("twin"));
-            told(Sample::open(Some("twin")))
+            outcome(Sample::open(Some("twin")))
         }
         "deep field" => {
             let deep = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
             let sample = open();
             json!({
-                "deepest": told(sample.set_field("deep", &deep(100))),
-                "deeper": told(sample.set_field("deep", &deep(101))),
-                "deep": told(sample.set_field("deep", &deep(100_000))),
+                "deepest": outcome(sample.set_field("deep", &deep(100))),
+                "deeper": outcome(sample.set_field("deep", &deep(101))),
+                "deep": outcome(sample.set_field("deep", &deep(100_000))),
             })
         }
         "random bytes" => rollout_test_guests::random_bytes(LARGE as u64).into(),
         "trap" => panic!("this guest traps"),
         "exit" => std::process::exit(0),
-        _ => panic!("nothing else is called {what}"),
+        _ => panic!("unknown case: {what}"),
     }
 }
 

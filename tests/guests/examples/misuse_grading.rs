@@ -1,4 +1,4 @@
-//! A grader that misbehaves as its label says.
+//! A grader that misbehaves. The label selects the case.
 
 use rollout_test_guests::raw_grader::types::Metric;
 use rollout_test_guests::raw_grader::{Failure, GradedSample, Guest, Verdict, observations};

@@ -1,7 +1,7 @@
-//! Prints a lot, with escape sequences for a terminal in it.
+//! Prints a lot, including terminal escape sequences.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, requests_misbehaviour};
 
 struct Noisy;
 
@@ -9,7 +9,7 @@ const LINES: usize = 20_000;
 
 impl Workflow for Noisy {
     fn run(ctx: Context) -> Result<Output> {
-        if told_to_misbehave(&ctx) {
+        if requests_misbehaviour(&ctx) {
             for line in 0..LINES {
                 println!("\x1b[2J\x1b]0;owned\x07 line {line} to stdout {}", "x".repeat(80));
                 eprintln!("\x1b[31m line {line} to stderr\r");

@@ -1,4 +1,4 @@
-//! A workflow that asks what the host saw, which is for graders only.
+//! A workflow that requests the host's observations, which are for graders only.
 
 use rollout_test_guests::raw_workflow::{Failure, Guest, observations};
 use rollout_test_guests::{MISBEHAVE, export_raw_workflow};

@@ -1,4 +1,4 @@
-//! An agent loop with a tool that generation A's form has no place for.
+//! An agent loop with a tool that generation A's protocol cannot represent.
 
 use rollout_sdk::*;
 

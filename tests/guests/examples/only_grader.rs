@@ -1,4 +1,4 @@
-//! Has no workflow. Its reward is not one that another grader here gives.
+//! Has only a grader. No other grader here returns its reward.
 
 use rollout_sdk::*;
 

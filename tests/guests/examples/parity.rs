@@ -1,7 +1,7 @@
-//! One behaviour a prompt, the same as `python/parity` in the other language.
+//! Behaves as each prompt says, exactly like `python/parity`.
 
 use rollout_sdk::*;
-use rollout_test_guests::asked;
+use rollout_test_guests::prompt_text;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -22,9 +22,9 @@ impl Default for Config {
 
 #[derive(Deserialize, JsonSchema)]
 struct Join {
-    /// What to join.
+    /// The words to join.
     words: Vec<String>,
-    /// What goes between.
+    /// The separator.
     between: Option<String>,
     loud: bool,
 }
@@ -39,13 +39,13 @@ fn join(args: Join) -> Result<String> {
 
 impl Workflow<Config> for Parity {
     fn run(ctx: Context<Config>) -> Result<Output> {
-        match asked(&ctx).as_str() {
+        match prompt_text(&ctx).as_str() {
             "messages" => messages(&ctx),
             "push" => push(&ctx),
             "names" => names(&ctx),
             "parallel" => parallel(&ctx),
-            "refused" | "no json" => told_by_chat(&ctx, ctx.sample()?.chat(ctx.prompt())),
-            "reserved" => told_by_chat(&ctx, ctx.sample()?.chat(ctx.prompt()).param("model", "mine")),
+            "refused" | "no json" => answer_of(&ctx, ctx.sample()?.chat(ctx.prompt())),
+            "reserved" => answer_of(&ctx, ctx.sample()?.chat(ctx.prompt()).param("model", "mine")),
             "budget" => budget(&ctx),
             "artifacts" => artifacts(&ctx),
             "config" => report(&ctx, json!([ctx.config().greeting, ctx.config().turns])),
@@ -65,7 +65,7 @@ impl Workflow<Config> for Parity {
     }
 }
 
-/// The prompt with what was found out as its reply.
+/// Returns the prompt with a report as its reply.
 fn report(ctx: &Context<Config>, found: Value) -> Result<Output> {
     let mut messages = ctx.prompt().to_vec();
     messages.push(Message::assistant(found.to_string()));
@@ -97,9 +97,9 @@ fn text_of<T, E: std::fmt::Display>(outcome: Result<T, E>) -> String {
 
 fn names(ctx: &Context<Config>) -> Result<Output> {
     let first = ctx.sample_named("first")?;
-    let told = [ctx.sample_named("first"), ctx.sample_named("caf\u{e9}"), ctx.sample_named("second")];
-    let told: Vec<String> = told.into_iter().map(text_of).collect();
-    first.push(&Message::assistant(told.join("\n")))?;
+    let names = [ctx.sample_named("first"), ctx.sample_named("caf\u{e9}"), ctx.sample_named("second")];
+    let names: Vec<String> = names.into_iter().map(text_of).collect();
+    first.push(&Message::assistant(names.join("\n")))?;
     first.withdraw();
     Ok(().into())
 }
@@ -107,17 +107,17 @@ fn names(ctx: &Context<Config>) -> Result<Output> {
 fn parallel(ctx: &Context<Config>) -> Result<Output> {
     let sample = ctx.sample()?;
     let ask = |number: u32| [Message::user(format!("Calculate {number} + 10."))];
-    let asked: Vec<_> = (1..4).map(ask).collect();
-    let replies = chat_all(asked.iter().map(|messages| sample.chat(messages)));
+    let prompt_text: Vec<_> = (1..4).map(ask).collect();
+    let replies = chat_all(prompt_text.iter().map(|messages| sample.chat(messages)));
     let texts: Vec<String> =
         replies.into_iter().map(|reply| Ok(reply?.text().to_owned())).collect::<Result<_>>()?;
     sample.push(&Message::assistant(texts.join("\n")))?;
     Ok(().into())
 }
 
-fn told_by_chat(ctx: &Context<Config>, request: ChatRequest<'_>) -> Result<Output> {
-    let told = text_of(request.send());
-    report(ctx, told.into())
+fn answer_of(ctx: &Context<Config>, request: ChatRequest<'_>) -> Result<Output> {
+    let answer = text_of(request.send());
+    report(ctx, answer.into())
 }
 
 fn budget(ctx: &Context<Config>) -> Result<Output> {
@@ -133,8 +133,8 @@ fn artifacts(ctx: &Context<Config>) -> Result<Output> {
     artifact::write("notes/a.txt", "first")?;
     artifact::write("notes/a.txt", "caf\u{e9}")?;
     artifact::write("b.bin", [0, 255])?;
-    let told = [text_of(artifact::write("../up", "x")), text_of(artifact::read("none"))];
-    report(ctx, json!([artifact::names(), artifact::read("b.bin")?, told]))
+    let errors = [text_of(artifact::write("../up", "x")), text_of(artifact::read("none"))];
+    report(ctx, json!([artifact::names(), artifact::read("b.bin")?, errors]))
 }
 
 fn tools(ctx: &Context<Config>) -> Result<Output> {

@@ -1,4 +1,4 @@
-//! An agent loop with a grader, which has the last word: it gives 0.25 to a right answer.
+//! An agent loop with a grader, whose reward takes precedence: 0.25 for a right answer.
 
 use rollout_sdk::*;
 use rollout_test_guests::Looping;

@@ -1,4 +1,4 @@
-//! Reports what its own runtime refused, as often as it is let.
+//! Reports refused uses as often as the host accepts them.
 
 use rollout_test_guests::raw_workflow::log::{self, RefusedUse};
 use rollout_test_guests::raw_workflow::{Failure, Guest};

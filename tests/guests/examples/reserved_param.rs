@@ -1,10 +1,10 @@
-//! Sets parameters of a chat request that are the host's, and reports what it was told.
+//! Sets chat parameters that only the host may set, and reports the errors.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, report};
 
-/// Those of the request itself, as they are and in other letters, those by which proxies of
-/// models are told whom to ask, and two that are a guest's to set.
+/// Fields of the request itself, in lower and upper case, fields that route a request at model proxies, and two
+/// parameters that a guest may set.
 const NAMES: [&str; 20] = [
     "model",
     "messages",
@@ -33,15 +33,15 @@ struct ReservedParam;
 impl Workflow for ReservedParam {
     fn run(ctx: Context) -> Result<Output> {
         let sample = ctx.sample()?;
-        let mut told = Map::new();
+        let mut answers = Map::new();
         for name in NAMES {
             let answer = match sample.chat(ctx.prompt()).param(name, 1).send() {
                 Ok(_) => "sent".to_owned(),
                 Err(error) => error.to_string(),
             };
-            told.insert(name.to_owned(), answer.into());
+            answers.insert(name.to_owned(), answer.into());
         }
-        Ok(report(&ctx, told))
+        Ok(report(&ctx, answers))
     }
 }
 

@@ -1,8 +1,7 @@
-//! Searches everything that a workflow can see for a secret: whatever each import gives,
-//! what the standard library finds of its surroundings, and at the end its own memory,
-//! byte by byte, also what it never wrote to. The row's metadata has the secret's two
-//! halves, apart, so that the search itself does not put it there; and a text that is
-//! planted in the prompt, which the search has to find.
+//! Searches everything that a workflow can see for a secret: the results of each import, the environment through the
+//! standard library, and finally its own memory byte by byte, including memory that it never wrote. The row's metadata
+//! has the secret's two halves separately, so that the search itself does not create a copy; and a text that is planted
+//! in the prompt, which the search must find.
 
 use std::fs;
 use std::io::Read;
@@ -19,7 +18,7 @@ use rollout_test_guests::raw_workflow::{
 
 struct Search;
 
-/// The two halves of a text, which nothing here puts together.
+/// A text in two halves, which are never joined.
 struct Needle {
     first: String,
     second: String,
@@ -39,7 +38,7 @@ impl Needle {
     }
 }
 
-/// Where the needles were looked for and found.
+/// The places that were searched, and those where a needle was found.
 struct Found {
     secret: Needle,
     planted: Needle,
@@ -76,7 +75,7 @@ impl Guest for Search {
         };
         if metadata["then"] == "observe" {
             found.look("observations", observations::exchanges("main"));
-            return Err(Failure::Failed("a workflow was shown what is for graders".to_owned()));
+            return Err(Failure::Failed("a workflow received a grader's input".to_owned()));
         }
         found.look("prompt", &prompt);
         what_imports_give(&mut found);
@@ -152,8 +151,7 @@ fn surroundings(found: &mut Found) {
     found.look("monotonic clock", Instant::now());
 }
 
-/// The instance's memory from its first byte to its last, with pages that are new; gives
-/// how many bytes that was.
+/// Searches the instance's memory from the first byte to the last, including new pages. Returns the number of bytes.
 #[cfg(target_family = "wasm")]
 fn memory(found: &mut Found) -> usize {
     use core::arch::wasm32::{memory_grow, memory_size};
@@ -161,22 +159,21 @@ fn memory(found: &mut Found) -> usize {
     const NEW_PAGES: usize = 64;
     memory_grow::<0>(NEW_PAGES);
     let length = memory_size::<0>() * PAGE_BYTES;
-    // SAFETY: it is not safe, and reading what no pointer is to is what is tried; all of
-    // it is mapped, and only this runs. No slice begins at address 0, and the
-    // pointer that dangles is 1.
+    // SAFETY: this reads memory that no pointer refers to, on purpose. All of it is mapped, and no other code runs. A
+    // slice must not begin at address 0, so it begins at the dangling pointer, 1.
     let all = unsafe { std::slice::from_raw_parts(std::hint::black_box(std::ptr::dangling()), length - 1) };
     found.bytes("memory", all);
     length
 }
 
-/// Outside wasm nothing is searched.
+/// Does nothing outside wasm.
 #[cfg(not(target_family = "wasm"))]
 fn memory(_found: &mut Found) -> usize {
     0
 }
 
-/// Proves that it got the label by rewarding its length, and leaves as many copies of it
-/// in its memory as a later instance could find if it were not made anew.
+/// Returns the label's length as the reward, which proves that it received the label, and leaves many copies of the
+/// label in its memory, which a later instance could find if memory were reused.
 struct LeaveCopies;
 
 impl Grader for LeaveCopies {

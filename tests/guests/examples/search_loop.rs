@@ -1,12 +1,12 @@
-//! An agent loop that shows all that it is given: to its caller in the tools that it offers, to
-//! its model, and in its conversation. Its grader shows that it is given the truth, by rewarding
-//! its length, and that the metadata has it too.
+//! An agent loop that shows all that it receives: to its caller in the tools, to its model, and in its conversation.
+//! Its grader returns the length of the ground truth as the reward, which proves that it received it, and checks that
+//! the metadata has it too.
 
 use rollout_sdk::*;
 
 struct ShowAll;
 
-/// What this instance can see.
+/// Returns everything that this instance can see.
 fn seen(request: &LoopRequest) -> Result<String> {
     let metadata = request.metadata_json()?;
     Ok(format!("{request:?} {metadata:?} {}", request.rollout_id()))

@@ -1,5 +1,4 @@
-//! Shows whatever a workflow can see: to the model, in its sample, as an artifact, in
-//! the log and on its output.
+//! Shows everything that a workflow can see: to the model, in its sample, as an artifact, in the log and on its output.
 
 use rollout_sdk::*;
 
@@ -30,7 +29,7 @@ impl Workflow<Option<Map<String, Value>>> for ShowEverything {
     }
 }
 
-/// Proves that it got the label by rewarding its length.
+/// Returns the label's length as the reward, which proves that it received the label.
 impl Grader for ShowEverything {
     fn grade(ctx: GradeContext) -> Result<Verdicts> {
         let length = ctx.require_label()?.len();

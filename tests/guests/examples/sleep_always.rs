@@ -1,4 +1,4 @@
-//! Waits for nothing, for ever, in every rollout: a check of it goes on until the check's deadline.
+//! Sleeps forever in every rollout, so that a check of it lasts until the check's deadline.
 
 use std::time::Duration;
 

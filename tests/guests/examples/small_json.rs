@@ -1,5 +1,5 @@
-//! Hands the host JSON of very many very small parts, in the place that the prompt names,
-//! and names of samples and ids that are hard to write down.
+//! Passes JSON with very many tiny parts to the import that the prompt names, and uses sample names and ids that are
+//! hard to store.
 
 use rollout_sdk::Value;
 use rollout_test_guests::export_raw_workflow;
@@ -10,7 +10,7 @@ use rollout_test_guests::raw_workflow::{Failure, Guest};
 
 struct SmallJson;
 
-/// As many as the outside hands used.
+/// As many parts as an outside tester used.
 const MANY: usize = 500_000;
 
 impl Guest for SmallJson {
@@ -23,13 +23,13 @@ impl Guest for SmallJson {
             "field" => field(),
             "ask" => return Ok(Some(vec![ask(prompt)])),
             "params" => return Ok(Some(vec![params(prompt)])),
-            "for ever" => push_for_ever(),
+            "for ever" => push_forever(),
             "names" => names(),
             "event" => event(),
             "tools" => return Ok(Some(own_tools(prompt))),
             _ => {
-                let said = ask(prompt.clone());
-                return Ok(Some(prompt.into_iter().chain([said]).collect()));
+                let reply = ask(prompt.clone());
+                return Ok(Some(prompt.into_iter().chain([reply]).collect()));
             }
         }
         Ok(None)
@@ -40,7 +40,7 @@ fn open() -> Sample {
     Sample::open(None).expect("a sample can be opened")
 }
 
-/// Half a million messages in five calls, so that no single one is too large for the host.
+/// Pushes half a million messages in five calls, so that no call is too large for the host.
 fn push() {
     let sample = open();
     let part = vec!["{}".to_owned(); MANY / 5];
@@ -49,12 +49,12 @@ fn push() {
     }
 }
 
-/// One message of the assistant with half a million empty calls.
+/// Returns an assistant message with half a million empty calls.
 fn calls() -> String {
     format!(r#"{{"role":"assistant","content":"","tool_calls":[{}]}}"#, vec!["{}"; MANY].join(","))
 }
 
-/// A field that is a list of very many parts.
+/// Sets a field to a list with very many parts.
 fn field() {
     let sample = open();
     sample.push(&[r#"{"role":"user","content":"x"}"#.to_owned()]).expect("it is a message");
@@ -65,27 +65,27 @@ fn field() {
 
 fn ask(messages: Vec<String>) -> String {
     let request = Request { messages, tools: Vec::new(), params: None };
-    let said = match chat::complete(&open(), &request) {
+    let error = match chat::complete(&open(), &request) {
         Ok(reply) => return reply.message,
         Err(error) => error.to_string(),
     };
-    said_by_nobody(&said)
+    user_message(&error)
 }
 
 fn params(messages: Vec<String>) -> String {
     let many: Vec<String> = (0..MANY).map(|at| format!("\"{at:x}\":1")).collect();
     let params = Some(format!("{{{}}}", many.join(",")));
     let request = Request { messages, tools: Vec::new(), params };
-    let told = chat::complete(&open(), &request).map(|reply| reply.text).map_err(|error| error.to_string());
-    said_by_nobody(&told.unwrap_or_else(|error| error))
+    let answer = chat::complete(&open(), &request).map(|reply| reply.text).map_err(|error| error.to_string());
+    user_message(&answer.unwrap_or_else(|error| error))
 }
 
-fn said_by_nobody(text: &str) -> String {
+fn user_message(text: &str) -> String {
     rollout_sdk::json!({"role": "user", "content": text}).to_string()
 }
 
-/// Is stopped within a call, because it is hardly ever outside of one.
-fn push_for_ever() -> ! {
+/// Pushes forever, so that the host stops it within a call.
+fn push_forever() -> ! {
     let sample = open();
     let large = vec![format!(r#"{{"content":"{}"}}"#, "\\u0041".repeat(1 << 20)); 8];
     loop {
@@ -93,7 +93,7 @@ fn push_for_ever() -> ! {
     }
 }
 
-/// Samples whose names differ only in what no file name can have.
+/// Opens samples whose names differ only in characters that file names cannot have.
 fn names() {
     for name in ["a_b", "a/b", "a%2Fb", "A_B", "..", "%2E."] {
         let sample = Sample::open(Some(name)).expect("it is a name");
@@ -101,13 +101,13 @@ fn names() {
     }
 }
 
-/// An event that calls itself another rollout's.
+/// Logs an event that claims to belong to another rollout.
 fn event() {
     log::event("forged", r#"{"rollout_id":"other","event":"real","rollout\u005fid":"third","x":1}"#);
     open().push(&["{}".to_owned()]).expect("it is a message");
 }
 
-/// A conversation in which the agent made two calls of tools of its own.
+/// Returns a conversation with two calls of the agent's own tools.
 fn own_tools(mut prompt: Vec<String>) -> Vec<String> {
     prompt.extend(
         [

@@ -1,13 +1,13 @@
 //! Never returns and never calls the host.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, spin, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, requests_misbehaviour, spin};
 
 struct Spin;
 
 impl Workflow for Spin {
     fn run(ctx: Context) -> Result<Output> {
-        if told_to_misbehave(&ctx) {
+        if requests_misbehaviour(&ctx) {
             spin();
         }
         ask_once(&ctx)

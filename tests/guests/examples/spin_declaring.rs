@@ -1,4 +1,4 @@
-//! Never says what it declares.
+//! Never returns from `declare`.
 
 use std::borrow::Cow;
 

@@ -1,13 +1,13 @@
-//! Starts chat calls and then never returns, so that they are under way when it is stopped.
+//! Starts chat calls and never returns, so that they are in progress when it is stopped.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, spin, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, requests_misbehaviour, spin};
 
 struct SpinWithCalls;
 
 impl Workflow for SpinWithCalls {
     fn run(ctx: Context) -> Result<Output> {
-        if told_to_misbehave(&ctx) {
+        if requests_misbehaviour(&ctx) {
             let sample = ctx.sample()?;
             let _calls = [sample.chat(ctx.prompt()).start()?, sample.chat(ctx.prompt()).start()?];
             spin();

@@ -1,4 +1,4 @@
-//! Tools for others: useful ones, and one for each way in which a tool goes wrong.
+//! A tool component: useful tools, and one for each way in which a tool can fail.
 
 use rollout_sdk::*;
 use rollout_test_guests::spin;
@@ -13,7 +13,7 @@ struct Config {
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct Text {
-    /// What to work on.
+    /// The text to process.
     text: String,
 }
 
@@ -29,14 +29,14 @@ impl ToolPlugin<Config> for Kit {
         }
         Ok(vec![
             tool!(upper, "Writes a text in capitals."),
-            Tool::new("greet", "Greets as it is configured to.", move |(): ()| Ok(config.greeting.clone())),
-            tool!(seen, "Tells what this tool sees of the world."),
+            Tool::new("greet", "Returns the configured greeting.", move |(): ()| Ok(config.greeting.clone())),
+            tool!(seen, "Reports what this tool sees of its environment."),
             tool!(refuse, "Always fails."),
-            tool!(large, "Gives a result of so many bytes."),
+            tool!(large, "Returns a number of bytes."),
             tool!(never, "Never ends."),
             tool!(panic, "Panics."),
-            tool!(grow, "Takes memory for as long as it gets some."),
-            tool!(chatter, "Writes a log without end."),
+            tool!(grow, "Allocates memory until that fails."),
+            tool!(chatter, "Writes log lines forever."),
         ])
     }
 }
@@ -68,9 +68,9 @@ fn panic((): ()) -> Result<()> {
 }
 
 fn grow((): ()) -> Result<usize> {
-    let mut taken: Vec<Vec<u8>> = Vec::new();
+    let mut blocks: Vec<Vec<u8>> = Vec::new();
     loop {
-        taken.push(std::hint::black_box(vec![1; 1 << 20]));
+        blocks.push(std::hint::black_box(vec![1; 1 << 20]));
     }
 }
 

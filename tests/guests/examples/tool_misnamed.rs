@@ -1,4 +1,4 @@
-//! Tools for others whose names no model's server takes.
+//! A tool component whose tool names no model server accepts.
 
 use rollout_sdk::*;
 

@@ -1,13 +1,13 @@
 //! Panics.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, requests_misbehaviour};
 
 struct Trap;
 
 impl Workflow for Trap {
     fn run(ctx: Context) -> Result<Output> {
-        if told_to_misbehave(&ctx) {
+        if requests_misbehaviour(&ctx) {
             panic!("this guest traps");
         }
         ask_once(&ctx)

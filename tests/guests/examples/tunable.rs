@@ -1,4 +1,4 @@
-//! Declares its configuration, and tells it as both halves are given it.
+//! Declares its configuration, and reports it as the workflow and the grader receive it.
 
 use rollout_sdk::*;
 use schemars::JsonSchema;
@@ -14,7 +14,7 @@ struct Config {
     /// The most calls of the model.
     #[schemars(range(min = 1))]
     max_turns: u32,
-    /// What it says before it begins.
+    /// The text before the conversation.
     greeting: Option<String>,
     search: Search,
     concurrency: Concurrency,
@@ -23,9 +23,9 @@ struct Config {
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Search {
-    /// How far to look.
+    /// The depth of the search.
     depth: f64,
-    /// Where to look.
+    /// The places to search.
     places: Vec<String>,
 }
 

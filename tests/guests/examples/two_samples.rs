@@ -1,5 +1,4 @@
-//! Opens two samples, whether or not the caller takes so many. The grader rates the
-//! first with 1, the second with 0.
+//! Opens two samples, even if the caller accepts only one. The grader gives the first 1 and the second 0.
 
 use rollout_sdk::*;
 

@@ -1,13 +1,13 @@
-//! Does what a validation has to find, one thing for each prompt.
+//! Makes the mistakes that a validation must find, one for each prompt.
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, asked};
+use rollout_test_guests::{Honest, ask_once, prompt_text};
 
 struct Unfit;
 
 impl Workflow for Unfit {
     fn run(ctx: Context) -> Result<Output> {
-        match asked(&ctx).as_str() {
+        match prompt_text(&ctx).as_str() {
             "register nothing" => return Ok(().into()),
             "fail" => bail!("told to fail"),
             "trap" => panic!("told to trap"),
@@ -20,7 +20,7 @@ impl Workflow for Unfit {
                 return Ok(().into());
             }
             "tell the time" => {
-                // The host's own time, which no two runs have in common to the call.
+                // The host's time, which differs between two runs.
                 let begun = ctx.time_left();
                 let mut looks = 0_u64;
                 for _ in 0..5 {

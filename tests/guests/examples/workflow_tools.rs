@@ -1,4 +1,4 @@
-//! A workflow that offers the model a tool, which not every caller can carry.
+//! A workflow that offers the model a tool, which not every caller's protocol supports.
 
 use rollout_sdk::*;
 

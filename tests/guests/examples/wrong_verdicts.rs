@@ -1,4 +1,4 @@
-//! Gives verdicts that no host may take: which one, the label says.
+//! Returns verdicts that the host must reject. The label selects one.
 
 use rollout_test_guests::export_raw_grader;
 use rollout_test_guests::raw_grader::{Failure, GradedSample, Guest, Verdict, types::Metric};

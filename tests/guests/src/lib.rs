@@ -1,11 +1,9 @@
-//! What the test guests have in common.
+//! Shared code of the test guests.
 //!
-//! Each file under `examples/` is a guest that misbehaves in one way when its prompt
-//! ends with [`MISBEHAVE`] (or, for a grader, when that is the label), and is honest
-//! otherwise, so that a test can show that a host goes on after it.
+//! Each file under `examples/` is a guest that misbehaves in one way when its prompt ends with [`MISBEHAVE`] (or, for a
+//! grader, when that is the label), and is honest otherwise, so that a test can show that the host continues afterwards.
 //!
-//! [`raw_workflow`] and [`raw_grader`] are the contract without the SDK, for what the
-//! SDK does not let a guest do.
+//! [`raw_workflow`] and [`raw_grader`] are the contract without the SDK, for misbehaviour that the SDK prevents.
 
 mod looping;
 
@@ -13,11 +11,10 @@ pub use looping::Looping;
 
 use rollout_sdk::{Context, GradeContext, Grader, Message, Output, Result, Verdicts, Workflow};
 
-/// The last message of a prompt, or the label, that asks for misbehaviour.
+/// The last message of a prompt, or the label, that requests misbehaviour.
 pub const MISBEHAVE: &str = "misbehave";
 
-/// A workflow that asks the model once, and a grader that compares the answer with the
-/// label.
+/// A workflow that calls the model once, and a grader that compares the answer with the label.
 pub struct Honest;
 
 impl Workflow for Honest {
@@ -33,32 +30,32 @@ impl Grader for Honest {
     }
 }
 
-/// Asks the model once and gives back the prompt with the reply.
+/// Calls the model once and returns the prompt with the reply.
 pub fn ask_once(ctx: &Context) -> Result<Output> {
     let reply = ctx.sample()?.chat(ctx.prompt()).send()?;
     Ok(with_reply(ctx, reply.into_message()))
 }
 
-/// The prompt with a last message.
+/// Returns the prompt followed by a message.
 pub fn with_reply(ctx: &Context, reply: Message) -> Output {
     let mut messages = ctx.prompt().to_vec();
     messages.push(reply);
     messages.into()
 }
 
-/// What the guest found out, as the prompt's reply, for the test to read.
+/// Returns the prompt followed by a report, which the test reads.
 pub fn report(ctx: &Context, found: impl Into<rollout_sdk::Value>) -> Output {
     with_reply(ctx, Message::assistant(found.into().to_string()))
 }
 
-/// The text of the prompt's last message.
-pub fn asked<C>(ctx: &Context<C>) -> String {
+/// Returns the text of the prompt's last message.
+pub fn prompt_text<C>(ctx: &Context<C>) -> String {
     ctx.prompt().last().map(Message::text).unwrap_or_default()
 }
 
-/// Whether the prompt asks for misbehaviour.
-pub fn told_to_misbehave(ctx: &Context) -> bool {
-    asked(ctx) == MISBEHAVE
+/// Returns whether the prompt requests misbehaviour.
+pub fn requests_misbehaviour(ctx: &Context) -> bool {
+    prompt_text(ctx) == MISBEHAVE
 }
 
 /// Never returns and never calls the host.
@@ -68,7 +65,7 @@ pub fn spin() -> ! {
     }
 }
 
-/// Computes for some half a millisecond, by the count, because a guest's clock does not tell.
+/// Computes for about half a millisecond, by a number of steps, because a guest's clock does not advance meanwhile.
 pub fn compute_briefly() {
     const STEPS: u64 = 400_000;
     let mut state = 1_u64;
@@ -77,8 +74,8 @@ pub fn compute_briefly() {
     }
 }
 
-/// Asks the host for random bytes in one call, whatever their number; gives how many
-/// came. The standard library asks in small parts.
+/// Requests any number of random bytes from the host in one call; returns how many it received. The standard library
+/// would split the request.
 #[cfg(target_family = "wasm")]
 pub fn random_bytes(length: u64) -> u32 {
     #[link(wasm_import_module = "wasi:random/random@0.2.6")]
@@ -92,7 +89,7 @@ pub fn random_bytes(length: u64) -> u32 {
     bytes[1]
 }
 
-/// Asks the host for a random number.
+/// Returns a random number of the host.
 #[cfg(target_family = "wasm")]
 pub fn random_number() -> u64 {
     #[link(wasm_import_module = "wasi:random/random@0.2.6")]
@@ -100,23 +97,23 @@ pub fn random_number() -> u64 {
         #[link_name = "get-random-u64"]
         fn get_random_u64() -> i64;
     }
-    // SAFETY: it takes nothing and gives a number.
+    // SAFETY: the function has no parameters and returns a number.
     unsafe { get_random_u64() }.cast_unsigned()
 }
 
-/// Outside wasm there is nobody to ask.
+/// Returns 0 outside wasm, where there is no host.
 #[cfg(not(target_family = "wasm"))]
 pub fn random_number() -> u64 {
     0
 }
 
-/// Outside wasm there is nobody to ask.
+/// Returns 0 outside wasm, where there is no host.
 #[cfg(not(target_family = "wasm"))]
 pub fn random_bytes(_length: u64) -> u32 {
     0
 }
 
-/// A workflow's half of the contract, as generated code, with every import.
+/// Generated code of the workflow's part of the contract, with every import.
 #[allow(missing_docs, clippy::all)]
 pub mod raw_workflow {
     wit_bindgen::generate!({
@@ -147,7 +144,7 @@ pub mod raw_workflow {
     #[doc(hidden)]
     pub fn used<G: Exported>() {}
 
-    /// A workflow that gives back messages or nothing.
+    /// A workflow that returns messages or nothing.
     pub trait Guest {
         fn run(prompt: Vec<String>) -> Result<Option<Vec<String>>, Failure>;
     }
@@ -159,7 +156,7 @@ pub mod raw_workflow {
         }
     }
 
-    /// Asking the policy with a list of messages.
+    /// Calls of the policy with a list of messages.
     pub mod chat {
         use super::rollout::plugin::calls::Call;
         use super::rollout::plugin::models::{self, Conversation, Role};
@@ -173,7 +170,7 @@ pub mod raw_workflow {
             pub params: Option<String>,
         }
 
-        fn asked(request: &Request) -> models::Request {
+        fn to_model_request(request: &Request) -> models::Request {
             let Request { messages, tools, params } = request.clone();
             models::Request {
                 conversation: Conversation::Messages(messages),
@@ -184,11 +181,11 @@ pub mod raw_workflow {
         }
 
         pub fn complete(sample: &Sample, request: &Request) -> Result<Completion, Error> {
-            models::complete(Role::Policy, Some(sample), &asked(request))
+            models::complete(Role::Policy, Some(sample), &to_model_request(request))
         }
 
         pub fn start(sample: &Sample, request: &Request) -> Result<Call, Error> {
-            models::start(Role::Policy, Some(sample), &asked(request))
+            models::start(Role::Policy, Some(sample), &to_model_request(request))
         }
 
         pub fn finish(call: Call) -> Result<Completion, Error> {
@@ -197,7 +194,7 @@ pub mod raw_workflow {
     }
 }
 
-/// A grader's half of the contract, as generated code, with every import.
+/// Generated code of the grader's part of the contract, with every import.
 #[allow(missing_docs, clippy::all)]
 pub mod raw_grader {
     wit_bindgen::generate!({
@@ -228,7 +225,7 @@ pub mod raw_grader {
     pub fn used<G: Guest>() {}
 }
 
-/// Exports a workflow that is written against [`raw_workflow`], and the honest grader.
+/// Exports a workflow that uses [`raw_workflow`], and the honest grader.
 #[macro_export]
 macro_rules! export_raw_workflow {
     ($guest:ident) => {
@@ -237,7 +234,7 @@ macro_rules! export_raw_workflow {
     };
 }
 
-/// Exports a grader that is written against [`raw_grader`], and the honest workflow.
+/// Exports a grader that uses [`raw_grader`], and the honest workflow.
 #[macro_export]
 macro_rules! export_raw_grader {
     ($guest:ident) => {
@@ -246,8 +243,8 @@ macro_rules! export_raw_grader {
     };
 }
 
-/// Exports one half. Outside wasm the contract's names are no symbols that a linker
-/// takes; there the guest is only kept from being unused.
+/// Exports one part. Outside wasm the contract's names are not valid symbols for a linker, so the guest is only marked
+/// as used.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! export_raw_half {

@@ -1,15 +1,14 @@
-//! An agent loop that conforms, and does what its prompt asks for otherwise.
+//! An agent loop that conforms by default, and misbehaves as its prompt says.
 
 use std::time::Duration;
 
 use rollout_sdk::*;
 
-/// Asks the model, adds numbers up for it, and rates itself where the metadata holds the
-/// truth.
+/// Calls the model, adds numbers for it, and returns a reward if the metadata has the ground truth.
 pub struct Looping;
 
-/// What the last message of the prompt says.
-fn asked(request: &LoopRequest) -> String {
+/// Returns the text of the prompt's last message.
+fn prompt_text(request: &LoopRequest) -> String {
     request.messages().last().map(Message::text).unwrap_or_default()
 }
 
@@ -32,7 +31,7 @@ impl AgentLoop for Looping {
     fn get_tools(request: &LoopRequest, _: &()) -> Result<Vec<Value>> {
         let number = json!({"type": "number", "description": "A number."});
         let plain = add_tool(json!({"a": number, "b": number}));
-        Ok(match asked(request).as_str() {
+        Ok(match prompt_text(request).as_str() {
             "no tools today" => bail!("the shop is closed"),
             "trap over tools" => panic!("told to trap"),
             "rich tools" => vec![add_tool(json!({
@@ -47,7 +46,7 @@ impl AgentLoop for Looping {
     fn run(ctx: LoopContext) -> Result<LoopOutput> {
         let request = ctx.request().clone();
         let mut messages = request.messages().to_vec();
-        match asked(&request).as_str() {
+        match prompt_text(&request).as_str() {
             "please fail" => return Err(Error::failed("the loop was told to fail")),
             "please refuse" => return Err(Error::invalid("the loop was told to refuse")),
             "please trap" => panic!("told to trap"),
@@ -66,7 +65,7 @@ impl AgentLoop for Looping {
         let finish_reason = loop {
             ctx.log_event("pre_llm", json!({"turn": turns, "messages": messages.len()}));
             let mut chat = ctx.chat(&messages);
-            if asked(&request) == "pass the parameters on" {
+            if prompt_text(&request) == "pass the parameters on" {
                 for (name, value) in request.completion_params() {
                     chat = chat.param(name, value.clone());
                 }
@@ -101,8 +100,8 @@ impl AgentLoop for Looping {
 
 #[derive(Default, serde::Deserialize)]
 struct Truth {
-    /// Kept from a loop beside a grader, which has the truth to itself; a test calls it
-    /// otherwise there.
+    /// If the loop has a grader, only the grader receives the ground truth; a test passes it to the loop under the
+    /// alias.
     #[serde(alias = "expected")]
     ground_truth: Option<String>,
 }
@@ -111,7 +110,7 @@ fn same(solution: &str, truth: &str, _: Option<&Value>) -> Result<f64> {
     Ok(f64::from(u8::from(answer_after(solution, "####") == Some(truth))))
 }
 
-/// Whatever the loop was told, for the test to read.
+/// Returns everything that the loop received, which the test reads.
 fn seen(ctx: &LoopContext) -> Result<Value> {
     let request = ctx.request();
     Ok(json!({

@@ -1,18 +1,18 @@
-//! Guests that say what is not so, or look for what is not theirs.
+//! Tests of guests that make false claims, or search for data of others.
 
 use rollout_tests::{Start, rollout_host};
 
 use super::*;
 
 #[tokio::test]
-async fn what_is_no_json_is_refused_in_every_place() {
+async fn invalid_json_is_refused_in_every_argument() {
     let controller = Controller::start().await;
     let host = misuse("").start().await;
     let request = controller.rollout("no json: anywhere").label("5");
 
     let result = host.run(&request).await;
 
-    let answers: Value = serde_json::from_str(told(&result)).expect("it reports in JSON");
+    let answers: Value = serde_json::from_str(answer_in(&result)).expect("it reports in JSON");
     for (place, answer) in answers.as_object().expect("an object") {
         let text = answer.as_str().unwrap_or_default();
         assert_ne!(text, "taken", "{place}");
@@ -21,29 +21,29 @@ async fn what_is_no_json_is_refused_in_every_place() {
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
     let trajectory = host.trajectory(request.rollout_id()).await;
     assert!(trajectory.is_object(), "it can be read all the same");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_field_that_is_too_deep_for_its_readers_is_refused() {
+async fn a_field_that_is_nested_too_deeply_is_refused() {
     let controller = Controller::start().await;
     let host = misuse("").start().await;
     let request = controller.rollout("other: deep field").label("5");
 
     let result = host.run(&request).await;
 
-    let answers: Value = serde_json::from_str(told(&result)).expect("it reports in JSON");
+    let answers: Value = serde_json::from_str(answer_in(&result)).expect("it reports in JSON");
     assert_eq!(answers["deepest"], "taken");
     for place in ["deeper", "deep"] {
         let answer = answers[place].as_str().unwrap_or_default();
         assert!(answer.contains("nested more than 100 deep") || answer.contains("recursion"), "{answer}");
     }
     assert!(host.trajectory(request.rollout_id()).await.is_object(), "it can be read all the same");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_name_that_a_sample_has_is_refused_to_another() {
+async fn a_second_sample_cannot_have_the_same_name() {
     let rows = [serde_json::json!({"user_prompt": "other: same name twice", "ground_truth": "5"})];
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
@@ -58,7 +58,7 @@ async fn a_name_that_a_sample_has_is_refused_to_another() {
 }
 
 #[tokio::test]
-async fn random_bytes_past_their_number_end_the_guest_by_that_name_and_are_counted() {
+async fn too_many_random_bytes_end_the_guest_with_the_limits_name_and_are_counted() {
     let controller = Controller::start().await;
     let host = misuse("").start().await;
     let request = controller.rollout("other: random bytes").label("5");
@@ -75,11 +75,11 @@ async fn random_bytes_past_their_number_end_the_guest_by_that_name_and_are_count
     assert_eq!(*limit, serde_json::json!({"max": 65536, "hits": 1, "asked": 2_097_152}));
     let hits = host.metrics().await.get("rollout_host_limit_hits_total{limit=\"random-bytes-max\"}");
     assert_eq!(hits, Some(1.0));
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_cannot_be_handed_over() {
+async fn invalid_utf8_cannot_be_passed_as_text() {
     let controller = Controller::start().await;
     let host = misuse("").start().await;
     for place in ["line", "sample name", "message", "artifact name", "request"] {
@@ -88,7 +88,7 @@ async fn bytes_that_are_no_text_cannot_be_handed_over() {
         check_fails(&result, "agent_error", "utf-8");
     }
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -122,11 +122,11 @@ async fn a_guests_clocks_and_random_numbers_are_its_rollouts_own() {
     let again = two.run(&request("clocks-1")).await;
     let sibling = one.run(&request("clocks-2")).await;
 
-    assert_eq!(told(&first), told(&again), "a run can be repeated");
-    let seen = |result: &Value| serde_json::from_str::<Value>(told(result)).expect("it reports in JSON");
+    assert_eq!(answer_in(&first), answer_in(&again), "a run can be repeated");
+    let seen = |result: &Value| serde_json::from_str::<Value>(answer_in(result)).expect("it reports in JSON");
     let (first, sibling) = (seen(&first), seen(&sibling));
     for clock in ["today", "elapsed"] {
-        assert_eq!(first[clock], sibling[clock], "nobody's clock says what the machine is busy with");
+        assert_eq!(first[clock], sibling[clock], "no clock shows the load of the machine");
     }
     for random in ["random", "sample"] {
         assert_ne!(first[random], sibling[random], "siblings differ");

@@ -1,4 +1,4 @@
-//! Phases that no language's author sees: a component made by hand misbehaves in them.
+//! Tests of handwritten components that misbehave in phases which no language exposes.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use rollout_tests::{Start, component_text, rollout_host};
 
 use super::*;
 
-/// What a component does where it is hostile.
+/// The misbehaviour of a component.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     Spin,
@@ -14,24 +14,23 @@ enum Deed {
     Exit,
 }
 
-/// Where it does so.
+/// The phase in which a component misbehaves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Site {
-    /// The start function, which runs before anything is called.
+    /// The start function, which runs before any call.
     Start,
-    /// Making room for the arguments.
+    /// The allocation of the arguments.
     Realloc,
     /// The workflow itself.
     Run,
-    /// After it has returned and the result was taken.
+    /// The cleanup after the result was read.
     PostReturn,
 }
 
 const PLACES: [Site; 4] = [Site::Start, Site::Realloc, Site::Run, Site::PostReturn];
 
-/// A workflow that answers 5, and in about every second rollout misbehaves: which, the
-/// rollout's own random numbers decide, so that it is the same ones each time, and not
-/// the one with which the host tries it before it serves.
+/// Creates a workflow that answers 5, and misbehaves in about every second rollout. The rollout's own random numbers
+/// select these, so that they are the same each time and exclude the trial run before the host serves.
 fn made(dir: &Path, place: Site, deed: Deed) -> PathBuf {
     let deed = match deed {
         Deed::Spin => "(loop $again (br $again))",
@@ -72,7 +71,7 @@ fn made(dir: &Path, place: Site, deed: Deed) -> PathBuf {
     component(dir, &module)
 }
 
-/// A component around this core module; see [`component_text`].
+/// Creates a component around this core module; see [`component_text`].
 pub(super) fn component(dir: &Path, module: &str) -> PathBuf {
     let path = dir.join("made.wasm");
     let bytes =
@@ -81,7 +80,7 @@ pub(super) fn component(dir: &Path, module: &str) -> PathBuf {
     path
 }
 
-/// Runs hostile and ordinary rollouts of a made component side by side.
+/// Runs hostile and ordinary rollouts of a handwritten component concurrently.
 async fn check_made(place: Site, deed: Deed, part: &str) {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let controller = Controller::start().await;
@@ -99,7 +98,7 @@ async fn check_made(place: Site, deed: Deed, part: &str) {
             check_fails(&result, "agent_error", part);
             ended += 1;
         } else {
-            assert_eq!(told(&result), "I say #### 5", "{place:?} {deed:?}: {result:#}");
+            assert_eq!(answer_in(&result), "I say #### 5", "{place:?} {deed:?}: {result:#}");
         }
     }
     assert!((1..8).contains(&ended), "{place:?} {deed:?}: {ended} of 8 were ended");
@@ -112,7 +111,7 @@ async fn a_guest_that_spins_in_its_start_function_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_guest_that_spins_while_it_is_given_its_arguments_is_stopped() {
+async fn a_guest_that_spins_while_it_receives_its_arguments_is_stopped() {
     check_made(Site::Realloc, Deed::Spin, LITTLE_CPU_IS_NAMED).await;
 }
 
@@ -134,7 +133,7 @@ async fn a_guest_that_exits_in_any_phase_is_at_fault_and_ends_no_other() {
     for place in PLACES {
         let part = match place {
             Site::Start | Site::Run => "workflow called exit(0) instead of returning",
-            // Here the engine lets no guest call anything.
+            // In these phases the engine forbids calls of imports.
             Site::Realloc | Site::PostReturn => {
                 "workflow trapped: wasm trap: cannot leave component instance"
             }
@@ -162,7 +161,7 @@ async fn a_component_whose_every_start_spins_is_not_served() {
     assert!(ran.stderr.contains("guest-cpu-secs-max"), "{}", ran.stderr);
 }
 
-/// A component whose start function waits for so many seconds, and uses no CPU time.
+/// Creates a component whose start function sleeps for this many seconds, without using CPU time.
 fn waiting_to_start(dir: &Path, seconds: u32) -> PathBuf {
     let module = format!(
         r#"
@@ -186,9 +185,9 @@ fn waiting_to_start(dir: &Path, seconds: u32) -> PathBuf {
             (export "subscribe-duration" (func (param "when" u64) (result (own $pollable))))))
         (core func $wait-for (canon lower (func $clock "subscribe-duration")))
         (core func $block (canon lower (func $poll "[method]pollable.block")))"#;
-    let given = r#"(export "wait-for" (func $wait-for)) (export "block" (func $block)) (export "random""#;
+    let imports = r#"(export "wait-for" (func $wait-for)) (export "block" (func $block)) (export "random""#;
     let text = component_text(&module, "I say #### 5");
-    let text = text.replacen("(component", imports, 1).replacen(r#"(export "random""#, given, 1);
+    let text = text.replacen("(component", imports, 1).replacen(r#"(export "random""#, imports, 1);
     let path = dir.join("waiting.wasm");
     let bytes = wat::parse_str(text).unwrap_or_else(|error| panic!("{error}"));
     std::fs::write(&path, bytes).expect("it can be written");
@@ -210,17 +209,17 @@ async fn a_component_whose_every_start_waits_is_not_served_and_does_not_validate
 }
 
 #[tokio::test]
-async fn a_component_that_waits_a_little_before_it_starts_is_served() {
+async fn a_component_with_a_short_wait_at_its_start_is_served() {
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
     let controller = Controller::start().await;
     let host = TestHost::of_component(waiting_to_start(dir.path(), 1)).start().await;
 
     let result = host.run(&controller.rollout("Calculate 2 + 3.").with("grade", false)).await;
 
-    assert_eq!(told(&result), "I say #### 5", "{result:#}");
+    assert_eq!(answer_in(&result), "I say #### 5", "{result:#}");
 }
 
-/// Serves what cannot be served.
+/// Tries to serve a component, which must fail.
 pub(super) async fn serve(component: &Path, more: &[&str]) -> rollout_tests::Ran {
     let mut command = rollout_host(["serve"]);
     command.arg(component).args(["--listen", "127.0.0.1:0"]).args(more);

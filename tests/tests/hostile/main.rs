@@ -1,5 +1,5 @@
-//! Guests that mean harm, beside those of `misbehaving.rs`: what stops each, what its
-//! caller is told, and that neither host nor neighbours are the worse for it.
+//! Tests of malicious guests, in addition to those of `misbehaving.rs`: how each is stopped, what its caller receives,
+//! and that neither the host nor other rollouts are affected.
 
 mod lies;
 mod made;
@@ -11,11 +11,11 @@ use std::time::Duration;
 use rollout_tests::{Controller, Serve, TestHost};
 use serde_json::Value;
 
-/// A budget of CPU time that is spent soon, under a deadline that is far.
+/// A small budget of CPU time. The deadline is far.
 const LITTLE_CPU: &str = "[limits]\nguest-cpu-secs-max = 0.2\n";
 const LITTLE_CPU_IS_NAMED: &str = "used more CPU time than guest-cpu-secs-max, 0.2 s";
 
-/// The guests that are large hand over 2 MiB.
+/// Guests with large values pass 2 MiB.
 const SMALL_CALLS: &str = "[limits]\nhost-call-bytes-max = 1048576\n";
 const SMALL_CALLS_ARE_NAMED: &str = "passed more than host-call-bytes-max, 1048576 bytes";
 
@@ -24,18 +24,18 @@ fn check_fails(result: &Value, category: &str, part: &str) {
     assert_eq!(result["err_category"], category, "{part}: {result:#}");
     let message = result["err_message"].as_str().unwrap_or_default();
     assert!(message.contains(part), "{message:?} does not hold {part:?}");
-    assert!(message.len() < 20_000, "a guest's words are bounded: {} bytes", message.len());
-    assert_eq!(result["sample"]["reward"], Value::Null, "no reward is made up: {result:#}");
+    assert!(message.len() < 20_000, "a guest's message is bounded: {} bytes", message.len());
+    assert_eq!(result["sample"]["reward"], Value::Null, "there is no invented reward: {result:#}");
 }
 
-/// The next rollout, an ordinary one, succeeds, and nothing is left running.
-async fn check_goes_on(host: &TestHost, controller: &Controller) {
+/// Checks that the next ordinary rollout succeeds, and that nothing is left running.
+async fn check_still_works(host: &TestHost, controller: &Controller) {
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     assert_eq!(result["status"], "success", "{result:#}");
     host.idle().await;
 }
 
-/// Runs a workflow that misbehaves as its prompt says, and is ended for it.
+/// Runs a workflow that misbehaves as its prompt says, and checks that the host ends it.
 async fn check_ended(host: Serve, text: &str, part: &str) {
     let controller = Controller::start().await;
     let host = host.start().await;
@@ -43,10 +43,10 @@ async fn check_ended(host: Serve, text: &str, part: &str) {
     let result = host.run(&controller.rollout(text).label("5")).await;
 
     check_fails(&result, "agent_error", part);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
-/// Runs a grader that misbehaves as its label says, and is ended for it.
+/// Runs a grader that misbehaves as its label says, and checks that the host ends it.
 async fn check_grader_ended(lines: &str, label: &str, part: &str) {
     let controller = Controller::start().await;
     let host = TestHost::of("misuse_grading").config(lines).start().await;
@@ -54,35 +54,35 @@ async fn check_grader_ended(lines: &str, label: &str, part: &str) {
     let result = host.run(&controller.rollout("Calculate 2 + 3.").label(label)).await;
 
     check_fails(&result, "agent_error", part);
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 fn misuse(lines: &str) -> Serve {
     TestHost::of("misuse").config(lines)
 }
 
-/// What the guest says in its sample that it was told.
-fn told(result: &Value) -> &str {
+/// Returns the answer that the guest reports in its sample.
+fn answer_in(result: &Value) -> &str {
     let messages = result["sample"]["messages"].as_array().map_or(&[][..], Vec::as_slice);
     let text = messages.last().and_then(|message| message["content"].as_str());
-    text.unwrap_or_else(|| panic!("nothing was told: {result:#}"))
+    text.unwrap_or_else(|| panic!("there is no answer: {result:#}"))
 }
 
-/// Runs a workflow that reports what it was told.
-async fn ask_what_it_is_told(host: &TestHost, controller: &Controller, text: &str) -> String {
+/// Runs a workflow that reports the host's answer.
+async fn answer_to(host: &TestHost, controller: &Controller, text: &str) -> String {
     let result = host.run(&controller.rollout(text).label("5")).await;
-    told(&result).to_owned()
+    answer_in(&result).to_owned()
 }
 
-/// Runs a workflow that misbehaves as its prompt says, and is told of a limit.
-async fn check_told(lines: &str, text: &str, part: &str) {
+/// Runs a workflow that misbehaves as its prompt says, and checks that it gets an error about a limit.
+async fn check_limit_error(lines: &str, text: &str, part: &str) {
     let controller = Controller::start().await;
     let host = misuse(lines).start().await;
 
-    let answer = ask_what_it_is_told(&host, &controller, text).await;
+    let answer = answer_to(&host, &controller, text).await;
 
     assert!(answer.contains(part), "{answer:?} does not hold {part:?}");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn a_guest_that_waits_spends_no_cpu_time() {
     let rollout = host.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     controller.chats_open(1).await;
 
-    // Nothing shows that time has passed but time.
+    // No event shows that time has passed.
     tokio::time::sleep(Duration::from_secs(1)).await;
     controller.release();
 
@@ -118,7 +118,7 @@ async fn a_guest_that_waits_spends_no_cpu_time() {
 }
 
 #[tokio::test]
-async fn a_guest_that_calls_the_host_without_end_is_ended_at_its_number_of_calls() {
+async fn a_guest_that_calls_the_host_endlessly_is_ended_at_its_limit_of_calls() {
     let host = misuse("[limits]\nhost-calls-max = 5000\n");
     check_ended(host, "many: host calls", "called the host more often than host-calls-max, 5000 times").await;
 }

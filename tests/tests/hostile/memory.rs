@@ -1,4 +1,4 @@
-//! Guests that hold or hand over too much: memory, texts, lists and handles.
+//! Tests of guests that hold or pass too much: memory, texts, lists and handles.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ async fn tables_count_as_memory() {
     "#;
     let path = component(dir.path(), module);
     let controller = Controller::start().await;
-    // So many that memory comes from no pool, in which a module has one table.
+    // So many slots that memory does not come from a pool, in which a module has one table.
     let host = TestHost::of_component(path)
         .option("--max-concurrent", 3000)
         .option("--limit-memory-bytes-max", 1 << 20)
@@ -53,7 +53,7 @@ async fn many_memories_are_refused_before_they_are_served() {
         )
     };
     let path = component(dir.path(), &module(&"(memory 0)\n".repeat(90)));
-    // From a pool, and from the kernel: neither has that many mappings to give.
+    // With a pool and without: neither provides that many mappings.
     for slots in ["8", "3000"] {
         let ran = serve(&path, &["--max-concurrent", slots]).await;
 
@@ -113,11 +113,11 @@ async fn a_large_text_is_stopped_before_the_host_has_a_copy_of_it() {
         check_fails(&result, "agent_error", SMALL_CALLS_ARE_NAMED);
     }
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_large_text_that_may_be_handed_over_is_refused_where_it_is_too_large() {
+async fn a_text_within_the_call_limit_is_refused_by_smaller_limits() {
     let controller = Controller::start().await;
     let lines =
         "[limits]\nmessage-bytes-max = 1048576\nrecord-bytes-max = 1100000\nartifact-bytes-max = 1048576\n";
@@ -133,23 +133,23 @@ async fn a_large_text_that_may_be_handed_over_is_refused_where_it_is_too_large()
         ("metric name", "256 are the most"),
         ("field name", "256 are the most"),
     ] {
-        let answer = ask_what_it_is_told(&host, &controller, &format!("large: {place}")).await;
+        let answer = answer_to(&host, &controller, &format!("large: {place}")).await;
 
         assert!(answer.contains(part), "{place}: {answer:?} does not hold {part:?}");
-        assert!(answer.len() < 2000, "{place}: what it handed over is not repeated");
+        assert!(answer.len() < 2000, "{place}: the value is not repeated");
     }
     assert_eq!(controller.chats().len(), 0, "none of it was sent");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn a_tool_call_with_an_id_that_nobody_could_keep_ends_the_guest() {
+async fn a_tool_call_with_a_huge_id_ends_the_guest() {
     let part = "gave a tool call an id of 2097152 bytes; 4096 are the most";
     check_ended(misuse(""), "large: tool call", part).await;
 }
 
 #[tokio::test]
-async fn a_long_panic_is_told_in_part() {
+async fn a_long_panic_message_is_cut() {
     check_ended(misuse(""), "large: failure", "workflow panicked at").await;
 }
 
@@ -161,12 +161,12 @@ async fn large_lines_and_events_are_dropped_where_the_log_is_full() {
         let request = controller.rollout(&format!("large: {place}")).label("5");
         let result = host.run(&request).await;
 
-        assert_eq!(told(&result), "taken");
+        assert_eq!(answer_in(&result), "taken");
         host.trajectory(request.rollout_id()).await;
         let kept = size_below(&host.kept().join(request.rollout_id()));
-        assert!(kept < 100_000, "{place}: {kept} bytes are kept");
+        assert!(kept < 100_000, "{place}: {kept} bytes are stored");
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 fn size_below(dir: &Path) -> u64 {
@@ -185,7 +185,7 @@ async fn a_wait_for_a_million_calls_is_ended() {
 }
 
 #[tokio::test]
-async fn a_wait_for_more_calls_than_can_be_under_way_is_ended_by_that_name() {
+async fn a_wait_for_more_calls_than_can_be_in_progress_ends_the_guest_with_the_limits_name() {
     let host = misuse("[limits]\nhandles-max = 2000000\n");
     check_ended(host, "many: waits", "1000000 calls, more than concurrent-calls-max, 64").await;
 }
@@ -193,13 +193,13 @@ async fn a_wait_for_more_calls_than_can_be_under_way_is_ended_by_that_name() {
 #[tokio::test]
 async fn a_sample_of_a_million_messages_is_refused() {
     let lines = "[limits]\nrecord-bytes-max = 4194304\n";
-    check_told(lines, "many: messages", "record-bytes-max of 4194304 bytes").await;
+    check_limit_error(lines, "many: messages", "record-bytes-max of 4194304 bytes").await;
 }
 
 #[tokio::test]
 async fn a_request_of_a_million_messages_is_refused() {
     let lines = "[limits]\nrecord-bytes-max = 1048576\n";
-    check_told(lines, "many: chat messages", "record-bytes-max of 1048576 bytes").await;
+    check_limit_error(lines, "many: chat messages", "record-bytes-max of 1048576 bytes").await;
 }
 
 #[tokio::test]
@@ -215,24 +215,24 @@ async fn a_grader_that_returns_too_much_is_ended() {
 }
 
 #[tokio::test]
-async fn chat_calls_that_are_started_and_forgotten_are_refused_at_their_number() {
+async fn chat_calls_that_are_started_and_forgotten_are_refused_at_their_limit() {
     let lines = "[limits]\nconcurrent-calls-max = 8\n";
-    check_told(lines, "handle: forgotten chat calls", "concurrent-calls-max of 8 calls").await;
+    check_limit_error(lines, "handle: forgotten chat calls", "concurrent-calls-max of 8 calls").await;
 }
 
 #[tokio::test]
-async fn handles_that_are_kept_without_end_end_the_guest() {
+async fn handles_that_are_never_dropped_end_the_guest_at_their_limit() {
     let host = misuse("[limits]\nhandles-max = 100\n");
     check_ended(host, "handle: forgotten tool calls", "more handles than handles-max, 100").await;
 }
 
 #[tokio::test]
-async fn samples_that_are_opened_without_end_are_refused_at_their_number() {
-    check_told("", "handle: forgotten samples", "TooMany(1)").await;
+async fn samples_that_are_opened_endlessly_are_refused_at_their_limit() {
+    check_limit_error("", "handle: forgotten samples", "TooMany(1)").await;
 }
 
 #[tokio::test]
-async fn a_handle_that_the_host_never_gave_ends_the_guest() {
+async fn an_invented_handle_ends_the_guest() {
     for what in ["made up", "zero", "largest"] {
         check_ended(misuse(""), &format!("handle: {what}"), "unknown handle index").await;
     }
@@ -244,7 +244,7 @@ async fn a_handle_of_another_kind_ends_the_guest() {
 }
 
 #[tokio::test]
-async fn a_handle_that_was_given_back_ends_the_guest() {
+async fn a_dropped_handle_ends_the_guest() {
     for what in ["dropped", "dropped twice"] {
         check_ended(misuse(""), &format!("handle: {what}"), "unknown handle index").await;
     }

@@ -1,4 +1,4 @@
-//! What hostile guests leave behind, and what they do to neighbours.
+//! Tests of the effects of hostile guests on the host and on other rollouts.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use rollout_tests::{Answer, RolloutRequest, in_time};
 
 use super::*;
 
-/// What a process has of the machine.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug)]
 struct Footprint {
     mappings: usize,
@@ -28,7 +28,7 @@ fn footprint(host: &TestHost) -> Footprint {
     }
 }
 
-/// Rollouts of every kind of misuse, many at once, some cancelled.
+/// Runs many concurrent rollouts with every kind of misuse, and cancels some.
 async fn onslaught(host: &TestHost, controller: &Controller, count: usize) {
     const TEXTS: [&str; 14] = [
         "Calculate 2 + 3.",
@@ -81,14 +81,14 @@ async fn hundreds_of_hostile_rollouts_leave_nothing_behind() {
     controller.chats_open(0).await;
     let after = footprint(&host);
     assert!(after.mappings < before.mappings + 200, "{before:?} became {after:?}");
-    // Connections that are kept for the next request are no leak: one for each that ran at once.
+    // Idle connections are not a leak: one for each concurrent rollout.
     assert!(after.descriptors < before.descriptors + 64, "{before:?} became {after:?}");
     assert!(after.resident_kib < before.resident_kib + (64 << 10), "{before:?} became {after:?}");
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
 #[tokio::test]
-async fn spinning_guests_hold_up_no_neighbour() {
+async fn spinning_guests_delay_no_other_rollout() {
     const SPINNING: usize = 4;
     const NEIGHBOURS: usize = 100;
     let controller = Controller::start().await;
@@ -99,17 +99,17 @@ async fn spinning_guests_hold_up_no_neighbour() {
         spinning.push(host.admit(&controller.rollout("misbehave")).await);
     }
 
-    let beside = slowest(&host, &controller, NEIGHBOURS).await;
+    let contended = slowest(&host, &controller, NEIGHBOURS).await;
 
-    println!("slowest of {NEIGHBOURS}: alone {alone:?}, beside {SPINNING} spinning guests {beside:?}");
-    assert!(beside < Duration::from_secs(5), "alone {alone:?}, beside spinning guests {beside:?}");
+    println!("slowest of {NEIGHBOURS}: alone {alone:?}, with {SPINNING} spinning guests {contended:?}");
+    assert!(contended < Duration::from_secs(5), "alone {alone:?}, with spinning guests {contended:?}");
     for spinner in &spinning {
         assert_eq!(host.cancel(&spinner.id).await, "cancelled_running");
     }
-    check_goes_on(&host, &controller).await;
+    check_still_works(&host, &controller).await;
 }
 
-/// Runs ordinary rollouts one after the other; gives what 99 in 100 of them took at most.
+/// Runs ordinary rollouts one after the other; returns the 99th percentile of their durations.
 async fn slowest(host: &TestHost, controller: &Controller, count: usize) -> Duration {
     let running = async {
         let mut times = Vec::new();

@@ -1,10 +1,9 @@
-//! The proof that nothing which was admitted is lost: a server with 200 rollouts in flight is killed at
-//! random times, again and again, and a trainer that counts finds nothing missing, nothing changed and
-//! nothing done twice.
+//! Tests that nothing admitted is lost: a server with 200 rollouts in flight is killed repeatedly at random times, and a
+//! trainer that counts finds nothing missing, changed or done twice.
 //!
-//! The same server on a disk that takes 300 ms for each sync: what was answered is kept within 50 ms all the same.
+//! The same with a disk that takes 300 ms for each sync: answers are nevertheless stored within 50 ms.
 //!
-//! `ROLLOUT_TEST_KILLS` says how often, `ROLLOUT_TEST_SEED` which random times.
+//! `ROLLOUT_TEST_KILLS` sets the number of kills, `ROLLOUT_TEST_SEED` the seed of the random times.
 
 mod ledger;
 mod slow_disk;
@@ -25,31 +24,31 @@ use tokio::task::JoinSet;
 
 use ledger::{Callback, Ledger, Plan, check_callbacks, check_calls};
 
-/// Kills, unless the environment says how many: about a minute.
+/// Default number of kills, which takes about a minute.
 const KILLS: u64 = 20;
 
-/// Rollouts that are in flight at every time.
+/// Number of rollouts in flight.
 const IN_FLIGHT: usize = 200;
 
-/// The longest that a server lives after it listens.
+/// Maximum lifetime of a server after it listens.
 const LIFE_MAX: Duration = Duration::from_millis(1500);
 
-/// The longest that one lives which is killed before it may listen.
+/// Maximum lifetime of a server that is killed early, perhaps before it listens.
 const BEGINNING_MAX: Duration = Duration::from_millis(400);
 
-/// How long a rollout may take that is interrupted again and again.
+/// The timeout of a rollout that is interrupted repeatedly.
 const ROLLOUT_TIME_MAX: Duration = Duration::from_secs(180);
 
-/// Rollouts that are run without kills as well.
+/// Number of rollouts that are compared with a run without kills.
 const COMPARED_MAX: usize = 400;
 
-/// Results that are read again after each kill.
+/// Number of results that are read again after each kill.
 const READ_AGAIN: usize = 12;
 
-/// Of these last ones: those that were read long ago are forgotten in the end.
+/// They are among this many recent ones, because old results are deleted eventually.
 const READ_AGAIN_OF: usize = 500;
 
-/// One test at a time: each needs the processors for its server.
+/// Allows one test at a time: each needs the processors for its server.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A trainer that has many rollouts in flight at one server after another.
@@ -58,7 +57,7 @@ struct Trainer {
     callbacks_base: String,
     ledger: Mutex<Ledger>,
     called_back: watch::Sender<u64>,
-    /// The server, while there is one.
+    /// The URL of the server, while there is one.
     server: watch::Sender<Option<String>>,
     http: reqwest::Client,
     next: AtomicU64,
@@ -71,7 +70,7 @@ impl Trainer {
         let callbacks_base = format!("http://{}/callbacks", listener.local_addr().expect("it is bound"));
         let _ = rustls::crypto::ring::default_provider().install_default();
         let trainer = Arc::new(Self {
-            oracle: Oracle::start(Answers::OfRequest).await,
+            oracle: Oracle::start(Answers::ByRequest).await,
             callbacks_base,
             ledger: Mutex::default(),
             called_back: watch::Sender::new(0),
@@ -90,7 +89,7 @@ impl Trainer {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the server that there is, once there is one; nothing where it died meanwhile.
+    /// Sends a request to the current server, once there is one; returns `None` if it died meanwhile.
     async fn ask(&self, path: &str, body: Option<&Value>, lease: Option<&str>) -> Option<(u16, String)> {
         let mut server = self.server.subscribe();
         let url = server.wait_for(Option::is_some).await.expect("the sender is in `self`").clone();
@@ -107,7 +106,7 @@ impl Trainer {
         };
         let answered = answered.await;
         if answered.is_none() {
-            // It is gone, which whoever killed it is about to say.
+            // The server is gone, and the killing task will soon set the next one.
             let is_another = |now: &Option<String>| now.as_deref().is_none_or(|now| !url.starts_with(now));
             let _ = tokio::time::timeout(Duration::from_secs(5), server.wait_for(is_another)).await;
         }
@@ -133,11 +132,11 @@ impl Trainer {
         request
     }
 
-    /// Has a rollout admitted. False where it is, and the answer that said so was lost with a server.
+    /// Admits a rollout. Returns false if it was admitted and the answer was lost with a server.
     async fn admit(&self, id: &str, prompt: &str, is_polled: bool) -> bool {
         let request = self.request(id, prompt, is_polled);
         loop {
-            let asked = Instant::now();
+            let started = Instant::now();
             match self.ask("/rollout", Some(&request), None).await {
                 None => drop(self.ledger().asked_again.insert(id.to_owned())),
                 Some((200 | 202, text)) => {
@@ -146,7 +145,7 @@ impl Trainer {
                     assert_eq!(lease.is_some(), is_polled, "{text}");
                     let mut ledger = self.ledger();
                     ledger.admitted.insert(id.to_owned(), lease);
-                    ledger.admissions.push([asked, Instant::now()]);
+                    ledger.admissions.push([started, Instant::now()]);
                     return true;
                 }
                 Some((409, _)) if self.ledger().asked_again.contains(id) => return false,
@@ -155,34 +154,34 @@ impl Trainer {
         }
     }
 
-    /// Takes a rollout from its request to its end.
+    /// Runs a rollout from its request to its end.
     async fn run(&self, plan: Plan) {
         let id = plan.id();
         let has_answer = self.admit(&id, &plan.prompt(), plan.is_polled()).await;
         if plan.is_polled() && !has_answer {
-            // Its lease is lost with the answer, and its id stays taken.
+            // The lease is lost with the answer, and the id stays in use.
             return;
         }
         self.end(&id, plan.is_polled()).await;
     }
 
-    /// Waits until a rollout's caller knows what came of it.
+    /// Waits until a rollout's caller has the outcome.
     async fn end(&self, id: &str, is_polled: bool) {
         let end = async {
             if !is_polled {
                 let grader = (id.to_owned(), "grader".to_owned());
                 let mut called_back = self.called_back.subscribe();
-                let came = |_: &u64| self.ledger().callbacks.contains_key(&grader);
-                called_back.wait_for(came).await.expect("the sender is in `self`");
+                let has_arrived = |_: &u64| self.ledger().callbacks.contains_key(&grader);
+                called_back.wait_for(has_arrived).await.expect("the sender is in `self`");
                 return;
             }
             while !self.poll(id).await {}
         };
         let ended = tokio::time::timeout(ROLLOUT_TIME_MAX, end).await;
-        ended.unwrap_or_else(|_| panic!("{id} was admitted, and nothing came of it"));
+        ended.unwrap_or_else(|_| panic!("{id} was admitted and has no outcome"));
     }
 
-    /// Asks for a result. Says whether there is one, which is the same whenever it is asked for.
+    /// Polls for a result, and checks that it never changes. Returns whether there is one.
     async fn poll(&self, id: &str) -> bool {
         let lease = self.ledger().admitted[id].clone();
         let answer = self.ask(&format!("/rollout/{id}/result"), None, lease.as_deref()).await;
@@ -202,7 +201,7 @@ impl Trainer {
         is_over
     }
 
-    /// Reads results again that were read before, and finds their ids taken.
+    /// Reads earlier results again, and checks that their ids are in use.
     async fn reads_again(&self, mut random: Random) {
         for _ in 0..READ_AGAIN {
             let id = {
@@ -221,11 +220,11 @@ impl Trainer {
     async fn is_taken(&self, id: &str, is_polled: bool) {
         let request = self.request(id, "2 steady again", is_polled);
         if let Some((status, text)) = self.ask("/rollout", Some(&request), None).await {
-            assert_eq!(status, 409, "the id of {id} is not taken: {text}");
+            assert_eq!(status, 409, "the id of {id} is not in use: {text}");
         }
     }
 
-    /// Keeps so many rollouts in flight until it is to stop.
+    /// Keeps rollouts in flight until the trainer stops.
     fn keep_busy(self: &Arc<Self>, workers: &mut JoinSet<()>) {
         for _ in 0..IN_FLIGHT {
             let trainer = self.clone();
@@ -237,7 +236,7 @@ impl Trainer {
         }
     }
 
-    /// What it was told of a rollout: its result, or the bodies of its callbacks.
+    /// Returns the outcome of a rollout: its result, or the bodies of its callbacks.
     fn heard(&self, id: &str) -> Option<[String; 2]> {
         let ledger = self.ledger();
         if let Some((_, result)) = ledger.results.get(id) {
@@ -262,7 +261,7 @@ async fn callback(
         all.push(Callback { at: Instant::now(), acknowledged: None, body });
         all.len() - 1
     };
-    // Some servers die while it is on its way.
+    // Some servers die while a callback is in transit.
     tokio::time::sleep(Duration::from_millis(place as u64 * 5 % 17 + of.0.len() as u64)).await;
     if let Some(all) = trainer.ledger().callbacks.get_mut(&of) {
         all[place].acknowledged = Some(Instant::now());
@@ -271,7 +270,7 @@ async fn callback(
     Json(json!({}))
 }
 
-/// Random numbers that are the same again with the same seed (SplitMix64).
+/// A generator of random numbers from a seed (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -298,10 +297,10 @@ impl Random {
 }
 
 fn from_env(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 
-/// A host whose guest takes many turns, each with two calls at once and a tool, and has a judge.
+/// Returns options of a host whose guest takes many turns, each with two concurrent calls and a tool, and has a judge.
 fn long_way(judge_url: &str, journal: &Path) -> Serve {
     TestHost::of("long_way").config(&format!(
         "[journal]\ndir = '{}'\n[judge]\nurl = '{judge_url}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
@@ -310,16 +309,16 @@ fn long_way(judge_url: &str, journal: &Path) -> Serve {
     ))
 }
 
-/// Waits until no process has the journal any more: one that is killed is gone a little later.
+/// Waits until no process has locked the journal: a killed one ends a little later.
 async fn until_free(journal: &Path) {
-    until("the journal is nobody's", async || {
+    until("the journal to be unlocked", async || {
         let Ok(lock) = std::fs::File::open(journal.join("lock")) else { return Some(()) };
         flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()
     })
     .await;
 }
 
-/// Kills servers, one after the other, each at a random time of its life.
+/// Kills one server after another, each at a random time.
 async fn kill_again_and_again(
     trainer: &Arc<Trainer>,
     serve: &Serve,
@@ -329,7 +328,7 @@ async fn kill_again_and_again(
 ) {
     let kills = from_env("ROLLOUT_TEST_KILLS").unwrap_or(KILLS);
     for kill in 1..=kills {
-        // Some die before they listen, while they find out what there is to go on with.
+        // Some die before they listen, while they recover.
         if random.below(4) == 0 {
             let life = random.time_below(BEGINNING_MAX);
             let started = Instant::now();
@@ -352,19 +351,19 @@ async fn kill_again_and_again(
         trainer.ledger().killed(begins);
         check_log(&ran.stderr);
         while let Some(worker) = workers.try_join_next() {
-            worker.expect("a worker goes on");
+            worker.expect("a worker continues");
         }
         let ledger = trainer.ledger();
         let ends = ledger.results.len() + ledger.callbacks.keys().filter(|key| key.1 == "grader").count();
-        println!("kill {kill} after {life:?}: {ends} of {} are over", ledger.admitted.len());
+        println!("kill {kill} after {life:?}: {ends} of {} have ended", ledger.admitted.len());
     }
 }
 
-/// Rollouts that are in flight from the first server to the last: their model does not answer.
+/// Rollouts that run from the first server to the last, because the model does not answer them.
 const HELD: [(&str, bool); 2] = [("held-d", true), ("held-c", false)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_or_changed_or_done_twice_however_often_the_server_is_killed() {
+async fn repeated_kills_lose_change_or_repeat_nothing() {
     let _alone = ALONE.lock().await;
     let mut random = Random::of_env();
     let trainer = Trainer::start().await;
@@ -387,7 +386,7 @@ async fn nothing_is_lost_or_changed_or_done_twice_however_often_the_server_is_ki
     trainer.server.send_replace(Some(host.url().to_owned()));
     trainer.stops.store(true, Ordering::Relaxed);
     while let Some(worker) = workers.join_next().await {
-        worker.expect("a worker comes to its end");
+        worker.expect("a worker ends");
     }
     trainer.oracle.release();
     for (id, is_polled) in HELD {
@@ -400,19 +399,19 @@ async fn nothing_is_lost_or_changed_or_done_twice_however_often_the_server_is_ki
 
     check_results(&trainer, IN_FLIGHT);
     check_callbacks(&trainer.ledger());
-    check_calls(&trainer.ledger(), &trainer.oracle.asked());
+    check_calls(&trainer.ledger(), &trainer.oracle.requests());
     let undisturbed = run_undisturbed(&trainer).await;
-    println!("{undisturbed} rollouts came to the same without a kill");
+    println!("{undisturbed} rollouts had the same outcome without a kill");
 }
 
-/// Everything that may be lost was said to be.
+/// Checks that servers log no error.
 fn check_log(stderr: &str) {
     for word in ["panicked", "ERROR", "damaged"] {
-        assert!(!stderr.contains(word), "a server says: {stderr}");
+        assert!(!stderr.contains(word), "a server logs an error: {stderr}");
     }
 }
 
-/// Whatever was admitted came to an end, and a good one.
+/// Checks that every admitted rollout ended successfully.
 fn check_results(trainer: &Trainer, more_than: usize) {
     let ids: Vec<String> = trainer.ledger().admitted.keys().cloned().collect();
     assert!(ids.len() > more_than, "{} rollouts are too few to mean anything", ids.len());
@@ -423,17 +422,17 @@ fn check_results(trainer: &Trainer, more_than: usize) {
             assert_eq!(body["status"], "success", "{id}: {body:#}");
         }
     }
-    println!("{} rollouts were admitted, and each came to its end", ids.len());
+    println!("{} rollouts were admitted, and each ended", ids.len());
 }
 
-/// Runs the steady ones of the rollouts on a server that nobody kills, which comes to the same.
+/// Runs the steady rollouts on a server without kills, and checks that their results are the same.
 async fn run_undisturbed(disturbed: &Trainer) -> usize {
     let trainer = Trainer::start().await;
     let journal = tempfile::tempdir().unwrap();
     let host = long_way(&trainer.oracle.url(), journal.path()).start().await;
     trainer.server.send_replace(Some(host.url().to_owned()));
     let all = (0..disturbed.next.load(Ordering::Relaxed)).map(Plan).filter(|plan| plan.is_steady());
-    // Those that had most of the kills are the first ones.
+    // The first rollouts had most of the kills.
     let heard: Vec<(Plan, [String; 2])> =
         all.filter_map(|plan| Some((plan, disturbed.heard(&plan.id())?))).take(COMPARED_MAX).collect();
     let mut workers = JoinSet::new();
@@ -442,7 +441,7 @@ async fn run_undisturbed(disturbed: &Trainer) -> usize {
         workers.spawn(async move { trainer.run(plan).await });
     }
     while let Some(worker) = workers.join_next().await {
-        worker.expect("a worker comes to its end");
+        worker.expect("a worker ends");
     }
     for (plan, heard) in &heard {
         assert_eq!(trainer.heard(&plan.id()).as_ref(), Some(heard), "{}", plan.id());

@@ -1,4 +1,4 @@
-//! What a disk that syncs slowly costs: nothing that was answered.
+//! Tests that a slow disk loses no answers.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -7,28 +7,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rollout_tests::{Asked, Serve};
+use rollout_tests::{OracleRequest, Serve};
 use tokio::task::JoinSet;
 
 use super::{ALONE, Random, Trainer, check_log, check_results, from_env, long_way, until_free};
 
-/// Kills, unless `ROLLOUT_TEST_SLOW_KILLS` says how many.
+/// Number of kills, unless `ROLLOUT_TEST_SLOW_KILLS` sets it.
 const KILLS: u64 = 10;
 
-/// Rollouts that are in flight: few, so that it is the disk that is slow.
+/// Number of rollouts in flight: few, so that the disk is the bottleneck.
 const IN_FLIGHT: usize = 24;
 
-/// Turns of a rollout, which take some second.
+/// Number of turns of a rollout, which take about a second.
 const TURNS: u64 = 30;
 
-/// How long a server lives at least, and how much longer at most: a few syncs.
+/// Minimum lifetime of a server, and maximum random addition: a few syncs.
 const LIFE: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(700)];
 
-/// Most calls that were answered so long before a kill are not made again. On a busy machine some are: the server may
+/// The age of answers before a kill from which most calls are not repeated. On a busy machine some are: the server may
 /// read an answer late, or its journal's writer may wait for a core.
 const KEPT_AFTER: Duration = Duration::from_millis(50);
 
-/// Makes every sync of a process that is started with it take 300 ms longer.
+/// Source of a library that delays every sync of a process by 300 ms.
 const SLOW_SYNC: &str = r"
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -43,7 +43,7 @@ int fdatasync(int fd) { wait_for_the_disk(); return syscall(SYS_fdatasync, fd); 
 int fsync(int fd) { wait_for_the_disk(); return syscall(SYS_fsync, fd); }
 ";
 
-/// Compiles that, with the compiler that the host itself needs.
+/// Compiles the library with the C compiler that the host itself needs.
 fn slow_sync(dir: &Path) -> PathBuf {
     let (source, library) = (dir.join("slow_sync.c"), dir.join("slow_sync.so"));
     std::fs::write(&source, SLOW_SYNC).unwrap();
@@ -54,7 +54,7 @@ fn slow_sync(dir: &Path) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_sync_does_not_decide_which_answers_are_kept() {
+async fn a_slow_sync_loses_no_answers() {
     let _alone = ALONE.lock().await;
     let mut random = Random::of_env();
     let dir = tempfile::tempdir().unwrap();
@@ -70,27 +70,27 @@ async fn a_slow_sync_does_not_decide_which_answers_are_kept() {
         let life = LIFE[0] + random.time_below(LIFE[1]);
         live_and_die(&trainer, &serve, &journal, life).await;
         while let Some(worker) = workers.try_join_next() {
-            worker.expect("a worker goes on");
+            worker.expect("a worker continues");
         }
     }
     let host = serve.clone().start().await;
     trainer.server.send_replace(Some(host.url().to_owned()));
     trainer.stops.store(true, Ordering::Relaxed);
     while let Some(worker) = workers.join_next().await {
-        worker.expect("a worker comes to its end");
+        worker.expect("a worker ends");
     }
     check_log(&host.stop().await.stderr);
     check_results(&trainer, IN_FLIGHT / 3);
     check_ages(&trainer);
 }
 
-/// Has rollouts run, one after the other, until there is to be an end of it.
+/// Runs rollouts, one after the other, until the trainer stops.
 async fn keep_busy(trainer: Arc<Trainer>) {
     while !trainer.stops.load(Ordering::Relaxed) {
         let number = trainer.next.fetch_add(1, Ordering::Relaxed);
         let (id, is_polled) = (format!("k{number}"), number.is_multiple_of(2));
         let is_known = trainer.admit(&id, &format!("{TURNS} steady {id}"), is_polled).await;
-        // The lease of one that is polled may be lost with the answer to its admission.
+        // The lease of a polled rollout may be lost with the answer to its admission.
         if is_known || !is_polled {
             trainer.end(&id, is_polled).await;
         }
@@ -112,23 +112,23 @@ async fn live_and_die(trainer: &Trainer, serve: &Serve, journal: &Path, life: Du
     until_free(journal).await;
 }
 
-/// Of the calls that were made again, most were answered shortly before the kill.
+/// Checks that most of the repeated calls were answered shortly before the kill.
 fn check_ages(trainer: &Trainer) {
-    let (asked, ledger) = (trainer.oracle.asked(), trainer.ledger());
-    let mut calls: HashMap<(&str, &str), Vec<&Asked>> = HashMap::new();
-    // One whose admission was not heard of may have been over when it was asked for again, and ran twice.
-    let runs_once = |one: &&Asked| {
+    let (requests, ledger) = (trainer.oracle.requests(), trainer.ledger());
+    let mut calls: HashMap<(&str, &str), Vec<&OracleRequest>> = HashMap::new();
+    // A rollout whose admission was lost may have ended before it was requested again, and ran twice.
+    let runs_once = |one: &&OracleRequest| {
         let id = one.path.strip_prefix("/rollouts/").and_then(|rest| rest.split('/').next());
         id.is_some_and(|id| !ledger.asked_again.contains(id))
     };
-    for one in asked.iter().filter(runs_once) {
+    for one in requests.iter().filter(runs_once) {
         calls.entry((&one.path, &one.messages)).or_default().push(one);
     }
     let mut ages = Vec::new();
     for pair in calls.values().flat_map(|of_one| of_one.windows(2)) {
         let [before, after] = pair else { continue };
         let Some(answered) = before.answered else { continue };
-        // The model may have answered a server that was gone.
+        // The model may have answered a dead server.
         let Some(kill) = ledger.kills.iter().find(|kill| kill.age_of(before.at).is_some()) else { continue };
         let Some(age) = kill.age_of(answered).filter(|_| kill.age_of(after.at).is_none()) else { continue };
         ages.push(age);
@@ -138,11 +138,11 @@ fn check_ages(trainer: &Trainer) {
     println!(
         "{} calls, {} answered ones made again, {strictly} of them answered more than {KEPT_AFTER:?} before a kill; \
          the oldest {:?}",
-        asked.len(),
+        requests.len(),
         ages.len(),
         ages.last()
     );
-    assert!(!ages.is_empty(), "no call was made again, of {}", asked.len());
-    // Where a sync holds the writer up, most are as old as that: 153 of 219.
-    assert!(2 * strictly < ages.len(), "answered long before a kill, and asked again: {ages:?}");
+    assert!(!ages.is_empty(), "no call was repeated, of {}", requests.len());
+    // If syncs block the writer, most are at least that old: 153 of 219.
+    assert!(2 * strictly < ages.len(), "answered long before a kill, and repeated: {ages:?}");
 }

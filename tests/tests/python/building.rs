@@ -1,4 +1,4 @@
-//! Projects that are built, and those that are not.
+//! Tests of builds of Python projects.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ async fn a_project_that_cannot_be_imported_shows_its_own_traceback() {
 }
 
 #[tokio::test]
-async fn a_project_file_that_is_wrong_is_told_where() {
+async fn an_error_in_a_project_file_has_its_location() {
     for (more, named) in [
         ("[tool.rollout-host]\nentri = \"x\"\n", "[tool.rollout-host] has no `entri`"),
         ("[tool.rollout-host]\nentry = \"nowhere\"\n", "looked for nowhere.py"),
@@ -57,7 +57,7 @@ async fn a_project_file_that_is_wrong_is_told_where() {
 }
 
 #[tokio::test]
-async fn without_the_tool_one_command_is_said_that_installs_it() {
+async fn without_componentize_py_the_command_that_installs_it_is_shown() {
     let dir = project("", "");
     let mut command = rollout_host(["build"]);
     command.arg(dir.path()).env_remove("VIRTUAL_ENV").env_remove("COMPONENTIZE_PY").env("PATH", dir.path());
@@ -68,7 +68,7 @@ async fn without_the_tool_one_command_is_said_that_installs_it() {
     assert!(ran.stderr.contains("run: python3 -m pip install componentize-py=="), "{}", ran.stderr);
 }
 
-/// A wheel of one module, with native code beside it or not.
+/// Creates a wheel of one module, with or without native code.
 async fn wheel(dir: &Path, name: &str, native: bool) -> PathBuf {
     let script = format!(
         r#"
@@ -119,7 +119,7 @@ async fn every_example_in_python_is_built_and_earns_its_rewards() {
         ("strands-agent", 1.0),
         ("openai-agents", 1.0),
         ("agent-loop", 1.0),
-        // Half of its rows are word problems, which the stand-in for a model cannot solve.
+        // Half of its rows are word problems, which the mock model cannot solve.
         ("math-verify", 0.5),
     ] {
         let dir = temporary();
@@ -144,10 +144,9 @@ async fn every_example_in_python_is_built_and_earns_its_rewards() {
     }
 }
 
-/// What the interpreter, its libraries and the host's functions do together, when they are
-/// one module and when they are many.
+/// Tests the interplay of the interpreter, its libraries and the host's functions, as one core module and as many.
 #[tokio::test]
-async fn a_component_of_one_module_does_what_it_does_in_many() {
+async fn a_component_fused_into_one_module_behaves_the_same() {
     let dir = project(
         r#"
 import os
@@ -183,21 +182,21 @@ class Rated(Grader):
     assert_eq!((fused.code, apart.code), (Some(0), Some(0)), "{}\n{}", fused.stderr, apart.stderr);
     assert!(fused.stderr.contains("core modules into one"), "{}", fused.stderr);
     assert!(!apart.stderr.contains("fuse"), "{}", apart.stderr);
-    for (what, said) in
+    for (what, expected) in
         [("answers", "12 passed"), ("raises", "ValueError: as it was written"), ("traps", "unreachable")]
     {
         let validate = async |made: &str| {
             let mut command = rollout_host(["validate"]);
             command.arg(dir.path().join(made)).args(["--set", &format!("what={what}")]);
             let ran = command.start().ended_within(COMMAND).await;
-            // The file and its size are on lines of their own.
+            // The file and its size have separate lines.
             let lines = ran.stdout.lines().filter(|line| !line.contains(".wasm") && !line.contains(" KiB"));
             (ran.code, lines.map(str::to_owned).collect::<Vec<_>>(), ran.stderr)
         };
 
         let (code, lines, stderr) = validate("fused.wasm").await;
 
-        assert!(lines.join("\n").contains(said), "{what}: {lines:#?}");
+        assert!(lines.join("\n").contains(expected), "{what}: {lines:#?}");
         assert_eq!((code, lines, stderr), validate("apart.wasm").await, "{what}");
     }
 }

@@ -1,5 +1,4 @@
-//! Workflows and graders in Python: how they are built, what they are told where they
-//! are wrong, and that what they wait for goes on side by side.
+//! Tests of workflows and graders in Python: builds, error messages, and concurrency.
 
 mod building;
 mod published;
@@ -17,14 +16,14 @@ use tempfile::TempDir;
 
 const PARITY: &str = "tests/guests/python/parity";
 
-/// How long a command may take. One of them builds a component.
+/// The timeout of a command. One of them builds a component.
 const COMMAND: Duration = Duration::from_secs(300);
 
 fn temporary() -> TempDir {
     tempfile::tempdir().expect("a temporary directory can be made")
 }
 
-/// A project with this entry module and these lines of `pyproject.toml`.
+/// Creates a project with this entry module and additional lines of `pyproject.toml`.
 fn project(entry: &str, more: &str) -> TempDir {
     let dir = temporary();
     write(dir.path(), "pyproject.toml", &format!("[project]\nname = \"made-up\"\n{more}"));
@@ -47,17 +46,17 @@ async fn build_with(dir: &Path, made: &str, options: &[&str]) -> Ran {
     command.start().ended_within(COMMAND).await
 }
 
-/// A host of the guest that does what its prompt asks for.
+/// Starts a host for the guest whose prompt selects its behaviour.
 async fn host() -> TestHost {
     TestHost::of_component(python_guest(PARITY)).start().await
 }
 
-/// A rollout that does what this says, with a label, without which none is graded.
+/// Returns a request for a behaviour, with a label so that it is graded.
 fn asking(controller: &Controller, what: &str) -> RolloutRequest {
     controller.rollout(what).label("0")
 }
 
-/// Text of the last message that a rollout gave back.
+/// Returns the text of a rollout's last message.
 fn last_text(result: &Value) -> String {
     let messages = result["sample"]["messages"].as_array().unwrap_or_else(|| panic!("{result:#}"));
     messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned()

@@ -1,4 +1,4 @@
-//! Programs for the published packages, and the shapes of frameworks.
+//! Tests of programs for the published packages, and of the shapes of frameworks.
 
 use rollout_tests::Answer;
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::*;
 
 const UNCHANGED: &str = "guest-sdk/python/tests/unchanged";
 
-/// What a model's server answers to have a tool called.
+/// Returns a model's answer that calls a tool.
 fn calls(name: &str, arguments: &Value) -> Answer {
     let function = json!({"name": name, "arguments": arguments.to_string()});
     let call = json!({"id": format!("call-{name}"), "type": "function", "function": function});
@@ -17,10 +17,9 @@ fn calls(name: &str, arguments: &Value) -> Answer {
     Answer::Status(200, json!({"choices": [choice], "usage": usage}))
 }
 
-/// The published packages' names, their distributions among the dependencies, and not a line of the
-/// programs changed: one of each shape.
+/// The projects depend on the published packages by name, and the programs are unchanged. There is one for each shape.
 #[tokio::test]
-async fn programs_for_the_published_packages_are_built_and_rewarded_as_they_are() {
+async fn unchanged_programs_for_the_published_packages_are_built_and_rewarded() {
     let double = || calls("double", &json!({"number": 2}));
     for (program, answers) in [
         ("strands_tool", vec![double(), Answer::Say("It is #### 4")]),
@@ -46,7 +45,7 @@ async fn programs_for_the_published_packages_are_built_and_rewarded_as_they_are(
         ("config_tools", vec![double(), Answer::Say("It is #### 4")]),
         ("loop_schemas", vec![double(), Answer::Say("It is #### 4")]),
     ] {
-        let asked = answers.len();
+        let calls = answers.len();
         let controller = Controller::start().await;
         let host = TestHost::of_component(python_guest(&format!("{UNCHANGED}/{program}"))).start().await;
         controller.answer_chats(answers);
@@ -57,18 +56,18 @@ async fn programs_for_the_published_packages_are_built_and_rewarded_as_they_are(
 
         assert_eq!(result["status"], "success", "{program}: {result:#}");
         assert_eq!(result["sample"]["reward"], 1.0, "{program}: {result:#}");
-        assert_eq!(controller.chats().len(), asked, "{program}");
+        assert_eq!(controller.chats().len(), calls, "{program}");
     }
 }
 
 #[tokio::test]
 async fn a_reward_function_of_the_published_package_grades_another_program() {
     let (agent, reward) = ("examples/one-turn/python", format!("{UNCHANGED}/reward_function"));
-    for (said, earned) in [("so #### 4", 1.0), ("so #### 5", 0.0)] {
+    for (reply, earned) in [("so #### 4", 1.0), ("so #### 5", 0.0)] {
         let controller = Controller::start().await;
         let serve = TestHost::of_component(python_guest(agent));
         let host = serve.option("--grader", python_guest(&reward).display()).start().await;
-        controller.answer_chats([Answer::Say(said)]);
+        controller.answer_chats([Answer::Say(reply)]);
 
         let result = host.run(&controller.rollout("Double 2.").label("4")).await;
 
@@ -89,12 +88,12 @@ async fn a_backend_of_the_published_package_has_its_sample_its_files_and_the_ope
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
     assert_eq!(result["sample"]["messages"][1]["content"], "#### 4", "{result:#}");
     assert_eq!(result["sample"]["metrics"]["length"], 2.0, "{result:#}");
-    let asked = judge.chats().remove(0).body;
-    assert_eq!(asked["model"], "j", "{asked:#}");
-    assert!(asked["messages"][1]["content"].as_str().unwrap().contains("Is it right?"), "{asked:#}");
+    let request = judge.chats().remove(0).body;
+    assert_eq!(request["model"], "j", "{request:#}");
+    assert!(request["messages"][1]["content"].as_str().unwrap().contains("Is it right?"), "{request:#}");
 }
 
-/// The messages that a grader sees, of one turn with one call of a tool.
+/// Returns a rollout's messages and model calls, with one tool call.
 async fn messages_of(example: &str) -> (Value, Vec<Value>) {
     let controller = Controller::start().await;
     let host = TestHost::of_component(python_guest(&format!("examples/{example}/python"))).start().await;
@@ -109,13 +108,13 @@ async fn messages_of(example: &str) -> (Value, Vec<Value>) {
 
     assert_eq!(result["status"], "success", "{result:#}");
     assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
-    let asked = controller.chats().into_iter().map(|chat| chat.body).collect();
-    (result["sample"]["messages"].clone(), asked)
+    let requests = controller.chats().into_iter().map(|chat| chat.body).collect();
+    (result["sample"]["messages"].clone(), requests)
 }
 
 #[tokio::test]
-async fn a_strands_agent_keeps_blocks_and_asks_in_parts() {
-    let (messages, asked) = messages_of("strands-agent").await;
+async fn a_strands_agent_stores_blocks_and_sends_content_parts() {
+    let (messages, requests) = messages_of("strands-agent").await;
 
     let tool_use = json!({"toolUseId": "call-1", "name": "calculator", "input": {"expression": "2 + 3"}});
     let tool_result = json!({"toolUseId": "call-1", "status": "success", "content": [{"text": "5"}]});
@@ -128,19 +127,19 @@ async fn a_strands_agent_keeps_blocks_and_asks_in_parts() {
             {"role": "assistant", "content": [{"text": "#### 5"}]},
         ])
     );
-    let last = &asked[1]["messages"];
+    let last = &requests[1]["messages"];
     assert_eq!(last[0]["content"], json!([{"type": "text", "text": "Calculate 2 + 3."}]), "{last:#}");
     assert!(last[1].get("content").is_none(), "{last:#}");
     assert_eq!(last[2], json!({"role": "tool", "tool_call_id": "call-1", "content": "5"}), "{last:#}");
-    let function = &asked[0]["tools"][0]["function"];
+    let function = &requests[0]["tools"][0]["function"];
     assert!(function.get("strict").is_none(), "{function:#}");
     assert!(function["parameters"].get("additionalProperties").is_none(), "{function:#}");
-    assert_eq!(asked[0]["temperature"], 0.7);
+    assert_eq!(requests[0]["temperature"], 0.7);
 }
 
 #[tokio::test]
-async fn an_openai_agents_session_keeps_items_and_asks_in_plain_text() {
-    let (messages, asked) = messages_of("openai-agents").await;
+async fn an_openai_agents_session_stores_items_and_sends_plain_text() {
+    let (messages, requests) = messages_of("openai-agents").await;
 
     assert_eq!(messages[0], json!({"role": "user", "content": "Calculate 2 + 3."}));
     let call = &messages[1];
@@ -154,11 +153,11 @@ async fn an_openai_agents_session_keeps_items_and_asks_in_plain_text() {
     assert_eq!(messages[3]["type"], "message", "{messages:#}");
     assert_eq!(messages[3]["content"][0]["text"], "#### 5", "{messages:#}");
     assert_eq!(messages[3]["id"], "__fake_id__", "{messages:#}");
-    let last = &asked[1]["messages"];
+    let last = &requests[1]["messages"];
     assert_eq!(last[0]["role"], "system", "{last:#}");
     assert_eq!(last[1], json!({"role": "user", "content": "Calculate 2 + 3."}), "{last:#}");
     assert!(last[2].get("content").is_none(), "{last:#}");
-    let tools = &asked[0]["tools"];
+    let tools = &requests[0]["tools"];
     assert_eq!(tools[0]["function"]["strict"], true, "{tools:#}");
     assert_eq!(tools[0]["function"]["parameters"]["additionalProperties"], false, "{tools:#}");
     assert_eq!(tools[1]["function"]["name"], "transfer_to_words", "{tools:#}");

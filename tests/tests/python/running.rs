@@ -1,4 +1,4 @@
-//! What a component in Python does while it runs.
+//! Tests of the behaviour of Python components at run time.
 
 use std::time::Instant;
 
@@ -41,7 +41,7 @@ class Says(AgentWorkflow[Config]):
 "#;
 
 #[tokio::test]
-async fn what_a_program_says_is_shown_as_cpython_shows_it() {
+async fn the_output_of_a_program_is_shown_as_in_cpython() {
     let dir = project(SAYS, "version = \"1\"\n");
 
     let built = build(dir.path()).await;
@@ -94,7 +94,7 @@ async fn what_a_program_says_is_shown_as_cpython_shows_it() {
 }
 
 #[tokio::test]
-async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
+async fn a_failure_is_reported_with_file_and_line_of_the_authors_code() {
     let controller = Controller::start().await;
     let host = host().await;
     for (what, named) in [
@@ -103,21 +103,21 @@ async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
         ("exit", vec!["called sys.exit(3)", "only_python.py:"]),
         ("import", vec!["ModuleNotFoundError: ", "neither in the project", "only_python.py:"]),
         ("deadlock", vec!["waits for another thread", "only_python.py:"]),
-        ("wait for nothing", vec!["nothing will bring about", "only_python.py:"]),
+        ("wait for nothing", vec!["waits for an event that cannot happen", "only_python.py:"]),
         ("group", vec!["told to refuse"]),
         ("object", vec!["message 0 is not JSON", "object is not JSON serializable"]),
-        ("be left alone", vec!["nobody knows how to be left alone"]),
+        ("be left alone", vec!["unknown behaviour: be left alone"]),
     ] {
         let request = asking(&controller, &format!("python: {what}"));
 
         let result = host.run(&request).await;
 
         assert_eq!(result["status"], "failure", "{what}: {result:#}");
-        let told = result.to_string();
+        let text = result.to_string();
         for text in named {
-            assert!(told.contains(text), "{what}: {result:#}");
+            assert!(text.contains(text), "{what}: {result:#}");
         }
-        assert!(!told.contains("/0/") && !told.contains("/tmp"), "{what}: {result:#}");
+        assert!(!text.contains("/0/") && !text.contains("/tmp"), "{what}: {result:#}");
     }
     let request = asking(&controller, "python: divide");
     host.run(&request).await;
@@ -129,7 +129,7 @@ async fn a_failure_is_told_with_file_and_line_of_the_authors_code() {
 }
 
 #[tokio::test]
-async fn an_exception_is_filed_under_the_protocols_word_for_it() {
+async fn an_exception_is_reported_with_the_protocols_category() {
     let controller = Controller::start().await;
     let host = host().await;
     for (what, category) in [
@@ -146,7 +146,7 @@ async fn an_exception_is_filed_under_the_protocols_word_for_it() {
 }
 
 #[tokio::test]
-async fn what_is_written_to_a_samples_metrics_is_recorded() {
+async fn metrics_written_to_a_sample_are_recorded() {
     let controller = Controller::start().await;
 
     let result = host().await.run(&asking(&controller, "python: metrics")).await;
@@ -156,7 +156,7 @@ async fn what_is_written_to_a_samples_metrics_is_recorded() {
 }
 
 #[tokio::test]
-async fn what_was_not_imported_while_building_is_imported_late() {
+async fn modules_that_were_not_imported_during_the_build_can_be_imported_later() {
     let controller = Controller::start().await;
 
     let result = host().await.run(&asking(&controller, "python: late")).await;
@@ -165,9 +165,9 @@ async fn what_was_not_imported_while_building_is_imported_late() {
     assert_eq!(last_text(&result), expected, "{result:#}");
 }
 
-/// What would otherwise be wrong without anybody noticing.
+/// Without these functions, libraries would get wrong answers silently.
 #[tokio::test]
-async fn what_libraries_probe_for_is_true_or_raises() {
+async fn probes_by_libraries_return_facts_or_raise() {
     let controller = Controller::start().await;
     let host = host().await;
     let look = "[True, True, True, True, False, ['table.txt'], ['table.txt'], 1, (True, False), \
@@ -184,7 +184,7 @@ async fn what_libraries_probe_for_is_true_or_raises() {
 }
 
 #[tokio::test]
-async fn threads_timers_and_alarms_do_their_work_in_the_one_thread() {
+async fn threads_timers_and_alarms_run_in_the_only_thread() {
     let controller = Controller::start().await;
     let host = host().await;
     let threads = "['worker', False, True, 'begun', 1, 2, 3, 'ZeroDivisionError', 'NoneType', (1, 3), 4, 5, \
@@ -200,7 +200,7 @@ async fn threads_timers_and_alarms_do_their_work_in_the_one_thread() {
     }
 }
 
-/// A reply that calls the tool of the example of an agent loop.
+/// Returns a reply that calls the tool of the agent loop example.
 fn calls_calculator(expression: &str) -> Answer {
     let arguments = json!({"expression": expression}).to_string();
     let call =
@@ -211,7 +211,7 @@ fn calls_calculator(expression: &str) -> Answer {
     )
 }
 
-/// The messages of that loop, whatever protocol carried them.
+/// Checks the messages of that loop, under any protocol.
 fn check_looped(messages: &Value) {
     let messages = messages.as_array().unwrap_or_else(|| panic!("{messages:#}"));
     let roles: Vec<&Value> = messages.iter().map(|message| &message["role"]).collect();
@@ -221,7 +221,7 @@ fn check_looped(messages: &Value) {
 }
 
 #[tokio::test]
-async fn an_agent_loop_is_carried_by_its_own_protocol() {
+async fn an_agent_loop_runs_under_its_own_protocol() {
     let controller = Controller::start().await;
     let host = TestHost::of_component(python_guest("examples/agent-loop/python")).start().await;
     controller.answer_chats([calls_calculator("2 + 3"), Answer::Say("It is #### 5")]);
@@ -237,22 +237,22 @@ async fn an_agent_loop_is_carried_by_its_own_protocol() {
     assert_eq!(host.stop().await.code, Some(0));
     let [completed] = &controller.callbacks()[..] else { panic!("{:?}", controller.callbacks()) };
     check_completed(completed, request.id());
-    let told = (&completed.body["status"], &completed.body["finish_reason"], &completed.body["reward"]);
-    assert_eq!(told, (&json!("COMPLETED"), &json!("stop"), &json!(1.0)));
+    let outcome = (&completed.body["status"], &completed.body["finish_reason"], &completed.body["reward"]);
+    assert_eq!(outcome, (&json!("COMPLETED"), &json!("stop"), &json!(1.0)));
     check_looped(&completed.body["final_messages"]);
     let metrics = &completed.body["metrics"];
     assert_eq!((&metrics["num_llm_calls"], &metrics["num_tool_calls"]), (&json!(2), &json!(1)));
 }
 
 #[tokio::test]
-async fn an_agent_loop_is_polled_and_called_back_as_a_workflow_is() {
+async fn an_agent_loop_is_polled_and_called_back_like_a_workflow() {
     let host = TestHost::of_component(python_guest("examples/agent-loop/python")).start().await;
     for callbacks in [false, true] {
         let controller = Controller::start().await;
         controller.answer_chats([calls_calculator("10 - 5"), Answer::Say("It is #### 5")]);
         let request = controller.rollout("Work it out.").with("metadata", json!({"ground_truth": "5"}));
 
-        let told = if callbacks {
+        let outcome = if callbacks {
             let request = request.with_callbacks("key");
             assert_eq!(host.ask(&request).await.status, 202);
             controller.callbacks_arrived(2).await;
@@ -261,18 +261,18 @@ async fn an_agent_loop_is_polled_and_called_back_as_a_workflow_is() {
             host.run(&request).await
         };
 
-        assert_eq!(told["status"], "success", "{told:#}");
-        assert_eq!(told["sample"]["reward"], 1.0, "{told:#}");
+        assert_eq!(outcome["status"], "success", "{outcome:#}");
+        assert_eq!(outcome["sample"]["reward"], 1.0, "{outcome:#}");
         if !callbacks {
-            check_looped(&told["sample"]["messages"]);
+            check_looped(&outcome["sample"]["messages"]);
         }
         assert_eq!(controller.chats().len(), 2);
     }
 }
 
-/// What is not counted is not written to, and stays shared by all instances.
+/// Objects whose references are not counted are never written, so all instances share them.
 #[tokio::test]
-async fn references_to_what_was_there_at_build_time_are_not_counted() {
+async fn references_to_objects_from_the_build_are_not_counted() {
     let controller = Controller::start().await;
     let host = host().await;
 
@@ -282,7 +282,7 @@ async fn references_to_what_was_there_at_build_time_are_not_counted() {
 }
 
 #[tokio::test]
-async fn calls_of_one_gather_are_under_way_at_the_same_time() {
+async fn calls_of_one_gather_run_concurrently() {
     let controller = Controller::start().await;
     let host = host().await;
     controller.hold();
@@ -310,10 +310,10 @@ async fn a_timeout_ends_a_call_and_a_cancelled_task_abandons_its_own() {
 }
 
 #[tokio::test]
-async fn sleeping_takes_its_time_and_sleeps_of_one_gather_take_it_once() {
+async fn a_sleep_takes_its_time_and_sleeps_of_one_gather_overlap() {
     let controller = Controller::start().await;
     let host = host().await;
-    // The first rollout may have to wait for its component's pages.
+    // The first rollout may wait for its component's pages.
     host.run(&asking(&controller, "nothing")).await;
     let started = Instant::now();
 
@@ -325,20 +325,20 @@ async fn sleeping_takes_its_time_and_sleeps_of_one_gather_take_it_once() {
 }
 
 #[tokio::test]
-async fn what_has_no_place_in_a_component_is_done_in_the_one_thread_or_cleaned_up() {
+async fn leftover_tasks_threads_and_broken_unicode_are_handled() {
     let controller = Controller::start().await;
     let host = host().await;
-    for (what, told) in
+    for (what, expected) in
         [("leave", "left a task behind"), ("thread", "3"), ("surrogate", "half \u{fffd} of a pair")]
     {
         let result = host.run(&asking(&controller, &format!("python: {what}"))).await;
 
-        assert_eq!(last_text(&result), told, "{result:#}");
+        assert_eq!(last_text(&result), expected, "{result:#}");
     }
 }
 
 #[tokio::test]
-async fn random_numbers_are_the_rollouts_own_and_not_those_of_the_build() {
+async fn random_numbers_differ_between_rollouts_and_are_not_those_of_the_build() {
     let controller = Controller::start().await;
     let host = host().await;
     let draw = async |id: &str| last_text(&host.run(&asking(&controller, "python: random").id(id)).await);

@@ -1,4 +1,4 @@
-//! The SDK itself.
+//! Tests of the SDK itself.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use super::*;
 
-/// Bindings as the SDK is checked against.
+/// Generates bindings for type checks of the SDK.
 async fn bindings(dir: &Path) -> PathBuf {
     let world = dir.join("world");
     std::fs::create_dir_all(world.join("deps/plugin")).unwrap();
@@ -71,11 +71,11 @@ async fn the_sdk_passes_the_other_strict_type_checker_too() {
     let dir = temporary();
     let place = dir.path().join("checked");
     std::fs::create_dir(&place).unwrap();
-    // It takes no path to what it checks that is not within.
+    // The checker accepts only paths within its directory.
     std::os::unix::fs::symlink(project_root().join("guest-sdk/python/src"), place.join("src")).unwrap();
     let config = json!({
         "include": ["src/rollout_sdk"],
-        // Generated, and checked by nobody.
+        // The generated code is not checked.
         "extraPaths": [bindings(dir.path()).await, "src"],
         "typeCheckingMode": "strict",
         "pythonVersion": "3.14",
@@ -85,10 +85,10 @@ async fn the_sdk_passes_the_other_strict_type_checker_too() {
     let checked = Command::new(python_program("pyright")).arg("-p").arg(&place).arg("--outputjson").output();
     let checked = checked.await.unwrap();
 
-    let said: Value = serde_json::from_slice(&checked.stdout).expect("it writes JSON");
-    let found = said["generalDiagnostics"].as_array().expect("a list");
+    let report: Value = serde_json::from_slice(&checked.stdout).expect("it writes JSON");
+    let found = report["generalDiagnostics"].as_array().expect("a list");
     assert!(found.is_empty(), "{found:#?}");
-    assert!(said["summary"]["filesAnalyzed"].as_u64() > Some(30), "{said:#}");
+    assert!(report["summary"]["filesAnalyzed"].as_u64() > Some(30), "{report:#}");
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn the_sdk_passes_its_own_tests() {
         .await
         .unwrap();
 
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{said}");
-    assert!(!said.contains("Ran 0 tests"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{stderr}");
+    assert!(!stderr.contains("Ran 0 tests"), "{stderr}");
 }

@@ -1,6 +1,6 @@
 """Draws of numpy's generators with fixed seeds, most of them beyond 32 bits.
 
-`draws.json` has what CPython's numpy 2.5.5 gives where addresses have 64 bits: `python draws.py > draws.json`.
+`draws.json` has the results of CPython's numpy 2.5.5 with 64-bit addresses: `python draws.py > draws.json`.
 """
 
 import json
@@ -18,7 +18,7 @@ def raised(work):
 
 
 def plain(value):
-    """What JSON has of it. Functions of C's libraries differ in the last bit of a float."""
+    """Returns the value as JSON values, rounded: C libraries differ in the last bit of a float."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
@@ -26,7 +26,7 @@ def plain(value):
     return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
-# A generator's draws where numbers have more than 32 bits, and where they have few.
+# A generator's draws with numbers of more than 32 bits, and with small ones.
 NEW = {
     "choice": lambda r: r.choice(10**10, 3, replace=False),
     "choice unshuffled": lambda r: r.choice(10**10, 3, replace=False, shuffle=False),

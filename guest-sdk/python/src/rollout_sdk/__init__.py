@@ -1,9 +1,8 @@
 """Write workflows and graders for rollout-host in Python.
 
-A *workflow* is an agent loop: it is given a prompt, asks the model, runs tools and
-registers what it did as samples. A *grader* is a reward function: it is given the samples
-and the label, and says what they are worth. Both are compiled to one WebAssembly
-component, which the host runs in an instance of its own for each rollout.
+A *workflow* is an agent loop: it receives a prompt, calls the model, runs tools and registers its work as samples.
+A *grader* is a reward function: it receives the samples and the label, and returns rewards. Both are compiled to one
+WebAssembly component, which the host runs in a new instance for each rollout.
 
     from rollout_sdk import *
 
@@ -15,8 +14,8 @@ component, which the host runs in an instance of its own for each rollout.
         async def grade(self, ctx):
             return same_number(ctx.sample.answer_after("####") or "", ctx.require_label())
 
-Waiting for the model costs nothing: a call parks the instance. To have several calls under
-way, use `asyncio` as anywhere: `gather`, tasks, timeouts.
+Waiting for the model costs nothing: a call suspends the instance. Several calls run concurrently with the usual tools
+of `asyncio`: `gather`, tasks and timeouts.
 """
 
 from . import artifact, host_tools, judge, log, message

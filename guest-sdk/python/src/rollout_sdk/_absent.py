@@ -1,9 +1,8 @@
 """Stand-ins for modules that a component does not have.
 
-Only what well-known packages import without needing it: C's numbers, whose sizes SymPy
-asks `ctypes` for, `bz2`, which NetworkX imports for files, `ssl`, which every client of
-HTTP imports, and what clients of agents' protocols import for servers. Anything else that
-is asked of a stand-in says that it is one.
+They cover only the modules that well-known packages import without needing them: `ctypes`, because SymPy asks it for
+the sizes of C's numbers; `bz2`, which NetworkX imports for files; `ssl`, which every HTTP client imports; and the
+modules that clients of agent protocols import for servers. Any other use of a stand-in raises an error that says so.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ _SIZES = {
     "c_void_p": "P",
 }
 
-# Names that are imported and not used, by module: of a package that is not there, for one that is, and of a module that
-# cannot be imported. What is not among them is no part of the stand-in: an import of it fails as it would without.
+# Names that packages import and do not use, by module. `_FOR_MCP` is for a package that is absent, `_OF_AGENTS` for a
+# module that exists and cannot be imported. Importing any other name fails as it would without the stand-in.
 _FOR_MCP = {
     "cryptography": "",
     "cryptography.exceptions": "InvalidTag",
@@ -69,7 +68,7 @@ _OF_AGENTS = {
 
 
 def stand_in() -> None:
-    """Puts the stand-ins where the modules cannot be imported."""
+    """Installs a stand-in for each module that cannot be imported."""
     try:
         importlib.import_module("ctypes")
     except ImportError:
@@ -89,14 +88,14 @@ def stand_in() -> None:
         except ImportError:
             sys.modules["fcntl"] = _fcntl()
     if importlib.util.find_spec("agents") is not None:
-        # The module is there, and cannot be imported.
+        # The module exists but cannot be imported.
         sys.meta_path.insert(0, _Finder(_OF_AGENTS))
     sys.breakpointhook = _no_debugger
     _after.change({"dotenv.main": _find_no_dotenv})
 
 
 def _find_no_dotenv(module: Any) -> None:
-    """Has `load_dotenv()` find no file where there is no directory to begin at."""
+    """Makes `load_dotenv()` find no file if its start directory does not exist."""
     walk = module._walk_to_root
 
     def walk_from(path: str) -> Any:
@@ -113,7 +112,7 @@ def _no_debugger(*_: Any, **__: Any) -> Never:
 
 
 class _Finder:
-    """Finds modules of which there are only names."""
+    """Finds stand-in modules, which contain only names."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self.names = names
@@ -133,7 +132,7 @@ def _refusing(module: str, name: str) -> type:
     def refuse(_: type, *__: Any, **___: Any) -> Never:
         raise NotImplementedError(f"a component has no {module}.{name}: there is nothing native in it that could do this")
 
-    # A name may stand for an exception.
+    # The name may be used as an exception class.
     return type(name, (Exception,), {"__module__": module, "__new__": refuse})
 
 
@@ -149,7 +148,7 @@ def _bz2() -> ModuleType:
 
 
 def _fcntl() -> ModuleType:
-    """What is locked and set on files, of which there are none but the component's own."""
+    """Returns a stand-in for `fcntl`, whose functions are refused: a component has no files but its own."""
     module: Any = ModuleType("fcntl", "Locks and settings of files, which a component does not have.")
     values = {"LOCK_SH": 1, "LOCK_EX": 2, "LOCK_NB": 4, "LOCK_UN": 8, "FD_CLOEXEC": 1}
     values |= {"F_DUPFD": 0, "F_GETFD": 1, "F_SETFD": 2, "F_GETFL": 3, "F_SETFL": 4, "F_DUPFD_CLOEXEC": 1030}
@@ -163,9 +162,9 @@ def _fcntl() -> ModuleType:
 
 
 class _Number:
-    """A number as C keeps it."""
+    """A number in C's representation."""
 
-    # By this numpy knows what is a type of C.
+    # numpy recognizes C types by this module name.
     __module__ = "_ctypes"
     _type_: str
 
@@ -184,13 +183,13 @@ class _Number:
         elif self._type_ in "?cdf":
             self._bytes = struct.pack(self._type_, value)
         else:
-            # Too large a number is cut, as in C.
+            # A number that is too large is truncated, as in C.
             bits = 8 * len(zero)
             self._bytes = (int(value) % (1 << bits)).to_bytes(len(zero), sys.byteorder)
 
     @classmethod
     def from_buffer(cls, source: Any, offset: int = 0) -> Any:
-        """The number that these bytes are: a copy, unlike that of `ctypes`."""
+        """Creates a number from a copy of the bytes; `ctypes` would share them."""
         made = cls()
         held = source._bytes if isinstance(source, _Number) else bytes(source)
         made._bytes = held[offset : offset + struct.calcsize(cls._type_)]
@@ -200,7 +199,7 @@ class _Number:
 
 
 def _no_such_library(name: str) -> None:
-    """`ctypes.util.find_library`."""
+    """Implements `ctypes.util.find_library`: finds no library."""
 
 
 def _no_library(name: Any = None, *_: Any, **__: Any) -> Never:
@@ -208,7 +207,7 @@ def _no_library(name: Any = None, *_: Any, **__: Any) -> Never:
 
 
 class _Libraries:
-    """`ctypes.cdll`: none can be loaded."""
+    """Implements `ctypes.cdll`: no library can be loaded."""
 
     LoadLibrary = staticmethod(_no_library)
 
@@ -231,7 +230,7 @@ def _ctypes() -> ModuleType:
         return struct.calcsize(kind._type_)
 
     def absent(name: str) -> Never:
-        # Packages ask whether there is such a thing, and go without it where not.
+        # Packages test for the name and work without it.
         raise AttributeError(f"a component has no ctypes.{name}: nothing native can be loaded in it")
 
     module.sizeof = sizeof

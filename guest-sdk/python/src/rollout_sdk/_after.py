@@ -1,5 +1,5 @@
-"""Changing modules of the standard library when somebody imports them, and not before: most rollouts
-need none of them."""
+"""Changes modules of the standard library when they are first imported, and not before: most rollouts need none of
+them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def change(changes: dict[str, Callable[[Any], None]]) -> None:
-    """Has each of these modules be given to its function after it was imported."""
+    """Calls each function with the module of its name, once that is imported."""
     sys.meta_path.insert(0, _After(changes))
 
 

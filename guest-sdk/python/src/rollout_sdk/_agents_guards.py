@@ -1,5 +1,5 @@
-"""Guardrails of agents in the shape of the OpenAI Agents framework: who looks at an input before
-the model is asked, and at an output before it is given back."""
+"""Guardrails of agents in the shape of the OpenAI Agents framework: they check an input before the model call, and an
+output before it is returned."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class GuardrailFunctionOutput:
-    """What a guardrail says."""
+    """The result of a guardrail function."""
 
     output_info: Any
     tripwire_triggered: bool
-    """Whether the run ends here."""
+    """Whether the run must stop."""
 
 
 @dataclass
 class InputGuardrailResult:
-    """What a guardrail says of an input."""
+    """The result of a guardrail for an input."""
 
     guardrail: InputGuardrail
     output: GuardrailFunctionOutput
@@ -39,7 +39,7 @@ class InputGuardrailResult:
 
 @dataclass
 class OutputGuardrailResult:
-    """What a guardrail says of an output."""
+    """The result of a guardrail for an output."""
 
     guardrail: OutputGuardrail
     agent_output: Any
@@ -49,48 +49,48 @@ class OutputGuardrailResult:
 
 @dataclass
 class InputGuardrail:
-    """Looks at the input of a run, before the first agent asks the model."""
+    """Checks the input of a run, before the first model call."""
 
     guardrail_function: Callable[..., Any]
-    """Given the context, the agent and the input."""
+    """The function that checks. Its arguments are the context, the agent and the input."""
     name: str | None = None
     run_in_parallel: bool = True
-    """Whether others of its kind run at the same time."""
+    """Whether it runs concurrently with other input guardrails."""
 
     def get_name(self) -> str:
-        """What it is called."""
+        """Returns its name."""
         return self.name or self.guardrail_function.__name__
 
     async def run(
         self, agent: Agent[Any], input: str | list[Item], context: RunContextWrapper[Any]
     ) -> InputGuardrailResult:
-        """Asks it."""
-        return InputGuardrailResult(self, await _said(self.guardrail_function(context, agent, input)))
+        """Calls the guardrail function."""
+        return InputGuardrailResult(self, await _checked(self.guardrail_function(context, agent, input)))
 
 
 @dataclass
 class OutputGuardrail:
-    """Looks at the output of the last agent."""
+    """Checks the output of the last agent."""
 
     guardrail_function: Callable[..., Any]
-    """Given the context, the agent and its output."""
+    """The function that checks. Its arguments are the context, the agent and its output."""
     name: str | None = None
 
     def get_name(self) -> str:
-        """What it is called."""
+        """Returns its name."""
         return self.name or self.guardrail_function.__name__
 
     async def run(self, context: RunContextWrapper[Any], agent: Agent[Any], output: Any) -> OutputGuardrailResult:
-        """Asks it."""
-        said = await _said(self.guardrail_function(context, agent, output))
-        return OutputGuardrailResult(self, output, agent, said)
+        """Calls the guardrail function."""
+        result = await _checked(self.guardrail_function(context, agent, output))
+        return OutputGuardrailResult(self, output, agent, result)
 
 
-async def _said(given: Any) -> GuardrailFunctionOutput:
-    said: Any = await given if inspect.isawaitable(given) else given
-    if not isinstance(said, GuardrailFunctionOutput):
-        raise TypeError(f"a guardrail gave {type(said).__name__}; it gives a GuardrailFunctionOutput")
-    return said
+async def _checked(given: Any) -> GuardrailFunctionOutput:
+    result: Any = await given if inspect.isawaitable(given) else given
+    if not isinstance(result, GuardrailFunctionOutput):
+        raise TypeError(f"a guardrail returned {type(result).__name__}, not a GuardrailFunctionOutput")
+    return result
 
 
 @overload
@@ -106,7 +106,7 @@ def input_guardrail(
 def input_guardrail(
     function: Callable[..., Any] | None = None, /, *, name: str | None = None, run_in_parallel: bool = True
 ) -> InputGuardrail | Callable[[Callable[..., Any]], InputGuardrail]:
-    """Makes a guardrail of a function of the context, the agent and the input."""
+    """Creates a guardrail from a function of the context, the agent and the input."""
     if function is not None:
         return InputGuardrail(function)
     return lambda function: InputGuardrail(function, name, run_in_parallel)
@@ -123,7 +123,7 @@ def output_guardrail(*, name: str | None = None) -> Callable[[Callable[..., Any]
 def output_guardrail(
     function: Callable[..., Any] | None = None, /, *, name: str | None = None
 ) -> OutputGuardrail | Callable[[Callable[..., Any]], OutputGuardrail]:
-    """Makes a guardrail of a function of the context, the agent and its output."""
+    """Creates a guardrail from a function of the context, the agent and its output."""
     if function is not None:
         return OutputGuardrail(function)
     return lambda function: OutputGuardrail(function, name)
@@ -135,7 +135,7 @@ async def check_input(
     input: str | list[Item],
     context: RunContextWrapper[Any],
 ) -> list[InputGuardrailResult]:
-    """What the guardrails say of an input. Raises where one does not let it pass."""
+    """Returns the guardrails' results for an input. Raises if a guardrail rejects it."""
     listed = list(guardrails)
     results: list[InputGuardrailResult] = []
     for each in listed:
@@ -157,7 +157,7 @@ def _pass(results: list[InputGuardrailResult]) -> None:
 async def check_output(
     guardrails: Iterable[OutputGuardrail], context: RunContextWrapper[Any], agent: Agent[Any], output: Any
 ) -> list[OutputGuardrailResult]:
-    """What the guardrails say of an output. Raises where one does not let it pass."""
+    """Returns the guardrails' results for an output. Raises if a guardrail rejects it."""
     results = await asyncio.gather(*(each.run(context, agent, output) for each in guardrails))
     for each in results:
         if each.output.tripwire_triggered:

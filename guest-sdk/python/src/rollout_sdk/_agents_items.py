@@ -1,8 +1,7 @@
-"""What a run of agents in the shape of the OpenAI Agents framework is made of: items, what is known
-while it goes on, and what ends it early.
+"""The parts of a run of agents in the shape of the OpenAI Agents framework: items, context and exceptions.
 
-Items are those of the Responses interface. A session has them as plain dictionaries; a result has
-each in an object that says what kind of item it is and whose.
+Items are those of the Responses API. A session stores them as plain dictionaries; a result wraps each in an object
+with the kind of item and its agent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ._agents_guards import InputGuardrailResult, OutputGuardrailResult
     from .openai_agents import Agent
 
-    # Who names no context has one of any kind, as in the framework.
+    # A context without a type parameter is of any type, as in the framework.
     ContextT = TypeVar("ContextT", default=Any)
 else:
     from typing import TypeVar
@@ -31,28 +30,28 @@ else:
 
 Item: TypeAlias = dict[str, Any]
 
-# What the framework puts where the Responses interface has the server's own ids.
+# The framework's placeholder for ids that a server of the Responses API would assign.
 FAKE_ID = "__fake_id__"
 
 
 class AgentsException(RolloutError):
-    """What the framework raises by itself."""
+    """Base class of the framework's exceptions."""
 
 
 class MaxTurnsExceeded(AgentsException):
-    """The model was asked as often as allowed, and still called tools."""
+    """The model still called tools after the maximum number of turns."""
 
 
 class ModelBehaviorError(AgentsException):
-    """The model did what it was not offered to do."""
+    """The model did something that it was not offered, such as call an unknown tool."""
 
 
 class UserError(AgentsException):
-    """The program uses the framework in a way that it does not allow."""
+    """The program uses the framework incorrectly."""
 
 
 class InputGuardrailTripwireTriggered(AgentsException):
-    """A guardrail does not let the input pass."""
+    """A guardrail rejected the input."""
 
     def __init__(self, guardrail_result: InputGuardrailResult) -> None:
         super().__init__(f"guardrail `{guardrail_result.guardrail.get_name()}` does not let the input pass")
@@ -60,7 +59,7 @@ class InputGuardrailTripwireTriggered(AgentsException):
 
 
 class OutputGuardrailTripwireTriggered(AgentsException):
-    """A guardrail does not let the output pass."""
+    """A guardrail rejected the output."""
 
     def __init__(self, guardrail_result: OutputGuardrailResult) -> None:
         super().__init__(f"guardrail `{guardrail_result.guardrail.get_name()}` does not let the output pass")
@@ -69,7 +68,7 @@ class OutputGuardrailTripwireTriggered(AgentsException):
 
 @dataclass
 class Usage:
-    """What a run cost, as far as the model's server said."""
+    """The tokens and requests of a run, as far as the model's server reports them."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -77,13 +76,13 @@ class Usage:
     total_tokens: int = 0
 
     def add(self, other: Usage) -> None:
-        """Counts another one in."""
+        """Adds another usage to this one."""
         for name in ("requests", "input_tokens", "output_tokens", "total_tokens"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 def usage_of(reply: Completion) -> Usage:
-    """What one call of the model cost."""
+    """Returns the usage of one model call."""
     if reply.usage is None:
         return Usage(requests=1)
     return Usage(1, reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens)
@@ -91,7 +90,7 @@ def usage_of(reply: Completion) -> Usage:
 
 @dataclass
 class RunContextWrapper(Generic[ContextT]):
-    """What `Runner.run` was given as `context`, for tools, hooks and instructions."""
+    """The `context` argument of `Runner.run`, for tools, hooks and instructions."""
 
     context: ContextT
     usage: Usage = field(default_factory=Usage)
@@ -99,7 +98,7 @@ class RunContextWrapper(Generic[ContextT]):
 
 @dataclass
 class ToolContext(RunContextWrapper[ContextT]):
-    """The same, in a call of a tool."""
+    """The run's context in a tool call."""
 
     tool_name: str = ""
     tool_call_id: str = ""
@@ -108,7 +107,7 @@ class ToolContext(RunContextWrapper[ContextT]):
 
 
 class Raw(Item):
-    """An item whose values can be read as attributes, too, as those of the framework's can."""
+    """An item whose values can also be read as attributes, as in the framework."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -122,7 +121,7 @@ class Raw(Item):
 
 @dataclass
 class RunItem:
-    """An item that a run added."""
+    """Base class of the items that a run adds."""
 
     type: ClassVar[str] = ""
 
@@ -130,20 +129,20 @@ class RunItem:
     raw_item: Raw
 
     def to_input_item(self) -> Item:
-        """The item as it is given to a model."""
+        """Returns the item in the form of model input."""
         return dict(self.raw_item)
 
 
 @dataclass
 class MessageOutputItem(RunItem):
-    """What the model said."""
+    """A message of the model."""
 
     type = "message_output_item"
 
 
 @dataclass
 class ToolCallItem(RunItem):
-    """A tool that the model wanted called."""
+    """A tool call of the model."""
 
     type = "tool_call_item"
 
@@ -158,12 +157,12 @@ class ToolCallItem(RunItem):
 
 @dataclass
 class ToolCallOutputItem(RunItem):
-    """What came of that."""
+    """The output of a tool call."""
 
     type = "tool_call_output_item"
 
     output: Any = None
-    """What the tool gave."""
+    """The tool's return value."""
 
     @property
     def call_id(self) -> str:
@@ -172,14 +171,14 @@ class ToolCallOutputItem(RunItem):
 
 @dataclass
 class HandoffCallItem(RunItem):
-    """The model wanted to hand over."""
+    """A handoff call of the model."""
 
     type = "handoff_call_item"
 
 
 @dataclass
 class HandoffOutputItem(RunItem):
-    """An agent handed over to another."""
+    """A handoff from one agent to another."""
 
     type = "handoff_output_item"
 
@@ -196,21 +195,21 @@ class ModelResponse:
     response_id: str | None = None
 
     def to_input_items(self) -> list[Item]:
-        """The reply as it is given to a model."""
+        """Returns the reply in the form of model input."""
         return [dict(each) for each in self.output]
 
 
 class ItemHelpers:
-    """Texts of items."""
+    """Functions that read texts from items."""
 
     @classmethod
     def extract_last_content(cls, message: Item) -> str:
-        """The text of the last part of a message; empty where it has none."""
+        """Returns the text of the last part of a message, or an empty text."""
         return cls.extract_last_text(message) or ""
 
     @classmethod
     def extract_last_text(cls, message: Item) -> str | None:
-        """The text of the last part of a message."""
+        """Returns the text of the last part of a message."""
         content = message.get("content")
         last: Any = content[-1] if is_list(content) and content else {"text": content}
         text = last.get("text") if is_object(last) else None
@@ -218,42 +217,42 @@ class ItemHelpers:
 
     @classmethod
     def extract_text(cls, message: Item) -> str | None:
-        """The text of all parts of a message."""
+        """Returns the text of all parts of a message."""
         return _text_of_parts(message.get("content")) or None
 
     @classmethod
     def text_message_output(cls, message: MessageOutputItem) -> str:
-        """The text of what the model said."""
+        """Returns the text of a message of the model."""
         return _text_of_parts(message.raw_item.get("content"))
 
     @classmethod
     def text_message_outputs(cls, items: Iterable[RunItem]) -> str:
-        """The text of all that the model said."""
+        """Returns the text of all messages of the model."""
         return "".join(cls.text_message_output(each) for each in items if isinstance(each, MessageOutputItem))
 
     @classmethod
     def input_to_new_input_list(cls, input: str | Sequence[Item]) -> list[Item]:
-        """An input as items."""
+        """Returns an input as items."""
         return as_items(input)
 
     @classmethod
     def tool_call_output_item(cls, tool_call: Item, output: Any) -> Item:
-        """The item that tells the model what came of its call."""
+        """Returns the item that reports the output of a tool call to the model."""
         return output_item(tool_call["call_id"], str(output))
 
 
 def output_item(call_id: str, output: str) -> Item:
-    """The item that tells the model what came of a call."""
+    """Returns the item that reports the output of a tool call to the model."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
 def as_items(input: str | Sequence[Item]) -> list[Item]:
-    """An input as items."""
+    """Returns an input as items."""
     return [{"role": "user", "content": input}] if isinstance(input, str) else list(input)
 
 
 def reply_items(reply: Completion) -> list[Item]:
-    """The model's reply as items."""
+    """Returns the model's reply as items."""
     items: list[Item] = []
     if reply.text or not reply.tool_calls:
         text: JsonObject = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
@@ -266,8 +265,8 @@ def reply_items(reply: Completion) -> list[Item]:
 
 
 def as_chat(items: Iterable[Item]) -> list[Message]:
-    """The chat messages that items stand for. Calls that follow each other are one
-    message, together with the text before them."""
+    """Returns the chat messages for these items. Consecutive calls form one message, together with the text before
+    them."""
     messages: list[Message] = []
     for item in items:
         match item.get("type"):
@@ -285,7 +284,7 @@ def as_chat(items: Iterable[Item]) -> list[Message]:
             case "message" | None:
                 messages.append(_chat_message(item))
             case _:
-                # What the chat interface has no word for, such as reasoning.
+                # Items that the chat API does not have, such as reasoning, are left out.
                 continue
     return messages
 

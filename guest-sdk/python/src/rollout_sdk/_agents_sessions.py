@@ -1,5 +1,5 @@
-"""Sessions of agents in the shape of the OpenAI Agents framework: what holds a conversation from one
-run to the next, and which sample it is recorded in."""
+"""Sessions of agents in the shape of the OpenAI Agents framework: the storage of a conversation between runs, and the
+sample that records it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from .sample import Completion, Sample
 
 
 class SessionABC(ABC):
-    """Holds the items of a conversation. One of an author's own beside which a run has a sample."""
+    """Stores the items of a conversation. With an author's own session, a run also records a sample."""
 
     session_id: str
 
     @abstractmethod
     async def get_items(self, limit: int | None = None) -> list[Item]:
-        """The items, or the latest of them."""
+        """Returns the items, or the latest `limit` of them."""
 
     @abstractmethod
     async def add_items(self, items: list[Item]) -> None:
-        """Adds items at the end."""
+        """Appends items."""
 
     @abstractmethod
     async def pop_item(self) -> Item | None:
-        """Takes the last item out."""
+        """Removes and returns the last item."""
 
     @abstractmethod
     async def clear_session(self) -> None:
-        """Takes all items out."""
+        """Removes all items."""
 
 
 def latest(items: list[Item], limit: int | None) -> list[Item]:
-    """The items, or the latest of them."""
+    """Returns the items, or the latest `limit` of them."""
     return list(items) if limit is None else items[-limit:] if limit > 0 else []
 
 
 class MemorySession(SessionABC):
-    """The items of one conversation, which are a sample's history."""
+    """The items of one conversation, which are the history of a sample."""
 
     def __init__(self, name: str | None = None) -> None:
         """Registers a sample whose id is the name, or a random one."""
@@ -50,17 +50,17 @@ class MemorySession(SessionABC):
 
     @property
     def sample(self) -> Sample:
-        """The sample that holds the items."""
+        """The sample that records the items."""
         return self._history.sample
 
     @property
     def history(self) -> RecordedHistory:
-        """The items with their sample."""
+        """The items together with their sample."""
         return self._history
 
     @property
     def items(self) -> list[Item]:
-        """The items. They may be changed."""
+        """The items, which the author may change."""
         return self._history.messages
 
     async def get_items(self, limit: int | None = None) -> list[Item]:
@@ -81,7 +81,7 @@ class MemorySession(SessionABC):
 
 
 class SQLiteSession(SessionABC):
-    """The framework's session in a data base, of which a component has the kind that is in memory."""
+    """The framework's database session. A component has only the kind that is in memory."""
 
     def __init__(self, session_id: str, db_path: Any = ":memory:") -> None:
         if str(db_path) != ":memory:":
@@ -102,22 +102,22 @@ class SQLiteSession(SessionABC):
         self._items.clear()
 
     def close(self) -> None:
-        """Nothing: there is nothing to be closed."""
+        """Does nothing: there is nothing to close."""
 
 
 class Conversation:
-    """What a run reads, adds to and asks with."""
+    """The conversation of a run: its items, and its model calls."""
 
     def __init__(self, within: Conversation | None = None) -> None:
         self.items: list[Item] = []
         self.session: MemorySession | None = None
-        """What the items are recorded in; None within another run, which is the one that is recorded."""
+        """The session that records the items; None within another run, which records instead."""
         self._within = within
         self._other: SessionABC | None = None
 
     @classmethod
     async def of(cls, session: SessionABC | None, within: Conversation | None) -> Conversation:
-        """The conversation of a run: of its session, or a new one; or, within a tool or a guardrail of
+        """Returns the conversation of a run: that of its session or a new one; or, within a tool or guardrail of
         another run, one that is not recorded."""
         made = cls(within if session is None else None)
         if isinstance(session, MemorySession):
@@ -132,7 +132,7 @@ class Conversation:
         self.items = session.items
 
     async def _opened(self) -> Sample:
-        """The sample that the model is asked in the name of."""
+        """Returns the sample of the model calls, which it creates if necessary."""
         if self._within is not None:
             return await self._within._opened()
         if self.session is None:
@@ -143,20 +143,20 @@ class Conversation:
         return self.session.sample
 
     async def add(self, items: Iterable[Item]) -> None:
-        """Adds items at the end."""
+        """Appends items."""
         listed = list(items)
         if self.session is None:
             self.items = [*self.items, *listed]
         else:
-            # A session may be an author's, who may do anything in its methods.
+            # An author's subclass may do anything in its methods.
             await self.session.add_items(listed)
             self.items = self.session.items
         if self._other is not None:
             await self._other.add_items(listed)
 
     async def chat(self, messages: list[Message], tools: list[Item], params: Item) -> Completion:
-        """Asks the model. Where there is no session yet, this is when there has to be one: a run that a
-        guardrail ends before has no sample."""
+        """Calls the model. The first call creates the session if there is none: a run that a guardrail stops earlier
+        has no sample."""
         sample = await self._opened()
         if self.session is None:
             return await sample.chat(messages, tools=tools, **params)

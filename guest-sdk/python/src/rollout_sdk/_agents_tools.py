@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from .openai_agents import Agent
 
 Enabled = bool | Callable[..., Any]
-"""Whether something is offered: so or so, or what a function of the context and the agent says."""
+"""Whether something is offered: a constant, or a function of the context and the agent."""
 
 
 async def is_enabled(given: Enabled, context: RunContextWrapper[Any], agent: Agent[Any]) -> bool:
-    """Whether something is offered to this agent's model."""
+    """Returns whether something is offered to this agent's model."""
     if not callable(given):
         return given
-    said: Any = given(context, agent)
-    return bool(await said if inspect.isawaitable(said) else said)
+    result: Any = given(context, agent)
+    return bool(await result if inspect.isawaitable(result) else result)
 
 
 def default_tool_error_function(ctx: RunContextWrapper[Any], error: Exception) -> str:
-    """What the model is told of a tool that raised."""
+    """Returns the text for the model if a tool raises."""
     return f"An error occurred while running the tool. Please try again. Error: {explain(error)}"
 
 
 class FunctionTool(Tool[..., Any]):
-    """A function that the model may call, with a strict schema. `function_tool` makes one of a
-    function; made by hand, it is given the context and the model's JSON."""
+    """A function that the model may call, with a strict schema. `function_tool` creates one from a function; one
+    created directly receives the context and the model's JSON."""
 
     def __init__(
         self,
@@ -61,21 +61,21 @@ class FunctionTool(Tool[..., Any]):
 
     @property
     def schema(self) -> JsonObject:
-        """What the model is told, in the form of OpenAI's function tools."""
+        """The definition for the model, in the form of OpenAI's function tools."""
         schema = super().schema
         if self.strict_json_schema:
             schema["function"]["strict"] = True
         return schema
 
     async def run(self, arguments: str, context: dict[str, Any] | None = None) -> Any:
-        """Calls it outside of a run of agents, where there is no context."""
+        """Calls the tool outside of a run of agents, without a context."""
         given: ToolContext[Any] = ToolContext(None, tool_name=self.name, tool_arguments=arguments)
         return await self.on_invoke_tool(given, arguments)
 
 
 @dataclass
 class FunctionToolResult:
-    """What came of one call of a tool, for who decides whether it is the final output."""
+    """The result of a tool call, for the function that decides whether it is the final output."""
 
     tool: FunctionTool
     output: Any
@@ -83,7 +83,7 @@ class FunctionToolResult:
 
 
 def strict(schema: JsonObject, title: str | None = None) -> JsonObject:
-    """The schema as strict mode wants it: every property required, no other allowed."""
+    """Returns the schema for strict mode: every property is required, no other is allowed."""
     made: JsonObject = {}
     for key, value in schema.items():
         if key == "properties":
@@ -135,10 +135,9 @@ def function_tool(
     strict_mode: bool = True,
     is_enabled: Enabled = True,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Makes a tool of a function, `async` or not. A first parameter that is hinted as a
-    `RunContextWrapper` or a `ToolContext` is given the run's context, and the model does not see it.
-    What the function raises is told to the model in the words of `failure_error_function`, and fails
-    the run where that is None."""
+    """Creates a tool from a function, `async` or not. A first parameter that is hinted as a `RunContextWrapper` or a
+    `ToolContext` receives the run's context and is hidden from the model. If the function raises, the model receives
+    the text of `failure_error_function`; if that is None, the run fails."""
 
     def make(function: Callable[..., Any]) -> FunctionTool:
         described = description_override if use_docstring_info else description_override or ""
@@ -151,8 +150,8 @@ def function_tool(
             except Exception as error:
                 if failure_error_function is None:
                     raise
-                said: Any = failure_error_function(context, error)
-                return await said if inspect.isawaitable(said) else said
+                text: Any = failure_error_function(context, error)
+                return await text if inspect.isawaitable(text) else text
 
         schema = strict(inner.parameters, f"{inner.name}_args") if strict_mode else inner.parameters
         made = FunctionTool(inner.name, inner.description, schema, invoke, strict_mode, is_enabled)

@@ -1,5 +1,5 @@
-"""What programs for the published package say to its server, read as settings or as what
-it is for this host: nothing to do."""
+"""Server settings and calls of the published package's programs. They are read as configuration, or do nothing, because
+the host serves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .config import Settings
 
 
 class _Model(Settings):
-    """Named values, with what Pydantic's models have of them."""
+    """Named values with a part of the interface of Pydantic's models."""
 
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> JsonObject:
         dumped = super().model_dump()
@@ -57,26 +57,26 @@ class OpenAIFunctionToolSchema(_Model):
 
 
 class RolloutClientSettings(_Model):
-    """How the original asks for completions and reports. Here the host does that."""
+    """Settings of the original's client. Here the host requests completions and reports results."""
 
 
 class RolloutServerSettings(_Model):
-    """How the original serves."""
+    """Settings of the original's server."""
 
     max_concurrent_rollouts: int | None = None
 
 
 class RolloutSettings(_Model):
-    """The original's settings. Of these the number of rollouts at once is a plugin's to
-    say; the others are the operator's."""
+    """The original's settings. A plugin can set only the number of concurrent rollouts; the operator sets the
+    others."""
 
     client: RolloutClientSettings = RolloutClientSettings()
     server: RolloutServerSettings = RolloutServerSettings()
 
 
 class App:
-    """Stands where the original has its server. The number of rollouts at once that it is
-    told is the default of the plugin's configuration."""
+    """Stands for the original's server. Its number of concurrent rollouts becomes the default of the plugin's
+    configuration."""
 
     def __init__(self, max_concurrent: int | None) -> None:
         self.max_concurrent = max_concurrent or None
@@ -85,14 +85,14 @@ class App:
 def create_app(
     agent_loop: Any = None, max_concurrent: int | None = None, settings: RolloutSettings | None = None, **_: Any
 ) -> App:
-    """The original's server of an agent loop."""
+    """Creates the stand-in for the original's server of an agent loop."""
     del agent_loop
     server = settings.server if settings is not None else RolloutServerSettings()
     return App(max_concurrent or server.max_concurrent_rollouts)
 
 
 def map_initial_messages_to_content_blocks(messages: list[JsonObject]) -> list[JsonObject]:
-    """Messages with a text as their content as ones with a block of it, as agents of Strands take them."""
+    """Converts messages with text content to messages with content blocks, for agents of Strands."""
     return [
         {**each, "content": [{"text": each["content"]}]} if isinstance(each.get("content"), str) else each
         for each in messages
@@ -100,16 +100,16 @@ def map_initial_messages_to_content_blocks(messages: list[JsonObject]) -> list[J
 
 
 class LocalBackend:
-    """Stands where the original says what it runs. Here that is found by its class."""
+    """Stands for the original's choice of the workflow. Here the workflow is found by its class."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 def create_rollout_server(*_: Any, **__: Any) -> App:
-    """The original's server of a backend."""
+    """Creates the stand-in for the original's server of a backend."""
     return App(None)
 
 
 def run(*_: Any, **__: Any) -> Never:
-    """Where the original begins to serve."""
+    """Stands for the original's function that starts the server."""
     raise RuntimeError("a component does not serve: `rollout-host serve` does")

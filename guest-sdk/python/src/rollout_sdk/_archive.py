@@ -1,13 +1,10 @@
-"""What is imported late: the modules of a component that nothing imported while it was
-built, in an archive in its memory.
+"""An archive, in the component's memory, of the modules that were not imported while the component was built.
 
-Components have no files once they are built. So the last step of building packs the
-sources of every pure module, of the project, of what it depends on and of the standard
-library, and the data files of packages. Importing one then unpacks and compiles it, which
-takes some milliseconds in the rollout that does it; a module that every rollout imports is
-better named in `imports` of the build's settings. Data is read by `importlib.resources`,
-`pkgutil.get_data`, or `open` by its place beside the module, where `os.stat`, `os.listdir` and
-what is built on them (`os.path`, `pathlib`, `glob`) find it too.
+A finished component has no files. So the last step of building packs the sources of every pure module of the project,
+its dependencies and the standard library, and the data files of packages. Importing one of them then unpacks and
+compiles it, which costs that rollout some milliseconds; list a module that every rollout imports in `imports` of the
+build's settings instead. `importlib.resources`, `pkgutil.get_data` and `open` (by the path beside the module) read the
+data, and `os.stat`, `os.listdir` and their users (`os.path`, `pathlib`, `glob`) find it.
 """
 
 from __future__ import annotations
@@ -36,26 +33,25 @@ from ._json import is_a
 
 LIBRARY = "/python"
 
-# Of the standard library: what wants a screen, what installs, and what tests the library.
+# Parts of the standard library that are left out: those for screens, for installation, and for tests of the library.
 _NOT_OF_LIBRARY = frozenset(
     "ensurepip idlelib lib2to3 pydoc_data site-packages test tests tkinter turtle.py turtledemo".split()
 )
 
 DATA_BYTES_MAX = 1 << 20
-"""The largest data file that comes along. Larger ones are read at import, where they cost
-a rollout nothing."""
+"""The largest data file that is packed. Larger ones can be read during imports, which costs a rollout nothing."""
 
 _files: dict[str, bytes] = {}
 """Compressed contents, by path."""
 
 _sizes: dict[str, int] = {}
-"""How long each is when it is unpacked."""
+"""Unpacked sizes, by path."""
 
 _dirs: dict[str, list[str]] = {}
-"""What is in a directory, by its path; sorted."""
+"""Sorted names in each directory, by its path."""
 
 _roots: list[str] = []
-"""The directories that modules are imported from. What is known of distributions is in these."""
+"""The directories that modules are imported from. They contain the metadata of distributions."""
 
 _native: set[str] = set()
 """Native modules, which are part of the component and are loaded by their path."""
@@ -69,12 +65,11 @@ _real_data = SourceFileLoader.get_data
 
 
 def pack(roots: Iterable[str]) -> None:
-    """Takes in what is in these directories and in the standard library, and has modules
-    be found there from now on."""
+    """Packs these directories and the standard library, and makes modules load from the archive from now on."""
     _roots[:] = (LIBRARY, *roots)
     for root in _roots:
         _pack_directory(root, of_library=root == LIBRARY, in_package=False)
-    sys.path_hooks.insert(0, _Entry)
+    sys.path_hooks.insert(0, _ArchiveFinder)
     sys.path_importer_cache.clear()
     sys.meta_path.append(_Distributions())
     sys.meta_path.append(_refused.Missing())
@@ -84,20 +79,20 @@ def pack(roots: Iterable[str]) -> None:
         vars(module)[name] = _open
     _after.change({"_pyio": _open_from_here})
     as_file: Any = importlib.resources.as_file
-    as_file.register(_Place, _as_path)
+    as_file.register(_ArchivePath, _as_path)
     system: Any = os
     system.stat, system.lstat, system.access = _stat, _stat, _access
     system.listdir, system.scandir = _list, _scan
     for name in ("link", "mkdir", "open", "rename", "replace", "symlink", "truncate"):
         if hasattr(system, name):
             setattr(system, name, _reported(getattr(system, name), f"os.{name}"))
-    # What a program loads by its path has the interpreter's own loader.
+    # A module that a program loads by path uses the interpreter's own loader.
     loader: Any = SourceFileLoader
     loader.get_data = _data
 
 
 def add(root: str, files: Mapping[str, bytes]) -> None:
-    """Takes in files of a project that comes when the component is there already."""
+    """Adds files of a project that is loaded after the component was built."""
     for path, content in files.items():
         _files[path], _sizes[path] = zlib.compress(content, 1), len(content)
         while path != root:
@@ -110,7 +105,7 @@ def add(root: str, files: Mapping[str, bytes]) -> None:
 
 
 def keep_what_is_built(root: str) -> None:
-    """Forgets files that are there while a component is built and not in it."""
+    """Removes files that exist during the build but are not part of the component."""
     for path in [known for known in _files if known.startswith(f"{root}/")]:
         directory, _, name = path.rpartition("/")
         if not name.endswith(".py") and "__init__.py" not in _dirs[directory] and not _in_package(root, directory):
@@ -122,7 +117,7 @@ def _in_package(root: str, directory: str) -> bool:
 
 
 def _reload_from_here(module: Any) -> None:
-    """Has a module that is loaded find its data here."""
+    """Makes a module that is already loaded find its data in the archive."""
     spec = getattr(module, "__spec__", None)
     if spec is not None and type(spec.loader) is SourceFileLoader:
         spec.loader = _Loader(spec.loader.name, spec.loader.path)
@@ -134,7 +129,7 @@ def _pack_directory(directory: str, *, of_library: bool, in_package: bool) -> No
         names = sorted(os.listdir(directory))
     except OSError:
         return
-    # A virtual environment is no part of a project.
+    # A virtual environment is not part of a project.
     if "pyvenv.cfg" in names:
         return
     of_distribution = directory.endswith(".dist-info")
@@ -179,7 +174,7 @@ def _plain(path: str) -> str:
 
 
 def _data(self: SourceFileLoader, path: str) -> bytes:
-    """`SourceFileLoader.get_data`."""
+    """Implements `SourceFileLoader.get_data`."""
     content = _read(str(path))
     return _real_data(self, path) if content is None else content
 
@@ -188,17 +183,17 @@ class _Loader(SourceFileLoader):
     """Loads a module of the archive."""
 
     def path_stats(self, path: str) -> Any:
-        # There is no compiled form beside the source to compare it with.
+        # There is no compiled file to compare the source with.
         raise OSError(f"no compiled form of {path}")
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Nothing: there is no place to keep a compiled form."""
+        """Does nothing: a compiled file cannot be stored."""
 
     def get_resource_reader(self, name: str | None = None) -> Any:
         return _Reader(os.path.dirname(self.path)) if self.is_package(name or self.name) else None
 
 
-class _Entry:
+class _ArchiveFinder:
     """Finds modules in one directory of the archive."""
 
     def __init__(self, path: str) -> None:
@@ -219,14 +214,14 @@ class _Entry:
             if (path := base + suffix) in _native:
                 return spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
         if inner is not None:
-            # Part of a namespace.
+            # Part of a namespace package.
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [base]
             return spec
         return None
 
     def iter_modules(self, prefix: str = "") -> Iterator[tuple[str, bool]]:
-        """For `pkgutil.iter_modules`."""
+        """Lists modules for `pkgutil.iter_modules`."""
         for name in _dirs[self._path]:
             if name.endswith(".py") and name != "__init__.py":
                 yield prefix + name[:-3], False
@@ -242,10 +237,10 @@ class _Reader(TraversableResources):
         self._directory = directory
 
     def files(self) -> Traversable:
-        return _Place(self._directory)
+        return _ArchivePath(self._directory)
 
 
-class _Place(Traversable):
+class _ArchivePath(Traversable):
     """A file or a directory of the archive."""
 
     def __init__(self, path: str) -> None:
@@ -259,7 +254,7 @@ class _Place(Traversable):
         return self._path
 
     def iterdir(self) -> Iterator[Traversable]:
-        return (_Place(f"{self._path}/{name}") for name in _dirs.get(self._path, ()))
+        return (_ArchivePath(f"{self._path}/{name}") for name in _dirs.get(self._path, ()))
 
     def is_dir(self) -> bool:
         return self._path in _dirs
@@ -268,7 +263,7 @@ class _Place(Traversable):
         return self._path in _files
 
     def joinpath(self, *parts: Any) -> Traversable:
-        return _Place(_plain("/".join((self._path, *map(str, parts)))))
+        return _ArchivePath(_plain("/".join((self._path, *map(str, parts)))))
 
     __truediv__ = joinpath
 
@@ -287,13 +282,13 @@ class _Place(Traversable):
 
 
 @contextlib.contextmanager
-def _as_path(place: _Place) -> Generator[Path, None, None]:
-    """`importlib.resources.as_file`: `open` and `os` know the place as it is."""
+def _as_path(place: _ArchivePath) -> Generator[Path, None, None]:
+    """Implements `importlib.resources.as_file`: `open` and `os` accept the path as it is."""
     yield Path(str(place))
 
 
 class _Sink(io.RawIOBase):
-    """`os.devnull`, which has nothing in it and takes everything."""
+    """Implements `os.devnull`, which is empty and discards all writes."""
 
     def readable(self) -> bool:
         return True
@@ -309,7 +304,7 @@ class _Sink(io.RawIOBase):
 
 
 def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
-    """`open`, which finds what is in the archive."""
+    """Implements `open`, for files of the archive too."""
     content = None
     if is_a(file, str, os.PathLike):
         place: os.PathLike[str] | str = file
@@ -331,7 +326,7 @@ def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
 
 
 def _reported(real: Any, what: str) -> Any:
-    """A function that makes or changes files, of whose refusal the host is told."""
+    """Wraps a function that creates or changes files, so that a refusal is reported to the host."""
 
     def reported(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -348,7 +343,7 @@ def _open_from_here(module: Any) -> None:
 
 
 def _opened(file: Any, mode: str, *args: Any, **kwargs: Any) -> IO[Any]:
-    """A file as `open` gives it: of bytes, or of text."""
+    """Returns a file in the form that `open` returns: binary or text."""
     if "b" in mode:
         of_bytes: IO[Any] = file
         return of_bytes
@@ -360,16 +355,16 @@ def _opened(file: Any, mode: str, *args: Any, **kwargs: Any) -> IO[Any]:
         "utf-8" if encoding in (None, "locale") else encoding,
         named.get("errors"),
         named.get("newline"),
-        # Into nothing there is nothing to be gathered.
+        # The null device needs no buffer.
         write_through=isinstance(file, _Sink),
     )
 
 
-# Whether there is such a file or directory, and what is in it: programs look before they open.
+# Status and contents of files and directories: programs look before they open.
 
 
 def _place(path: Any) -> str | None:
-    """The path of a file or directory of the archive."""
+    """Returns the path of a file or directory of the archive."""
     if not is_a(path, str, os.PathLike):
         return None
     given: os.PathLike[str] | str = path
@@ -378,7 +373,7 @@ def _place(path: Any) -> str | None:
 
 
 def _stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-    """`os.stat` and `os.lstat`."""
+    """Implements `os.stat` and `os.lstat`."""
     place = _place(path)
     if place is None:
         kwargs.pop("follow_symlinks", None)
@@ -390,12 +385,12 @@ def _stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
 
 
 def _access(path: Any, mode: int, *args: Any, **kwargs: Any) -> bool:
-    """`os.access`."""
+    """Implements `os.access`."""
     return not mode & os.W_OK if _place(path) is not None else _real_access(path, mode, *args, **kwargs)
 
 
 def _list(path: Any = None) -> list[Any]:
-    """`os.listdir`."""
+    """Implements `os.listdir`."""
     place = _place(path)
     if place is None or place not in _dirs:
         real: Any = _real_list
@@ -405,7 +400,7 @@ def _list(path: Any = None) -> list[Any]:
 
 
 class _Entries:
-    """What `os.scandir` gives."""
+    """The iterator of `os.scandir`."""
 
     def __init__(self, place: str, names: list[str]) -> None:
         self._left = iter([_DirEntry(place, name) for name in names])
@@ -423,7 +418,7 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Gives no more."""
+        """Ends the iteration."""
         self._left = iter(())
 
 
@@ -455,7 +450,7 @@ class _DirEntry:
 
 
 def _scan(path: Any = None) -> Any:
-    """`os.scandir`."""
+    """Implements `os.scandir`."""
     place = _place(path)
     if place is None or place not in _dirs:
         return _real_scan(path)
@@ -463,7 +458,7 @@ def _scan(path: Any = None) -> Any:
     return _Entries(str(os.fspath(given)).rstrip("/"), _dirs[place])
 
 
-# What is known of distributions.
+# Metadata of distributions.
 
 
 class _Distribution(importlib.metadata.Distribution):
@@ -475,7 +470,7 @@ class _Distribution(importlib.metadata.Distribution):
         return None if content is None else content.decode()
 
     def locate_file(self, path: Any) -> Any:
-        return _Place(f"{os.path.dirname(self._directory)}/{path}")
+        return _ArchivePath(f"{os.path.dirname(self._directory)}/{path}")
 
 
 class _Distributions(importlib.metadata.DistributionFinder):
@@ -488,7 +483,7 @@ class _Distributions(importlib.metadata.DistributionFinder):
         self, context: importlib.metadata.DistributionFinder.Context = importlib.metadata.DistributionFinder.Context()  # noqa: B008
     ) -> Iterator[importlib.metadata.Distribution]:
         for path in (f"{root}/{name}" for root in _roots for name in _dirs.get(root, ())):
-            # A package may have another one within, which is not installed.
+            # A package may contain the metadata of another one, which is not installed.
             if path.endswith(".dist-info"):
                 name = os.path.basename(path).removesuffix(".dist-info").rsplit("-", 1)[0]
                 if context.name is None or _same(name, context.name):

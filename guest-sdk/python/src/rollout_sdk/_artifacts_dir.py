@@ -1,5 +1,5 @@
-"""`artifacts_dir` of the published package: where a program puts files for who looks at the rollout
-later. Here it has the artifacts' names in place of paths; a component has no directory."""
+"""`artifacts_dir` of the published package, in which a program leaves files that are looked at after the rollout. Its
+paths are names of artifacts here; a component has no such directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import artifact
 
 
 class ArtifactsDir:
-    """A place among the rollout's artifacts: `(ctx.artifacts_dir / "a.json").write_text(…)`."""
+    """A name or prefix of the rollout's artifacts: `(ctx.artifacts_dir / "a.json").write_text(…)`."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -21,7 +21,7 @@ class ArtifactsDir:
         return ArtifactsDir("/".join(parts))
 
     def joinpath(self, *others: Any) -> ArtifactsDir:
-        """The place that these lead to."""
+        """Returns the path below this one."""
         place = self
         for other in others:
             place = place / other
@@ -29,12 +29,12 @@ class ArtifactsDir:
 
     @property
     def name(self) -> str:
-        """The last part of the name."""
+        """The last part of the path."""
         return self._name.rpartition("/")[2]
 
     @property
     def parent(self) -> ArtifactsDir:
-        """The place that this is in."""
+        """The path without its last part."""
         return ArtifactsDir(self._name.rpartition("/")[0])
 
     def __str__(self) -> str:
@@ -50,33 +50,33 @@ class ArtifactsDir:
         )
 
     def mkdir(self, *_: Any, **__: Any) -> None:
-        """Nothing: names need no directories."""
+        """Does nothing: names need no directories."""
 
     def exists(self) -> bool:
-        """Whether there is an artifact of this name, or one within."""
+        """Returns whether there is an artifact of this name or below it."""
         return not self._name or self.is_file() or self.is_dir()
 
     def is_file(self) -> bool:
-        """Whether there is an artifact of this name."""
+        """Returns whether there is an artifact of this name."""
         return self._name in artifact.names()
 
     def is_dir(self) -> bool:
-        """Whether there are artifacts within."""
+        """Returns whether there are artifacts below this name."""
         return not self._name or any(each.startswith(f"{self._name}/") for each in artifact.names())
 
     def iterdir(self) -> Iterator[ArtifactsDir]:
-        """What is in this place."""
+        """Yields the paths directly below this one."""
         prefix = f"{self._name}/" if self._name else ""
         inner = (each.removeprefix(prefix).partition("/")[0] for each in artifact.names() if each.startswith(prefix))
         return (self / each for each in dict.fromkeys(inner))
 
     def write_bytes(self, data: bytes) -> int:
-        """Keeps an artifact."""
+        """Writes an artifact."""
         artifact.write(self._name, data)
         return len(data)
 
     def write_text(self, data: str, encoding: str | None = None, errors: str | None = None, newline: str | None = None) -> int:
-        """Keeps an artifact."""
+        """Writes an artifact."""
         self.write_bytes(data.encode(encoding or "utf-8", errors or "strict"))
         return len(data)
 
@@ -89,7 +89,7 @@ class ArtifactsDir:
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def open(self, mode: str = "r", buffering: int = -1, encoding: str | None = None, *_: Any) -> Any:
-        """Opens an artifact, which is kept when it is closed."""
+        """Opens an artifact. A file that was opened for writing is stored when it is closed."""
         if set(mode) - set("rwatb") or not set(mode) & set("rwa"):
             raise ValueError(f"an artifact is opened to be read, written or added to, not by {mode!r}")
         known = self.read_bytes() if "r" in mode or ("a" in mode and self.is_file()) else b""

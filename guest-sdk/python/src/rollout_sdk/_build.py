@@ -1,10 +1,9 @@
-"""From a project directory to a component. Run by `rollout-host build`, on the author's
-machine and never in a component.
+"""Builds a component from a project directory. `rollout-host build` runs it on the author's machine; it is never part of
+a component.
 
-Three steps: read `pyproject.toml`, gather the dependencies as the component's Python wants
-them, and have componentize-py make a component of it all. The author's modules are imported
-in the component's Python and nowhere else. Exit code 1 says that the project is at fault, 2
-that a tool is missing or failed.
+There are three steps: read `pyproject.toml`, install the dependencies for the component's Python, and have
+componentize-py make a component. The author's modules are imported only in the component's Python. Exit code 1 means
+that the project is at fault, 2 that a tool is missing or failed.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ SAID = "» "
 AT_FAULT = 1
 NOT_DONE = 2
 
-# The Python that componentize-py puts into a component.
+# The version of Python in a component.
 PYTHON = "3.14"
 
-# Distributions that are not installed, because what is used of them is in the SDK.
+# Distributions that are not installed, because the SDK provides the part of them that is used.
 OWN = ("rollout-host", "rollout-sdk", "osmosis-ai", "strands-agents", "openai-agents")
 
-# What others require and a component goes without: it is not to be had there, and what is imported of it stands in
-# `_absent.py`.
+# Dependencies of other packages that a component does without: they cannot be built for it, and `_absent.py` has
+# stand-ins for the names that are imported from them.
 DONE_WITHOUT = ("cryptography",)
 
-# Distributions that look for their native part and work without it, and are published only with it.
+# Distributions that are published only with native code and work without it.
 GO_WITHOUT_NATIVE = ("litellm",)
 
-# The worlds of the contract that go with what an entry module has. The component's own
-# world includes them: componentize-py 0.25 cannot join worlds with resources by itself.
+# The world of the contract for each export. The component's own world includes them, because componentize-py 0.25
+# cannot join worlds with resources.
 WORLDS = {
     "workflow": "workflow-plugin",
     "agent-loop": "agent-loop-plugin",
@@ -62,8 +61,8 @@ WORLDS = {
     "settings": "with-settings",
 }
 
-# Modules of the standard library that it imports only when they are first needed. They
-# cost a component nothing, and importing one late costs the rollout that does it.
+# Modules that the standard library imports lazily. In the component they cost nothing; a late import would cost each
+# rollout.
 PRELOADED = (
     "_strptime",
     "base64",
@@ -114,7 +113,7 @@ PRELOADED = (
 
 
 class BuildError(Exception):
-    """Why there is no component, and whose move it is."""
+    """A build that failed, with the exit code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -122,7 +121,7 @@ class BuildError(Exception):
 
 
 def say(text: str) -> None:
-    """Says what is done now. `rollout-host build` shows lines with this mark at once."""
+    """Prints the current step. `rollout-host build` shows lines with this mark immediately."""
     print(f"{SAID}{text}", file=sys.stderr, flush=True)
 
 
@@ -136,7 +135,7 @@ def not_done(text: str) -> Never:
 
 @dataclass
 class Project:
-    """What `pyproject.toml` says."""
+    """The contents of `pyproject.toml`."""
 
     dir: Path
     name: str
@@ -152,8 +151,7 @@ class Project:
 
 
 def project_of(path: Path) -> Project:
-    """The project in a directory; or that of an entry module, which may have no file that says
-    more of it."""
+    """Returns the project in a directory, or that of an entry module, which may have no project file."""
     if path.is_dir():
         return read_project(path)
     if (path.parent / "pyproject.toml").is_file():
@@ -162,19 +160,19 @@ def project_of(path: Path) -> Project:
 
 
 def has_file(project: Project) -> bool:
-    """Whether a file says what the project is."""
+    """Returns whether the project has a `pyproject.toml`."""
     return (project.dir / "pyproject.toml").is_file()
 
 
 def read_project(directory: Path, module: str = "") -> Project:
-    """Reads and checks the project's file. The entry may be said beside it."""
+    """Reads and checks the project's file. `module` overrides its entry."""
     file = directory / "pyproject.toml"
     try:
-        said = tomllib.loads(file.read_text())
+        contents = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:
         at_fault(f"{file}: {error}")
-    tools: Any = said.get("tool", {})
-    project, table = said.get("project", {}), tools.get("rollout-host", {})
+    tools: Any = contents.get("tool", {})
+    project, table = contents.get("project", {}), tools.get("rollout-host", {})
     if not _is_table(project) or not _is_table(table):
         at_fault(f"{file}: [project] and [{TABLE}] are tables")
     known = {"entry", "only-grader", "imports", "without-native", "leave-out", "published"}
@@ -227,7 +225,7 @@ def _texts(file: Path, table: str, values: dict[str, Any], key: str) -> list[str
 
 
 def _find_entry(file: Path, directory: Path, name: str, entry: str) -> tuple[str, Path]:
-    """The entry module and the directory that it is imported from."""
+    """Returns the entry module and the directory that it is imported from."""
     named = entry.split(":")[0].removesuffix(".py").replace("/", ".")
     candidates = [named] if named else [re.sub(r"[-.\s]+", "_", name), "workflow", "main"]
     for module in candidates:
@@ -237,13 +235,13 @@ def _find_entry(file: Path, directory: Path, name: str, entry: str) -> tuple[str
                 return module, source
     looked = ", ".join(f"{module.replace('.', '/')}.py" for module in candidates)
     at_fault(
-        f'{file}: there is no entry module; looked for {looked} here and in src. Say which it is: '
+        f'{file}: there is no entry module; looked for {looked} here and in src. Set it: '
         f'[{TABLE}] entry = "MODULE"'
     )
 
 
 def canonical(name: str) -> str:
-    """A distribution's name in the form in which names are compared."""
+    """Returns a distribution's name in the normalized form."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -256,7 +254,7 @@ def _required_name(requirement: str) -> str:
 
 
 def wanted_of(project: Project) -> list[str]:
-    """What is to be installed."""
+    """Returns the requirements to install."""
     return [
         requirement
         for requirement in project.dependencies
@@ -265,17 +263,17 @@ def wanted_of(project: Project) -> list[str]:
 
 
 def tag_of(project: Project, wheels: Path | None) -> str:
-    """What decides on what is installed."""
+    """Returns a text that changes if other dependencies would be installed."""
     native = [] if wheels is None else sorted((each.name, each.stat().st_mtime) for each in wheels.glob("*.whl"))
-    said = [wanted_of(project), project.without_native, project.leave_out]
+    inputs = [wanted_of(project), project.without_native, project.leave_out]
     locked = _beside("_resolve").locked(project.dir, wanted_of(project))
-    given = [*said, DONE_WITHOUT, PYTHON, sys.version_info[:2], native, _PIP, locked]
+    given = [*inputs, DONE_WITHOUT, PYTHON, sys.version_info[:2], native, _PIP, locked]
     return json.dumps(given)
 
 
 def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
-    """Installs what the project depends on into a directory, which is kept for the next
-    build. None where it depends on nothing."""
+    """Installs the project's dependencies into a directory, which is stored for the next build. Returns None if the
+    project has none."""
     wanted = wanted_of(project)
     if not wanted:
         return None
@@ -300,9 +298,9 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
             _refuse_native(fresh, project.without_native, wheels)
             _say_installed(fresh, project, wanted, releases, digests)
             if any(resolve.pin_of(line) == line for line in lines):
-                # It was written by a release of this program that knew no digests, or a person removed some.
+                # A release of this program that stored no digests wrote it, or a person removed some.
                 resolve.lock(project.dir, wanted, pins, digests)
-            # By the lock file that there is now.
+            # The key of the lock file as it is now.
             kept = cache / "python" / hashlib.sha256(tag_of(project, wheels).encode()).hexdigest()[:32]
             shutil.rmtree(kept, ignore_errors=True)
             fresh.replace(kept)
@@ -312,8 +310,8 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
 
 
 def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None) -> tuple[list[str], Any]:
-    """The releases to be installed, as requirements: those of the lock file, or those that the author's own Python
-    would take. With what is known of them where they were looked for."""
+    """Returns the releases to install, as requirements: those of the lock file, or those that the author's own Python
+    would take; with their metadata if they were resolved now."""
     resolve = _beside("_resolve")
     lines = resolve.locked(project.dir, wanted)
     if lines is not None:
@@ -332,7 +330,7 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
         done, releases = resolved()
         named = [canonical(each.strip()) for each in wanted]
         if done.returncode != 0 and all(name in made for name in named):
-            # Where no index has them there is no newer release to fall behind.
+            # If no index has them, there is no newer release.
             say(f"pip finds no release for {sys.executable}; taking those that were made for components")
             return [f"{name}=={made[name][-1]}" for name in named], None
         if done.returncode != 0:
@@ -369,7 +367,7 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
 
 
 def _has_pure(release: Any, project: Project, target: Path) -> bool:
-    """Whether there is a wheel of the same release that is for every machine."""
+    """Returns whether the same release has a pure wheel."""
     place = target.with_name(f"{target.name}.pure")
     try:
         done = _pip(project, "download", "--no-deps", "--dest", str(place), *_FOR_COMPONENTS, "--",
@@ -380,7 +378,7 @@ def _has_pure(release: Any, project: Project, target: Path) -> bool:
 
 
 def _say_installed(target: Path, project: Project, wanted: list[str], releases: Any, digests: dict[str, tuple[str, str]]) -> None:
-    """Says which releases there are, and writes them to the lock file."""
+    """Prints the installed releases and writes them to the lock file."""
     there = [info.name.removesuffix(".dist-info").rsplit("-", 1) for _, _, info in _distributions(target)]
     print(f"resolved: {', '.join(' '.join(each) for each in there)}", file=sys.stderr)
     if releases is None:
@@ -392,9 +390,8 @@ def _say_installed(target: Path, project: Project, wanted: list[str], releases: 
         print(f"{project.dir / resolve.LOCK} cannot be written: a later build may take other releases", file=sys.stderr)
 
 
-# pip has an option for the Python that wheels are meant for, and none for the markers in
-# requirements (`; python_version < "3.13"`), which it holds against the Python it runs in. Nor has
-# it one for what others require and is to be left out.
+# pip has an option for the Python version of wheels, and none for the markers in requirements (`; python_version <
+# "3.13"`), which it evaluates for the Python that runs it. Nor can it leave out a dependency of another package.
 _PIP = f"""
 import sys
 from pip._vendor.packaging import markers
@@ -423,7 +420,7 @@ _FOR_COMPONENTS = (
 )
 
 
-# How often what has no wheel is made into one, before the next is looked for.
+# Largest number of packages without a wheel for which one is built.
 _SOURCES_MAX = 50
 
 _HAS_NO_WHEEL = re.compile(r"^ERROR: No matching distribution found for (.+)$", re.MULTILINE)
@@ -432,11 +429,11 @@ _HAS_NO_WHEEL = re.compile(r"^ERROR: No matching distribution found for (.+)$", 
 def _install(
     wanted: list[str], target: Path, project: Project, wheels: Path | None, pins: list[str], releases: Any
 ) -> dict[str, tuple[str, str]]:
-    """Installs wheels for the component's Python, those of native code of our own among them. Of a
-    package that has none, the Python at hand makes one, which has to be pure. Gives the files with their digests."""
+    """Installs wheels for the component's Python, including the host's own builds of native packages. For a package
+    without a wheel it builds one with the local Python, which must be pure. Returns the files with their digests."""
     made, report = target.with_name(f"{target.name}.wheels"), target.with_name(f"{target.name}.json")
     found: tuple[str, ...] = () if wheels is None else ("--find-links", str(wheels))
-    # All releases are known, but for what has no version: a directory, a repository, a file.
+    # All releases are pinned except those without a version: a directory, a repository, a file.
     of_registry = {_required_name(pin) for pin in pins}
     exactly = [*pins, *(each for each in wanted if _required_name(each) not in of_registry)]
     into = ("--no-compile", "--target", str(target))
@@ -452,7 +449,7 @@ def _install(
             without = _HAS_NO_WHEEL.search(done.stdout)
             if without is None or not _make_wheel(without[1], project, made, wheels, releases):
                 break
-        # Of what is no package of a registry (a directory, a repository), pip says something else.
+        # For a package outside a registry (a directory, a repository), pip prints a different error.
         shutil.rmtree(target, ignore_errors=True)
         done = _pip(project, "install", *into, "--", *wanted)
     finally:
@@ -471,7 +468,7 @@ def _pip(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | None, releases: Any) -> bool:
-    """Makes a wheel of a package that has none for components. Whether it is there now."""
+    """Builds a wheel of a package that has none for components. Returns whether it succeeded."""
     before = set(made.iterdir())
     done = _pip(project, "wheel", "--no-deps", "--wheel-dir", str(made), "--", requirement)
     fresh = set(made.iterdir()) - before
@@ -489,7 +486,7 @@ def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | N
 
 
 def _without_native(wheel: Path) -> None:
-    """Makes a pure wheel of one with native code, for a package that goes without it."""
+    """Makes a pure wheel from one with native code, for a package that works without it."""
     name, version, *_ = wheel.name.split("-")
     pure = wheel.with_name(f"{name}-{version}-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(pure, "w") as new:
@@ -500,7 +497,7 @@ def _without_native(wheel: Path) -> None:
             if each.filename.endswith(".dist-info/WHEEL"):
                 content = b"Wheel-Version: 1.0\nGenerator: rollout-host\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             if each.filename.endswith(".dist-info/RECORD"):
-                # Without sums: of what was changed they would be others.
+                # Without checksums: those of changed files would be wrong.
                 kept = [line.rsplit(",", 2)[0] for line in content.decode().splitlines()]
                 content = "".join(f"{line},,\n" for line in kept if not _is_native(line.strip('"'))).encode()
             new.writestr(each.filename, content)
@@ -508,7 +505,7 @@ def _without_native(wheel: Path) -> None:
 
 
 def _distributions(target: Path) -> list[tuple[str, list[str], Path]]:
-    """Name, files and directory of information of each installed distribution."""
+    """Returns the name, files and metadata directory of each installed distribution."""
     found: list[tuple[str, list[str], Path]] = []
     for info in sorted(target.glob("*.dist-info")):
         record = info / "RECORD"
@@ -533,13 +530,13 @@ def _is_native(file: str) -> bool:
     return (file.endswith(_NATIVE) or ".so." in file) and not file.endswith(_OF_COMPONENT)
 
 
-# What a native module is called that was made for the component's Python.
+# The suffix of a native module that was built for the component's Python.
 _OF_COMPONENT = f".cpython-{PYTHON.replace('.', '')}-wasm32-wasi.so"
 
 
 def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> None:
-    """Names what a component cannot run. Packages whose native code only makes them
-    quicker may go without it."""
+    """Fails with the names of the packages that a component cannot run. Packages that are only faster with native code
+    may go without it."""
     refused: dict[str, str] = {}
     for name, files, _ in _distributions(target):
         native = [file for file in files if _is_native(file)]
@@ -551,7 +548,7 @@ def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> Non
         else:
             refused[name] = f"  - {name} ({native[0]})"
     if refused:
-        # What was made for components came as something else only because of the others.
+        # Packages that were built for components were installed in another form only because of the other packages.
         made = _beside("_resolve").made_for_components(wheels)
         culprits = [line for name, line in refused.items() if name not in made] or list(refused.values())
         at_fault(_native_text(culprits, wheels))
@@ -567,10 +564,10 @@ def _native_text(refused: list[str], wheels: Path | None) -> str:
 
 
 def _made(wheels: Path | None) -> str:
-    """Which packages with native code there are for components."""
+    """Returns a sentence about the native packages that are available for components."""
     names = [] if wheels is None else sorted(" ".join(each.name.split("-")[:2]) for each in wheels.glob("*.whl"))
     if not names:
-        return "scripts/native-wheels of the host makes some for components, numpy among them; --wheels says where they are."
+        return "`scripts/native-wheels` of the host builds some for components, such as numpy; --wheels names their directory."
     return f"Made for components, in {wheels}: {', '.join(names)}."
 
 
@@ -578,7 +575,7 @@ def _made(wheels: Path | None) -> str:
 
 
 def _beside(name: str) -> Any:
-    """A module beside this one. There is no package here: this runs by itself."""
+    """Imports a module from this directory. This script does not run as part of the package."""
     file = Path(__file__).with_name(f"{name}.py")
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(file):
@@ -592,19 +589,19 @@ def _beside(name: str) -> Any:
 
 
 def read_modules(project: Project) -> Any:
-    """What the project's modules say (`_modules.Text`)."""
+    """Reads the project's modules (`_modules.Text`)."""
     left_out = ("workflow", "agent-loop") if project.only_grader else ()
     return _beside("_modules").read(project.source, project.entry, [each for each in WORLDS if each not in left_out])
 
 
 def shown_source(project: Project) -> str:
-    """What the directory of modules is called in texts."""
+    """Returns the name of the module directory in messages."""
     source = os.path.relpath(project.source, project.dir)
     return "" if source == "." else f"{source}/"
 
 
 def entry_code(preloaded: list[str], taking_in: str) -> str:
-    """The module that componentize-py is given, with what takes the author's in."""
+    """Returns the source of the entry module for componentize-py; `taking_in` imports the author's module."""
     return f'''"""Made by `rollout-host build`."""
 import importlib
 import sys
@@ -633,8 +630,8 @@ _EXPORTS = ("AgentLoop", "Grader", "Settings", "Workflow")
 
 
 def __getattr__(name):
-    """Gives componentize-py the contract's exports, for which it asks when everything was
-    imported: the time to settle."""
+    """Returns the contract's exports. componentize-py asks for them once everything is imported, which is the time to
+    finish the memory image."""
     if name not in _EXPORTS:
         raise AttributeError(name)
     _export.settle()
@@ -644,11 +641,11 @@ def __getattr__(name):
 
 
 def taking_in(project: Project, exports: list[str]) -> str:
-    """What imports the author's module while the component is built."""
-    return f'''from rollout_sdk import _failure, _said
+    """Returns the code that imports the author's module while the component is built."""
+    return f'''from rollout_sdk import _failure, _import_output
 
 _failure.set_roots({[("/0/", shown_source(project)), *ROOTS]!r})
-with _said.kept("/1"):
+with _import_output.recorded("/1"):
     _entry = importlib.import_module({project.entry!r})
 from rollout_sdk import _export
 
@@ -661,12 +658,12 @@ _export.load(
 '''
 
 
-# What a component calls directories besides the project's, and what they are called in texts.
+# Directories of a component other than the project's, with their names in messages.
 ROOTS = (("/python/", "python/"), ("/1/", ""), ("/2/", ""), ("/3/", ""))
 
 
 def world_text(wit: Path, exports: list[str]) -> str:
-    """The world of a component with these exports."""
+    """Returns the world of a component with these exports."""
     contract = re.search(r"^package ([\w:-]+)@([\w.]+);", (wit / "plugin.wit").read_text(), re.MULTILINE)
     if contract is None:
         not_done(f"{wit}/plugin.wit names no package")
@@ -677,7 +674,7 @@ def world_text(wit: Path, exports: list[str]) -> str:
 
 @dataclass
 class Tools:
-    """What a component is made with, and where."""
+    """The tools and directories of a build."""
 
     tool: str
     wit: Path
@@ -687,8 +684,8 @@ class Tools:
 
 
 def componentize(project: Project, exports: list[str], code: str, source: Path, tools: Tools) -> list[str]:
-    """Has componentize-py make a component of this code and the modules in this directory, or says
-    which exports it should have."""
+    """Has componentize-py make a component from this code and the modules in this directory. Returns the exports that
+    the component should have had, if they differ."""
     work, wit, tool = tools.work.resolve(), tools.wit.resolve(), tools.tool
     work = work / "-".join(exports)
     entry = work / "entry"
@@ -696,7 +693,7 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
     (entry / f"{ENTRY}.py").write_text(code)
     environment = _beside("_environment")
     (entry / environment.FILE).write_bytes(environment.library())
-    # Otherwise the packages of whatever environment this runs in would come along.
+    # A clean environment, so that the packages of the current one are not included.
     nothing = work / "environment"
     (nothing / "lib" / "site-packages").mkdir(parents=True)
     world = work / "world"
@@ -715,7 +712,7 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
     except OSError as error:
         not_done(f"cannot run {tool}: {error}")
     if done.returncode == 0:
-        if text := said_at_import(project, exports, tools):
+        if text := output_at_import(project, exports, tools):
             print(text, file=sys.stderr)
         return exports
     if other := re.search(r"ROLLOUT-EXPORTS: ([a-z -]+)", done.stdout):
@@ -723,36 +720,36 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
     at_fault(f"{project.dir} could not be built\n{_readable(done.stdout, project)}")
 
 
-def said_at_import(project: Project, exports: list[str], tools: Tools) -> str:
+def output_at_import(project: Project, exports: list[str], tools: Tools) -> str:
     """Returns the output of the author's modules when they were imported in a component with these exports."""
-    said = tools.work.resolve() / "-".join(exports) / "entry" / "said.txt"
-    return _shown(said.read_text(), project).strip() if said.is_file() else ""
+    file = tools.work.resolve() / "-".join(exports) / "entry" / "import_output.txt"
+    return _shown(file.read_text(), project).strip() if file.is_file() else ""
 
 
-# The frames of a traceback: the author's, this module's own, those of dependencies.
+# Frames of a traceback: of imports, and of the component's directories.
 _IMPORTING = re.compile(r'  File "(<frozen importlib|/python/importlib/)')
 _FRAME = re.compile(r'  File "/(\d)/(.*)", line')
-# Where a warning is from, as `warnings` writes it.
+# The location of a warning in the format of `warnings`.
 _WARNED = re.compile(r"/(\d)/\S+:\d+: \w+: ")
 
 
-def _readable(said: str, project: Project) -> str:
-    """What componentize-py says of the author's code, with the author's paths in it; or
-    all that it says, where that is something else."""
-    begin = said.find("AssertionError: ")
+def _readable(output: str, project: Project) -> str:
+    """Returns componentize-py's message about the author's code, with the author's paths in it; or the whole output, if
+    it is about something else."""
+    begin = output.find("AssertionError: ")
     if begin < 0:
-        return said.strip()
-    said = said[begin:].removeprefix("AssertionError: ").split("\n\nCaused by:")[0].split("\nStack backtrace:")[0]
-    if (refusal := said.rfind("NotAPlugin: ")) >= 0:
-        return said[refusal:].removeprefix("NotAPlugin: ").strip()
-    return _shown(said, project).strip()
+        return output.strip()
+    output = output[begin:].removeprefix("AssertionError: ").split("\n\nCaused by:")[0].split("\nStack backtrace:")[0]
+    if (refusal := output.rfind("NotAPlugin: ")) >= 0:
+        return output[refusal:].removeprefix("NotAPlugin: ").strip()
+    return _shown(output, project).strip()
 
 
-def _shown(said: str, project: Project) -> str:
-    """Lines with the author's paths in them, and without the frames of what is not theirs."""
+def _shown(output: str, project: Project) -> str:
+    """Returns the lines with the author's paths, without the frames of other code."""
     lines: list[str] = []
     skipping = False
-    for line in said.splitlines():
+    for line in output.splitlines():
         if _IMPORTING.match(line):
             skipping = True
         elif frame := _FRAME.match(line):
@@ -772,8 +769,8 @@ def _shown(said: str, project: Project) -> str:
 
 
 def staged(project: Project, work: Path) -> Path:
-    """A directory with the project's files and nothing else, in one order: whatever is in a directory that
-    modules are imported from leaves its traces in the component."""
+    """Returns a directory with only the project's files, in a fixed order: each file in a directory of modules leaves
+    traces in the component."""
     place = work / "source"
     for directory, inner, names in os.walk(project.source):
         if "pyvenv.cfg" in names:
@@ -811,7 +808,7 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
         "source": str(project.source),
         "kept": None if kept is None else str(kept),
         "made": not is_there,
-        "said": said_at_import(project, exports, tools),
+        "said": output_at_import(project, exports, tools),
     }))
 
 
@@ -821,12 +818,11 @@ def main() -> int:
     parser.add_argument("--componentize-py", required=True)
     for name in ("wit", "work", "cache", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    # Wheels of native code that were made for the component's Python.
+    # Wheels of native packages that were built for the component's Python.
     parser.add_argument("--wheels", type=Path)
-    # Where the project's files go for a component that takes them in later.
+    # Directory for the project's files, for a component that loads them later.
     parser.add_argument("--quick", type=Path)
-    # The program that runs this, where a component that it made of the same inputs before may be taken; and the
-    # options that it was run with.
+    # The program that runs this script and its options, if an earlier component of the same inputs may be reused.
     parser.add_argument("--program", type=Path)
     parser.add_argument("--program-options", default="")
     arguments = parser.parse_args()

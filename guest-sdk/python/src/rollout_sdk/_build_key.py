@@ -1,9 +1,9 @@
-"""Names a component by all that it is made of. Part of `_build.py`.
+"""The cache key of a component: a digest of all inputs. Part of `_build.py`.
 
-Builds are reproducible: the same inputs make the same bytes. So a component that was built once serves every later
-build with the same name. The inputs are the program (which rewrites the component that componentize-py makes), the
-SDK, the contract, componentize-py, the Python that runs it, the project's settings and files, and the installed
-dependencies. Nothing of the environment reaches the component's Python.
+Builds are reproducible: the same inputs make the same bytes. So a component that was built once is reused for every later
+build with the same key. The inputs are the program (which rewrites the component that componentize-py makes), the SDK, the
+contract, componentize-py, the Python that runs it, the project's settings and files, and the installed dependencies. The
+component's Python does not see the environment.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ._build import Project, Tools
 
 _OF_PLACES = ("dir", "source")
-"""Members of a project that only say where it is."""
+"""Fields of a project that are only its location."""
 
 
 def kept_at(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, source: Path) -> Path:
-    """Returns the path at which a component of these inputs is kept. `of` is `_build`, `source` the staged files."""
+    """Returns the path in the cache for a component of these inputs. `of` is `_build`, `source` the staged files."""
     return Path(arguments.cache, "python", f"built-{_key(of, project, arguments, tools, source)}.kept")
 
 
@@ -52,7 +52,7 @@ def _key(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools,
 
 
 def _files(directory: Path) -> Iterator[tuple[str, Path | None]]:
-    """Everything in a directory by its name there, in one order; directories without a path."""
+    """Yields everything in a directory by its relative name, in a fixed order; directories have no path."""
     for place, inner, names in os.walk(directory):
         inner[:] = sorted(each for each in inner if each != "__pycache__")
         yield os.path.relpath(place, directory), None
@@ -66,7 +66,7 @@ def _digests(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _times(directory: Path) -> Iterator[tuple[str, int, int]]:
-    """Sizes and times of installed files, which are many and large, and which only an installation writes."""
+    """Yields sizes and times of installed files, which are many and large and change only by an installation."""
     for name, file in _files(directory):
         if file is not None:
             about = file.stat()
@@ -74,7 +74,7 @@ def _times(directory: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _tool() -> list[tuple[str, str]]:
-    """The digests of componentize-py's files."""
+    """Returns the digests of componentize-py's files."""
     release = importlib.metadata.distribution("componentize-py")
     files = sorted(release.files or [], key=str)
     there = [(str(each), Path(str(release.locate_file(each)))) for each in files if "__pycache__" not in each.parts]

@@ -1,8 +1,8 @@
-"""Finds the imports that a rollout would pay for, and says what they cost. Part of `_build.py`.
+"""Finds the imports that each rollout would pay for, and reports their cost. Part of `_build.py`.
 
 A module that is imported at the top of the author's module is imported while the component is built and costs a rollout
-nothing. One that a function imports is compiled and run in each rollout that comes there, which takes seconds for a large
-package. The seconds are measured in the component's Python, once for the same modules and dependencies.
+nothing. A module that a function imports is compiled and run in each rollout that calls the function, which takes seconds
+for a large package. The seconds are measured in the component's Python, once for the same modules and dependencies.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from ._build import Project, Tools
 
 SLOW_SECS = 0.3
-"""An import that takes less is not worth a line."""
+"""Imports that take less are not reported."""
 
 KEPT_MAX = 64
-"""Measurements that are kept: the oldest go first. Each is some hundred bytes."""
+"""Measurements in the cache: the oldest are removed first. Each has about a hundred bytes."""
 
 _FILE = "late.json"
 
 
 def offer(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, exports: list[str], source: Path) -> None:
-    """Prints a line for each slow import, with what to write to have it done at the build. `of` is `_build`."""
+    """Prints a line for each slow import, with the setting that moves it to the build. `of` is `_build`."""
     bundled = tools.bundled
     if bundled is None:
         return
@@ -44,13 +44,13 @@ def offer(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools
     kept = arguments.cache / "python" / f"late-{_key(of, project, arguments, names)}.json"
     taken = _read(kept, names)
     if taken is None:
-        of.say(f"measuring what it takes to import {', '.join(names)} in a rollout")
+        of.say(f"measuring the imports of {', '.join(names)} in a rollout")
         taken = _measured(of, project, tools, exports, source, names)
         _keep(kept, taken)
     slow = [name for name in names if taken.get(name, 0.0) >= SLOW_SECS]
     lines = [
-        f"{of.shown_source(project)}{found[name]} imports `{name}` in a function: each rollout that comes there takes some "
-        f"{taken[name]:.1f} s for it"
+        f"{of.shown_source(project)}{found[name]} imports `{name}` in a function: each rollout that calls it spends some "
+        f"{taken[name]:.1f} s on it"
         for name in slow
     ]
     if slow:
@@ -68,7 +68,7 @@ def _is_in(bundled: Path, root: str) -> bool:
 
 
 def _key(of: Any, project: Project, arguments: argparse.Namespace, names: list[str]) -> str:
-    """Names all that the seconds depend on, but for the machine."""
+    """Returns a key of all that the seconds depend on except the machine."""
     at_once: list[str] = [name for name in of.read_modules(project).imports if name not in names]
     tool = importlib.metadata.version("componentize-py")
     made_of = hashlib.sha256(json.dumps([names, at_once, project.imports, of.tag_of(project, arguments.wheels), tool]).encode())
@@ -78,7 +78,7 @@ def _key(of: Any, project: Project, arguments: argparse.Namespace, names: list[s
 
 
 def _measured(of: Any, project: Project, tools: Tools, exports: list[str], source: Path, names: list[str]) -> dict[str, float]:
-    """Imports the author's module and then these, each with its seconds. Nothing is made of it."""
+    """Imports the author's module and then these, and returns the seconds of each. Builds no component."""
     measuring = f"""import contextlib, json, time
 
 with contextlib.suppress(Exception):
@@ -97,21 +97,21 @@ raise SystemExit("measured")
     code = of.entry_code([*of.PRELOADED, *project.imports], measuring)
     with contextlib.suppress(of.BuildError):
         of.componentize(project, exports, code, source, apart)
-    # Where there is none, what failed is the import of what is built, and the build has said so.
+    # Without a measurement, the import of the author's module failed, and the build has reported it.
     return _read(apart.work / "-".join(exports) / "entry" / _FILE, names) or {}
 
 
 def _read(file: Path, names: list[str]) -> dict[str, float] | None:
-    """The seconds in a file; none where it is not there or not whole."""
+    """Returns the seconds in a file, or None if it is missing or incomplete."""
     try:
-        said: Any = json.loads(file.read_text())
-        return {name: float(said[name]) for name in names if name in said}
+        seconds: Any = json.loads(file.read_text())
+        return {name: float(seconds[name]) for name in names if name in seconds}
     except (OSError, ValueError, TypeError):
         return None
 
 
 def _keep(file: Path, taken: dict[str, float]) -> None:
-    """Writes the file whole or not at all. Without it, the next build measures again."""
+    """Writes the file atomically. Without it, the next build measures again."""
     fresh = file.with_name(f"{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,7 @@
-"""The component that is prepared for the quick way (`_quick.py`), and the project's files for it.
+"""The component of quick builds (`_quick.py`), and the project's files for it. Part of `_build.py`.
 
-Part of `_build.py`. The component is made of the SDK, the dependencies, and the modules of these
-that the project imports; it is kept under a name that says all this, so an edit needs a new one only
-where it imports another package.
-"""
+The component contains the SDK, the dependencies, and their modules that the project imports. Its name in the cache is a
+digest of these, so an edit needs a new one only if it imports another package."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ if TYPE_CHECKING:
     from ._modules import Text
 
 FILE_BYTES_MAX = 1 << 20
-"""The largest data file that is given along: as large as one that a component keeps."""
+"""The largest data file that is included: the same limit as in the archive of a component."""
 
 FILES_BYTES_MAX = 32 << 20
-"""All that is given: it is read by each instance."""
+"""The largest total: each instance reads all of it."""
 
 
 def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
-    """Writes the project's files, and makes the component unless there is one. `of` is `_build`."""
+    """Writes the project's files, and builds the component unless it exists. `of` is `_build`."""
     project: Project = of.project_of(arguments.project)
     if project.only_grader:
         of.at_fault(
@@ -64,7 +62,7 @@ _quick.prepare(exports={exports!r}, imports={imports!r}, roots={[("/0/", ""), *o
 
 
 def _key(of: Any, project: Project, exports: list[str], imports: list[str], tools: Tools, wheels: Path | None) -> str:
-    """Names all that the component is made of."""
+    """Returns a key of all inputs of the component."""
     made_of = hashlib.sha256()
     parts = [exports, imports, project.imports, of.tag_of(project, wheels), importlib.metadata.version("componentize-py")]
     made_of.update(json.dumps(parts).encode())
@@ -82,7 +80,7 @@ def _is_in(bundled: Path | None, name: str) -> bool:
 
 
 def _files(of: Any, project: Project) -> Iterator[Path]:
-    """The files that a build of the project would find."""
+    """Yields the files that a build of the project would include."""
     for place, directories, names in os.walk(project.source):
         if "pyvenv.cfg" in names:
             directories.clear()
@@ -99,7 +97,7 @@ _NOT_OF_PROJECT = ("__pycache__", "node_modules", "target")
 
 
 def _packed(of: Any, project: Project, files: Any) -> bytes:
-    """A line that says what there is, and then all of it."""
+    """Returns a line that lists the files, and then their contents."""
     listed: list[tuple[str, int]] = []
     contents: list[bytes] = []
     total = 0
@@ -113,10 +111,10 @@ def _packed(of: Any, project: Project, files: Any) -> bytes:
             )
         listed.append((file.relative_to(project.source).as_posix(), len(content)))
         contents.append(content)
-    said = {
+    header = {
         "entry": project.entry,
         "only_grader": project.only_grader,
         "shown": of.shown_source(project),
         "files": listed,
     }
-    return b"\n".join([json.dumps(said).encode(), b"".join(contents)])
+    return b"\n".join([json.dumps(header).encode(), b"".join(contents)])

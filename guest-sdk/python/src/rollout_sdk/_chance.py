@@ -1,9 +1,9 @@
-"""Random numbers: the same ones whenever a component is built, and a rollout's own in it.
+"""Random numbers: the same in every build of a component, and different in every rollout.
 
-What a module draws while it is imported is part of the component, and the same in all of its
-instances. So while building, the system's random numbers are those of a fixed sequence: one
-source makes one component. And a generator that a module made without a seed gets one when a
-rollout begins; otherwise it would draw the same in every rollout.
+A number that a module draws while it is imported is part of the component, and the same in all of its instances. So during
+the build, the system's random numbers come from a fixed sequence: the same source makes the same component. A generator
+that a module created without a seed is seeded when a rollout begins; otherwise it would draw the same numbers in every
+rollout.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _real_seed = random.Random.seed
 
 _of_module: Any = random
 _shared: random.Random = _of_module._inst
-"""The generator of the module's own functions."""
+"""The generator of `random`'s module functions."""
 
 _unseeded: WeakSet[random.Random] = WeakSet()
-"""Generators that were left to the system's random numbers."""
+"""Generators without a seed, which the system's random numbers seed."""
 
 _building = False
 _begun = False
@@ -31,7 +31,7 @@ _drawn = 0
 
 
 def install() -> None:
-    """Begins the fixed sequence. Before anything of the author's is imported."""
+    """Starts the fixed sequence, before the author's modules are imported."""
     global _building
     _building = True
     system: Any = os
@@ -44,14 +44,14 @@ def install() -> None:
 
 
 def built() -> None:
-    """Ends it: from here on the system's random numbers are the rollout's."""
+    """Ends the fixed sequence: from here on the system's random numbers are the rollout's."""
     global _building, _begun
     random.seed(0)
     _building = _begun = False
 
 
 def begin_rollout() -> None:
-    """Seeds whatever was left to the system's random numbers while the component was built."""
+    """Seeds all generators that were created without a seed while the component was built."""
     global _begun
     _begun = True
     random.seed(int.from_bytes(_urandom(16)))
@@ -63,7 +63,7 @@ def begin_rollout() -> None:
 
 
 def _urandom(size: int, /) -> bytes:
-    """`os.urandom`."""
+    """Implements `os.urandom`."""
     global _drawn
     if not _building:
         return _real_urandom(size)
@@ -72,10 +72,10 @@ def _urandom(size: int, /) -> bytes:
 
 
 def _seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
-    """`Random.seed`."""
+    """Implements `Random.seed`."""
     if a is None:
         if not _building and not _begun and generator is _shared:
-            # The bindings ask for it before each rollout, which begins with it anyway.
+            # The bindings seed it before each rollout, and `begin_rollout` does so anyway.
             return
         _unseeded.add(generator)
         a = int.from_bytes(_urandom(16))

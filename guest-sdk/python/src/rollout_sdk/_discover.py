@@ -1,4 +1,4 @@
-"""Finding what a module has to offer, by its classes: nothing is registered."""
+"""Discovery of a module's workflow, loop, grader and configurations by their classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .reward import grader_of, is_reward
 
 
 class NotAPlugin(RolloutError):
-    """The entry module does not have what a component needs."""
+    """The entry module lacks a class that a component needs."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,24 @@ class Declared:
     instance: BaseConfig | None = None
 
     def with_values(self, values: JsonObject) -> BaseConfig:
-        """The configuration with an operator's values. Raises `Invalid`."""
+        """Returns the configuration with an operator's values. Raises `Invalid`."""
         return self.kind.read(values) if self.instance is None else self.instance.updated(values)
 
     def defaults(self) -> JsonObject:
-        """The values of whatever an operator leaves out, as far as JSON has them."""
+        """Returns the default values that JSON can represent."""
         return self.kind.default_values() if self.instance is None else self.instance.plain_values()
 
 
 @dataclass(frozen=True)
 class Found:
-    """What an entry module has."""
+    """The plugin classes of an entry module."""
 
     workflow: type[AgentWorkflow[Any]] | None
     agent_loop: type[RolloutAgentLoop] | None
     grader: type[Grader] | None
     workflow_config: Declared | None
     grader_config: Declared | None
-    """The configurations with their defaults, where there are any."""
+    """The configurations with their defaults, if there are any."""
 
     @property
     def exports(self) -> list[str]:
@@ -58,8 +58,7 @@ class Found:
 
 
 def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
-    """Finds the classes and configurations. Raises `NotAPlugin` naming them where there
-    are too few or too many."""
+    """Finds the classes and configurations. Raises `NotAPlugin` with their names if there are too few or too many."""
     workflows = _concrete(module, AgentWorkflow)
     loops = _concrete(module, RolloutAgentLoop)
     graders = _concrete(module, Grader) or _rewards(module)
@@ -88,12 +87,12 @@ def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
 
 
 def _is_class(value: Any) -> TypeGuard[type[Any]]:
-    # To Python 3.10 `list[int]` is a class, and then again it is none.
+    # Python 3.10 regards `list[int]` as a class in some checks and not in others.
     return isinstance(value, type) and not isinstance(value, GenericAlias)
 
 
 def _concrete(module: ModuleType, base: type) -> list[type[Any]]:
-    """The classes in a module that fill the base in; one with two names counts once."""
+    """Returns the module's concrete subclasses of the base; one with two names counts once."""
     found: list[type[Any]] = []
     for value in vars(module).values():
         if _is_class(value) and issubclass(value, base) and value is not base:
@@ -103,15 +102,15 @@ def _concrete(module: ModuleType, base: type) -> list[type[Any]]:
 
 
 def _rewards(module: ModuleType) -> list[type[Any]]:
-    """The module's reward functions, as graders."""
+    """Returns the module's reward functions, as graders."""
     found = [value for value in vars(module).values() if is_reward(value)]
     return [grader_of(value) for value in dict.fromkeys(found)]
 
 
 def _app_config(module: ModuleType, loops: list[type[Any]]) -> Declared | None:
-    """What the module tells the published package's server, as the loop's configuration."""
-    told = [value.max_concurrent for value in vars(module).values() if isinstance(value, App)]
-    most = next((each for each in told if each), None)
+    """Returns the settings for the published package's server, as the loop's configuration."""
+    limits = [value.max_concurrent for value in vars(module).values() if isinstance(value, App)]
+    most = next((each for each in limits if each), None)
     if not loops or most is None:
         return None
     name = loops[0].name or loops[0].__name__
@@ -120,7 +119,7 @@ def _app_config(module: ModuleType, loops: list[type[Any]]) -> Declared | None:
 
 
 def _hint(module: ModuleType, base: type, method: str) -> str:
-    """What is nearly one, for the error."""
+    """Returns a hint about the class that comes close, for the error."""
     for value in vars(module).values():
         if _is_class(value) and issubclass(value, base) and value is not base:
             missing = ", ".join(sorted(getattr(value, "__abstractmethods__", ())))
@@ -145,8 +144,7 @@ def _too_many(module: ModuleType, what: str, classes: list[type[Any]]) -> str:
 def _config(
     module: ModuleType, user: type[Any], base: type, config_base: type[BaseConfig]
 ) -> Declared | None:
-    """The module's instance of the configuration, or one of the class that the user
-    names in brackets."""
+    """Returns the module's instance of the configuration, or one of the class that the user names in brackets."""
     instances: list[BaseConfig] = []
     for value in vars(module).values():
         if isinstance(value, config_base) and not any(value is one for one in instances):

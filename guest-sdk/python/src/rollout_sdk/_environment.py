@@ -1,19 +1,15 @@
-"""The environment of the component's Python while it is built, which componentize-py has
-no option for.
+"""A library that sets up the component's Python while the component is built. componentize-py has no option for this.
 
-A library in WebAssembly is linked into the component, and the function that a library
-begins with does its work before the interpreter is there:
+A WebAssembly library is linked into the component, and its start function runs before the interpreter starts:
 
-- It sets variables of the environment: texts hash alike in every build, because the order
-  of sets and the places of objects follow from it, and no compiled modules are written.
-- It puts an allocator of its own in front of Python's, which clears what it gives out. What
-  was there before (times, random numbers) would stay where an object does not use all of
-  its memory, and differ in every build.
-- It writes down the allocators that were there. `rollout-host build` (`python_repeat.rs`) puts
-  them back in the finished memory.
+- It sets environment variables: texts have the same hashes in every build, because the order of sets and the addresses of
+  objects depend on them, and no compiled modules are written.
+- It wraps Python's allocators with one that clears memory. Otherwise, old contents (times, random numbers) would remain
+  where an object does not use all of its memory, and differ in every build.
+- It records the original allocators. `rollout-host build` (`python_repeat.rs`) restores them in the finished memory.
 
-As a module of Python's it has one member, `memory`: the component's whole memory. What Python
-code cannot do to the interpreter while the component is built, `_memory.py` does there.
+As a Python module it has one member, `memory`: the component's whole memory. `_memory.py` uses it for changes that Python
+code cannot make to the interpreter.
 """
 
 from __future__ import annotations
@@ -23,35 +19,35 @@ from collections.abc import Iterable
 VARIABLES = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
 
 FILE = "_rollout_environment.cpython-314-wasm32-wasi.so"
-"""What the library is called: a name by which componentize-py knows libraries."""
+"""The library's file name, which componentize-py recognizes as a library."""
 
 MARK = b"ROLLOUT-ALLOCATE"
-"""What the record begins with. After it: three allocators as they were, and the one put in front."""
+"""The start of the record. Then follow three original allocators, and the one that replaces them."""
 
 DOMAINS = 3
-"""The kinds of Python's memory: raw, mem, and object. Each has an allocator."""
+"""The number of Python's memory domains: raw, mem, and object. Each has an allocator."""
 
 ALLOCATOR_BYTES = 20
-"""A context, and the functions that are malloc, calloc, realloc and free."""
+"""A context, and the functions malloc, calloc, realloc and free."""
 
 MODULE = "_rollout_environment"
 MEMBER = "memory"
 
 MEMORY_BEGIN = 8
-"""The address of the first byte of `memory`. A buffer at zero would be none."""
+"""The address of the first byte of `memory`. A buffer at address zero would be a null pointer."""
 
 _MEMORY_BYTES = 0x7FFF_FFF0
 _WRITABLE = 0x200
 
-# CPython's `struct PyModuleDef`, and the version of its interface for modules.
+# CPython's `struct PyModuleDef`, and the version of its module API.
 _DEFINITION_BYTES, _DEFINITION_NAME, _INTERFACE = 52, 20, 1013
 
-# What is in the library's memory: the record, the module's definition, texts.
+# The layout of the library's memory: the record, the module's definition, texts.
 _DEFINITION_AT = len(MARK) + ALLOCATOR_BYTES * (DOMAINS + 1)
 _TEXTS_AT = _DEFINITION_AT + _DEFINITION_BYTES
 _TEXTS = [*(text for pair in VARIABLES.items() for text in pair), MODULE, MEMBER]
 
-# Types and kinds, as WebAssembly's binary format numbers them.
+# Types and kinds, with the numbers of WebAssembly's binary format.
 _I32, _FUNCTION_TYPE, _FUNCTIONS_TABLE = 0x7F, 0x60, 0x70
 _FUNCTION, _TABLE, _MEMORY, _GLOBAL = 0, 1, 2, 3
 _CUSTOM, _TYPES, _IMPORTS, _FUNCTIONS, _EXPORTS, _ELEMENTS, _CODE, _DATA = 0, 1, 2, 3, 7, 9, 10, 11
@@ -59,10 +55,10 @@ _END, _CALL, _DROP, _SELECT = b"\x0b", b"\x10", b"\x1a", b"\x1b"
 _STORE, _EQUALS_ZERO, _BELOW, _ADD, _SUBTRACT, _MULTIPLY = b"\x36\x02\x00", b"\x45", b"\x49", b"\x6a", b"\x6b", b"\x6c"
 _IF_TRUE, _FILL = b"\x04\x40", b"\xfc\x0b\x00"
 
-# Globals that are imported, by their numbers.
+# Imported globals, by index.
 _MEMORY_BASE, _TABLE_BASE = range(2)
 
-# Functions that are imported, with their parameters and results; the library's own follow.
+# Imported functions, with the number of their parameters and results; the library's own follow.
 _IMPORTED = {
     "setenv": (3, 1),
     "malloc": (1, 1),
@@ -80,7 +76,7 @@ _SIGNATURES = sorted({*_IMPORTED.values(), *_OWN.values()})
 
 
 def library() -> bytes:
-    """The library, a module that can be linked dynamically."""
+    """Returns the library, a module that can be linked dynamically."""
     data = MARK + bytes(_TEXTS_AT - len(MARK)) + b"".join(text.encode() + b"\0" for text in _TEXTS)
     dynamic = (
         _text("dylink.0")
@@ -119,7 +115,7 @@ def library() -> bytes:
 
 
 def _begin() -> bytes:
-    """What the library begins with."""
+    """Returns the body of the library's start function."""
     body = b""
     for name, value in VARIABLES.items():
         body += _text_address(name) + _text_address(value) + _const(1) + _call("setenv") + _DROP
@@ -135,7 +131,7 @@ def _begin() -> bytes:
 
 
 def _module() -> tuple[int, bytes]:
-    """What Python makes the module with."""
+    """Returns the module's init function: the number of its variables, and its code."""
     module = 0
     body = _address(_DEFINITION_AT + _DEFINITION_NAME) + _text_address(MODULE) + _STORE
     body += _address(_DEFINITION_AT) + _const(_INTERFACE) + _call("PyModule_Create2") + _set(module)
@@ -145,9 +141,8 @@ def _module() -> tuple[int, bytes]:
 
 
 def _allocator() -> list[tuple[int, bytes]]:
-    """Python's malloc, calloc, realloc and free, whose first parameter is the allocator's context:
-    how many variables each has, and its code. The memory behind what was asked for is cleared
-    too, as far as it belongs to the place."""
+    """Returns Python's malloc, calloc, realloc and free, whose first parameter is the allocator's context: the number
+    of variables of each, and its code. Memory that they allocate is cleared, including the usable bytes beyond the requested size."""
     usable = _call("malloc_usable_size")
     size, place = 1, 2
     malloc = _at_least_one(size) + _call("malloc") + _set(place) + _get(place) + _IF_TRUE
@@ -157,7 +152,7 @@ def _allocator() -> list[tuple[int, bytes]]:
     old, size, kept, place = 1, 2, 3, 4
     realloc = _get(old) + _IF_TRUE + _get(old) + usable + _set(kept) + _END
     realloc += _get(old) + _at_least_one(size) + _call("realloc") + _set(place) + _get(place) + _IF_TRUE
-    # What is kept of the old content is the less of what there was and what is wanted.
+    # The old content remains, up to the smaller of the two sizes.
     realloc += _get(kept) + _get(size) + _get(kept) + _get(size) + _BELOW + _SELECT + _set(kept)
     realloc += _get(place) + _get(kept) + _ADD + _const(0) + _get(place) + usable + _get(kept) + _SUBTRACT
     realloc += _FILL + _END + _get(place)
@@ -165,7 +160,7 @@ def _allocator() -> list[tuple[int, bytes]]:
 
 
 def _at_least_one(size: int) -> bytes:
-    """A size, or one for none: what is asked for is a place of its own in any case."""
+    """Returns the size, or one for zero, so that each allocation has its own address."""
     return _get(size) + _get(size) + _EQUALS_ZERO + _ADD
 
 
@@ -200,18 +195,18 @@ def _const(value: int) -> bytes:
 
 
 def _address(offset: int) -> bytes:
-    """A place in the library's memory."""
+    """Returns an address in the library's memory."""
     return _global(_MEMORY_BASE) + _const(offset) + _ADD
 
 
 def _text_address(text: str) -> bytes:
-    """A text in the library's memory."""
+    """Returns the address of a text in the library's memory."""
     before = _TEXTS[: _TEXTS.index(text)]
     return _address(_TEXTS_AT + sum(len(each) + 1 for each in before))
 
 
 def _number(value: int) -> bytes:
-    """An unsigned number of few bits, seven of them a byte."""
+    """Encodes an unsigned number as LEB128."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -220,7 +215,7 @@ def _number(value: int) -> bytes:
 
 
 def _signed(value: int) -> bytes:
-    """A number that is not negative, in the form of those that may be."""
+    """Encodes a number that is not negative as signed LEB128."""
     parts = bytearray()
     while value > 0x3F:
         parts.append(value & 0x7F | 0x80)

@@ -1,8 +1,7 @@
-"""From the contract's functions to the author's, and back.
+"""Implements the contract's exports with the author's classes.
 
-The classes here have the names of the contract's exports, which is how the tool that
-builds components finds them. This and `_host` are the only modules that see generated
-types, and this is the only place where an exception becomes what the host is told.
+The classes here have the names of the contract's exports, by which componentize-py finds them. Only this module and `_host`
+use generated types, and only this module converts exceptions to the host's errors.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ T = TypeVar("T")
 
 _found: _discover.Found | None = None
 
-# Where the author's module comes with the instance (`_quick.py`): what takes it in, and what is
-# rehearsed in its place.
+# Set if the author's module comes with the instance (`_quick.py`): the function that loads it, and the functions that
+# are rehearsed instead of the author's.
 _load: Callable[[], _discover.Found] | None = None
 _stand_ins: Callable[[], list[Callable[[], None]]] | None = None
 
 
 class OtherExports(Exception):
-    """The module has other exports than the component was begun with. The builder looks
-    for this text and begins again."""
+    """The module has other exports than those that the build started with. The builder looks for this text and starts
+    again."""
 
     def __init__(self, exports: list[str]) -> None:
         super().__init__(f"{OTHER_EXPORTS}{' '.join(exports)}")
@@ -60,7 +59,7 @@ OTHER_EXPORTS = "ROLLOUT-EXPORTS: "
 
 
 def load(module: ModuleType, *, only_grader: bool, exports: list[str], roots: list[tuple[str, str]]) -> None:
-    """Takes the author's module in, while the component is built. Raises `OtherExports`."""
+    """Loads the author's module while the component is built. Raises `OtherExports`."""
     global _found
     _failure.set_roots(roots)
     _found = _discover.discover(module, only_grader=only_grader)
@@ -70,18 +69,18 @@ def load(module: ModuleType, *, only_grader: bool, exports: list[str], roots: li
 
 
 def load_later(load: Callable[[], _discover.Found], stand_ins: Callable[[], list[Callable[[], None]]]) -> None:
-    """Has the author's module be taken in when an instance begins."""
+    """Makes each instance load the author's module when it starts."""
     global _load, _stand_ins
     _load, _stand_ins = load, stand_ins
 
 
 def settle() -> None:
-    """The last step of building: what is there now is there in every instance."""
+    """Runs the last step of a build: the present state is the initial state of every instance."""
     from . import _archive, _finalize, _image, _rehearse
 
     _archive.pack(_failure.directories())
     _failure.warn_with_authors_paths()
-    # What was drawn and measured meanwhile is another in every build.
+    # Random numbers and times of the build would differ in every build.
     module: Any = logging
     module._startTime = 0
     _failure.forget_times()
@@ -94,7 +93,7 @@ def settle() -> None:
 
 
 def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:
-    """Does the work as if these classes were the author's."""
+    """Runs the work as if these classes were the author's."""
     global _found
     kept, _found = _found, found
     try:
@@ -104,14 +103,14 @@ def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:
 
 
 def _take_in() -> None:
-    """Takes the author's module in, where it comes with the instance."""
+    """Loads the author's module if it comes with the instance."""
     global _found
     if _found is None and _load is not None:
         _found = _load()
 
 
 def _is_there() -> bool:
-    """Whether the author's module is there. Where it is not, the run says why."""
+    """Returns whether the author's module could be loaded. If not, the run reports the reason."""
     with contextlib.suppress(Exception):
         _take_in()
     return _found is not None
@@ -128,7 +127,7 @@ def _plugin() -> _discover.Found:
 
 
 def _guarded(work: Callable[[], T], text_of: Callable[[BaseException], str] = _failure.describe) -> T:
-    """Runs the author's code, and tells the host what it raises."""
+    """Runs the author's code and reports its exceptions to the host."""
     _refused.begin()
     try:
         _take_in()
@@ -143,8 +142,8 @@ def _guarded(work: Callable[[], T], text_of: Callable[[BaseException], str] = _f
         _refused.end()
 
 
-def _tell(error: BaseException, said: str) -> Never:
-    text = _host.text(said)
+def _tell(error: BaseException, message: str) -> Never:
+    text = _host.text(message)
     for line in _failure.lines(error):
         log.error(line)
     raise Err(_as_failure(_failure.sort_of(error), text)) from None
@@ -166,7 +165,7 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
 
 def _coroutine(given: Any, name: str) -> Coroutine[Any, Any, Any]:
     if not inspect.iscoroutine(given):
-        raise Failed(f"`{name}` is called and awaited: write `async def`; it gave {type(given).__name__} at once")
+        raise Failed(f"`{name}` must be `async def`; it returned {type(given).__name__} instead of a coroutine")
     return given
 
 
@@ -181,15 +180,15 @@ def _config(
     values = load_object(_host.config(), "config")
     try:
         own = declared or _discover.Declared(plain)
-        # An operator writes one configuration for both parts of a component.
+        # An operator writes one configuration for the workflow and the grader.
         return own.with_values(dict(own.kind.own_of(values, other.kind if other is not None else None)))
     except Invalid as error:
         raise Invalid(f"config: {error}") from None
 
 
 class _Exported:
-    """One instance of each, which is part of the component: the bindings make one after all else, and
-    count references to what is made then."""
+    """The single instance of each export, which is part of the component. The bindings create one after everything
+    else, and count references to objects that are created then."""
 
     _made: dict[type[Any], Any] = {}
 
@@ -200,7 +199,7 @@ class _Exported:
 
 
 class Workflow(_Exported):
-    """The contract's `workflow`."""
+    """Implements the contract's `workflow`."""
 
     def run(self, prompt: list[str]) -> workflow_types.Outcome:
         messages, metrics = _guarded(lambda: run_workflow(prompt))
@@ -209,7 +208,7 @@ class Workflow(_Exported):
 
 
 Output: TypeAlias = "tuple[list[str] | None, dict[str, float]]"
-"""Messages of the single sample, where they were given back, and its metrics."""
+"""The messages of the single sample, if the workflow returned them, and its metrics."""
 
 
 def run_workflow(prompt: list[str]) -> Output:
@@ -232,10 +231,10 @@ def _take_output(output: Any, rollout: RolloutContext) -> Output:
         output = AgentWorkflowOutput(messages=output)
     if not isinstance(output, AgentWorkflowOutput):
         raise Failed(
-            f"`run` gave back {type(output).__name__}; give back messages, an AgentWorkflowOutput or nothing"
+            f"`run` returned {type(output).__name__}; return messages, an AgentWorkflowOutput or None"
         )
     if output.info and len(rollout.samples) > 1:
-        raise Failed("info was given back with several samples open: nobody can tell whose")
+        raise Failed("`run` returned values beside messages, and several samples are open: set them on the samples")
     if output.info or (output.metrics and output.messages is None):
         sample = rollout.samples[0] if rollout.samples else rollout.open_sample()
         for name, value in output.info.items():
@@ -245,7 +244,7 @@ def _take_output(output: Any, rollout: RolloutContext) -> Output:
 
 
 class Grader(_Exported):
-    """The contract's `grader`."""
+    """Implements the contract's `grader`."""
 
     def grade(
         self, label: str | None, samples: list[grader_types.GradedSample]
@@ -282,7 +281,7 @@ def _verdict(sample: RolloutSample) -> grader_types.Verdict:
 
 
 class AgentLoop(_Exported):
-    """The contract's `agent-loop`."""
+    """Implements the contract's `agent-loop`."""
 
     def name(self) -> str:
         _is_there()
@@ -315,7 +314,7 @@ def _loop_tools(request: agent_loop_types.Request) -> list[str]:
 
 
 def run_loop(raw: agent_loop_types.Request) -> tuple[LoopContext, RolloutResult]:
-    """Runs the author's loop on what the host gave."""
+    """Runs the author's loop on the host's request."""
     rollout = enter_rollout()
     kind = _plugin().agent_loop
     assert kind is not None
@@ -324,7 +323,7 @@ def run_loop(raw: agent_loop_types.Request) -> tuple[LoopContext, RolloutResult]
     ctx = LoopContext(request, tool_schemas(loop, request), rollout.open_sample("main"))
     result: Any = _run(_coroutine(loop.run(ctx), f"{kind.__name__}.run"))
     if not isinstance(result, RolloutResult):
-        raise Failed(f"`run` gave back {type(result).__name__}; give back ctx.complete(…) or ctx.error(…)")
+        raise Failed(f"`run` returned {type(result).__name__}; return ctx.complete(…) or ctx.error(…)")
     return ctx, result
 
 
@@ -333,7 +332,7 @@ def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
     status: Any = (
         agent_loop_types.Status_Completed()
         if result.status == "COMPLETED"
-        else agent_loop_types.Status_Error(_host.text(result.error_message or "the loop says no more"))
+        else agent_loop_types.Status_Error(_host.text(result.error_message or "the loop gave no error message"))
     )
     return agent_loop_types.Outcome(
         status=status,
@@ -347,11 +346,11 @@ def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
 
 
 ANY: JsonObject = {"type": "object", "additionalProperties": True}
-"""The schema of a configuration that nobody declared."""
+"""The schema if the plugin declares no configuration."""
 
 
 class Settings(_Exported):
-    """The contract's `settings`."""
+    """Implements the contract's `settings`."""
 
     def declare(self) -> settings_types.Declaration:
         schema, defaults = declaration(_plugin()) if _has_settings() else (ANY, {})
@@ -362,8 +361,8 @@ class Settings(_Exported):
 
 
 def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
-    """The schema of the configuration and its defaults: the workflow's and the grader's
-    together, because an operator writes one."""
+    """Returns the schema of the configuration and its defaults: the workflow's and the grader's together, because an
+    operator writes one."""
     schema: JsonObject = {"type": "object", "properties": {}}
     defaults: JsonObject = {}
     allowed, forbidden = False, False
@@ -381,14 +380,14 @@ def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
     required = [
         name
         for declared in (found.workflow_config, found.grader_config)
-        # An instance has all of its values, be they of a kind that JSON does not have.
+        # An instance has values for everything, including types that JSON does not have.
         if declared is not None and declared.instance is None
         for name in declared.kind.schema().get("required", [])
         if name not in defaults
     ]
     if required:
         schema["required"] = sorted(set(required))
-    # What the author's own values have besides is declared by that.
+    # Values that the author added to an instance are declared by their presence.
     for name in defaults:
         schema["properties"].setdefault(name, {})
     schema["additionalProperties"] = allowed and not forbidden

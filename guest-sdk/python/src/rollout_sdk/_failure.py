@@ -1,8 +1,7 @@
-"""From an exception to what is told of it.
+"""Converts exceptions to the host's errors and to log lines.
 
-Whoever asked for the rollout gets one line with the file and line of the author's code;
-the rollout's log gets the traceback. Paths are those of the author's project, because a
-component has no others.
+The caller of the rollout gets one line with the file and line of the author's code; the rollout's log gets the traceback.
+Paths are those of the author's project, because a component has no others.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from ._older import BaseExceptionGroup
 from .errors import ChatError, Invalid, JudgeError, RolloutError
 
 _roots: list[tuple[str, str]] = []
-"""Where the component's directories were, and what to call them: the author's first."""
+"""The component's directories during the build, with their names in messages; the author's first."""
 
 _INNER = "/rollout_sdk/"
 _BINDINGS = "/_rollout_wit/"
-# Where the standard library is in a component.
+# The directory of the standard library in a component.
 _LIBRARY = "/python/"
 
 _MISSING = (
@@ -40,44 +39,42 @@ _NO_ZONES = "; a component has no time zones of its own: add `tzdata` to the pro
 
 
 def set_roots(roots: list[tuple[str, str]]) -> None:
-    """Says what directories are to be called in texts: pairs of a prefix and what takes
-    its place. The first is the author's."""
+    """Sets the names of directories in messages: pairs of a prefix and its replacement. The first is the author's."""
     _roots[:] = roots
 
 
 def roots() -> list[tuple[str, str]]:
-    """What directories are called in texts."""
+    """Returns the names of directories in messages."""
     return list(_roots)
 
 
 def directories() -> list[str]:
-    """Where the component's modules come from, but for the standard library."""
+    """Returns the directories of the component's modules, except the standard library."""
     return [prefix.rstrip("/") for prefix, _ in _roots if prefix != _LIBRARY]
 
 
 def keep_sources() -> None:
-    """Keeps the lines of the author's modules for tracebacks: the files are there only
-    while the component is built."""
+    """Stores the lines of the author's modules for tracebacks: the files exist only while the component is built."""
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if path and is_authors(path) and (lines := linecache.getlines(path)):
-            # Without a time of change, nobody looks whether the file is still the same.
+            # Without a modification time, `linecache` does not check the file again.
             linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
 
 
 def forget_times() -> None:
-    """Keeps the lines of other files that were looked at, whose times of change are the build's."""
+    """Removes the modification times, which belong to the build, from the other files in the cache."""
     for path, (*_, lines, name) in [(path, each) for path, each in linecache.cache.items() if len(each) == 4]:
         linecache.cache[path] = (sum(map(len, lines)), None, lines, name)
 
 
 def warn_with_authors_paths() -> None:
-    """Has a warning name the file by its path in the author's project."""
+    """Makes warnings show a file's path in the author's project."""
     original = warnings.formatwarning
 
     def written(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
         if line is None:
-            # Read by the path that the module has here.
+            # Reads the line by the module's path in the component.
             line = linecache.getline(filename, lineno)
         return original(message, category, shown_path(filename), lineno, line)
 
@@ -86,7 +83,7 @@ def warn_with_authors_paths() -> None:
 
 
 def shown_path(path: str) -> str:
-    """What a file is called in texts."""
+    """Returns a file's name in messages."""
     for prefix, shown in _roots:
         if path.startswith(prefix):
             return shown + path[len(prefix) :]
@@ -98,20 +95,20 @@ def is_authors(path: str) -> bool:
 
 
 def is_close(path: str) -> bool:
-    """Whether a source file is the author's, this package's or one of its bindings."""
+    """Returns whether a source file is the author's, this package's or one of its bindings."""
     return is_authors(path) or _INNER in path or _BINDINGS in path
 
 
 def describe(error: BaseException) -> str:
-    """The exception in one line: what, and where in the author's code."""
+    """Returns the exception in one line: its text, and its location in the author's code."""
     text = _text(error)
     place = _place(error.__traceback__)
     return f"{text} ({place})" if place else text
 
 
 def text_of(error: BaseException) -> str:
-    """The exception's own text, as loops of the published package are reported. Of one that has none,
-    or that is no error, what and where."""
+    """Returns the exception's own text, as the published package reports loops. For an exception without a text, or one
+    that is not an `Exception`, returns its description and location."""
     return (str(error) if isinstance(error, Exception) else "") or describe(error)
 
 
@@ -142,7 +139,7 @@ def _text(error: BaseException) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """The innermost frame of the author's code, or else of a dependency's."""
+    """Returns the location of the innermost frame of the author's code, or else of a dependency's."""
     place = ""
     authors = False
     for frame, line in traceback.walk_tb(trace):
@@ -156,7 +153,7 @@ def _place(trace: TracebackType | None) -> str:
 
 
 def _raised_in(trace: TracebackType | None) -> str:
-    """The file of the innermost frame."""
+    """Returns the file of the innermost frame."""
     path = ""
     for frame, _ in traceback.walk_tb(trace):
         path = frame.f_code.co_filename
@@ -164,37 +161,37 @@ def _raised_in(trace: TracebackType | None) -> str:
 
 
 def lines(error: BaseException) -> list[str]:
-    """The traceback, without this package's frames, a line an item."""
-    said = traceback.TracebackException.from_exception(error)
-    _tidy(said, set())
-    text = "".join(said.format())
+    """Returns the lines of the traceback, without this package's frames."""
+    formatted = traceback.TracebackException.from_exception(error)
+    _tidy(formatted, set())
+    text = "".join(formatted.format())
     return [line for line in text.splitlines() if line.strip(" ^~")]
 
 
-def _tidy(said: traceback.TracebackException, seen: set[int]) -> None:
-    if id(said) in seen:
+def _tidy(formatted: traceback.TracebackException, seen: set[int]) -> None:
+    if id(formatted) in seen:
         return
-    seen.add(id(said))
-    kept = [frame for frame in said.stack if not _is_inner(frame.filename)]
-    # What calls the author's code is the same in every traceback.
+    seen.add(id(formatted))
+    kept = [frame for frame in formatted.stack if not _is_inner(frame.filename)]
+    # The frames before the author's code are the same in every traceback.
     first = next((at for at, frame in enumerate(kept) if is_authors(frame.filename)), 0)
     kept = kept[first:]
     for frame in kept:
         frame.filename = shown_path(frame.filename)
-    said.stack[:] = kept
-    for inner in (said.__cause__, said.__context__, *(said.exceptions or ())):
+    formatted.stack[:] = kept
+    for inner in (formatted.__cause__, formatted.__context__, *(formatted.exceptions or ())):
         if inner is not None:
             _tidy(inner, seen)
 
 
 def _is_inner(path: str) -> bool:
-    """Whether a frame is not shown: this package's, and those of importing, which CPython leaves out
+    """Returns whether a frame is hidden: those of this package, and those of the import system, which CPython hides
     too."""
     return _INNER in path or path.startswith(("<frozen importlib", f"{_LIBRARY}importlib/"))
 
 
 class Sort(Enum):
-    """What an exception says, in the contract's words."""
+    """The contract's kind of an exception."""
 
     FAILED = "failed"
     INVALID = "invalid"
@@ -202,16 +199,14 @@ class Sort(Enum):
 
 
 def sort_of(error: BaseException) -> Sort:
-    """What the exception says. Those of a group say something together only where all
-    say the same."""
+    """Returns the kind of an exception. A group has the kind of its members if all have the same."""
     if is_a(error, BaseExceptionGroup):
         group: Any = error
         sorts = {sort_of(inner) for inner in group.exceptions}
         return sorts.pop() if len(sorts) == 1 else Sort.FAILED
     if isinstance(error, Invalid):
         return Sort.INVALID
-    # The host knows whose fault it is that the model or the judge did not answer, and
-    # looks only at what failed.
+    # The host knows why the model or the judge did not answer, and checks only failed rollouts.
     if _comes_from(error, (ChatError, JudgeError)):
         return Sort.FAILED
     if isinstance(error, TimeoutError):
@@ -222,7 +217,7 @@ def sort_of(error: BaseException) -> Sort:
 
 
 def _comes_from(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether the exception is one of these, or was raised because of one."""
+    """Returns whether the exception is one of these, or was raised because of one."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -1,8 +1,7 @@
-"""`weakref.finalize` without its changes to itself.
+"""Replaces parts of `weakref.finalize` that write to the class.
 
-Each handle of the host has a finalizer. The standard library's notes with each new one that there is
-one, in an attribute of the class; and after a change to a class nothing holds any more that the
-interpreter has learned of it.
+Each handle of the host has a finalizer. The standard library sets an attribute of the class with each new one, and a change
+to a class discards everything that the interpreter has cached about it.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ def _begin(self: Any, obj: object, func: Callable[..., Any], /, *args: Any, **kw
 
 
 def install() -> None:
-    """Has finalizers begin in that way. What the class does once it does now."""
+    """Installs the replacement. The class's one-time registration happens now."""
     kind: Any = weakref.finalize
     kind(kind, _begin).detach()
     kind.__init__ = _begin
 
 
 def renew() -> None:
-    """Makes what is written to with each finalizer anew, which is where memory ends now."""
+    """Recreates the objects that each finalizer writes to, so that they lie at the end of the memory."""
     kind: Any = weakref.finalize
     kind._registry = dict(kind._registry)
     kind._index_iter = itertools.count(next(kind._index_iter))

@@ -1,4 +1,4 @@
-"""A history that an author may change as they like, kept in step with its sample."""
+"""A list of messages that the author may change, and that is recorded in a sample."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .sample import Completion, Sample
 
 
 class RecordedHistory:
-    """Records a list of messages in a sample. Messages that were added are pushed; where
-    earlier ones are others than before, the sample's are replaced."""
+    """Records a list of messages in a sample. Added messages are pushed; if earlier messages changed, the sample's are
+    replaced."""
 
     def __init__(self, messages: list[dict[str, Any]], name: str | None, what: str) -> None:
         rollout = current_rollout(what)
         self.messages = messages
         self.sample: Sample = rollout.open_sample(name)
         self._recorded: list[dict[str, Any]] = []
-        # Once more at the end, for what the author does after the last call.
+        # Record once more at the end, for changes after the last call.
         rollout.at_end.append(self.record)
 
     def record(self) -> None:
-        """Brings the sample up to date."""
+        """Updates the sample."""
         known = len(self._recorded)
         same = known <= len(self.messages) and all(
             old is new for old, new in zip(self._recorded, self.messages, strict=False)
@@ -36,6 +36,6 @@ class RecordedHistory:
     async def chat(
         self, messages: Iterable[dict[str, Any]], tools: Sequence[dict[str, Any]], params: dict[str, Any]
     ) -> Completion:
-        """Records what there is and asks the model."""
+        """Records the messages and calls the model."""
         self.record()
         return await self.sample.chat(messages, tools=tools, **params)

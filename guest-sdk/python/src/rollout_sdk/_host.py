@@ -1,12 +1,11 @@
-"""What the host provides, as plain Python functions.
+"""The host's functions as plain Python functions.
 
-The one module that knows the generated bindings. They exist only inside a component:
-elsewhere, in a native test for example, whatever reaches for the host raises
-`OutsideOfHost`. Errors of the contract become exceptions here, so that nothing above
-sees a generated type.
+Only this module and `_export` use the generated bindings, which exist only inside a component. Elsewhere, for example in a
+native test, any use of the host raises `OutsideOfHost`. Errors of the contract become exceptions here, so that the modules
+above see no generated type.
 """
 
-# An `except` cannot say what the `Err` of the bindings is of.
+# An `except` cannot state the type parameter of the bindings' `Err`.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -67,18 +66,18 @@ else:
     except ModuleNotFoundError:
 
         class Err(Exception):
-            """Never raised: there is no host here."""
+            """Never raised: there is no host."""
 
             value: Any
 
         class Ok:
-            """Never made: there is no host here."""
+            """Never created: there is no host."""
 
             value: Any
 
 
 def text(value: object) -> str:
-    """The value's text, as the border takes it."""
+    """Returns the value's text as valid Unicode."""
     return whole(str(value))
 
 
@@ -165,7 +164,7 @@ def set_field(sample: SampleHandle, name: str, value: str) -> None:
         _raise_record_error(error)
 
 
-# Calls under way.
+# Calls in progress.
 
 
 def wait(under_way: list[Call], timeout_ms: int | None) -> list[int]:
@@ -173,7 +172,7 @@ def wait(under_way: list[Call], timeout_ms: int | None) -> list[int]:
 
 
 def abandon(call: Call) -> None:
-    """Gives the call up. What becomes of it, nobody hears."""
+    """Drops the call; its result is discarded."""
     call.__exit__(None, None, None)
 
 
@@ -181,7 +180,7 @@ def abandon(call: Call) -> None:
 
 
 class RawCompletion:
-    """The model's reply as it crosses the border: the message is JSON text."""
+    """The model's reply in the host's form: the message is JSON text."""
 
     __slots__ = ("finish_reason", "message", "text", "tool_calls", "usage")
 
@@ -203,7 +202,7 @@ def start_chat(
     after_history: bool,
     keep_reply: bool,
 ) -> Call:
-    """Asks with these messages, or with the sample's history and these, which are pushed."""
+    """Starts a model call with these messages, or with the sample's history and these, which are pushed."""
     conversation = (
         models.Conversation_History(messages) if after_history else models.Conversation_Messages(messages)
     )
@@ -235,7 +234,7 @@ def _raise_chat_error(error: Any) -> Never:
             raise ChatError("unavailable", f"the model's server is unavailable: {other.value}") from None
 
 
-# Host-provided tools.
+# Tools of the host.
 
 
 def available_tools() -> list[str]:
@@ -327,26 +326,26 @@ def log_event(name: str, data: str) -> None:
 
 
 def refused(kind: str, count: int, place: str) -> None:
-    """Tells of uses that a component refuses."""
+    """Reports refused uses to the host."""
     log.refused(log.RefusedUse[kind.upper()], min(count, 0xFFFF_FFFF), text(place))
 
 
-# What the host saw.
+# Observations of the host.
 
 
 def exchanges(sample_id: str) -> list[tuple[str, str | None, str | None]]:
-    """Requests with their replies or why there was none."""
+    """Returns requests with their replies, or with the reason if there was none."""
     found: list[tuple[str, str | None, str | None]] = []
     for exchange in observations.exchanges(text(sample_id)):
         reply: Any = exchange.reply
-        # A reply is a result: the body is in an `Ok`, the reason in an `Err`.
+        # A reply is a result: `Ok` with the body, `Err` with the reason.
         failed = isinstance(reply, Err)
         found.append((exchange.request, None if failed else reply.value, reply.value if failed else None))
     return found
 
 
 def export(name: str) -> Any:
-    """The generated types of one of the contract's exports."""
+    """Returns the generated types of one of the contract's exports."""
     try:
         return importlib.import_module(f"_rollout_wit.exports.{name}")
     except ModuleNotFoundError:

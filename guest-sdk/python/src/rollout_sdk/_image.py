@@ -1,21 +1,17 @@
-"""What a component's memory looks like when it is done.
+"""Arranges the memory of a finished component.
 
-A component's memory is an image that all of its instances share, page by page, until one
-writes to a page and gets a copy of its own. So the pages that every rollout writes to
-should be few. Four things make them many, and are dealt with here, as the last step of
-building:
+A component's memory is an image that all of its instances share. An instance that writes to a page gets its own copy of that
+page, so the pages that every rollout writes to should be few. Four causes make them many; the last step of a build removes
+them:
 
-- What a rollout allocates goes where something was freed, and after all modules were
-  imported such places are everywhere. They are filled, so that it goes to the end, all in
-  one place.
-- The interpreter counts in the code that it runs. The code that a rollout runs is moved to
-  one place.
-- Whoever looks at an object counts its references up and down. An object whose count is
-  high enough is not counted, because it is never freed; so is everything that is in the
-  image. Counts are set here (`_memory.py`), so that code settles on a form that does not count;
-  what there is in the end is listed in a place that is easy to find, and `rollout-host build`
-  writes the counts of what came later into the component.
-- The collector visits every object. It is told to leave those of the image alone.
+- A rollout allocates in freed gaps, and after all modules were imported the gaps are everywhere. They are filled, so that
+  allocations go to the end of the memory.
+- The interpreter writes counters into the code that it runs. The code that a rollout runs is moved to one place.
+- Each access to an object changes its reference count, except for immortal objects, which are never freed. All objects of
+  the image become immortal. Counts are set here (`_memory.py`), so that code specializes to a form that does not count;
+  the final objects are listed at a marked address, and `rollout-host build` writes the counts of those that were created
+  later into the component.
+- The garbage collector visits every object. It is configured to ignore the objects of the image.
 """
 
 from __future__ import annotations
@@ -33,26 +29,26 @@ from ._json import class_of
 from ._memory import Memory
 
 
-# How the list of objects begins: four words of four bytes. `rollout-host build` looks for it.
+# The start of the list of objects: four words of four bytes. `rollout-host build` searches for it.
 _MARK = b"ROLLOUT-OBJECTS:"
 
 _WORDS_BEFORE = len(_MARK) // 4 + 1
-"""The mark, and how many objects there are. After them comes their sum."""
+"""The words before the list: the mark and the number of objects. Their sum follows the list."""
 
 _TIMES = 80
-"""The interpreter settles on a form of its code within some tens of calls."""
+"""Number of runs, after which the interpreter has specialized its code."""
 
 _SLACK = 1.5
-"""Room for objects that come into being after they were counted."""
+"""Factor of the list's size, for objects that are created after they were counted."""
 
 _kept: list[Any] = []
-"""What is only there to take up room."""
+"""Objects that only fill memory."""
 
 Codes: TypeAlias = dict[int, types.CodeType]
-"""Code by its identity: two functions of equal code are not the same function."""
+"""Code by its identity, because different functions may have equal code."""
 
 _moved: Codes = {}
-"""Where code is now, by its identity before and after."""
+"""Moved code, by its identity before and after."""
 
 _listed = array("I")
 
@@ -63,20 +59,19 @@ def settle(
     is_close: Callable[[str], bool],
     renew: Sequence[Callable[[], None]],
 ) -> None:
-    """Arranges the memory around what the parts of a rollout do, and ends with them.
-    `is_authors` says of a source file whether it is the author's, whose code does not run here, and
-    `is_close` whether its code is likely to run in a rollout; `renew` makes objects anew that every
-    rollout writes to."""
+    """Arranges the memory for the parts of a rollout, and runs them last.
+
+    `is_authors` returns whether a source file is the author's, whose code does not run here, and `is_close` whether its
+    code is likely to run in a rollout; `renew` recreates objects that every rollout writes to."""
     memory = Memory()
     functions = [each for each in gc.get_objects() if type(each) is types.FunctionType]
     _forget_directories()
-    # Code that runs first settles on a form that counts what is counted by then. What is not counted, the
-    # collector forgets.
+    # When code first runs, it specializes to a form that counts references if its objects are counted then. The
+    # collector ignores immortal objects.
     memory.stop_counting(_reachable())
     _arrange_code(memory, functions, parts, is_authors, is_close, renew)
     memory.close()
-    # What the interpreter learns of code, it learns of the moved code anew; and what that
-    # leaves behind is filled, too.
+    # The interpreter caches facts about the moved code again; the gaps that this leaves are filled, too.
     _run(parts)
     _let_go()
     _fill()
@@ -88,8 +83,8 @@ def settle(
 
 
 def _forget_directories() -> None:
-    """Has importers forget when directories were changed. They are dropped once the component is done, but
-    what is not counted stays."""
+    """Makes importers forget the modification times of directories. The importers are dropped once the component is
+    done, but immortal objects stay."""
     for importer in sys.path_importer_cache.values():
         forget: Any = getattr(importer, "invalidate_caches", None)
         if forget is not None:
@@ -103,9 +98,9 @@ def _run(parts: Sequence[Callable[[], None]]) -> None:
 
 
 def _let_go() -> None:
-    """Frees what would be freed sooner or later, while that costs no rollout anything.
-    Compiling all modules leaves names in the cache of attributes."""
-    # What takes its place is no function of Python's; and an author may have made errors of warnings.
+    """Frees cached objects now, when it costs no rollout anything. Compiling all modules leaves names in the cache of
+    attributes."""
+    # The replacement is not a Python function; and the author may have turned warnings into errors.
     system: Any = sys
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -114,8 +109,7 @@ def _let_go() -> None:
 
 
 def _fill() -> None:
-    """Allocates whatever was freed, from large to small, until there is nothing left but
-    the end of the memory."""
+    """Allocates all freed memory, from large gaps to small ones, until only the end of the memory is free."""
     top = id(bytes(1 << 20))
     size = 1 << 19
     while size >= 8:
@@ -137,7 +131,7 @@ def _arrange_code(
     is_close: Callable[[str], bool],
     renew: Sequence[Callable[[], None]],
 ) -> None:
-    """Moves what runs to where it lies together, and first what is written to as it runs."""
+    """Moves the code that runs to one place, and first the code that is written to as it runs."""
     ran = [_code_run_by(memory, functions, part) for part in parts]
     _run(parts)
     rewritten = [_rewritten_by(part, codes) for part, codes in zip(parts, ran, strict=True)]
@@ -155,16 +149,16 @@ def _arrange_code(
 
 
 def _code_run_by(memory: Memory, functions: Sequence[types.FunctionType], work: Callable[[], None]) -> Codes:
-    """The code of all Python functions that run meanwhile. Not by a profile: from then on the interpreter
-    would prepare each function for one when it runs first."""
+    """Returns the code of all Python functions that run during `work`. It uses no profiler: the interpreter would
+    prepare each function for one on its first run."""
     begins = memory.forget_runs({id(each.__code__): each.__code__ for each in functions}.values())
     work()
     return {id(code): code for code, begin in begins if memory.has_run(begin)}
 
 
 def _rewritten_by(work: Callable[[], None], codes: Codes) -> Codes:
-    """Those that the interpreter writes to whenever they run: it counts how often it met
-    what it has no quicker way for."""
+    """Returns the code that the interpreter writes to on every run, because it counts executions of instructions that
+    it cannot specialize."""
     before = {key: _as_rewritten(code) for key, code in codes.items()}
     work()
     return {key: code for key, code in codes.items() if _as_rewritten(code) != before[key]}
@@ -176,19 +170,19 @@ def _as_rewritten(code: types.CodeType) -> bytes:
 
 
 def _branches(code: types.CodeType) -> bool:
-    """Whether the interpreter writes down which way it went in the code."""
+    """Returns whether the code has branches, whose directions the interpreter records in it."""
     return any(each.opname.startswith("POP_JUMP_IF") for each in dis.get_instructions(code))
 
 
 def _move_code(
     memory: Memory, functions: Sequence[types.FunctionType], is_wanted: Callable[[types.CodeType], bool]
 ) -> None:
-    """Gives functions copies of their code, which come to lie beside one another."""
+    """Gives functions copies of their code that are adjacent in memory."""
 
     def copy(code: types.CodeType) -> types.CodeType:
         if id(code) in _moved:
             return _moved[id(code)]
-        # What was there before stays, so that nothing goes to its place.
+        # The original stays, so that its memory is not reused.
         _kept.append(code)
         inner = tuple(copy(each) if isinstance(each, types.CodeType) else each for each in code.co_consts)
         copied = code.replace(co_consts=inner)
@@ -206,8 +200,7 @@ def _move_code(
 
 
 def _reserve_list() -> None:
-    """Makes room for the list now, because what is allocated last must not be in the way
-    of what a rollout allocates."""
+    """Reserves memory for the list now, so that it does not lie where a rollout allocates."""
     objects = sum(1 for _ in _reachable())
     _listed.frombytes(bytes(4 * (int(objects * _SLACK) + _WORDS_BEFORE + 1)))
 
@@ -225,9 +218,9 @@ def _list_objects() -> None:
 
 
 def _reachable() -> Iterator[int]:
-    """The addresses of all objects that the collector knows or that can be reached from
-    them, but for what lives only while this runs."""
-    # A flag for each place where an object can be: a set would leave its numbers everywhere.
+    """Yields the addresses of all objects that the collector knows or that are reachable from them, except temporary
+    ones of this function."""
+    # One flag for each possible address: a set would leave number objects all over the memory.
     seen = bytearray((id(bytes(1 << 20)) >> 3) + (2 << 20))
     todo: list[Any] = [*gc.get_objects(), sys.modules]
     passing = (id(seen), id(todo))
@@ -236,7 +229,7 @@ def _reachable() -> Iterator[int]:
         address = id(found)
         kind = class_of(found)
         if address >> 3 >= len(seen):
-            # What is large is where the memory ends, unless there was a gap for it before.
+            # Large objects lie at the end of the memory, unless there was a gap for them.
             seen.extend(bytes((address >> 3) - len(seen) + (2 << 20)))
         if seen[address >> 3] or address in passing or kind in (types.FrameType, types.GeneratorType):
             continue
@@ -244,7 +237,7 @@ def _reachable() -> Iterator[int]:
         yield address
         todo.append(kind)
         todo.extend(gc.get_referents(found))
-        # What is not said to the collector: keys that are texts, and parts of code.
+        # Objects that are not reported to the collector: keys that are texts, and parts of code.
         if kind is dict:
             todo.extend(found)
         elif issubclass(kind, type):

@@ -1,4 +1,4 @@
-"""JSON as the host takes it: no NaN, no broken Unicode, and an error that says where."""
+"""JSON in the form that the host accepts: no NaN, valid Unicode, and errors with a location."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def dump(value: object, what: str) -> str:
-    """The value as JSON text. `what` names it where it has none."""
+    """Returns the value as JSON text. `what` names it in errors."""
     try:
         text = _encoder.encode(value)
     except (TypeError, ValueError) as error:
@@ -23,15 +23,14 @@ def dump(value: object, what: str) -> str:
 
 
 def whole(text: str) -> str:
-    """The text without half surrogate pairs, which models' servers do send, and which
-    the border to the host does not take."""
+    """Returns the text without unpaired surrogates, which model servers do send and the host does not accept."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def load(text: str, what: str) -> Any:
-    """What the host gave, which is wrong if it is not JSON."""
+    """Parses JSON from the host. Raises `Invalid` if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -39,33 +38,33 @@ def load(text: str, what: str) -> Any:
 
 
 def is_object(value: Any) -> TypeGuard[JsonObject]:
-    """Whether a value that came as JSON is an object."""
+    """Returns whether a parsed value is an object."""
     return isinstance(value, dict)
 
 
 def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a value that somebody made for JSON is an object."""
+    """Returns whether a value from an author becomes a JSON object."""
     return isinstance(value, Mapping)
 
 
 def is_list(value: Any) -> TypeGuard[list[Any]]:
-    """Whether a value is an array."""
+    """Returns whether a value is an array."""
     return isinstance(value, list)
 
 
 def is_a(value: object, *kinds: type) -> bool:
-    """`isinstance`, of which a type checker concludes nothing: of what may be anything it would know
-    the kind and not what that holds."""
+    """Calls `isinstance` without narrowing the static type: a type checker would narrow `Any` to a class with unknown
+    type parameters."""
     return isinstance(value, kinds)
 
 
 def class_of(value: object) -> type[Any]:
-    """The value's class."""
+    """Returns the value's class."""
     return type(value)
 
 
 def load_object(text: str | None, what: str) -> JsonObject:
-    """One JSON object; none is an empty one."""
+    """Parses a JSON object; no text is an empty one."""
     if text is None:
         return {}
     value = load(text, what)
@@ -77,7 +76,7 @@ def load_object(text: str | None, what: str) -> JsonObject:
 
 
 def load_messages(texts: list[str], what: str) -> list[JsonObject]:
-    """Messages that came from the host."""
+    """Parses messages from the host."""
     messages: list[JsonObject] = []
     for place, text in enumerate(texts):
         message = load(text, f"{what} message {place}")
@@ -88,7 +87,7 @@ def load_messages(texts: list[str], what: str) -> list[JsonObject]:
 
 
 def dump_messages(messages: Any, what: str = "message") -> list[str]:
-    """Messages as the host takes them. `what` names one in an error."""
+    """Returns messages as JSON texts. `what` names one in an error."""
     texts: list[str] = []
     for place, message in enumerate(messages):
         if not is_object(message):
@@ -98,7 +97,7 @@ def dump_messages(messages: Any, what: str = "message") -> list[str]:
 
 
 def as_number(value: Any, what: str) -> float:
-    """The number that a reward or a measurement is. Whether it is finite, the host sees."""
+    """Converts a reward or a measurement to a number. The host checks that it is finite."""
     try:
         return float(value)
     except (TypeError, ValueError):

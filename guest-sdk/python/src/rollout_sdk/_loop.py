@@ -1,13 +1,11 @@
 """An event loop whose only idle step is the host's `calls.wait`.
 
-Everything that `asyncio` does with tasks, futures and timers is the standard library's;
-this module replaces what would wait for sockets. A call under way is a future here, so
-calls of one `gather` are under way at the same time, and a timer is as real as the
-host's clock.
+Tasks, futures and timers of `asyncio` are those of the standard library; this module replaces the wait for sockets. A call in
+progress is a future, so the calls of one `gather` run concurrently, and timers follow the host's clock.
 
-The first loop is made while the component is built and used for one run, because an
-instance lives for one run. Code that makes a loop of its own, in a thread for example,
-gets another one: meanwhile the first stands still, as it does where its thread is busy.
+The first loop is created while the component is built and used for one run, because an instance exists for one run. Code
+that creates its own loop, for example in a thread, gets another one: meanwhile the first does not run, as if its thread were
+busy.
 """
 
 from __future__ import annotations
@@ -28,17 +26,16 @@ R = TypeVar("R")
 
 
 class _Stuck(Failed):
-    """Everybody waits, and for nothing that could come."""
+    """All tasks wait, and no call or timer can wake one."""
 
     def __init__(self) -> None:
         super().__init__(
-            "waits for something that nothing will bring about: no call of the model or of a tool is under way, "
-            "and no timer runs"
+            "waits for an event that cannot happen: no model or tool call is in progress, and no timer is running"
         )
 
 
 class _Waiting:
-    """Stands where a loop has its selector: waits for calls instead of sockets."""
+    """Replaces the loop's selector: waits for calls instead of sockets."""
 
     def __init__(self) -> None:
         self._calls: dict[asyncio.Future[None], _host.Call] = {}
@@ -50,7 +47,7 @@ class _Waiting:
         self._calls.pop(future, None)
 
     def select(self, timeout: float | None) -> list[Never]:
-        """Called by the loop between two rounds of callbacks."""
+        """Waits for calls and timers. The loop calls it between two rounds of callbacks."""
         following = _one_thread.time_to_next()
         if following is not None:
             timeout = following if timeout is None else min(timeout, following)
@@ -78,7 +75,7 @@ class _Waiting:
 
 
 def _millis(seconds: float) -> int:
-    # Rounded up, so that a wait is never shorter than was asked for.
+    # Rounded up, so that a wait is never shorter than requested.
     return math.ceil(seconds * 1000)
 
 
@@ -90,19 +87,18 @@ class GuestLoop(base_events.BaseEventLoop):
         self._selector = _Waiting()
 
     def _process_events(self, event_list: list[Never]) -> None:
-        """Nothing: `select` has done it."""
+        """Does nothing: `select` has processed the events."""
 
     def __del__(self) -> None:
-        """Nothing: there is nothing to be closed, and it ends with the instance."""
+        """Does nothing: there is nothing to close, and the loop ends with the instance."""
 
     def _write_to_self(self) -> None:
-        """Nothing: there is no other thread to be woken by."""
+        """Does nothing: there is no other thread that could wake the loop."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., R], *args: Any
     ) -> asyncio.Future[R]:
-        """Calls the function at once: a component has one thread. `asyncio.to_thread`
-        comes here."""
+        """Calls the function immediately: a component has one thread. `asyncio.to_thread` calls this."""
         if executor is not None:
             return asyncio.wrap_future(executor.submit(func, *args), loop=self)
         future: asyncio.Future[R] = self.create_future()
@@ -119,8 +115,7 @@ class GuestLoop(base_events.BaseEventLoop):
         raise _processes.NoProcesses("asyncio.create_subprocess_shell")
 
     async def outcome(self, call: _host.Call, finish: Callable[[_host.Call], T]) -> T:
-        """Waits for a call without holding up other tasks. A task that is cancelled
-        meanwhile abandons its call."""
+        """Waits for a call while other tasks run. A task that is cancelled meanwhile abandons its call."""
         ready: asyncio.Future[None] = self.create_future()
         self._selector.watch(ready, call)
         try:
@@ -132,8 +127,7 @@ class GuestLoop(base_events.BaseEventLoop):
         return finish(call)
 
     def run_main(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine to its end. Tasks that it leaves behind are cancelled, as
-        `asyncio.run` does."""
+        """Runs a coroutine to its end. Tasks that it leaves behind are cancelled, as in `asyncio.run`."""
         task = self.create_task(main)
         try:
             return self.run_until_complete(task)
@@ -152,7 +146,7 @@ class GuestLoop(base_events.BaseEventLoop):
 
 
     def _give_up(self, task: asyncio.Task[Any]) -> Failed:
-        """Ends a task where it waits, which is the place that the error is to name."""
+        """Cancels a task where it waits, and returns an error with that location."""
         place = None
         task.cancel()
         try:
@@ -167,14 +161,13 @@ loop = GuestLoop()
 
 
 def renew() -> None:
-    """Makes it anew, which is where memory ends now."""
+    """Recreates the loop, so that it lies at the end of the memory."""
     global loop
     loop = GuestLoop()
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine to its end for a caller that does not await it. Other tasks stand
-    still meanwhile."""
+    """Runs a coroutine to its end for a caller that does not await it. Other tasks do not run meanwhile."""
 
 
     def run() -> T:
@@ -185,7 +178,7 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
 
 
 def install() -> None:
-    """Has `asyncio` make loops of this kind for code that wants one of its own."""
+    """Makes `asyncio` create loops of this kind for code that creates its own."""
     of_asyncio: Any = events
     policy = of_asyncio._BaseDefaultEventLoopPolicy()
     policy._loop_factory = GuestLoop
@@ -193,7 +186,7 @@ def install() -> None:
 
 
 async def outcome(call: _host.Call, finish: Callable[[_host.Call], T]) -> T:
-    """Waits for a call without holding up other tasks."""
+    """Waits for a call while other tasks run."""
     running = asyncio.get_running_loop()
     if not isinstance(running, GuestLoop):
         raise Failed(f"the host's calls are awaited in the component's own event loop, not in {running!r}")

@@ -1,7 +1,7 @@
-"""The component's own memory while it is built, for what Python code cannot do to its interpreter.
+"""The component's own memory while it is built, for changes that Python code cannot make to its interpreter.
 
-What is where is that of CPython 3.14 at 32 bits, and of nothing else: it is compared with what
-Python says of the same objects before anything is written, and where it differs nothing is built.
+The layout is that of CPython 3.14 at 32 bits. Before a write, the memory is compared with what Python reports about the same
+objects; the build fails if they differ.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 _MODULE = "_rollout_environment"
 _BEGIN = 8
 
-# Words of objects: of all, of those of several sizes, and of `PyFunctionObject` and `PyCodeObject`.
+# Words of objects: of all, of variable-sized ones, and of `PyFunctionObject` and `PyCodeObject`.
 _COUNT, _SIZE = 0, 2
 _FUNCTION_CODE, _FUNCTION_VERSION = 6, 18
 _CODE_LINE, _CODE_VERSION, _CODE_NAME = 11, 17, 21
 
 _UNCOUNTED = 5 << 28
-"""A count that says that references are not counted, and the object is never freed."""
+"""The reference count of an immortal object, which is not counted and never freed."""
 
 _FIRST_VERSION = 2
-"""Lower ones say that a function has none, or none any more."""
+"""The first valid version of a function. Lower ones mean that it has none, or lost it."""
 
 
 class Memory:
-    """All of it."""
+    """The whole memory."""
 
     def __init__(self) -> None:
         module: Any = importlib.import_module(_MODULE)
@@ -37,7 +37,7 @@ class Memory:
         self._check()
 
     def _check(self) -> None:
-        """That members are where they should be."""
+        """Checks the layout."""
         function = Memory.stop_counting
         code = function.__code__
         known = (
@@ -51,7 +51,7 @@ class Memory:
             raise RuntimeError("the component's Python has its objects in another form than 3.14")
 
     def close(self) -> None:
-        """Leaves nobody with access to it."""
+        """Releases the access to the memory."""
         self._words.release()
         self._bytes.release()
 
@@ -59,23 +59,23 @@ class Memory:
         return self._words[(id(owner) - _BEGIN >> 2) + member]
 
     def stop_counting(self, addresses: Iterable[int]) -> None:
-        """Has nobody count the references to the objects at these addresses."""
+        """Makes the objects at these addresses immortal."""
         words = self._words
         for address in addresses:
             words[(address - _BEGIN >> 2) + _COUNT] = _UNCOUNTED
 
     def replace_code(self, function: FunctionType, code: CodeType) -> None:
-        """Gives a function a copy of its code. The interpreter takes the version from a function whose
-        code is replaced, and has no quick way to call one without. It would have the code's own, had
-        it been made with it."""
+        """Gives a function a copy of its code. The interpreter removes the version of a function whose code is
+        replaced, and calls functions without a version slowly. This sets the version of the code, as if the function
+        had been created with it."""
         had_version = self._word(function, _FUNCTION_VERSION) >= _FIRST_VERSION
         function.__code__ = code
         if had_version:
             self._words[(id(function) - _BEGIN >> 2) + _FUNCTION_VERSION] = self._word(code, _CODE_VERSION)
 
     def forget_runs(self, codes: Iterable[CodeType]) -> list[tuple[CodeType, int]]:
-        """Has the interpreter see code as if it had not run. It makes the instruction that a function
-        begins with a quicker one when it meets it first. Gives back where these are."""
+        """Makes the interpreter treat code as if it had not run: it replaces the first instruction of a function by a
+        quicker one on the first run. Returns the addresses of these instructions."""
         special: Any = opcode
         quick = special._specialized_opmap["RESUME_CHECK"]
         begins = (opcode.opmap["RESUME"], quick)
@@ -90,5 +90,5 @@ class Memory:
         return found
 
     def has_run(self, place: int) -> bool:
-        """Whether the code has run whose first instruction is here."""
+        """Returns whether the code with its first instruction at this address has run."""
         return self._bytes[place] != opcode.opmap["RESUME"]

@@ -1,4 +1,4 @@
-"""Measurements of a sample, which are recorded by writing them to a dictionary."""
+"""Metrics of a sample, which are recorded by writing them to a dictionary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ._older import Never
 
 
 class Metrics(dict[str, float]):
-    """Measurements by name. Whatever is written here is recorded; what was recorded stays."""
+    """Metrics by name. Each write is recorded, and a recorded metric cannot be removed."""
 
     def __init__(self, known: Mapping[str, float], record: Callable[[str, float], None]) -> None:
         super().__init__(known)
@@ -33,7 +33,7 @@ class Metrics(dict[str, float]):
         return self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[dict[str, float]], tuple[dict[str, float]]]:
-        # A copy is the author's own and records nothing.
+        # A copy is a plain dictionary and records nothing.
         return dict, (dict(self),)
 
     def copy(self) -> dict[str, float]:

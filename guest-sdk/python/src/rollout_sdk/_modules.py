@@ -1,5 +1,5 @@
-"""What the modules of a project are likely to have and to need, by reading them: on the author's
-machine they are not imported. Part of `_build.py`, and like it by itself."""
+"""Finds the likely exports and imports of a project by parsing its modules: they are not imported on the author's
+machine. Part of `_build.py`, and like it not run as part of the package."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# By the name of the base class.
+# Exports by the name of the base class.
 _EXPORT_OF = {"AgentWorkflow": "workflow", "RolloutAgentLoop": "agent-loop", "Grader": "grader"}
 
 
 @dataclass
 class Text:
-    """What reading the modules of a project says, without importing any."""
+    """The facts about a project's modules that can be read without importing any."""
 
     files: list[Path] = field(default_factory=list[Path])
-    """The entry module and what it imports of the project."""
+    """The entry module and the project's modules that it imports."""
     exports: list[str] = field(default_factory=list[str])
-    """What the entry module is likely to have. Discovery in the component says what is so."""
+    """The likely exports of the entry module. Discovery in the component decides."""
     imports: list[str] = field(default_factory=list[str])
-    """What the modules import that is not the project's."""
+    """Imported modules of other packages."""
     late: dict[str, str] = field(default_factory=dict[str, str])
-    """Modules that are not the project's and that functions alone import, with the first place that does."""
+    """Modules of other packages that only functions import, with the first location."""
     with_run: list[str] = field(default_factory=list[str])
-    """Classes of the entry module that have a `run`, whatever they derive from."""
+    """Classes of the entry module with a `run`, whatever their base."""
 
 
 def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
-    """Reads the entry module, in this directory, and what it imports of the project. What it has is
-    given in the order of `exports`."""
+    """Reads the entry module in this directory, and the project's modules that it imports. Its exports have the order
+    of `exports`."""
     text = Text()
     found: set[str] = set()
     others: set[str] = set()
@@ -64,7 +64,7 @@ def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
                 if name == entry and "run" in inner:
                     text.with_run.append(node.name)
                 found.update(_EXPORT_OF.get(_name_of(base), "") for base in node.bases)
-                # A workflow that names its configuration.
+                # A class that names its configuration.
                 named = [_name_of(base) for base in node.bases if isinstance(base, ast.Subscript)]
                 found.update("settings" for name in named if name in _EXPORT_OF)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -87,7 +87,7 @@ def read(source: Path, entry: str, exports: Iterable[str]) -> Text:
 
 
 def _imports(node: ast.AST, *, late: bool) -> Iterator[tuple[str, int, bool]]:
-    """Each module that is imported by its whole name, with its line and whether a function imports it."""
+    """Yields each imported module by its full name, with the line and whether a function imports it."""
     for each in ast.iter_child_nodes(node):
         if isinstance(each, ast.Import):
             yield from ((one.name, each.lineno, late) for one in each.names)
@@ -105,7 +105,7 @@ def _file_of(source: Path, name: str) -> Path | None:
 
 
 def _imported_from(node: ast.ImportFrom, package: str) -> str:
-    """The module that names are imported from, with what a relative one is relative to."""
+    """Returns the full name of the module that names are imported from."""
     parts = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
     return ".".join([*parts, *([node.module] if node.module else [])])
 

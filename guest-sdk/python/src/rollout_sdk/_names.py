@@ -1,10 +1,8 @@
-"""The names under which published packages are imported, for this SDK's own shapes.
+"""Makes published packages' import names lead to the SDK's own shapes.
 
-`osmosis_ai`, `strands` and `agents` are native code below, and ask a model of their own.
-Where a component does not have the package itself, its name leads here, so that a
-workflow that was written for it is built as it is. What a name does not cover raises an
-ImportError that says what is there instead. A project's own module of such a name goes
-first.
+`osmosis_ai`, `strands` and `agents` depend on native code, and call a model themselves. If a component does not have the
+package itself, imports of its name lead here, so that a workflow written for it builds unchanged. A name that the SDK does
+not cover raises an ImportError that lists the available names. A project's own module of such a name takes precedence.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# What is there, as "module" or "module:name"; a name without more is the same in both.
+# The available names, as "module" or "module:name"; a name without a colon is the same in both.
 _CORE = "rollout_sdk"
 _LOOP = "rollout_sdk.agent_loop"
 _STRANDS = "rollout_sdk.strands"
@@ -208,18 +206,18 @@ _INSTEAD = {
     "uvicorn": "the host serves",
 }
 
-# Distributions whose place these names take.
+# Distributions that these names replace.
 DISTRIBUTIONS = ("osmosis-ai", "strands-agents", "openai-agents")
 
 
 def install() -> None:
-    """Has the names be found where nothing else of that name is."""
+    """Makes the names importable if there is no other module of that name."""
     sys.meta_path.append(_Finder())
 
 
 def install_before_the_packages() -> None:
-    """Has the names be found in the published packages' place, too, as in a component, which does not
-    have them. A module of the project's own still goes first, and what was imported before stays."""
+    """Makes the names take precedence over installed published packages, as in a component, which does not have them. A
+    module of the project still takes precedence, and earlier imports stay."""
     if not any(isinstance(each, _Before) for each in sys.meta_path):
         sys.meta_path.insert(0, _Before())
 
@@ -237,7 +235,7 @@ class _Finder:
         return _Named(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: a name is looked up when it is asked for."""
+        """Does nothing: names are looked up on access."""
 
 
 class _Before(_Finder):
@@ -255,7 +253,7 @@ _DISTRIBUTION_OF = {
 
 
 def _is_of_package(name: str) -> bool:
-    """Whether the published package is what is found under this name, or nothing is."""
+    """Returns whether this name finds the published package or nothing."""
     found = PathFinder.find_spec(name)
     if found is None or found.origin is None:
         return True
@@ -276,7 +274,7 @@ def _refusal(what: str, module: str) -> str:
 
 
 class _Named(ModuleType):
-    """A module whose names lead elsewhere."""
+    """A module whose names lead to other modules."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

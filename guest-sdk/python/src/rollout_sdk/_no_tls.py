@@ -1,7 +1,7 @@
-"""What stands in for `_ssl`: a component has no network, and nothing to encrypt it with.
+"""A stand-in for `_ssl`: a component has neither a network nor TLS.
 
-Clients of HTTP name the classes and constants of `ssl` when they are imported, and make a context when they are made.
-These are there, by the values that OpenSSL has; a connection is refused.
+HTTP clients name the classes and constants of `ssl` when they are imported, and create a context when they are created.
+These exist with OpenSSL's values; a connection is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from ._older import Never
 
-# Clients warn of older ones.
+# Clients warn about older versions.
 OPENSSL_VERSION = "OpenSSL 3.0.0 by its names only: a component has no TLS"
 OPENSSL_VERSION_INFO = _OPENSSL_API_VERSION = (3, 0, 0, 0, 0)
 OPENSSL_VERSION_NUMBER = 0x30000000
@@ -54,7 +54,7 @@ VERIFY_X509_TRUSTED_FIRST, VERIFY_X509_PARTIAL_CHAIN = 1 << 15, 1 << 19
 
 
 class SSLError(OSError):
-    """What goes wrong with TLS."""
+    """An error of TLS."""
 
 
 class SSLZeroReturnError(SSLError):
@@ -86,7 +86,7 @@ def _refuse(*_: Any, **__: Any) -> Never:
 
 
 class _Setting:
-    """What a context is told, and nobody asks for."""
+    """An attribute of a context that is stored and not used."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -125,7 +125,7 @@ class _SSLContext:  # pyright: ignore[reportUnusedClass]  # the library's `ssl` 
     _msg_callback = _Setting(None)
 
     def _take(self, *_: Any, **__: Any) -> None:
-        """Nothing: there is no connection that it could be for."""
+        """Does nothing: there are no connections."""
 
     load_cert_chain = load_dh_params = load_verify_locations = set_ciphers = set_default_verify_paths = _take
     set_ecdh_curve = _set_alpn_protocols = _set_npn_protocols = set_psk_client_callback = _take
@@ -146,7 +146,7 @@ class _SSLContext:  # pyright: ignore[reportUnusedClass]  # the library's `ssl` 
 
 
 class MemoryBIO:
-    """Where bytes would wait that go to a connection."""
+    """A buffer for the bytes of a connection."""
 
 
 class SSLSession:
@@ -157,7 +157,7 @@ class Certificate:
     pass
 
 
-# What a certificate is good for: the two that `ssl` names.
+# Purposes of a certificate: the two that `ssl` names.
 _PURPOSES = {
     "1.3.6.1.5.5.7.3.1": (129, "serverAuth", "TLS Web Server Authentication", "1.3.6.1.5.5.7.3.1"),
     "1.3.6.1.5.5.7.3.2": (130, "clientAuth", "TLS Web Client Authentication", "1.3.6.1.5.5.7.3.2"),
@@ -172,7 +172,7 @@ nid2obj = RAND_add = RAND_bytes = _refuse
 
 
 def get_default_verify_paths() -> tuple[str, str, str, str]:
-    """Which variables and files there would be for certificates."""
+    """Returns variables and files for certificates, which do not exist."""
     return ("SSL_CERT_FILE", "/nowhere/cert.pem", "SSL_CERT_DIR", "/nowhere/certs")
 
 

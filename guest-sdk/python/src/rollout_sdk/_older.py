@@ -1,5 +1,4 @@
-"""What Python 3.10 does not have, for code that runs on an author's machine. A component's
-Python has all of it."""
+"""Backports for Python 3.10, for code that runs on an author's machine. A component's Python has all of them."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ else:
     T = TypeVar("T")
 
     class StrEnum(str, Enum):
-        """Texts by their names."""
+        """An enumeration of texts."""
 
         __str__ = str.__str__
 
     class Runner:
-        """Runs coroutines in a loop of its own, and closes it."""
+        """Runs coroutines in its own loop, and closes the loop."""
 
         def __init__(self, *, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
             self._loop = loop_factory()

@@ -1,15 +1,13 @@
-"""Threads, timers and alarms in a component, which has one thread and a clock that stands
-still while it computes.
+"""Threads, timers and alarms in a component, which has one thread and a clock that does not advance while it computes.
 
-- A thread runs where it is started, to its end; an executor's work where it is submitted.
-  So `start`, `submit` and `asyncio.to_thread` give the results that they give elsewhere,
-  one after another.
-- Locks, conditions, events and queues work. Waiting for another thread without a timeout
-  is an error, because whatever it would do can no longer happen; with a timeout it takes
-  that time. A daemon thread that waits for others ends there: it is one that watches.
-- A timer and an alarm (`signal.alarm`, `signal.setitimer`) come when the clock reaches
-  their time. It passes by sleeping and by waiting for the host, never by computing, so
-  neither interrupts a computation; the host's limit of CPU time does.
+- A thread runs to its end when it is started, and an executor's work when it is submitted. So `start`, `submit` and
+  `asyncio.to_thread` give the same results as elsewhere, one after another.
+- Locks, conditions, events and queues work. A wait for another thread without a timeout is an error, because that thread
+  can no longer act; a wait with a timeout takes that time. A daemon thread that waits for others ends there: it is assumed
+  to be one that watches.
+- A timer and an alarm (`signal.alarm`, `signal.setitimer`) fire when the clock reaches their time. It advances during
+  sleeps and waits for the host, never during computation, so neither interrupts a computation; the host's limit of CPU
+  time does.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _sleep = time.sleep
 
 
 def install() -> None:
-    """Puts this in the place of what would start threads."""
+    """Replaces the functions that start threads or wait for them."""
     thread: Any = threading.Thread
     thread.start = _start_thread
     threads: Any = _thread
@@ -52,7 +50,7 @@ def install() -> None:
     modules.Lock = Lock
     modules._allocate_lock = Lock
     queues: Any = queue
-    # The one in C waits where nobody can see it.
+    # The queue in C would wait outside of Python's control.
     queues.SimpleQueue = queues._PySimpleQueue
     workers: Any = pool
     workers.queue.SimpleQueue = queues.SimpleQueue
@@ -69,7 +67,7 @@ def install() -> None:
 
 
 class Deadlock(RuntimeError):
-    """Something waits for another thread."""
+    """A wait for another thread that can never end."""
 
     def __init__(self) -> None:
         _refused.note("thread", "waiting")
@@ -80,14 +78,14 @@ class Deadlock(RuntimeError):
 
 
 class _Parked(BaseException):
-    """Ends a daemon thread where it waits for others."""
+    """Ends a daemon thread that waits for others."""
 
 
 # Time.
 
 
 class _Due:
-    """Something to be done when the clock reaches a time."""
+    """An action that is due at a time."""
 
     def __init__(self, delay: float, action: Callable[[], None]) -> None:
         self.at = time.monotonic() + max(delay, 0.0)
@@ -106,13 +104,12 @@ _due: list[_Due] = []
 
 
 def time_to_next() -> float | None:
-    """Seconds until something is due; None where nothing is."""
+    """Returns the seconds until the next action is due; None if there is none."""
     return max(min(each.left() for each in _due), 0.0) if _due else None
 
 
 def do_what_is_due() -> None:
-    """Does what is due by now, in order. What it raises comes out where the program waits,
-    as it does for a signal."""
+    """Runs the actions that are due, in order. Their exceptions are raised where the program waits, as for a signal."""
     while ready := [each for each in _due if each.left() <= 0]:
         first = min(ready, key=lambda each: each.at)
         first.cancel()
@@ -120,7 +117,7 @@ def do_what_is_due() -> None:
 
 
 def sleep(seconds: float) -> None:
-    """`time.sleep`, with what is due meanwhile."""
+    """Implements `time.sleep`, and runs the actions that become due."""
     if seconds < 0:
         raise ValueError("sleep length must be non-negative")
     if not _due:
@@ -135,8 +132,8 @@ def sleep(seconds: float) -> None:
 
 
 def _rest(seconds: float) -> None:
-    """Lets time pass, in whole milliseconds. By the host's own wait, because the clock passes
-    by that and not by the system's sleep."""
+    """Sleeps for whole milliseconds by the host's wait, because the clock advances during that and not during the
+    system's sleep."""
     if seconds <= 0:
         return
     try:
@@ -178,12 +175,12 @@ class _Alarm:
 
 
 _real = _Alarm(signal.SIGALRM)
-# These count time of computing, of which a component sees none pass.
+# These timers count computing time, which never advances in a component.
 _never = {1: _Alarm(signal.SIGVTALRM), 2: _Alarm(signal.SIGPROF)}
 
 
 def alarm(seconds: int) -> int:
-    """`signal.alarm`."""
+    """Implements `signal.alarm`."""
     if seconds > 0:
         _refused.note("alarm", "signal.alarm")
     left, _ = _real.set(seconds, 0.0)
@@ -191,7 +188,7 @@ def alarm(seconds: int) -> int:
 
 
 def set_timer(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
-    """`signal.setitimer`."""
+    """Implements `signal.setitimer`."""
     if seconds > 0:
         _refused.note("alarm", "signal.setitimer")
     if which in _never:
@@ -202,7 +199,7 @@ def set_timer(which: int, seconds: float, interval: float = 0.0) -> tuple[float,
 
 
 def get_timer(which: int) -> tuple[float, float]:
-    """`signal.getitimer`."""
+    """Implements `signal.getitimer`."""
     return _real.get() if which == 0 else (0.0, 0.0)
 
 
@@ -210,7 +207,7 @@ def get_timer(which: int) -> tuple[float, float]:
 
 
 class _Handle:
-    """Stands where a thread has the system's."""
+    """Replaces the system's thread handle."""
 
     def __init__(self) -> None:
         self.ident = threading.get_ident()
@@ -220,7 +217,7 @@ class _Handle:
         return self.done
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for a thread that has not ended, which is one that this runs within."""
+        """Waits for the thread. If it has not ended, the caller runs within it."""
         if self.done:
             return
         if timeout is None:
@@ -232,7 +229,7 @@ class _Handle:
 
 
 def run_apart(work: Callable[[], T]) -> T:
-    """Does work that is not part of the task that runs now: it may run a loop of its own."""
+    """Runs work outside of the current task, so that it may run its own event loop."""
     loop = events._get_running_loop()
     if loop is None:
         return work()
@@ -260,7 +257,7 @@ def _check_unstarted(thread: Any) -> None:
 
 @contextlib.contextmanager
 def _current(thread: Any) -> Generator[None, None, None]:
-    """As long as this lasts, the thread is the current one."""
+    """Makes the thread the current one in a `with` block."""
     active: dict[int, Any] = vars(threading)["_active"]
     ident = threading.get_ident()
     before = active.get(ident)
@@ -281,7 +278,7 @@ def _run_as(thread: Any, work: Callable[[], object]) -> None:
             try:
                 run_apart(lambda: thread._context.run(work))
             except _Parked:
-                # It watches what nothing changes.
+                # The thread waits for a change that no other thread can make.
                 pass
             except BaseException:
                 thread._invoke_excepthook(thread)
@@ -290,7 +287,7 @@ def _run_as(thread: Any, work: Callable[[], object]) -> None:
 
 
 def _start_thread(thread: Any) -> None:
-    """`Thread.start`: runs it."""
+    """Implements `Thread.start`: runs the thread."""
     _check_unstarted(thread)
     thread._os_thread_handle = _Handle()
     thread._ident = thread._native_id = threading.get_ident()
@@ -301,13 +298,13 @@ def _start_thread(thread: Any) -> None:
 def _start_new_thread(
     function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, /
 ) -> int:
-    """`_thread.start_new_thread`: runs it."""
+    """Implements `_thread.start_new_thread`: runs the thread."""
     threading.Thread(target=function, args=args, kwargs=kwargs or {}).start()
     return threading.get_ident()
 
 
 class _TimerHandle(_Handle):
-    """A timer that runs when its time has come, or when it is joined."""
+    """The handle of a timer, which runs when it is due or joined."""
 
     def __init__(self, timer: Any) -> None:
         super().__init__()
@@ -317,7 +314,7 @@ class _TimerHandle(_Handle):
         _timers.append(self)
 
     def never_came(self) -> bool:
-        """Whether somebody waits for it still."""
+        """Returns whether a program would still wait for the timer."""
         return not self.is_done() and not self._timer.daemon
 
     def _ring(self) -> None:
@@ -342,14 +339,14 @@ _timers: list[_TimerHandle] = []
 
 
 def note_timers() -> None:
-    """Reports timers whose time has not come when the rollout is over: elsewhere a program waits for them."""
+    """Reports timers that did not fire before the end of the rollout: elsewhere a program waits for them."""
     for each in _timers:
         if each.never_came():
             _refused.note("thread", "", each.place)
 
 
 def _start_timer(timer: Any) -> None:
-    """`Timer.start`: it comes when the clock reaches its time."""
+    """Implements `Timer.start`: the timer fires when it is due."""
     _check_unstarted(timer)
     timer._os_thread_handle = _TimerHandle(timer)
     timer._ident = timer._native_id = threading.get_ident()
@@ -360,7 +357,7 @@ def _start_timer(timer: Any) -> None:
 
 
 class Lock:
-    """`threading.Lock`."""
+    """Implements `threading.Lock`."""
 
     __slots__ = ("__weakref__", "_held")
 
@@ -403,14 +400,14 @@ class Lock:
 
 
 def wait_for_others(timeout: float | None) -> None:
-    """Waits for what another thread would do."""
+    """Waits for another thread."""
     if threading.current_thread() is not threading.main_thread() and threading.current_thread().daemon:
         if timeout is None:
-            # One that looks now and then goes on without; what this waits for never comes.
+            # With a timeout, the thread polls and can do without; without one, it waits forever.
             _refused.note("thread", "waiting in a daemon thread")
         raise _Parked
     if timeout is None:
-        # A timer or an alarm may do it.
+        # A timer or an alarm may end the wait.
         following = time_to_next()
         if following is None:
             raise Deadlock
@@ -420,7 +417,7 @@ def wait_for_others(timeout: float | None) -> None:
 
 
 def _wait_on_condition(condition: Any, timeout: float | None = None) -> bool:
-    """`Condition.wait`: nobody notifies, but for a timer."""
+    """Implements `Condition.wait`: only a timer or an alarm can notify."""
     if not condition._is_owned():
         raise RuntimeError("cannot wait on un-acquired lock")
     waiter = Lock()
@@ -444,7 +441,7 @@ def _wait_on_condition(condition: Any, timeout: float | None = None) -> bool:
 
 
 def _submit(executor: Any, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-    """`ThreadPoolExecutor.submit`: does it."""
+    """Implements `ThreadPoolExecutor.submit`: runs the function."""
     if executor._broken:
         raise executor.BROKEN(executor._broken)
     if executor._shutdown:
@@ -478,7 +475,7 @@ def _submit(executor: Any, function: Callable[..., T], /, *args: Any, **kwargs: 
 
 
 def _initializer_of(executor: Any) -> Callable[[], object] | None:
-    """What a pool's worker begins with, the first time."""
+    """Returns the initializer of a pool's worker, the first time."""
     own: dict[str, Any] = executor.__dict__
     make: Any = own.pop("_create_worker_context", None)
     if make is None:

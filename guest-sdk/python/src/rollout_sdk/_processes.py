@@ -1,8 +1,8 @@
-"""`multiprocessing` in a component, which starts no processes.
+"""Replaces parts of `multiprocessing` in a component, which starts no processes.
 
-What needs one says so, in the same words wherever it is asked for. What needs only threads works:
-`ThreadPool` and `multiprocessing.dummy` do work where it is handed in, and locks and queues are those
-of threads, because there is one process. The modules are changed when somebody imports them.
+Functions that need a process raise `NoProcesses`. Those that need only threads work: `ThreadPool` and
+`multiprocessing.dummy` do the work when it is submitted, and locks and queues are those of threads, because there is
+one process. The modules are changed when they are imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_PROCESSES = "a component starts no processes; do the work in place, or in thr
 
 
 class NoProcesses(OSError):
-    """Something would start a process."""
+    """An operation that would start a process."""
 
     def __init__(self, what: str) -> None:
         _refused.note("process", what)
@@ -38,7 +38,7 @@ class NoProcesses(OSError):
 
 
 def refusal(what: str) -> Callable[..., Never]:
-    """A function that is not there, because it would start a process."""
+    """Returns a function that raises, because it would start a process."""
 
     def refuse(*_: Any, **__: Any) -> Never:
         raise NoProcesses(what)
@@ -47,12 +47,12 @@ def refusal(what: str) -> Callable[..., Never]:
 
 
 def install() -> None:
-    """Has the modules be changed when they are imported."""
+    """Changes the modules when they are imported."""
     _after.change({"multiprocessing.pool": _pool, "multiprocessing.context": _context})
     _change_subprocess()
     futures: Any = concurrent.futures
     futures.ProcessPoolExecutor = NoProcessPool
-    # Of what Python has everywhere. What only some systems have (fork), programs look for before they use it.
+    # Functions that Python has on every system. Programs test for others (fork) before they use them.
     system: Any = os
     system.system = refusal("os.system")
     system.pipe = refusal("os.pipe")
@@ -61,7 +61,7 @@ def install() -> None:
 
 
 class NoProcessPool(concurrent.futures.Executor):
-    """`concurrent.futures.ProcessPoolExecutor`. Packages look at its methods and replace them while they are imported."""
+    """Replaces `ProcessPoolExecutor`. Packages read and replace its methods while they are imported."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NoProcesses("concurrent.futures.ProcessPoolExecutor")
@@ -70,7 +70,7 @@ class NoProcessPool(concurrent.futures.Executor):
 
 
 def _change_subprocess() -> None:
-    """Has `subprocess` refuse in the same words. `asyncio` imports it, so it is there already."""
+    """Makes `subprocess` raise the same error. `asyncio` imports it, so it is loaded already."""
 
     def refuse(*_: Any, **__: Any) -> Never:
         _refused.note("process", "subprocess.Popen")
@@ -81,7 +81,7 @@ def _change_subprocess() -> None:
 
 
 def _kill(pid: int, number: int, /) -> None:
-    """`os.kill`: there is one process."""
+    """Implements `os.kill`: there is one process."""
     if pid != os.getpid():
         raise ProcessLookupError(errno.ESRCH, "No such process")
     if number:
@@ -92,7 +92,7 @@ def _kill(pid: int, number: int, /) -> None:
 
 
 class _Done:
-    """What came of work that was handed in, and is done."""
+    """The result of work that was submitted and is done."""
 
     def __init__(self, work: Callable[[], Any], callback: Any, error_callback: Any) -> None:
         self._value: Any = None
@@ -101,9 +101,9 @@ class _Done:
             self._value = run_apart(work)
         except Exception as error:
             self._error = error
-        told = callback if self._error is None else error_callback
-        if told is not None:
-            told(self._value if self._error is None else self._error)
+        listener = callback if self._error is None else error_callback
+        if listener is not None:
+            listener(self._value if self._error is None else self._error)
 
     def get(self, timeout: float | None = None) -> Any:
         if self._error is not None:
@@ -111,7 +111,7 @@ class _Done:
         return self._value
 
     def wait(self, timeout: float | None = None) -> None:
-        """Nothing: it is done."""
+        """Does nothing: the work is done."""
 
     def ready(self) -> bool:
         return True
@@ -121,7 +121,7 @@ class _Done:
 
 
 class ThreadPool:
-    """`multiprocessing.pool.ThreadPool`: does what is handed in, in order."""
+    """Implements `multiprocessing.pool.ThreadPool`: runs work when it is submitted."""
 
     def __init__(
         self, processes: int | None = None, initializer: Callable[..., Any] | None = None, initargs: Iterable[Any] = ()
@@ -204,7 +204,7 @@ class ThreadPool:
 
 
 class _Results:
-    """The results of `imap`, each made when it is asked for."""
+    """The results of `imap`, each computed on request."""
 
     def __init__(self, func: Callable[[Any], Any], iterable: Iterable[Any]) -> None:
         self._func = func
@@ -226,7 +226,7 @@ def _pool(module: Any) -> None:
     module.Pool = refusal("multiprocessing.Pool")
 
 
-# What is made by a context, as by the package itself.
+# Contexts create the same objects as the package itself.
 
 
 def _context(module: Any) -> None:

@@ -1,11 +1,9 @@
-"""The quick way: a component that is prepared without the author's modules and takes them in when
-an instance of it begins.
+"""Quick builds: a component that is prepared without the author's modules and loads them when an instance starts.
 
-What is built for serving has imported the author's modules already. That takes half a minute after
-each edit, nearly all of which goes into what the author did not write. So `rollout-host test FILE.py`
-has a component of the SDK and the dependencies, made once, and gives the project's files to each
-instance on standard input. They are imported by the same Python, in the same component, under the same
-limits; what differs is when.
+A component for serving has imported the author's modules already. Building one takes half a minute after each edit, nearly
+all of it for other code. So `rollout-host test FILE.py` uses a component of the SDK and the dependencies, which is built
+once, and passes the project's files to each instance on standard input. The same Python in the same component imports them
+under the same limits; only the time of the import differs.
 """
 
 from __future__ import annotations
@@ -21,16 +19,16 @@ from . import _archive, _discover, _export, _failure, _refused, _rehearse
 from .errors import Failed
 
 AUTHORS = "/0"
-"""Where the author's modules are in a component."""
+"""The directory of the author's modules in a component."""
 
 _SEEN_BYTES = 1 << 16
 
 _exports: list[str] | None = None
-"""What the component exports, where it is one of this kind."""
+"""The exports of the component, if it is of this kind."""
 
 
 class WrongExports(Failed):
-    """Reading the module gave other exports than importing it."""
+    """Parsing the module gave other exports than importing it."""
 
     def __init__(self, found: list[str], exports: list[str]) -> None:
         super().__init__(
@@ -40,19 +38,19 @@ class WrongExports(Failed):
 
 
 def prepare(*, exports: list[str], imports: list[str], roots: list[tuple[str, str]]) -> None:
-    """Says what the component exports, and imports what the author's modules import of others."""
+    """Sets the component's exports, and imports the modules of other packages that the author's modules import."""
     global _exports
     _exports = exports
     _failure.set_roots(roots)
     for name in imports:
-        # What fails here fails for the author too, with the author's lines.
+        # An import that fails here fails again for the author's module, with the author's lines.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     _export.load_later(load, stand_ins)
 
 
 def stand_ins() -> list[Callable[[], None]]:
-    """What is rehearsed in place of the author's parts."""
+    """Returns the parts that are rehearsed in place of the author's."""
     exports = _exports or []
     workflow = _rehearse.OwnWorkflow if "workflow" in exports else None
     agent_loop = _rehearse.OwnLoop if "agent-loop" in exports else None
@@ -61,24 +59,24 @@ def stand_ins() -> list[Callable[[], None]]:
 
 
 def load() -> _discover.Found:
-    """Takes the author's modules in, from standard input."""
+    """Loads the author's modules from standard input."""
     given = _read()
     head, _, contents = given.partition(b"\n")
     if not head:
         raise Failed("this component is for `rollout-host test FILE.py`: it has no workflow of its own")
-    said: dict[str, Any] = json.loads(head)
+    header: dict[str, Any] = json.loads(head)
     files: dict[str, bytes] = {}
     begin = 0
-    for path, size in said["files"]:
+    for path, size in header["files"]:
         files[f"{AUTHORS}/{path}"] = contents[begin : begin + size]
         begin += size
     _archive.add(AUTHORS, files)
-    _failure.set_roots([(f"{AUTHORS}/", said["shown"]), *_failure.roots()[1:]])
+    _failure.set_roots([(f"{AUTHORS}/", header["shown"]), *_failure.roots()[1:]])
     _refused.importing(True)
-    module = importlib.import_module(said["entry"])
+    module = importlib.import_module(header["entry"])
     _refused.importing(False)
-    found = _discover.discover(module, only_grader=said["only_grader"])
-    # Whether there are settings is no question here: a component of this kind always asks.
+    found = _discover.discover(module, only_grader=header["only_grader"])
+    # Settings are not compared: a component of this kind always exports them.
     declared = [export for export in found.exports if export != "settings"]
     exports = [export for export in _exports or [] if export != "settings"]
     if declared != exports:

@@ -1,9 +1,9 @@
-"""What a component refuses to do: start processes, reach files of the machine or the network, wait for other threads,
-interrupt a computation.
+"""Operations that a component refuses: to start processes, to reach files of the machine or the network, to wait for other
+threads, to interrupt a computation.
 
-Programs swallow what is raised then (`try: … except Exception: return False`), and a reward of 0 looks like a
-result. So each refusal is reported to the host, by kind, with the place of the first one in the author's code; an
-outcome, `rollout-host test`, `validate` and `eval` show them beside the reward.
+Programs swallow the exceptions (`try: … except Exception: return False`), and a reward of 0 looks like a result. So each
+refusal is reported to the host, by kind, with the location of the first one in the author's code; an outcome,
+`rollout-host test`, `validate` and `eval` show them beside the reward.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from . import _failure, _host
 
 NO_NETWORK = "there is no network in a component; ask the model, the judge or a tool of the host"
 
-# Modules of the standard library that open what their callers name. The others look for files of their own, and
-# go on without them.
+# Modules of the standard library that open files which their callers name. Other modules look for files of their own,
+# and work without them.
 _OPENERS = (
     *("_pyio", "bz2", "codecs", "configparser", "csv", "fileinput", "gzip", "io", "logging.handlers", "lzma", "os"),
     *("pathlib", "pathlib._local", "runpy", "shelve", "shutil", "tarfile", "tempfile", "xml.etree.ElementTree", "zipfile"),
@@ -27,19 +27,19 @@ _LIBRARY = "/python/"
 _INNER = "/rollout_sdk/"
 
 _runs = False
-"""Whether a rollout runs, so that the host can be told."""
+"""Whether a rollout runs, so that refusals can be reported to the host."""
 
 _counts: dict[str, int] = {}
-"""Refused uses that the host does not know of yet, by kind."""
+"""Refused uses that are not yet reported to the host, by kind."""
 
 _places: dict[str, str] = {}
 
 _at_import: dict[str, tuple[int, str]] = {}
-"""What was refused while the component was built: how often, and where first."""
+"""Refused uses while the component was built: their number, and the first location."""
 
 
 def begin() -> None:
-    """A rollout begins. What was refused while modules were imported concerns each of them."""
+    """Starts a rollout. Refusals while modules were imported are reported for each rollout."""
     global _runs
     _runs = True
     for kind, (count, place) in _at_import.items():
@@ -48,7 +48,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """It is over: the host is told of what was counted since."""
+    """Ends a rollout, and reports the remaining counts to the host."""
     global _runs
     _runs = False
     for kind, count in _counts.items():
@@ -59,7 +59,7 @@ def end() -> None:
 
 
 def note(kind: str, what: str, place: str | None = None) -> None:
-    """Counts a refused use. `what` is the function where the author's code calls it itself."""
+    """Counts a refused use. `what` is the function, for a direct call by the author's code."""
     if not _runs:
         count, first = _at_import.get(kind, (0, ""))
         if not count:
@@ -70,7 +70,7 @@ def note(kind: str, what: str, place: str | None = None) -> None:
     if kind in _counts:
         _counts[kind] += 1
         return
-    # The first is told at once: a rollout may be stopped before its end.
+    # The first is reported immediately: a rollout may be stopped before its end.
     _counts[kind] = 0
     _places[kind] = place or place_of(what)
     _host.refused(kind, 1, _places[kind])
@@ -86,8 +86,8 @@ _AT_IMPORT = {
 
 
 class Missing:
-    """The last of the finders: what comes to it is not in the component. Only what the author's code imports late, or
-    code that came with the rollout, is reported: packages try for modules that they can do without."""
+    """The last finder: a module that reaches it is not in the component. It reports only late imports by the author's
+    code or by code that came with the rollout: packages try to import modules that they can do without."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if _runs and not _imports:
@@ -99,18 +99,18 @@ class Missing:
 
 
 _imports = False
-"""Whether the author's modules are being imported, which may try for modules, too."""
+"""Whether the author's modules are being imported. They, too, may try to import optional modules."""
 
 
 def importing(now: bool) -> None:
-    """Says whether the author's modules are being imported."""
+    """Sets whether the author's modules are being imported."""
     global _imports
     _imports = now
 
 
 
 def place_of(what: str) -> str:
-    """Where the author's code is now, or else a dependency's, and what it called there."""
+    """Returns the current location in the author's code, or else in a dependency's, and the function that it calls."""
     called, frame = what, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     other = ""
     at: FrameType | None = frame
@@ -121,7 +121,7 @@ def place_of(what: str) -> str:
         if not _is_inner(path):
             if not path.startswith(_LIBRARY) and not other:
                 other = _written(at, called)
-            # Code that came with the rollout is in no module.
+            # Code that came with the rollout belongs to no module.
             if path[:1] != "<":
                 module = at.f_globals.get("__name__", "")
                 called = f"{module}.{at.f_code.co_qualname}".removesuffix(".__init__")
@@ -130,8 +130,8 @@ def place_of(what: str) -> str:
 
 
 def is_of_the_caller() -> bool:
-    """Whether a file that is looked for was named by the author or a dependency, and is not one that the standard
-    library would have for itself."""
+    """Returns whether the author or a dependency named the missing file, and not the standard library for its own
+    use."""
     at: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while at is not None:
         path = at.f_code.co_filename
@@ -157,7 +157,7 @@ def _written(frame: FrameType, called: str) -> str:
 
 
 def refuse_network() -> None:
-    """Has the functions of `socket` say what there is in place of a network."""
+    """Makes the functions of `socket` raise an error that names the alternatives to a network."""
     import socket
 
     module: Any = socket
@@ -171,8 +171,8 @@ def refuse_network() -> None:
 
 
 def _without_sockets(real: Any) -> Any:
-    """Has a socket that cannot be made say why. The host counts it in a rollout; libraries try it while they are imported,
-    and go on without."""
+    """Makes the creation of a socket raise an error with the reason. In a rollout the host counts it; libraries try it
+    while they are imported, and work without it."""
 
     def made(*args: Any, **kwargs: Any) -> None:
         try:

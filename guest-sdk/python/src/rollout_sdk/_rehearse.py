@@ -1,9 +1,8 @@
-"""Going through a rollout while the component is built.
+"""Rehearses a rollout while the component is built.
 
-The interpreter rewrites code as it runs, and fills caches. What is rewritten before the
-component is done is shared by all of its instances; what is rewritten later is memory of
-each instance's own, and time of each rollout. So the last step of building is to run a
-workflow and a grader of nobody's a few times, with a host that is played here.
+The interpreter rewrites code as it runs, and fills caches. Memory that is rewritten before the component is finished is
+shared by all of its instances; memory that is rewritten later belongs to each instance, and costs time in each rollout. So
+the last step of a build runs an example workflow and grader a few times, with a simulated host.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class OwnWorkflow(AgentWorkflow[AgentWorkflowConfig]):
 
 
 class OwnLoop(RolloutAgentLoop):
-    """Stands where the author has an agent loop. What is rehearsed for it is `OwnWorkflow`."""
+    """Stands for the author's agent loop. `OwnWorkflow` is rehearsed for it."""
 
     name = "rehearsal"
 
@@ -78,8 +77,8 @@ class OwnGrader(Grader):
 
 
 class _PlayedHost:
-    """Stands where the generated bindings call the host. Whatever a rollout asks, it
-    answers; its model calls a tool first and answers then."""
+    """Simulates the host for the generated bindings. It answers every call of a rollout; its model calls a tool first
+    and answers then."""
 
     def __init__(self, config: str | None) -> None:
         self._config = config
@@ -88,19 +87,19 @@ class _PlayedHost:
     def call_import(self, index: int, params: list[Any]) -> Any:
         here = inspect.currentframe()
         assert here is not None and here.f_back is not None
-        asking = here.f_back.f_code.co_qualname
-        # A name of its own would stay in the cache of attributes until a rollout drops it.
-        answer = getattr(self, sys.intern(asking.replace(".", "_").lower()), None)
+        caller = here.f_back.f_code.co_qualname
+        # A name that is not interned would stay in the cache of attributes until a rollout drops it.
+        answer = getattr(self, sys.intern(caller.replace(".", "_").lower()), None)
         if answer is None:
-            raise Failed(f"the rehearsal has no answer to `{asking}`")
+            raise Failed(f"the rehearsal has no answer to `{caller}`")
         for param in params:
             if isinstance(param, enum.Enum):
-                # As the bindings read it.
+                # The bindings read it too.
                 _ = param.value
         return answer(*params)
 
     def refused(self, *_: Any) -> None:
-        """Nobody is told: nothing was refused but while modules were imported."""
+        """Does nothing: all refusals are from the import of modules."""
 
     def rollout_id(self) -> str:
         return "rehearsal"
@@ -144,12 +143,12 @@ class _PlayedHost:
 
 
 def _generated(interface: str) -> Any:
-    """The generated classes of an import."""
+    """Returns the generated classes of an import."""
     return vars(_host)[interface]
 
 
 def _handle(kind: Any) -> Any:
-    """What the bindings make of something that the host keeps for a guest."""
+    """Returns a handle of a resource, as the bindings create it."""
     handle = kind.__new__(kind)
     handle.handle = 1
     handle.finalizer = weakref.finalize(handle, _dropped, 0, 1)
@@ -157,12 +156,11 @@ def _handle(kind: Any) -> Any:
 
 
 def _dropped(index: int, handle: int) -> None:
-    """Nobody has it, so nobody loses it."""
+    """Does nothing: the simulated host holds no resource."""
 
 
 def parts(found: _discover.Found) -> list[Callable[[], None]]:
-    """What a rollout is made of, as far as the component has it. None leaves a trace but
-    what the interpreter has learned."""
+    """Returns the parts of a rollout that the component has. They leave no trace except in the interpreter's caches."""
     config, workflow_config, grader_config = _configuration(found)
     author = _discover.Found(OwnWorkflow, None, OwnGrader, workflow_config, grader_config)
     prompt = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
@@ -171,8 +169,7 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
 
     def played(work: Callable[[], object]) -> None:
         kept = runtime["call_import"]
-        # As the real one it is neither a function of Python's nor a method, which the interpreter
-        # calls in other ways.
+        # Like the real one it is neither a Python function nor a method, which the interpreter calls in other ways.
         runtime["call_import"] = functools.partial(host.call_import)
         try:
             _export.rehearse(author, work)
@@ -182,9 +179,8 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
 
     for kind in (found.workflow, found.grader):
         if kind is not None and inspect.getattr_static(kind, "config", None) is None:
-            # The names of attributes are written down once for all instances of a class, and with each of
-            # the first some tens of instances how many more names there may be.
-            # One that is made in another way is left alone.
+            # The interpreter stores the attribute names of a class once for all instances, and during the first tens of
+            # instances adjusts the space for more names. Classes that are created in another way are skipped.
             with contextlib.suppress(TypeError, AttributeError):
                 for _ in range(_INSTANCES):
                     object.__setattr__(object.__new__(kind), "config", None)
@@ -192,7 +188,7 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
     if found.workflow:
         wanted.append(lambda: played(lambda: _export.Workflow().run(prompt)))
     elif found.agent_loop:
-        # Without the contract's types of a workflow, which this component does not have.
+        # Avoids the contract's types of a workflow, which this component does not have.
         wanted.append(lambda: played(lambda: _export.run_workflow(prompt)))
     if found.grader:
         graded: Any = _host.export("grader").GradedSample
@@ -207,7 +203,7 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
 def _configuration(
     found: _discover.Found,
 ) -> tuple[str | None, _discover.Declared | None, _discover.Declared | None]:
-    """The author's defaults as the host gives them, unless something has none."""
+    """Returns the author's configuration with defaults, as the host gives it, unless a value has no default."""
     declared = (found.workflow_config, found.grader_config)
     try:
         _, values = _export.declaration(found)

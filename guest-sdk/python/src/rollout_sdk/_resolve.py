@@ -1,12 +1,12 @@
-"""Which releases of its dependencies a project is built with. Part of `_build.py`.
+"""Selects the releases of a project's dependencies. Part of `_build.py`.
 
-A release without a wheel for components is not what an author asks for by leaving the version open: a registry has
-releases of ten years, and some old one is nearly always pure. So the releases are those that the same resolution takes on
-the author's own Python, no newer than the native packages that were made for components. What of them
-a component cannot have is an error that says which dependency is in the way, and what requires it.
+A dependency without a version does not mean an old release that happens to have a wheel for components: a registry has
+releases of ten years, and some old one is nearly always pure. So the releases are those that a resolution on the author's
+own Python takes, no newer than the native packages that were built for components. If a component cannot have one of them,
+the error names the dependency and the packages that require it.
 
-The releases are written to a lock file beside the project with the SHA-256 of each one's file. Later builds take the same
-releases, and end where a file is another.
+The releases are written to a lock file beside the project with the SHA-256 of each file. Later builds take the same
+releases, and fail if a file differs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _FOR = "# for: "
 
 
 def canonical(name: str) -> str:
-    """A distribution's name in the form in which names are compared."""
+    """Returns a distribution's name in the normalized form."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @dataclass
 class Release:
-    """A release that a resolution took."""
+    """A release in a resolution."""
 
     name: str
     version: str
     file: str
-    """The name of the file that it comes as."""
+    """The name of its file."""
     requires: list[str] = field(default_factory=list[str])
     """The distributions that it requires."""
     extras: list[str] = field(default_factory=list[str])
@@ -44,11 +44,11 @@ class Release:
     exact: list[str] = field(default_factory=list[str])
     """The distributions of which it requires one release and no other."""
     is_pinnable: bool = True
-    """Whether its version finds it again, and not an address."""
+    """Whether its version identifies it, and not a URL."""
 
     @property
     def is_native(self) -> bool:
-        """Whether it is a wheel for one kind of machine."""
+        """Whether it is a wheel for one platform."""
         return self.file.endswith(".whl") and not self.file.endswith("-none-any.whl")
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Release:
 
 
 def read_report(report: Mapping[str, Any]) -> dict[str, Release]:
-    """The releases of a report of pip, by their names."""
+    """Returns the releases in a report of pip, by name."""
     found: dict[str, Release] = {}
     for each in report["install"]:
         about = each["metadata"]
@@ -78,8 +78,8 @@ def read_report(report: Mapping[str, Any]) -> dict[str, Release]:
 
 
 def read_digests(report: Mapping[str, Any], made_here: Path) -> dict[str, tuple[str, str]]:
-    """The file that each installed release came as, with its SHA-256, by the releases' names. A wheel that was made on this
-    machine of a source has none: it is another file each time."""
+    """Returns the file of each installed release, with its SHA-256, by the releases' names. A wheel that was built on
+    this machine from source has no digest: it differs each time."""
     found: dict[str, tuple[str, str]] = {}
     for each in report["install"]:
         info = each["download_info"]
@@ -119,7 +119,7 @@ def shown_chain(name: str, roots: Iterable[str], releases: Mapping[str, Release]
 
 
 def made_for_components(wheels: Path | None) -> dict[str, list[str]]:
-    """The versions of native packages that there are for components, the newest last."""
+    """Returns the versions of native packages for components, the newest last."""
     found: dict[str, list[str]] = {}
     files: list[Path] = [] if wheels is None else list(wheels.glob("*.whl"))
     for each in files:
@@ -135,7 +135,7 @@ def _in_order(version: str) -> list[int]:
 def in_the_way(
     releases: Mapping[str, Release], made: Mapping[str, list[str]], has_pure: Callable[[Release], bool]
 ) -> list[Release]:
-    """The releases that a component cannot have."""
+    """Returns the releases that a component cannot have."""
     return [
         each
         for each in releases.values()
@@ -144,7 +144,7 @@ def in_the_way(
 
 
 def why_not(culprits: Iterable[Release], roots: Iterable[str], releases: Mapping[str, Release], table: str) -> str:
-    """The error for a person."""
+    """Returns the error message."""
     wanted = list(roots)
     lines = [f"  - {each}: {shown_chain(each.name, wanted, releases)}" for each in culprits]
     return (
@@ -237,7 +237,7 @@ _DIGEST = " --hash=sha256:"
 
 
 def locked(directory: Path, wanted: list[str]) -> list[str] | None:
-    """The lines of the lock file; none where it is of other dependencies or not there."""
+    """Returns the lines of the lock file; None if it is missing or was written for other dependencies."""
     try:
         lines = (directory / LOCK).read_text().splitlines()
     except OSError:
@@ -248,12 +248,12 @@ def locked(directory: Path, wanted: list[str]) -> list[str] | None:
 
 
 def pin_of(line: str) -> str:
-    """The requirement of a line of the lock file, without the file's digest."""
+    """Returns the requirement in a line of the lock file, without the digest."""
     return line.partition(_DIGEST)[0]
 
 
 def other_files(lines: Iterable[str], digests: Mapping[str, tuple[str, str]]) -> list[str]:
-    """What is wrong with the files that were installed, by the lines of the lock file: a line for each that is another."""
+    """Returns a message for each installed file that differs from the lock file."""
     wrong: list[str] = []
     for line in lines:
         pin, _, locked_digest = line.partition(_DIGEST)
@@ -265,7 +265,7 @@ def other_files(lines: Iterable[str], digests: Mapping[str, tuple[str, str]]) ->
 
 
 def lock(directory: Path, wanted: list[str], pins: Iterable[str], digests: Mapping[str, tuple[str, str]]) -> bool:
-    """Writes the lock file. Whether it could be written."""
+    """Writes the lock file. Returns whether that succeeded."""
     lines: list[str] = []
     for pin in sorted(pins):
         _, digest = digests.get(canonical(pin.partition("==")[0]), ("", ""))

@@ -1,8 +1,7 @@
-"""From type hints to JSON schemas, and from JSON values to what the hints say.
+"""Converts type hints to JSON schemas, and checks JSON values against type hints.
 
-Used for tools' arguments and for configuration. A hint that says nothing (`Any`, or one
-that this module does not know) takes every value. There is no third-party package here,
-because those that do this for others are native code.
+Used for tools' arguments and for configuration. A hint without information (`Any`, or one that this module does not know)
+accepts every value. No third-party package is used, because those for this purpose are native code.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from ._json import JsonObject, class_of, is_a, is_list, is_mapping, is_object
 from ._older import NotRequired, Required, is_typeddict
 
 MISSING: Any = object()
-"""Stands for a default that there is not."""
+"""Marks a field without a default."""
 
 
 class Mismatch(ValueError):
-    """A value is not what its hint says. The text says where and why."""
+    """A value does not match its type hint. The text has the location and the reason."""
 
     def within(self, place: str) -> Mismatch:
-        """The same, seen from around the place."""
+        """Returns the same error with the outer location in front."""
         text = str(self)
         return Mismatch(f"{place}{text}" if text.startswith(("[", ".")) else f"{place}: {text}")
 
@@ -55,14 +54,14 @@ class Field:
 
 
 def schema_of_fields(fields: Sequence[Field], *, extra: bool | None = None) -> JsonObject:
-    """The schema of an object with these fields. `extra` says whether others are
-    allowed; None says nothing."""
+    """Returns the schema of an object with these fields. `extra` sets whether others are allowed; None leaves it
+    open."""
     properties: JsonObject = {}
     for field in fields:
         one = schema_of(field.hint)
         if field.description and "description" not in one:
             one["description"] = field.description
-        # That nothing is the default goes without saying.
+        # A default of None is not stated.
         if not field.required and field.default is not None and is_plain(default := as_json(field.default)):
             one["default"] = default
         properties[field.name] = one
@@ -76,7 +75,7 @@ def schema_of_fields(fields: Sequence[Field], *, extra: bool | None = None) -> J
 
 
 def read_fields(fields: Sequence[Field], value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields' values, in order. Names that no field has are left out."""
+    """Reads the fields' values, in order. Other names are ignored."""
     read: dict[str, Any] = {}
     for field in fields:
         if field.name in value:
@@ -95,7 +94,7 @@ _PLAIN: dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float:
 
 
 def schema_of(hint: Any) -> JsonObject:
-    """The JSON schema of a hint."""
+    """Returns the JSON schema of a hint."""
     if hint in (Any, inspect.Parameter.empty, object):
         return {}
     if hint is None or hint is type(None):
@@ -115,14 +114,14 @@ def schema_of(hint: Any) -> JsonObject:
 
 
 def is_foreign_model(hint: Any) -> bool:
-    """Whether this is a class of models that says its schema and reads values itself, as
-    pydantic's do where a component has pydantic."""
+    """Returns whether this is a model class with its own schema and validation, such as pydantic's if a component has
+    pydantic."""
     return isinstance(hint, type) and hasattr(hint, "model_json_schema") and hasattr(hint, "model_validate")
 
 
 def inlined(schema: JsonObject) -> JsonObject:
-    """A schema with its definitions where they are referred to, so that it can be part of
-    another. Raises `Mismatch` for one that is within itself."""
+    """Returns a schema with its definitions inlined, so that it can be part of another. Raises `Mismatch` for a
+    recursive schema."""
     definitions: JsonObject = schema.get("$defs", {})
 
     def resolved(value: Any, within: tuple[str, ...]) -> Any:
@@ -165,7 +164,7 @@ def _container_schema(hint: Any, base: Any, args: tuple[Any, ...]) -> JsonObject
 def _annotated_schema(args: tuple[Any, ...]) -> JsonObject:
     schema = schema_of(args[0])
     for note in args[1:]:
-        # A plain text beside the hint, or an object that has one, as pydantic's fields do.
+        # A text beside the hint, or an object with a description, such as pydantic's fields.
         description = note if isinstance(note, str) else getattr(note, "description", None)
         if isinstance(description, str):
             schema["description"] = description
@@ -192,7 +191,7 @@ def _is_list(base: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether the value is what JSON has."""
+    """Returns whether JSON can represent the value."""
     if value is None or isinstance(value, (str, bool, int)):
         return True
     if isinstance(value, float):
@@ -203,7 +202,7 @@ def is_plain(value: Any) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """A setting's value as JSON has it, as far as JSON has it."""
+    """Converts a setting's value to JSON values, as far as possible."""
     kind = class_of(value)
     if hasattr(kind, "__settings_fields__"):
         return value.model_dump()
@@ -217,13 +216,13 @@ def as_json(value: Any) -> Any:
         return {name: as_json(item) for name, item in value.items()}
     if is_a(value, set, frozenset, list, tuple):
         items: list[Any] = [as_json(item) for item in value]
-        # A set has another order in every build, and the defaults are to have one.
+        # The order of a set differs in every build; the defaults need a fixed one.
         return sorted(items, key=repr) if is_a(value, set, frozenset) else items
     return value
 
 
 def fields_of(hint: Any) -> list[Field]:
-    """The fields of a dataclass or of a typed dictionary; none for other types."""
+    """Returns the fields of a dataclass, a typed dictionary or a class of settings; none for other types."""
     if is_typeddict(hint):
         hints = get_type_hints(hint, include_extras=True)
         required = hint.__required_keys__
@@ -246,8 +245,8 @@ def _dataclass_field(field: dataclasses.Field[Any], hints: dict[str, Any]) -> Fi
 
 
 def read_value(hint: Any, value: Any) -> Any:
-    """The value as the hint says, or a `Mismatch`. Nothing is guessed: text is not read
-    as a number, and only a whole number without a fraction is one."""
+    """Reads a value by its hint, or raises `Mismatch`. Nothing is converted: text is not read as a number, and only a
+    number without a fraction is an integer."""
     if hint in (Any, inspect.Parameter.empty, object):
         return value
     if hint is None or hint is type(None):
@@ -320,7 +319,7 @@ def _read_container(hint: Any, base: Any, args: tuple[Any, ...], value: Any) -> 
         return _read_foreign(hint, value)
     if _is_list(base):
         return _read_list(base, args, value)
-    # What the author gives in code may be made already.
+    # A value from the author's code may already be an instance.
     if isinstance(base, type) and not is_typeddict(hint) and fields_of(hint) and isinstance(value, base):
         return value
     if isinstance(base, type) and issubclass(base, enum.Enum) and isinstance(value, base):
@@ -343,7 +342,7 @@ def _read_container(hint: Any, base: Any, args: tuple[Any, ...], value: Any) -> 
 
 
 def _read_list(base: Any, args: tuple[Any, ...], value: Any) -> Any:
-    # What the author gives in code may be another kind of sequence than JSON has.
+    # A value from the author's code may be another kind of sequence.
     _expect(isinstance(value, (list, tuple, set, frozenset)), value, "an array", None)
     made_of: Any = base
     hints: Sequence[Any]

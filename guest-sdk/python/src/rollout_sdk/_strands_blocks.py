@@ -1,5 +1,5 @@
-"""Messages of agents in the shape of the Strands framework: content is a list of blocks, `{"text": …}`,
-`{"toolUse": …}` and `{"toolResult": …}`. From chat messages to these, and back."""
+"""Messages of agents in the shape of the Strands framework: content is a list of blocks, `{"text": …}`, `{"toolUse":
+…}` and `{"toolResult": …}`. Converts between these and chat messages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Block: TypeAlias = dict[str, Any]
 
 
 def use_of(call: ToolCall) -> JsonObject:
-    """The block of a call, without the kind around it."""
+    """Returns the inner object of a `toolUse` block."""
     return {"toolUseId": call.id, "name": call.name, "input": _input_of(call.arguments)}
 
 
 def tool_result(use: JsonObject, status: str, content: list[Block]) -> JsonObject:
-    """The block of a result, without the kind around it."""
+    """Returns the inner object of a `toolResult` block."""
     return {"toolUseId": use["toolUseId"], "status": status, "content": content}
 
 
 def _input_of(arguments: str) -> Any:
-    """The arguments as the framework keeps them: an object where they are one."""
+    """Returns the arguments in the framework's form: parsed if they are valid JSON."""
     try:
         return json.loads(arguments) if arguments.strip() else {}
     except ValueError:
@@ -31,7 +31,7 @@ def _input_of(arguments: str) -> Any:
 
 
 def in_blocks(message: Message) -> Message:
-    """A message in the framework's form. One that is in it already stays as it is."""
+    """Returns a message in the framework's form. One that is already in this form stays as it is."""
     content = message.get("content")
     if is_list(content) and all(is_mapping(block) and "type" not in block for block in content):
         return message
@@ -54,7 +54,7 @@ def in_blocks(message: Message) -> Message:
 
 
 def as_chat(message: Message) -> list[Message]:
-    """The chat messages that a message in the framework's form stands for."""
+    """Returns the chat messages for a message in the framework's form."""
     parts: list[JsonObject] = []
     calls: list[JsonObject] = []
     results: list[Message] = []

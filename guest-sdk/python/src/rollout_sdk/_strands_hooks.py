@@ -1,8 +1,7 @@
-"""Hooks of agents in the shape of the Strands framework: who is called for what an agent does,
-and what they may change.
+"""Hooks of agents in the shape of the Strands framework: callbacks for the actions of an agent, which may change parts
+of them.
 
-An event says which of its values may be written; writing another one raises, because nobody
-would look at it.
+An event lists the values that may be written; writing another one raises, because it would have no effect.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ HookCallback: TypeAlias = Callable[[Any], Any]
 
 @dataclass
 class HookEvent:
-    """Something that an agent does."""
+    """Base class of the events."""
 
     writable: ClassVar[tuple[str, ...]] = ()
     reverse: ClassVar[bool] = False
-    """Whether who was registered last is called first, as for whatever ends."""
+    """Whether callbacks are called in reverse order of registration, as for the end of an action."""
 
     agent: Agent
 
@@ -42,16 +41,16 @@ class HookEvent:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_made" in self.__dict__ and name not in self.writable:
-            raise AttributeError(f"{type(self).__name__}.{name} is not for hooks to write; {self._may_write()}")
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be written by a hook; {self._may_write()}")
         self.__dict__[name] = value
 
     def _may_write(self) -> str:
-        return f"they may write {', '.join(self.writable)}" if self.writable else "they may write nothing of it"
+        return f"hooks may write {', '.join(self.writable)}" if self.writable else "hooks may write none of its values"
 
 
 @dataclass
 class AgentInitializedEvent(HookEvent):
-    """An agent was made."""
+    """An agent was created."""
 
 
 @dataclass
@@ -62,14 +61,14 @@ class BeforeInvocationEvent(HookEvent):
 
     invocation_state: JsonObject = field(default_factory=dict[str, Any])
     messages: list[Message] | None = None
-    """What is said to the agent."""
+    """The new messages to the agent."""
     cancel: bool | str = False
-    """Ends the invocation at once, with this text."""
+    """Ends the invocation immediately, with this text."""
 
 
 @dataclass
 class AfterInvocationEvent(HookEvent):
-    """An invocation is over."""
+    """An invocation has ended."""
 
     writable = ("resume",)
     reverse = True
@@ -77,7 +76,7 @@ class AfterInvocationEvent(HookEvent):
     invocation_state: JsonObject = field(default_factory=dict[str, Any])
     result: AgentResult | None = None
     resume: Any = None
-    """What the agent is invoked with once more."""
+    """The prompt with which the agent is invoked again."""
 
 
 @dataclass
@@ -89,18 +88,18 @@ class MessageAddedEvent(HookEvent):
 
 @dataclass
 class BeforeModelCallEvent(HookEvent):
-    """The model is about to be asked."""
+    """A model call is about to start."""
 
     writable = ("cancel",)
 
     invocation_state: JsonObject = field(default_factory=dict[str, Any])
     cancel: bool | str = False
-    """Has the model not be asked, and this text stand for its reply."""
+    """Skips the model call; the text replaces its reply."""
 
 
 @dataclass
 class AfterModelCallEvent(HookEvent):
-    """The model has answered, or failed to."""
+    """A model call has ended, with a reply or an error."""
 
     writable = ("retry",)
     reverse = True
@@ -116,7 +115,7 @@ class AfterModelCallEvent(HookEvent):
     stop_response: ModelStopResponse | None = None
     exception: Exception | None = None
     retry: bool = False
-    """Has the reply be forgotten and the model asked again."""
+    """Discards the reply and calls the model again."""
 
 
 @dataclass
@@ -129,7 +128,7 @@ class BeforeToolCallEvent(HookEvent):
     tool_use: JsonObject
     invocation_state: JsonObject = field(default_factory=dict[str, Any])
     cancel_tool: bool | str = False
-    """Has the tool not be called, and this text be its result, an error."""
+    """Skips the tool call; the text is its result, an error."""
 
 
 @dataclass
@@ -146,18 +145,18 @@ class AfterToolCallEvent(HookEvent):
     exception: Exception | None = None
     cancel_message: str | None = None
     retry: bool = False
-    """Has the result be forgotten and the tool called again."""
+    """Discards the result and calls the tool again."""
 
 
 class HookProvider(Protocol):
-    """Registers callbacks."""
+    """An object that registers callbacks."""
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         """Registers callbacks with `registry.add_callback`."""
 
 
 class HookRegistry:
-    """Who is called for which events, in the order of their registration."""
+    """Callbacks by type of event, in the order of their registration."""
 
     def __init__(self) -> None:
         self._callbacks: dict[type[HookEvent], list[HookCallback]] = {}
@@ -167,19 +166,19 @@ class HookRegistry:
         event_type: type[HookEvent] | list[type[HookEvent]] | HookCallback | None,
         callback: HookCallback | None = None,
     ) -> None:
-        """Has the callback called for events of this type, or these; without one, of those
-        that its parameter is hinted with."""
+        """Registers a callback for events of this type, or these; without a type, for those in the type hint of its
+        parameter."""
         if callback is None:
             given: Any = event_type
             if not callable(given) or isinstance(given, type):
-                raise TypeError("add_callback wants a callback")
+                raise TypeError("add_callback: the callback is missing")
             self.add_callback(None, given)
             return
         for each in _event_types(event_type, callback):
             self._callbacks.setdefault(each, []).append(callback)
 
     def add_hook(self, hook: HookProvider | HookCallback) -> None:
-        """Has a provider register its callbacks; or a callback with a hinted parameter be called."""
+        """Lets a provider register its callbacks, or registers a callback by the type hint of its parameter."""
         register: Any = getattr(hook, "register_hooks", None)
         if register is not None:
             register(self)
@@ -189,11 +188,11 @@ class HookRegistry:
             raise TypeError(f"a hook is a provider with `register_hooks`, or a callback, not {hook!r}")
 
     def has_callbacks(self) -> bool:
-        """Whether anybody wants to know of anything."""
+        """Returns whether there are any callbacks."""
         return bool(self._callbacks)
 
     async def call(self, event: HookEvent) -> None:
-        """Calls whoever wants to know of this."""
+        """Calls the callbacks for an event."""
         called = self._callbacks.get(type(event), [])
         for callback in reversed(called) if event.reverse else list(called):
             result = callback(event)
@@ -201,7 +200,7 @@ class HookRegistry:
                 await result
 
     def call_at_once(self, event: HookEvent) -> None:
-        """Calls whoever wants to know of this where nothing can be awaited."""
+        """Calls the callbacks for an event from code that cannot await."""
         for callback in self._callbacks.get(type(event), []):
             if inspect.iscoroutinefunction(callback):
                 raise TypeError(f"a callback for {type(event).__name__} cannot be `async`")
@@ -219,7 +218,7 @@ def _event_types(given: Any, callback: HookCallback) -> Iterable[type[HookEvent]
     for each in wanted:
         if not isinstance(each, type) or not issubclass(each, HookEvent):
             raise TypeError(
-                f"{each!r} is no event of hooks; say which one the callback `{getattr(callback, '__name__', callback)}` is "
+                f"{each!r} is not a hook event; pass the event type of the callback `{getattr(callback, '__name__', callback)}` is "
                 "for, or hint its parameter with it"
             )
     return wanted

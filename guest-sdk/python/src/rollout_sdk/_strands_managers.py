@@ -1,5 +1,5 @@
-"""Conversation managers of agents in the shape of the Strands framework: how much of a
-conversation is kept, and what becomes of it where it is too long for the model."""
+"""Conversation managers of agents in the shape of the Strands framework: they limit the length of a conversation, and
+shorten it when it is too long for the model."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ class ContextWindowOverflowException(RolloutError):
 
 
 class ConversationManager:
-    """Says how much of a conversation is kept."""
+    """Base class of conversation managers."""
 
     removed_message_count: int = 0
-    """How many messages were taken out."""
+    """Number of messages that were removed."""
 
     def apply_management(self, agent: Agent, **kwargs: Any) -> None:
-        """Called after every invocation; it may change the agent's messages."""
+        """Shortens the conversation after an invocation. It may change the agent's messages."""
 
     def reduce_context(self, agent: Agent, e: Exception | None = None, **kwargs: Any) -> None:
-        """Called where the conversation is too long for the model, which is asked again
-        afterwards. Raises where there is nothing to take out."""
+        """Shortens the conversation when it is too long for the model, which is called again afterwards. Raises if
+        nothing can be removed."""
         raise ContextWindowOverflowException("the conversation is too long for the model") from e
 
     def before_model_call(self, agent: Agent) -> None:
-        """Called before the model is asked."""
+        """Shortens the conversation before a model call."""
 
 
 class NullConversationManager(ConversationManager):
-    """Keeps all of it."""
+    """Keeps the whole conversation."""
 
 
 _KEPT_OF_RESULT = 200
-"""Characters that are left at both ends of a tool's result that is cut."""
+"""Number of characters at each end that remain of a shortened tool result."""
 
 
 class SlidingWindowConversationManager(ConversationManager):
-    """Keeps the last messages, beginning with one of the user's that is no tool's result, or
-    else with a call of tools and its results."""
+    """Keeps the last messages. The first of them is a user message that is not a tool result, or else a tool call with
+    its results."""
 
     def __init__(
         self, window_size: int = 40, should_truncate_results: bool = True, *, per_turn: bool | int = False
     ) -> None:
-        """`per_turn` has it done before each call of the model, or before every so many."""
+        """With `per_turn`, the messages are also shortened before each model call, or before every n-th."""
         if window_size < 0:
             raise ValueError(f"window_size is 0 or more, not {window_size}")
         if per_turn is not False and per_turn < 1:
@@ -67,13 +67,12 @@ class SlidingWindowConversationManager(ConversationManager):
             self.apply_management(agent)
 
     def apply_management(self, agent: Agent, **kwargs: Any) -> None:
-        """Takes the first messages out."""
+        """Removes the first messages."""
         if len(agent.messages) > self.window_size:
             self.reduce_context(agent)
 
     def reduce_context(self, agent: Agent, e: Exception | None = None, **kwargs: Any) -> None:
-        """Cuts the results of tools, where the model could not take the conversation, or else
-        takes the first messages out."""
+        """Shortens tool results if the conversation was too long for the model, or else removes the first messages."""
         messages = agent.messages
         if e is not None and self.should_truncate_results and _cut_results(messages):
             return
@@ -91,8 +90,8 @@ class SlidingWindowConversationManager(ConversationManager):
 
 
 class SummarizingConversationManager(ConversationManager):
-    """Where the conversation is too long for the model, has the model summarize the first of it,
-    and puts that in their place."""
+    """Lets the model summarize the first messages when the conversation is too long for it, and replaces them with the
+    summary."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class SummarizingConversationManager(ConversationManager):
         summarization_agent: Agent | None = None,
         summarization_system_prompt: str | None = None,
     ) -> None:
-        """Without an agent of its own, the agent's model is asked, in the name of its sample."""
+        """Without `summarization_agent`, the agent's own model summarizes, on behalf of its sample."""
         if summarization_agent is not None and summarization_system_prompt is not None:
             raise ValueError("an agent that summarizes has a system prompt of its own")
         self.summary_ratio = min(max(summary_ratio, 0.1), 0.8)
@@ -114,7 +113,7 @@ class SummarizingConversationManager(ConversationManager):
         messages = agent.messages
         count = max(int(len(messages) * self.summary_ratio), 1)
         count = min(count, len(messages) - self.preserve_recent_messages)
-        # A call of tools and its results stay together.
+        # Tool calls and their results stay together.
         while 0 < count < len(messages) and _has(messages[count], "toolResult"):
             count += 1
         if not 0 < count < len(messages):
@@ -124,14 +123,14 @@ class SummarizingConversationManager(ConversationManager):
         messages[:count] = [{"role": "user", "content": [{"text": summary}]}]
 
     def _summarized(self, agent: Agent, messages: Sequence[Message]) -> str:
-        asked: Message = {"role": "user", "content": [{"text": "Please summarize this conversation."}]}
+        request: Message = {"role": "user", "content": [{"text": "Please summarize this conversation."}]}
         if self.summarization_agent is None:
-            return agent.ask_beside([*messages, asked], self.summarization_system_prompt or _SUMMARIZE)
+            return agent.ask_beside([*messages, request], self.summarization_system_prompt or _SUMMARIZE)
         other = self.summarization_agent
         kept = list(other.messages)
         try:
             other.messages = list(messages)
-            return str(other(asked["content"])).strip()
+            return str(other(request["content"])).strip()
         finally:
             other.messages = kept
 
@@ -148,7 +147,7 @@ def _has(message: Message, kind: str) -> bool:
 
 
 def _beginning(messages: Sequence[Message], wanted: int) -> int | None:
-    """The first place from there on at which a conversation may begin."""
+    """Returns the first index from `wanted` on at which a conversation may start."""
     places = range(wanted, len(messages))
     for place in places:
         if messages[place].get("role") == "user" and not _has(messages[place], "toolResult"):
@@ -160,7 +159,7 @@ def _beginning(messages: Sequence[Message], wanted: int) -> int | None:
 
 
 def _cut_results(messages: list[Message]) -> bool:
-    """Cuts the results of the first message that has long ones. Whether there was one."""
+    """Shortens the results in the first message with long ones. Returns whether there was one."""
     for place, message in enumerate(messages):
         if not _has(message, "toolResult"):
             continue

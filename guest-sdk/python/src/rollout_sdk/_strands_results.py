@@ -1,5 +1,5 @@
-"""What comes of agents in the shape of the Strands framework: results, counts, state, what ends an
-invocation early, and who is told of what an agent does as it does it."""
+"""Results of agents in the shape of the Strands framework: metrics, state, exceptions that end an invocation early, and
+callback handlers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class MaxTokensReachedException(RolloutError):
 
 
 class StructuredOutputException(RolloutError):
-    """The model gave no structured output, though it was told to."""
+    """The model returned no structured output although it was required."""
 
 
 class ConcurrencyException(RolloutError):
-    """An agent was invoked while it was at work."""
+    """An agent was invoked during another invocation."""
 
 
-# What came of an invocation.
+# Results of an invocation.
 
 
 @dataclass
 class ToolMetrics:
-    """How often a tool was called."""
+    """Counts of a tool's calls."""
 
     call_count: int = 0
     success_count: int = 0
@@ -43,7 +43,7 @@ class ToolMetrics:
 
 @dataclass
 class EventLoopMetrics:
-    """What an agent has done so far."""
+    """Metrics of an agent since its creation."""
 
     cycle_count: int = 0
     accumulated_usage: dict[str, int] = field(
@@ -52,7 +52,7 @@ class EventLoopMetrics:
     tool_metrics: dict[str, ToolMetrics] = field(default_factory=dict[str, ToolMetrics])
 
     def count(self, usage: Usage | None) -> None:
-        """Counts a call of the model."""
+        """Counts a model call."""
         self.cycle_count += 1
         if usage is not None:
             counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
@@ -60,7 +60,7 @@ class EventLoopMetrics:
                 self.accumulated_usage[name] += more
 
     def get_summary(self) -> JsonObject:
-        """All of it, as JSON has it."""
+        """Returns all metrics as JSON values."""
         return {
             "total_cycles": self.cycle_count,
             "accumulated_usage": dict(self.accumulated_usage),
@@ -70,19 +70,19 @@ class EventLoopMetrics:
 
 @dataclass
 class AgentResult:
-    """What came of one invocation. Its text is that of the last message."""
+    """The result of an invocation. Its text is that of the last message."""
 
     stop_reason: StopReason
     message: Message
     """The model's last message."""
     metrics: EventLoopMetrics = field(default_factory=EventLoopMetrics)
-    """What the agent has done so far."""
+    """Metrics of the agent since its creation."""
     state: Any = None
     """The invocation's `request_state`."""
     structured_output: Any = None
-    """The answer as the type that was asked for."""
+    """The answer as an instance of the requested type."""
     usage: Usage = field(default_factory=Usage)
-    """What the invocation cost, as far as the server said."""
+    """The tokens of the invocation, as far as the server reports them."""
 
     def __str__(self) -> str:
         if self.structured_output is not None:
@@ -92,7 +92,7 @@ class AgentResult:
 
 
 class AgentState:
-    """Values that an agent's tools and hooks share, as JSON has them."""
+    """JSON values that an agent's tools and hooks share."""
 
     def __init__(self, initial: Mapping[str, Any] | None = None) -> None:
         self._values: JsonObject = {}
@@ -100,11 +100,11 @@ class AgentState:
             self.set(name, value)
 
     def get(self, key: str | None = None) -> Any:
-        """A copy of a value, None where there is none; or of all of them."""
+        """Returns a copy of a value, None if there is none; without a key, a copy of all."""
         return copy.deepcopy(self._values if key is None else self._values.get(key))
 
     def set(self, key: str, value: Any) -> None:
-        """Keeps a value. Raises `ValueError` for one that JSON does not have."""
+        """Stores a value. Raises `ValueError` if JSON cannot represent it."""
         if not key.strip():
             raise ValueError("a key of an agent's state is a text that is not empty")
         try:
@@ -114,11 +114,11 @@ class AgentState:
         self._values[key] = copy.deepcopy(value)
 
     def delete(self, key: str) -> None:
-        """Forgets a value."""
+        """Removes a value."""
         self._values.pop(key, None)
 
 
-# Who is told of what an agent does, as it does it.
+# Callback handlers, which observe an agent.
 
 
 def null_callback_handler(**_: Any) -> None:
@@ -126,7 +126,7 @@ def null_callback_handler(**_: Any) -> None:
 
 
 class PrintingCallbackHandler:
-    """Prints what the model says and which tools it calls. It goes to the rollout's log."""
+    """Prints the model's text and its tool calls to the rollout's log."""
 
     def __call__(self, **event: Any) -> None:
         if "data" in event:
@@ -136,7 +136,7 @@ class PrintingCallbackHandler:
 
 
 class CompositeCallbackHandler:
-    """Several handlers as one."""
+    """Several handlers in one."""
 
     def __init__(self, *handlers: Callable[..., Any]) -> None:
         self.handlers = handlers

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass
 class ToolContext:
-    """What a tool is given beside the model's arguments, where it has a parameter for it."""
+    """The context of a tool call, for tools with a parameter for it."""
 
     tool_use: JsonObject
     agent: Agent
@@ -28,11 +28,11 @@ class ToolContext:
 
 
 _AGENT = "agent"
-"""The name of a parameter that is given the agent."""
+"""The name of the parameter for the agent."""
 
 
 class AgentTool(Tool[P, R]):
-    """A tool that may be given the agent and the call's context, and may say its own schema."""
+    """A tool that may receive the agent and the call's context, and may have its own schema."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AgentTool(Tool[P, R]):
         names = inspect.signature(function).parameters
         wanted = "tool_context" if context is True else context or None
         if wanted is not None and wanted not in names:
-            raise ValueError(f"tool `{name or function.__name__}` wants its context in `{wanted}`, and has no such parameter")
+            raise ValueError(f"tool `{name or function.__name__}` has no parameter `{wanted}` for its context")
         self._context = wanted
         given = {_AGENT, *([wanted] if wanted else [])}
         super().__init__(function, name=name, description=description, context_names=frozenset(given & set(names)))
@@ -60,7 +60,7 @@ class AgentTool(Tool[P, R]):
         return dict(inner)
 
     def beside(self, context: ToolContext) -> JsonObject:
-        """What it is given beside the model's arguments."""
+        """Returns the arguments that the model does not choose."""
         return {_AGENT: context.agent, **({self._context: context} if self._context else {})}
 
 
@@ -87,8 +87,8 @@ def tool(
     inputSchema: Mapping[str, Any] | None = None,  # noqa: N803
     context: bool | str = False,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Makes a tool of a function, `async` or not. A parameter `agent` is given the agent; with
-    `context`, the parameter of that name (`tool_context`) a `ToolContext`. The model sees neither."""
+    """Creates a tool from a function, `async` or not. A parameter `agent` receives the agent; with `context`, the
+    parameter of that name (`tool_context`) receives a `ToolContext`. Both are hidden from the model."""
 
     def make(function: Callable[P, R]) -> Tool[P, R]:
         return AgentTool(function, name=name, description=description, context=context, schema=inputSchema)
@@ -97,7 +97,7 @@ def tool(
 
 
 def tools_of(item: Any) -> list[Tool[..., Any]]:
-    """The tools that something stands for."""
+    """Returns the tools that an item of `tools` stands for."""
     if is_a(item, list, tuple, set):
         return [each for inner in item for each in tools_of(inner)]
     if hasattr(item, "as_tool"):
@@ -111,11 +111,11 @@ def tools_of(item: Any) -> list[Tool[..., Any]]:
 
 
 def _of_module(module: Any) -> Tool[..., Any]:
-    """The tool that a module is: `TOOL_SPEC`, and a function of that name, which is given the call."""
+    """Returns the tool of a module with `TOOL_SPEC` and a function of that name, which receives the call."""
     spec: Any = getattr(module, "TOOL_SPEC", {})
     function: Any = getattr(module, spec.get("name", ""), None)
     if function is None:
-        raise TypeError(f"module `{module.__name__}` is no tool: it has no TOOL_SPEC, or no function of its name")
+        raise TypeError(f"module `{module.__name__}` is not a tool: it has no TOOL_SPEC, or no function of its name")
 
     async def called(tool_context: ToolContext, **arguments: Any) -> Any:
         use = {**tool_context.tool_use, "input": arguments}
@@ -128,7 +128,7 @@ def _of_module(module: Any) -> Tool[..., Any]:
 
 
 class ConcurrentToolExecutor:
-    """Runs the tools of one reply side by side."""
+    """Runs the tools of one reply concurrently."""
 
     at_once = True
 

@@ -1,7 +1,7 @@
-"""Structured output: a type that a model's answer is to have, as agents in another framework's shape take it.
+"""Structured output: a type for a model's answer, in the shapes of other frameworks.
 
-The type is whatever `_schema` reads: a model of pydantic's where a component has pydantic, a
-dataclass, a typed dictionary, a class of settings.
+The type is any that `_schema` reads: a model of pydantic if a component has pydantic, a dataclass, a typed dictionary, a
+class of settings.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ._schema import Mismatch, as_json, read_value, schema_of
 
 
 class Structure:
-    """A type that an answer is to have."""
+    """The required type of an answer."""
 
     WRAPPED = "response"
-    """Under which name a value that is no object is asked for."""
+    """The name of the property that wraps a value that is not an object."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -30,7 +30,7 @@ class Structure:
         self.schema: JsonObject = schema
 
     def read(self, value: Any) -> Any:
-        """The value as the type says. Raises `Mismatch`."""
+        """Returns the value as an instance of the type. Raises `Mismatch`."""
         if self._wrapped:
             if not is_object(value) or self.WRAPPED not in value:
                 raise Mismatch(f"there is no `{self.WRAPPED}` in it")
@@ -38,7 +38,7 @@ class Structure:
         return read_value(self.kind, value)
 
     def read_text(self, text: str) -> Any:
-        """The value that a text holds as JSON. Raises `Mismatch`."""
+        """Parses a JSON text as an instance of the type. Raises `Mismatch`."""
         try:
             value = json.loads(text)
         except ValueError as error:
@@ -47,7 +47,7 @@ class Structure:
 
 
 def json_text(value: Any) -> str:
-    """What was read, as JSON text."""
+    """Returns the value as JSON text."""
     dumped: Any = getattr(value, "model_dump_json", None)
     if dumped is not None:
         return str(dumped())
@@ -55,5 +55,5 @@ def json_text(value: Any) -> str:
 
 
 def text_of_output(value: Any) -> str:
-    """What was read, for who wants a text: a text as it is, anything else as JSON."""
+    """Returns a text as it is, any other value as JSON."""
     return str(value) if is_a(value, str) else json_text(value)

@@ -1,9 +1,8 @@
-"""What programs ask of the system, as it is in a component.
+"""System functions as they behave in a component.
 
-Of functions, those that Python has on every system, and those of users that it has on every one
-that is `posix`: programs call them without asking whether they are there. They say what is true in a
-component, or raise what they raise elsewhere where it cannot be done. Nothing does as if.
-"""
+Covered are the functions that Python has on every system, and those about users that it has on every `posix` system:
+programs call them without testing for them. They return facts about a component, or raise the exception that they raise
+elsewhere if the operation is impossible. None pretends to succeed."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from ._older import Never
 
 
 def install() -> None:
-    """Puts this where Python has what is not so, or nothing."""
+    """Replaces Python's functions that are wrong or missing in a component."""
     modules: dict[str, Any] = {each.__name__: each for each in (locale, os, signal, threading, time)}
     modules["locale"].setlocale = _set_locale
     modules["os"].get_terminal_size = modules["os"].getlogin = _no_terminal
@@ -31,7 +30,7 @@ def install() -> None:
     modules["threading"].get_native_id = threading.get_ident
     modules["signal"].valid_signals = lambda: set(signal.Signals)
     modules["signal"].siginterrupt = _interrupt_nothing
-    # What one thread computes is what all do.
+    # There is one thread, so its CPU time is that of the process.
     modules["time"].thread_time, modules["time"].thread_time_ns = time.process_time, time.process_time_ns
     modules["time"].tzset = _set_time_zone
     try:
@@ -40,7 +39,7 @@ def install() -> None:
         sys.modules["pwd"] = _pwd()
 
 
-# The C library takes every name for a locale and every text for a time zone, and does as for the first of these.
+# The C library accepts any name of a locale or time zone, and treats it as the first of these.
 _LOCALES = ("", "C", "POSIX", "C.UTF-8", "C.utf8")
 _ZONES = ("", "UTC", "UTC0", "GMT", "GMT0", "Etc/UTC", "Etc/GMT")
 
@@ -51,7 +50,7 @@ _Error = locale.Error
 
 
 def _set_locale(category: int, locale: Any = None) -> str:
-    """`locale.setlocale`."""
+    """Implements `locale.setlocale`."""
     if locale is not None:
         wanted = locale if isinstance(locale, str) else ".".join(each for each in locale if each)
         if any(each.partition("=")[2] not in _LOCALES if "=" in each else each not in _LOCALES for each in wanted.split(";")):
@@ -60,7 +59,7 @@ def _set_locale(category: int, locale: Any = None) -> str:
 
 
 def _set_time_zone() -> None:
-    """`time.tzset`: the clock shows UTC."""
+    """Implements `time.tzset`: the clock shows UTC."""
     zone = os.environ.get("TZ", "").removeprefix(":")
     if zone not in _ZONES:
         raise NotImplementedError(f"time.tzset: a component's clock shows UTC, not {zone}; zoneinfo, with tzdata, has other zones")
@@ -71,10 +70,10 @@ def _no_terminal(*_: Any) -> Never:
 
 
 def _interrupt_nothing(number: int, flag: bool, /) -> None:
-    """`signal.siginterrupt`: no call of the system is ever interrupted."""
+    """Implements `signal.siginterrupt`: system calls are never interrupted."""
 
 
-# Whoever runs in a component is nobody, whose home is nowhere.
+# The user of a component is `nobody`, without a home directory.
 _NOBODY = 65534
 
 

@@ -1,7 +1,7 @@
-"""Coroutines that nobody awaited.
+"""Fails rollouts with coroutines that were never awaited.
 
-`agent.run()` without `await` does nothing, and a rollout that goes on without it is graded for what never happened.
-Python warns of it in the log, where nobody looks; here it fails the rollout, with the line that made the coroutine.
+`agent.run()` without `await` does nothing, and a rollout that continues without it would be graded for work that never
+happened. Python only warns about it in the log; here it fails the rollout, with the line that created the coroutine.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from . import _failure, log
 from .errors import Failed
 
-# How far up the author's code is looked for from where a coroutine is made.
+# Number of frames, from the creation of a coroutine upwards, in which the author's code is searched.
 _DEPTH = 6
 
 _found: list[str] = []
 
 
 def install() -> None:
-    """Has Python write down where coroutines are made, and say here which nobody awaited."""
+    """Makes Python record where coroutines are created, and report those that are never awaited."""
     sys.set_coroutine_origin_tracking_depth(_DEPTH)
     module: Any = warnings
     module._warn_unawaited_coroutine = _note
@@ -34,12 +34,12 @@ def _note(coroutine: Any) -> None:
     if place:
         _found.append(f"{text}: write `await` before it ({place})")
     else:
-        # A dependency's own.
+        # The coroutine is a dependency's.
         warnings.warn(text, category=RuntimeWarning, stacklevel=2, source=coroutine)
 
 
 def _made_at(coroutine: Any) -> str:
-    """Where the author's code made it."""
+    """Returns where the author's code created the coroutine."""
     for path, line, function in coroutine.cr_origin or ():
         if _failure.is_authors(path):
             return f"{_failure.shown_path(path)}:{line}, in {function}"
@@ -47,7 +47,7 @@ def _made_at(coroutine: Any) -> str:
 
 
 def check() -> None:
-    """Raises what was found so far."""
+    """Raises an error about the first coroutine found so far."""
     if _found:
         found, count = _found[0], len(_found)
         _found.clear()
@@ -55,7 +55,7 @@ def check() -> None:
 
 
 def warn_of_tasks(tasks: Iterable[Any]) -> None:
-    """Warns of tasks that are left at the end and never began."""
+    """Warns about tasks that never started before the end."""
     for task in tasks:
         coroutine = task.get_coro()
         if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:

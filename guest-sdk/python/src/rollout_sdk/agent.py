@@ -1,8 +1,8 @@
 """The ready-made tool loop.
 
-An `Agent` asks the model, runs the tools that it calls, appends the results and asks
-again, until the model stops or a limit is reached. Every message is pushed to the sample
-as it comes, so a rollout that is cut short still has its history.
+An `Agent` calls the model, runs the tools that the reply calls, appends the results and calls the model again, until the
+model stops or a limit is reached. Every message is pushed to the sample immediately, so a rollout that is interrupted still
+has its history.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .tool import Tool
 from .toolbox import Toolbox
 
 TURNS_MAX = 16
-"""The most calls of the model in one run, where `max_turns` says nothing else."""
+"""Default of `max_turns`: the maximum number of model calls in a run."""
 
 
 class Stop(StrEnum):
-    """Why an agent stopped."""
+    """The reason why an agent stopped."""
 
     STOPPED = "stopped"
-    """The model wrote an answer and called no more tools."""
+    """The model answered without calling a tool."""
     TURN_LIMIT = "turn-limit"
-    """The model was asked as often as allowed, and still called tools."""
+    """The model still called tools after the maximum number of turns."""
     LENGTH = "length"
     """The model's reply was cut off at its token limit."""
     BUDGET_SPENT = "budget-spent"
@@ -37,22 +37,22 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True)
 class AgentRun:
-    """What an agent did."""
+    """The result of a run."""
 
     agent: Agent
-    """The agent, to say more to it and run it again."""
+    """The agent, which can be given more messages and run again."""
     stop: Stop
-    """Why it stopped."""
+    """The reason why it stopped."""
     turns: int
-    """How often the model was asked and answered, in this run."""
+    """Number of replies of the model in this run."""
     tool_calls: int
-    """How many tool calls were made, in this run."""
+    """Number of tool calls in this run."""
     usage: Usage
-    """What this run cost, as far as the server said."""
+    """Tokens of this run, as far as the server reports them."""
 
     @property
     def text(self) -> str:
-        """The text of the model's last message, empty where it has none."""
+        """The text of the model's last message; empty if it has none."""
         return last_assistant_text(self.agent.messages)
 
     @property
@@ -62,12 +62,12 @@ class AgentRun:
 
     @property
     def sample(self) -> Sample:
-        """The sample that holds the conversation."""
+        """The sample that records the conversation."""
         return self.agent.sample
 
 
 class Agent:
-    """The tool loop. `ctx.agent(…)` makes one that starts from the prompt."""
+    """The tool loop. `ctx.agent(…)` creates one that starts from the prompt."""
 
     def __init__(
         self,
@@ -80,17 +80,15 @@ class Agent:
         max_turns: int = TURNS_MAX,
         **params: Any,
     ) -> None:
-        """An agent that records in this sample and starts from these messages.
-
-        `instructions` go after those that the conversation starts with, or become its
-        first message. `host_tools` offers the operator's tools as well. `params` are
-        sampling parameters such as `temperature`."""
+        """Creates an agent that records in this sample and starts from these messages. `instructions` are appended to
+        the system message that the conversation starts with, or become its first message. `host_tools` offers the
+        operator's tools as well. `params` are sampling parameters such as `temperature`."""
         self.sample = sample
         self.messages: list[Message] = list(messages)
         self.toolbox = Toolbox(tools, host_tools=host_tools)
         self.max_turns = max(1, max_turns)
         self.params = params
-        # What the sample's history has of the messages, as it was then.
+        # The messages that the sample's history had after the last call.
         self._known: list[Message] = []
         if instructions is not None:
             self._instruct(instructions)
@@ -108,9 +106,8 @@ class Agent:
         return self
 
     async def run(self) -> AgentRun:
-        """Runs the loop. A budget that is spent ends it like any other stop; the history
-        is complete then up to that point. Raises `ChatError` where the model cannot be
-        asked."""
+        """Runs the loop. A spent budget ends it like any other stop; the history is complete up to that point. Raises
+        `ChatError` if a model call fails."""
         turns = tool_calls = 0
         usage = Usage()
         while True:
@@ -126,12 +123,12 @@ class Agent:
             self._known.append(dict(reply.message))
             stop: Stop | None = None
             if reply.finish_reason == "length":
-                # Tool calls in it would be cut off too.
+                # Its tool calls may be cut off too.
                 stop = Stop.LENGTH
             elif not reply.tool_calls:
                 stop = Stop.STOPPED
             elif turns == self.max_turns:
-                # Nobody would read the results.
+                # The model would not read the results.
                 stop = Stop.TURN_LIMIT
             if stop is not None:
                 return AgentRun(self, stop, turns, tool_calls, usage)
@@ -140,8 +137,8 @@ class Agent:
             tool_calls += len(results)
 
     async def _ask(self) -> Completion:
-        """Asks with the whole conversation, and keeps what is new in it and the reply. Where
-        the sample's history is this conversation, only what is new is given to the host."""
+        """Calls the model with the whole conversation, and records the new messages and the reply. If the sample's
+        history is this conversation, only new messages are sent to the host."""
         known = len(self._known)
         fresh = self.messages[known:]
         is_its_own = self.sample.has_recorded(known) and self.messages[:known] == self._known

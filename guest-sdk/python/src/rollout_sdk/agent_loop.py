@@ -1,4 +1,4 @@
-"""Agent loops: the other form of agent, which says which tools it offers before it runs.
+"""Agent loops: the other form of agent, which declares its tools before it runs.
 
     class Calculator(RolloutAgentLoop):
         name = "calculator"
@@ -6,7 +6,7 @@
         def get_tools(self, request): ...
         async def run(self, ctx): ...
 
-The helpers make the messages of tool results and read the model's tool calls.
+The helpers create tool result messages and read the model's tool calls.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from .tool import Tool, as_tool
 
 @dataclass
 class RolloutRequest:
-    """What a rollout asks of the loop."""
+    """The request for a rollout."""
 
     rollout_id: str
     messages: list[Message]
     """The prompt."""
     max_turns: int = 10
-    """The turns that the caller has in mind; advice, enforced by nobody."""
+    """The caller's suggested number of turns. The host does not enforce it."""
     max_tokens_total: int = 8192
-    """The tokens that the caller has in mind; advice, enforced by nobody."""
+    """The caller's suggested number of tokens. The host does not enforce it."""
     completion_params: JsonObject = field(default_factory=dict[str, Any])
-    """The caller's parameters. The host puts the sampling parameters among them into every chat request,
-    so that `ctx.chat(messages, **ctx.request.completion_params)` asks for the same as `ctx.chat(messages)`."""
+    """The caller's parameters. The host adds the sampling parameters among them to every chat request, so
+    `ctx.chat(messages, **ctx.request.completion_params)` and `ctx.chat(messages)` send the same."""
     metadata: JsonObject = field(default_factory=dict[str, Any])
     """The data set row's metadata."""
 
 
 @dataclass
 class RolloutMetrics:
-    """What a loop measured of itself."""
+    """A loop's own metrics."""
 
     num_llm_calls: int = 0
     num_tool_calls: int = 0
@@ -58,7 +58,7 @@ class RolloutMetrics:
 
 @dataclass
 class RolloutResult:
-    """What came of the loop."""
+    """The result of the loop."""
 
     status: Literal["COMPLETED", "ERROR"]
     final_messages: list[Message]
@@ -73,39 +73,39 @@ class CompletionsResult:
     """The model's reply."""
 
     message: Message
-    """The assistant's message, to be kept as it is."""
+    """The assistant's message. Store it unchanged."""
     finish_reason: str
     usage: Usage
 
     @property
     def content(self) -> str | None:
-        """The reply's text."""
+        """The reply's text; None if it has none."""
         return self.message.get("content")
 
     @property
     def tool_calls(self) -> list[JsonObject]:
-        """The tool calls as the model's server gave them."""
+        """The tool calls in the form of the model's server."""
         return self.message.get("tool_calls") or []
 
     @property
     def has_tool_calls(self) -> bool:
-        """Whether the model wants tools called."""
+        """Whether the reply calls tools."""
         return bool(self.tool_calls)
 
 
 class RolloutContext:
-    """What a loop has while it runs."""
+    """The context of a loop while it runs."""
 
     def __init__(self, request: RolloutRequest, tools: list[JsonObject], sample: Sample) -> None:
         self.request = request
         self.tools = tools
-        """The tools that `get_tools` gave for this rollout."""
+        """The tools that `get_tools` returned for this rollout."""
         self.sample = sample
         self.metrics = RolloutMetrics()
 
     async def chat(self, messages: Iterable[Message], **params: Any) -> CompletionsResult:
-        """Asks the model, with the loop's tools. `params` are sampling parameters, in
-        place of those of the request. Those of the request may be passed on, whatever their names are."""
+        """Calls the model with the loop's tools. `params` are sampling parameters that override those of the request.
+        Those of the request may be passed too, under any name."""
         reply: Completion = await chat_with(self.sample, messages, self.tools, params)
         usage = reply.usage or Usage()
         self.metrics.num_llm_calls += 1
@@ -116,46 +116,46 @@ class RolloutContext:
     def complete(
         self, final_messages: list[Message], finish_reason: str = "stop", reward: float | None = None
     ) -> RolloutResult:
-        """The result of a loop that did its work."""
+        """Returns the result of a loop that succeeded."""
         checked = None if reward is None else as_number(reward, "the reward")
         return RolloutResult("COMPLETED", final_messages, finish_reason, reward=checked)
 
     def error(self, error_message: str, final_messages: list[Message] | None = None) -> RolloutResult:
-        """The result of a loop that could not do its work."""
+        """Returns the result of a loop that failed."""
         return RolloutResult("ERROR", final_messages or [], "error", error_message=error_message)
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
-        """Counts a tool call and the time it took."""
+        """Counts a tool call and its duration."""
         self.metrics.num_tool_calls += 1
         self.metrics.tool_latency_ms += latency_ms
 
     def log_event(self, event_type: str, **data: Any) -> None:
-        """A named event for whoever debugs this rollout."""
+        """Logs a named event."""
         log.event(event_type, json.loads(json.dumps(data, default=str)))
 
 
 class RolloutAgentLoop(ABC):
-    """An agent loop. The entry module has exactly one class that fills it in."""
+    """An agent loop. The entry module has exactly one subclass."""
 
     name: str = ""
-    """The loop's name; the class's name where it is empty."""
+    """The loop's name; if empty, the class's name."""
 
     @abstractmethod
     def get_tools(self, request: RolloutRequest) -> Sequence[Mapping[str, Any] | Tool[..., Any]]:
-        """The tools of this rollout: OpenAI function tools, or functions made by `@tool`.
-        Called before `run`, in an instance of its own, with no model and no samples."""
+        """Returns the tools of this rollout: OpenAI function tools, or functions with `@tool`. It is called before
+        `run`, in a separate instance, without a model and samples."""
 
     @abstractmethod
     async def run(self, ctx: RolloutContext) -> RolloutResult:
-        """Runs one rollout. An exception leaves it without a reward. Its text, `str(exception)`, is
-        reported as it is; the traceback is in the rollout's log."""
+        """Runs one rollout. An exception leaves it without a reward. Its text, `str(exception)`, is reported unchanged;
+        the traceback is in the rollout's log."""
 
 
 def tool_schemas(loop: RolloutAgentLoop, request: RolloutRequest) -> list[JsonObject]:
-    """The loop's tools as JSON has them."""
+    """Returns the loop's tools as JSON schemas."""
     given: Any = loop.get_tools(request)
     if given is None or is_a(given, str, bytes, Mapping):
-        raise TypeError(f"get_tools gave {type(given).__name__}, not a list of tools")
+        raise TypeError(f"get_tools returned {type(given).__name__}, not a list of tools")
     schemas: list[JsonObject] = []
     items: Iterable[Any] = given
     for place, item in enumerate(items):
@@ -168,11 +168,11 @@ def tool_schemas(loop: RolloutAgentLoop, request: RolloutRequest) -> list[JsonOb
     return schemas
 
 
-# Helpers, known by the messages they make.
+# Helpers that create messages and read calls.
 
 
 class ToolArgumentError(RolloutError):
-    """The arguments of a tool call are not what they have to be."""
+    """The arguments of a tool call are invalid."""
 
     def __init__(self, message: str, tool_call_id: str = "", tool_name: str = "") -> None:
         super().__init__(message)
@@ -181,18 +181,18 @@ class ToolArgumentError(RolloutError):
 
 
 def create_tool_result(tool_call_id: str, content: str) -> Message:
-    """The message that tells the model what came of its call."""
+    """Returns the message with the result of a tool call."""
     return {"role": "tool", "content": content, "tool_call_id": tool_call_id}
 
 
 def create_tool_error_result(tool_call_id: str, error_message: str) -> Message:
-    """The message that tells the model that its call failed."""
+    """Returns the message that reports a failed tool call to the model."""
     return create_tool_result(tool_call_id, f"Error: {error_message}")
 
 
 def serialize_tool_result(result: Any) -> str:
-    """A result as text: `true` and `false`, numbers as Python writes them, text as it is,
-    anything else as JSON."""
+    """Returns a result as text: `true` and `false`, numbers in Python's format, text as it is, anything else as
+    JSON."""
     if isinstance(result, bool):
         return "true" if result else "false"
     if isinstance(result, (int, float)):
@@ -201,14 +201,14 @@ def serialize_tool_result(result: Any) -> str:
 
 
 def dump_readably(value: Any) -> str:
-    """JSON with the spaces that Python's own writer puts."""
+    """Returns JSON with the spaces of Python's `json.dumps`."""
     dump(value, "the result of a tool")
     return json.dumps(value)
 
 
 def parse_tool_arguments(arguments: str | Mapping[str, Any]) -> JsonObject:
-    """The arguments of a tool call as an object: JSON text is read, an object is given back. A whole
-    tool call is taken too. Raises `ToolArgumentError`."""
+    """Returns the arguments of a tool call as an object: parses JSON text, and returns an object as it is. It also
+    accepts a whole tool call. Raises `ToolArgumentError`."""
     if is_mapping(arguments) and is_mapping(arguments.get("function")) and "arguments" in arguments["function"]:
         call_id, name, arguments = get_tool_call_info_raw(arguments)
         return _parse_arguments(arguments, call_id, name)
@@ -216,7 +216,7 @@ def parse_tool_arguments(arguments: str | Mapping[str, Any]) -> JsonObject:
 
 
 def _parse_arguments(arguments: Any, call_id: str, name: str) -> JsonObject:
-    # The texts are the published package's: loops give them to the model.
+    # The texts are the published package's: loops send them to the model.
     if is_object(arguments):
         return arguments
     if not isinstance(arguments, str):
@@ -231,13 +231,13 @@ def _parse_arguments(arguments: Any, call_id: str, name: str) -> JsonObject:
 
 
 def get_tool_call_info_raw(call: Mapping[str, Any]) -> tuple[str, str, Any]:
-    """Id, function name and unread arguments of a tool call."""
+    """Returns id, function name and unparsed arguments of a tool call."""
     function: Mapping[str, Any] = call.get("function") or {}
     return call.get("id") or "unknown", function.get("name") or "", function.get("arguments", {})
 
 
 def get_tool_call_info(call: Mapping[str, Any]) -> tuple[str, str, JsonObject]:
-    """Id, function name and arguments of a tool call. Raises `ToolArgumentError`."""
+    """Returns id, function name and arguments of a tool call. Raises `ToolArgumentError`."""
     call_id, name, arguments = get_tool_call_info_raw(call)
     return call_id, name, _parse_arguments(arguments, call_id, name)
 
@@ -245,11 +245,10 @@ def get_tool_call_info(call: Mapping[str, Any]) -> tuple[str, str, JsonObject]:
 async def execute_tool_calls(
     tool_calls: Iterable[Mapping[str, Any]], executor: Callable[[Mapping[str, Any]], Awaitable[Message]]
 ) -> list[Message]:
-    """Makes all calls at once; results come in the order of the calls. One exception
-    fails the batch."""
+    """Makes all calls concurrently and returns the results in their order. One exception fails the batch."""
     return list(await asyncio.gather(*(executor(call) for call in tool_calls)))
 
 
 def now_ms() -> float:
-    """A clock for `record_tool_call`, in milliseconds."""
+    """Returns a monotonic time in milliseconds, for `record_tool_call`."""
     return time.monotonic() * 1000

@@ -1,7 +1,6 @@
-"""Reading answers out of what a model wrote.
+"""Functions that read answers from a model's text.
 
-Pure functions over text. What cannot be read for certain is None: a grader that guesses
-trains the wrong thing.
+They are pure. A text that cannot be read with certainty gives None: a grader that guesses trains the wrong behaviour.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ _PLAIN = re.compile(r"[0-9.][0-9.eE+-]*")
 
 
 def answer_after(text: str, marker: str) -> str | None:
-    """What follows the last marker on its line, without surrounding white space; None
-    where the marker is missing or nothing follows it."""
+    """Returns the rest of the line after the last marker, without surrounding white space; None if the marker is
+    missing or nothing follows it."""
     _, found, after = text.rpartition(marker)
     if not found:
         return None
@@ -25,9 +24,9 @@ def answer_after(text: str, marker: str) -> str | None:
 
 
 def parse_number(text: str) -> float | None:
-    """The number that a text is, whatever the formatting: surrounding white space, `*`,
-    `` ` `` and `$`, thousands set apart by commas or spaces, a full stop at the end, the
-    sign before or after the `$`. None for anything else, an infinite number included."""
+    """Parses a number in any usual format: with surrounding white space, `*`, `` ` `` and `$`, thousands separated by
+    commas or spaces, a full stop at the end, the sign before or after the `$`. Returns None for anything else, and for
+    infinite numbers."""
     text = text.strip(_AROUND).rstrip(".").strip(_AROUND)
     negative = text.startswith(("-", "\u2212"))
     if negative or text.startswith("+"):
@@ -45,8 +44,8 @@ def parse_number(text: str) -> float | None:
 
 
 def same_number(a: str, b: str) -> bool:
-    """Whether two texts are the same number, up to formatting and to the rounding of
-    double precision. A text that is no number is the same as nothing."""
+    """Returns whether two texts are the same number, regardless of format and rounding of double precision. A text that
+    is not a number equals nothing."""
     left, right = parse_number(a), parse_number(b)
     if left is None or right is None:
         return False
@@ -54,8 +53,8 @@ def same_number(a: str, b: str) -> bool:
 
 
 def _join_thousands(text: str) -> str | None:
-    """Takes out the separators of thousands. None where a comma or a space stands
-    elsewhere, because `1, 2` is not 12 and `1,5` may mean one and a half."""
+    """Removes the separators of thousands. Returns None if a comma or a space has another position, because `1, 2` is
+    not 12 and `1,5` may mean one and a half."""
     end = next((at for at, c in enumerate(text) if c in ".eE"), len(text))
     first, *groups = _SEPARATOR.split(text[:end])
     if groups and not 1 <= len(first) <= 3:

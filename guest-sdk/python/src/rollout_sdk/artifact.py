@@ -1,4 +1,4 @@
-"""Named files that are kept with the rollout.
+"""Named files that are stored with the rollout.
 
 A workflow writes them, and its grader can read them. A name is one or more path segments
 of letters, digits, `.`, `_` and `-`, joined by `/`.
@@ -10,8 +10,7 @@ from . import _host
 
 
 def write(name: str, content: bytes | bytearray | str) -> None:
-    """Keeps a file, in place of one of the same name. Text is kept as UTF-8. Raises
-    `ArtifactError`."""
+    """Writes a file, or replaces one of the same name. Text is stored as UTF-8. Raises `ArtifactError`."""
     _host.write_artifact(name, _host.text(content).encode() if isinstance(content, str) else bytes(content))
 
 
@@ -26,5 +25,5 @@ def read_text(name: str) -> str:
 
 
 def names() -> list[str]:
-    """The names of this rollout's files, sorted."""
+    """Returns the sorted names of this rollout's files."""
     return _host.artifact_names()

@@ -1,13 +1,13 @@
-"""Configuration: what an operator may set, declared as a class with type hints.
+"""Configuration that an operator may set, declared as a class with type hints.
 
     class Config(AgentWorkflowConfig):
         max_turns: int = 8
         '''The most calls of the model.'''
 
-A text below a value says what it is for, and `rollout-host config` shows it. The operator's
-values take the place of the defaults, and are checked against the hints. A name that no
-hint has is refused with the nearest one, unless the class is declared with `extra="allow"`, which
-keeps it as an attribute. `extra="forbid"` refuses it in the author's own code, too.
+The text below a value describes it, and `rollout-host config` shows it. The operator's values override the defaults,
+and are checked against the hints. An unknown name is refused with the most similar known one, unless the class is
+declared with `extra="allow"`, which stores it as an attribute. `extra="forbid"` refuses it in the author's own code,
+too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .errors import Invalid
 
 @dataclass_transform(kw_only_default=True)
 class Settings:
-    """A class of named values, made of its type hints."""
+    """Base class of named values, which are declared by type hints."""
 
     _extra: ClassVar[str | None] = None
     _fields: ClassVar[list[Field] | None] = None
 
     def __init_subclass__(cls, *, extra: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # As models of Pydantic say it.
+        # The declaration in models of Pydantic.
         model_config: Any = cls.__dict__.get("model_config")
         if extra is None and isinstance(model_config, dict):
             extra = cast("dict[str, Any]", model_config).get("extra")
@@ -67,8 +67,8 @@ class Settings:
 
     @classmethod
     def fields(cls) -> list[Field]:
-        """The declared values, in the order in which they are declared."""
-        # Read once, because reading hints takes longer than all else in a short rollout.
+        """Returns the declared values, in the order of their declaration."""
+        # Cached, because reading hints takes longer than the rest of a short rollout.
         if "_fields" not in cls.__dict__ or cls._fields is None:
             hints = get_type_hints(cls, include_extras=True)
             docs = attribute_docs(cls)
@@ -85,17 +85,17 @@ class Settings:
 
     @classmethod
     def schema(cls) -> JsonObject:
-        """The JSON schema of what an operator may set."""
+        """Returns the JSON schema of the values that an operator may set."""
         return schema_of_fields(cls.fields(), extra=cls._extra == "allow")
 
     @classmethod
     def is_closed(cls) -> bool:
-        """Whether the class says that there are no other values."""
+        """Returns whether the class forbids other values."""
         return cls._extra == "forbid"
 
     @classmethod
     def own_of(cls, values: Mapping[str, Any], others: type[Settings] | None) -> Mapping[str, Any]:
-        """The values that this class takes, of those that it shares with another one."""
+        """Returns the values for this class, of those for it and another class."""
         if others is None or not cls.is_closed():
             return values
         own, theirs = ({field.name for field in kind.fields()} for kind in (cls, others))
@@ -103,22 +103,21 @@ class Settings:
 
     @classmethod
     def default_values(cls) -> JsonObject:
-        """The defaults of the declared values, as far as JSON has them."""
+        """Returns the defaults of the declared values that JSON can represent."""
         defaults = {field.name: as_json(field.default) for field in cls.fields() if not field.required}
         return {name: value for name, value in defaults.items() if is_plain(value)}
 
     def plain_values(self) -> JsonObject:
-        """All values, as far as JSON has them."""
+        """Returns all values that JSON can represent."""
         return {name: value for name, value in self.model_dump().items() if is_plain(value)}
 
     def updated(self, values: Mapping[str, Any]) -> Self:
-        """The same with these values, which came as JSON, in place of its own. Raises
-        `Invalid`."""
+        """Returns a copy with these JSON values in place of its own. Raises `Invalid`."""
         same = copy.copy(self)
         same.__dict__.update((name, _copied(value)) for name, value in self.__dict__.items())
         fields = {field.name: field for field in self.fields()}
-        # The operator's values come with the defaults among them. What nobody changed stays
-        # the author's own object, which JSON may only have an image of.
+        # The operator's values include the defaults. A value that did not change stays the author's own object, which
+        # JSON may represent only in part.
         changed = {name: value for name, value in values.items() if not self._has(name, value)}
         given = [fields[name] for name in changed if name in fields]
         unknown = [name for name in changed if name not in fields and name not in self.__dict__]
@@ -127,16 +126,16 @@ class Settings:
         return same
 
     def _has(self, name: str, value: Any) -> bool:
-        """Whether this is what JSON has of the value under this name."""
+        """Returns whether the value of this name has this JSON form."""
         return name in self.__dict__ and as_json(self.__dict__[name]) == value
 
     def model_dump(self) -> JsonObject:
-        """All values as JSON has them."""
+        """Returns all values as JSON values."""
         return {name: as_json(value) for name, value in self.__dict__.items()}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Makes one of values that came as JSON. Raises `Invalid`."""
+        """Creates an instance from JSON values. Raises `Invalid`."""
         return cls(**values)
 
     def __eq__(self, other: object) -> bool:
@@ -148,8 +147,8 @@ class Settings:
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """The texts below the values of a class, which Python itself does not keep: they are in the
-    source, as long as there is one."""
+    """Returns the texts below the values of a class. Python does not store them, so they are read from the source, if
+    there is one."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base is object or base.__module__ == __name__:
@@ -168,7 +167,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def _copied(value: Any) -> Any:
-    """A value of one's own, where it can be copied: what holds a lock or a module cannot."""
+    """Returns a deep copy if the value can be copied: one that holds a lock or a module cannot."""
     try:
         return copy.deepcopy(value)
     except Exception:
@@ -176,14 +175,13 @@ def _copied(value: Any) -> Any:
 
 
 class ConcurrencyConfig(Settings):
-    """How many rollouts of a plugin may run at once; None for as many as the host has
-    room for."""
+    """The number of rollouts of a plugin that may run concurrently; None for as many as the host allows."""
 
     max_concurrent: int | None = None
 
 
 class BaseConfig(Settings):
-    """What every configuration has."""
+    """The fields of every configuration."""
 
     name: str = ""
     description: str | None = None

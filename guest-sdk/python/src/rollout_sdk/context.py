@@ -1,4 +1,4 @@
-"""What a workflow is given, and what it gives back."""
+"""The arguments and results of a workflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .sample import Sample
 from .tool import Tool
 
 ConfigT = TypeVar("ConfigT", bound=AgentWorkflowConfig)
-# Of what only gives a configuration away.
+# For classes that only return a configuration.
 ConfigT_co = TypeVar("ConfigT_co", bound=AgentWorkflowConfig, covariant=True)
 
 Messages: TypeAlias = list[Message]
@@ -25,8 +25,7 @@ Messages: TypeAlias = list[Message]
 
 @dataclass
 class AgentWorkflowOutput:
-    """What a workflow may give back: the messages of its only sample, with measurements
-    and other values beside them."""
+    """The result of a workflow: the messages of its only sample, with metrics and other values."""
 
     messages: Messages | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
@@ -34,7 +33,7 @@ class AgentWorkflowOutput:
 
 
 class AgentWorkflow(ABC, Generic[ConfigT]):
-    """An agent loop. The entry module has exactly one class that fills in `run`."""
+    """An agent loop. The entry module has exactly one subclass with `run`."""
 
     def __init__(self, config: ConfigT | None = None) -> None:
         self.config = config
@@ -43,53 +42,53 @@ class AgentWorkflow(ABC, Generic[ConfigT]):
     async def run(self, ctx: AgentWorkflowContext[ConfigT]) -> AgentWorkflowOutput | Messages | None:
         """Runs one rollout.
 
-        Gives back the messages of its only sample, or None where it registered its
-        samples, as agents do. An exception leaves the rollout without a reward."""
+        Returns the messages of its only sample, or None if it registered its samples, as agents do. An exception leaves
+        the rollout without a reward."""
 
 
 class SampleSource(ABC):
-    """What a sample is taken from when the workflow has ended: `get_rollout_context().set_sample_source(…)`."""
+    """Provides a sample after the workflow has ended: `get_rollout_context().set_sample_source(…)`."""
 
     @abstractmethod
     async def get_sample(self, *name: Any) -> Any:
-        """A `RolloutSample` with the messages. Given the name of a source that was registered under one."""
+        """Returns a `RolloutSample` with the messages. The argument is the name of a source with a name."""
 
 
 class RolloutContext:
-    """The rollout that this instance was made for."""
+    """The rollout of this instance."""
 
     def __init__(self) -> None:
         self.rollout_id: str = _host.rollout_id()
-        """The rollout's id, as the caller chose it."""
+        """The rollout's id, which the caller chose."""
         self.attempt: int = _host.attempt()
-        """1 for the first try, one more each time the rollout is started over."""
+        """The number of the attempt: 1 at first, one more each time the rollout restarts."""
         self.samples: list[Sample] = []
-        """The samples that were opened, in order."""
+        """The open samples, in order."""
         self.at_end: list[Callable[[], None]] = []
-        """What is done when the workflow has ended well."""
+        """Functions that are called after the workflow has succeeded."""
 
     def time_left(self) -> float | None:
-        """Seconds until the host ends this run; None where it has no deadline."""
+        """Returns the seconds until the host ends this run; None if it has no deadline."""
         left = _host.time_left_ms()
         return None if left is None else left / 1000
 
     def samples_max(self) -> int:
-        """The most samples that this rollout's caller takes. Some callers take one."""
+        """Returns the maximum number of samples that this rollout's caller accepts. Some callers accept one."""
         return _host.samples_max()
 
     def open_sample(self, name: str | None = None) -> Sample:
-        """Registers a sample. Its id is the name, 1 to 128 visible ASCII characters used
-        once in a rollout, or a random one. Raises `OpenError`."""
+        """Registers a sample. Its id is the name (1 to 128 visible ASCII characters, unique in the rollout), or a
+        random one. Raises `OpenError`."""
         sample = Sample(name)
         self.samples.append(sample)
         return sample
 
     def set_sample_source(self, source: SampleSource) -> None:
-        """Registers a sample that is taken from this when the workflow has ended."""
+        """Registers a sample that the source provides after the workflow has ended."""
         self._collect(self.open_sample(), source)
 
     def register_sample_source(self, name: str, source: SampleSource) -> None:
-        """Registers a sample of this name that is taken from this when the workflow has ended."""
+        """Registers a sample of this name that the source provides after the workflow has ended."""
         self._collect(self.open_sample(name), source, name)
 
     def _collect(self, sample: Sample, source: SampleSource, *name: str) -> None:
@@ -116,7 +115,7 @@ _current: RolloutContext | None = None
 
 
 def get_rollout_context() -> RolloutContext | None:
-    """The rollout that is being run; None at build time and in native tests."""
+    """Returns the current rollout; None at build time and outside of a rollout."""
     return _current
 
 
@@ -128,20 +127,20 @@ def enter_rollout() -> RolloutContext:
 
 
 def leave_rollout() -> None:
-    """Forgets the current rollout."""
+    """Ends the current rollout."""
     global _current
     _current = None
 
 
 def current_rollout(what: str) -> RolloutContext:
-    """The rollout that is being run, for what makes no sense without one."""
+    """Returns the current rollout. Raises `RuntimeError` with `what` if there is none."""
     if _current is None:
         raise RuntimeError(f"{what} belongs to a rollout: make it within the workflow's `run`")
     return _current
 
 
 class AgentWorkflowContext(Generic[ConfigT_co]):
-    """What a workflow knows of its rollout."""
+    """The context of a workflow."""
 
     def __init__(
         self,
@@ -156,13 +155,13 @@ class AgentWorkflowContext(Generic[ConfigT_co]):
         self.metadata = metadata
         """The data set row's metadata, or None."""
         self.artifacts_dir = ArtifactsDir()
-        """The rollout's artifacts, as places to write to and read from."""
+        """The rollout's artifacts, as paths to write to and read from."""
         self._rollout = rollout
         self._sample: Sample | None = None
 
     @property
     def config(self) -> ConfigT_co:
-        """The operator's configuration over the defaults."""
+        """The configuration: the operator's values over the defaults."""
         assert self._config is not None
         return self._config
 
@@ -173,38 +172,38 @@ class AgentWorkflowContext(Generic[ConfigT_co]):
 
     @property
     def rollout_id(self) -> str:
-        """The rollout's id, as the caller chose it."""
+        """The rollout's id, which the caller chose."""
         return self.rollout.rollout_id
 
     @property
     def attempt(self) -> int:
-        """1 for the first try, one more each time the rollout is started over."""
+        """The number of the attempt: 1 at first, one more each time the rollout restarts."""
         return self.rollout.attempt
 
     @property
     def samples_max(self) -> int:
-        """The most samples that this rollout's caller takes. Some callers take one."""
+        """The maximum number of samples that this rollout's caller accepts. Some callers accept one."""
         return self.rollout.samples_max()
 
     def time_left(self) -> float | None:
-        """Seconds until the host ends this run; None where it has no deadline."""
+        """Returns the seconds until the host ends this run; None if it has no deadline."""
         return self.rollout.time_left()
 
     @property
     def sample(self) -> Sample:
-        """The workflow's main sample, registered when it is first asked for."""
+        """The workflow's main sample, registered on first use."""
         if self._sample is None:
             self._sample = self.rollout.open_sample()
         return self._sample
 
     @property
     def samples(self) -> list[Sample]:
-        """The samples that were opened, in order."""
+        """The open samples, in order."""
         return self.rollout.samples
 
     def open_sample(self, name: str | None = None) -> Sample:
-        """Registers a sample. Its id is the name, 1 to 128 visible ASCII characters used
-        once in a rollout, or a random one. Raises `OpenError`."""
+        """Registers a sample. Its id is the name (1 to 128 visible ASCII characters, unique in the rollout), or a
+        random one. Raises `OpenError`."""
         return self.rollout.open_sample(name)
 
     def agent(
@@ -216,8 +215,8 @@ class AgentWorkflowContext(Generic[ConfigT_co]):
         max_turns: int = TURNS_MAX,
         **params: Any,
     ) -> Agent:
-        """An agent that starts from the prompt and records in a sample of its own. The
-        arguments are those of `Agent`."""
+        """Creates an agent that starts from the prompt and records in its own sample. The arguments are those of
+        `Agent`."""
         return Agent(
             self.open_sample(),
             self.prompt,

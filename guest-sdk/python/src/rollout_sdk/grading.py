@@ -1,7 +1,6 @@
-"""What a grader is given, and what it says.
+"""The arguments and results of a grader.
 
-A grader runs after the workflow, in an instance of its own, and is the only place that
-sees the label.
+A grader runs after the workflow, in its own instance. Only the grader sees the label.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from .message import Message, last_assistant_text
 
 @dataclass(frozen=True)
 class Exchange:
-    """One call of the model, as the host saw it."""
+    """One model call, as the host observed it."""
 
     request: Any
-    """The request's body as it was sent."""
+    """The body of the request that was sent."""
     reply: Any
-    """The body of the reply; None where there was none."""
+    """The body of the reply; None if there was none."""
     error: str | None = None
-    """Why there was no reply."""
+    """The reason why there was no reply."""
 
 
 class RolloutSample:
-    """A sample as it comes to the grader, and what the grader says of it."""
+    """A sample for the grader, with the grader's verdict."""
 
-    # Anything else that is set would be lost without a word.
+    # Any other attribute would be lost silently.
     __slots__ = ("_extra", "_metrics", "_reward", "id", "messages", "remove_sample", "verdict_metrics")
 
     def __init__(
@@ -50,26 +49,26 @@ class RolloutSample:
         self.id = id
         """The sample's id."""
         self.messages = list(messages)
-        """What the workflow says the conversation was."""
+        """The conversation that the workflow recorded."""
         self._extra: Mapping[str, Any] = MappingProxyType(dict(extra_fields or {}))
         self._metrics = Metrics(metrics or {}, self._record_metric)
         self.verdict_metrics: dict[str, float] = {}
-        """What the grader measured."""
+        """The grader's metrics."""
         self._reward: float | None = None
         self.remove_sample = False
-        """Whether the sample is not to be trained on."""
+        """Whether the sample is excluded from training."""
 
     def __repr__(self) -> str:
         return f"<sample {self.id}, reward {self._reward}>"
 
     @property
     def extra_fields(self) -> Mapping[str, Any]:
-        """Values beside the messages, of a sample that a `SampleSource` gives. A grader cannot add to them."""
+        """Extra values of a sample from a `SampleSource`. A grader cannot add to them."""
         return self._extra
 
     @property
     def reward(self) -> float | None:
-        """What the sample earns; None leaves it without a reward."""
+        """The sample's reward; None leaves it without one."""
         return self._reward
 
     @reward.setter
@@ -78,15 +77,15 @@ class RolloutSample:
 
     @property
     def text(self) -> str:
-        """The text of the model's last message, empty where there is none."""
+        """The text of the model's last message; empty if there is none."""
         return last_assistant_text(self.messages)
 
     def answer_after(self, marker: str) -> str | None:
-        """What follows the marker in the model's last message."""
+        """Returns the text after the marker in the model's last message (`answer.answer_after`)."""
         return answer_after(self.text, marker)
 
     def metric(self, name: str, value: float) -> None:
-        """Adds a measurement to those of the workflow."""
+        """Records a metric of the grader."""
         self._metrics[name] = value
 
     def _record_metric(self, name: str, value: float) -> None:
@@ -94,22 +93,22 @@ class RolloutSample:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the workflow measured. What is written here is the grader's, as by `metric`."""
+        """The workflow's metrics. A write here records a metric of the grader, like `metric`."""
         return self._metrics
 
     @metrics.setter
     def metrics(self, given: Mapping[str, float]) -> None:
-        # `sample.metrics |= …` gives the same object back.
+        # `sample.metrics |= …` assigns the same object.
         if given is not self._metrics:
             self._metrics.update(given)
 
     def withdraw(self) -> None:
-        """Asks that this sample not be trained on."""
+        """Excludes this sample from training."""
         self.remove_sample = True
 
     def observed(self) -> list[Exchange]:
-        """Every call of the model that the host saw for this sample, in order, whatever
-        the workflow says of it."""
+        """Returns every model call that the host observed for this sample, in order, regardless of what the workflow
+        recorded."""
         return [
             Exchange(
                 load(request, "an observed request"),
@@ -121,12 +120,12 @@ class RolloutSample:
 
     @property
     def is_rated(self) -> bool:
-        """Whether the grader has said anything of it."""
+        """Returns whether the grader has set anything."""
         return self._reward is not None or self.remove_sample or bool(self.verdict_metrics)
 
 
 class GraderContext:
-    """The rollout that a grader rates."""
+    """The context of a grader: the rollout to grade."""
 
     def __init__(
         self,
@@ -143,49 +142,48 @@ class GraderContext:
         self.metadata = metadata
         """The data set row's metadata, or None."""
         self.artifacts_dir = ArtifactsDir()
-        """The rollout's artifacts, as places to read from and write to."""
+        """The rollout's artifacts, as paths to read from and write to."""
 
     @property
     def config(self) -> Any:
-        """The operator's configuration over the defaults."""
+        """The configuration: the operator's values over the defaults."""
         return self._config
 
     @property
     def rollout_id(self) -> str:
-        """The rollout's id, as the caller chose it."""
+        """The rollout's id, which the caller chose."""
         return _host.rollout_id()
 
     @property
     def attempt(self) -> int:
-        """1 for the first try, one more each time the rollout is started over."""
+        """The number of the attempt: 1 at first, one more each time the rollout restarts."""
         return _host.attempt()
 
     def time_left(self) -> float | None:
-        """Seconds until the host ends this run; None where it has no deadline."""
+        """Returns the seconds until the host ends this run; None if it has no deadline."""
         left = _host.time_left_ms()
         return None if left is None else left / 1000
 
     def require_label(self) -> str:
-        """The data set row's ground truth. Raises `Invalid` where the row has none."""
+        """Returns the data set row's ground truth. Raises `Invalid` if the row has none."""
         if self.label is None:
             raise Invalid("the row has no ground truth")
         return self.label
 
     @property
     def sample(self) -> RolloutSample:
-        """The only sample of the rollout. Raises `Failed` where there is none or more
-        than one."""
+        """The only sample of the rollout. Raises `Failed` if there is not exactly one."""
         if len(self.samples) != 1:
             raise Failed(f"this grader rates one sample, and there are {len(self.samples)}")
         return next(iter(self.samples.values()))
 
     def get_samples(self) -> dict[str, RolloutSample]:
-        """Every sample of the rollout, by id."""
+        """Returns every sample of the rollout, by id."""
         return self.samples
 
     @property
     def reward(self) -> float | None:
-        """What the only sample earns; setting it is `set_reward`."""
+        """The reward of the only sample. Assigning it calls `set_reward`."""
         return self.sample.reward
 
     @reward.setter
@@ -193,26 +191,26 @@ class GraderContext:
         self.set_reward(reward)
 
     def set_reward(self, reward: float) -> None:
-        """The only sample earns this reward: a finite number, True for 1, False for 0."""
+        """Sets the reward of the only sample: a finite number, True for 1, False for 0."""
         self.sample.reward = reward
 
     def set_sample_reward(self, sample_id: str, reward: float) -> None:
-        """The sample of this id earns this reward."""
+        """Sets the reward of the sample with this id."""
         if sample_id not in self.samples:
             raise Failed(f"there is no sample `{sample_id}`; there are: {', '.join(self.samples)}")
         self.samples[sample_id].reward = reward
 
 
 class Grader(ABC):
-    """A reward function. The entry module has at most one class that fills in `grade`."""
+    """A reward function. The entry module has at most one subclass with `grade`."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
 
     @abstractmethod
     async def grade(self, ctx: GraderContext) -> float | None:
-        """Rates the samples of one rollout: by `ctx.set_reward` and its like, or by
-        giving back the reward of the only sample.
+        """Grades the samples of one rollout: by `ctx.set_reward` and similar methods, or by returning the reward of the
+        only sample.
 
-        An exception leaves the rollout without a reward. It is for a grader that cannot
-        tell, not for a wrong answer, which has a reward of its own."""
+        An exception leaves the rollout without a reward. Raise one if the grader cannot decide, not for a wrong answer,
+        which has a reward of its own."""

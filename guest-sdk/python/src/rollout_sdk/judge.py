@@ -1,7 +1,7 @@
-"""A model that judges. For graders only.
+"""The judge, a model for grading. For graders only.
 
-It has an endpoint, a key and a budget of its own, and nothing to do with the model that
-is being trained. Where the operator provides none, asking raises `JudgeError`.
+It has its own endpoint, key and budget, independent of the model that is being trained. If the operator provides no
+judge, `ask` raises `JudgeError`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Judgement:
     message: Message
     """The assistant's message."""
     text: str
-    """Its text, empty where it has none."""
+    """Its text; empty if it has none."""
     finish_reason: str | None = None
-    """Why the judge stopped: `stop`, `length` or other words."""
+    """The reason why the judge stopped: `stop`, `length` or another."""
     usage: Usage | None = None
-    """What the call cost, where the server said."""
+    """The tokens of the call, if the server reports them."""
 
 
 async def ask(messages: Iterable[Message], **params: Any) -> Judgement:
-    """Asks the judge. `params` are sampling parameters and `response_format`, sent as
-    they are. Several at once by `asyncio.gather`. Raises `JudgeError`."""
+    """Calls the judge. `params` are sampling parameters and `response_format`, sent unchanged. Use `asyncio.gather` for
+    several calls. Raises `JudgeError`."""
     call = _host.start_judge(
         dump_messages(messages), dump(params, "the sampling parameters") if params else None
     )

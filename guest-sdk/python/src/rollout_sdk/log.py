@@ -1,7 +1,7 @@
-"""Lines and events for whoever debugs this rollout.
+"""The rollout's log: lines and events for debugging.
 
-Bounded by the host: past the limit they are counted and dropped. What `print` and the
-standard library's `logging` write comes here as well.
+The host limits the log: past the limit, lines are counted and dropped. Output of `print` and of the standard library's
+`logging` goes here as well.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from ._json import dump
 
 
 def debug(text: object) -> None:
-    """A line that only matters to who looks for it."""
+    """Logs a line for detailed debugging."""
     _host.log_line("debug", text)
 
 
 def info(text: object) -> None:
-    """A line about what goes on."""
+    """Logs a line about normal operation."""
     _host.log_line("info", text)
 
 
 def warn(text: object) -> None:
-    """A line about something unexpected that was dealt with."""
+    """Logs a line about an unexpected event that was handled."""
     _host.log_line("warn", text)
 
 
 def error(text: object) -> None:
-    """A line about something that went wrong."""
+    """Logs a line about an error."""
     _host.log_line("error", text)
 
 
 def event(name: str, data: Any = None) -> None:
-    """A named event with a JSON value, for programs to read."""
+    """Logs a named event with a JSON value, for programs to read."""
     _host.log_event(name, dump(data, f"event `{name}`"))

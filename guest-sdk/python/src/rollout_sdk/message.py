@@ -1,7 +1,6 @@
 """Chat messages, in the form of OpenAI's chat completions.
 
-A message is a plain `dict` and keeps fields that nobody here has heard of. These are
-constructors and readers.
+A message is a plain `dict` and keeps unknown fields. These functions create and read messages.
 """
 
 from __future__ import annotations
@@ -17,56 +16,56 @@ Message: TypeAlias = dict[str, Any]
 
 
 def system(text: str) -> Message:
-    """Instructions for the model."""
+    """Returns a system message: instructions for the model."""
     return {"role": "system", "content": text}
 
 
 def user(text: str) -> Message:
-    """What the user says."""
+    """Returns a user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Message:
-    """What the model says."""
+    """Returns an assistant message."""
     return {"role": "assistant", "content": text}
 
 
 def tool_result(call_id: str, text: str) -> Message:
-    """The result of the tool call with this id."""
+    """Returns the message with the result of the tool call with this id."""
     return {"role": "tool", "content": text, "tool_call_id": call_id}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model wants made."""
+    """A tool call of the model."""
 
     id: str
-    """The id that the result has to carry."""
+    """The id of the call, which its result must have."""
     name: str
     """The function's name."""
     arguments: str
-    """JSON text as the model wrote it, which may not be valid JSON."""
+    """The arguments as the model wrote them, which may not be valid JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of a tool call."""
+    """The result of a tool call."""
 
     call_id: str
-    """The id of the call that this answers."""
+    """The id of the call."""
     content: str
-    """What the model is to read."""
+    """The text for the model."""
     is_error: bool = False
     """Whether the call failed."""
 
     def message(self) -> Message:
-        """The message that tells the model."""
+        """Returns the message with this result."""
         return tool_result(self.call_id, self.content)
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text: the content, or the text parts of it joined by line breaks. Empty where
-    the message has none, as in a message that only calls tools."""
+    """Returns the text: the content, or its text parts joined by line breaks. Empty if the message has none, for
+    example if it only calls tools."""
     match message.get("content"):
         case str(text):
             return text
@@ -78,7 +77,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def last_assistant_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """The text of the last message that the model wrote, empty where there is none."""
+    """Returns the text of the model's last message; empty if there is none."""
     text = ""
     for message in messages:
         if message.get("role") == "assistant":
@@ -87,8 +86,8 @@ def last_assistant_text(messages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
-    """The tool calls in a message, in order. A call without a function's name is left
-    out; a missing id or missing arguments are read as empty."""
+    """Returns the tool calls in a message, in order. A call without a function name is left out; a missing id or
+    missing arguments are read as empty."""
     calls = message.get("tool_calls")
     read = [_read_tool_call(call) for call in calls] if is_list(calls) else []
     return [call for call in read if call is not None]
@@ -107,5 +106,5 @@ def _read_tool_call(call: Any) -> ToolCall | None:
 def _as_text(value: Any) -> str:
     if value is None:
         return ""
-    # Some servers give the arguments as an object.
+    # Some servers send the arguments as an object.
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

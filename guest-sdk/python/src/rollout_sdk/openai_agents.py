@@ -5,10 +5,9 @@
     session = MemorySession()
     result = await Runner.run(agent, ctx.prompt, session=session)
 
-A session registers its sample when it is made, and its items are the sample's, in the form
-of the Responses interface: messages, `function_call` and `function_call_output`. A run within a
-tool or a guardrail of another one, without a session, asks in the name of that one's sample and
-is not recorded.
+A session registers its sample when it is created, and its items are the sample's, in the form of the Responses API:
+messages, `function_call` and `function_call_output`. A run without a session within a tool or a guardrail of another
+run uses that run's sample and is not recorded.
 """
 
 from __future__ import annotations
@@ -140,12 +139,12 @@ __all__ = [
 ]
 
 TURNS_MAX = 10
-"""The most calls of the model in one run, where `max_turns` says nothing else."""
+"""Default of `max_turns`: the maximum number of model calls in a run."""
 
 
 @dataclass
 class ModelSettings:
-    """Sampling parameters. What is None is left to the model's server."""
+    """Sampling parameters. None leaves one to the model's server."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -163,7 +162,7 @@ class ModelSettings:
     extra_args: dict[str, Any] | None = None
 
     def resolve(self, override: ModelSettings | None) -> ModelSettings:
-        """These settings, with what the others say in their place."""
+        """Returns these settings, overridden by the others."""
         if override is None:
             return self
         given = {name: value for name, value in vars(override).items() if value is not None}
@@ -173,7 +172,7 @@ class ModelSettings:
         return dataclasses.replace(self, **given)
 
     def params(self) -> dict[str, Any]:
-        """The parameters as a chat request has them."""
+        """Returns the parameters in the form of a chat request."""
         named = {
             name: value
             for name, value in vars(self).items()
@@ -190,29 +189,29 @@ class ModelSettings:
         return {**named, **(self.extra_body or {}), **(self.extra_args or {})}
 
 
-# Handing over.
+# Handoffs.
 
 
 @dataclass(frozen=True)
 class HandoffInputData:
-    """What the agent that is handed over to is given, for who filters it."""
+    """The conversation for the next agent, as the argument of an input filter."""
 
     input_history: str | tuple[Item, ...]
-    """What there was before the run."""
+    """The conversation before the run."""
     pre_handoff_items: tuple[RunItem, ...]
-    """What the run added before this turn."""
+    """The items that the run added before this turn."""
     new_items: tuple[RunItem, ...]
-    """What this turn added, handing over among it."""
+    """The items that this turn added, including the handoff."""
     run_context: RunContextWrapper[Any] | None = None
 
     def clone(self, **changes: Any) -> HandoffInputData:
-        """The same with these changes."""
+        """Returns a copy with these changes."""
         return dataclasses.replace(self, **changes)
 
 
 @dataclass
 class Handoff:
-    """A way from one agent to another, which the model takes by calling a tool."""
+    """A handoff to another agent, which the model starts by calling a tool."""
 
     agent: Agent[Any]
     tool_name: str
@@ -228,7 +227,7 @@ class Handoff:
 
     @property
     def schema(self) -> JsonObject:
-        """What the model is told."""
+        """The tool definition for the model."""
         parameters: JsonObject = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
         if self.input_type is not None:
             parameters = strict(Structure(self.input_type).schema)
@@ -236,19 +235,19 @@ class Handoff:
         return {"type": "function", "function": {**function, "strict": True}}
 
     async def taken(self, context: RunContextWrapper[Any], arguments: str) -> None:
-        """Tells who wants to know that it was taken."""
+        """Calls `on_handoff`."""
         if self.on_handoff is None:
             return
         if self.input_type is None:
-            said: Any = self.on_handoff(context)
+            result: Any = self.on_handoff(context)
         else:
             try:
                 given = Structure(self.input_type).read_text(arguments)
             except Mismatch as mismatch:
                 raise ModelBehaviorError(f"the model called `{self.tool_name}` wrongly: {mismatch}") from None
-            said = self.on_handoff(context, given)
-        if inspect.isawaitable(said):
-            await said
+            result = self.on_handoff(context, given)
+        if inspect.isawaitable(result):
+            await result
 
 
 def handoff(
@@ -261,9 +260,9 @@ def handoff(
     input_filter: Callable[[HandoffInputData], Any] | None = None,
     is_enabled: Enabled = True,
 ) -> Handoff:
-    """A way to this agent, under another name or description than its own. `on_handoff` is called when it is
-    taken, with the context and what the model says as `input_type`; `input_filter` says what the agent is
-    given of the conversation."""
+    """Creates a handoff to this agent, with another name or description than its own. `on_handoff` is called when the
+    model hands over, with the context and the arguments as `input_type`; `input_filter` selects the conversation for
+    the next agent."""
     if input_type is not None and on_handoff is None:
         raise UserError("handoff: `input_type` is for `on_handoff`, and there is none")
     name = re.sub(r"[^a-zA-Z0-9_]", "_", f"transfer_to_{agent.name}".lower())
@@ -298,11 +297,11 @@ class AgentOutputSchema:
         return strict(schema) if self.strict_json_schema else schema
 
     def validate_json(self, json_str: str) -> Any:
-        """The output that a text holds as JSON. Raises `ModelBehaviorError`."""
+        """Parses a JSON text as the output. Raises `ModelBehaviorError`."""
         try:
             return self._structure.read_text(json_str)
         except Mismatch as mismatch:
-            raise ModelBehaviorError(f"the model's answer is no {self.name()}: {mismatch}") from None
+            raise ModelBehaviorError(f"the model's answer is not a valid {self.name()}: {mismatch}") from None
 
     @property
     def response_format(self) -> JsonObject:
@@ -311,7 +310,7 @@ class AgentOutputSchema:
 
 
 class StopAtTools(dict[str, Any]):
-    """`{"stop_at_tool_names": [...]}`: calling one of these tools ends the run with its output."""
+    """`{"stop_at_tool_names": [...]}`: a call of one of these tools ends the run with its output."""
 
 
 @dataclass
@@ -327,7 +326,7 @@ ToolUseBehavior: TypeAlias = "Literal['run_llm_again', 'stop_on_first_tool'] | d
 
 @dataclass
 class Agent(Generic[ContextT]):
-    """An agent: instructions, tools, and other agents to hand over to."""
+    """An agent: instructions, tools, and handoffs to other agents."""
 
     name: str
     instructions: str | Callable[..., Any] | None = None
@@ -337,25 +336,25 @@ class Agent(Generic[ContextT]):
     model_settings: ModelSettings = field(default_factory=ModelSettings)
     tools: list[Tool[..., Any]] = field(default_factory=list[Tool[..., Any]])
     input_guardrails: list[InputGuardrail] = field(default_factory=list[InputGuardrail])
-    """Who looks at the input of a run that begins with this agent."""
+    """Guardrails for the input of a run that starts with this agent."""
     output_guardrails: list[OutputGuardrail] = field(default_factory=list[OutputGuardrail])
-    """Who looks at the output of a run that ends with this agent."""
+    """Guardrails for the output of a run that ends with this agent."""
     output_type: Any = None
-    """The type of its output; a text where it is None."""
+    """The type of its output; None for text."""
     hooks: AgentHooks[Any] | None = None
     tool_use_behavior: ToolUseBehavior = "run_llm_again"
     reset_tool_choice: bool = True
-    """Whether `tool_choice` holds only until tools were called, so that it is not called for ever."""
+    """Whether `tool_choice` applies only until tools were called, so that a required tool is not called forever."""
 
     async def get_system_prompt(self, context: RunContextWrapper[Any]) -> str | None:
-        """The instructions, asked for where they are a function."""
+        """Returns the instructions; calls them if they are a function."""
         if callable(self.instructions):
             text: Any = self.instructions(context, self)
             return str(await text if inspect.isawaitable(text) else text)
         return self.instructions
 
     async def offered_tools(self, context: RunContextWrapper[Any]) -> dict[str, Tool[..., Any]]:
-        """The tools that are offered now."""
+        """Returns the tools that are enabled now."""
         offered: dict[str, Tool[..., Any]] = {}
         for each in self.tools:
             if not isinstance(each, FunctionTool) or await is_enabled(each.is_enabled, context, self):
@@ -363,19 +362,19 @@ class Agent(Generic[ContextT]):
         return offered
 
     async def ways(self, context: RunContextWrapper[Any]) -> dict[str, Handoff]:
-        """The ways to other agents that are open now."""
+        """Returns the handoffs that are enabled now."""
         ways = [each if isinstance(each, Handoff) else handoff(each) for each in self.handoffs]
         return {way.tool_name: way for way in ways if await is_enabled(way.is_enabled, context, self)}
 
     def output_schema(self) -> AgentOutputSchema | None:
-        """The type of its output, where that is no text."""
+        """Returns the type of its output, unless that is text."""
         if self.output_type is None or self.output_type is str:
             return None
         given: Any = self.output_type
         return given if isinstance(given, AgentOutputSchema) else AgentOutputSchema(given)
 
     def clone(self, **changes: Any) -> Agent[ContextT]:
-        """The same with these changes."""
+        """Returns a copy with these changes."""
         return dataclasses.replace(self, **changes)
 
     def as_tool(
@@ -388,7 +387,7 @@ class Agent(Generic[ContextT]):
         run_config: RunConfig | None = None,
         hooks: RunHooks[Any] | None = None,
     ) -> FunctionTool:
-        """A tool that runs this agent with a text. The run is part of the one that calls it."""
+        """Returns a tool that runs this agent with a text. The run is part of the calling run."""
 
         async def invoke(context: RunContextWrapper[Any], input: str) -> str:
             result = await Runner.run(
@@ -404,19 +403,19 @@ class Agent(Generic[ContextT]):
         return made(invoke)
 
 
-# Who wants to know what a run does.
+# Hooks.
 
 
 class _ToolAndModelHooks(Generic[ContextT]):
-    """What the hooks of a run and those of one agent have in common."""
+    """The common part of the hooks of a run and those of one agent."""
 
     async def on_tool_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any) -> None:
-        """A tool is about to be called."""
+        """Called before a tool call."""
 
     async def on_tool_end(
         self, context: RunContextWrapper[ContextT], agent: Agent[Any], tool: Any, result: Any
     ) -> None:
-        """A tool was called."""
+        """Called after a tool call."""
 
     async def on_llm_start(
         self,
@@ -425,38 +424,38 @@ class _ToolAndModelHooks(Generic[ContextT]):
         system_prompt: str | None,
         input_items: list[Item],
     ) -> None:
-        """The model is about to be asked."""
+        """Called before a model call."""
 
     async def on_llm_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], response: ModelResponse) -> None:
-        """The model has answered."""
+        """Called after a model call."""
 
 
 class RunHooks(_ToolAndModelHooks[ContextT]):
-    """Who wants to know what a run does: a subclass overrides what it wants to know."""
+    """Hooks of a run. A subclass overrides the methods that it needs."""
 
     async def on_agent_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any]) -> None:
-        """An agent goes on."""
+        """Called when an agent starts."""
 
     async def on_agent_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], output: Any) -> None:
-        """An agent ended the run."""
+        """Called when an agent has ended the run."""
 
     async def on_handoff(
         self, context: RunContextWrapper[ContextT], from_agent: Agent[Any], to_agent: Agent[Any]
     ) -> None:
-        """An agent hands over to another."""
+        """Called when an agent hands over to another."""
 
 
 class AgentHooks(_ToolAndModelHooks[ContextT]):
-    """Who wants to know what one agent does: a subclass overrides what it wants to know."""
+    """Hooks of one agent. A subclass overrides the methods that it needs."""
 
     async def on_start(self, context: RunContextWrapper[ContextT], agent: Agent[Any]) -> None:
-        """The agent goes on."""
+        """Called when the agent starts."""
 
     async def on_end(self, context: RunContextWrapper[ContextT], agent: Agent[Any], output: Any) -> None:
-        """The agent ended the run."""
+        """Called when the agent has ended the run."""
 
     async def on_handoff(self, context: RunContextWrapper[ContextT], agent: Agent[Any], source: Agent[Any]) -> None:
-        """Another agent handed over to this one."""
+        """Called when another agent has handed over to this one."""
 
 
 # Runs.
@@ -464,57 +463,57 @@ class AgentHooks(_ToolAndModelHooks[ContextT]):
 
 @dataclass
 class RunResult:
-    """What came of a run."""
+    """The result of a run."""
 
     input: str | list[Item]
-    """What the run was given."""
+    """The input of the run."""
     new_items: list[RunItem]
-    """What it added."""
+    """The items that the run added."""
     raw_responses: list[ModelResponse]
-    """What the model answered, each time."""
+    """The model's replies."""
     final_output: Any
-    """The text of the model's last message, or what the last agent's `output_type` makes of it."""
+    """The text of the model's last message, parsed as the last agent's `output_type` if it has one."""
     input_guardrail_results: list[InputGuardrailResult]
     output_guardrail_results: list[OutputGuardrailResult]
     context_wrapper: RunContextWrapper[Any]
     last_agent: Agent[Any]
-    """Who wrote it."""
+    """The agent that produced the output."""
     session: MemorySession | None
-    """The session that holds the conversation, where it is recorded."""
+    """The session that records the conversation, if any."""
 
     @property
     def usage(self) -> Usage:
-        """What the run cost, as far as the server said."""
+        """The tokens of the run, as far as the server reports them."""
         return self.context_wrapper.usage
 
     @property
     def last_response_id(self) -> str | None:
-        """None: the chat interface has no such ids."""
+        """None: the chat API has no such ids."""
         return None
 
     def final_output_as(self, cls: type[Any], raise_if_incorrect_type: bool = False) -> Any:
-        """The final output, taken for this type."""
+        """Returns the final output, cast to this type."""
         if raise_if_incorrect_type and not isinstance(self.final_output, cls):
             raise TypeError(f"the final output is {type(self.final_output).__name__}, not {cls.__name__}")
         return self.final_output
 
     def to_input_list(self) -> list[Item]:
-        """What was given and what was added, to go on from."""
+        """Returns the input and the added items, as input of a further run."""
         return [*as_items(self.input), *(each.to_input_item() for each in self.new_items)]
 
 
 @dataclass
 class RunConfig:
-    """What holds for a whole run."""
+    """Settings of a whole run."""
 
     model: RolloutModel | None = None
-    """In place of the agents' own."""
+    """Replaces the agents' own."""
     model_settings: ModelSettings | None = None
-    """Sampling parameters that go before the agents' own."""
+    """Sampling parameters that override the agents' own."""
     input_guardrails: list[InputGuardrail] | None = None
     output_guardrails: list[OutputGuardrail] | None = None
     handoff_input_filter: Callable[[HandoffInputData], Any] | None = None
-    """For ways that have none of their own."""
+    """The filter of handoffs without their own."""
     tool_not_found_behavior: Literal["raise_error", "return_error_to_model"] = "raise_error"
     workflow_name: str = "Agent workflow"
     tracing_disabled: bool = False
@@ -525,18 +524,18 @@ class RunConfig:
 
 
 def set_tracing_disabled(disabled: bool) -> None:
-    """Nothing is traced by the framework here; the host records every call."""
+    """Does nothing: the host records every call, and the framework's tracing does not exist."""
 
 
 @contextlib.contextmanager
 def trace(workflow_name: str, *_: Any, **__: Any) -> Generator[None, None, None]:
-    """Nothing is traced by the framework here; the host records every call."""
+    """Does nothing: the host records every call, and the framework's tracing does not exist."""
     yield
 
 
 @dataclass
 class RawResponsesStreamEvent:
-    """The model answers."""
+    """Event of a model reply."""
 
     data: Raw
     type: str = "raw_response_event"
@@ -544,7 +543,7 @@ class RawResponsesStreamEvent:
 
 @dataclass
 class RunItemStreamEvent:
-    """A run added an item."""
+    """Event of an item that the run added."""
 
     name: str
     item: RunItem
@@ -553,7 +552,7 @@ class RunItemStreamEvent:
 
 @dataclass
 class AgentUpdatedStreamEvent:
-    """An agent goes on."""
+    """Event of an agent that starts."""
 
     new_agent: Agent[Any]
     type: str = "agent_updated_stream_event"
@@ -569,7 +568,7 @@ _EVENT_OF: dict[type[RunItem], str] = {
 
 
 class RunResultStreaming:
-    """A run under way. What it gives at last is there when its events are over."""
+    """A run in progress. Its result is available after the last event."""
 
     def __init__(self, agent: Agent[Any], run: Callable[[Callable[[Any], None]], Awaitable[RunResult]]) -> None:
         self.current_agent = agent
@@ -585,8 +584,8 @@ class RunResultStreaming:
             self._events.put_nowait(None)
 
     async def stream_events(self) -> AsyncIterator[Any]:
-        """What the run does, as it does it. A reply of the model comes as a whole: the host does not stream.
-        Raises what the run raises."""
+        """Yields the events of the run as they happen. A reply of the model is one event: the host does not stream.
+        Raises the run's exception."""
         while (event := await self._events.get()) is not None:
             if isinstance(event, AgentUpdatedStreamEvent):
                 self.current_agent = event.new_agent
@@ -595,20 +594,20 @@ class RunResultStreaming:
         await self._task
 
     def cancel(self) -> None:
-        """Ends the run."""
+        """Cancels the run."""
         self._task.cancel()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in {*RunResult.__annotations__, *vars(RunResult)}:
-            raise AttributeError(f"a run under way has no `{name}`")
+            raise AttributeError(f"a run in progress has no `{name}`")
         if self._result is None:
-            # What a reader finds who asks too early.
+            # The values before the run has ended.
             return [] if name in ("new_items", "raw_responses") else None
         return getattr(self._result, name)
 
 
 _under_way: contextvars.ContextVar[Conversation | None] = contextvars.ContextVar("_under_way", default=None)
-"""The conversation of the run that this is within."""
+"""The conversation of the enclosing run."""
 
 
 class Runner:
@@ -616,12 +615,12 @@ class Runner:
 
     @classmethod
     def run_sync(cls, starting_agent: Agent[Any], input: str | Sequence[Item], **options: Any) -> RunResult:
-        """As `run`, for who does not await it. Other tasks stand still meanwhile."""
+        """Runs `run` without `await`. Other tasks do not run meanwhile."""
         return run_sync(cls.run(starting_agent, input, **options))
 
     @classmethod
     def run_streamed(cls, starting_agent: Agent[Any], input: str | Sequence[Item], **options: Any) -> RunResultStreaming:
-        """As `run`, and gives what happens as it happens."""
+        """Starts `run`, and returns its events as they happen."""
 
         async def run(tell: Callable[[Any], None]) -> RunResult:
             return await cls._run(starting_agent, input, tell, **options)
@@ -640,8 +639,8 @@ class Runner:
         hooks: RunHooks[Any] | None = None,
         run_config: RunConfig | None = None,
     ) -> RunResult:
-        """Runs an agent until the model stops. Without a session, one is made, and with it
-        a sample. Raises `MaxTurnsExceeded`, and what else the framework raises."""
+        """Runs an agent until the model stops. Without a session it creates one, and with it a sample. Raises
+        `MaxTurnsExceeded` and the framework's other exceptions."""
         options: JsonObject = {"session": session, "context": context, "max_turns": max_turns}
         return await cls._run(starting_agent, input, _nobody, hooks=hooks, run_config=run_config, **options)
 
@@ -668,18 +667,18 @@ class Runner:
 
 
 def _nobody(event: Any) -> None:
-    """Is told what a run does, where nobody wants to know."""
+    """Ignores an event."""
 
 
 class _Final:
-    """A run is over."""
+    """The end of a run."""
 
     def __init__(self, output: Any) -> None:
         self.output = output
 
 
 class _Run:
-    """One run under way."""
+    """A run in progress."""
 
     def __init__(
         self,
@@ -696,7 +695,7 @@ class _Run:
         self._tell = tell
         self._new: list[RunItem] = []
         self._replies: list[ModelResponse] = []
-        # What the model is given, where that is not what is held: after a filter.
+        # The items for the model after a filter; None if they are those of the conversation.
         self._view: list[Item] | None = None
         self._before: tuple[Item, ...] = ()
         self._used_tools: set[str] = set()
@@ -746,7 +745,7 @@ class _Run:
             self._tell(RunItemStreamEvent(_EVENT_OF[type(each)], each))
 
     async def _turn(self, agent: Agent[Any]) -> Agent[Any] | _Final:
-        """Asks the model once. Gives who is to go on, or what the run gives."""
+        """Calls the model once. Returns the next agent, or the run's output."""
         tools, ways = await agent.offered_tools(self._context), await agent.ways(self._context)
         reply = await self._ask(agent, tools, ways)
         unknown = next((call for call in reply.tool_calls if call.name not in tools and call.name not in ways), None)
@@ -801,7 +800,7 @@ class _Run:
         return reply
 
     async def _after_tools(self, agent: Agent[Any], results: list[FunctionToolResult]) -> Agent[Any] | _Final:
-        """Whether what tools gave is what the run gives."""
+        """Returns the run's output if the tools' results are final, or the agent otherwise."""
         behavior = agent.tool_use_behavior
         if behavior == "run_llm_again" or not results:
             return agent
@@ -812,18 +811,18 @@ class _Run:
             return next((_Final(each.output) for each in results if each.tool.name in names), agent)
         if not callable(behavior):
             raise UserError(f"tool_use_behavior of agent `{agent.name}` is {behavior!r}")
-        said: Any = behavior(self._context, results)
-        decided = await said if inspect.isawaitable(said) else said
+        result: Any = behavior(self._context, results)
+        decided = await result if inspect.isawaitable(result) else result
         return _Final(decided.final_output) if decided.is_final_output else agent
 
     async def _filter(self, way: Handoff, begin: int) -> None:
-        """Has who is handed over to be given what the filter leaves."""
+        """Applies the input filter of a handoff."""
         chosen = way.input_filter or self._config.handoff_input_filter
         if chosen is None:
             return
         given = HandoffInputData(self._before, tuple(self._new[:begin]), tuple(self._new[begin:]), self._context)
-        said: Any = chosen(given)
-        left: HandoffInputData = await said if inspect.isawaitable(said) else said
+        result: Any = chosen(given)
+        left: HandoffInputData = await result if inspect.isawaitable(result) else result
         history = as_items(left.input_history if isinstance(left.input_history, str) else list(left.input_history))
         added = [each.to_input_item() for each in (*left.pre_handoff_items, *left.new_items)]
         self._view = [*history, *added]
@@ -838,15 +837,15 @@ class _Run:
     ) -> RunItem:
         if way := ways.get(call.name):
             if way is not taken:
-                said = "Multiple handoffs detected, ignoring this one."
-                return ToolCallOutputItem(agent, Raw(output_item(call.id, said)), said)
+                text = "Multiple handoffs detected, ignoring this one."
+                return ToolCallOutputItem(agent, Raw(output_item(call.id, text)), text)
             await way.taken(self._context, call.arguments)
             raw = Raw(output_item(call.id, json.dumps({"assistant": way.agent.name})))
             return HandoffOutputItem(agent, raw, agent, way.agent)
         made = tools.get(call.name)
         if made is None:
-            said = f"Tool {call.name} not found"
-            return ToolCallOutputItem(agent, Raw(output_item(call.id, said)), said)
+            text = f"Tool {call.name} not found"
+            return ToolCallOutputItem(agent, Raw(output_item(call.id, text)), text)
         context: ToolContext[Any] = ToolContext(
             self._context.context, self._context.usage, call.name, call.id, call.arguments, agent
         )
@@ -869,13 +868,13 @@ class _Run:
 
 
 def _item_of(agent: Agent[Any], raw: Raw, ways: dict[str, Handoff]) -> RunItem:
-    """What the model said or wants called."""
+    """Returns the item for a message or a call of the model."""
     if raw["type"] == "message":
         return MessageOutputItem(agent, raw)
     return HandoffCallItem(agent, raw) if raw["name"] in ways else ToolCallItem(agent, raw)
 
 
-# The names that the Python package of the wire protocol gives these.
+# The names of these classes in the Python package of the wire protocol.
 OsmosisAgent = Agent
 OsmosisMemorySession = MemorySession
 OsmosisRolloutModel = RolloutModel

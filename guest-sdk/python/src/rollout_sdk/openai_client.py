@@ -1,6 +1,6 @@
 """A client in the shape of the `openai` package's, whose server is the host's model.
 
-The published frameworks take such a client in place of their own, and run unchanged:
+The published frameworks accept this client in place of their own, and run unchanged:
 
     from agents import Agent, OpenAIChatCompletionsModel, Runner
     model = OpenAIChatCompletionsModel("host", HostClient(ctx.sample))
@@ -9,8 +9,8 @@ The published frameworks take such a client in place of their own, and run uncha
     from strands.models.openai import OpenAIModel
     model = OpenAIModel(client=HostClient(ctx.sample), model_id="host")
 
-Which model it is, where it is and how it is paid for is the host's. The conversation is kept in the
-sample as the model saw it, the last reply included: one client for one conversation.
+The host decides which model it is, its address and its key. The sample records the conversation as the model saw it,
+including the last reply: use one client for each conversation.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from .sample import Completion, Sample
 
 __all__ = ["HostClient"]
 
-# Of a request, what is about how it is sent.
+# Parameters of a request that concern only its transport.
 _OF_SENDING = ("extra_headers", "extra_query", "model", "stream", "stream_options", "timeout")
 
 
 
 def _send_no_traces() -> None:
-    """OpenAI Agents would send a trace of each run to its makers, by a thread that has no end. There is no network, and
-    the host records every call."""
+    """Disables the traces of OpenAI Agents, which would send each run to OpenAI from a thread that never ends. There is
+    no network, and the host records every call."""
     agents: Any = sys.modules.get("agents")
     if hasattr(agents, "set_tracing_disabled"):
         agents.set_tracing_disabled(True)
 
 
-# While a component is built, this costs no rollout anything.
+# This runs while a component is built, and costs a rollout nothing.
 _send_no_traces()
 
 
 class HostClient:
-    """Answers `chat.completions.create`, streamed or not, by asking the host's model."""
+    """Answers `chat.completions.create`, streamed or not, by calling the host's model."""
 
     base_url = "host:"
 
     def __init__(self, sample: Sample | None = None) -> None:
-        """Records in this sample, or in one of its own."""
+        """Creates a client that records in this sample, or in a new one."""
         self._sample = sample
         self._recorded: list[Message] = []
         self.chat = _Chat(self)
@@ -59,21 +59,21 @@ class HostClient:
 
     @property
     def sample(self) -> Sample:
-        """The sample that holds the conversation."""
+        """The sample that records the conversation."""
         if self._sample is None:
             self._sample = current_rollout("a client").open_sample()
         return self._sample
 
     def with_options(self, **_: Any) -> HostClient:
-        """The same client: how often it is tried again is the host's to say, too."""
+        """Returns the same client: the host decides about retries and timeouts."""
         return self
 
     async def close(self) -> None:
-        """Nothing: there is no connection."""
+        """Does nothing: there is no connection."""
 
     async def ask(self, messages: list[Message], tools: list[JsonObject], params: JsonObject) -> Completion:
-        """Asks with these messages. What the sample has already is not sent again, and of the model's own replies
-        stays what the model wrote."""
+        """Calls the model with these messages. Messages that the sample has are not sent again, and the model's own
+        replies stay as the model wrote them."""
         known = len(self._recorded)
         goes_on = known <= len(messages) and all(map(_is_same, self._recorded, messages))
         if goes_on:
@@ -86,8 +86,8 @@ class HostClient:
 
 
 def _is_same(old: Message, new: Message) -> bool:
-    """Whether a message is the one that is recorded. A reply comes back in a framework's own words: with `content` null
-    or left out, and without what the framework has not heard of."""
+    """Returns whether a message is the recorded one. A framework changes a reply: `content` may be null or missing, and
+    unknown fields are missing."""
     if old == new:
         return True
     if old.get("role") != "assistant" or new.get("role") != "assistant":
@@ -117,7 +117,7 @@ class _Completions:
         self._client = client
 
     async def create(self, *, messages: Any, **given: Any) -> Any:
-        """The reply, as the `openai` package has it; with `stream`, in pieces."""
+        """Returns the reply as an object of the `openai` package; with `stream`, in chunks."""
         given = {name: value for name, value in given.items() if not _is_left_out(value)}
         params = {name: value for name, value in given.items() if name not in (*_OF_SENDING, "extra_body", "tools")}
         params |= given.get("extra_body") or {}
@@ -127,7 +127,7 @@ class _Completions:
 
 
 def _is_left_out(value: Any) -> bool:
-    """Whether this is a mark of the `openai` package for what was not given."""
+    """Returns whether the `openai` package uses this value for an omitted argument."""
     return type(value).__name__ in ("Omit", "NotGiven") or value is None
 
 
@@ -136,8 +136,8 @@ def _types() -> Any:
 
 
 def _envelope(kind: str, model: str, choices: list[JsonObject], usage: JsonObject | None) -> JsonObject:
-    said: JsonObject = {"model": model, "choices": choices, "usage": usage}
-    return {"id": "host", "object": kind, "created": int(time.time()), **said}
+    fields: JsonObject = {"model": model, "choices": choices, "usage": usage}
+    return {"id": "host", "object": kind, "created": int(time.time()), **fields}
 
 
 def _usage(reply: Completion) -> JsonObject | None:
@@ -154,21 +154,21 @@ def _whole(reply: Completion, model: str) -> Any:
 
 
 def _pieces(reply: Completion, model: str) -> list[Any]:
-    """The reply in three pieces: what it says, why it ended, what it cost."""
+    """Returns the reply in three chunks: the message, the finish reason, the usage."""
     kind, make = "chat.completion.chunk", _types().ChatCompletionChunk.construct
     calls: list[Any] = reply.message.get("tool_calls") or []
     delta = {**reply.message, "tool_calls": [{**call, "index": index} for index, call in enumerate(calls)] or None}
-    said = {"index": 0, "delta": delta, "finish_reason": None}
+    choice = {"index": 0, "delta": delta, "finish_reason": None}
     ended: JsonObject = {"index": 0, "delta": {}, "finish_reason": _reason(reply)}
     return [
-        make(**_envelope(kind, model, [said], None)),
+        make(**_envelope(kind, model, [choice], None)),
         make(**_envelope(kind, model, [ended], None)),
         make(**_envelope(kind, model, [], _usage(reply))),
     ]
 
 
 class _Stream:
-    """What comes of a request with `stream`: the host waits for the whole reply."""
+    """The stream of a request with `stream`. The host waits for the whole reply."""
 
     response = None
 
@@ -190,5 +190,5 @@ class _Stream:
         await self.close()
 
     async def close(self) -> None:
-        """Gives nothing more."""
+        """Ends the stream."""
         self._pieces = iter(())

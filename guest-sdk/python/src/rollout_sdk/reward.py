@@ -1,12 +1,12 @@
-"""Reward functions: a grader that is one function of the answer and the truth.
+"""Reward functions: graders that are one function of the answer and the ground truth.
 
     @osmosis_reward
     def exact(solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs) -> float:
         return float(solution_str.strip() == ground_truth)
 
-A module with one such function, and no `Grader`, has it as its grader. Its first parameters are
-`solution_str`, the text of the model's last message, and `ground_truth`; or `messages`, all of them,
-and `ground_truth`, with the row's metadata as `metadata`.
+A module with one such function and no `Grader` has it as its grader. Its first parameters are `solution_str`, the text
+of the model's last message, and `ground_truth`; or `messages`, all messages, and `ground_truth`, with the row's
+metadata as `metadata`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "_rollout_reward"
 
 _METADATA_OF = {"solution_str": "extra_info", "messages": "metadata"}
-"""What the row's metadata is called beside these."""
+"""The name of the parameter for the row's metadata, by the first parameter."""
 
 
 def osmosis_reward(function: F) -> F:
@@ -39,8 +39,8 @@ def osmosis_reward(function: F) -> F:
 
 
 def osmosis_rubric(function: F) -> F:
-    """Marks a function that has a judge as the reward function. Its parameters are `solution_str`,
-    `ground_truth`, which is None where the row has none, and `extra_info`."""
+    """Marks a function that calls a judge as the reward function. Its parameters are `solution_str`, `ground_truth`,
+    which is None if the row has none, and `extra_info`."""
     names = list(inspect.signature(function).parameters)
     if names[:3] != ["solution_str", "ground_truth", "extra_info"]:
         raise TypeError(
@@ -52,12 +52,12 @@ def osmosis_rubric(function: F) -> F:
 
 
 def is_reward(value: Any) -> bool:
-    """Whether this is such a function."""
+    """Returns whether this is a reward function."""
     return inspect.isfunction(value) and hasattr(value, _MARK)
 
 
 def grader_of(function: Callable[..., Any]) -> type[Grader]:
-    """The grader that a reward function is."""
+    """Returns a grader class for a reward function."""
     parameters = inspect.signature(function).parameters
     first = next(iter(parameters))
     needs_label: bool = getattr(function, _MARK)
@@ -73,7 +73,7 @@ def grader_of(function: Callable[..., Any]) -> type[Grader]:
                 reward: Any = function(given, label, **more)
                 reward = await reward if inspect.isawaitable(reward) else reward
                 if reward is None:
-                    raise Failed(f"the reward function `{function.__name__}` gave nothing back")
+                    raise Failed(f"the reward function `{function.__name__}` returned nothing")
                 sample.reward = reward
 
     Reward.__name__ = Reward.__qualname__ = getattr(function, "__name__", "Reward")

@@ -1,7 +1,7 @@
 """Samples: conversations that are graded and trained on.
 
-A `Sample` is registered with the host the moment it is opened, and what is pushed to it
-is kept even if the rollout is cut short. Chat calls are made in its name.
+A `Sample` is registered with the host when it is opened, and its messages are stored even if the rollout is
+interrupted. Each model call belongs to a sample.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .message import Message, ToolCall
 
 @dataclass(frozen=True)
 class Usage(Mapping[str, int]):
-    """Tokens that chat calls cost, as the model's server counted them: by attribute, or
-    by key as in a reply's JSON (`usage["total_tokens"]`, `usage.get("prompt_tokens", 0)`)."""
+    """Tokens of model calls, as the model's server counted them: by attribute, or by key as in a reply's JSON
+    (`usage["total_tokens"]`, `usage.get("prompt_tokens", 0)`)."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
-        """Both together."""
+        """The sum of both."""
         return self.prompt_tokens + self.completion_tokens
 
     def __getitem__(self, name: str) -> int:
@@ -54,30 +54,30 @@ class Completion:
     """The model's reply."""
 
     message: Message
-    """The assistant's message, to be kept as it is."""
+    """The assistant's message. Store it unchanged."""
     text: str
-    """The reply's text, empty where it has none."""
+    """The reply's text; empty if it has none."""
     tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
-    """The tool calls that the model wants made, in order."""
+    """The model's tool calls, in order."""
     finish_reason: str | None = None
-    """Why the model stopped: `stop`, `tool_calls`, `length` or other words."""
+    """The reason why the model stopped: `stop`, `tool_calls`, `length` or another."""
     usage: Usage | None = None
-    """What the call cost, where the server said."""
+    """The tokens of the call, if the server reports them."""
 
 
 class Sample:
     """One conversation, registered with the host."""
 
-    # Anything else that is set would be lost without a word.
+    # Any other attribute would be lost silently.
     __slots__ = ("_handle", "_metrics", "_recorded", "id")
 
     def __init__(self, name: str | None = None) -> None:
         """Registers a sample. Its id is the name, or a random one."""
         self._handle = _host.open_sample(name)
         self.id: str = self._handle.id()
-        """The id that every chat call of this sample carries."""
+        """The id, which every model call of this sample carries."""
         self._metrics = Metrics({}, self._record_metric)
-        # How many messages its history has, where that is known.
+        # Number of messages in its history, if known.
         self._recorded: int | None = 0
 
     def __repr__(self) -> str:
@@ -91,12 +91,11 @@ class Sample:
         keep_reply: bool = False,
         **params: Any,
     ) -> Completion:
-        """Asks the model. The messages are sent as they are and are not pushed: what
-        belongs to the history is the workflow's choice. The reply is pushed only with
-        `keep_reply`.
+        """Calls the model with these messages, which are not pushed: the workflow decides what belongs to the history.
+        The reply is pushed only with `keep_reply`.
 
-        `tools` are schemas in OpenAI's form, `params` any sampling parameters
-        (`temperature=0.7, max_tokens=512`), sent as they are. Raises `ChatError`."""
+        `tools` are schemas in OpenAI's form, `params` any sampling parameters (`temperature=0.7, max_tokens=512`), sent
+        unchanged. Raises `ChatError`."""
         return await self._ask(dump_messages(messages), tools, params, after_history=False, keep_reply=keep_reply)
 
     async def continue_chat(
@@ -106,9 +105,9 @@ class Sample:
         keep_reply: bool = True,
         **params: Any,
     ) -> Completion:
-        """Asks the model with the whole history and these messages at its end, which are
-        pushed; so is the reply, unless `keep_reply` is false. The tenth turn of a
-        conversation costs no more than the first. Raises `ChatError`."""
+        """Calls the model with the whole history followed by these messages, which are pushed; so is the reply, unless
+        `keep_reply` is false. Only new messages are sent to the host, so a late turn of a conversation costs no more
+        than the first. Raises `ChatError`."""
         return await self._ask(dump_messages(messages), tools, params, after_history=True, keep_reply=keep_reply)
 
     async def _ask(
@@ -124,7 +123,7 @@ class Sample:
         given = dump(params, "the sampling parameters") if params else None
         recorded = self._recorded
         if after_history:
-            # Not known, where a budget is spent: it may be the one for messages.
+            # Unknown while the call runs: if a budget is spent, it may be the one for messages.
             self._recorded = None
         call = _host.start_chat(
             self._handle, messages, schemas, given, after_history=after_history, keep_reply=keep_reply
@@ -137,25 +136,24 @@ class Sample:
         return reply
 
     def push(self, *messages: Message) -> None:
-        """Adds messages at the end of the history, all of them or none. Raises
-        `RecordError` where a limit of this rollout is reached."""
+        """Appends messages to the history, all of them or none. Raises `RecordError` if a limit of this rollout is
+        reached."""
         _host.push(self._handle, dump_messages(messages))
         if self._recorded is not None:
             self._recorded += len(messages)
 
     def replace(self, messages: Iterable[Message]) -> None:
-        """Puts these messages in place of the whole history."""
+        """Replaces the whole history."""
         texts = dump_messages(messages)
         _host.replace(self._handle, texts)
         self._recorded = len(texts)
 
     def has_recorded(self, count: int) -> bool:
-        """Whether its history has so many messages, none of them pushed by others than
-        this object."""
+        """Returns whether its history has this number of messages, all recorded by this object."""
         return self._recorded == count
 
     def metric(self, name: str, value: float) -> None:
-        """Records a finite measurement; the last one under a name stays."""
+        """Records a finite metric. The last value of a name counts."""
         self._metrics[name] = value
 
     def _record_metric(self, name: str, value: float) -> None:
@@ -163,28 +161,28 @@ class Sample:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was measured. What is written here is recorded, as by `metric`."""
+        """The recorded metrics. A write here records a metric, like `metric`."""
         return self._metrics
 
     @metrics.setter
     def metrics(self, given: Mapping[str, float]) -> None:
-        # `sample.metrics |= …` gives the same object back.
+        # `sample.metrics |= …` assigns the same object.
         if given is not self._metrics:
             self._metrics.update(given)
 
     def field(self, name: str, value: Any) -> None:
-        """Records a JSON value beside the messages; the last one under a name stays."""
+        """Records a JSON value with the sample. The last value of a name counts."""
         _host.set_field(self._handle, name, dump(value, f"field `{name}`"))
 
     def withdraw(self) -> None:
-        """Asks that this sample be graded but not trained on."""
+        """Excludes this sample from training. It is still graded."""
         self._handle.withdraw()
 
 
 async def chat_with(
     sample: Sample, messages: Iterable[Message], tools: Iterable[Mapping[str, Any]], params: dict[str, Any]
 ) -> Completion:
-    """Asks the model as `Sample.chat` does, with parameters of any names."""
+    """Calls the model like `Sample.chat`, with parameters of any names."""
     return await sample._ask(  # pyright: ignore[reportPrivateUsage]
         dump_messages(messages), tools, params, after_history=False, keep_reply=False
     )

@@ -5,9 +5,8 @@
     agent = Agent(model=RolloutModel(temperature=0.7), tools=[calculator], messages=ctx.prompt)
     result = await agent.invoke_async()
 
-An agent registers its sample when it is made, and its `messages` are the sample's, in the
-framework's own form: content is a list of blocks, `{"text": …}`, `{"toolUse": …}` and
-`{"toolResult": …}`.
+An agent registers its sample when it is created, and its `messages` are the sample's, in the framework's own form:
+content is a list of blocks, `{"text": …}`, `{"toolUse": …}` and `{"toolResult": …}`.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ Event: TypeAlias = dict[str, Any]
 
 
 class _DirectCalls:
-    """`agent.tool`: calls of tools that the model did not ask for."""
+    """Implements `agent.tool`: tool calls by the program."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -137,7 +136,7 @@ class _DirectCalls:
         return call
 
 
-# Too long for the model: what its server says then.
+# Texts in the errors of model servers when a conversation is too long.
 _TOO_LONG = (
     "context_length_exceeded",
     "context length",
@@ -150,7 +149,7 @@ _TOO_LONG = (
 
 @dataclass
 class _Invocation:
-    """One invocation under way."""
+    """An invocation in progress."""
 
     state: JsonObject
     structure: Structure | None
@@ -159,7 +158,7 @@ class _Invocation:
     usage: Usage = field(default_factory=Usage)
     cycles: int = 0
     forced: bool = False
-    """Whether the model was told to give its structured output, and can do nothing else."""
+    """Whether the model was required to give its structured output."""
     found: Any = None
 
     def limit_reached(self) -> StopReason | None:
@@ -175,7 +174,7 @@ STRUCTURE_PROMPT = "You must format the previous response as structured output."
 
 
 class Agent:
-    """An agent: a model in a loop with tools, and the conversation they have."""
+    """An agent: a model in a loop with tools, and their conversation."""
 
     def __init__(
         self,
@@ -197,9 +196,9 @@ class Agent:
         tool_executor: ConcurrentToolExecutor | SequentialToolExecutor | None = None,
         trace_attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """An agent with a sample of its own, whose id is the name, the agent's id or a
-        random one. `messages` are chat messages or the framework's own. Nothing is printed and
-        nothing taken out of the conversation unless a handler or a manager is given."""
+        """Creates an agent with its own sample, whose id is the name, the agent's id or a random one. `messages` are
+        chat messages or the framework's own. Nothing is printed and no message is removed unless a handler or a manager
+        is given."""
         del trace_attributes
         self.model = model
         self.name = name
@@ -226,7 +225,7 @@ class Agent:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation, which is the sample's history. It may be changed."""
+        """The conversation, which is the sample's history. The author may change it."""
         return self._history.messages
 
     @messages.setter
@@ -235,7 +234,7 @@ class Agent:
 
     @property
     def sample(self) -> Sample:
-        """The sample that holds the conversation."""
+        """The sample that records the conversation."""
         return self._history.sample
 
     @property
@@ -245,17 +244,17 @@ class Agent:
 
     @property
     def tool(self) -> _DirectCalls:
-        """The tools, to be called without the model: `agent.tool.NAME(…)`."""
+        """The tools, for calls by the program: `agent.tool.NAME(…)`."""
         return _DirectCalls(self)
 
     def add_hook(
         self, callback: HookCallback, event_type: type[HookEvent] | list[type[HookEvent]] | None = None
     ) -> None:
-        """Has a callback called for events of this type, or of that which its parameter is hinted with."""
+        """Registers a callback for events of this type, or of the type hint of its parameter."""
         self.hooks.add_callback(event_type, callback)
 
     def as_tool(self, name: str | None = None, description: str | None = None) -> Tool[..., Any]:
-        """A tool that invokes this agent with a text."""
+        """Returns a tool that invokes this agent with a text."""
         initial = list(self.messages)
 
         async def invoke(input: str) -> str:
@@ -266,7 +265,7 @@ class Agent:
         return Tool(invoke, name=called, description=description or self.description or f"Asks the agent {called}.")
 
     def __call__(self, prompt: Prompt = None, **options: Any) -> AgentResult:
-        """As `invoke_async`, for who does not await it. Other tasks stand still meanwhile."""
+        """Runs `invoke_async` without `await`. Other tasks do not run meanwhile."""
         return run_sync(self.invoke_async(prompt, **options))
 
     async def invoke_async(
@@ -279,7 +278,7 @@ class Agent:
         limits: Mapping[str, int] | None = None,
         **state: Any,
     ) -> AgentResult:
-        """Says something, if anything, and runs the loop until the model stops."""
+        """Adds the prompt, if any, and runs the loop until the model stops."""
         result: AgentResult | None = None
         async for event in self.stream_async(
             prompt,
@@ -303,8 +302,8 @@ class Agent:
         limits: Mapping[str, int] | None = None,
         **state: Any,
     ) -> AsyncIterator[Event]:
-        """As `invoke_async`, and gives what happens as it happens. A reply of the model comes as a
-        whole: the host does not stream."""
+        """Runs `invoke_async` and yields its events as they happen. A reply of the model is one event: the host does
+        not stream."""
         if self._at_work:
             raise ConcurrencyException(f"agent `{self.name or self.sample.id}` is at work already")
         given = {} if invocation_state is None else invocation_state
@@ -333,7 +332,7 @@ class Agent:
             self._at_work = False
 
     async def _invocation(self, prompt: Prompt, run: _Invocation) -> AsyncIterator[Any]:
-        """One invocation: what happens, and at last its end."""
+        """Yields the events of an invocation."""
         yield {"init_event_loop": True}
         before = BeforeInvocationEvent(self, run.state, _as_messages(prompt))
         await self.hooks.call(before)
@@ -342,13 +341,13 @@ class Agent:
             for message in before.messages or ():
                 await self._add(in_blocks(message))
             if before.cancel:
-                said = _cancelled(before.cancel, "the invocation was denied by a hook")
-                await self._add(said)
-                result = self._result(run, "end_turn", said)
+                message = _cancelled(before.cancel, "the invocation was denied by a hook")
+                await self._add(message)
+                result = self._result(run, "end_turn", message)
             else:
                 async for event in self._cycles(run):
                     result = event.get("result", result)
-                    # The result is given when the invocation is over.
+                    # The result is yielded when the invocation has ended.
                     if "result" not in event:
                         yield event
         finally:
@@ -369,7 +368,7 @@ class Agent:
         return AgentResult(why, message, self.event_loop_metrics, state, run.found, run.usage)
 
     async def _cycles(self, run: _Invocation) -> AsyncIterator[Event]:
-        """Asks and runs tools until the model stops."""
+        """Calls the model and runs tools until the model stops."""
         run.state.setdefault("request_state", {})
         while True:
             if why := run.limit_reached():
@@ -402,7 +401,7 @@ class Agent:
                 return
 
     async def _is_over(self, run: _Invocation, message: Message) -> bool:
-        """Whether a reply without calls ends the invocation: not where structured output is missing."""
+        """Returns whether a reply without calls ends the invocation: not if structured output is missing."""
         if run.structure is None:
             return True
         if run.forced:
@@ -410,7 +409,7 @@ class Agent:
                 run.found = run.structure.read_text("".join(_texts_of(message)))
             except Mismatch as mismatch:
                 raise StructuredOutputException(
-                    f"the model gave no {run.structure.name}, though it was told to: {mismatch}"
+                    f"the model gave no {run.structure.name}, although it was required: {mismatch}"
                 ) from None
             return True
         run.forced = True
@@ -418,8 +417,8 @@ class Agent:
         return False
 
     async def _reply(self, run: _Invocation) -> tuple[Completion | None, Message]:
-        """Asks the model once, as hooks and the conversation's manager want it. There is no reply where a hook
-        stands in for it."""
+        """Calls the model once, subject to hooks and the conversation manager. Returns no reply if a hook replaces the
+        call."""
         while True:
             self.conversation_manager.before_model_call(self)
             before = BeforeModelCallEvent(self, run.state)
@@ -446,14 +445,14 @@ class Agent:
                 return reply, message
 
     def _make_room(self, error: ChatError) -> None:
-        """Has the conversation be shortened, where that is what is wrong; raises what is wrong otherwise."""
-        said = f"{error} {error.answer}".lower()
-        if error.kind != "refused" or not any(each in said for each in _TOO_LONG):
+        """Shortens the conversation if it was too long for the model; raises the error otherwise."""
+        text = f"{error} {error.answer}".lower()
+        if error.kind != "refused" or not any(each in text for each in _TOO_LONG):
             raise error
         self.conversation_manager.reduce_context(self, error)
 
     def _offered(self, run: _Invocation) -> tuple[list[JsonObject], JsonObject]:
-        """Tools, and parameters."""
+        """Returns the tools and parameters of the next model call."""
         if run.structure is None:
             return [item.schema for item in self.tools.values()], self._params
         function = {"name": run.structure.name, "description": run.structure.description, "parameters": run.structure.schema}
@@ -471,26 +470,26 @@ class Agent:
         return [chat for message in [*first, *conversation] for chat in as_chat(message)]
 
     def ask_beside(self, messages: Iterable[Message], system: str) -> str:
-        """What the model answers to this, which is no part of the conversation."""
-        asked = self._request(messages, system)
-        return run_sync(self._history.sample.chat(asked, **self._params)).text
+        """Returns the model's answer to messages that are not part of the conversation."""
+        request = self._request(messages, system)
+        return run_sync(self._history.sample.chat(request, **self._params)).text
 
     def structured_output(self, output_model: Any, prompt: Prompt = None) -> Any:
-        """As `structured_output_async`, for who does not await it."""
+        """Runs `structured_output_async` without `await`."""
         return run_sync(self.structured_output_async(output_model, prompt))
 
     async def structured_output_async(self, output_model: Any, prompt: Prompt = None) -> Any:
-        """The conversation, and what is said in addition, as this type; neither is kept. Raises
-        `StructuredOutputException`."""
-        asked = [*self.messages, *map(in_blocks, _as_messages(prompt))]
-        if not asked:
+        """Asks the model for an instance of this type, from the conversation and the prompt. Neither prompt nor answer
+        is recorded. Raises `StructuredOutputException`."""
+        conversation = [*self.messages, *map(in_blocks, _as_messages(prompt))]
+        if not conversation:
             raise ValueError("there is neither a conversation nor a prompt")
         run = _Invocation({}, Structure(output_model), "", {}, forced=True)
         await self.hooks.call(BeforeInvocationEvent(self, run.state, None))
         try:
             tools, params = self._offered(run)
             self._history.record()
-            reply = await self._history.sample.chat(self._request(asked), tools=tools, **params)
+            reply = await self._history.sample.chat(self._request(conversation), tools=tools, **params)
             given = reply.tool_calls[0].arguments if reply.tool_calls else reply.text
             assert run.structure is not None
             try:
@@ -522,9 +521,9 @@ class Agent:
             before = BeforeToolCallEvent(self, self.tools.get(call.name), use_of(call), run.state)
             await self.hooks.call(before)
             if before.cancel_tool:
-                said = before.cancel_tool if isinstance(before.cancel_tool, str) else "the call was denied by a hook"
-                denied = tool_result(before.tool_use, "error", [{"text": said}])
-                after = AfterToolCallEvent(self, None, before.tool_use, run.state, denied, None, said)
+                text = before.cancel_tool if isinstance(before.cancel_tool, str) else "the call was denied by a hook"
+                denied = tool_result(before.tool_use, "error", [{"text": text}])
+                after = AfterToolCallEvent(self, None, before.tool_use, run.state, denied, None, text)
             else:
                 result, error = await self._tool_answer(before, run.state)
                 after = AfterToolCallEvent(self, before.selected_tool, before.tool_use, run.state, result, error)
@@ -545,7 +544,7 @@ class Agent:
             beside = made.beside(ToolContext(use, self, state)) if isinstance(made, AgentTool) else {}
             result: Any = await made.run(arguments, beside)
             if inspect.isasyncgen(result):
-                # What it gives on the way is for who looks on; the last is the result.
+                # The last value is the result.
                 last: Any = None
                 async for last in result:
                     pass
@@ -556,13 +555,13 @@ class Agent:
         finally:
             counted.total_time += time.monotonic() - started
         counted.success_count += 1
-        # A tool may say status and blocks itself.
+        # A tool may return status and blocks itself.
         if is_mapping(result) and "status" in result and "content" in result:
             return tool_result(use, result["status"], list(result["content"])), None
         return tool_result(use, "success", [{"text": str(result)}]), None
 
     async def call_tool(self, name: str, arguments: JsonObject, said: str | None = None) -> JsonObject:
-        """Calls a tool that the model did not ask for, and keeps that in the conversation."""
+        """Calls a tool for the program, and records the call in the conversation."""
         use = {"toolUseId": f"tooluse_{name}_{len(self.messages)}", "name": name, "input": arguments}
         called = BeforeToolCallEvent(self, self.tools[name], use)
         result, _ = await self._tool_answer(called, {})
@@ -578,7 +577,7 @@ class Agent:
 
 
 def _as_messages(prompt: Any) -> list[Message]:
-    """What a prompt says, as messages."""
+    """Returns a prompt as messages."""
     if prompt is None:
         return []
     if isinstance(prompt, str):
@@ -590,8 +589,8 @@ def _as_messages(prompt: Any) -> list[Message]:
     return [{"role": "user", "content": list(prompt)}]
 
 
-def _cancelled(said: bool | str, otherwise: str) -> Message:
-    return {"role": "assistant", "content": [{"text": said if isinstance(said, str) else otherwise}]}
+def _cancelled(text: bool | str, otherwise: str) -> Message:
+    return {"role": "assistant", "content": [{"text": text if isinstance(text, str) else otherwise}]}
 
 
 def _stop_reason(reply: Completion | None) -> StopReason:
@@ -605,15 +604,15 @@ def _texts_of(message: Message) -> list[str]:
 
 
 def _structured(run: _Invocation, structure: Structure, call: ToolCall) -> JsonObject:
-    """The result of the call that is the structured output."""
+    """Returns the result of the call with the structured output."""
     use = use_of(call)
     try:
         run.found = structure.read_text(call.arguments)
     except Mismatch as mismatch:
-        return tool_result(use, "error", [{"text": f"this is no {structure.name}: {mismatch}"}])
+        return tool_result(use, "error", [{"text": f"this is not a valid {structure.name}: {mismatch}"}])
     return tool_result(use, "success", [{"text": f"this is a valid {structure.name}"}])
 
 
-# The names that the Python package of the wire protocol gives these.
+# The names of these classes in the Python package of the wire protocol.
 OsmosisStrandsAgent = Agent
 OsmosisRolloutModel = RolloutModel

@@ -1,5 +1,4 @@
-"""Running a workflow or a grader in a test, on this machine's Python, against a model that is
-played from a script.
+"""Runs a workflow or a grader in a test, in this machine's Python, with a model that replies from a script.
 
     from rollout_sdk.testing import calls, grade, run_workflow
 
@@ -8,7 +7,7 @@ played from a script.
         assert run.sample.messages[-1]["content"] == "#### 4"
         assert grade(SameNumber, run, label="4").reward == 1.0
 
-What is served is the component, so `rollout-host validate` and `test` have the last word.
+Only the component is served, so check it with `rollout-host validate` and `test` too.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from .errors import ArtifactError, OpenError
 from .grading import Grader, GraderContext, RolloutSample
 from .message import Message, assistant, text_of, tool_calls_of, user
 
-# As in a component: a workflow for the published packages runs on this package's shapes, be they
-# installed on this machine or not. Import this before the workflow.
+# As in a component, a workflow for the published packages uses this package's shapes, whether those are installed or
+# not. Import this module before the workflow.
 _names.install_before_the_packages()
 
 Reply: TypeAlias = "str | Message | Exception | Callable[[JsonObject], str | Message]"
-"""What the model says: a text, a whole message, an error that the call raises, or a function
-of the request that gives one of the first two."""
+"""A reply of the model: a text, a whole message, an error that the call raises, or a function of the request that
+returns one of the first two."""
 
 Prompt: TypeAlias = "str | Iterable[Message]"
 
 
 def calls(name: str, /, **arguments: Any) -> Message:
-    """A reply that calls a tool."""
+    """Returns a reply that calls a tool."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"call-{name}", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -49,7 +48,7 @@ def calls(name: str, /, **arguments: Any) -> Message:
 
 @dataclass
 class PlayedSample:
-    """What a workflow registered."""
+    """A sample that a workflow registered."""
 
     id: str
     messages: list[Message] = field(default_factory=list[Message])
@@ -60,16 +59,16 @@ class PlayedSample:
 
 @dataclass
 class PlayedRun:
-    """What came of a run."""
+    """The result of a run."""
 
     samples: list[PlayedSample] = field(default_factory=list[PlayedSample])
     requests: list[JsonObject] = field(default_factory=list[JsonObject])
-    """What the model was asked: messages, tools and parameters."""
+    """The model calls: messages, tools and parameters."""
     log: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Lines by level, and events under their names."""
+    """Lines with their level, and events with their name."""
     artifacts: dict[str, bytes] = field(default_factory=dict[str, bytes])
     result: RolloutResult | None = None
-    """What an agent loop gave back."""
+    """The result of an agent loop."""
 
     @property
     def sample(self) -> PlayedSample:
@@ -86,7 +85,7 @@ def run_workflow(
     config: BaseConfig | Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> PlayedRun:
-    """Runs a workflow. Raises what it raises."""
+    """Runs a workflow. Raises its exceptions."""
     declared, values = _configuration(_discover.named_config(workflow, AgentWorkflow), config)
     found = _discover.Found(workflow, None, None, declared, None)
     with _played(replies, values, metadata) as run:
@@ -108,7 +107,7 @@ def run_agent_loop(
     max_turns: int = 10,
     metadata: Mapping[str, Any] | None = None,
 ) -> PlayedRun:
-    """Runs an agent loop. Raises what it raises."""
+    """Runs an agent loop. Raises its exceptions."""
     found = _discover.Found(None, loop, None, None, None)
     request: Any = SimpleNamespace(
         messages=_prompt_texts(prompt), max_turns=max_turns, max_tokens_total=8192, completion_params="{}"
@@ -128,8 +127,8 @@ def grade(
     config: GraderConfig | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> GraderContext:
-    """Has a grader rate a run, a conversation, or an answer. Its context has what came of
-    that: `reward`, and the samples with theirs."""
+    """Grades a run, a conversation, or an answer. The returned context has the results: `reward`, and the samples with
+    their rewards."""
     if isinstance(what, PlayedRun):
         samples = [RolloutSample(each.id, each.messages, each.metrics) for each in what.samples]
     else:
@@ -161,22 +160,22 @@ def _rehearse(found: _discover.Found, work: Callable[[], Any]) -> Any:
     return _one_thread.run_apart(lambda: _export.rehearse(found, work))
 
 
-# The host, as far as a test needs one.
+# A simulated host.
 
 
 class _PlayedCall:
-    """A call of the model under way."""
+    """A model call in progress."""
 
     def __init__(self, reply: Any, keep_for: Any) -> None:
         self.reply = reply
         self.keep_for = keep_for
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is under way."""
+        """Does nothing: no call is in progress."""
 
 
 class _Model:
-    """Answers from the script, in the order in which it is asked."""
+    """Replies from the script, in the order of the calls."""
 
     Request = SimpleNamespace
     Role = SimpleNamespace(POLICY="policy", JUDGE="judge")
@@ -200,17 +199,17 @@ class _Model:
         if after_history:
             sample.push(given)
             messages = [*sample.played.messages]
-        asked = {
+        sent = {
             "messages": messages,
             "tools": [json.loads(each) for each in request.tools],
             **json.loads(request.params or "{}"),
         }
         place = len(self._run.requests)
-        self._run.requests.append(asked)
-        assert place < len(self._replies), f"the model was asked more often than there are replies, {place}"
+        self._run.requests.append(sent)
+        assert place < len(self._replies), f"the model was called more often than there are replies, {place}"
         reply: Any = self._replies[place]
         if callable(reply):
-            reply = reply(asked)
+            reply = reply(sent)
         return _PlayedCall(reply, sample if request.keep_reply else None)
 
     def finish(self, call: Any) -> Any:
@@ -229,7 +228,7 @@ class _Model:
 
 
 class _Handle:
-    """A sample's handle."""
+    """The handle of a sample."""
 
     def __init__(self, sample: PlayedSample) -> None:
         self.played = sample
@@ -262,7 +261,7 @@ class _Levels:
 def _played(
     replies: Iterable[Reply], config: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None
 ) -> Generator[PlayedRun, None, None]:
-    """As long as this lasts, the host is played."""
+    """Simulates the host in a `with` block."""
     run = PlayedRun()
 
     def open_sample(name: str | None) -> _Handle:

@@ -1,10 +1,9 @@
 """Tools: functions that the model may call.
 
-`@tool` makes a `Tool` of a function. What the model is told comes from the signature's
-type hints and the docstring. Whatever is wrong with a call is text for the model to
-read, and never fails the rollout.
+`@tool` creates a `Tool` from a function. Its definition for the model comes from the signature's type hints and the
+docstring. An error in a call is reported to the model as text, and never fails the rollout.
 
-Tools that the operator provides are in `rollout_sdk.host_tools`.
+The tools that the operator provides are in `rollout_sdk.host_tools`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Tool(Generic[P, R]):
 
     @property
     def schema(self) -> JsonObject:
-        """What the model is told, in the form of OpenAI's function tools."""
+        """The definition for the model, in the form of OpenAI's function tools."""
         return {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
@@ -63,11 +62,9 @@ class Tool(Generic[P, R]):
         return f"<tool {self.name}>"
 
     async def run(self, arguments: str, context: dict[str, Any] | None = None) -> Any:
-        """Calls the function with arguments as the model wrote them, JSON text.
-
-        `context` gives what the framework passes beside them. Raises `Invalid` for
-        arguments that do not fit, and what the function raises."""
-        # Nothing is what models write for a function without parameters.
+        """Calls the function with the arguments that the model wrote, JSON text. `context` has the framework's
+        additional arguments. Raises `Invalid` for invalid arguments, and the function's exceptions."""
+        # Models write an empty text for a function without parameters.
         given = load_object(arguments if arguments.strip() else None, "the arguments")
         try:
             values = read_fields(self._fields, given)
@@ -82,8 +79,8 @@ class Tool(Generic[P, R]):
         return await result if inspect.isawaitable(result) else result
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Makes a call of the model's. A returned text is given to the model as it is,
-        anything else as JSON; an exception as `error: …`."""
+        """Makes a tool call. A returned text goes to the model unchanged, any other value as JSON, and an exception as
+        `error: …`."""
         try:
             return ToolResult(call.id, as_text(await self.run(call.arguments)))
         except Exception as error:
@@ -91,27 +88,27 @@ class Tool(Generic[P, R]):
 
 
 def as_text(result: Any) -> str:
-    """What the model reads of a tool's result."""
+    """Returns the text of a tool's result for the model."""
     return result if isinstance(result, str) else dump(result, "the result")
 
 
 def failed(call: ToolCall, error: Exception | str) -> ToolResult:
-    """The result of a call that failed."""
+    """Returns the result of a failed call."""
     return ToolResult(call.id, f"error: {explain(error)}", is_error=True)
 
 
 def explain(error: Exception | str) -> str:
-    """What the model is told of an exception."""
+    """Returns the text of an exception for the model."""
     if isinstance(error, (str, RolloutError)):
         return str(error)
     text = str(error)
-    # The text of these is only the key, or nothing at all.
+    # The text of these exceptions is only the key, or empty.
     named = isinstance(error, KeyError) or not text
     return f"{type(error).__name__}: {text}".removesuffix(": ") if named else text
 
 
 def as_tool(item: Any) -> Tool[..., Any]:
-    """A tool as it is; of a plain function, one is made."""
+    """Returns a tool as it is, or creates one from a plain function."""
     made: Tool[..., Any] = item if is_a(item, Tool) else Tool(item)
     return made
 
@@ -129,7 +126,7 @@ def tool(
 def tool(
     function: Callable[P, R] | None = None, /, *, name: str | None = None, description: str | None = None
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Makes a `Tool` of a function, `async` or not.
+    """Creates a `Tool` from a function, `async` or not.
 
         @tool
         def add(a: float, b: float) -> float:
@@ -149,7 +146,7 @@ def tool(
 def _parameters(
     function: Callable[..., Any], name: str, described: dict[str, str], context_names: frozenset[str]
 ) -> tuple[list[Field], bool]:
-    """The parameters that the model fills in, and whether any others may come."""
+    """Returns the parameters for the model, and whether others are accepted."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
@@ -167,7 +164,7 @@ def _parameters(
                 hint = hints.get(parameter.name, Any)
                 fields.append(Field(parameter.name, hint, default, described.get(parameter.name)))
             case _:
-                # The context, which is not the model's to give.
+                # The context, which does not come from the model.
                 pass
     return fields, takes_rest
 
@@ -177,8 +174,8 @@ _ARGUMENT = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 
 
 def read_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """The description before the first heading, and what is said of each argument under
-    `Args:`, in the way that is usual in Google's style."""
+    """Returns the description before the first heading, and the text about each argument under `Args:`, in Google's
+    style."""
     section = ""
     summary: list[str] = []
     arguments: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The tools of one conversation, and who runs which call."""
+"""The tools of a conversation, which are the plugin's own and the operator's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .tool import Tool, as_tool, failed
 
 
 class Toolbox:
-    """The tools that are offered to the model in one conversation: a plugin's own and,
-    if asked for, those that the operator provides.
+    """The tools that the model is offered in a conversation: a plugin's own and, if requested, those that the operator
+    provides.
 
-    `Agent` has one inside; it is for a loop of one's own."""
+    `Agent` has a toolbox; create one for a custom loop."""
 
     def __init__(self, tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (), *, host_tools: bool = False):
         self._own: dict[str, Tool[..., Any]] = {}
@@ -27,24 +27,23 @@ class Toolbox:
             self.add_host_tools()
 
     def add(self, item: Tool[..., Any] | Callable[..., Any]) -> None:
-        """Adds a tool, in place of one of the same name. A plain function is made one."""
+        """Adds a tool, or replaces one of the same name. A plain function becomes a tool."""
         made = as_tool(item)
         self._own[made.name] = made
 
     def add_host_tools(self) -> None:
-        """Adds the tools that the operator provides, except those with the name of a tool of
-        the plugin's own."""
+        """Adds the operator's tools, except those with the name of a tool of the plugin."""
         self._of_host = {schema["function"]["name"]: schema for schema in host_tools.available()}
 
     @property
     def schemas(self) -> list[JsonObject]:
-        """What the model is told of the tools."""
+        """The definitions of the tools for the model."""
         own = [item.schema for item in self._own.values()]
         return own + [schema for name, schema in self._of_host.items() if name not in self._own]
 
     async def execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Makes the calls side by side; results come in the order of the calls. A tool
-        that is not here gives a result that says so."""
+        """Makes the calls concurrently and returns the results in their order. An unknown tool gives an error
+        result."""
         return await asyncio.gather(*map(self.call, calls))
 
     async def call(self, call: ToolCall) -> ToolResult:

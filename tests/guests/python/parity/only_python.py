@@ -1,4 +1,4 @@
-"""What only a guest in Python can do, right or wrong."""
+"""Behaviours that only a Python guest can have, correct and incorrect."""
 
 import _thread
 import asyncio
@@ -26,7 +26,7 @@ def divide(a: int, b: int) -> float:
 
 
 async def behave(what: str, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> Messages | None:
-    """Does what the prompt says and reports it."""
+    """Runs the behaviour that the prompt names and reports the result."""
     found: object = None
     match what:
         case "divide":
@@ -90,7 +90,7 @@ async def behave(what: str, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> M
         case "object":
             return [{"role": "assistant", "content": object()}]
         case _:
-            raise Invalid(f"nobody knows how to {what}")
+            raise Invalid(f"unknown behaviour: {what}")
     return [*ctx.prompt, message.assistant(str(found))]
 
 
@@ -98,7 +98,7 @@ MADE_WHEN_BUILT = [{"a": [1, 2]} for _ in range(100)]
 
 
 def counted() -> str:
-    """Which objects have their references counted, and that the collector works."""
+    """Returns which objects have counted references, after a garbage collection."""
     made_now: list[object] = []
     made_now.append(made_now)
     gc.collect()
@@ -114,7 +114,7 @@ async def refuse() -> None:
 
 
 async def time_out(ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> str:
-    """Asks twice, and gives one of the calls up."""
+    """Makes two calls, and abandons one of them."""
     first = asyncio.create_task(ctx.sample.chat([message.user("Calculate 1 + 1.")]))
     try:
         async with asyncio.timeout(0.2):
@@ -126,7 +126,7 @@ async def time_out(ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> str:
 
 
 def late_imports() -> str:
-    """Modules, codecs and data that nobody asked for while the component was built."""
+    """Loads modules, codecs and data that were not used while the component was built."""
     import colorsys
     import importlib.resources
     import importlib.util
@@ -158,7 +158,7 @@ def late_imports() -> str:
 
 
 def look() -> str:
-    """Whoever looks before they open finds what they could open, and nothing else."""
+    """Checks for files before opening them, and finds exactly those that can be opened."""
     import doctest
     import glob
     import importlib.resources
@@ -197,7 +197,7 @@ def said_of(work: Callable[[], object]) -> str:
 
 
 async def processes() -> str:
-    """Processes are refused in the same words; pools of threads work."""
+    """Tries to start processes, which all raise the same error, and uses pools of threads, which work."""
     import multiprocessing.dummy
     import subprocess
     from multiprocessing.pool import ThreadPool
@@ -226,7 +226,7 @@ async def processes() -> str:
 
 
 def elsewhere() -> str:
-    """What Python has on every system does what is true here, or raises what it raises elsewhere."""
+    """Calls functions that Python has on every system: they return facts, or raise their usual exceptions."""
     import ctypes.util
     import locale
     from pathlib import Path
@@ -262,7 +262,7 @@ async def later(value: int) -> int:
 
 
 async def threads() -> str:
-    """Threads, pools, queues, and loops of their own."""
+    """Uses threads, pools, queues, and separate event loops."""
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(threading.current_thread().name), name="worker")
     thread.start()
@@ -277,7 +277,7 @@ async def threads() -> str:
     found.append(await asyncio.to_thread(asyncio.run, later(4)))
     items: queue.Queue[int] = queue.Queue()
     lock, event = threading.Lock(), threading.Event()
-    # One that watches: there is nobody whom it could watch.
+    # A thread that waits forever for another one.
     threading.Thread(target=event.wait, daemon=True).start()
     with lock, threading.RLock():
         items.put(5)
@@ -290,7 +290,7 @@ async def threads() -> str:
 
 
 def alarms() -> str:
-    """An alarm comes when the clock reaches its time, and not while anything is computed."""
+    """Sets an alarm, which fires when the clock reaches its time, and not during a computation."""
 
     def handle(*_: object) -> None:
         raise TimeoutError("alarm")

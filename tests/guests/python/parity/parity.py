@@ -1,4 +1,4 @@
-"""One behaviour a prompt, the same as `examples/parity.rs` in the other language."""
+"""Behaves as each prompt says, exactly like `examples/parity.rs`."""
 
 import asyncio
 import json
@@ -38,9 +38,9 @@ Context = AgentWorkflowContext[Config]
 
 @tool
 def join(
-    words: Annotated[list[str], "What to join."],
+    words: Annotated[list[str], "The words to join."],
     *,
-    between: Annotated[str | None, "What goes between."] = None,
+    between: Annotated[str | None, "The separator."] = None,
     loud: bool,
 ) -> str:
     """Joins words."""
@@ -97,7 +97,7 @@ class Parity(AgentWorkflow[Config]):
 
 
 def report(ctx: Context, found: Any) -> Messages:
-    """The prompt with what was found out as its reply."""
+    """Returns the prompt with a report as its reply."""
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
     return [*ctx.prompt, message.assistant(text)]
 

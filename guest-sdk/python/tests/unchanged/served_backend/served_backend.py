@@ -1,4 +1,4 @@
-"""A server of a backend, as the package's own scaffold has it: a sample source, files, and a rubric."""
+"""A server of a backend, as the package's own scaffold generates it: a sample source, files, and a rubric."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A Strands agent with structured output, a tool that has its context, hooks that change what is done,
-state, and direct calls of tools."""
+"""A Strands agent with structured output, a tool that receives its context, hooks that change actions, state, and
+direct tool calls."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""A package that is imported within a function only."""
+"""A package that only a function imports."""

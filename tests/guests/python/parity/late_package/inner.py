@@ -1,4 +1,4 @@
-"""A module of it."""
+"""A module of the package."""
 
 
 def twice(number: int) -> int:

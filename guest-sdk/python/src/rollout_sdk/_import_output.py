@@ -1,5 +1,5 @@
-"""What the author's modules print and warn of while they are imported, for `rollout-host build` to
-show: the tool that builds components shows it only where they fail."""
+"""Records the output and warnings of the author's modules while they are imported, for `rollout-host build`:
+componentize-py shows them only if it fails."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Generator
 from typing import Any, TextIO
 
-FILE = "said.txt"
+FILE = "import_output.txt"
 
 
 class _Twice:
-    """Writes to a file, too, as long as there is one. It stays in whatever took it meanwhile, as
-    handlers of `logging` do."""
+    """A stream that also writes to a file while the file is open. Objects that stored it meanwhile, such as handlers of
+    `logging`, keep it."""
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:
         self._stream = stream
@@ -29,8 +29,8 @@ class _Twice:
 
 
 @contextlib.contextmanager
-def kept(directory: str) -> Generator[None, None, None]:
-    """Keeps what is said meanwhile in this directory."""
+def recorded(directory: str) -> Generator[None, None, None]:
+    """Records the output of the `with` block in a file in this directory."""
     with open(f"{directory}/{FILE}", "w", encoding="utf-8") as file:
         streams: Any = sys
         before = (sys.stdout, sys.stderr)
