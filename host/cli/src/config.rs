@@ -31,7 +31,8 @@ pub(super) struct Config {
 }
 
 impl Config {
-    pub(crate) fn run(self) -> Result<Exit> {
+    pub(crate) fn run(mut self) -> Result<Exit> {
+        self.options.pull(&mut self.plugin)?;
         let config = self.options.raw_config()?.resolve()?;
         let runtime = setup::runtime()?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::options::LoadOptions;
+use super::registry::RegistryOptions;
 use super::{Exit, OUTPUT, plugin_file, setup};
 use rollout_guest::engine::{Engine, Loader};
 use rollout_guest::plugin::{CONTRACT_VERSION, Description, Item};
@@ -31,10 +32,13 @@ pub(super) struct Inspect {
     json: bool,
     #[command(flatten)]
     load: LoadOptions,
+    #[command(flatten)]
+    registry: RegistryOptions,
 }
 
 impl Inspect {
-    pub(crate) fn run(self) -> Result<Exit> {
+    pub(crate) fn run(mut self) -> Result<Exit> {
+        self.registry.pull(&mut self.plugin, &self.load)?;
         let config = self.load.raw_config()?.resolve()?;
         let bytes = plugin_file::read(&self.plugin, &config.load_limits)?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;

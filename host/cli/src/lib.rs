@@ -23,6 +23,8 @@ mod new;
 mod options;
 mod plugin_file;
 mod print;
+mod progress;
+mod registry;
 mod replay;
 mod serve;
 mod setup;
@@ -88,6 +90,10 @@ enum Command {
     Serve(serve::Serve),
     /// Uploads a component to a server with a catalog, which checks and optionally activates it.
     Push(admin::push::Push),
+    /// Signs a component in a registry.
+    Sign(registry::Sign),
+    /// Verifies who signed a component, or that a project builds it.
+    Verify(registry::Verify),
     /// Lists, activates, rolls back and removes plugins of a server with a catalog.
     Plugin(admin::plugin::PluginCommand),
     /// Manages secrets that plugin configurations refer to.
@@ -172,12 +178,14 @@ impl Command {
             | Self::Build(_)
             | Self::New(_)
             | Self::Push(_)
+            | Self::Sign(_)
             | Self::Plugin(_)
             | Self::Secret(_)
             | Self::Tenant(_)
             | Self::UpdateSdk(_)
             | Self::Man(_) => true,
             Self::Inspect(_)
+            | Self::Verify(_)
             | Self::Validate(_)
             | Self::Test(_)
             | Self::Config(_)
@@ -264,6 +272,8 @@ impl Command {
             Self::Export(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
             Self::Push(command) => command.run(),
+            Self::Sign(command) => command.run(),
+            Self::Verify(command) => command.run(),
             Self::Plugin(command) => command.run(),
             Self::Secret(command) => command.run(),
             Self::Tenant(command) => command.run(),

@@ -7,6 +7,7 @@ use clap::Args;
 use tokio::runtime::Runtime;
 
 use super::plugin_file::CacheOptions;
+use super::registry::RegistryOptions;
 use super::{OUTPUT, SETTINGS, setup};
 use rollout_assembly::config::{Assignment, Config, RawConfig, RawJudge, RawLimits, RawModel};
 use rollout_assembly::{Assembled, Options, Sources};
@@ -60,6 +61,8 @@ impl LoadOptions {
 pub(super) struct PluginOptions {
     #[command(flatten)]
     pub load: LoadOptions,
+    #[command(flatten)]
+    registry: RegistryOptions,
     /// Sets one value of the plugin's configuration, overriding [plugin]; nested keys are joined by dots.
     /// `rollout-host config PLUGIN` lists the keys.
     #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]
@@ -71,6 +74,11 @@ impl PluginOptions {
     pub(crate) fn raw_config(&self) -> Result<RawConfig> {
         let raw = self.load.raw_config()?;
         Ok(RawConfig { set: self.set.clone(), ..raw })
+    }
+
+    /// Replaces a reference to a registry by the file of the pulled component.
+    pub(crate) fn pull(&self, plugin: &mut PathBuf) -> Result<()> {
+        self.registry.pull(plugin, &self.load)
     }
 }
 
@@ -95,6 +103,12 @@ impl RolloutOptions {
         let raw = self.plugin.raw_config()?;
         let clock_begins = self.clock_begins.clone().or(raw.clock_begins);
         Ok(RawConfig { clock_begins, limits: self.limits.clone().or(raw.limits), ..raw })
+    }
+
+    /// Replaces references to a registry by the files of the pulled components.
+    pub(crate) fn pull(&mut self, plugin: &mut PathBuf) -> Result<()> {
+        self.plugin.pull(plugin)?;
+        self.grader.as_mut().map_or(Ok(()), |grader| self.plugin.pull(grader))
     }
 
     /// Returns the components of a rollout: `plugin` and the separate grader, if any.

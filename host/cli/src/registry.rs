@@ -11,17 +11,18 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 
+use super::options::LoadOptions;
 use super::print::{errln, outln};
 use super::progress::bytes_bar;
-use super::{Exit, PluginFault, SETTINGS, plugin_file, setup};
-use rollout_wire::digest::sha256_hex;
-use rollout_core::limits::LoadLimits;
+use super::{Exit, PluginFault, SETTINGS, plugin_file};
+use rollout_core::limits::{Limits, LoadLimits};
+use rollout_guest::engine::{Compiler, Engine, Loader};
 use rollout_outbound::NetworkRules;
-use rollout_guest::plugin::Description;
 use rollout_registry::artifact::Interfaces;
 use rollout_registry::credentials;
 use rollout_registry::signature::{self, PrivateKey, PublicKey};
 use rollout_registry::{Options, Pulled, Reference, Registry};
+use rollout_wire::digest::sha256_hex;
 
 /// Maximum size of the cache of pulled components in bytes. The files that were used least recently are removed.
 const CACHE_BYTES_MAX: u64 = 4 << 30;
@@ -46,8 +47,16 @@ pub(super) struct RegistryOptions {
 }
 
 impl RegistryOptions {
+    /// Replaces a reference to a registry by the file of the pulled component.
+    pub(super) fn pull(&self, plugin: &mut PathBuf, load: &LoadOptions) -> Result<()> {
+        if Reference::is_meant(&plugin.to_string_lossy()) || !self.verify_key.is_empty() {
+            *plugin = self.local(plugin, &load.raw_config()?.resolve()?.load_limits)?;
+        }
+        Ok(())
+    }
+
     /// Returns the file of a component: the path itself, or for a reference `oci://…` the pulled component.
-    pub(super) fn local(&self, path: &Path, limits: &LoadLimits) -> Result<PathBuf> {
+    fn local(&self, path: &Path, limits: &LoadLimits) -> Result<PathBuf> {
         let text = path.to_string_lossy();
         if !Reference::is_meant(&text) {
             if !self.verify_key.is_empty() {
@@ -63,7 +72,7 @@ impl RegistryOptions {
             let registry = access.registry(&reference).await?;
             let pulled = registry.resolve(bytes_max).await?;
             if !keys.is_empty() {
-                let digest = pulled.digest()?;
+                let digest = pulled.digest;
                 let key = signature::verify(&registry, &reference, digest, &keys).await;
                 let key = key.map_err(|error| PluginFault(error.to_string()))?;
                 errln!("{} is signed by key {}", pulled.reference, key.id());
@@ -134,14 +143,15 @@ fn store(cache: &Path, file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Pushes a component to a registry. Returns the reference with its digest.
-pub(super) fn push(
-    file: &Path,
-    component: Bytes,
-    about: &Description,
-    reference: &Reference,
-    access: &AccessOptions,
-) -> Result<Reference> {
+/// Checks a component and pushes it to a registry. Returns the reference with its digest.
+pub(super) fn push(file: &Path, reference: &Reference, access: &AccessOptions) -> Result<Reference> {
+    let limits = LoadLimits::default();
+    let component = plugin_file::read(file, &limits)?;
+    let engine = Engine::new(1, Limits::default().memory_bytes_max)?;
+    let loader = Loader::new(Compiler::new(plugin_file::this_program()?, limits), None);
+    let about = loader.inspect(&engine, &component);
+    let about = about.map_err(|error| plugin_file::at_fault(&file.display().to_string(), error))?;
+    let component = Bytes::from(component);
     let names = |items: &[rollout_guest::plugin::Item]| items.iter().map(|item| item.name.clone()).collect::<Vec<_>>();
     let (exports, imports) = (names(&about.exports), names(&about.imports));
     let title = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
@@ -188,7 +198,7 @@ impl Sign {
                 let signed = in_runtime(async move {
                     let registry = access.registry(&reference).await?;
                     let pulled = registry.resolve(u64::MAX).await?;
-                    signature::sign(&registry, &reference, pulled.digest()?, &key).await?;
+                    signature::sign(&registry, &reference, pulled.digest, &key).await?;
                     Ok((pulled.reference, key.public()?))
                 });
                 let (reference, key) = signed?;
@@ -280,7 +290,8 @@ fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
     files.iter().map(read).collect()
 }
 
-/// Runs requests to a registry to their end.
+/// Runs requests to a registry on this thread: `serve` has not dropped its privileges yet, which threads would keep.
 fn in_runtime<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
-    setup::runtime()?.block_on(requests)
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the runtime")?.block_on(requests)
 }

@@ -184,7 +184,10 @@ impl Serve {
 
     /// Serves until a stop signal. `start_threads` is called after privileges are dropped, because threads
     /// keep the privileges that they start with.
-    pub(crate) fn run(self, start_threads: impl FnOnce()) -> Result<Exit> {
+    pub(crate) fn run(mut self, start_threads: impl FnOnce()) -> Result<Exit> {
+        if let Some(plugin) = &mut self.plugin {
+            self.host.rollout.pull(plugin)?;
+        }
         let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
         let passed = lifecycle::passed_socket()?;
         let address = passed.as_ref().and_then(|socket| socket.local_addr().ok());

@@ -64,6 +64,8 @@ pub struct Registry {
 pub struct Pulled {
     /// The reference with the digest of the manifest.
     pub reference: Reference,
+    /// Digest of the manifest.
+    pub digest: Digest,
     /// The manifest.
     pub manifest: Manifest,
     /// The layer with the component.
@@ -152,7 +154,7 @@ impl Registry {
         if layer.size > bytes_max {
             return Err(RegistryError::TooLarge { what: "the component".to_owned(), bytes_max });
         }
-        Ok(Pulled { reference: self.reference.at(digest), manifest, layer })
+        Ok(Pulled { reference: self.reference.at(digest), digest, manifest, layer })
     }
 
     /// Reads a blob. An interrupted download continues where it stopped. `received` is called with the number of

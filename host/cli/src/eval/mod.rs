@@ -139,7 +139,10 @@ impl Choice {
 }
 
 impl Eval {
-    pub(crate) fn run(self) -> Result<Exit> {
+    pub(crate) fn run(mut self) -> Result<Exit> {
+        if let Some(plugin) = &mut self.plugin {
+            self.host.rollout.pull(plugin)?;
+        }
         if !self.pass_threshold.is_finite() {
             bail!("--pass-threshold is {}, not a finite number", self.pass_threshold);
         }

@@ -76,7 +76,8 @@ const QUICK: &str = "quick mode: each instance imports the project when it start
                      `rollout-host build` creates";
 
 impl Test {
-    pub(crate) fn run(self) -> Result<Exit> {
+    pub(crate) fn run(mut self) -> Result<Exit> {
+        self.host.rollout.pull(&mut self.plugin)?;
         if self.watch {
             Watch::new(&self.plugin, self.out.as_deref())?.repeat(|| self.once())
         } else {

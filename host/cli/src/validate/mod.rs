@@ -81,7 +81,8 @@ pub(super) struct Validate {
 }
 
 impl Validate {
-    pub(crate) fn run(self) -> Result<Exit> {
+    pub(crate) fn run(mut self) -> Result<Exit> {
+        self.rollout.pull(&mut self.plugin)?;
         if self.secs_max.is_some() {
             // If memory runs out, the kernel stops this process instead of the server that started it.
             // Systems without the file are ignored.
