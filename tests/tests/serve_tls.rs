@@ -128,7 +128,8 @@ async fn a_certificate_is_replaced_without_a_failed_request() {
     // Files that do not match are reported, and change nothing.
     std::fs::write(&files.0, text("ca.pem")).unwrap();
     host.process().signal(Signal::HUP);
-    let is_reported = async || host.process().stderr().contains("the previous one stays in use").then_some(());
+    let is_reported =
+        async || host.process().stderr().contains("the previous one stays in use").then_some(());
     until("the log line about the wrong certificate", is_reported).await;
     assert_eq!(shown(&host).await, 1);
     stop.store(true, Ordering::SeqCst);

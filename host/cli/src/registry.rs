@@ -60,7 +60,10 @@ impl RegistryOptions {
         let text = path.to_string_lossy();
         if !Reference::is_meant(&text) {
             if !self.verify_key.is_empty() {
-                bail!("{}: a file has no signature; with --verify-key, give a reference oci://…", path.display());
+                bail!(
+                    "{}: a file has no signature; with --verify-key, give a reference oci://…",
+                    path.display()
+                );
             }
             return Ok(path.to_owned());
         }
@@ -100,7 +103,8 @@ impl AccessOptions {
 /// Returns the component of an artifact from the cache, or pulls it.
 async fn fetch(registry: &Registry, pulled: &Pulled) -> Result<PathBuf> {
     let cache = plugin_file::default_dir().and_then(|dir| Some(dir.parent()?.join("components")));
-    let cache = cache.context("neither XDG_CACHE_HOME nor HOME is set, so a pulled component cannot be stored")?;
+    let cache =
+        cache.context("neither XDG_CACHE_HOME nor HOME is set, so a pulled component cannot be stored")?;
     let file = cache.join(format!("{}.wasm", pulled.layer.digest.hex()));
     // The digest is checked again, because the file may have been damaged.
     if let Ok(bytes) = fs::read(&file)
@@ -152,7 +156,9 @@ pub(super) fn push(file: &Path, reference: &Reference, access: &AccessOptions) -
     let about = loader.inspect(&engine, &component);
     let about = about.map_err(|error| plugin_file::at_fault(&file.display().to_string(), error))?;
     let component = Bytes::from(component);
-    let names = |items: &[rollout_guest::plugin::Item]| items.iter().map(|item| item.name.clone()).collect::<Vec<_>>();
+    let names = |items: &[rollout_guest::plugin::Item]| {
+        items.iter().map(|item| item.name.clone()).collect::<Vec<_>>()
+    };
     let (exports, imports) = (names(&about.exports), names(&about.imports));
     let title = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let bar = bytes_bar("pushing", &file.display().to_string(), component.len() as u64);
@@ -192,7 +198,8 @@ impl Sign {
         match (self.generate_key, self.reference, self.key) {
             (Some(file), ..) => generate(&file),
             (None, Some(reference), Some(key)) => {
-                let text = fs::read_to_string(&key).with_context(|| format!("cannot read {}", key.display()))?;
+                let text =
+                    fs::read_to_string(&key).with_context(|| format!("cannot read {}", key.display()))?;
                 let key = PrivateKey::from_pem(&text).with_context(|| key.display().to_string())?;
                 let access = self.access;
                 let signed = in_runtime(async move {
@@ -218,11 +225,18 @@ fn generate(file: &Path) -> Result<Exit> {
     let public_file = PathBuf::from(format!("{}.pub", file.display()));
     let write = |path: &Path, mode: u32, text: &str| {
         let opened = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-        opened.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("cannot create {}", path.display()))
+        opened
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| format!("cannot create {}", path.display()))
     };
     write(file, 0o600, key.expose())?;
     write(&public_file, 0o644, &public.to_pem())?;
-    outln!("wrote the private key {} and the public key {} ({})", file.display(), public_file.display(), public.id());
+    outln!(
+        "wrote the private key {} and the public key {} ({})",
+        file.display(),
+        public_file.display(),
+        public.id()
+    );
     Ok(Exit::Done)
 }
 
@@ -231,9 +245,11 @@ fn generate(file: &Path) -> Result<Exit> {
 /// With --key, one of the given keys has to have signed the component. With --rebuild, the project is built again,
 /// and the result has to have the component's bytes: a build is reproducible.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 verified; 1 not signed by a given key, or other bytes; 2 not done.\n\n\
+#[command(
+    after_help = "Exit codes: 0 verified; 1 not signed by a given key, or other bytes; 2 not done.\n\n\
     Examples:\n  rollout-host verify oci://registry.example/team/calc:1.0.0 --key release.key.pub\n  \
-    rollout-host verify calc.wasm --rebuild calc/")]
+    rollout-host verify calc.wasm --rebuild calc/"
+)]
 pub(super) struct Verify {
     /// The component: a reference oci://…, or with --rebuild also a file.
     plugin: PathBuf,

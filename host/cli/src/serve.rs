@@ -460,7 +460,7 @@ async fn serve(
     let traces_time =
         stopping.end_at.saturating_duration_since(Instant::now()).clamp(TRACES_MIN, setup::FLUSH_TIME_MAX);
     let (closed, ()) =
-        tokio::join!(wait_closed(serving, stopping.ends_at), setup::flush_within(traces_time, traces));
+        tokio::join!(wait_closed(serving, stopping.end_at), setup::flush_within(traces_time, traces));
     closed?;
     hook("on-stop", config.on_stop.as_deref(), &mut stop).await?;
     Ok(exit)
@@ -479,7 +479,12 @@ struct Shutdown {
 
 impl Shutdown {
     /// Waits for running rollouts until the deadline. Returns whether they are done.
-    async fn drain(&self, server: &AnyServer, stopping: &ShutdownDeadlines, serving: &mut JoinHandle<()>) -> bool {
+    async fn drain(
+        &self,
+        server: &AnyServer,
+        stopping: &ShutdownDeadlines,
+        serving: &mut JoinHandle<()>,
+    ) -> bool {
         if !self.is_handed_over {
             return server.drain(stopping).await;
         }

@@ -28,7 +28,7 @@ const CHUNK_HEADER_BYTES: u32 = 8;
 const LISTS: u32 = 32;
 const TREES: u32 = 32;
 
-/// Offsets of members of `struct malloc_state`, with 32-bit addresses.
+/// Members of `struct malloc_state`, at 32 bits.
 const LISTS_THERE: u32 = 0;
 const TREES_THERE: u32 = 4;
 const VICTIM_SIZE: u32 = 8;
@@ -39,7 +39,7 @@ const TOP: u32 = 24;
 const LIST_HEADS: u32 = 40;
 const TREE_ROOTS: u32 = LIST_HEADS + 8 * (LISTS + 1);
 
-/// Offsets of members of `struct malloc_chunk` and `struct malloc_tree_chunk`.
+/// Members of `struct malloc_chunk` and `struct malloc_tree_chunk`.
 const HEAD: u32 = 4;
 const NEXT: u32 = 8;
 const PREVIOUS: u32 = 12;
@@ -268,12 +268,12 @@ mod tests {
     fn free_chunks_are_used_afterwards_and_in_no_list() {
         let mut image = heap(&[CHUNKS.as_slice(), &[(48, false), (16, true)]].concat());
 
-        assert_eq!(use_free_chunks(&mut image), Some(5));
+        assert_eq!(take_free(&mut image), Some(5));
 
         assert_eq!(free_chunks(&image, STATE), Some(BTreeSet::new()));
         assert_eq!(listed_chunks(&image, STATE), Some(BTreeSet::new()));
         assert_eq!(image.word_at(STATE + VICTIM_SIZE), Some(0));
-        assert_eq!(use_free_chunks(&mut image), Some(0));
+        assert_eq!(take_free(&mut image), Some(0));
     }
 
     #[test]
@@ -293,9 +293,9 @@ mod tests {
             image.set_word(at, word);
             let before = image.clone();
 
-            assert_eq!(use_free_chunks(&mut image), None, "{at:#x}");
+            assert_eq!(take_free(&mut image), None, "{at:#x}");
 
-            assert!(image == before, "{at:#x} was changed");
+            assert!(image == before, "{at:#x} was touched");
         }
     }
 
@@ -335,7 +335,7 @@ mod tests {
 
             assert_eq!(take_freed_objects(&mut image, LIBRARY), None, "{at:#x}: {word:#x}");
 
-            assert!(image == before, "{at:#x}: {word:#x} was changed");
+            assert!(image == before, "{at:#x}: {word:#x} was touched");
         }
     }
 }

@@ -43,8 +43,8 @@ pub(super) fn forget(image: &mut Image, places: &Places) -> Result<()> {
     restore_allocators(image)?;
     let stack = places.named("__stack_low")? as usize..places.named("__stack_high")? as usize;
     image.fill(stack, 0);
-    image.set_word(symbols.address("libc.so:__stack_chk_guard")?, GUARD);
-    let base = |library: &str| symbols.address(&format!("{library}:memory_base"));
+    image.set_word(places.named("libc.so:__stack_chk_guard")?, GUARD);
+    let base = |library: &str| places.named(&format!("{library}:memory_base"));
     let generator = base("libpython3.14.so")?.wrapping_add(GENERATOR_AT);
     if image.bytes_at(generator, GENERATOR.len()) != Some(GENERATOR) {
         return Err(unknown(UNKNOWN_PYTHON));
@@ -63,12 +63,12 @@ fn restore_allocators(image: &mut Image) -> Result<()> {
     let record =
         record.ok_or_else(|| unknown("the component's memory does not say which allocators it had"))?;
     let content = image.bytes_at(record, MARK.len() + all + ALLOCATOR_BYTES).unwrap_or_default();
-    let (original, clearing) = content.get(MARK.len()..).unwrap_or_default().split_at(all.min(content.len()));
-    let (original, clearing) = (original.to_vec(), clearing.repeat(DOMAINS));
-    let mut found = image.find(&clearing);
-    let (address, other) = (found.next(), found.next());
+    let (before, in_front) = content.get(MARK.len()..).unwrap_or_default().split_at(all.min(content.len()));
+    let (before, in_front) = (before.to_vec(), in_front.repeat(DOMAINS));
+    let mut found = image.find(&in_front);
+    let (place, other) = (found.next(), found.next());
     drop(found);
-    let address = address
+    let place = place
         .filter(|_| other.is_none())
         .ok_or_else(|| unknown("the component's allocators are not where they should be"))?;
     image.write(place, &before);
@@ -86,29 +86,29 @@ mod tests {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    const ORIGINAL: [u32; 15] = [0, 1, 2, 3, 4, 0, 5, 6, 7, 8, 0, 5, 6, 7, 9];
-    const CLEARING: [u32; 5] = [0, 21, 22, 23, 24];
+    const BEFORE: [u32; 15] = [0, 1, 2, 3, 4, 0, 5, 6, 7, 8, 0, 5, 6, 7, 9];
+    const IN_FRONT: [u32; 5] = [0, 21, 22, 23, 24];
 
     fn image() -> Image {
         let mut image = Image::zeroed(0x1000);
-        image.write(RECORD, &[MARK, &words(&ORIGINAL), &words(&CLEARING)].concat());
-        image.write(STATE, &words(&CLEARING.repeat(3)));
+        image.write(RECORD, &[MARK, &words(&BEFORE), &words(&IN_FRONT)].concat());
+        image.write(STATE, &words(&IN_FRONT.repeat(3)));
         image
     }
 
     #[test]
-    fn the_interpreters_own_allocators_are_restored() {
+    fn an_instance_has_the_interpreters_own_allocators() {
         let mut image = image();
 
         restore_allocators(&mut image).unwrap();
 
-        assert_eq!(image.bytes_at(STATE, 60), Some(&*words(&ORIGINAL)));
+        assert_eq!(image.bytes_at(STATE, 60), Some(&*words(&BEFORE)));
     }
 
     #[test]
-    fn allocators_that_are_not_found_exactly_once_are_an_error() {
+    fn allocators_that_are_not_found_once_are_an_error() {
         let (mut twice, mut nowhere) = (image(), image());
-        twice.write(0x800, &words(&CLEARING.repeat(3)));
+        twice.write(0x800, &words(&IN_FRONT.repeat(3)));
         nowhere.write(STATE, &[0; 60]);
         for mut image in [twice, nowhere, Image::zeroed(0x1000)] {
             assert!(restore_allocators(&mut image).is_err());
