@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::components::Digest;
+use crate::digest::Digest;
 
 /// Error of opening a catalog.
 #[derive(Debug, thiserror::Error)]

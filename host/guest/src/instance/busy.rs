@@ -11,7 +11,6 @@
 use std::cmp::Ordering::Equal;
 use std::collections::BinaryHeap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -22,15 +21,12 @@ use tokio::sync::oneshot;
 use tracing::Span;
 
 use super::Ticker;
-use super::cpu::{CpuMeter, Exhausted, PolledOn, Rank, RuntimeShare, Step};
+use super::cpu::{CpuMeter, Exhausted, PolledOn, Rank, Run, RuntimeShare, Step};
 
 /// How much lower the priority of these threads is, in the kernel's steps of niceness.
 /// Low enough that a thread of the runtime takes the core as soon as it has something to
 /// do, and high enough that a guest with much to compute gets on beside a full machine.
 const NICENESS: i32 = 10;
-
-/// A guest at work.
-pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
 /// Runs a guest to its end or to the end of its budget: here, and on the busy threads
 /// while it is heavy. Dropping what this gives stops the guest: at once, unless it is in

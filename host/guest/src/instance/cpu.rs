@@ -7,6 +7,7 @@
 //! as one that never waits.
 
 use std::cell::RefCell;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -16,9 +17,11 @@ use rustix::time::{ClockId, clock_gettime};
 use wasmtime::UpdateDeadline;
 
 use super::Ticker;
-use super::busy::Run;
 use super::memory::StackCharge;
 use crate::imports::Record;
+
+/// The future of a running guest.
+pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
 /// What was used this long ago counts for a third, and what was used five times as long ago
 /// for nothing. Long enough to add up what a guest does between many short waits, and
