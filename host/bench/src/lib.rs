@@ -23,6 +23,7 @@ mod server;
 mod settings;
 mod soak;
 mod stats;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod trainer;

@@ -7,11 +7,12 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use super::endpoint::{Counts, Endpoint};
-use super::load::{Amount, Tally, Workers};
+use super::load::Workers;
 use super::outcome::{ErrorKind, Failure};
 use super::proc_fs::{Footprint, ProcError, cpu_secs};
 use super::report::{Errors, Figures, ServerFigures};
 use super::stats::percentile;
+use super::tally::{Amount, Tally};
 use super::trainer::{TrainerContext, Worker};
 
 /// Interval of reading the server's memory. Listing tens of thousands of mappings takes milliseconds.

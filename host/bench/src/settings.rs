@@ -7,8 +7,12 @@ use std::time::Duration;
 use rollout_core::capacity;
 use serde::Serialize;
 
-use super::load::Amount;
-use super::{BenchError, trainer};
+use super::BenchError;
+use super::tally::Amount;
+
+/// Maximum number of concurrent requests in generation C, where responses do not wait for the rollout. Equals
+/// the connection limit of a trainer's own pool.
+pub(super) const REQUESTS_AT_ONCE_C: usize = 256;
 
 /// Generation of the Osmosis protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -159,7 +163,7 @@ impl BenchSettings {
         // ends. Otherwise there are as many outgoing ones as a trainer has, plus concurrent callbacks.
         let out = match self.generation {
             Generation::D => most as u64,
-            Generation::C => trainer::REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
+            Generation::C => REQUESTS_AT_ONCE_C as u64 + most as u64 / 4,
         };
         let wanted = most as u64 + out + 100;
         let max = capacity::raise_descriptors();

@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::load::{Amount, Workers};
+use super::load::Workers;
 use super::outcome::ErrorKind;
 use super::proc_fs::Footprint;
 use super::report::{Errors, TargetSeen};
 use super::stats::median;
+use super::tally::Amount;
 use super::trainer::TrainerContext;
 use super::{BenchError, Progress};
 

@@ -13,8 +13,9 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::endpoint::{CALLBACK_KEY, Endpoint, MODEL_KEY};
-use super::load::Tally;
 use super::outcome::{ErrorKind, Failure, Judgement, judge};
+use super::settings::REQUESTS_AT_ONCE_C;
+use super::tally::Tally;
 use super::{BenchError, Generation};
 use rollout_outbound::http1::{Connection, Message};
 
@@ -23,9 +24,6 @@ use rollout_outbound::http1::{Connection, Message};
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(50);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-/// Maximum number of concurrent requests in generation C, where responses do not wait for the rollout. Equals
-/// the connection limit of a trainer's own pool.
-pub(super) const REQUESTS_AT_ONCE_C: usize = 256;
 /// Maximum number of idle connections.
 const IDLE_CONNECTIONS_MAX: usize = 1024;
 /// Maximum time of a cancellation.

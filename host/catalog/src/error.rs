@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rollout_wire::quota::Quota;
 
-use crate::components::Digest;
+use crate::digest::Digest;
 
 /// Error of opening a catalog.
 #[derive(Debug, thiserror::Error)]

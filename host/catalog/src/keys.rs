@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Abort, CatalogError, ResourceKind, StorageError};
-use crate::model::{TenantId, Time};
+use crate::model::{KeyId, TenantId, Time};
 use crate::store::{Store, require_tenant, time};
 use crate::{Catalog, LIST_MAX, write_behind};
 
@@ -40,17 +40,6 @@ const INACTIVE_DAYS_MAX: i64 = 90;
 
 /// Maximum length of a key's name; longer names are truncated.
 const NAME_CHARS_MAX: usize = 100;
-
-/// Id of a key. Ids are never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct KeyId(pub i64);
-
-impl fmt::Display for KeyId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// Rights of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -336,7 +325,7 @@ impl Catalog {
             let keys = statement.query_map(params![after, tenant.map(|id| id.0), limit], key_info)?;
             Ok(keys.collect::<rusqlite::Result<Vec<_>>>()?)
         })?;
-        write_behind::add_touches(&touches, &mut keys);
+        add_touches(&touches, &mut keys);
         Ok(keys)
     }
 
@@ -410,4 +399,12 @@ fn require_room(transaction: &Transaction<'_>, tenant: Option<TenantId>) -> Resu
 
 fn digest(key: &str) -> [u8; 32] {
     Sha256::digest(key.as_bytes()).into()
+}
+
+/// Adds the last uses that are not written yet.
+fn add_touches(touches: &HashMap<KeyId, i64>, keys: &mut [KeyInfo]) {
+    for key in keys {
+        let touched = touches.get(&key.id).copied().map(time);
+        key.last_used_at = key.last_used_at.max(touched);
+    }
 }

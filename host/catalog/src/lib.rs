@@ -18,10 +18,12 @@
 //! [`touch`](Catalog::touch), [`add_usage`](Catalog::add_usage) and [`usage_today`](Catalog::usage_today).
 
 mod components;
+mod digest;
 mod error;
 mod keys;
 mod model;
 mod name;
+mod pending;
 mod plugins;
 mod schema;
 mod secrets;
@@ -37,17 +39,19 @@ use std::sync::Arc;
 use keys::Keys;
 use store::Store;
 
-pub use components::{Component, ComponentUpload, Digest, InvalidDigest};
+pub use components::{Component, ComponentUpload};
+pub use digest::{Digest, InvalidDigest};
 pub use error::{CatalogError, OpenError, QuotaExceeded, ResourceKind, StorageError};
-pub use keys::{CreatedKey, Identity, KeyId, KeyInfo, NewKey, Right, Rights};
+pub use keys::{CreatedKey, Identity, KeyInfo, NewKey, Right, Rights};
 pub use model::{
-    Activation, Deployment, DeploymentInfo, NetworkRules, NewDeployment, PluginInfo, Public, Tenant,
-    TenantId, TenantSettings, Time,
+    Activation, Deployment, DeploymentInfo, KeyId, NetworkRules, NewDeployment, PluginInfo, Public,
+    Tenant, TenantId, TenantSettings, Time,
 };
 pub use name::{InvalidName, Name};
+pub use pending::TenantUsage;
 pub use plugins::VERSIONS_MAX;
 pub use secrets::SECRET_NAME_BYTES_MAX;
-pub use write_behind::{Day, TenantUsage};
+pub use write_behind::Day;
 
 /// Maximum length of a list. The next list starts after the last element.
 pub const LIST_MAX: u32 = 1000;

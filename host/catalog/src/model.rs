@@ -6,11 +6,22 @@ use chrono::{DateTime, Utc};
 use rollout_wire::quota::Quotas;
 use serde::{Deserialize, Serialize};
 
-use crate::components::Digest;
+use crate::digest::Digest;
 use crate::name::Name;
 
 /// A time, truncated to seconds.
 pub type Time = DateTime<Utc>;
+
+/// Id of a key. Ids are never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct KeyId(pub i64);
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// Id of a tenant. Ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -39,7 +39,7 @@ impl Catalog {
             require_tenant(transaction, tenant)?;
             let mut statement = transaction.prepare(select)?;
             let secrets =
-                statement.query_map([tenant.0], |row| Ok((crate::tenants::name_of(row, 0)?, row.get(1)?)))?;
+                statement.query_map([tenant.0], |row| Ok((crate::store::name_of(row, 0)?, row.get(1)?)))?;
             Ok(secrets.collect::<rusqlite::Result<_>>()?)
         })
     }

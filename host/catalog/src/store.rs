@@ -7,13 +7,14 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::DateTime;
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
 use rusqlite_migration::{Error as MigrationError, MigrationDefinitionError};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Abort, CatalogError, OpenError, ResourceKind, StorageError, at};
 use crate::model::{TenantId, Time};
-use crate::write_behind::PendingUpdates;
+use crate::name::Name;
+use crate::pending::PendingUpdates;
 use crate::{CatalogSettings, Clock, schema};
 
 /// Longest wait of a statement for another reader, such as a backup.
@@ -163,6 +164,21 @@ pub(crate) fn no_value(
     error: impl std::error::Error + Send + Sync + 'static,
 ) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(error))
+}
+
+/// Parses the name in a column.
+pub(crate) fn name_of(row: &Row<'_>, column: usize) -> rusqlite::Result<Name> {
+    Name::new(row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
+}
+
+/// Parses the JSON in a column.
+pub(crate) fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+    serde_json::from_str(&row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
+}
+
+/// Encodes a value as JSON for a column.
+pub(crate) fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
+    serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 
 /// Converts the seconds in a column to a time.

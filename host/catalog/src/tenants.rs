@@ -11,7 +11,7 @@ use crate::components;
 use crate::error::{Abort, CatalogError, ResourceKind, StorageError, at};
 use crate::model::{NetworkRules, Tenant, TenantId, TenantSettings};
 use crate::name::Name;
-use crate::store::{Store, no_value, sync_folder, time};
+use crate::store::{Store, json, name_of, parsed, sync_folder, time};
 use crate::{Catalog, LIST_MAX, write_behind};
 
 const SELECT: &str = "SELECT t.id, t.name, t.quotas, t.network, t.created_at, p.name
@@ -194,19 +194,4 @@ fn tenant(row: &Row<'_>) -> rusqlite::Result<Tenant> {
         default_plugin: row.get::<_, Option<String>>(5)?.map(|_| name_of(row, 5)).transpose()?,
         created_at: time(row.get(4)?),
     })
-}
-
-/// Parses the name in a column.
-pub(crate) fn name_of(row: &Row<'_>, column: usize) -> rusqlite::Result<Name> {
-    Name::new(row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
-}
-
-/// Parses the JSON in a column.
-pub(crate) fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
-    serde_json::from_str(&row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
-}
-
-/// Encodes a value as JSON for a column.
-pub(crate) fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
-    serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }

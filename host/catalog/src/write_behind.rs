@@ -12,9 +12,9 @@ use chrono::{Days, NaiveDate};
 use rusqlite::{Transaction, params};
 
 use crate::error::{Abort, CatalogError, StorageError};
-use crate::keys::{KeyId, KeyInfo};
-use crate::model::{TenantId, Time};
-use crate::store::{Store, time};
+use crate::model::{KeyId, TenantId, Time};
+use crate::pending::{PendingUpdates, TenantUsage, Used};
+use crate::store::Store;
 use crate::{Catalog, LIST_MAX};
 
 /// Time between two writes of usage. A kill loses at most what was used in that time.
@@ -31,42 +31,6 @@ const USAGE_DAYS_MAX: i64 = 400;
 
 /// A day in UTC.
 pub type Day = NaiveDate;
-
-/// Usage of a tenant in a day.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct TenantUsage {
-    /// Number of model tokens, prompts and completions together.
-    pub model_tokens: u64,
-    /// CPU time of guests.
-    pub guest_cpu_nanos: u64,
-}
-
-impl TenantUsage {
-    fn add(&mut self, more: Self) {
-        self.model_tokens = self.model_tokens.saturating_add(more.model_tokens);
-        self.guest_cpu_nanos = self.guest_cpu_nanos.saturating_add(more.guest_cpu_nanos);
-    }
-}
-
-/// Updates in memory.
-#[derive(Default)]
-pub(crate) struct PendingUpdates {
-    /// Last use of keys, as far as it is not written yet.
-    touched: HashMap<KeyId, i64>,
-    touches_written: Option<Instant>,
-    /// Totals of today and of days that are not written yet.
-    usage: BTreeMap<(i64, TenantId), Used>,
-    /// Whether usage was added since the last write began.
-    has_new_usage: bool,
-    /// Whether the catalog is being closed.
-    is_closing: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Used {
-    total: TenantUsage,
-    written: bool,
-}
 
 fn pending(store: &Store) -> MutexGuard<'_, PendingUpdates> {
     store.pending.lock().unwrap_or_else(PoisonError::into_inner)
@@ -95,13 +59,6 @@ pub(crate) fn touch(store: &Store, key: KeyId) {
 /// left the memory by then is in the database.
 pub(crate) fn touches(store: &Store) -> HashMap<KeyId, i64> {
     pending(store).touched.clone()
-}
-
-pub(crate) fn add_touches(touches: &HashMap<KeyId, i64>, keys: &mut [KeyInfo]) {
-    for key in keys {
-        let touched = touches.get(&key.id).copied().map(time);
-        key.last_used_at = key.last_used_at.max(touched);
-    }
 }
 
 pub(crate) fn forget_tenant(store: &Store, tenant: TenantId) {

@@ -12,6 +12,7 @@
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 
+mod lines;
 pub mod manifest;
 pub mod regrade;
 pub mod results;
@@ -23,8 +24,9 @@ pub mod stats;
 pub mod table;
 mod trajectory;
 
+pub use lines::{LimitLine, LineOutcome, ResultLine, SampleLine};
 pub use manifest::Manifest;
-pub use results::{LimitLine, LineOutcome, Opened, ResultLine, ResultsDir, ResultsError, Resume, SampleLine};
+pub use results::{Opened, ResultsDir, ResultsError, Resume};
 pub use rollout_journal::RolloutJournal;
 pub use rows::{DataError, DataSet, Row};
 pub use stats::{Summary, Tally};

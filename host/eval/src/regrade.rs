@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::results::{self, LineOutcome, ResultLine, ResultsDir, ResultsError};
+use super::lines::{LineOutcome, ResultLine};
+use super::results::{self, ResultsDir, ResultsError};
 use super::rollout_journal::Attempt;
 use super::run::{End, Subject, complete, line, millis};
 use super::stats::Tally;

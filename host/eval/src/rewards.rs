@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::results::ResultLine;
+use super::lines::ResultLine;
 use rollout_core::moments::Moments;
 use rollout_wire::text::{beginning, printable};
 

@@ -26,6 +26,7 @@
 //! byte. In nested Parquet columns, a null field of a message is left out, because a
 //! Parquet struct has every field in every row; metadata keeps its nulls.
 
+mod cell;
 mod cells;
 mod columns;
 mod from_csv;
@@ -48,7 +49,7 @@ use sha2::{Digest, Sha256};
 pub use columns::{ColumnMap, InvalidMapping, Mapping, TARGETS};
 pub use selection::Selection;
 
-use cells::Cell;
+use cell::Cell;
 use columns::CellPath;
 use source::Source;
 

@@ -10,9 +10,8 @@ use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::results::{
-    LimitLine, LineOutcome, ResultLine, ResultsDir, ResultsError, SampleLine, TEXT_BYTES_MAX,
-};
+use super::lines::{LimitLine, LineOutcome, ResultLine, SampleLine};
+use super::results::{ResultsDir, ResultsError, TEXT_BYTES_MAX};
 use super::rollout_journal::{self, Attempt, RolloutJournal, UnreportedRollout};
 use super::rows::Row;
 use super::stats::Tally;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::results::{LineOutcome, ResultLine};
+use super::lines::{LineOutcome, ResultLine};
 use rollout_core::moments::{Moments, clustered_error};
 use rollout_guest::imports::RefusedKind;
 

@@ -23,6 +23,7 @@ mod module;
 mod names;
 mod output;
 pub mod python;
+mod survey;
 
 use wasmparser::{BinaryReaderError, Validator, WasmFeatures};
 

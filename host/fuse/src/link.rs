@@ -8,11 +8,11 @@ use wasmparser::{
     TypeRef,
 };
 
-use crate::bodies::{self, Survey};
 use crate::component::{Component, Core, Item, Source, Space};
 use crate::group::{Group, import_source};
 use crate::module::{Module, space_of};
 use crate::names::Names;
+use crate::survey::{self, Survey};
 use crate::{Result, unsupported};
 
 /// A function of the merged module, before its index is known.
@@ -429,7 +429,7 @@ impl<'a> Linked<'a, '_> {
         for (module, map) in self.modules.iter().zip(&self.maps) {
             let mut of_member = Vec::new();
             for body in &module.bodies {
-                let survey = bodies::survey(body)?;
+                let survey = survey::survey(body)?;
                 for global in &survey.globals_set {
                     self.globals[map.globals[*global as usize]].is_variable = true;
                 }
@@ -459,7 +459,7 @@ impl<'a> Linked<'a, '_> {
             let map = &self.maps[member];
             for (body, function) in module.bodies.iter().enumerate() {
                 let kind = &module.types[module.functions[body] as usize];
-                let Some(trampoline) = bodies::trampoline(function, kind.params().len())? else { continue };
+                let Some(trampoline) = survey::trampoline(function, kind.params().len())? else { continue };
                 let table = &self.tables[map.tables[trampoline.table as usize] as usize];
                 if !table.is_fixed {
                     continue;

@@ -15,12 +15,14 @@ mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod index;
+mod jobs;
 mod record;
 mod recover;
 mod repair;
 mod retain;
 mod segment;
 mod sync;
+mod tables;
 mod writer;
 
 use std::fs::File;
@@ -35,11 +37,13 @@ use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 
 use index::Records;
+use jobs::{Job, Level, Queue, Waiting};
 use record::{Kind, PAYLOAD_BYTES_MAX};
 use recover::Lies;
 use segment::Folder;
-use sync::{Syncs, Waiting};
-use writer::{Job, Level, Queue, Tables, Writer};
+use sync::Syncs;
+use tables::Tables;
+use writer::Writer;
 
 pub use ended::{Ended, name_hash};
 pub use file::{FileError, read_file, write_file};

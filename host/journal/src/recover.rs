@@ -13,7 +13,7 @@ use crate::frame::{FRAME_BYTES, Found, Stamp};
 use crate::index::{self, Index};
 use crate::record::Kind;
 use crate::segment::{self, Folder, HEADER_BYTES, Header, InvalidSegment, Segment, Tail, scan};
-use crate::writer::Tables;
+use crate::tables::Tables;
 use crate::{Event, Location, OpenError, SEGMENT_BYTES, Written};
 
 /// Maximum number of open files of a reader. Rollouts that ran concurrently share few segments.

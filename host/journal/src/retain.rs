@@ -13,10 +13,9 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime};
 
+use crate::jobs::{Errand, Job, Level, Waiting};
 use crate::recover::Reader;
 use crate::segment::{Folder, Segment};
-use crate::sync::Waiting;
-use crate::writer::{Job, Level};
 use crate::{Location, Shared};
 
 /// Interval of retrying an allocation.
@@ -24,18 +23,6 @@ pub(crate) const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);
 
 /// Maximum number of bytes that are copied at once; other records wait for them.
 const COPIED_BYTES: u64 = 1 << 20;
-
-/// Work for this thread.
-pub(crate) enum Errand {
-    /// Allocates this segment.
-    Allocate(u64),
-    /// Writes a sealed segment's index, then deletes old segments.
-    Sealed { number: u64, index: Vec<u8> },
-    /// Continues after copies have been written.
-    Copied,
-    /// Deletes these segments: they have no record of an unfinished rollout, and all copies are synced.
-    Delete(Vec<u64>),
-}
 
 /// A record of an unfinished rollout that is to be copied.
 struct Live {

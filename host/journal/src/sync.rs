@@ -10,31 +10,12 @@ use std::mem;
 use std::sync::{PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
-
-use crate::retain::Errand;
+use crate::Shared;
+use crate::jobs::{Errand, Waiting};
 use crate::segment::{Segment, SyncHandle};
-use crate::{Failed, Shared};
 
 /// Minimum interval between syncs, so that concurrent callers share one.
 const SYNC_INTERVAL: Duration = Duration::from_millis(2);
-
-/// Callers that wait for a write or a sync.
-pub(crate) enum Waiting {
-    Caller(oneshot::Sender<Result<(), Failed>>),
-    /// Job to run afterwards; skipped after a failure.
-    Errand(Errand),
-}
-
-impl Waiting {
-    pub(crate) fn notify(self, how: Result<(), Failed>, errands: &mpsc::Sender<Errand>) {
-        match (self, how) {
-            (Self::Caller(who), how) => drop(who.send(how)),
-            (Self::Errand(errand), Ok(())) => drop(errands.send(errand)),
-            (Self::Errand(_), Err(_)) => {}
-        }
-    }
-}
 
 /// A segment with bytes that may not be synced.
 struct Unsynced {

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use crate::frame::framed_bytes;
-use crate::index::{self, Index};
+use crate::index;
+use crate::jobs::{Errand, Job, Level, Waiting};
 use crate::record::Kind;
-use crate::retain::{self, Errand, NO_ROOM_PAUSE};
+use crate::retain::{self, NO_ROOM_PAUSE};
 use crate::segment::{HEADER_BYTES, Segment};
-use crate::sync::{self, Waiting};
+use crate::sync;
 use crate::{Failed, Location, Shared, Sync};
 
 /// Maximum size of one write, in bytes.
@@ -26,63 +27,6 @@ const GATHERED: Duration = Duration::from_millis(20);
 
 /// Duration of a write to the page cache above which a warning is logged: a kill in that time loses records.
 const SLOW_WRITE: Duration = Duration::from_millis(50);
-
-/// A job of the writer. Jobs are executed in order.
-pub(crate) enum Job {
-    Append {
-        rollout: u64,
-        kind: Kind,
-        payload: Vec<Bytes>,
-    },
-    /// Copies the record of an unfinished rollout from this location, which will be deleted.
-    Copy {
-        rollout: u64,
-        sequence: u32,
-        kind: Kind,
-        payload: Bytes,
-        from: Location,
-    },
-    Tell(Level, Waiting),
-}
-
-impl Job {
-    /// Returns the size of a queued job, which is never zero.
-    pub(crate) fn bytes(&self) -> usize {
-        let payload = match self {
-            Self::Append { payload, .. } => framed_bytes(payload.iter().map(Bytes::len).sum()),
-            Self::Copy { payload, .. } => framed_bytes(payload.len()),
-            Self::Tell(..) => 0,
-        };
-        size_of::<Self>() + payload
-    }
-
-    /// Returns whether a caller waits for the job.
-    pub(crate) fn is_urgent(&self) -> bool {
-        matches!(self, Self::Tell(_, Waiting::Caller(_)))
-    }
-}
-
-/// Durability that a caller waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
-    /// Written to the kernel: survives a crash of the process.
-    Written,
-    /// Synced to disk: survives a crash of the machine.
-    Synced,
-}
-
-/// Queue of the writer.
-#[derive(Default)]
-pub(crate) struct Queue {
-    pub jobs: VecDeque<Job>,
-    /// Whether a caller waits for a queued job.
-    pub is_urgent: bool,
-    /// Whether the writer waits for a job.
-    pub is_idle: bool,
-    /// Size of the queued jobs, including those being written.
-    pub bytes: usize,
-    pub closed: bool,
-}
 
 /// A copied record.
 struct Copied {
@@ -330,24 +274,6 @@ impl Writer {
 
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// Locations of records while records are written.
-#[derive(Default)]
-pub(crate) struct Tables {
-    pub(crate) index: Index,
-    /// Indexes of sealed segments by number, until they are in files.
-    pub(crate) unwritten: Vec<(u64, Arc<Index>)>,
-    /// End of the readable records, by segment and offset. Later records are still to be written.
-    pub(crate) flushed: (u64, u64),
-}
-
-impl Tables {
-    /// Returns the locations that can be read.
-    pub(crate) fn readable(&self, places: &[Location]) -> Vec<Location> {
-        let is_there = |place: &&Location| (place.segment(), place.offset) < self.flushed;
-        places.iter().take_while(is_there).copied().collect()
-    }
 }
 
 impl Sync {

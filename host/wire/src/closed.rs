@@ -8,8 +8,8 @@ use serde_json::Number;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::kind;
-use super::openai::{Frame, InvalidRequest};
-use super::params::{AllowedParams, CallerParams, read_params};
+use super::openai::Frame;
+use super::params::{AllowedParams, CallerParams, InvalidRequest, read_params};
 
 /// Maximum number of texts in a list parameter. Servers accept about four.
 const TEXTS_MAX: usize = 256;

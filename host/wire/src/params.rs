@@ -9,8 +9,40 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::value::RawValue;
 
 use super::object;
-use super::openai::InvalidRequest;
 use super::stream::{members, text};
+
+/// Error of a chat request that cannot be sent.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidRequest {
+    /// It has no message.
+    #[error("messages is empty")]
+    NoMessages,
+    /// A tool is not a JSON object.
+    #[error("tools[{0}] is {1}")]
+    Tool(usize, String),
+    /// The parameters are not a JSON object.
+    #[error("params is {0}")]
+    Params(String),
+    /// The host sets this parameter.
+    #[error("params sets '{0}', which the host decides; leave it out")]
+    Reserved(String),
+    /// The operator does not allow this parameter.
+    #[error("params sets '{0}', which the operator does not let through; leave it out")]
+    NotAllowed(String),
+    /// The name of a parameter is invalid.
+    #[error("params sets '{0}', which is no name of a parameter: letters, digits, '_', '-' and '.' make one")]
+    ParamName(String),
+    /// The server does not accept the value of a parameter.
+    #[error("params sets '{0}' to {2}; it has to be {1}")]
+    Param(String, &'static str, &'static str),
+    /// The server does not accept tools.
+    #[error(
+        "tools cannot be sent: the model's server takes them only before a rollout begins, which an agent loop \
+         can tell it and a workflow cannot; offer none, or export an agent loop"
+    )]
+    ToolsNotTaken,
+}
 
 /// Maximum number of sampling parameters of a request. An empty one takes hundreds of bytes in the host and four in the
 /// guest's text.

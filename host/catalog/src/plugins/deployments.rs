@@ -3,12 +3,12 @@
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::{find_or_create, named};
-use crate::components::{self, Digest};
+use crate::components;
+use crate::digest::Digest;
 use crate::error::{Abort, CatalogError, ResourceKind};
 use crate::model::{Deployment, DeploymentInfo, NewDeployment, TenantId};
 use crate::name::Name;
-use crate::store::{no_value, time};
-use crate::tenants::name_of;
+use crate::store::{name_of, no_value, time};
 use crate::{Catalog, LIST_MAX};
 
 /// Number of newest versions that [`Catalog::prune`] leaves, besides those that are in use.

@@ -10,8 +10,7 @@ use crate::components;
 use crate::error::{Abort, CatalogError, QuotaExceeded, ResourceKind};
 use crate::model::{PluginInfo, TenantId};
 use crate::name::Name;
-use crate::store::{require_tenant, time};
-use crate::tenants::{json, name_of, parsed};
+use crate::store::{json, name_of, parsed, require_tenant, time};
 use crate::{Catalog, LIST_MAX};
 
 pub use deployments::VERSIONS_MAX;

@@ -1,8 +1,12 @@
+use std::collections::BTreeMap;
+
 use serde_json::json;
 use tempfile::TempDir;
 
+use super::super::lines::SampleLine;
 use super::super::manifest::tests::manifest;
 use super::*;
+use rollout_guest::imports::RefusedUses;
 
 /// Returns a scored attempt with invented costs.
 pub(in super::super) fn scored(row: usize, run: usize, reward: f64) -> ResultLine {

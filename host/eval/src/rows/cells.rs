@@ -8,32 +8,11 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::Options;
+use super::cell::{Cell, json_problem};
 use super::columns::{CellPath, ColumnMap};
 
 /// Maximum number of column names that a message lists.
 const COLUMNS_LISTED_MAX: usize = 16;
-
-/// The value of a cell, in any format.
-#[derive(Clone, Debug)]
-pub(super) enum Cell {
-    /// Absent.
-    Null,
-    /// Text.
-    Text(String),
-    /// Any other JSON value: a number, a boolean, a list or an object.
-    Json(Box<RawValue>),
-}
-
-impl Cell {
-    /// Converts a JSON value.
-    pub(crate) fn of(value: &RawValue) -> Result<Self, serde_json::Error> {
-        Ok(match value.get().as_bytes().first() {
-            Some(b'n') => Self::Null,
-            Some(b'"') => Self::Text(serde_json::from_str(value.get())?),
-            _ => Self::Json(value.to_owned()),
-        })
-    }
-}
 
 /// Content of a row.
 #[derive(Debug)]
@@ -104,15 +83,6 @@ pub(super) fn no_column(missing: &[String], found: &str) -> String {
 pub(super) fn is_known(name: &str, map: &ColumnMap) -> bool {
     const KNOWN: [&str; 6] = ["system_prompt", "user_prompt", "prompt", "ground_truth", "label", "metadata"];
     KNOWN.into_iter().chain(map.cells().map(CellPath::column)).any(|known| same(name, known))
-}
-
-/// Returns the message of a JSON error without the position that serde_json appends.
-pub(super) fn json_problem(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    match text.rfind(" at line ") {
-        Some(end) => text[..end].to_owned(),
-        None => text,
-    }
 }
 
 /// Returns whether two names mean the same column.

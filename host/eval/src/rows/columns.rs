@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::cells::{Cell, json_problem};
+use super::cell::{Cell, json_problem};
 
 /// Targets of a mapping, for messages.
 pub const TARGETS: &str = "prompt, system_prompt, label, metadata or metadata.NAME";

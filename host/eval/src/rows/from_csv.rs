@@ -1,6 +1,7 @@
 //! Reads rows from CSV or TSV: a header, commas or tabs, double quotes.
 
-use super::cells::{Cell, check_names};
+use super::cell::Cell;
+use super::cells::check_names;
 use super::{Collector, Position};
 
 /// Reads every record. A record with more or fewer fields than the header is refused.

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::cells::{Cell, json_problem};
+use super::cell::{Cell, json_problem};
 use super::{Collector, Position};
 
 /// Reads one object a line. Blank lines are skipped.

@@ -7,7 +7,8 @@ use parquet::schema::types::{Type, TypePtr};
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Number, Value};
 
-use super::cells::{Cell, check_names, is_known, same};
+use super::cell::Cell;
+use super::cells::{check_names, is_known, same};
 use super::{Collector, Position};
 
 /// Reads every row. Returns errors of the file; problems of rows are added to `found`.

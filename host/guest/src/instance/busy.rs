@@ -10,7 +10,6 @@
 use std::cmp::Ordering::Equal;
 use std::collections::BinaryHeap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -21,14 +20,11 @@ use tokio::sync::oneshot;
 use tracing::Span;
 
 use super::Ticker;
-use super::cpu::{CpuMeter, Exhausted, PolledOn, Rank, RuntimeShare, Step};
+use super::cpu::{CpuMeter, Exhausted, PolledOn, Rank, Run, RuntimeShare, Step};
 
 /// Niceness of these threads, relative to the others. High enough that a thread of the runtime gets a core as soon as
 /// it has work, and low enough that a busy guest progresses on a fully loaded machine.
 const NICENESS: i32 = 10;
-
-/// A guest in progress.
-pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
 /// Runs a guest until it ends or its CPU budget is used up: on this thread, and on the busy threads while it is heavy.
 /// Dropping the future stops the guest: immediately, or at the next tick if it is in the middle of a turn.

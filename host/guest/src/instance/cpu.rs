@@ -6,6 +6,7 @@
 //! the machine as one that never waits.
 
 use std::cell::RefCell;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -15,9 +16,11 @@ use rustix::time::{ClockId, clock_gettime};
 use wasmtime::UpdateDeadline;
 
 use super::Ticker;
-use super::busy::Run;
 use super::memory::StackCharge;
 use crate::imports::Record;
+
+/// The future of a running guest.
+pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
 /// Time after which use counts for a third; after five times as long it counts for nothing. Long enough to add up short
 /// stints between waits, and short enough that a guest that computed for a second is soon treated like the others.

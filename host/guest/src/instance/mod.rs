@@ -408,7 +408,7 @@ async fn within<R: Send + 'static>(
     deadline: Option<Instant>,
     (record, limits): (Arc<Record>, Arc<Limits>),
     stack: StackCharge,
-    run: busy::Run<Result<R, RunError>>,
+    run: cpu::Run<Result<R, RunError>>,
 ) -> Result<R, RunError> {
     let budget = limits.guest_cpu_time_max;
     let _wall_time = record.meter().wall_time();

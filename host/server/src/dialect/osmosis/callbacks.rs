@@ -7,7 +7,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::Osmosis;
@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::kept::{self, Facts};
 use super::report::{Report, Trajectories};
 use super::request::{CalledBack, ParsedRequest};
-use super::sample::{WireSample, category};
+use super::sample::{Form, WireSample, category};
 use crate::dialect::delivery::{Action, Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
 use crate::dialect::ledger::Over;
@@ -24,18 +24,6 @@ use rollout_core::budget::{Budget, Charge, Use};
 use rollout_core::telemetry::TraceParent;
 use rollout_rollout::{Failure, FailureKind, Finished, Host, Outcome, UnfinishedRollout, drive};
 use rollout_wire::id::RolloutId;
-
-/// The samples of a grader's callback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Form {
-    /// `samples`, by id: generation B.
-    Map,
-    /// `sample`: generation C.
-    One,
-    /// Both, for a caller of B or C: each ignores the other's field.
-    Both,
-}
 
 /// The body that is posted at the end of the workflow.
 #[derive(Serialize)]

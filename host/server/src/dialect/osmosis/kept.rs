@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
 use super::report::Report;
-use super::{Osmosis, a, callbacks, d};
+use super::{Osmosis, sample};
 use crate::dialect::delivery::Delivery;
 use crate::dialect::driver::{Addresses, Driver, Progress, Renderer};
 use crate::dialect::ledger::{Entry, Lease};
@@ -48,7 +48,7 @@ pub(super) enum Form {
         grade: bool,
     },
     /// Generations B and C.
-    CalledBack(callbacks::Form),
+    CalledBack(sample::Form),
     /// Generation A.
     Init {
         /// The caller's name of the rollout.
@@ -97,26 +97,6 @@ pub(super) async fn is_safe(log: Option<&RolloutLog>) -> Result<(), ApiError> {
     match log {
         None => Ok(()),
         Some(log) => log.admitted().await.map_err(|error| ApiError::NotKept(error.to_string())),
-    }
-}
-
-/// Continues a rollout of an earlier process from its journal's facts and notes. The error is the reason why it cannot
-/// continue.
-pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
-    osmosis.keep_swept();
-    let facts: Facts = serde_json::from_str(unfinished.facts.get())
-        .map_err(|error| format!("its driver's facts: {error}"))?;
-    let addresses = Addresses::open(unfinished.secrets.driver.as_ref())
-        .map_err(|error| format!("its driver's secret: {error}"))?;
-    let progress = Progress::read(facts.delivery, &unfinished.notes)
-        .map_err(|error| format!("its driver's notes: {error}"))?;
-    let facts = Facts { delivery: progress.delivery, ..facts };
-    match facts.form {
-        Form::Polled { .. } => d::resume((osmosis, host), unfinished, facts),
-        Form::CalledBack(_) => {
-            callbacks::resume((osmosis, host), unfinished, facts, (addresses, progress.body))
-        }
-        Form::Init { .. } => a::resume((osmosis, host), unfinished, facts, (addresses, progress.body)),
     }
 }
 

@@ -19,6 +19,7 @@ mod generation;
 mod kept;
 pub(crate) mod report;
 mod request;
+mod resume;
 mod sample;
 
 use std::sync::{Arc, Once, Weak};
@@ -198,7 +199,7 @@ impl super::Dialect for Osmosis {
     }
 
     fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
-        kept::resume(self, host, unfinished)
+        resume::resume(self, host, unfinished)
     }
 
     fn is_idle(&self) -> bool {

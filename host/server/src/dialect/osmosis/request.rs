@@ -6,11 +6,10 @@ use axum::http::{HeaderMap, header};
 use reqwest::Url;
 use serde_json::value::RawValue;
 
-use super::callbacks::Form;
 use super::error::ApiError;
 use super::fields::{Fields, Problem};
 use super::generation::Generation;
-use super::sample;
+use super::sample::{self, Form};
 use crate::random;
 pub(super) use rollout_assembly::config::OsmosisGeneration;
 use rollout_outbound::{NetworkRules, Secret};

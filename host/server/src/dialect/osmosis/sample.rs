@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use rollout_rollout::{
@@ -11,6 +11,18 @@ use rollout_rollout::{
 };
 use rollout_wire::atif::SchemaVersion;
 use rollout_wire::messages::Messages;
+
+/// The samples of a grader's callback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Form {
+    /// `samples`, by id: generation B.
+    Map,
+    /// `sample`: generation C.
+    One,
+    /// Both, for a caller of B or C: each ignores the other's field.
+    Both,
+}
 
 /// A sample on the wire.
 #[derive(Serialize)]
