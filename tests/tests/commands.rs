@@ -179,7 +179,7 @@ async fn serve_names_the_reason_why_it_cannot_start() {
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "max-concurrent = 0\nlisten = 'here'\n").unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = address.local_addr().unwrap().to_string();
+    let address = listener.local_addr().unwrap().to_string();
     let kept = dir.path().join("kept").display().to_string();
     let kept = ["--artifact-root", &*kept];
     let conform = guest("conform");
