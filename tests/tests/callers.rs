@@ -108,7 +108,7 @@ async fn without_the_key_no_body_is_requested_or_awaited() {
             assert_eq!(status(&refused), "401", "{path} {more}: {refused}");
         }
         let head = format!("{LARGE}expect: 100-continue\r\nauthorization: Bearer the-key\r\n");
-        let (answer, _open) = exchange(&host, &post(path, &answer)).await;
+        let (answer, _open) = exchange(&host, &post(path, &head)).await;
         let expected = if path == "/rollout/cancel" { "413" } else { "100" };
         assert_eq!(status(&answer), expected, "{path}: {answer}");
     }

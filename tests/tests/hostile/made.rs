@@ -185,9 +185,9 @@ fn waiting_to_start(dir: &Path, seconds: u32) -> PathBuf {
             (export "subscribe-duration" (func (param "when" u64) (result (own $pollable))))))
         (core func $wait-for (canon lower (func $clock "subscribe-duration")))
         (core func $block (canon lower (func $poll "[method]pollable.block")))"#;
-    let imports = r#"(export "wait-for" (func $wait-for)) (export "block" (func $block)) (export "random""#;
+    let exports = r#"(export "wait-for" (func $wait-for)) (export "block" (func $block)) (export "random""#;
     let text = component_text(&module, "I say #### 5");
-    let text = text.replacen("(component", imports, 1).replacen(r#"(export "random""#, imports, 1);
+    let text = text.replacen("(component", imports, 1).replacen(r#"(export "random""#, exports, 1);
     let path = dir.join("waiting.wasm");
     let bytes = wat::parse_str(text).unwrap_or_else(|error| panic!("{error}"));
     std::fs::write(&path, bytes).expect("it can be written");
