@@ -8,6 +8,7 @@ outcome, `rollout-host test`, `validate` and `eval` show them beside the reward.
 
 from __future__ import annotations
 
+import errno
 import sys
 from types import FrameType
 from typing import Any
@@ -37,6 +38,10 @@ _places: dict[str, str] = {}
 _at_import: dict[str, tuple[int, str]] = {}
 """What was refused while the component was built: how often, and where first."""
 
+_of_dependencies: dict[str, int] = {}
+"""Number of uses, by kind, that dependencies tried while they were imported. They are probes: a package looks for what a
+machine has and goes on without, in every project that depends on it. No rollout counts them."""
+
 
 def begin() -> None:
     """A rollout begins. What was refused while modules were imported concerns each of them."""
@@ -60,6 +65,11 @@ def end() -> None:
 
 def note(kind: str, what: str, place: str | None = None) -> None:
     """Counts a refused use. `what` is the function where the author's code calls it itself."""
+    if dependency := imported_dependency():
+        if not _runs and kind not in _of_dependencies:
+            print(f"note: {dependency} tried to {_PROBES[kind]} while it was imported, which no rollout counts", file=sys.stderr)
+        _of_dependencies[kind] = _of_dependencies.get(kind, 0) + 1
+        return
     if not _runs:
         count, first = _at_import.get(kind, (0, ""))
         if not count:
@@ -82,6 +92,15 @@ _AT_IMPORT = {
     "network": NO_NETWORK,
     "thread": "a component has one thread",
     "alarm": "an alarm interrupts no computation in a component",
+}
+
+_PROBES = {
+    "process": "start a process",
+    "file": "use a file that a component does not have",
+    "network": "use the network",
+    "thread": "wait for another thread",
+    "alarm": "set an alarm",
+    "module": "import a module that a component does not have",
 }
 
 
@@ -129,6 +148,23 @@ def place_of(what: str) -> str:
     return other or what
 
 
+def imported_dependency() -> str:
+    """Returns the line of the dependency that is being imported now and does what was refused; nothing where the author's
+    own code does it, or code that came with the rollout."""
+    innermost = ""
+    at: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while at is not None:
+        path, is_module = at.f_code.co_filename, at.f_code.co_name == "<module>"
+        if _failure.is_authors(path) or (is_module and path[:1] == "<" and not _is_inner(path)):
+            return ""
+        if not _is_inner(path) and not path.startswith(_LIBRARY) and path[:1] != "<":
+            innermost = innermost or f"{_failure.shown_path(path)}:{at.f_lineno}"
+            if is_module:
+                return innermost
+        at = at.f_back
+    return ""
+
+
 def is_of_the_caller() -> bool:
     """Whether a file that is looked for was named by the author or a dependency, and is not one that the standard
     library would have for itself."""
@@ -171,10 +207,12 @@ def refuse_network() -> None:
 
 
 def _without_sockets(real: Any) -> Any:
-    """Has a socket that cannot be made say why. The host counts it in a rollout; libraries try it while they are imported,
-    and go on without."""
+    """Has a socket that cannot be made say why. The host counts it in a rollout, where it is asked: it is not for a
+    dependency that is being imported."""
 
     def made(*args: Any, **kwargs: Any) -> None:
+        if _runs and imported_dependency():
+            raise PermissionError(errno.EACCES, NO_NETWORK)
         try:
             real(*args, **kwargs)
         except OSError as error:
