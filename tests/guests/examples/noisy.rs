@@ -1,7 +1,8 @@
-//! Prints a lot, with escape sequences for a terminal in it.
+//! Prints before it asks the model: a lot, with escape sequences for a terminal in it, or a line each way if the prompt is
+//! "print".
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, told_to_misbehave};
+use rollout_test_guests::{Honest, ask_once, asked, told_to_misbehave};
 
 struct Noisy;
 
@@ -16,6 +17,11 @@ impl Workflow for Noisy {
                 log::warn(format_args!("\x1b[1m line {line} to the log"));
             }
             print!("{}", "no end of line ".repeat(100_000));
+        }
+        if asked(&ctx) == "print" {
+            println!("printed to stdout");
+            eprintln!("printed to stderr");
+            log::warn("logged");
         }
         ask_once(&ctx)
     }

@@ -68,15 +68,23 @@ async fn without_the_tool_one_command_is_said_that_installs_it() {
     assert!(ran.stderr.contains("run: python3 -m pip install componentize-py=="), "{}", ran.stderr);
 }
 
+/// A module that a wheel is made of.
+const TWICE: &str = "def twice(n):\\n    return 2 * n\\n";
+
 /// A wheel of one module, with native code beside it or not.
 async fn wheel(dir: &Path, name: &str, native: bool) -> PathBuf {
+    wheel_of(dir, name, TWICE, native).await
+}
+
+/// A wheel of a module with this text, which is in a literal of Python.
+async fn wheel_of(dir: &Path, name: &str, module: &str, native: bool) -> PathBuf {
     let script = format!(
         r#"
 import sys, zipfile
 path = sys.argv[1] + "/{name}-1.0-py3-none-any.whl"
 info = "{name}-1.0.dist-info/"
 files = {{
-    "{name}/__init__.py": "def twice(n):\n    return 2 * n\n",
+    "{name}/__init__.py": "{module}",
     info + "METADATA": "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
     info + "WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
 }}
@@ -108,6 +116,52 @@ async fn a_native_dependency_is_named_with_what_to_do() {
     for text in ["quick-thing (quick_thing/_speedups.so)", "without-native", "leave-out"] {
         assert!(ran.stderr.contains(text), "{}", ran.stderr);
     }
+}
+
+#[tokio::test]
+async fn a_slow_import_in_a_function_is_measured_and_the_build_says_how_to_have_it_done_at_the_build() {
+    let dir = temporary();
+    // A second in a component or more, and well over the third of a second from which on a line is worth it.
+    let slow =
+        wheel_of(dir.path(), "slow_thing", "TOTAL = sum(n % 7 for n in range(8_000_000))\\n", false).await;
+    let quick = wheel(dir.path(), "quick_thing", false).await;
+    let dependencies = format!(
+        "dependencies = [\"slow-thing @ file://{}\", \"quick-thing @ file://{}\"]\n",
+        slow.display(),
+        quick.display()
+    );
+    let entry = r#"
+from rollout_sdk import *
+
+class Made(AgentWorkflow):
+    async def run(self, ctx):
+        await ctx.agent().run()
+
+class Rated(Grader):
+    async def grade(self, ctx):
+        import quick_thing
+        from slow_thing import TOTAL
+        return quick_thing.twice(TOTAL) > 0
+"#;
+    let project = project(entry, &dependencies);
+
+    let offered = build(project.path()).await;
+
+    assert_eq!(offered.code, Some(0), "{}", offered.stderr);
+    let seconds =
+        "made_up.py:11 imports `slow_thing` in a function: each rollout that comes there takes some ";
+    assert!(offered.stderr.contains(seconds), "{}", offered.stderr);
+    let advice = "write in pyproject.toml: [tool.rollout-host] imports = [\"slow_thing\"]";
+    assert!(offered.stderr.contains(advice), "{}", offered.stderr);
+    assert!(!offered.stderr.contains("`quick_thing`"), "{}", offered.stderr);
+
+    let about = format!(
+        "[project]\nname = \"made-up\"\n{dependencies}[tool.rollout-host]\nimports = [\"slow_thing\"]\n"
+    );
+    write(project.path(), "pyproject.toml", &about);
+    let taken = build(project.path()).await;
+    assert_eq!(taken.code, Some(0), "{}", taken.stderr);
+    assert!(!taken.stderr.contains("`slow_thing`"), "{}", taken.stderr);
 }
 
 #[tokio::test]
