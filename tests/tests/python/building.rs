@@ -165,6 +165,64 @@ class Rated(Grader):
 }
 
 #[tokio::test]
+async fn a_package_that_probes_while_it_is_imported_is_noted_by_the_build_and_counted_in_no_rollout() {
+    let dir = temporary();
+    let probe =
+        "import socket\\ntry:\\n    socket.socket().bind(('127.0.0.1', 0))\\nexcept OSError:\\n    pass\\n";
+    let early = wheel_of(dir.path(), "early_thing", probe, false).await;
+    let late = wheel_of(dir.path(), "late_thing", probe, false).await;
+    let dependencies = format!(
+        "dependencies = [\"early-thing @ file://{}\", \"late-thing @ file://{}\"]\n",
+        early.display(),
+        late.display()
+    );
+    let entry = r#"
+import early_thing
+from rollout_sdk import *
+
+class Made(AgentWorkflow):
+    async def run(self, ctx):
+        await ctx.agent().run()
+
+class Rated(Grader):
+    async def grade(self, ctx):
+        import late_thing
+        try:
+            if ctx.label == "probe":
+                early_thing.socket.socket()
+        except OSError:
+            pass
+        return 1.0
+"#;
+    let project = project(entry, &dependencies);
+    write(
+        project.path(),
+        "rows.jsonl",
+        "{\"user_prompt\": \"1 + 1\", \"ground_truth\": \"2\"}\n{\"user_prompt\": \"1 + 1\", \"ground_truth\": \"probe\"}\n",
+    );
+
+    let built = build(project.path()).await;
+    assert_eq!(built.code, Some(0), "{}", built.stderr);
+    let noted = "note: early_thing/__init__.py:3 tried to use the network while it was imported";
+    assert!(built.stderr.contains(noted), "{}", built.stderr);
+
+    let ran = rollout_host(["eval", "made.wasm", "--data", "rows.jsonl", "--model", "mock", "--out", "out"])
+        .current_dir(project.path())
+        .start()
+        .ended_within(COMMAND)
+        .await;
+    let results =
+        std::fs::read_to_string(project.path().join("out/results.jsonl")).expect("results are written");
+    let mut results_by_row: Vec<Value> =
+        results.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    results_by_row.sort_by_key(|result| result["row"].as_u64());
+    let refused: Vec<&Value> = results_by_row.iter().map(|result| &result["refused_uses"]).collect();
+    assert_eq!(refused[0], &Value::Null, "{}{results}", ran.stderr);
+    // Of the author's own code, one socket.
+    assert_eq!(refused[1]["network"]["count"], 1, "{}{results}", ran.stderr);
+}
+
+#[tokio::test]
 async fn every_example_in_python_is_built_and_earns_its_rewards() {
     for (example, mean) in [
         ("one-turn", 1.0),
