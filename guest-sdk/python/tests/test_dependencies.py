@@ -230,6 +230,15 @@ class Releases(unittest.TestCase):
             self.gathered("other[x]")
         self.assertIn("litellm 2.0: other 1.0 requires litellm 2.0; ", str(refused.exception))
 
+    def test_a_package_that_works_in_part_is_installed_with_a_note(self) -> None:
+        wheel(self.index, "anthropic", "1.0")
+        wheel(self.index, "top", "1.0", "anthropic")
+        self.assertEqual(self.gathered("anthropic"), {"anthropic": "1.0"})
+        self.assertIn("note: anthropic: its types work, and its clients find no network; ask the host's model", self.said)
+        # An author who does not depend on it calls none of it.
+        self.gathered("top")
+        self.assertNotIn("note: anthropic", self.said)
+
     def test_every_package_that_works_without_another_is_of_one_that_cannot_work(self) -> None:
         self.assertLessEqual({name for names in _build.WORK_WITHOUT.values() for name in names}, set(_build.CANNOT_WORK))
 

@@ -50,7 +50,7 @@ OWN = ("rollout-host", "rollout-sdk", "osmosis-ai", "strands-agents", "openai-ag
 # `_absent.py`.
 DONE_WITHOUT = ("cryptography",)
 
-# Distributions that look for their native part and work without it, and are published only with it.
+# Distributions that are published only with a native part and are installed without it.
 GO_WITHOUT_NATIVE = ("litellm",)
 
 # Distributions that can be installed and not imported, each with the reason and what to use in its place. The build ends before
@@ -61,7 +61,13 @@ CANNOT_WORK = {
     "`rollout_sdk.openai_client.HostClient` where a library takes a client of `openai`",
 }
 
-# Distributions that require some of those and work without: they import them in functions that a component has no use for.
+# Distributions of which a part does not work in a component, with a note for the author who depends on one.
+WORK_IN_PART = {
+    "anthropic": "its types work, and its clients find no network; ask the host's model by `ctx.agent()`, by `ctx.sample`, or by "
+    "`rollout_sdk.openai_client.HostClient` with openai among the dependencies",
+}
+
+# Distributions that require some of CANNOT_WORK and work without: they import them in functions that a component has no use for.
 WORK_WITHOUT = {"dspy": ("litellm",)}
 
 # The worlds of the contract that go with what an entry module has. The component's own
@@ -398,6 +404,9 @@ def _say_installed(target: Path, project: Project, wanted: list[str], releases: 
     """Says which releases there are, and writes them to the lock file."""
     there = [info.name.removesuffix(".dist-info").rsplit("-", 1) for _, _, info in _distributions(target)]
     print(f"resolved: {', '.join(' '.join(each) for each in there)}", file=sys.stderr)
+    for name in (_required_name(each) for each in wanted):
+        if name in WORK_IN_PART:
+            print(f"note: {name}: {WORK_IN_PART[name]}", file=sys.stderr)
     if releases is None:
         return
     resolve = _beside("_resolve")
