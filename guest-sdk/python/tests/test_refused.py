@@ -95,21 +95,22 @@ class Probing(unittest.TestCase):
         _refused.end()
         self.assertEqual(len(self.reported()), 1)
 
-    def test_a_socket_that_an_imported_package_tries_never_reaches_the_host(self) -> None:
+    def test_a_socket_or_a_name_that_an_imported_package_tries_never_reaches_the_host(self) -> None:
         made: list[str] = []
 
         def real(*_: Any) -> None:
             made.append("asked")
             raise PermissionError(errno.EACCES, "denied")
 
-        use = _refused._without_sockets(real)
         _refused.begin()
-        self.run_modules((AUTHORS, FOLLOWING), (PACKAGE, PROBE), use=use)
-        self.assertEqual(made, [])
-        with self.assertRaisesRegex(OSError, "there is no network in a component"):
-            self.run_modules((AUTHORS, "use()"), use=use)
+        for use in (_refused._without_sockets(real), _refused._without_network(real, "socket.getaddrinfo")):
+            made.clear()
+            self.run_modules((AUTHORS, FOLLOWING), (PACKAGE, PROBE), use=use)
+            self.assertEqual(made, [])
+            with self.assertRaisesRegex(OSError, "there is no network in a component"):
+                self.run_modules((AUTHORS, "use()"), use=use)
+            self.assertEqual(made, ["asked"])
         _refused.end()
-        self.assertEqual(made, ["asked"])
 
 
 if __name__ == "__main__":

@@ -221,8 +221,17 @@ def _without_sockets(real: Any) -> Any:
     return made
 
 
+def _no_such_name() -> OSError:
+    import socket
+
+    return socket.gaierror(socket.EAI_FAIL, NO_NETWORK)
+
+
 def _without_network(real: Any, what: str) -> Any:
     def refused(*args: Any, **kwargs: Any) -> Any:
+        if _runs and what.startswith("socket.get") and imported_dependency():
+            # The host, which counts names that it is asked for, is not asked.
+            raise _no_such_name()
         try:
             found = real(*args, **kwargs)
         except OSError as error:
