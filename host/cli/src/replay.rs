@@ -16,13 +16,14 @@ use super::{Exit, PluginFault, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJudge};
 use rollout_assembly::{Options, Sources};
 use rollout_core::id::RolloutId;
-use rollout_core::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
+use rollout_core::imports::Difference;
 use rollout_core::rollout::{
     AfterWorkflow, DeploymentId, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd,
     Stage, Steps, StoredRollout, drive,
 };
 use rollout_core::text::{beginning, printable};
 use rollout_server::dialect::osmosis::a;
+use rollout_transcript::{CallResult, End, Event, StoredCall};
 use script::Script;
 
 /// How much of a text is shown in a line, in bytes.
@@ -193,8 +194,8 @@ pub(super) fn is_there(component: &Path, option: &str) -> Result<()> {
 /// Where a grader had a judge and none is configured, it has one of that name. It is not asked.
 fn with_judge_of(raw: RawConfig, stored: &StoredRollout) -> RawConfig {
     let model = stored.grader.iter().find_map(|event| match event {
-        RunEvent::Asked { what, .. } => {
-            let request: WrittenRequest<'_> = serde_json::from_slice(what).ok()?;
+        Event::Started { request, .. } => {
+            let StoredCall::Model(request) = StoredCall::read(request).ok()? else { return None };
             let frame: Value = serde_json::from_str(&request.frame?.body).ok()?;
             Some(frame.get("model")?.as_str()?.to_owned())
         }
@@ -237,18 +238,23 @@ fn was_graded(finished: &Finished) -> bool {
 }
 
 /// What was asked and answered, a line each.
-fn show(role: &str, events: &[RunEvent]) {
+fn show(role: &str, events: &[Event]) {
     for event in events {
         match event {
-            RunEvent::Asked { at, call, what, .. } => {
-                outln!("{role} call {call}, move {at}: {}", asked(what));
+            Event::Started { at, call, request, .. } => {
+                outln!("{role} call {call}, move {at}: {}", asked(request));
             }
-            RunEvent::Answered { call, answer, .. } => outln!("  to {call}: {}", answered(answer)),
-            RunEvent::TimedOut { at } => outln!("{role} waited in vain, move {at}"),
-            RunEvent::TimeLeft { at, left } => {
+            Event::Answered { call, result, .. } => outln!("  to {call}: {}", answered(result)),
+            Event::Ended { call, end: End::Refused(answer) } => {
+                outln!("  to {call}: {}", line(&answer.content));
+            }
+            Event::TimedOut { at } => outln!("{role} waited in vain, move {at}"),
+            Event::TimeLeft { at, left } => {
                 let left = left.map_or("no end".to_owned(), |left| format!("{} ms", left.as_millis()));
                 outln!("{role} has time left, move {at}: {left}");
             }
+            // They say what a call's answer became, and the answer is shown.
+            Event::Ended { .. } | Event::Cut { .. } => {}
         }
     }
 }
@@ -257,21 +263,22 @@ pub(super) fn line(text: &str) -> String {
     printable(&beginning(text, SHOWN_BYTES)).replace('\n', " ")
 }
 
-fn asked(what: &[u8]) -> String {
-    if let Ok(call) = serde_json::from_slice::<WrittenToolCall<'_>>(what) {
-        return line(&format!("{}({})", call.tool, call.arguments));
-    }
-    let Ok(request) = serde_json::from_slice::<WrittenRequest<'_>>(what) else { return line("?") };
+fn asked(request: &[u8]) -> String {
+    let request = match StoredCall::read(request) {
+        Ok(StoredCall::Tool(call)) => return line(&format!("{}({})", call.tool, call.arguments)),
+        Ok(StoredCall::Model(request)) => request,
+        Err(_) => return line("?"),
+    };
     let before = if request.shared == 0 { String::new() } else { format!("after {}, ", request.shared) };
     let last = request.new.last().map_or("nothing new", |message| message.get());
     line(&format!("{before}{last}"))
 }
 
-fn answered(answer: &Answer) -> String {
-    match answer {
-        Answer::Model(Ok(reply)) => line(reply.completion.message()),
-        Answer::Model(Err(failure)) => line(&failure.to_string()),
-        Answer::Tool(answer) => line(&answer.content),
+fn answered(result: &CallResult) -> String {
+    match result {
+        CallResult::Model(Ok(reply)) => line(reply.completion.message()),
+        CallResult::Model(Err(failure)) => line(&failure.to_string()),
+        CallResult::Tool(answer) => line(&answer.content),
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// The crates whose log lines are this program's own.
-const CRATES: [&str; 12] = [
+const CRATES: [&str; 13] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
@@ -53,6 +53,7 @@ const CRATES: [&str; 12] = [
     "rollout_journal",
     "rollout_mock_model",
     "rollout_server",
+    "rollout_transcript",
     "rollout_wire",
 ];
 

@@ -9,12 +9,13 @@ use sources::sources;
 
 /// The crates from the top down. A crate depends on none that is on its own line or above. What a
 /// crate names of another, the compiler checks.
-const CRATES: [&[&str]; 6] = [
+const CRATES: [&[&str]; 7] = [
     &["rollout-host"],
     &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench"],
     &["rollout-assembly"],
     &["rollout-core"],
     &["rollout-mock-model", "rollout-fuse", "rollout-journal", "rollout-catalog"],
+    &["rollout-transcript"],
     &["rollout-wire"],
 ];
 

@@ -3,17 +3,17 @@
 //! The rollout was made again by then: it takes no time, because nobody is asked. So what is shown ends
 //! where it parted from what it was.
 
-use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::test::{Prompt, Style, Transcript, When};
-use rollout_core::imports::{Answer, Difference, ReadCall, ReadCalls, Role, RunEvent, WrittenToolCall};
+use rollout_core::imports::{Difference, Role};
 use rollout_core::outbound::{ChatFailure, Observer, Watched};
 use rollout_core::rollout::{Finished, ReplayEnd, StoredRollout};
 use rollout_core::telemetry::ModelRole;
+use rollout_transcript::{CallResult, End, Event, Run, ToolUse, Transcript as Calls};
 
 /// Something that is shown.
 enum Shown {
@@ -28,7 +28,6 @@ enum Shown {
 }
 
 /// A request as it was sent.
-#[derive(Clone)]
 struct Request {
     asked: ModelRole,
     sample: String,
@@ -41,9 +40,11 @@ pub(super) struct Script(Vec<(Role, u32, Shown)>);
 impl Script {
     pub(super) fn of(stored: &StoredRollout) -> Self {
         let mut all = Vec::new();
-        for (role, events) in [(Role::Workflow, &stored.workflow), (Role::Grader, &stored.grader)] {
-            let mut run = Run::default();
-            let shown = events.iter().filter_map(|event| run.read(event));
+        let runs =
+            [(Role::Workflow, Run::Workflow, &stored.workflow), (Role::Grader, Run::Grader, &stored.grader)];
+        for (role, run, events) in runs {
+            let mut shows = Shows { run, calls: Calls::default() };
+            let shown = events.iter().filter_map(|event| shows.read(event));
             all.extend(shown.map(|(call, shown)| (role, call, shown)));
         }
         Self(all)
@@ -99,47 +100,46 @@ impl Request {
 }
 
 /// The calls of a run so far.
-#[derive(Default)]
-struct Run {
-    calls: ReadCalls,
-    requests: HashMap<u32, Request>,
-    tools: HashMap<u32, String>,
+struct Shows {
+    run: Run,
+    calls: Calls,
 }
 
-impl Run {
-    fn read(&mut self, event: &RunEvent) -> Option<(u32, Shown)> {
-        match event {
-            RunEvent::Asked { call, what, time, .. } => Some((*call, self.asked(*call, what, *time)?)),
-            RunEvent::Answered { call, took, answer, .. } => {
-                let shown = match answer {
-                    Answer::Model(reply) => {
-                        let reply = reply.as_ref().map(|reply| reply.completion.body().clone());
-                        let request = self.requests.get(call)?.clone();
-                        Shown::Answered(request, *took, reply.map_err(Clone::clone))
-                    }
-                    Answer::Tool(answer) => {
-                        Shown::Gave { name: self.tools.get(call)?.clone(), content: answer.content.clone() }
-                    }
-                };
-                Some((*call, shown))
+impl Shows {
+    /// Returns what an event shows, with the number of its call.
+    fn read(&mut self, event: &Event) -> Option<(u32, Shown)> {
+        self.calls.apply(self.run, event).ok()?;
+        Some(match event {
+            Event::Started { call, .. } => match self.tool(*call) {
+                Some(ToolUse { name, arguments, .. }) => {
+                    (*call, Shown::Called { name: name.clone(), arguments: arguments.clone() })
+                }
+                None => (*call, Shown::Asked(self.request(*call)?)),
+            },
+            Event::Answered { call, took, result: CallResult::Model(reply), .. } => {
+                let reply = reply.as_ref().map(|reply| reply.completion.body().clone());
+                (*call, Shown::Answered(self.request(*call)?, *took, reply.map_err(Clone::clone)))
             }
-            _ => None,
-        }
+            Event::Answered { call, result: CallResult::Tool(answer), .. }
+            | Event::Ended { call, end: End::Refused(answer) } => {
+                let (name, content) = (self.tool(*call)?.name.clone(), answer.content.clone());
+                (*call, Shown::Gave { name, content })
+            }
+            Event::Ended { .. } | Event::Cut { .. } | Event::TimedOut { .. } | Event::TimeLeft { .. } => {
+                return None;
+            }
+        })
     }
 
-    fn asked(&mut self, call: u32, what: &[u8], time: SystemTime) -> Option<Shown> {
-        match self.calls.add(what, time).ok()? {
-            ReadCall::Tool(WrittenToolCall { tool, arguments, .. }) => {
-                let (name, arguments) = (tool.into_owned(), arguments.into_owned());
-                self.tools.insert(call, name.clone());
-                Some(Shown::Called { name, arguments })
-            }
-            ReadCall::Model(asked, place) => {
-                let (body, sample) = self.calls.request(asked, place)?;
-                let request = Request { asked, sample: sample.to_owned(), body };
-                self.requests.insert(call, request.clone());
-                Some(Shown::Asked(request))
-            }
-        }
+    fn tool(&self, call: u32) -> Option<&ToolUse> {
+        self.calls.tool_call(self.run, call)
+    }
+
+    fn request(&self, call: u32) -> Option<Request> {
+        let asked = self.run.model();
+        let lists = self.calls.calls(asked).among(&[]);
+        let exchange = lists.exchanges().get(self.calls.model_call(self.run, call)?)?;
+        let sample = exchange.sample.as_ref().map_or("", |id| id.as_str()).to_owned();
+        Some(Request { asked, sample, body: lists.body(exchange).into() })
     }
 }

@@ -10,11 +10,12 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest};
-use crate::outbound::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RequestBody, RoutingHeaders};
+use super::host_tools::{HostTool, HostTools, ToolRequest};
+use crate::outbound::{ChatClient, ModelEndpoint, RequestBody, RoutingHeaders};
 use crate::telemetry::ModelRole;
 use crate::wire::closed::ClosedBody;
 use crate::wire::openai::AllowedParams;
+use rollout_transcript::{ChatFailure, ChatReply, ToolAnswer};
 
 /// Where a guest's questions go.
 pub trait Outside: Send + Sync + Debug {

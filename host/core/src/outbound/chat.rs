@@ -10,11 +10,11 @@ use super::observer::{Observer, Retry, Watched};
 use super::retry::{Meaning, RetryPolicy, Tries};
 use super::transport::{Answer, Outgoing, Transport, Turn, Unanswered, Use, named};
 use crate::budget::Charge;
-use crate::error::Fault;
 use crate::http1::Broken;
 use crate::telemetry::{Limit, Metrics, ModelOutcome, ModelRole};
 use crate::text::beginning;
 use crate::wire::openai::{AllowedParams, Completion};
+use rollout_transcript::{ChatFailure, ChatReply};
 
 /// How much of a refusal's body is shown.
 const REFUSAL_BYTES_SHOWN: usize = 2048;
@@ -30,62 +30,6 @@ pub trait RequestBody: Send + Sync {
     /// there; an error where there is no room for it, or nothing more to ask for. The head is
     /// made with room for both, so that nothing is copied twice.
     fn make(&self, head: &mut dyn FnMut(usize) -> Vec<u8>) -> Result<(Vec<u8>, Option<Charge>), String>;
-}
-
-/// A reply, read and whole.
-#[derive(Debug)]
-pub struct ChatReply {
-    /// What a guest is told. The body is without the endpoint's secrets.
-    pub completion: Completion,
-    /// Tries that it took.
-    pub attempts: u32,
-}
-
-/// Why there is no reply.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum ChatFailure {
-    /// The server understood and said no; trying again will not help.
-    #[error("the model's server answered {status}: {body}")]
-    Refused {
-        /// The status code.
-        status: u16,
-        /// The beginning of the answer.
-        body: String,
-    },
-    /// It could not be reached, or not made sense of, for as long as was tried.
-    #[error("the model's server gave no completion in {attempts} attempts: {reason}")]
-    Unavailable {
-        /// Tries made.
-        attempts: u32,
-        /// What the last of them met.
-        reason: String,
-    },
-    /// It may not be asked from here; no connection was opened.
-    #[error("the model's server may not be asked: {reason}")]
-    Forbidden {
-        /// Which rule says so, without an address.
-        reason: String,
-    },
-    /// The host could not ask for as long as it tried. The server has no part in it.
-    #[error("the host could not ask the model in {attempts} attempts: {reason}")]
-    Host {
-        /// Tries made.
-        attempts: u32,
-        /// What the host lacks.
-        reason: String,
-    },
-}
-
-impl ChatFailure {
-    /// Whose move it is where this model was asked: its address is the caller's choice, and that of the
-    /// judge the operator's.
-    pub(crate) fn fault(&self, asked: ModelRole) -> Fault {
-        match (self, asked) {
-            (Self::Refused { .. } | Self::Unavailable { .. }, _) => Fault::Model,
-            (Self::Forbidden { .. }, ModelRole::Policy) => Fault::Caller,
-            (Self::Forbidden { .. }, ModelRole::Judge) | (Self::Host { .. }, _) => Fault::Host,
-        }
-    }
 }
 
 /// The client of every model's server.
@@ -235,6 +179,8 @@ impl ChatClient {
             ChatFailure::Unavailable { .. } => ModelOutcome::Unavailable,
             ChatFailure::Forbidden { .. } => ModelOutcome::Forbidden,
             ChatFailure::Host { .. } => ModelOutcome::Host,
+            // Only a guest or its record ends a call so.
+            ChatFailure::OverLimit { .. } | ChatFailure::Abandoned => ModelOutcome::Abandoned,
         });
         Err(failure)
     }

@@ -26,9 +26,10 @@ use std::time::Duration;
 
 use super::model::{Finished, ForkPoint, TrajectoryExtra, TrajectoryFile};
 use crate::id::SampleId;
-use crate::imports::{Exchange, Recorded};
+use crate::imports::Recorded;
 use crate::wire::messages::Messages;
 use crate::wire::metadata::RowMetadata;
+use rollout_transcript::{Exchange, Transcript};
 
 use document::Document;
 use layout::Original;
@@ -109,7 +110,7 @@ pub(super) struct Job {
 
 /// The documents of a rollout: one where it has one sample or none, else one a sample.
 fn documents<'a>(job: &'a Job, finished: &'a Finished) -> Vec<Document<'a>> {
-    let Recorded { policy, samples, tool_uses, .. } = &job.recorded;
+    let Transcript { policy, samples, tools: tool_uses, .. } = &job.recorded.transcript;
     let exchanges = policy.exchanges();
     let owners = tools::owners(&finished.samples, exchanges, tool_uses);
     let document = |place: usize, file_name: String| {

@@ -1,41 +1,8 @@
 //! The words that metrics are told apart by. Each set is closed, so that nothing which a
 //! caller or a guest chooses (an id, a name, a URL) ever becomes a time series.
 
-/// A closed set of words.
-pub trait Label: Copy + 'static {
-    /// All of them, in the order of their places.
-    const ALL: &'static [Self];
-
-    /// The word.
-    fn as_str(self) -> &'static str;
-
-    /// Where it is in [`Label::ALL`].
-    fn place(self) -> usize;
-}
-
-macro_rules! labels {
-    ($(#[$doc:meta])* $set:ident { $($(#[$case_doc:meta])* $case:ident = $word:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $set {
-            $($(#[$case_doc])* $case,)*
-        }
-
-        impl Label for $set {
-            const ALL: &'static [Self] = &[$(Self::$case),*];
-
-            fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$case => $word,)*
-                }
-            }
-
-            fn place(self) -> usize {
-                self as usize
-            }
-        }
-    };
-}
+use rollout_transcript::labels;
+pub use rollout_transcript::{Label, Limit, ToolKind, ToolOutcome};
 
 labels! {
     /// Why a rollout was not admitted.
@@ -94,36 +61,6 @@ labels! {
 }
 
 labels! {
-    /// What is behind a host-provided tool.
-    ToolKind {
-        /// A component of the contract's kind.
-        Component = "component",
-        /// A server that speaks the Model Context Protocol.
-        Mcp = "mcp",
-        /// An address that is asked over HTTP.
-        Http = "http",
-        /// Nothing: the name is not provided.
-        None = "none",
-    }
-}
-
-labels! {
-    /// What came of a call of a host-provided tool.
-    ToolOutcome {
-        /// The tool gave its result.
-        Answered = "answered",
-        /// The tool said that it failed.
-        Failed = "failed",
-        /// The tool gave no result.
-        Unavailable = "unavailable",
-        /// A limit kept it from being called, or from giving its result.
-        OverLimit = "over-limit",
-        /// Whoever wanted it was gone before there was an answer.
-        Abandoned = "abandoned",
-    }
-}
-
-labels! {
     /// A part of a rollout that takes time.
     Step {
         /// From admission to a slot.
@@ -144,74 +81,6 @@ labels! {
         TrajectoryWrite = "trajectory_write",
         /// All of it, from admission until the trajectory is written.
         Rollout = "rollout",
-    }
-}
-
-labels! {
-    /// A limit of one rollout, under the name that raises it.
-    Limit {
-        /// Memories and tables of an instance.
-        Memory = "memory-bytes-max",
-        /// What all rollouts hold together.
-        MemoryBudget = "memory-budget-bytes",
-        /// CPU time of an instance.
-        GuestCpu = "guest-cpu-secs-max",
-        /// The host's wall time for a workflow.
-        WorkflowTime = "workflow-secs-max",
-        /// The host's wall time for a grader.
-        GraderTime = "grader-secs-max",
-        /// The wall time that the caller asked for, of workflow or grader.
-        CallerTime = "caller-deadline",
-        /// Calls of the contract's imports by an instance.
-        HostCalls = "host-calls-max",
-        /// Bytes handed over in one call of the host.
-        HostCallBytes = "host-call-bytes-max",
-        /// Handles held at once.
-        Handles = "handles-max",
-        /// Samples of one rollout.
-        Samples = "samples-max",
-        /// Calls of the model.
-        ChatCalls = "chat-calls-max",
-        /// Tokens of all calls of the model.
-        ChatTokens = "chat-tokens-max",
-        /// Bytes of all requests to models.
-        ChatBytes = "chat-bytes-max",
-        /// Calls under way at once.
-        ConcurrentCalls = "concurrent-calls-max",
-        /// Calls of the judge.
-        JudgeCalls = "judge-calls-max",
-        /// Tokens of all calls of the judge.
-        JudgeTokens = "judge-tokens-max",
-        /// One message.
-        MessageBytes = "message-bytes-max",
-        /// Messages, fields and exchanges kept.
-        RecordBytes = "record-bytes-max",
-        /// Artifacts in number.
-        Artifacts = "artifacts-max",
-        /// Artifacts in bytes.
-        ArtifactBytes = "artifact-bytes-max",
-        /// Log entries in number.
-        LogLines = "log-lines-max",
-        /// Log entries in bytes.
-        LogBytes = "log-bytes-max",
-        /// Uses that the guest's own runtime refused.
-        RefusedUses = "refused-uses-max",
-        /// Random bytes asked for in one call.
-        RandomBytes = "random-bytes-max",
-        /// A reply of the model's server.
-        ReplyBytes = "reply-bytes-max",
-        /// Calls of one host-provided tool.
-        ToolCalls = "tools.calls-max",
-        /// Calls under way at once of what is provided in one entry.
-        ToolConcurrent = "tools.concurrent-max",
-        /// Wall time of one call of a host-provided tool.
-        ToolTime = "tools.deadline-secs",
-        /// CPU time of one call of a component's tool.
-        ToolCpu = "tools.cpu-secs-max",
-        /// Memory of one call of a component's tool.
-        ToolMemory = "tools.memory-bytes-max",
-        /// The result of one call of a host-provided tool.
-        ToolResultBytes = "tools.result-bytes-max",
     }
 }
 

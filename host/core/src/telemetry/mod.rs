@@ -23,6 +23,7 @@ pub use labels::{
 pub use lines::LineBudget;
 pub use meter::{DayUse, Meter};
 pub use one_line::OneLineFields;
+pub use rollout_transcript::ModelRole;
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 pub(crate) use under_way::{Callback, ModelCall, Timing, ToolCall};
 
@@ -97,16 +98,6 @@ impl Busy {
             held_bytes_max: budget.total(),
         }
     }
-}
-
-/// Which model is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ModelRole {
-    /// The one that is trained or evaluated.
-    Policy,
-    /// The one that judges.
-    Judge,
 }
 
 /// Everything that one host counts.

@@ -10,12 +10,13 @@ use tokio::time::Instant;
 use super::CallLimits;
 use crate::budget::Holder;
 use crate::id::RolloutId;
-use crate::imports::{ClockStart, Imports, Live, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
+use crate::imports::{ClockStart, Imports, Live, LogEntry, Record, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::limits::Limits;
 use crate::plugin::Plugin;
 use crate::telemetry::{Limit, Metrics};
 use crate::wire::openai::CallerParams;
+use rollout_transcript::{ToolAnswer, error_text};
 
 /// Log entries of one call, and their bytes. They go to the host's own log.
 const LOG_LINES_MAX: usize = 100;

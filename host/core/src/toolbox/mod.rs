@@ -21,13 +21,14 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::imports::{ClockStart, HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
+use crate::imports::{ClockStart, HostTool, HostTools, ToolRequest};
 use crate::instance::Permit;
 use crate::outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
 use crate::plugin::Plugin;
 use crate::telemetry::{Limit, Metrics, ToolKind};
 use crate::wire::function::FunctionTool;
 pub use component::ComponentTools;
+use rollout_transcript::{ToolAnswer, error_text};
 
 /// Functions that one entry may provide. A model that is told of more uses none well, and
 /// each is in every request.

@@ -2,18 +2,16 @@
 
 use std::io;
 
-use serde::Deserialize;
-
 use super::{DeploymentId, Journal, StoredRollout, kind, kinds};
 use crate::budget::{Budget, Charge, OverBudget, Use};
-use crate::imports::{Ancestor, ClockStart, ForkOrigin, ForkPoint, Role, RunEvent};
+use crate::imports::{Ancestor, ClockStart, ForkOrigin, ForkPoint, Role};
 use crate::rollout::model::RolloutRequest;
-use crate::telemetry::ModelRole;
+use rollout_transcript::{Event, StoredCall};
 
 /// What happened in a workflow's run up to where another rollout goes on, as it is kept.
 #[derive(Debug)]
 pub struct ForkPast {
-    pub(super) events: Vec<RunEvent>,
+    pub(super) events: Vec<Event>,
     /// The date that the other one's clocks began at.
     pub(in crate::rollout) clock_begins: ClockStart,
     /// What it is charged to until it is in the other one's journal.
@@ -82,7 +80,7 @@ impl Journal {
         let stored = StoredRollout::read(&written)?;
         let deployment = stored.deployment.clone();
         let (request, events) = stored.forked(point.turn, model).map_err(NoParent::TooFew)?;
-        let bytes_of = |event: &RunEvent| size_of::<RunEvent>() + event.bytes();
+        let bytes_of = |event: &Event| size_of::<Event>() + event.bytes();
         charge.shrink_to(events.iter().map(bytes_of).sum());
         let past = ForkPast { events, clock_begins: deployment.clock_begins, _charge: charge };
         Ok(Parent { request, deployment, past })
@@ -96,12 +94,12 @@ impl StoredRollout {
         self,
         turn: u32,
         model: &str,
-    ) -> Result<(RolloutRequest, Vec<RunEvent>), TooFewTurns> {
+    ) -> Result<(RolloutRequest, Vec<Event>), TooFewTurns> {
         let Self { mut request, mut workflow, .. } = self;
         let count = shared_events(&workflow, turn)?;
         workflow.truncate(count);
         if request.model.name != model {
-            workflow = workflow.into_iter().map(|event| event.of_model(model)).collect();
+            workflow = workflow.into_iter().map(|event| event.with_model(model)).collect();
         }
         let point = ForkPoint { rollout_id: request.id.clone(), turn };
         request.fork = Some(origin(&request, point, count));
@@ -127,25 +125,21 @@ fn origin(request: &RolloutRequest, point: ForkPoint, count: usize) -> ForkOrigi
     ForkOrigin { point, ancestors }
 }
 
-/// How many events there are until the first calls of the model were all answered.
-fn shared_events(events: &[RunEvent], turn: u32) -> Result<usize, TooFewTurns> {
-    #[derive(Deserialize)]
-    struct Asked {
-        #[serde(default)]
-        asked: Option<ModelRole>,
+/// Returns the number of events until the first calls of the model were all answered.
+fn shared_events(events: &[Event], turn: u32) -> Result<usize, TooFewTurns> {
+    let mut calls: Vec<u32> = Vec::new();
+    for event in events {
+        match event {
+            Event::Started { call, request, .. } if StoredCall::is_to_policy(request) => calls.push(*call),
+            Event::Cut { calls: made, .. } => calls.retain(|call| call <= made),
+            _ => {}
+        }
     }
-    let calls_model = |what: &[u8]| {
-        serde_json::from_slice::<Asked>(what).is_ok_and(|what| what.asked == Some(ModelRole::Policy))
-    };
-    let calls = events.iter().filter_map(|event| match event {
-        RunEvent::Asked { call, what, .. } if calls_model(what) => Some(*call),
-        _ => None,
-    });
+    let calls = calls.into_iter().map(Some).chain(std::iter::repeat(None));
     let mut count = 0;
-    for (answered, call) in (0..turn).zip(calls.map(Some).chain(std::iter::repeat(None))) {
-        let is_it =
-            |event: &RunEvent| matches!(event, RunEvent::Answered { call: of, .. } if Some(*of) == call);
-        let at = events.iter().position(is_it).ok_or(TooFewTurns { answered, turn })?;
+    for (answered, call) in (0..turn).zip(calls) {
+        let is_it = |event: &Event| matches!(event, Event::Answered { call: of, .. } if Some(*of) == call);
+        let at = events.iter().rposition(is_it).ok_or(TooFewTurns { answered, turn })?;
         count = count.max(at + 1);
     }
     Ok(count)

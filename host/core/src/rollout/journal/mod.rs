@@ -6,7 +6,7 @@
 //! there after a process died is an [`UnfinishedRollout`] rollout, with which
 //! [`Host::resume`](super::Host::resume) goes on.
 //!
-//! Which bytes an event has is said here and in [`RunEvent`]; where they are is the business of the
+//! Which bytes an event has is said here and in [`Event`]; where they are is the business of the
 //! crate `rollout-journal`.
 
 mod admission;
@@ -34,8 +34,9 @@ use tokio::sync::Semaphore;
 
 use super::model::{Finished, HOST_VERSION, RolloutRequest};
 use crate::id::RolloutId;
-use crate::imports::{Carried, Ending, Left, NoEvent, Role, RunEvent, RunLog};
+use crate::imports::{Remains, Role, RunLog};
 use crate::seal::Seal;
+use rollout_transcript::{Carried, Event, InvalidEvent};
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};
@@ -60,15 +61,14 @@ mod kind {
     pub(super) const OUTCOME: u8 = 5;
     pub(super) const ARTIFACT: u8 = 6;
     pub(super) const LOGGED: u8 = 7;
-    pub(super) const LEFT: u8 = 8;
-    pub(super) const REFUSED_CALL: u8 = 9;
+    pub(super) const RAN_BY: u8 = 8;
     /// What a result is given again by, in a note of its own; see [`kept`](super::kept).
     pub(super) const KEPT: u8 = 10;
     /// Results that were read, in a note of its own.
     pub(super) const READ: u8 = 11;
     /// Results that are forgotten, in a note of its own.
     pub(super) const RELEASED: u8 = 12;
-    /// From here on, [`RunEvent::KINDS`](crate::imports::RunEvent::KINDS) of the workflow's run.
+    /// From here on, [`Event::KINDS`](rollout_transcript::Event::KINDS) of the workflow's run.
     pub(super) const OF_WORKFLOW: u8 = 16;
     /// From here on, as many of the grader's.
     pub(super) const OF_GRADER: u8 = 24;
@@ -172,10 +172,10 @@ struct StartedLine {
     nanos: u64,
 }
 
-/// What begins the events of what a rollout left behind. A process that dies after them leaves them to
-/// be written once more.
+/// The first of the events that are stored when a rollout's guests are gone. If the process dies after them, the next one
+/// stores them again.
 #[derive(Serialize, Deserialize)]
-pub(super) struct LeftLine<'a> {
+pub(super) struct RanByLine<'a> {
     /// The version of the host that wrote it.
     #[serde(borrow)]
     host: Cow<'a, str>,
@@ -185,7 +185,9 @@ pub(super) struct LeftLine<'a> {
     /// That of the one that grades, which may be the same.
     #[serde(borrow)]
     grader: Option<Cow<'a, str>>,
-    record: Ending,
+    /// Log entries that were dropped at the limit.
+    #[serde(default)]
+    log_dropped: u64,
 }
 
 impl RolloutLog {
@@ -231,20 +233,17 @@ impl RolloutLog {
         self.append(kind::STARTED, vec![json(&line)]);
     }
 
-    /// Keeps what a rollout's guests left behind that is in no event of its runs and in no sample, and
-    /// who ran them.
-    pub(super) fn left(&self, left: &Left<'_>, plugins: [Option<&str>; 2]) {
+    /// Stores the host and components that ran a rollout, its files and its log.
+    pub(super) fn remains(&self, remains: &Remains<'_>, plugins: [Option<&str>; 2]) {
+        let Remains { transcript: _, artifacts, log, log_dropped } = *remains;
         let [workflow, grader] = plugins.map(|digest| digest.map(Into::into));
-        let line = LeftLine { host: HOST_VERSION.into(), workflow, grader, record: left.ending() };
-        self.append(kind::LEFT, vec![json(&line)]);
-        for (name, content) in left.artifacts() {
+        let line = RanByLine { host: HOST_VERSION.into(), workflow, grader, log_dropped };
+        self.append(kind::RAN_BY, vec![json(&line)]);
+        for (name, content) in artifacts {
             self.append(kind::ARTIFACT, vec![json_line(name), content.clone()]);
         }
-        if !left.log().is_empty() {
-            self.append(kind::LOGGED, vec![json(left.log())]);
-        }
-        for call in left.refused() {
-            self.append(kind::REFUSED_CALL, vec![call]);
+        if !log.is_empty() {
+            self.append(kind::LOGGED, vec![json(log)]);
         }
     }
 
@@ -269,7 +268,7 @@ impl RolloutLog {
     }
 
     /// What happened in a run so far, in order. Reads files, and blocks.
-    pub(super) fn run_events(&self, role: Role) -> io::Result<Vec<RunEvent>> {
+    pub(super) fn run_events(&self, role: Role) -> io::Result<Vec<Event>> {
         let of_run = kinds(role);
         let written = self.0.read(|kind| of_run.contains(&kind))?;
         events_of(&written.events, role).map_err(io::Error::other)
@@ -278,14 +277,14 @@ impl RolloutLog {
 
 /// The kinds of events of this run.
 fn kinds(role: Role) -> Range<u8> {
-    base(role)..base(role) + RunEvent::KINDS
+    base(role)..base(role) + Event::KINDS
 }
 
 /// What happened in a run, among all that happened.
-fn events_of(events: &[store::Event], role: Role) -> Result<Vec<RunEvent>, NoEvent> {
+fn events_of(events: &[store::Event], role: Role) -> Result<Vec<Event>, InvalidEvent> {
     let of_run = kinds(role);
     let of_run = events.iter().filter(|event| of_run.contains(&event.kind));
-    of_run.map(|event| RunEvent::read(event.kind - base(role), &event.payload)).collect()
+    of_run.map(|event| Event::read(event.kind - base(role), &event.payload)).collect()
 }
 
 fn base(role: Role) -> u8 {
@@ -299,7 +298,7 @@ struct OfRun {
 }
 
 impl RunLog for OfRun {
-    fn append(&self, event: &RunEvent) {
+    fn append(&self, event: &Event) {
         let (kind, parts) = event.parts();
         self.log.append(self.base + kind, parts.into());
     }

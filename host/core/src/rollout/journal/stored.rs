@@ -7,10 +7,11 @@ use rollout_journal as store;
 use serde_json::value::RawValue;
 
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
-use super::{DeploymentId, LeftLine, events_of, kind, outcome};
+use super::{DeploymentId, RanByLine, events_of, kind, outcome};
 use crate::id::RolloutId;
-use crate::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
+use crate::imports::{ArtifactFile, LogEntry, Role, read_log};
 use crate::rollout::model::{Finished, RolloutRequest};
+use rollout_transcript::Event;
 
 /// A rollout that is in a journal, of which nothing was read.
 pub struct FoundRollout(pub(super) store::Found);
@@ -45,17 +46,21 @@ pub struct StoredRollout {
     /// What it ran.
     pub deployment: DeploymentId,
     /// What happened in its workflow's run.
-    pub workflow: Vec<RunEvent>,
+    pub workflow: Vec<Event>,
     /// What happened in its grader's.
-    pub grader: Vec<RunEvent>,
+    pub grader: Vec<Event>,
     /// What came of it, where it is over.
     pub outcome: Option<Box<Finished>>,
     /// Its driver.
     pub driver: String,
     /// What its driver noted, in order.
     pub notes: Vec<Box<RawValue>>,
-    /// What its record has besides what happened.
-    pub(in crate::rollout) left: RecordParts,
+    /// Its files, sorted by name.
+    pub(in crate::rollout) artifacts: Vec<ArtifactFile>,
+    /// Its log.
+    pub(in crate::rollout) log: Vec<LogEntry>,
+    /// Log entries that were dropped at the limit.
+    pub(in crate::rollout) log_dropped: u64,
     /// Who ran it to its end, where that is known.
     pub(in crate::rollout) ran_by: Option<RanBy>,
 }
@@ -109,7 +114,9 @@ impl StoredRollout {
             deployment: line.deployment,
             driver: line.driver.into_owned(),
             notes: Vec::new(),
-            left: RecordParts::default(),
+            artifacts: Vec::new(),
+            log: Vec::new(),
+            log_dropped: 0,
             ran_by: None,
         };
         for event in &written.events {
@@ -122,20 +129,19 @@ impl StoredRollout {
         let payload = &event.payload;
         match event.kind {
             kind::NOTED => self.notes.push(serde_json::from_slice(payload)?),
-            // What a process before left when it died between this and the outcome is left again.
-            kind::LEFT => {
-                let LeftLine { host, workflow, grader, record } = serde_json::from_slice(payload)?;
+            // If an earlier process died between this and the outcome, everything from here on is stored again.
+            kind::RAN_BY => {
+                let RanByLine { host, workflow, grader, log_dropped } = serde_json::from_slice(payload)?;
                 let [workflow, grader] = [workflow, grader].map(|digest| digest.map(Into::into));
                 self.ran_by = Some(RanBy { host: host.into_owned(), workflow, grader });
-                self.left = RecordParts { ending: Some(record), ..RecordParts::default() };
+                (self.artifacts, self.log, self.log_dropped) = (Vec::new(), Vec::new(), log_dropped);
             }
             kind::ARTIFACT => {
                 if let Some((name, content)) = split_line(payload) {
-                    self.left.artifacts.push(ArtifactFile { name: serde_json::from_slice(&name)?, content });
+                    self.artifacts.push(ArtifactFile { name: serde_json::from_slice(&name)?, content });
                 }
             }
-            kind::LOGGED => self.left.log = read_log(payload)?,
-            kind::REFUSED_CALL => self.left.refused.push(payload.clone()),
+            kind::LOGGED => self.log = read_log(payload)?,
             // Its beginning was read, what happened in its runs, and its outcome.
             _ => {}
         }
@@ -144,7 +150,7 @@ impl StoredRollout {
 
     /// The same up to one of its workflow's calls, from 1, which is not made any more.
     pub fn until(mut self, call: u32) -> Self {
-        let is_it = |event: &RunEvent| matches!(event, RunEvent::Asked { call: asked, .. } if *asked >= call);
+        let is_it = |event: &Event| matches!(event, Event::Started { call: asked, .. } if *asked >= call);
         if let Some(end) = self.workflow.iter().position(is_it) {
             self.workflow.truncate(end);
         }

@@ -11,9 +11,10 @@ use super::failure::Failure;
 use super::limits::{LimitUse, by_name};
 use super::trajectory::TrajectoryFile;
 use crate::id::RolloutId;
-use crate::imports::{RefusedUses, RolloutUsage, SampleRecord};
+use crate::imports::{RefusedUses, RolloutUsage};
 use crate::moments::Moments;
 use crate::wire::data::{exact, exact_option};
+use rollout_transcript::SampleRecord;
 
 /// The one outcome of an accepted rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

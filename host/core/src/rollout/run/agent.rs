@@ -10,11 +10,12 @@ use tokio::time::Instant;
 use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
-use crate::imports::{Boundary, Imports, Live, Role, RunContext, message_bytes};
+use crate::imports::{Boundary, Imports, Live, Role, RunContext};
 use crate::instance::{self, Bounds, LoopOutcome, LoopRequest, Permit, RunError, WorkflowOutcome};
 use crate::rollout::model::{AgentForm, Failure, FailureKind, LoopReport, Stage};
 use crate::wire;
 use crate::wire::messages::Messages;
+use rollout_transcript::message_bytes;
 
 /// The id of a sample that the agent did not name because it only returned messages.
 const ONLY_SAMPLE: &str = "main";

@@ -8,10 +8,11 @@ use super::deadline::Deadline;
 use super::{Rollout, brief};
 use crate::error::Fault;
 use crate::id::SampleId;
-use crate::imports::{Imports, Live, Role, RunContext, SampleRecord};
+use crate::imports::{Imports, Live, Role, RunContext};
 use crate::instance::{self, GuestVerdict, Permit, SampleToGrade};
 use crate::rollout::model::{AgentForm, Failure, FailureKind, Phase, Stage};
 use crate::telemetry::Step;
+use rollout_transcript::SampleRecord;
 
 impl Rollout {
     /// Runs the grader over the workflow's samples. Only after a workflow that
@@ -45,7 +46,8 @@ impl Rollout {
 
     async fn run_grader(&mut self) -> Result<(), Failure> {
         let fail = |kind, reason: String| Failure::new(Stage::Grader, kind, Fault::Plugin, reason);
-        let Some(grader) = self.host.grader() else { return self.without_grader() };
+        let host = self.host.clone();
+        let Some(grader) = host.grader() else { return self.without_grader() };
         let samples = self.record.samples();
         if let Some(reason) = self.nothing_to_grade(&samples) {
             return Err(fail(FailureKind::NoSample, reason.to_owned()));

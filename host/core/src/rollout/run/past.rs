@@ -8,10 +8,11 @@ use tokio::time::Instant;
 
 use super::Rollout;
 use crate::error::Fault;
-use crate::imports::{Boundary, ClockStart, Diverged, Past, Role, RunEvent, Then};
+use crate::imports::{Boundary, ClockStart, Diverged, Past, Role, Then};
 use crate::instance::RunError;
 use crate::rollout::journal::Started;
 use crate::rollout::model::{Failure, FailureKind, Phase, Stage};
+use rollout_transcript::{Event, Run};
 
 /// What is known of a rollout that a process before began.
 pub(in crate::rollout) struct Resumed {
@@ -32,7 +33,7 @@ pub(in crate::rollout) enum PastOf {
     /// Here.
     Here {
         /// The workflow's, and the grader's.
-        events: Mutex<[Vec<RunEvent>; 2]>,
+        events: Mutex<[Vec<Event>; 2]>,
         /// What comes after it, likewise.
         then: [Then; 2],
         end: Arc<OnceLock<ReplayEnd>>,
@@ -70,15 +71,37 @@ impl Rollout {
         began.map_or_else(Instant::now, ago)
     }
 
-    /// What a run of it crosses, with what happened in it in a process before.
-    pub(super) async fn boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
+    /// Returns the boundary of a run, with what happened in the run in an earlier process.
+    pub(super) async fn boundary(&mut self, role: Role) -> Result<Arc<Boundary>, Failure> {
+        let boundary = self.make_boundary(role).await?;
+        self.boundaries[usize::from(role == Role::Grader)] = Some(boundary.clone());
+        Ok(boundary)
+    }
+
+    /// Gives each call that has no end one, so that the journal has the same calls as the record. A run that this process did
+    /// not begin has none.
+    pub(super) fn close_calls(&self) {
+        let Some(log) = self.handle.log() else { return };
+        for (role, boundary) in [Role::Workflow, Role::Grader].into_iter().zip(&self.boundaries) {
+            match boundary {
+                Some(boundary) => boundary.close_calls(&self.record),
+                None if self.resumed.is_some() => log.of_run(role).append(&Event::Cut { at: 0, calls: 0 }),
+                None => {}
+            }
+        }
+    }
+
+    async fn make_boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
+        let of = if role == Role::Grader { Run::Grader } else { Run::Workflow };
         if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
             let mut of_runs = events.lock().unwrap_or_else(PoisonError::into_inner);
             let run = usize::from(role == Role::Grader);
             let events = std::mem::take(&mut of_runs[run]);
-            return Ok(Arc::new(Boundary::new(None, self.past(role, events, then[run]))));
+            return Ok(Arc::new(Boundary::new(of, None, self.past(role, events, then[run]))));
         }
-        let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
+        let Some(log) = self.handle.log().cloned() else {
+            return Ok(Arc::new(Boundary::new(of, None, Past::default())));
+        };
         let of_run = log.of_run(role);
         let past = match self.resumed {
             None => Past::default(),
@@ -97,10 +120,10 @@ impl Rollout {
                 self.past(role, events, Then::GoesOn)
             }
         };
-        Ok(Arc::new(Boundary::new(Some(of_run), past)))
+        Ok(Arc::new(Boundary::new(of, Some(of_run), past)))
     }
 
-    fn past(&self, role: Role, events: Vec<RunEvent>, then: Then) -> Past {
+    fn past(&self, role: Role, events: Vec<Event>, then: Then) -> Past {
         let fork = self.request.fork.as_ref().filter(|_| role == Role::Workflow);
         let ancestors = fork.map(|fork| fork.ancestors.as_slice()).unwrap_or_default();
         let past = Past::new(events, then).charged_to(&self.holder);

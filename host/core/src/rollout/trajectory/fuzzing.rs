@@ -9,8 +9,8 @@ use super::layout::{self, Marks};
 use super::observed::Observed;
 use super::replies::{Unmatched, answered};
 use crate::id::SampleId;
-use crate::imports::{Exchange, Lists, ModelCalls};
 use crate::wire::messages::Messages;
+use rollout_transcript::{Exchange, Lists, ModelCalls};
 
 /// What a document has of a conversation.
 struct Written<'a> {

@@ -7,11 +7,11 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::imports::Exchange;
 use crate::wire::atif::Metrics;
 use crate::wire::openai::{Completion, Usage, WireCall};
 use crate::wire::stream::each;
 use crate::wire::tokens::TokenLists;
+use rollout_transcript::Exchange;
 
 /// A call of the model that was answered.
 pub(super) struct Reply<'a> {

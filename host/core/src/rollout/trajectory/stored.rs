@@ -11,6 +11,7 @@ use crate::id::{RolloutId, SampleId};
 use crate::imports::Recorded;
 use crate::rollout::journal::{RanBy, StoredRollout};
 use crate::rollout::model::{Finished, HOST_VERSION, Layout, TrajectoryFile};
+use rollout_transcript::Transcript;
 
 /// Why a rollout of a journal has no trajectory.
 #[derive(Debug, thiserror::Error)]
@@ -33,10 +34,13 @@ pub struct StoredTrajectories {
 impl StoredRollout {
     /// What is written of it.
     pub fn trajectories(self) -> Result<StoredTrajectories, NoTrajectory> {
-        let Self { request, deployment, workflow, grader, outcome, left, ran_by, .. } = self;
+        let Self {
+            request, deployment, workflow, grader, outcome, artifacts, log, log_dropped, ran_by, ..
+        } = self;
         let Some(finished) = outcome else { return Err(NoTrajectory::NotOver(request.id)) };
-        let recorded = Recorded::again(workflow, grader, left)
+        let transcript = Transcript::read(&workflow, &grader)
             .map_err(|reason| NoTrajectory::Unreadable(request.id.clone(), reason))?;
+        let recorded = Recorded { transcript, artifacts, log, log_dropped, charge: None };
         // One that was begun before hosts kept this.
         let unknown = RanBy { host: HOST_VERSION.to_owned(), workflow: None, grader: deployment.grader };
         let ran_by = ran_by.unwrap_or(unknown);

@@ -17,11 +17,11 @@ use super::{
     Amendable, AmendedDocument, Amendment, Member, Original, StepAmendment, TakeStep, TrajectoryFile,
 };
 use crate::id::SampleId;
-use crate::imports::{Exchange, ModelCalls, ToolUse};
 use crate::rollout::model::Layout;
 use crate::telemetry::{ToolKind, ToolOutcome};
 use crate::wire::atif::{FinalMetrics, Metrics};
 use crate::wire::messages::Messages;
+use rollout_transcript::{Exchange, ModelCalls, ToolAnswer, ToolUse};
 
 fn raw(texts: &[&str]) -> Messages {
     texts.iter().map(|text| crate::wire::object(text).unwrap()).collect()
@@ -193,23 +193,16 @@ fn observed_requests_are_written_without_what_they_repeat() {
 
 #[test]
 fn a_call_is_written_with_its_result_or_its_error() {
-    let mut call = ToolUse {
-        call_id: "c1".to_owned(),
-        name: "f".to_owned(),
-        arguments: "{}".to_owned(),
-        kind: ToolKind::Component,
-        is_made: true,
-        started_at: SystemTime::UNIX_EPOCH,
-        duration: Duration::from_micros(1500),
-        outcome: ToolOutcome::Answered,
-        content: "42".to_owned(),
-    };
+    let mut call = ToolUse::new("c1".to_owned(), "f".to_owned(), "{}".to_owned(), SystemTime::UNIX_EPOCH);
+    call.kind = ToolKind::Component;
+    call.duration = Duration::from_micros(1500);
+    call.answer = ToolAnswer::answered("42".to_owned());
     assert_eq!(
         json!(ToolCalls(&[&call])),
         json!([{"tool_call_id": "c1", "function_name": "f", "arguments": "{}", "kind": "component",
             "outcome": "answered", "started_at_unix_ms": 0, "duration_ms": 1.5, "content": "42"}])
     );
-    call.outcome = ToolOutcome::OverLimit;
+    call.answer.outcome = ToolOutcome::OverLimit;
     let seen = json!(ToolCalls(&[&call]));
     assert_eq!((seen[0]["error"].as_str(), seen[0].get("content")), (Some("42"), None));
 }
