@@ -139,6 +139,27 @@ fn replies_of_which_none_is_said_as_it_was_belong_to_the_steps_one_by_one() {
 }
 
 #[test]
+fn a_reply_that_the_host_pushed_belongs_to_the_step_at_its_position() {
+    let body = |tokens: u64| {
+        format!(
+            r#"{{"choices":[{{"message":{{"role":"assistant","content":"x"}}}}],"usage":{{"prompt_tokens":{tokens},"completion_tokens":1}}}}"#
+        )
+    };
+    let (mut first, mut second) = (replied(&body(1)), replied(&body(2)));
+    let message = r#"{"role":"assistant","content":"x"}"#;
+    let prompts = |exchanges: [&Exchange; 2]| {
+        let steps = read(&[message, message], &exchanges)["steps"].clone();
+        [steps[0]["metrics"]["prompt_tokens"].clone(), steps[1]["metrics"]["prompt_tokens"].clone()]
+    };
+    assert_eq!(prompts([&first, &second]), [json!(1), json!(2)], "by content");
+    (first.reply_at, second.reply_at) = (Some(1), Some(0));
+    assert_eq!(prompts([&first, &second]), [json!(2), json!(1)]);
+    // The history was replaced: there is another message at that position.
+    (first.reply_at, second.reply_at) = (Some(2), Some(7));
+    assert_eq!(prompts([&first, &second]), [json!(1), json!(2)]);
+}
+
+#[test]
 fn arguments_that_are_no_object_are_kept_as_text() {
     let call = |arguments: &str| {
         let message = format!(
