@@ -15,12 +15,13 @@ use super::print::outln;
 use super::{Exit, PluginFault, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJudge};
 use rollout_assembly::{Options, Sources};
-use rollout_guest::imports::{Answer, Difference, RunEvent, WrittenRequest, WrittenToolCall};
+use rollout_guest::imports::Difference;
 use rollout_rollout::{
     AfterWorkflow, DeploymentId, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd,
     Stage, Steps, StoredRollout, drive,
 };
 use rollout_server::dialect::osmosis::a;
+use rollout_transcript::{CallResult, End, Event, StoredCall};
 use rollout_wire::id::RolloutId;
 use rollout_wire::text::{beginning, printable};
 use script::Script;
@@ -194,8 +195,8 @@ pub(super) fn check_exists(component: &Path, option: &str) -> Result<()> {
 /// calls it.
 fn with_judge_of(raw: RawConfig, stored: &StoredRollout) -> RawConfig {
     let model = stored.grader.iter().find_map(|event| match event {
-        RunEvent::Asked { what, .. } => {
-            let request: WrittenRequest<'_> = serde_json::from_slice(what).ok()?;
+        Event::Started { request, .. } => {
+            let StoredCall::Model(request) = StoredCall::read(request).ok()? else { return None };
             let frame: Value = serde_json::from_str(&request.frame?.body).ok()?;
             Some(frame.get("model")?.as_str()?.to_owned())
         }
@@ -238,18 +239,23 @@ fn was_graded(finished: &Finished) -> bool {
 }
 
 /// Prints the recorded events, one per line.
-fn show(role: &str, events: &[RunEvent]) {
+fn show(role: &str, events: &[Event]) {
     for event in events {
         match event {
-            RunEvent::Asked { at, call, what, .. } => {
-                outln!("{role} call {call}, move {at}: {}", request_line(what));
+            Event::Started { at, call, request, .. } => {
+                outln!("{role} call {call}, move {at}: {}", request_line(request));
             }
-            RunEvent::Answered { call, answer, .. } => outln!("  to {call}: {}", answer_line(answer)),
-            RunEvent::TimedOut { at } => outln!("{role} wait timed out, move {at}"),
-            RunEvent::TimeLeft { at, left } => {
+            Event::Answered { call, result, .. } => outln!("  to {call}: {}", answer_line(result)),
+            Event::Ended { call, end: End::Refused(answer) } => {
+                outln!("  to {call}: {}", line(&answer.content));
+            }
+            Event::TimedOut { at } => outln!("{role} wait timed out, move {at}"),
+            Event::TimeLeft { at, left } => {
                 let left = left.map_or("no deadline".to_owned(), |left| format!("{} ms", left.as_millis()));
                 outln!("{role} time left, move {at}: {left}");
             }
+            // The answer of a call is shown, not its end.
+            Event::Ended { .. } | Event::Cut { .. } => {}
         }
     }
 }
@@ -259,21 +265,22 @@ pub(super) fn line(text: &str) -> String {
     printable(&beginning(text, SHOWN_BYTES)).replace('\n', " ")
 }
 
-fn request_line(what: &[u8]) -> String {
-    if let Ok(call) = serde_json::from_slice::<WrittenToolCall<'_>>(what) {
-        return line(&format!("{}({})", call.tool, call.arguments));
-    }
-    let Ok(request) = serde_json::from_slice::<WrittenRequest<'_>>(what) else { return line("?") };
+fn request_line(request: &[u8]) -> String {
+    let request = match StoredCall::read(request) {
+        Ok(StoredCall::Tool(call)) => return line(&format!("{}({})", call.tool, call.arguments)),
+        Ok(StoredCall::Model(request)) => request,
+        Err(_) => return line("?"),
+    };
     let before = if request.shared == 0 { String::new() } else { format!("after {}, ", request.shared) };
     let last = request.new.last().map_or("nothing new", |message| message.get());
     line(&format!("{before}{last}"))
 }
 
-fn answer_line(answer: &Answer) -> String {
-    match answer {
-        Answer::Model(Ok(reply)) => line(reply.completion.message()),
-        Answer::Model(Err(failure)) => line(&failure.to_string()),
-        Answer::Tool(answer) => line(&answer.content),
+fn answer_line(result: &CallResult) -> String {
+    match result {
+        CallResult::Model(Ok(reply)) => line(reply.completion.message()),
+        CallResult::Model(Err(failure)) => line(&failure.to_string()),
+        CallResult::Tool(answer) => line(&answer.content),
     }
 }
 

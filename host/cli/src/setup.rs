@@ -39,7 +39,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// Crates of this program, as they appear in log targets.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 17] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
@@ -55,6 +55,7 @@ const CRATES: [&str; 16] = [
     "rollout_registry",
     "rollout_rollout",
     "rollout_server",
+    "rollout_transcript",
     "rollout_wire",
 ];
 

@@ -1,7 +1,7 @@
 //! A single rollout in a file, for use without its journal.
 //!
 //! ```text
-//! ROLLONE2 | a record with the name | a record for each event | a last record
+//! ROLLONE3 | a record with the name | a record for each event | a last record
 //! ```
 //!
 //! Records have the format of [`record`](crate::record), with checksums. The last record has the number of
@@ -19,7 +19,7 @@ use crate::{Event, Written};
 const MAGIC: &[u8; 7] = b"ROLLONE";
 
 /// Version of the format. Other versions are rejected.
-const VERSION: u8 = b'2';
+const VERSION: u8 = b'3';
 
 /// Rollout number of all records in a file.
 const ROLLOUT: u64 = 0;
@@ -187,8 +187,8 @@ mod tests {
                 .ends_with(&format!("damaged at byte {}: bytes follow the last record", whole.len()))
         );
         let mut later = whole.clone();
-        later[7] = b'3';
-        assert!(error(&later).to_string().contains("is of version '3', and this host reads '2'"));
+        later[7] = b'4';
+        assert!(error(&later).to_string().contains("is of version '4', and this host reads '3'"));
         assert!(error(b"{}").to_string().contains("its beginning is wrong"));
         // Two complete events in a row, of which the first is removed.
         let first = 8 + record::framed_bytes(3);

@@ -1,7 +1,7 @@
 //! Segment files and their headers.
 //!
 //! ```text
-//! "ROLLSEG4" | u64 number | u64 salt | u32 CRC-32 of these | u32 zero
+//! "ROLLSEG8" | u64 number | u64 salt | u32 CRC-32 of these | u32 zero
 //!            | u64 synced | u64 end of the segment before | u64 boot | u32 CRC-32 of these three | u32 zero
 //! records
 //! ```
@@ -23,9 +23,9 @@ use crate::frame::{Found, JOURNAL_ROLLOUT, Record, Stamp};
 /// Beginning of every segment, followed by the version.
 const MAGIC: &[u8; 7] = b"ROLLSEG";
 
-/// Version of the format. Other versions are rejected. It differs from versions 1 and 4 in two bits, so that one flipped bit
-/// is damage and not another version.
-pub(crate) const VERSION: u8 = b'7';
+/// Version of the format. Other versions are rejected. It differs from versions 1, 4 and 7 in at least two bits, so that one
+/// flipped bit is damage and not another version.
+pub(crate) const VERSION: u8 = b'8';
 
 /// Size of the header.
 pub(crate) const HEADER_BYTES: u64 = 64;

@@ -758,7 +758,7 @@ fn a_journal_of_another_version_is_rejected_with_a_remedy() {
     let Err(refused) = Journal::open(small(dir.path())) else { panic!("it was opened") };
     let text = refused.to_string();
     assert!(
-        text.contains("is of version '1', and this host reads '7'") && text.contains("empty directory"),
+        text.contains("is of version '1', and this host reads '8'") && text.contains("empty directory"),
         "{text}"
     );
 }

@@ -11,8 +11,8 @@ use super::retry::{Meaning, RetryPolicy, Tries};
 use super::transport::{Answer, Outgoing, Transport, Turn, Unanswered, Use, named};
 use crate::http1::Broken;
 use rollout_core::budget::Charge;
-use rollout_core::error::Fault;
 use rollout_core::telemetry::{Limit, Metrics, ModelOutcome, ModelRole};
+use rollout_transcript::{ChatFailure, ChatReply};
 use rollout_wire::openai::{AllowedParams, Completion};
 use rollout_wire::text::beginning;
 
@@ -30,62 +30,6 @@ pub trait RequestBody: Send + Sync {
     /// memory. Fails if there is no room for it or nothing more may be requested. `head` allocates room for both, so
     /// that nothing is copied twice.
     fn make(&self, head: &mut dyn FnMut(usize) -> Vec<u8>) -> Result<(Vec<u8>, Option<Charge>), String>;
-}
-
-/// A complete reply.
-#[derive(Debug)]
-pub struct ChatReply {
-    /// The completion for the guest. Its body does not contain the endpoint's secrets.
-    pub completion: Completion,
-    /// Number of attempts.
-    pub attempts: u32,
-}
-
-/// Error of a call without a reply.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum ChatFailure {
-    /// The server refused the request; a retry would not help.
-    #[error("the model's server answered {status}: {body}")]
-    Refused {
-        /// Status of the response.
-        status: u16,
-        /// Beginning of the response.
-        body: String,
-    },
-    /// The server was not reached, or its responses were unusable, until the last retry.
-    #[error("the model's server gave no completion in {attempts} attempts: {reason}")]
-    Unavailable {
-        /// Number of attempts.
-        attempts: u32,
-        /// The error of the last attempt.
-        reason: String,
-    },
-    /// The network rules forbid the address; no connection was opened.
-    #[error("requests to the model's server are forbidden: {reason}")]
-    Forbidden {
-        /// The rule that forbids it, without the address.
-        reason: String,
-    },
-    /// The host could not send the request until the last retry. The server is not at fault.
-    #[error("the host could not send the request to the model in {attempts} attempts: {reason}")]
-    Host {
-        /// Number of attempts.
-        attempts: u32,
-        /// The resource that the host lacks.
-        reason: String,
-    },
-}
-
-impl ChatFailure {
-    /// Returns the party that must act. The address of the policy's model is the caller's choice, and that of the judge
-    /// the operator's.
-    pub fn fault(&self, role: ModelRole) -> Fault {
-        match (self, role) {
-            (Self::Refused { .. } | Self::Unavailable { .. }, _) => Fault::Model,
-            (Self::Forbidden { .. }, ModelRole::Policy) => Fault::Caller,
-            (Self::Forbidden { .. }, ModelRole::Judge) | (Self::Host { .. }, _) => Fault::Host,
-        }
-    }
 }
 
 /// The client for all model servers.
@@ -237,6 +181,8 @@ impl ChatClient {
             ChatFailure::Unavailable { .. } => ModelOutcome::Unavailable,
             ChatFailure::Forbidden { .. } => ModelOutcome::Forbidden,
             ChatFailure::Host { .. } => ModelOutcome::Host,
+            // Only a guest or its record ends a call so.
+            ChatFailure::OverLimit { .. } | ChatFailure::Abandoned => ModelOutcome::Abandoned,
         });
         Err(failure)
     }

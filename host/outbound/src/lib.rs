@@ -25,7 +25,7 @@ mod transport;
 mod url_template;
 
 pub use callback::{Acknowledged, CallbackClient, Undelivered};
-pub use chat::{ChatClient, ChatFailure, ChatReply, RequestBody};
+pub use chat::{ChatClient, RequestBody};
 pub use endpoint::{InvalidEndpoint, ModelEndpoint, RequestProfile, RoutingHeaders};
 pub use environment::{SecretText, is_variable};
 pub use http_tool::{AllowedHost, HttpTool, HttpToolSettings, RemoteFailure};
@@ -34,6 +34,7 @@ pub use network::{Forbidden, InvalidEntry, NetworkEntry, NetworkRules, Reach};
 pub use observer::{Observer, Retry, Watched};
 pub use probe::{Unreachable, probe};
 pub use retry::{RetryPolicy, Statuses};
+pub use rollout_transcript::{ChatFailure, ChatReply};
 pub use secrets::{Secret, Secrets};
 pub use transport::{Transport, TransportError};
 pub use url_template::UrlTemplate;

@@ -28,10 +28,11 @@ use rollout_core::error::Fault;
 use rollout_core::moments::Moments;
 use rollout_core::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use rollout_guest::imports::{
-    Imports, JudgeFailure, Live, LogEntry, ModelAccess, Record, Role, RunContext, SampleRecord,
+    Boundary, Imports, JudgeFailure, Live, LogEntry, ModelAccess, Record, Role, RunContext,
 };
 use rollout_guest::instance::{Bounds, Permit, RunError};
 use rollout_outbound::ModelEndpoint;
+use rollout_transcript::SampleRecord;
 use rollout_wire::id::{RolloutId, SampleId};
 use rollout_wire::openai::CallerParams;
 
@@ -74,6 +75,8 @@ pub struct Rollout {
     returned_messages: bool,
     own_reward: Option<f64>,
     loop_report: Option<LoopReport>,
+    /// The boundaries of its runs, of the workflow and the grader.
+    boundaries: [Option<Arc<Boundary>>; 2],
     /// Shared with the instance, which may live a moment longer.
     slot: Option<Permit>,
     account: OutcomeCounter,
@@ -141,6 +144,7 @@ impl Rollout {
             returned_messages: false,
             own_reward: None,
             loop_report: None,
+            boundaries: [None, None],
             slot: None,
             folder: host.0.runtime.settings.artifact_root.as_ref().map(|root| root.alive(&request.id)),
             host,
@@ -387,6 +391,7 @@ impl Rollout {
 
     async fn settle_and_write(mut self: Box<Self>) -> Finished {
         self.record.seal();
+        self.close_calls();
         self.take_own_reward();
         let (asked, replied) = (self.record.asked(), self.record.replied());
         let finished_sample = |record: SampleRecord| FinishedSample {
@@ -405,9 +410,9 @@ impl Rollout {
         if let Some(log) = self.handle.log() {
             let deployment = &self.host.0.deployment;
             let plugins = [Some(deployment.digest()), deployment.grader_digest()];
-            self.record.with_left(|left| {
-                log.left(left, plugins);
-                carried = left.carried();
+            self.record.with_remains(|remains| {
+                log.remains(remains, plugins);
+                carried = remains.transcript.carried();
             });
         }
         let times = HalfTimes {

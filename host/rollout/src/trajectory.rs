@@ -25,7 +25,8 @@ use std::io;
 use std::time::Duration;
 
 use super::model::{Finished, ForkPoint, TrajectoryExtra, TrajectoryFile};
-use rollout_guest::imports::{Exchange, Recorded};
+use rollout_guest::imports::Recorded;
+use rollout_transcript::{Exchange, Transcript};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 use rollout_wire::metadata::RowMetadata;
@@ -109,7 +110,7 @@ pub(super) struct Job {
 
 /// The documents of a rollout: one where it has one sample or none, else one a sample.
 fn documents<'a>(job: &'a Job, finished: &'a Finished) -> Vec<Document<'a>> {
-    let Recorded { policy, samples, tool_uses, .. } = &job.recorded;
+    let Transcript { policy, samples, tools: tool_uses, .. } = &job.recorded.transcript;
     let exchanges = policy.exchanges();
     let owners = tools::owners(&finished.samples, exchanges, tool_uses);
     let document = |place: usize, file_name: String| {

@@ -188,8 +188,8 @@ pub const TOOL_CALLS_MAX: usize = 1024;
 /// Maximum size of a stored finish reason in bytes. Usually it is a word.
 const FINISH_REASON_BYTES_MAX: usize = 256;
 
-/// A parsed reply: the positions of its parts in the body.
-#[derive(Clone, Debug)]
+/// A parsed reply: the positions of its parts in the body. The default is a reply without a body.
+#[derive(Clone, Debug, Default)]
 pub struct Completion {
     body: Bytes,
     message: Bytes,

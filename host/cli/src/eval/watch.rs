@@ -72,7 +72,7 @@ impl Server {
             ChatFailure::Unavailable { attempts, .. } => *attempts,
             ChatFailure::Refused { .. } | ChatFailure::Forbidden { .. } => 1,
             // Not caused by the server.
-            ChatFailure::Host { .. } => 0,
+            ChatFailure::Host { .. } | ChatFailure::OverLimit { .. } | ChatFailure::Abandoned => 0,
         });
         if !self.has_answered && self.failed_tries >= FAILED_TRIES_MAX && self.unavailable.is_none() {
             self.unavailable =

@@ -3,17 +3,17 @@
 //! The replay has already ended by then, because it waits for no model. The script ends where the replay
 //! diverged from the record.
 
-use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::test::{Prompt, Style, Transcript, When};
 use rollout_core::telemetry::ModelRole;
-use rollout_guest::imports::{Answer, Difference, ReadCall, ReadCalls, Role, RunEvent, WrittenToolCall};
+use rollout_guest::imports::{Difference, Role};
 use rollout_outbound::{ChatFailure, Observer, Watched};
 use rollout_rollout::{Finished, ReplayEnd, StoredRollout};
+use rollout_transcript::{CallResult, End, Event, Run, ToolUse, Transcript as Calls};
 
 /// A step of the script.
 enum Step {
@@ -28,7 +28,6 @@ enum Step {
 }
 
 /// A recorded request.
-#[derive(Clone)]
 struct Request {
     asked: ModelRole,
     sample: String,
@@ -42,9 +41,11 @@ impl Script {
     /// Creates the script of a recorded rollout.
     pub(super) fn new(stored: &StoredRollout) -> Self {
         let mut all = Vec::new();
-        for (role, events) in [(Role::Workflow, &stored.workflow), (Role::Grader, &stored.grader)] {
-            let mut run = Run::default();
-            let steps = events.iter().filter_map(|event| run.add(event));
+        let runs =
+            [(Role::Workflow, Run::Workflow, &stored.workflow), (Role::Grader, Run::Grader, &stored.grader)];
+        for (role, run, events) in runs {
+            let mut run_steps = RunSteps { run, calls: Calls::default() };
+            let steps = events.iter().filter_map(|event| run_steps.add(event));
             all.extend(steps.map(|(call, step)| (role, call, step)));
         }
         Self(all)
@@ -100,49 +101,46 @@ impl Request {
 }
 
 /// Calls of a run so far.
-#[derive(Default)]
-struct Run {
-    calls: ReadCalls,
-    requests: HashMap<u32, Request>,
-    tools: HashMap<u32, String>,
+struct RunSteps {
+    run: Run,
+    calls: Calls,
 }
 
-impl Run {
+impl RunSteps {
     /// Adds an event and returns its step, with the number of the call.
-    fn add(&mut self, event: &RunEvent) -> Option<(u32, Step)> {
-        match event {
-            RunEvent::Asked { call, what, time, .. } => Some((*call, self.add_call(*call, what, *time)?)),
-            RunEvent::Answered { call, took, answer, .. } => {
-                let step = match answer {
-                    Answer::Model(reply) => {
-                        let reply = reply.as_ref().map(|reply| reply.completion.body().clone());
-                        let request = self.requests.get(call)?.clone();
-                        Step::Reply(request, *took, reply.map_err(Clone::clone))
-                    }
-                    Answer::Tool(answer) => Step::ToolResult {
-                        name: self.tools.get(call)?.clone(),
-                        content: answer.content.clone(),
-                    },
-                };
-                Some((*call, step))
+    fn add(&mut self, event: &Event) -> Option<(u32, Step)> {
+        self.calls.apply(self.run, event).ok()?;
+        Some(match event {
+            Event::Started { call, .. } => match self.tool(*call) {
+                Some(ToolUse { name, arguments, .. }) => {
+                    (*call, Step::ToolCall { name: name.clone(), arguments: arguments.clone() })
+                }
+                None => (*call, Step::Request(self.request(*call)?)),
+            },
+            Event::Answered { call, took, result: CallResult::Model(reply), .. } => {
+                let reply = reply.as_ref().map(|reply| reply.completion.body().clone());
+                (*call, Step::Reply(self.request(*call)?, *took, reply.map_err(Clone::clone)))
             }
-            _ => None,
-        }
+            Event::Answered { call, result: CallResult::Tool(answer), .. }
+            | Event::Ended { call, end: End::Refused(answer) } => {
+                let (name, content) = (self.tool(*call)?.name.clone(), answer.content.clone());
+                (*call, Step::ToolResult { name, content })
+            }
+            Event::Ended { .. } | Event::Cut { .. } | Event::TimedOut { .. } | Event::TimeLeft { .. } => {
+                return None;
+            }
+        })
     }
 
-    fn add_call(&mut self, call: u32, what: &[u8], time: SystemTime) -> Option<Step> {
-        match self.calls.add(what, time).ok()? {
-            ReadCall::Tool(WrittenToolCall { tool, arguments, .. }) => {
-                let (name, arguments) = (tool.into_owned(), arguments.into_owned());
-                self.tools.insert(call, name.clone());
-                Some(Step::ToolCall { name, arguments })
-            }
-            ReadCall::Model(asked, place) => {
-                let (body, sample) = self.calls.request(asked, place)?;
-                let request = Request { asked, sample: sample.to_owned(), body };
-                self.requests.insert(call, request.clone());
-                Some(Step::Request(request))
-            }
-        }
+    fn tool(&self, call: u32) -> Option<&ToolUse> {
+        self.calls.tool_call(self.run, call)
+    }
+
+    fn request(&self, call: u32) -> Option<Request> {
+        let asked = self.run.model();
+        let lists = self.calls.calls(asked).among(&[]);
+        let exchange = lists.exchanges().get(self.calls.model_call(self.run, call)?)?;
+        let sample = exchange.sample.as_ref().map_or("", |id| id.as_str()).to_owned();
+        Some(Request { asked, sample, body: lists.body(exchange).into() })
     }
 }

@@ -21,6 +21,7 @@ pub use labels::{
 pub use lines::LineBudget;
 pub use meter::{DayUse, Meter};
 pub use one_line::OneLineFields;
+pub use rollout_transcript::ModelRole;
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 pub use under_way::{Callback, ModelCall, Timing, ToolCall};
 
@@ -95,16 +96,6 @@ impl Busy {
             held_bytes_max: budget.total(),
         }
     }
-}
-
-/// Role of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ModelRole {
-    /// The model that is trained or evaluated.
-    Policy,
-    /// The model that grades.
-    Judge,
 }
 
 /// The metrics of one host.

@@ -2,11 +2,11 @@
 
 use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
-use super::exchange::{Exchange, ExchangeOutcome};
 use super::gate::{FileRefused, Import};
 use super::{Ended, Imports};
 use rollout_core::budget::Use;
-use rollout_core::telemetry::Limit;
+use rollout_core::telemetry::{Limit, ModelRole};
+use rollout_transcript::Exchange;
 
 /// The longest name of a file, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -111,10 +111,11 @@ impl observations::Host for Imports {
         self.enter(Import::OBSERVE)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let kept = self.record.lock();
-        let lists = kept.policy.among(&kept.samples);
+        let transcript = &kept.transcript;
+        let lists = transcript.policy.among(&transcript.samples);
         let is_its =
             |exchange: &&Exchange| exchange.sample.as_ref().is_some_and(|id| id.as_str() == sample_id);
-        let its = || kept.policy.exchanges().iter().filter(is_its);
+        let its = || transcript.policy.exchanges().iter().filter(is_its);
         // Together they may be far more than what is kept of them.
         let bytes = its().map(|exchange| lists.body_bytes(exchange)).fold(0, usize::saturating_add);
         let max = self.limits.memory_bytes_max;
@@ -128,10 +129,9 @@ impl observations::Host for Imports {
         Ok(its()
             .map(|exchange| observations::Exchange {
                 request: text(&lists.body(exchange)),
-                reply: match &exchange.outcome {
-                    ExchangeOutcome::Replied { completion, .. } => Ok(text(completion.body())),
-                    ExchangeOutcome::Failed(reason) | ExchangeOutcome::NotKept(reason) => Err(reason.clone()),
-                    ExchangeOutcome::Abandoned => Err("abandoned before there was an answer".to_owned()),
+                reply: match &exchange.result {
+                    Ok(reply) => Ok(text(reply.completion.body())),
+                    Err(failure) => Err(failure.message(ModelRole::Policy)),
                 },
             })
             .collect())

@@ -1,23 +1,18 @@
-//! Asking a model's server for a guest, and writing down what came of it.
+//! Requests to a model's server on behalf of a guest, and the transcript's entries for their results.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Imports;
 use super::bindings::rollout::plugin::models::Error;
-use super::boundary::Of;
-use super::calls::{CallOutcome, ModelAnswer};
-use super::exchange::{ExchangeOutcome, ModelCalls};
 use super::gate::AskRefused;
-use super::host_tools::ToolAnswer;
 use super::outside::{ModelQuestion, Outside};
-use super::record::{JudgeFailure, Record, RecordState, message_bytes};
-use super::run_event::Answer;
+use super::record::{JudgeFailure, Record, RecordState};
 use rollout_core::budget::{Charge, Use};
 use rollout_core::error::Fault;
 use rollout_core::limits::Limits;
 use rollout_core::telemetry::{Label, Limit, ModelRole, Span};
-use rollout_outbound::{ChatFailure, ChatReply, RequestBody, RoutingHeaders};
+use rollout_outbound::{RequestBody, RoutingHeaders};
+use rollout_transcript::{CallResult, ChatFailure, ChatReply, End, Event, Run, ToolAnswer, message_bytes};
 use rollout_wire as wire;
 use rollout_wire::openai::Completion;
 
@@ -42,9 +37,9 @@ impl RequestBody for Recorded<'_> {
     fn make(&self, head: &mut dyn FnMut(usize) -> Vec<u8>) -> Result<(Vec<u8>, Option<Charge>), String> {
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         let kept = self.record.lock();
-        let calls = kept.calls(self.asked);
+        let calls = kept.transcript.calls(self.asked);
         let exchange = calls.exchanges().get(self.place).ok_or("the rollout is over")?;
-        let body = calls.among(&kept.samples).unmade(exchange);
+        let body = calls.among(&kept.transcript.samples).unassembled(exchange);
         if let Some(charge) = &mut charge {
             charge.grow(body.bytes()).map_err(|over| over.to_string())?;
         }
@@ -54,26 +49,18 @@ impl RequestBody for Recorded<'_> {
     }
 }
 
-/// Why a guest gets no answer.
-enum NoAnswer {
-    /// There was one, which the record has no room for.
-    NotKept(String),
-    /// There was none.
-    Failed(ChatFailure),
-}
-
 impl Prepared {
     /// Sends the request. The exchange is made where it is first polled, on a thread of the
     /// runtime. What spawns this is a guest's stack, where every copy of a large future would
     /// leave pages in use for as long as the guest waits.
-    pub(super) async fn send(self) -> Answer {
-        Answer::Model(Box::pin(self.exchange()).await)
+    pub(super) async fn send(self) -> CallResult {
+        CallResult::Model(Box::pin(self.exchange()).await)
     }
 
-    /// What came of one in which the host panicked.
-    pub(super) fn failed() -> Answer {
+    /// Returns the result of a call in which the host panicked.
+    pub(super) fn failed() -> CallResult {
         let reason = "the host panicked in the call".to_owned();
-        Answer::Model(Err(ChatFailure::Host { attempts: 1, reason }))
+        CallResult::Model(Err(ChatFailure::Host { attempts: 1, reason }))
     }
 
     async fn exchange(self) -> Result<ChatReply, ChatFailure> {
@@ -93,114 +80,114 @@ impl Prepared {
 }
 
 impl Record {
-    /// Writes down what came of a call, and gives what the guest is told of it.
-    pub(super) fn keep_answer(&self, of: Of, answer: Answer, took: Duration, limits: &Limits) -> CallOutcome {
-        match (of, answer) {
-            (Of::Model { asked, place, keep_for }, answer) => {
-                let result = match answer {
-                    Answer::Model(result) => result,
-                    Answer::Tool(_) => Err(not_its_answer()),
-                };
-                let answer = self.lock().write_down(asked, place, took, result, limits);
-                CallOutcome::Model(ModelAnswer { answer, keep_for })
-            }
-            (Of::Tool { place, kind, call_id }, answer) => {
-                let answer = match answer {
-                    Answer::Tool(answer) => answer,
-                    Answer::Model(_) => ToolAnswer::unavailable(not_its_answer()),
-                };
-                CallOutcome::Tool(self.keep_result(place, kind, call_id, answer, took, limits))
-            }
+    /// Adds an answer to the transcript. Returns the guest's result, and the event of the call's end: a call whose reply goes
+    /// into a history ends when the guest takes the reply.
+    pub(super) fn keep_answer(
+        &self,
+        run: Run,
+        answered: Event,
+        keeps_reply: bool,
+        limits: &Limits,
+    ) -> (CallResult, Option<Event>) {
+        let mut kept = self.lock();
+        let is_known = kept.transcript.apply(run, &answered).is_ok();
+        let Event::Answered { call, mut result, .. } = answered else {
+            return (CallResult::Tool(ToolAnswer::abandoned()), None);
+        };
+        if !is_known {
+            // The rollout is over, or a past has an answer to a call that the guest did not make.
+            return (result, None);
         }
+        let retries = result.retries();
+        let mut end = kept.charge_result(&mut result, limits);
+        if let CallResult::Model(result) = &result {
+            kept.note(run, call, result, retries);
+        }
+        if end.is_none() && !(keeps_reply && matches!(result, CallResult::Model(Ok(_)))) {
+            end = Some(End::Kept { reply_at: None });
+        }
+        let ended = end.map(|end| Event::Ended { call, end });
+        if let Some(ended) = &ended {
+            // The call is known.
+            let _ = kept.transcript.apply(run, ended);
+        }
+        (result, ended)
     }
-}
 
-/// Only a past that somebody else wrote has such answers.
-fn not_its_answer() -> ChatFailure {
-    ChatFailure::Host { attempts: 0, reason: "what was kept of the call is no answer to it".to_owned() }
+    /// Ends the calls of a run that have no end, and returns the events of that.
+    pub(super) fn close_calls(&self, run: Run) -> Vec<Event> {
+        let mut kept = self.read();
+        let ends = kept.transcript.open_ends(run);
+        for ended in &ends {
+            // Each is of a call in the transcript.
+            let _ = kept.transcript.apply(run, ended);
+        }
+        ends
+    }
 }
 
 impl RecordState {
-    /// The calls of a model.
-    pub(super) fn calls(&self, asked: ModelRole) -> &ModelCalls {
-        match asked {
-            ModelRole::Policy => &self.policy,
-            ModelRole::Judge => &self.judge,
-        }
-    }
-
-    /// The same, for one more.
-    pub(super) fn calls_mut(&mut self, asked: ModelRole) -> &mut ModelCalls {
-        match asked {
-            ModelRole::Policy => &mut self.policy,
-            ModelRole::Judge => &mut self.judge,
-        }
-    }
-
-    /// Keeps what came of a call, and says what the guest is told.
-    fn write_down(
-        &mut self,
-        asked: ModelRole,
-        place: usize,
-        duration: Duration,
-        result: Result<ChatReply, ChatFailure>,
-        limits: &Limits,
-    ) -> Result<Completion, Error> {
-        let retries = match &result {
-            Ok(reply) => reply.attempts.saturating_sub(1),
-            Err(ChatFailure::Unavailable { attempts, .. } | ChatFailure::Host { attempts, .. }) => {
-                attempts.saturating_sub(1)
+    /// Charges a result. If there is no room, the guest gets that instead, and the call ends with it.
+    fn charge_result(&mut self, result: &mut CallResult, limits: &Limits) -> Option<End> {
+        match result {
+            CallResult::Model(Ok(reply)) => {
+                let over = self.charge(reply.completion.body().len(), limits).err()?;
+                *result = CallResult::Model(Err(ChatFailure::OverLimit { reason: over.0.clone() }));
+                Some(End::OverLimit { reason: over.0 })
             }
-            Err(ChatFailure::Refused { .. } | ChatFailure::Forbidden { .. }) => 0,
-        };
-        let (outcome, answer) = match result {
-            Ok(ChatReply { completion, attempts }) => match self.charge(completion.body().len(), limits) {
-                Ok(()) => {
-                    (ExchangeOutcome::Replied { completion: completion.clone(), attempts }, Ok(completion))
-                }
-                Err(over) => (ExchangeOutcome::NotKept(over.0.clone()), Err(NoAnswer::NotKept(over.0))),
-            },
-            Err(failure) => (ExchangeOutcome::Failed(said(asked, &failure)), Err(NoAnswer::Failed(failure))),
-        };
-        match asked {
-            ModelRole::Policy => self.note_policy(&answer, retries),
-            ModelRole::Judge => self.note_judge(&answer, place),
+            CallResult::Model(Err(_)) => None,
+            CallResult::Tool(answer) => self.charge_tool(answer, limits),
         }
-        if let Some(exchange) = self.calls_mut(asked).exchange_mut(place) {
-            exchange.duration = duration;
-            exchange.outcome = outcome;
-        }
-        answer.map_err(|why| told(asked, why))
     }
 
-    fn note_policy(&mut self, answer: &Result<Completion, NoAnswer>, retries: u32) {
-        self.model_failed = match answer {
-            Err(NoAnswer::Failed(failure)) => Some(failure.fault(ModelRole::Policy)),
-            Ok(_) | Err(NoAnswer::NotKept(_)) => None,
-        };
+    /// Counts the limit that a tool's call reached and charges its result.
+    pub(super) fn charge_tool(&mut self, answer: &mut ToolAnswer, limits: &Limits) -> Option<End> {
+        if let Some(limit) = answer.limit {
+            self.hits.add(limit);
+        }
+        let over = self.charge(answer.content.len(), limits).err()?;
+        let reason = format!("its result is not kept: {}", over.0);
+        *answer = ToolAnswer::over(Limit::RecordBytes, &reason);
+        Some(End::OverLimit { reason })
+    }
+
+    /// Notes what a result of a model means for budgets, and for the blame if the guest fails.
+    fn note(&mut self, run: Run, call: u32, result: &Result<ChatReply, ChatFailure>, retries: u32) {
+        match run.model() {
+            ModelRole::Policy => self.note_policy(result, retries),
+            ModelRole::Judge => {
+                let place = self.transcript.model_call(run, call).unwrap_or_default();
+                self.note_judge(result, place);
+            }
+        }
+    }
+
+    fn note_policy(&mut self, result: &Result<ChatReply, ChatFailure>, retries: u32) {
         self.chat_retries = self.chat_retries.saturating_add(retries.into());
-        if let Ok(Completion { usage: Some(usage), .. }) = answer {
+        self.model_failed = result.as_ref().err().and_then(|failure| failure.fault(ModelRole::Policy));
+        if let Ok(ChatReply { completion: Completion { usage: Some(usage), .. }, .. }) = result {
             self.chat_tokens = self.chat_tokens.saturating_add(usage.total());
         }
     }
 
-    fn note_judge(&mut self, answer: &Result<Completion, NoAnswer>, place: usize) {
-        match answer {
-            Ok(completion) => {
+    fn note_judge(&mut self, result: &Result<ChatReply, ChatFailure>, place: usize) {
+        match result {
+            Ok(reply) => {
                 self.judge_answered(place);
-                let tokens = completion.usage.unwrap_or_default().total();
+                let tokens = reply.completion.usage.unwrap_or_default().total();
                 self.judge_tokens = self.judge_tokens.saturating_add(tokens);
             }
-            Err(NoAnswer::Failed(failure)) => {
-                self.judge_failed(failure.fault(ModelRole::Judge), said(ModelRole::Judge, failure));
+            Err(failure) => {
+                if let Some(fault) = failure.fault(ModelRole::Judge) {
+                    self.judge_failed(fault, failure.message(ModelRole::Judge));
+                }
             }
-            Err(NoAnswer::NotKept(_)) => {}
         }
     }
 
     /// The judge is the reason if the grader gives up now.
     pub(super) fn judge_failed(&mut self, fault: Fault, reason: String) {
-        self.judge_failure = Some((JudgeFailure { fault, reason }, self.judge.exchanges().len()));
+        self.judge_failure = Some((JudgeFailure { fault, reason }, self.transcript.judge.exchanges().len()));
     }
 
     /// A call that was made after a failure and answered: the failure was got over. One
@@ -213,13 +200,15 @@ impl RecordState {
 }
 
 impl Record {
-    /// Pushes a reply's message to a sample's history.
+    /// Pushes the reply to a call to a sample's history, and returns the event of the call's end.
     pub(super) fn keep_reply(
         &self,
         sample: usize,
+        run: Run,
+        call: u32,
         reply: &Completion,
         limits: &Limits,
-    ) -> Result<(), AskRefused> {
+    ) -> Result<Event, AskRefused> {
         let text = reply.message();
         let mut kept = self.lock();
         kept.sample(sample)?;
@@ -234,44 +223,36 @@ impl Record {
         let message = wire::object(text)
             .map_err(|what| Error::BudgetSpent(format!("the reply cannot be kept: its message is {what}")))?;
         kept.charge(message_bytes([text]), limits).map_err(|over| Error::BudgetSpent(over.0))?;
-        kept.sample(sample)?.messages.push(message);
-        Ok(())
+        let history = &mut kept.sample(sample)?.messages;
+        let reply_at = Some(history.len());
+        history.push(message);
+        let ended = Event::Ended { call, end: End::Kept { reply_at } };
+        // The call is in the transcript, as its sample is.
+        let _ = kept.transcript.apply(run, &ended);
+        Ok(ended)
     }
 }
 
-/// A failure in the words for its model.
-pub(super) fn said(asked: ModelRole, failure: &ChatFailure) -> String {
-    match (asked, failure) {
-        (ModelRole::Policy, failure) => failure.to_string(),
-        (ModelRole::Judge, ChatFailure::Refused { status, body }) => {
-            format!("the judge's server answered {status}: {body}")
-        }
-        (ModelRole::Judge, ChatFailure::Unavailable { attempts, reason }) => {
-            format!("the judge's server gave no completion in {attempts} attempts: {reason}")
-        }
-        (ModelRole::Judge, ChatFailure::Forbidden { reason }) => {
-            format!("the judge's server may not be asked: {reason}")
-        }
-        (ModelRole::Judge, ChatFailure::Host { attempts, reason }) => {
-            format!("the host could not ask the judge in {attempts} attempts: {reason}")
-        }
-    }
+/// Returns the failure of a call whose stored answer is that of a tool. Only a past of another origin has such answers.
+pub(super) fn not_its_answer() -> ChatFailure {
+    ChatFailure::Host { attempts: 0, reason: "what was kept of the call is no answer to it".to_owned() }
 }
 
-fn told(asked: ModelRole, why: NoAnswer) -> Error {
-    match why {
-        NoAnswer::NotKept(limit) => Error::BudgetSpent(limit),
-        NoAnswer::Failed(ChatFailure::Refused { status, body }) => Error::Refused((status, body)),
-        NoAnswer::Failed(ChatFailure::Unavailable { attempts, reason }) => {
+/// Returns the failure of a call as the contract has it.
+pub(super) fn told(role: ModelRole, failure: ChatFailure) -> Error {
+    match failure {
+        ChatFailure::OverLimit { reason } => Error::BudgetSpent(reason),
+        ChatFailure::Refused { status, body } => Error::Refused((status, body)),
+        ChatFailure::Unavailable { attempts, reason } => {
             Error::Unavailable(format!("no completion in {attempts} attempts: {reason}"))
         }
-        NoAnswer::Failed(failure @ (ChatFailure::Forbidden { .. } | ChatFailure::Host { .. })) => {
-            Error::Unavailable(said(asked, &failure))
+        failure @ (ChatFailure::Forbidden { .. } | ChatFailure::Host { .. } | ChatFailure::Abandoned) => {
+            Error::Unavailable(failure.message(role))
         }
     }
 }
 
-/// Says in a span what came of a call of the model, by the names that OpenTelemetry has.
+/// Describes the result of a call of the model in its span, by the names of OpenTelemetry.
 fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
     let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let mut attempts = |attempts: u32| span.set("http.request.resend_count", i64::from(attempts) - 1);
@@ -300,6 +281,8 @@ fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
             attempts(*tries);
             span.failed("host", reason);
         }
+        // Only a guest or its record ends a call so.
+        Err(ChatFailure::OverLimit { .. } | ChatFailure::Abandoned) => {}
     }
 }
 

@@ -22,16 +22,14 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
-use super::calls::CallOutcome;
 use super::past::{Past, When};
-use super::run_event::{Answer, RunEvent};
 use rollout_core::budget::{Charge, Holder, Use};
-use rollout_core::telemetry::{ModelRole, ToolKind};
+use rollout_transcript::{CallResult, Event, Run};
 
 /// Where what crosses is kept, in order.
 pub trait RunLog: Send + Sync + Debug {
     /// Keeps an event. It does not wait.
-    fn append(&self, event: &RunEvent);
+    fn append(&self, event: &Event);
 
     /// Waits while too much is to be written.
     fn room(&self) -> BoxFuture<'_, ()>;
@@ -90,27 +88,36 @@ impl Diverged {
 #[error("the run is made again, and its past is over")]
 pub(crate) struct PastOver;
 
-/// What a call belongs to.
+/// What a guest needs of a call when it takes the result.
 #[derive(Clone, Debug)]
-pub(super) enum Of {
-    /// A call of a model, by its place in the record.
+pub(super) enum Taker {
+    /// A call of a model.
     Model {
-        asked: ModelRole,
-        place: usize,
-        /// The sample whose history the reply is to be kept in.
+        /// The sample whose history takes the reply when the guest does.
         keep_for: Option<usize>,
     },
-    /// A call of a tool, by its place in the record.
-    Tool { place: usize, kind: ToolKind, call_id: String },
+    /// A call of a tool.
+    Tool {
+        /// The id that the call came with.
+        call_id: String,
+    },
 }
 
 /// A call that a guest holds.
 struct UnderWay {
-    of: Option<Of>,
+    taker: Taker,
     task: Option<AbortOnDropHandle<()>>,
-    outcome: Option<CallOutcome>,
-    /// What the outcome is charged to for as long as it is held.
+    result: Option<CallResult>,
+    /// The charge for the result for as long as it is held.
     charge: Option<Charge>,
+}
+
+/// A result that a guest takes.
+pub(super) struct Taken {
+    pub taker: Taker,
+    pub result: CallResult,
+    /// The charge for the result, if it is not in the record.
+    pub _charge: Option<Charge>,
 }
 
 /// An answer on its way to the guest.
@@ -118,15 +125,15 @@ pub(super) struct Arrival {
     pub at: u64,
     pub call: u32,
     pub took: Duration,
-    pub answer: Answer,
+    pub result: CallResult,
     /// Until the record has it.
     pub charge: Option<Charge>,
 }
 
 /// What there is for a guest that waits.
 pub(super) enum News {
-    /// An answer, and whose it is.
-    Answer(Box<(Option<Of>, Arrival)>),
+    /// An answer.
+    Answer(Box<Arrival>),
     /// Its time was over now, then.
     TimedOut,
     /// Nothing yet.
@@ -136,12 +143,15 @@ pub(super) enum News {
 /// A call that was begun.
 pub(super) struct Begun {
     pub call: u32,
+    /// When it was made first.
+    pub time: SystemTime,
     /// Whether its answer is still to come from outside.
     pub is_live: bool,
 }
 
-/// See above.
+/// The boundary of one run: its calls, and the answers in the order in which the guest receives them.
 pub struct Boundary {
+    run: Run,
     state: Mutex<State>,
     /// Something arrived for the guest.
     news: Notify,
@@ -159,8 +169,6 @@ struct State {
     // Both boxed: a list has room for four of them, and a leaf of a map for eleven, and most guests wait for one.
     arrived: VecDeque<Box<Arrival>>,
     under_way: BTreeMap<u32, Box<UnderWay>>,
-    /// Who made the calls that a guest gave up, whose answers may still be on their way.
-    given_up: BTreeMap<u32, Of>,
     /// The guest's last wait that was over before anything came, where that is not kept. A guest may
     /// wait for no time a million times, and only what an answer followed has to be known.
     timed_out: Option<u64>,
@@ -177,15 +185,20 @@ impl Debug for Boundary {
 
 impl Default for Boundary {
     fn default() -> Self {
-        Self::new(None, Past::default())
+        Self::new(Run::default(), None, Past::default())
     }
 }
 
 impl Boundary {
     /// The boundary of a run that has this past, and of which the rest is kept.
-    pub fn new(log: Option<Arc<dyn RunLog>>, past: Past) -> Self {
+    pub fn new(run: Run, log: Option<Arc<dyn RunLog>>, past: Past) -> Self {
         let state = State { past, ..State::default() };
-        Self { state: state.into(), news: Notify::new(), is_live: Notify::new(), log }
+        Self { run, state: state.into(), news: Notify::new(), is_live: Notify::new(), log }
+    }
+
+    /// Returns the run.
+    pub(super) fn run(&self) -> Run {
+        self.run
     }
 
     /// How many forks the run has passed by now.
@@ -203,14 +216,22 @@ impl Boundary {
         self.log.is_some() || !self.state().past.is_over()
     }
 
-    fn keep(&self, state: &mut State, event: &RunEvent) {
+    fn keep(&self, state: &mut State, event: &Event) {
         let Some(log) = &self.log else { return };
         if let Some(at) = state.timed_out.take()
-            && at == event.at()
+            && at == state.at
         {
-            log.append(&RunEvent::TimedOut { at });
+            log.append(&Event::TimedOut { at });
         }
         log.append(event);
+    }
+
+    /// Stores how a call ended, unless an earlier process stored the same.
+    pub(super) fn keep_end(&self, event: &Event) {
+        let Some(log) = &self.log else { return };
+        if !self.state().past.has_end(event) {
+            log.append(event);
+        }
     }
 
     /// The guest makes its next move. What arrived before crosses first; see [`Self::crosses`].
@@ -223,14 +244,13 @@ impl Boundary {
     }
 
     /// An answer that arrived before the guest's move, and crosses at its beginning.
-    pub(super) fn crosses(&self) -> Option<(Option<Of>, Arrival)> {
+    pub(super) fn crosses(&self) -> Option<Arrival> {
         let mut state = self.state();
         if state.arrived.is_empty() && state.past.is_over() {
             return None;
         }
         let before = state.at.checked_sub(1)?;
-        let arrival = self.next(&mut state, When::Until(before))?;
-        Some((state.of(arrival.call), arrival))
+        self.next(&mut state, When::Until(before))
     }
 
     /// What there is now for a guest that waits within its move, for a time of its own or not.
@@ -242,7 +262,7 @@ impl Boundary {
             return Ok(News::TimedOut);
         }
         if let Some(arrival) = self.next(&mut state, When::Within(at)) {
-            return Ok(News::Answer(Box::new((state.of(arrival.call), arrival))));
+            return Ok(News::Answer(Box::new(arrival)));
         }
         if !state.past.is_over() {
             if is_timed && state.past.is_later(at) {
@@ -305,7 +325,7 @@ impl Boundary {
             None => {
                 let left = now().map(in_steps);
                 if told != Some(left) {
-                    self.keep(&mut state, &RunEvent::TimeLeft { at, left });
+                    self.keep(&mut state, &Event::TimeLeft { at, left });
                 }
                 left
             }
@@ -314,32 +334,32 @@ impl Boundary {
         Ok(left)
     }
 
-    /// The guest asks something. `what` is all that decides on the answer, where that
-    /// [is kept](Self::is_kept). The time is that at which it was asked first.
-    pub(super) fn asks(&self, of: Of, time: &mut SystemTime, what: Bytes) -> wasmtime::Result<Begun> {
+    /// The guest makes a call. `what` is everything that decides on the answer, if that [is kept](Self::is_kept).
+    pub(super) fn asks(&self, taker: Taker, mut time: SystemTime, what: Bytes) -> wasmtime::Result<Begun> {
         let mut state = self.state();
-        state.calls += 1;
-        let (at, call) = (state.at, state.calls);
+        let (at, call) = (state.at, state.calls + 1);
         let then = state.past.asked(at, call, &what)?;
+        state.calls = call;
         let is_live = !state.past.has_answer(call);
-        let under_way = UnderWay { of: Some(of), task: None, outcome: None, charge: None };
+        let under_way = UnderWay { taker, task: None, result: None, charge: None };
         state.under_way.insert(call, Box::new(under_way));
         match then {
             Some(then) => {
-                *time = then;
+                time = then;
                 self.end_of_past(&state);
             }
-            None => self.keep(&mut state, &RunEvent::Asked { at, call, time: *time, what }),
+            None => self.keep(&mut state, &Event::Started { at, call, time, request: what }),
         }
-        Ok(Begun { call, is_live })
+        Ok(Begun { call, time, is_live })
     }
 
-    /// A call that was over before anybody outside was asked.
-    pub(super) fn refuses(&self, outcome: CallOutcome, charge: Option<Charge>) -> u32 {
+    /// Numbers a call of a tool for which the record has no room, with its result.
+    pub(super) fn refuses(&self, call_id: String, result: CallResult, charge: Option<Charge>) -> u32 {
         let mut state = self.state();
         state.calls += 1;
         let call = state.calls;
-        let under_way = UnderWay { of: None, task: None, outcome: Some(outcome), charge };
+        let taker = Taker::Tool { call_id };
+        let under_way = UnderWay { taker, task: None, result: Some(result), charge };
         state.under_way.insert(call, Box::new(under_way));
         call
     }
@@ -351,20 +371,20 @@ impl Boundary {
         self: &Arc<Self>,
         call: u32,
         holder: Option<Holder>,
-        work: impl Future<Output = Answer> + Send + 'static,
-        failed: fn() -> Answer,
+        work: impl Future<Output = CallResult> + Send + 'static,
+        failed: fn() -> CallResult,
     ) {
         let boundary = self.clone();
         let task = async move {
             boundary.until_live().await;
             let started = Instant::now();
-            let answer = AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|_| failed());
+            let result = AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|_| failed());
             let took = started.elapsed();
-            let charge = holder.map(|holder| charge_of(&holder, &answer));
+            let charge = holder.map(|holder| charge_of(&holder, &result));
             if let Some(log) = &boundary.log {
                 log.room().await;
             }
-            boundary.arrives(call, took, answer, charge);
+            boundary.arrives(call, took, result, charge);
         };
         // The task's log lines are the rollout's, as the guest's own calls are.
         let task = AbortOnDropHandle::new(tokio::spawn(task.in_current_span()));
@@ -383,54 +403,55 @@ impl Boundary {
         }
     }
 
-    fn arrives(&self, call: u32, took: Duration, answer: Answer, charge: Option<Charge>) {
+    fn arrives(&self, call: u32, took: Duration, result: CallResult, charge: Option<Charge>) {
         let mut state = self.state();
         if state.closed {
             return;
         }
         let at = state.at;
-        let event = RunEvent::Answered { at, call, took, answer };
+        let event = Event::Answered { at, call, took, result };
         self.keep(&mut state, &event);
-        let RunEvent::Answered { answer, .. } = event else { return };
-        state.arrived.push_back(Box::new(Arrival { at, call, took, answer, charge }));
+        let Event::Answered { result, .. } = event else { return };
+        state.arrived.push_back(Box::new(Arrival { at, call, took, result, charge }));
         drop(state);
         self.news.notify_one();
     }
 
-    /// What came of a call, for the guest that holds it.
-    pub(super) fn settles(&self, call: u32, outcome: CallOutcome) {
+    /// Hands the result of a call to the guest that holds it.
+    pub(super) fn settles(&self, call: u32, result: CallResult) {
         if let Some(under_way) = self.state().under_way.get_mut(&call) {
-            under_way.outcome = Some(outcome);
+            under_way.result = Some(result);
             under_way.task = None;
         }
     }
 
-    /// Which of these calls have an outcome, by their places.
+    /// Returns whether the reply to a call goes into a history when the guest takes it.
+    pub(super) fn keeps_reply(&self, call: u32) -> bool {
+        let state = self.state();
+        let taker = state.under_way.get(&call).map(|under_way| &under_way.taker);
+        matches!(taker, Some(Taker::Model { keep_for: Some(_) }))
+    }
+
+    /// Which of these calls have a result, by their places.
     pub(super) fn ready_among(&self, calls: &[u32]) -> Vec<u32> {
         let state = self.state();
-        let is_ready = |call| state.under_way.get(call).is_some_and(|call| call.outcome.is_some());
+        let is_ready = |call| state.under_way.get(call).is_some_and(|call| call.result.is_some());
         (0_u32..).zip(calls).filter(|(_, call)| is_ready(call)).map(|(place, _)| place).collect()
     }
 
-    /// The outcome of a call, if there is one, which nobody holds then.
-    pub(super) fn takes(&self, call: u32) -> Option<(CallOutcome, Option<Charge>)> {
+    /// Takes the result of a call, if there is one.
+    pub(super) fn takes(&self, call: u32) -> Option<Taken> {
         let mut state = self.state();
-        state.under_way.get(&call)?.outcome.as_ref()?;
-        let under_way = state.under_way.remove(&call)?;
-        Some((under_way.outcome?, under_way.charge))
+        state.under_way.get(&call)?.result.as_ref()?;
+        let UnderWay { taker, result, charge, .. } = *state.under_way.remove(&call)?;
+        Some(Taken { taker, result: result?, _charge: charge })
     }
 
     /// The guest gives a call up.
     pub(super) fn gives_up(&self, call: u32) {
-        let mut state = self.state();
-        let Some(under_way) = state.under_way.remove(&call) else { return };
-        if under_way.outcome.is_none()
-            && let Some(of) = under_way.of
-        {
-            state.given_up.insert(call, of);
-        }
-        drop(state);
+        let under_way = self.state().under_way.remove(&call);
         // Its task ends with it.
+        drop(under_way);
     }
 
     /// The guest is gone: what is under way ends, and nothing arrives any more.
@@ -438,7 +459,7 @@ impl Boundary {
         let mut state = self.state();
         state.closed = true;
         if let (Some(at), Some(log)) = (state.timed_out.take(), &self.log) {
-            log.append(&RunEvent::TimedOut { at });
+            log.append(&Event::TimedOut { at });
         }
         let tasks: Vec<_> = state.under_way.values_mut().filter_map(|call| call.task.take()).collect();
         drop(state);
@@ -446,11 +467,17 @@ impl Boundary {
     }
 
     /// After the end of a run: what arrived before, and nobody looked at.
-    pub(super) fn last(&self) -> Option<(Option<Of>, Arrival)> {
+    pub(super) fn last(&self) -> Option<Arrival> {
         let mut state = self.state();
         let when = When::Until(state.at);
-        let arrival = self.next(&mut state, when)?;
-        Some((state.of(arrival.call), arrival))
+        self.next(&mut state, when)
+    }
+
+    /// After the end of a run: the event that drops calls of an earlier process, if the guest did not repeat them all.
+    pub(super) fn cut(&self) -> Option<Event> {
+        let state = self.state();
+        let is_cut = state.past.has_calls_after(state.calls);
+        is_cut.then_some(Event::Cut { at: state.at, calls: state.calls })
     }
 
     /// After the end of a run: whether it did all that it did then.
@@ -465,9 +492,9 @@ impl Boundary {
 
 /// What an answer is charged to until it crosses. Where there is no room for it, a rollout is ended
 /// with that.
-pub(super) fn charge_of(holder: &Holder, answer: &Answer) -> Charge {
+pub(super) fn charge_of(holder: &Holder, result: &CallResult) -> Charge {
     let mut charge = holder.nothing(Use::Record);
-    let _ = charge.grow(size_of::<Arrival>() + answer.bytes());
+    let _ = charge.grow(size_of::<Arrival>() + result.text_bytes());
     charge
 }
 
@@ -477,13 +504,4 @@ fn in_steps(time: Duration) -> Duration {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let dropped = (u64::BITS - millis.leading_zeros()).saturating_sub(7);
     Duration::from_millis(millis >> dropped << dropped)
-}
-
-impl State {
-    fn of(&mut self, call: u32) -> Option<Of> {
-        match self.under_way.get(&call) {
-            Some(under_way) => under_way.of.clone(),
-            None => self.given_up.remove(&call),
-        }
-    }
 }

@@ -5,34 +5,20 @@ use std::time::Duration;
 use tokio::time::Instant;
 use wasmtime::component::Resource;
 
-use super::bindings::rollout::plugin::{calls, models, types};
-use super::boundary::{Arrival, Boundary, News, Of};
+use super::bindings::rollout::plugin::calls;
+use super::boundary::{Arrival, Boundary, News, Taken, Taker};
 use super::gate::Import;
 use super::{Ended, Imports, Record};
 use rollout_core::limits::Limits;
 use rollout_core::telemetry::Limit;
-use rollout_wire::openai::Completion;
+use rollout_transcript::Event;
 
-/// What came of a call, in the terms of the interface that started it. A reply stays the
-/// bytes that the record has of it until a guest asks for it.
-pub(super) enum CallOutcome {
-    Model(ModelAnswer),
-    Tool(types::ToolResult),
-}
-
-/// What came of asking a model.
-pub(super) struct ModelAnswer {
-    pub answer: Result<Completion, models::Error>,
-    /// The sample whose history the reply is to be kept in, when the guest is given it.
-    pub keep_for: Option<usize>,
-}
-
-impl CallOutcome {
-    /// The guest tried to finish this through an interface that did not start it.
+impl Taken {
+    /// Returns the error of a guest that finishes a call through an interface that did not start it.
     pub(super) fn not_of(&self, interface: &'static str) -> wasmtime::Error {
-        let starter = match self {
-            Self::Model(_) => "models",
-            Self::Tool(_) => "tools",
+        let starter = match self.taker {
+            Taker::Model { .. } => "models",
+            Taker::Tool { .. } => "tools",
         };
         wasmtime::Error::new(Ended::WrongCall(interface, starter))
     }
@@ -45,22 +31,34 @@ pub struct Call {
 }
 
 impl Boundary {
-    /// Writes an answer down and keeps what came of it for the guest.
-    fn crosses_over(&self, of: Option<Of>, arrival: Arrival, record: &Record, limits: &Limits) {
-        // There is no call that nobody made.
-        let Some(of) = of else { return };
-        let Arrival { call, took, answer, charge, at: _ } = arrival;
+    /// Adds an answer to the transcript and keeps its result for the guest.
+    fn crosses_over(&self, arrival: Arrival, record: &Record, limits: &Limits) {
+        let Arrival { at, call, took, result, charge } = arrival;
         // From here on the record is charged.
         drop(charge);
-        let outcome = record.keep_answer(of, answer, took, limits);
-        self.settles(call, outcome);
+        let keeps_reply = self.keeps_reply(call);
+        let answered = Event::Answered { at, call, took, result };
+        let (result, ended) = record.keep_answer(self.run(), answered, keeps_reply, limits);
+        if let Some(ended) = ended {
+            self.keep_end(&ended);
+        }
+        self.settles(call, result);
     }
 
-    /// The run is over: what arrived before its end is written down, and nothing more arrives.
+    /// Ends the run: answers that arrived before its end are added to the transcript, and nothing more arrives.
     pub fn ends(&self, record: &Record, limits: &Limits) {
         self.closes();
-        while let Some((of, arrival)) = self.last() {
-            self.crosses_over(of, arrival, record, limits);
+        while let Some(arrival) = self.last() {
+            self.crosses_over(arrival, record, limits);
+        }
+    }
+
+    /// Gives the calls of the run that have no end one, once the rollout is over.
+    pub fn close_calls(&self, record: &Record) {
+        self.closes();
+        record.close_calls(self.run()).iter().for_each(|ended| self.keep_end(ended));
+        if let Some(cut) = self.cut() {
+            self.keep_end(&cut);
         }
     }
 }
@@ -69,24 +67,24 @@ impl Imports {
     /// The guest's next move, before which all crosses that arrived.
     pub(super) fn moves(&self) -> wasmtime::Result<()> {
         self.boundary.moves().map_err(wasmtime::Error::new)?;
-        while let Some(answer) = self.boundary.crosses() {
-            self.crosses(answer);
+        while let Some(arrival) = self.boundary.crosses() {
+            self.crosses(arrival);
         }
         Ok(())
     }
 
-    fn crosses(&self, (of, arrival): (Option<Of>, Arrival)) {
-        self.boundary.crosses_over(of, arrival, &self.record, &self.limits);
+    fn crosses(&self, arrival: Arrival) {
+        self.boundary.crosses_over(arrival, &self.record, &self.limits);
     }
 
-    /// Waits for what comes of a call.
-    pub(super) async fn outcome(&mut self, call: u32) -> wasmtime::Result<CallOutcome> {
+    /// Waits for the result of a call.
+    pub(super) async fn result(&mut self, call: u32) -> wasmtime::Result<Taken> {
         loop {
-            if let Some((outcome, _charge)) = self.boundary.takes(call) {
-                return Ok(outcome);
+            if let Some(taken) = self.boundary.takes(call) {
+                return Ok(taken);
             }
             match self.boundary.look(false)? {
-                News::Answer(answer) => self.crosses(*answer),
+                News::Answer(arrival) => self.crosses(*arrival),
                 News::TimedOut | News::None => self.boundary.news().await,
             }
         }
@@ -114,8 +112,8 @@ impl Imports {
                 return Ok(ready);
             }
             match self.boundary.look(time.is_some())? {
-                News::Answer(answer) => {
-                    self.crosses(*answer);
+                News::Answer(arrival) => {
+                    self.crosses(*arrival);
                     continue;
                 }
                 News::TimedOut => return Ok(Vec::new()),

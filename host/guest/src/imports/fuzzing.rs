@@ -132,8 +132,8 @@ fn check_kept(record: &Record, limits: &Limits) {
     assert!(usage.record_bytes <= limits.record_bytes_max && usage.log_bytes <= limits.log_bytes_max);
     assert!(usage.artifact_bytes <= limits.artifact_bytes_max && usage.artifacts <= limits.artifacts_max);
     let recorded = record.take();
-    assert!(recorded.samples.len() <= 4 && recorded.log.len() <= limits.log_lines_max);
-    for sample in &recorded.samples {
+    assert!(recorded.transcript.samples.len() <= 4 && recorded.log.len() <= limits.log_lines_max);
+    for sample in &recorded.transcript.samples {
         assert!(sample.messages.iter().all(|message| wire::object(message).is_ok()));
         assert!(sample.fields.values().all(|value| wire::value(value.get()).is_ok()));
         assert!(sample.metrics.values().all(|value| value.is_finite()));

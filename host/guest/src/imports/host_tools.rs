@@ -10,7 +10,8 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use rollout_core::budget::Holder;
-use rollout_core::telemetry::{Limit, ToolKind, ToolOutcome};
+use rollout_core::telemetry::ToolKind;
+use rollout_transcript::ToolAnswer;
 
 /// The tools that are provided to one plugin. They live as long as the host.
 pub trait HostTools: Send + Sync + Debug {
@@ -47,47 +48,4 @@ pub struct ToolRequest {
     pub seed: String,
     /// Who holds what the call takes of memory.
     pub holder: Option<Holder>,
-}
-
-/// What came of a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ToolAnswer {
-    /// What the model is to read.
-    pub content: String,
-    /// In which way it ended.
-    pub outcome: ToolOutcome,
-    /// The limit that it met.
-    pub limit: Option<Limit>,
-}
-
-impl ToolAnswer {
-    /// The tool's own result.
-    pub fn answered(content: String) -> Self {
-        Self { content, outcome: ToolOutcome::Answered, limit: None }
-    }
-
-    /// The tool says that it failed.
-    pub fn failed(content: String) -> Self {
-        Self { content, outcome: ToolOutcome::Failed, limit: None }
-    }
-
-    /// The tool gave no result: why.
-    pub fn unavailable(reason: impl std::fmt::Display) -> Self {
-        Self { content: error_text(reason), outcome: ToolOutcome::Unavailable, limit: None }
-    }
-
-    /// A limit kept the tool from giving a result: what it met.
-    pub fn over(limit: Limit, reason: impl std::fmt::Display) -> Self {
-        Self { content: error_text(reason), outcome: ToolOutcome::OverLimit, limit: Some(limit) }
-    }
-
-    /// Whether the model is told of an error.
-    pub fn is_error(&self) -> bool {
-        self.outcome != ToolOutcome::Answered
-    }
-}
-
-/// How an error is told to a model, which reads it as the tool's answer.
-pub fn error_text(reason: impl std::fmt::Display) -> String {
-    format!("Error: {reason}")
 }

@@ -7,14 +7,11 @@
 //!
 //! This module knows nothing of engines, deadlines or protocols.
 
-mod again;
 mod artifacts;
 mod ask;
 mod boundary;
 mod calls;
-mod carried;
 mod context;
-mod exchange;
 mod fork;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -25,10 +22,8 @@ mod meter;
 mod models;
 mod outside;
 mod past;
-mod read_calls;
 mod record;
 mod refused;
-mod run_event;
 mod samples;
 mod sockets;
 mod stdio;
@@ -89,24 +84,17 @@ use rollout_wire::openai::CallerParams;
 use virtual_clock::GuestClock;
 pub use virtual_clock::{ClockStart, InvalidClockStart};
 
-pub use again::{Ending, Left, RecordParts, read_log};
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
-pub use carried::Carried;
-pub use exchange::{Exchange, ExchangeOutcome, Lists, ModelCalls, Part, WrittenRequest, in_common};
 pub use fork::{Ancestor, ForkOrigin, ForkPoint};
-pub use host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
+pub use host_tools::{HostTool, HostTools, ToolRequest};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};
-pub use read_calls::{ReadCall, ReadCalls};
 pub use record::{
-    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, RolloutUsage, SampleRecord, ToolUse,
-    message_bytes,
+    ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, Remains, RolloutUsage, read_log,
 };
 pub use refused::{RefusedKind, RefusedUse, RefusedUses};
-pub use run_event::{Answer, NoEvent, RunEvent};
 pub(crate) use sockets::refuse as refuse_sockets;
-pub use tools::WrittenToolCall;
 
 /// What an instance was made to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

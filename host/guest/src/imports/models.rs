@@ -9,13 +9,12 @@ use bytes::Bytes;
 use wasmtime::component::Resource;
 
 use super::Imports;
-use super::ask::Prepared;
+use super::ask::{Prepared, not_its_answer, told};
 use super::bindings::rollout::plugin::models::{self, Completion, Conversation, Error, Request};
 use super::bindings::rollout::plugin::samples::RecordError;
 use super::bindings::rollout::plugin::types;
-use super::boundary::{Begun, Of};
-use super::calls::{Call, CallOutcome, ModelAnswer};
-use super::exchange::{EXCHANGE_BYTES, Exchange, Sent, Whose, text_bytes};
+use super::boundary::{Begun, Taker};
+use super::calls::Call;
 use super::gate::{AskRefused, Import};
 use super::outside::{ModelFacts, Outside};
 use super::record::RecordState;
@@ -25,6 +24,7 @@ use rollout_core::error::Fault;
 use rollout_core::limits::Limits;
 use rollout_core::telemetry::{Limit, ModelRole};
 use rollout_outbound::RoutingHeaders;
+use rollout_transcript::{CallResult, EXCHANGE_BYTES, Exchange, Owner, Sent, text_bytes};
 use rollout_wire::openai::{self, Frame, InvalidRequest};
 
 impl From<InvalidRequest> for AskRefused {
@@ -41,7 +41,7 @@ fn invalid_request(what: impl Into<String>) -> AskRefused {
 struct Question<'a> {
     asked: ModelRole,
     sample: Option<&'a Resource<OpenSample>>,
-    whose: Whose,
+    owner: Owner,
     facts: ModelFacts<'a>,
 }
 
@@ -55,7 +55,7 @@ impl Imports {
     ) -> Result<u32, AskRefused> {
         let outside = self.outside.clone();
         let question = self.question(&*outside, role, sample)?;
-        let Question { asked, whose, .. } = question;
+        let Question { asked, owner, .. } = question;
         if asked == ModelRole::Judge {
             no_judges_business(&request)?;
         }
@@ -73,12 +73,14 @@ impl Imports {
             Some(sample_id) => RoutingHeaders::new(&self.run.rollout_id, sample_id),
             None => RoutingHeaders::of_rollout(&self.run.rollout_id),
         };
-        let place = self.record.lock().calls_mut(asked).add(Exchange::new(sample_id, sent, frame));
-        let keep_for = match whose {
-            Whose::Sample(sample) if keep_reply => Some(sample),
-            Whose::Sample(_) | Whose::Judge => None,
+        #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
+        let exchange = Exchange::new(sample_id, sent, frame, SystemTime::now());
+        let place = self.record.lock().transcript.calls_mut(asked).add(exchange);
+        let keep_for = match owner {
+            Owner::Sample(sample) if keep_reply => Some(sample),
+            Owner::Sample(_) | Owner::Judge => None,
         };
-        let Begun { call, is_live } = self.asks_model(asked, place, keep_for)?;
+        let Begun { call, is_live, .. } = self.asks_model(asked, place, keep_for)?;
         if is_live {
             let prepared = Prepared { asked, outside, routing, record: self.record.clone(), place };
             let holder = self.record.holder().cloned();
@@ -95,15 +97,24 @@ impl Imports {
         keep_for: Option<usize>,
     ) -> Result<Begun, AskRefused> {
         let mut kept = self.record.lock();
+        let transcript = &mut kept.transcript;
         let what = match self.boundary.is_kept() {
-            true => kept.calls(asked).among(&kept.samples).written(asked, place),
+            true => transcript.calls(asked).among(&transcript.samples).stored(asked, place),
             false => Bytes::new(),
         };
-        let exchange = kept.calls_mut(asked).exchange_mut(place);
-        let mut unknown = SystemTime::UNIX_EPOCH;
-        let time = exchange.map_or(&mut unknown, |exchange| &mut exchange.started_at);
-        let of = Of::Model { asked, place, keep_for };
-        Ok(self.boundary.asks(of, time, what)?)
+        let exchange = transcript.calls(asked).exchanges().get(place);
+        let time = exchange.map_or(SystemTime::UNIX_EPOCH, |exchange| exchange.started_at);
+        match self.boundary.asks(Taker::Model { keep_for }, time, what) {
+            Ok(begun) => {
+                transcript.number_model_call(asked, place, begun.call, begun.time);
+                Ok(begun)
+            }
+            Err(ended) => {
+                // The guest made another call in an earlier process, and this one is not sent.
+                transcript.calls_mut(asked).truncate(place);
+                Err(ended.into())
+            }
+        }
     }
 
     /// Which model is asked, and whether this guest may ask it so.
@@ -117,9 +128,9 @@ impl Imports {
             models::Role::Policy => ModelRole::Policy,
             models::Role::Judge => ModelRole::Judge,
         };
-        let whose = match (asked, sample) {
-            (ModelRole::Policy, Some(sample)) => Whose::Sample(self.table.get(sample)?.place),
-            (ModelRole::Judge, None) => Whose::Judge,
+        let owner = match (asked, sample) {
+            (ModelRole::Policy, Some(sample)) => Owner::Sample(self.table.get(sample)?.place),
+            (ModelRole::Judge, None) => Owner::Judge,
             (ModelRole::Policy, None) => {
                 return Err(invalid_request("the policy is asked for a sample; give one"));
             }
@@ -139,7 +150,7 @@ impl Imports {
             }
             return Err(Error::NotProvided(reason.to_owned()).into());
         };
-        Ok(Question { asked, sample, whose, facts })
+        Ok(Question { asked, sample, owner, facts })
     }
 
     /// The request but for its messages, and what it costs the record: nothing where it is the
@@ -164,7 +175,7 @@ impl Imports {
         };
         let mut kept = self.record.lock();
         kept.release(given);
-        Ok(kept.calls(question.asked).share(frame?))
+        Ok(kept.transcript.calls(question.asked).share(frame?))
     }
 
     /// The sample's history with what is new in it, which is pushed to it first.
@@ -174,7 +185,7 @@ impl Imports {
         new: Vec<String>,
         frame_bytes: usize,
     ) -> Result<Sent, AskRefused> {
-        let (Some(sample), Whose::Sample(place)) = (question.sample, question.whose) else {
+        let (Some(sample), Owner::Sample(place)) = (question.sample, question.owner) else {
             return Err(invalid_request("a judge has no history; give messages"));
         };
         if !new.is_empty() {
@@ -194,7 +205,7 @@ impl Imports {
         }
         let cost = Cost { kept: EXCHANGE_BYTES + frame_bytes, sent: text_bytes + count };
         kept.charge_call(question.asked, &cost, &self.limits)?;
-        Ok(kept.policy.send_history(place, count))
+        Ok(kept.transcript.policy.send_history(place, count))
     }
 
     /// A list that a guest gave: what it has in common with what is kept is not kept again,
@@ -205,15 +216,15 @@ impl Imports {
         all: Vec<String>,
         frame_bytes: usize,
     ) -> Result<Sent, AskRefused> {
-        let Question { asked, whose, .. } = *question;
+        let Question { asked, owner, .. } = *question;
         if all.is_empty() {
             return Err(InvalidRequest::NoMessages.into());
         }
         let mut kept = self.record.lock();
-        if let Whose::Sample(place) = whose {
+        if let Owner::Sample(place) = owner {
             kept.sample(place)?;
         }
-        let beginning = kept.calls(asked).begin(&kept.samples, whose, &all);
+        let beginning = kept.transcript.calls(asked).begin(&kept.transcript.samples, owner, &all);
         let from = beginning.count();
         let charged = text_bytes(&all[from..]) + EXCHANGE_BYTES + frame_bytes;
         let sent = all.iter().map(|text| text.len() + 1).sum();
@@ -225,7 +236,7 @@ impl Imports {
         match checked {
             Ok(new) => {
                 kept.release(bytes - new.text_bytes());
-                Ok(kept.calls_mut(asked).send_list(whose, beginning, new))
+                Ok(kept.transcript.calls_mut(asked).send_list(owner, beginning, new))
             }
             Err(what) => {
                 kept.release(charged);
@@ -234,21 +245,21 @@ impl Imports {
         }
     }
 
-    /// Waits for what comes of a call.
+    /// Waits for the result of a call. A reply that the guest wants in a history is pushed to it now, so that replies are in
+    /// the order in which the guest learns of them.
     async fn finish_call(&mut self, call: u32) -> Result<Completion, AskRefused> {
-        match self.outcome(call).await? {
-            CallOutcome::Model(answer) => self.give(answer),
-            other => Err(other.not_of("models").into()),
-        }
-    }
-
-    /// What a guest is given of an answer. A reply that it wants kept becomes part of the
-    /// history now, in the order in which it learns of replies.
-    fn give(&mut self, ModelAnswer { answer, keep_for }: ModelAnswer) -> Result<Completion, AskRefused> {
+        let taken = self.result(call).await?;
+        let Taker::Model { keep_for } = taken.taker else { return Err(taken.not_of("models").into()) };
+        let result = match taken.result {
+            CallResult::Model(result) => result,
+            CallResult::Tool(_) => Err(not_its_answer()),
+        };
         self.clock.pass(ANSWER);
-        let completion = answer?;
+        let run = self.boundary.run();
+        let completion = result.map_err(|failure| told(run.model(), failure))?.completion;
         if let Some(sample) = keep_for {
-            self.record.keep_reply(sample, &completion, &self.limits)?;
+            let ended = self.record.keep_reply(sample, run, call, &completion, &self.limits)?;
+            self.boundary.keep_end(&ended);
         }
         Ok(completion.into())
     }
@@ -277,7 +288,7 @@ fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
 impl RecordState {
     /// Takes a request out of the budgets, or says which is spent.
     fn charge_call(&mut self, asked: ModelRole, cost: &Cost, limits: &Limits) -> Result<(), AskRefused> {
-        let calls = self.calls(asked).exchanges().len() as u64;
+        let calls = self.transcript.calls(asked).exchanges().len() as u64;
         let within = match asked {
             ModelRole::Policy => {
                 self.within(Limit::ChatCalls, calls, limits.chat_calls_max.into(), "calls").and_then(|()| {

@@ -10,9 +10,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::host_tools::{HostTool, HostTools, ToolAnswer, ToolRequest};
+use super::host_tools::{HostTool, HostTools, ToolRequest};
 use rollout_core::telemetry::ModelRole;
-use rollout_outbound::{ChatClient, ChatFailure, ChatReply, ModelEndpoint, RequestBody, RoutingHeaders};
+use rollout_outbound::{ChatClient, ModelEndpoint, RequestBody, RoutingHeaders};
+use rollout_transcript::{ChatFailure, ChatReply, ToolAnswer};
 use rollout_wire::closed::ClosedBody;
 use rollout_wire::openai::AllowedParams;
 

@@ -1,6 +1,6 @@
 //! What happened in a run before: its guest's moves and the answers that it was given, in order.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 
 use super::boundary::{Arrival, Difference, Diverged, PastOver, charge_of};
-use super::run_event::RunEvent;
 use rollout_core::budget::{Charge, Holder, Use};
+use rollout_transcript::{End, Event};
 
 /// The past of a run that is made again.
 #[derive(Default)]
@@ -17,6 +17,10 @@ pub struct Past {
     moves: VecDeque<(usize, Move)>,
     answers: VecDeque<(usize, Arrival)>,
     answered: BTreeSet<u32>,
+    /// How calls ended.
+    ended: BTreeMap<u32, End>,
+    /// The charge for that.
+    _ended_charge: Option<Charge>,
     then: Then,
     /// The events before which it is another rollout's, the first ones first.
     forks: VecDeque<usize>,
@@ -52,6 +56,13 @@ impl Move {
         }
     }
 
+    fn call(&self) -> Option<u32> {
+        match self {
+            Self::Asked { call, .. } => Some(*call),
+            Self::TimedOut { .. } | Self::TimeLeft { .. } => None,
+        }
+    }
+
     fn difference(&self) -> Difference {
         match self {
             Self::Asked { at, call, what, .. } => {
@@ -74,24 +85,46 @@ pub(super) enum When {
 
 impl Past {
     /// The past that these events are.
-    pub fn new(events: impl IntoIterator<Item = RunEvent>, then: Then) -> Self {
+    pub fn new(events: impl IntoIterator<Item = Event>, then: Then) -> Self {
         let mut past = Self { then, ..Self::default() };
         for (number, event) in events.into_iter().enumerate() {
             match event {
-                RunEvent::Asked { at, call, time, what } => {
+                Event::Started { at, call, time, request: what } => {
                     past.moves.push_back((number, Move::Asked { at, call, time, what }));
                 }
-                RunEvent::TimedOut { at } => past.moves.push_back((number, Move::TimedOut { at })),
-                RunEvent::TimeLeft { at, left } => {
+                Event::TimedOut { at } => past.moves.push_back((number, Move::TimedOut { at })),
+                Event::TimeLeft { at, left } => {
                     past.moves.push_back((number, Move::TimeLeft { at, left }));
                 }
-                RunEvent::Answered { at, call, took, answer } => {
+                Event::Answered { at, call, took, result } => {
                     past.answered.insert(call);
-                    past.answers.push_back((number, Arrival { at, call, took, answer, charge: None }));
+                    past.answers.push_back((number, Arrival { at, call, took, result, charge: None }));
                 }
+                Event::Ended { call, end } => {
+                    past.ended.insert(call, end);
+                }
+                Event::Cut { at, calls } => past.cut(at, calls),
             }
         }
         past
+    }
+
+    /// Drops what came after the end of a run that was repeated.
+    fn cut(&mut self, at: u64, calls: u32) {
+        self.moves.retain(|(_, made)| made.at() <= at && made.call().is_none_or(|call| call <= calls));
+        self.answers.retain(|(_, arrival)| arrival.call <= calls);
+        self.answered.retain(|call| *call <= calls);
+        self.ended.retain(|call, _| *call <= calls);
+    }
+
+    /// Returns whether the call of this event ended so.
+    pub(super) fn has_end(&self, event: &Event) -> bool {
+        matches!(event, Event::Ended { call, end } if self.ended.get(call) == Some(end))
+    }
+
+    /// Returns whether later calls than this one are left.
+    pub(super) fn has_calls_after(&self, call: u32) -> bool {
+        self.moves.iter().any(|(_, made)| made.call().is_some_and(|made| made > call))
     }
 
     /// The same, with what it takes charged until it crosses. Where there is no room for it a rollout
@@ -103,8 +136,11 @@ impl Past {
             let _ = charge.grow(size_of::<(usize, Move)>() + what);
         }
         self.charge = Some(charge);
+        let mut charge = holder.nothing(Use::Record);
+        let _ = charge.grow(self.ended.values().map(|end| size_of::<(u32, End)>() + end.bytes()).sum());
+        self._ended_charge = Some(charge);
         for (_, arrival) in &mut self.answers {
-            arrival.charge = Some(charge_of(holder, &arrival.answer));
+            arrival.charge = Some(charge_of(holder, &arrival.result));
         }
         self
     }

@@ -1,65 +1,31 @@
 //! What is kept of a rollout while its guests run, and after they are gone.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::BuildHasher;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
 use super::Ended;
-use super::again::Left;
-use super::exchange::ModelCalls;
 use super::meter::Meter;
 use super::refused::{KIND_BYTES, RefusedKind, RefusedUses};
 use rollout_core::budget::{Charge, Holder, Use};
 use rollout_core::error::Fault;
 use rollout_core::limits::Limits;
-use rollout_core::telemetry::{Limit, LimitHits, RolloutTrace, ToolKind, ToolOutcome};
+use rollout_core::telemetry::{Limit, LimitHits, RolloutTrace};
+use rollout_transcript::{SampleRecord, Transcript};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 
 /// What a log entry takes besides its text, in bytes.
 const LOG_ENTRY_BYTES: usize = size_of::<LogEntry>();
 
-/// What a message costs of the record besides its text: its place in lists, and the
-/// allocator's. Without it half a million messages of two bytes would count as one MiB.
-pub(super) const MESSAGE_BYTES: usize = 32;
-
 /// What a field or a metric of a sample costs besides its name and value.
 pub(super) const FIELD_BYTES: usize = 128;
-
-/// What messages cost of the record.
-pub fn message_bytes<'a>(messages: impl IntoIterator<Item = &'a str>) -> usize {
-    messages.into_iter().map(|message| message.len() + MESSAGE_BYTES).sum()
-}
-
-/// One sample as the workflow registered it. Copies share messages and fields.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct SampleRecord {
-    /// Its id.
-    pub id: SampleId,
-    /// What the workflow says the conversation was.
-    pub messages: Messages,
-    /// Its measurements.
-    #[serde(with = "rollout_wire::data::exact_map")]
-    pub metrics: BTreeMap<String, f64>,
-    /// Values kept beside the messages.
-    #[serde(with = "rollout_wire::data::shared")]
-    pub fields: Arc<BTreeMap<String, Box<RawValue>>>,
-    /// Whether it is not to be trained on.
-    pub withdrawn: bool,
-}
-
-impl SampleRecord {
-    /// One that nothing is known of yet.
-    pub(super) fn new(id: SampleId) -> Self {
-        let (metrics, fields) = (BTreeMap::new(), Arc::default());
-        Self { id, messages: Messages::default(), metrics, fields, withdrawn: false }
-    }
-}
 
 /// Why the judge is to blame if the grader gives up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,29 +34,6 @@ pub struct JudgeFailure {
     pub fault: Fault,
     /// What happened.
     pub reason: String,
-}
-
-/// One call of a host-provided tool as the host saw it.
-#[derive(Clone, Debug)]
-pub struct ToolUse {
-    /// The id that the call came with.
-    pub call_id: String,
-    /// The name that was called, provided or not.
-    pub name: String,
-    /// The arguments as they came.
-    pub arguments: String,
-    /// What is behind the name.
-    pub kind: ToolKind,
-    /// Whether anybody outside was asked.
-    pub is_made: bool,
-    /// When it was asked for.
-    pub started_at: SystemTime,
-    /// From then to the answer; zero where it was not made or given up.
-    pub duration: Duration,
-    /// How it ended.
-    pub outcome: ToolOutcome,
-    /// What the model was told; empty where the call was given up.
-    pub content: String,
 }
 
 /// A file of the rollout.
@@ -139,14 +82,8 @@ pub enum LogEntry {
 /// What a rollout's guests left behind, taken when both are gone.
 #[derive(Debug, Default)]
 pub struct Recorded {
-    /// The samples in the order in which they were opened.
-    pub samples: Vec<SampleRecord>,
-    /// The calls of the model.
-    pub policy: ModelCalls,
-    /// The calls of host-provided tools in the order in which they were asked for.
-    pub tool_uses: Vec<ToolUse>,
-    /// The calls of the judge.
-    pub judge: ModelCalls,
+    /// The samples and calls.
+    pub transcript: Transcript,
     /// The files, sorted by name.
     pub artifacts: Vec<ArtifactFile>,
     /// The log.
@@ -155,6 +92,44 @@ pub struct Recorded {
     pub log_dropped: u64,
     /// What all of it is charged to for as long as it is there.
     pub charge: Option<Charge>,
+}
+
+/// Everything that a rollout's guests left, while it is in the record.
+#[derive(Clone, Copy)]
+pub struct Remains<'a> {
+    /// The samples and calls.
+    pub transcript: &'a Transcript,
+    /// The files, by name.
+    pub artifacts: &'a BTreeMap<String, Bytes>,
+    /// The log.
+    pub log: &'a [LogEntry],
+    /// Log entries that were dropped at the limit.
+    pub log_dropped: u64,
+}
+
+/// Reads a log as it is stored: a list.
+pub fn read_log(text: &[u8]) -> Result<Vec<LogEntry>, serde_json::Error> {
+    #[derive(serde::Deserialize)]
+    struct Line<'a> {
+        level: Option<LogLevel>,
+        #[serde(borrow)]
+        text: Option<Cow<'a, str>>,
+        #[serde(borrow)]
+        event: Option<Cow<'a, str>>,
+        #[serde(borrow)]
+        data: Option<&'a RawValue>,
+    }
+    let lines: Vec<Line<'_>> = serde_json::from_slice(text)?;
+    let entry = |line| match line {
+        Line { event: Some(event), data, .. } => {
+            LogEntry::Event { event: event.into_owned(), data: data.unwrap_or(RawValue::NULL).to_owned() }
+        }
+        Line { level, text, .. } => LogEntry::Line {
+            level: level.unwrap_or(LogLevel::Info),
+            text: text.unwrap_or_default().into_owned(),
+        },
+    };
+    Ok(lines.into_iter().map(entry).collect())
 }
 
 /// What a rollout has used so far.
@@ -242,12 +217,9 @@ impl std::fmt::Debug for LogWatch {
 
 #[derive(Debug, Default)]
 pub(super) struct RecordState {
-    pub samples: Vec<SampleRecord>,
-    pub policy: ModelCalls,
-    pub tool_uses: Vec<ToolUse>,
+    pub transcript: Transcript,
     /// How often each host-provided tool was called, by its place.
     pub tool_calls_made: BTreeMap<usize, u32>,
-    pub judge: ModelCalls,
     pub artifacts: BTreeMap<String, Bytes>,
     pub artifact_bytes: usize,
     pub log: Vec<LogEntry>,
@@ -303,16 +275,14 @@ impl RecordState {
     /// The sample at this place. There is none once the rollout is over: a guest that was
     /// stopped within a call comes to the end of it with nothing left to write to.
     pub(super) fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, Ended> {
-        self.samples.get_mut(place).ok_or(Ended::Over)
+        self.transcript.samples.get_mut(place).ok_or(Ended::Over)
     }
 
     /// Puts messages in the place of a sample's history. The old one stays where a request
     /// carried it.
     pub(super) fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), Ended> {
-        let old = std::mem::replace(&mut self.sample(place)?.messages, messages);
-        if !self.policy.replaced(place, &old) {
-            self.release(message_bytes(old.iter()));
-        }
+        let free = self.transcript.replace_history(place, messages).ok_or(Ended::Over)?;
+        self.release(free);
         Ok(())
     }
 
@@ -396,11 +366,6 @@ impl RecordState {
         self.refused.add(kind, count, if has_room { place } else { "" });
     }
 
-    /// Log entries that were dropped at the limit.
-    pub(super) fn log_dropped(&self) -> u64 {
-        self.log_dropped
-    }
-
     fn has_room_for_log(&mut self, bytes: usize, limits: &Limits) -> bool {
         let total = self.log_bytes.saturating_add(bytes);
         if self.log.len() >= limits.log_lines_max {
@@ -449,7 +414,7 @@ impl Record {
     }
 
     /// For what the rollout reads and decides.
-    fn read(&self) -> MutexGuard<'_, RecordState> {
+    pub(super) fn read(&self) -> MutexGuard<'_, RecordState> {
         self.sealed.get().map_or(&self.kept, |sealed| sealed).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -469,17 +434,17 @@ impl Record {
     pub fn usage(&self) -> RolloutUsage {
         let kept = self.read();
         let mut used = RolloutUsage {
-            chat_calls: kept.policy.exchanges().len() as u64,
+            chat_calls: kept.transcript.policy.exchanges().len() as u64,
             chat_retries: kept.chat_retries,
-            tool_calls: kept.tool_uses.len() as u64,
-            judge_calls: kept.judge.exchanges().len() as u64,
+            tool_calls: kept.transcript.tools.len() as u64,
+            judge_calls: kept.transcript.judge.exchanges().len() as u64,
             judge_tokens: kept.judge_tokens,
             sent_bytes: kept.sent_bytes,
             guest_cpu: Duration::from_nanos(self.meter.cpu_nanos.load(Ordering::Relaxed)),
             memory_bytes_peak: self.meter.memory_bytes_peak.load(Ordering::Relaxed),
             host_calls: self.meter.host_calls.load(Ordering::Relaxed),
             guest_wall: self.meter.wall(),
-            samples: kept.samples.len(),
+            samples: kept.transcript.samples.len(),
             record_bytes: kept.bytes,
             artifacts: kept.artifacts.len(),
             artifact_bytes: kept.artifact_bytes,
@@ -488,7 +453,7 @@ impl Record {
             refused_uses: kept.refused.failures(),
             ..RolloutUsage::default()
         };
-        for exchange in kept.policy.exchanges() {
+        for exchange in kept.transcript.policy.exchanges() {
             used.model_time = used.model_time.saturating_add(exchange.duration);
             let Some(completion) = exchange.completion() else { continue };
             used.chat_replies += 1;
@@ -540,24 +505,31 @@ impl Record {
 
     /// The samples as they are now.
     pub fn samples(&self) -> Vec<SampleRecord> {
-        self.read().samples.clone()
+        self.read().transcript.samples.clone()
     }
 
     /// The samples that the model was asked for.
     pub fn asked(&self) -> HashSet<SampleId> {
-        self.read().policy.exchanges().iter().filter_map(|exchange| exchange.sample.clone()).collect()
+        self.read()
+            .transcript
+            .policy
+            .exchanges()
+            .iter()
+            .filter_map(|exchange| exchange.sample.clone())
+            .collect()
     }
 
     /// The samples that the model replied to.
     pub fn replied(&self) -> HashSet<SampleId> {
         let kept = self.read();
-        let replied = kept.policy.exchanges().iter().filter(|exchange| exchange.completion().is_some());
+        let replied =
+            kept.transcript.policy.exchanges().iter().filter(|exchange| exchange.completion().is_some());
         replied.filter_map(|exchange| exchange.sample.clone()).collect()
     }
 
     /// A keyed hash of the id of each call of a host-provided tool.
     pub fn tool_call_ids(&self, hasher: &impl BuildHasher) -> Vec<u64> {
-        self.read().tool_uses.iter().map(|call| hasher.hash_one(call.call_id.as_str())).collect()
+        self.read().transcript.tools.iter().map(|call| hasher.hash_one(call.call_id.as_str())).collect()
     }
 
     /// Makes what a workflow gave back the history and the measurements of its one sample,
@@ -569,17 +541,17 @@ impl Record {
         metrics: Vec<(String, f64)>,
     ) -> Result<(), usize> {
         let mut kept = self.read();
-        if messages.is_some() && kept.samples.is_empty() {
-            kept.samples.push(SampleRecord::new(only));
+        if messages.is_some() && kept.transcript.samples.is_empty() {
+            kept.transcript.samples.push(SampleRecord::new(only));
         }
-        if kept.samples.len() > 1 {
-            return Err(kept.samples.len());
+        if kept.transcript.samples.len() > 1 {
+            return Err(kept.transcript.samples.len());
         }
         if let Some(messages) = messages {
             // There is one.
             let _ = kept.replace_history(0, messages);
         }
-        if let Some(sample) = kept.samples.first_mut() {
+        if let Some(sample) = kept.transcript.samples.first_mut() {
             sample.metrics.extend(metrics);
         }
         Ok(())
@@ -587,7 +559,7 @@ impl Record {
 
     /// Changes the samples between workflow and grader, or after the grader.
     pub fn with_samples<R>(&self, change: impl FnOnce(&mut Vec<SampleRecord>) -> R) -> R {
-        change(&mut self.read().samples)
+        change(&mut self.read().transcript.samples)
     }
 
     /// Notes how much a guest would have used when a limit stopped it, without counting.
@@ -621,19 +593,18 @@ impl Record {
         self.read().refused.clone()
     }
 
-    /// Shows what is left behind at the end.
-    pub fn with_left(&self, show: impl FnOnce(&Left<'_>)) {
-        show(&Left(&self.read()));
+    /// Passes everything that the guests left to `show`.
+    pub fn with_remains(&self, show: impl FnOnce(&Remains<'_>)) {
+        let kept = self.read();
+        let RecordState { transcript, artifacts, log, log_dropped, .. } = &*kept;
+        show(&Remains { transcript, artifacts, log, log_dropped: *log_dropped });
     }
 
     /// Takes everything out.
     pub fn take(&self) -> Recorded {
         let kept = std::mem::take(&mut *self.read());
         Recorded {
-            samples: kept.samples,
-            policy: kept.policy,
-            tool_uses: kept.tool_uses,
-            judge: kept.judge,
+            transcript: kept.transcript,
             artifacts: kept
                 .artifacts
                 .into_iter()

@@ -6,10 +6,11 @@ use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::samples::{self, OpenError, RecordError};
 use super::gate::{Import, OpenRefused, RecordRefused};
-use super::record::{FIELD_BYTES, OverLimit, SampleRecord, message_bytes};
+use super::record::{FIELD_BYTES, OverLimit};
 use super::{Ended, Imports, Role, virtual_clock};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::Limit;
+use rollout_transcript::{SampleRecord, message_bytes};
 use rollout_wire as wire;
 use rollout_wire::digest::hex;
 use rollout_wire::id::SampleId;
@@ -125,7 +126,7 @@ impl samples::HostSample for Imports {
     fn open(&mut self, name: Option<String>) -> Result<Resource<OpenSample>, OpenRefused> {
         self.enter(Import::SAMPLE_OPEN)?;
         let mut kept = self.record.lock();
-        let place = kept.samples.len();
+        let place = kept.transcript.samples.len();
         if place >= self.run.samples_max as usize {
             kept.hits.add_asked(Limit::Samples, place + 1);
             return Err(OpenError::TooMany(self.run.samples_max).into());
@@ -134,10 +135,10 @@ impl samples::HostSample for Imports {
             None => self.made_up_id(place),
             Some(name) => SampleId::parse(&name).map_err(OpenError::Invalid)?,
         };
-        if kept.samples.iter().any(|sample| sample.id == id) {
+        if kept.transcript.samples.iter().any(|sample| sample.id == id) {
             return Err(OpenError::Taken(id.as_str().to_owned()).into());
         }
-        kept.samples.push(SampleRecord::new(id.clone()));
+        kept.transcript.samples.push(SampleRecord::new(id.clone()));
         drop(kept);
         Ok(self.table.push(OpenSample { place, id })?)
     }

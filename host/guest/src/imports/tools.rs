@@ -4,29 +4,28 @@
 //! Every call is written down before it is made, made in a task of its own, and ends in
 //! a result for the model, whatever went wrong.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 use wasmtime::component::Resource;
 
+use super::ask::not_its_answer;
 use super::bindings::rollout::plugin::tools;
 use super::bindings::rollout::plugin::types::{ToolCall, ToolResult};
-use super::boundary::{Begun, Of};
-use super::calls::{Call, CallOutcome};
+use super::boundary::{Begun, Taken, Taker};
+use super::calls::Call;
 use super::gate::Import;
-use super::host_tools::{HostTool, ToolAnswer, ToolRequest, error_text};
+use super::host_tools::{HostTool, ToolRequest};
 use super::outside::Outside;
-use super::record::{Record, RecordState, ToolUse};
-use super::run_event::Answer;
+use super::record::Record;
 use super::virtual_clock::{ANSWER, seed_of};
 use super::{Ended, Imports, Role};
 use rollout_core::budget::Use;
 use rollout_core::limits::Limits;
-use rollout_core::telemetry::{Label, Limit, Metrics, ToolKind, ToolOutcome};
+use rollout_core::telemetry::{Label, Limit, Metrics, ToolKind};
+use rollout_transcript::{CallResult, End, Event, Run, StoredToolCall, ToolAnswer, ToolUse};
 use rollout_wire::digest::{hex, sha256_parts};
 use rollout_wire::openai::TOOL_CALLS_MAX;
 use rollout_wire::stream::has_more_parts;
@@ -71,13 +70,13 @@ impl Imports {
         let place = match self.note_call(&call_id, &name, &arguments) {
             Ok(place) => place,
             Err(over) => {
-                let content = error_text(over);
-                return Ok((self.refused(ToolResult { call_id, content, is_error: true }), false));
+                let answer = ToolAnswer::over(Limit::RecordBytes, over);
+                return Ok((self.refused(call_id, answer), false));
             }
         };
         match self.prepare_call(&name, arguments, under_way, place) {
             Ok(Ready { tool: HostTool { kind, .. }, request }) => {
-                let Begun { call, is_live } = self.asks_tool(&name, &request, place, kind, &call_id)?;
+                let Begun { call, is_live, .. } = self.asks_tool(place, kind)?;
                 if is_live {
                     let (outside, record) = (self.outside.clone(), self.record.clone());
                     let (holder, metrics) = (self.record.holder().cloned(), self.run.metrics.clone());
@@ -88,54 +87,56 @@ impl Imports {
             }
             Err((kind, answer)) => {
                 self.run.metrics.tool_call(kind).ended(answer.outcome);
-                let (took, limits) = (Duration::ZERO, &self.limits);
-                let result = self.record.keep_result(place, kind, call_id, answer, took, limits);
-                Ok((self.boundary.refuses(CallOutcome::Tool(result), None), false))
+                let Begun { call, .. } = self.asks_tool(place, kind)?;
+                let (answer, ended) = self.record.keep_refusal(call, answer, &self.limits);
+                self.boundary.keep_end(&ended);
+                self.boundary.settles(call, CallResult::Tool(answer));
+                Ok((call, false))
             }
         }
     }
 
-    /// A call at this place of the record crosses.
-    fn asks_tool(
-        &self,
-        name: &str,
-        request: &ToolRequest,
-        place: usize,
-        kind: ToolKind,
-        call_id: &str,
-    ) -> wasmtime::Result<Begun> {
+    /// Hands the call at this index of the transcript to the boundary.
+    fn asks_tool(&self, place: usize, kind: ToolKind) -> wasmtime::Result<Begun> {
+        let mut kept = self.record.lock();
+        let entry = kept.transcript.tools.get_mut(place).ok_or(Ended::Over)?;
+        entry.kind = kind;
         let what = match self.boundary.is_kept() {
             true => {
-                let written = WrittenToolCall {
-                    tool: name.into(),
-                    id: call_id.into(),
-                    arguments: request.arguments.as_str().into(),
+                let stored = StoredToolCall {
+                    tool: entry.name.as_str().into(),
+                    kind,
+                    id: entry.call_id.as_str().into(),
+                    arguments: entry.arguments.as_str().into(),
                 };
                 // Texts.
-                serde_json::to_vec(&written).map(Bytes::from).unwrap_or_default()
+                serde_json::to_vec(&stored).map(Bytes::from).unwrap_or_default()
             }
             false => Bytes::new(),
         };
-        let mut kept = self.record.lock();
-        let mut unknown = SystemTime::UNIX_EPOCH;
-        let entry = kept.tool_uses.get_mut(place);
-        let time = entry.map_or(&mut unknown, |entry| {
-            entry.is_made = true;
-            &mut entry.started_at
-        });
-        let of = Of::Tool { place, kind, call_id: call_id.to_owned() };
-        self.boundary.asks(of, time, what)
+        let taker = Taker::Tool { call_id: entry.call_id.clone() };
+        match self.boundary.asks(taker, entry.started_at, what) {
+            Ok(begun) => {
+                kept.transcript.number_tool_call(place, begun.call, begun.time);
+                Ok(begun)
+            }
+            Err(ended) => {
+                // The guest made another call in an earlier process, and this one is not made.
+                kept.transcript.tools.truncate(place);
+                Err(ended)
+            }
+        }
     }
 
-    /// A call for which the record has no room. What the guest may hold of such results
-    /// is charged for as long as it holds them.
-    fn refused(&self, result: ToolResult) -> u32 {
+    /// Numbers a call for which the record has no room. The results of such calls that the guest may hold are charged for as
+    /// long as it holds them.
+    fn refused(&self, call_id: String, answer: ToolAnswer) -> u32 {
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         if let Some(charge) = &mut charge {
             // Where there is no room for this either, the rollout was ended with that.
-            let _ = charge.grow(CALL_BYTES + result.call_id.len() + result.content.len());
+            let _ = charge.grow(CALL_BYTES + call_id.len() + answer.content.len());
         }
-        self.boundary.refuses(CallOutcome::Tool(result), charge)
+        self.boundary.refuses(call_id, CallResult::Tool(answer), charge)
     }
 
     /// Writes a call down before anything comes of it; gives its place, or why there is no room.
@@ -143,20 +144,11 @@ impl Imports {
         let mut kept = self.record.lock();
         let bytes = CALL_BYTES + call_id.len() + name.len() + arguments.len();
         kept.charge(bytes, &self.limits).map_err(|over| over.0)?;
-        let place = kept.tool_uses.len();
-        kept.tool_uses.push(ToolUse {
-            call_id: call_id.to_owned(),
-            name: name.to_owned(),
-            arguments: arguments.to_owned(),
-            kind: ToolKind::None,
-            is_made: false,
-            #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
-            started_at: SystemTime::now(),
-            duration: Duration::ZERO,
-            outcome: ToolOutcome::Abandoned,
-            content: String::new(),
-        });
-        Ok(place)
+        let (call_id, name, arguments) = (call_id.to_owned(), name.to_owned(), arguments.to_owned());
+        #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
+        let call = ToolUse::new(call_id, name, arguments, SystemTime::now());
+        kept.transcript.tools.push(call);
+        Ok(kept.transcript.tools.len() - 1)
     }
 
     /// Finds the tool and sees that it may be called now.
@@ -181,9 +173,6 @@ impl Imports {
             return Err((tool.kind, ToolAnswer::unavailable(reason)));
         }
         let mut kept = self.record.lock();
-        if let Some(entry) = kept.tool_uses.get_mut(place) {
-            entry.kind = tool.kind;
-        }
         let made = kept.tool_calls_made.entry(tool.place).or_default();
         if *made >= tool.calls_max {
             let max = tool.calls_max;
@@ -201,14 +190,14 @@ impl Imports {
 }
 
 impl Prepared {
-    async fn make(self) -> Answer {
+    async fn make(self) -> CallResult {
         // As with a chat call: large futures are not made on a guest's stack.
-        Answer::Tool(Box::pin(self.call()).await)
+        CallResult::Tool(Box::pin(self.call()).await)
     }
 
-    /// What came of one in which the host panicked.
-    fn failed() -> Answer {
-        Answer::Tool(ToolAnswer::unavailable("the host panicked in the call"))
+    /// Returns the result of a call in which the host panicked.
+    fn failed() -> CallResult {
+        CallResult::Tool(ToolAnswer::unavailable("the host panicked in the call"))
     }
 
     async fn call(self) -> ToolAnswer {
@@ -227,58 +216,16 @@ impl Prepared {
     }
 }
 
-/// A call of a tool as it is kept, in JSON.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct WrittenToolCall<'a> {
-    /// The tool's name.
-    #[serde(borrow)]
-    pub tool: Cow<'a, str>,
-    /// The id that the call came with.
-    #[serde(borrow)]
-    pub id: Cow<'a, str>,
-    /// The arguments as they came.
-    #[serde(borrow)]
-    pub arguments: Cow<'a, str>,
-}
-
 impl Record {
-    /// Writes down what came of a call at this place and gives the guest its result.
-    pub(super) fn keep_result(
-        &self,
-        place: usize,
-        kind: ToolKind,
-        call_id: String,
-        answer: ToolAnswer,
-        took: Duration,
-        limits: &Limits,
-    ) -> ToolResult {
-        let content = self.lock().keep_content(place, kind, answer, took, limits);
-        ToolResult { call_id, is_error: content.is_error(), content: content.content }
-    }
-}
-
-impl RecordState {
-    fn keep_content(
-        &mut self,
-        place: usize,
-        kind: ToolKind,
-        mut answer: ToolAnswer,
-        took: Duration,
-        limits: &Limits,
-    ) -> ToolAnswer {
-        if let Some(limit) = answer.limit {
-            self.hits.add(limit);
-        }
-        if let Err(over) = self.charge(answer.content.len(), limits) {
-            answer = ToolAnswer::over(Limit::RecordBytes, format!("its result is not kept: {}", over.0));
-        }
-        if let Some(entry) = self.tool_uses.get_mut(place) {
-            entry.kind = kind;
-            entry.duration = took;
-            entry.outcome = answer.outcome;
-            entry.content = answer.content.clone();
-        }
-        answer
+    /// Adds the answer to a call that the host refused to the transcript. Returns it as the guest gets it, and the event of the
+    /// call's end.
+    fn keep_refusal(&self, call: u32, mut answer: ToolAnswer, limits: &Limits) -> (ToolAnswer, Event) {
+        let mut kept = self.lock();
+        kept.charge_tool(&mut answer, limits);
+        let ended = Event::Ended { call, end: End::Refused(answer.clone()) };
+        // The call is in the transcript unless the rollout is over.
+        let _ = kept.transcript.apply(Run::Workflow, &ended);
+        (answer, ended)
     }
 }
 
@@ -303,7 +250,7 @@ impl tools::Host for Imports {
         }
         let mut results = Vec::with_capacity(begun.len());
         for call in begun {
-            results.push(tool_result(self.outcome(call).await?)?);
+            results.push(tool_result(self.result(call).await?)?);
         }
         self.clock.pass(ANSWER);
         Ok(results)
@@ -319,7 +266,7 @@ impl tools::Host for Imports {
     async fn finish(&mut self, call: Resource<Call>) -> wasmtime::Result<ToolResult> {
         self.enter(Import::TOOL_FINISH)?;
         let call = self.take_back(call)?;
-        let result = tool_result(self.outcome(call).await?)?;
+        let result = tool_result(self.result(call).await?)?;
         self.clock.pass(ANSWER);
         Ok(result)
     }
@@ -333,9 +280,12 @@ fn check_id(call: &ToolCall) -> wasmtime::Result<()> {
     }
 }
 
-fn tool_result(outcome: CallOutcome) -> wasmtime::Result<ToolResult> {
-    match outcome {
-        CallOutcome::Tool(result) => Ok(result),
-        other => Err(other.not_of("tools")),
-    }
+/// Returns the result of a call as the contract has it.
+fn tool_result(taken: Taken) -> wasmtime::Result<ToolResult> {
+    let Taker::Tool { call_id } = taken.taker else { return Err(taken.not_of("tools")) };
+    let answer = match taken.result {
+        CallResult::Tool(answer) => answer,
+        CallResult::Model(_) => ToolAnswer::unavailable(not_its_answer()),
+    };
+    Ok(ToolResult { call_id, is_error: answer.is_error(), content: answer.content })
 }

@@ -7,12 +7,13 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::CallLimits;
-use crate::imports::{ClockStart, Imports, Live, LogEntry, Record, Role, RunContext, ToolAnswer, error_text};
+use crate::imports::{ClockStart, Imports, Live, LogEntry, Record, Role, RunContext};
 use crate::instance::{self, Bounds, Permit, RunError};
 use crate::plugin::Plugin;
 use rollout_core::budget::Holder;
 use rollout_core::limits::Limits;
 use rollout_core::telemetry::{Limit, Metrics};
+use rollout_transcript::{ToolAnswer, error_text};
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::CallerParams;
 

@@ -20,12 +20,13 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::imports::{ClockStart, HostTool, HostTools, ToolAnswer, ToolRequest, error_text};
+use crate::imports::{ClockStart, HostTool, HostTools, ToolRequest};
 use crate::instance::Permit;
 use crate::plugin::Plugin;
 pub use component::ComponentTools;
 use rollout_core::telemetry::{Limit, Metrics, ToolKind};
 use rollout_outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSettings, RemoteFailure};
+use rollout_transcript::{ToolAnswer, error_text};
 use rollout_wire::function::FunctionTool;
 
 /// Maximum number of functions of one entry. A model uses none well if it has more, and each is in every request.

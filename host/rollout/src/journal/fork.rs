@@ -2,18 +2,16 @@
 
 use std::io;
 
-use serde::Deserialize;
-
 use super::{DeploymentId, Journal, StoredRollout, kind, kinds};
 use crate::model::RolloutRequest;
 use rollout_core::budget::{Budget, Charge, OverBudget, Use};
-use rollout_core::telemetry::ModelRole;
-use rollout_guest::imports::{Ancestor, ClockStart, ForkOrigin, ForkPoint, Role, RunEvent};
+use rollout_guest::imports::{Ancestor, ClockStart, ForkOrigin, ForkPoint, Role};
+use rollout_transcript::{Event, StoredCall};
 
 /// The events of a workflow's run up to the point of a fork.
 #[derive(Debug)]
 pub struct ForkPast {
-    pub(super) events: Vec<RunEvent>,
+    pub(super) events: Vec<Event>,
     /// The date that the other rollout's clocks started with.
     pub(crate) clock_begins: ClockStart,
     /// The charge for the events until they are in the fork's journal.
@@ -77,7 +75,7 @@ impl Journal {
         let stored = StoredRollout::read(&written)?;
         let deployment = stored.deployment.clone();
         let (request, events) = stored.forked(point.turn, model).map_err(NoParent::TooFew)?;
-        let bytes_of = |event: &RunEvent| size_of::<RunEvent>() + event.bytes();
+        let bytes_of = |event: &Event| size_of::<Event>() + event.bytes();
         charge.shrink_to(events.iter().map(bytes_of).sum());
         let past = ForkPast { events, clock_begins: deployment.clock_begins, _charge: charge };
         Ok(Parent { request, deployment, past })
@@ -87,16 +85,12 @@ impl Journal {
 impl StoredRollout {
     /// Returns the request of a fork and the shared events of the workflow's run, with requests to a model of this
     /// name.
-    pub(crate) fn forked(
-        self,
-        turn: u32,
-        model: &str,
-    ) -> Result<(RolloutRequest, Vec<RunEvent>), TooFewTurns> {
+    pub(crate) fn forked(self, turn: u32, model: &str) -> Result<(RolloutRequest, Vec<Event>), TooFewTurns> {
         let Self { mut request, mut workflow, .. } = self;
         let count = shared_events(&workflow, turn)?;
         workflow.truncate(count);
         if request.model.name != model {
-            workflow = workflow.into_iter().map(|event| event.of_model(model)).collect();
+            workflow = workflow.into_iter().map(|event| event.with_model(model)).collect();
         }
         let point = ForkPoint { rollout_id: request.id.clone(), turn };
         request.fork = Some(origin(&request, point, count));
@@ -123,24 +117,20 @@ fn origin(request: &RolloutRequest, point: ForkPoint, count: usize) -> ForkOrigi
 }
 
 /// Returns the number of events up to the response of the `turn`-th call of the model.
-fn shared_events(events: &[RunEvent], turn: u32) -> Result<usize, TooFewTurns> {
-    #[derive(Deserialize)]
-    struct CallRequest {
-        #[serde(default)]
-        asked: Option<ModelRole>,
+fn shared_events(events: &[Event], turn: u32) -> Result<usize, TooFewTurns> {
+    let mut calls: Vec<u32> = Vec::new();
+    for event in events {
+        match event {
+            Event::Started { call, request, .. } if StoredCall::is_to_policy(request) => calls.push(*call),
+            Event::Cut { calls: made, .. } => calls.retain(|call| call <= made),
+            _ => {}
+        }
     }
-    let calls_model = |what: &[u8]| {
-        serde_json::from_slice::<CallRequest>(what).is_ok_and(|what| what.asked == Some(ModelRole::Policy))
-    };
-    let calls = events.iter().filter_map(|event| match event {
-        RunEvent::Asked { call, what, .. } if calls_model(what) => Some(*call),
-        _ => None,
-    });
+    let calls = calls.into_iter().map(Some).chain(std::iter::repeat(None));
     let mut count = 0;
-    for (answered, call) in (0..turn).zip(calls.map(Some).chain(std::iter::repeat(None))) {
-        let is_answer =
-            |event: &RunEvent| matches!(event, RunEvent::Answered { call: of, .. } if Some(*of) == call);
-        let at = events.iter().position(is_answer).ok_or(TooFewTurns { answered, turn })?;
+    for (answered, call) in (0..turn).zip(calls) {
+        let is_it = |event: &Event| matches!(event, Event::Answered { call: of, .. } if Some(*of) == call);
+        let at = events.iter().rposition(is_it).ok_or(TooFewTurns { answered, turn })?;
         count = count.max(at + 1);
     }
     Ok(count)

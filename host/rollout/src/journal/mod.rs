@@ -4,7 +4,7 @@
 //! the events of its runs, its driver's notes, and its outcome. After a crash, an unfinished rollout is read as an
 //! [`UnfinishedRollout`], which [`Host::resume`](super::Host::resume) continues.
 //!
-//! This module and [`RunEvent`] define the bytes of events; the crate `rollout-journal` stores them.
+//! This module and [`Event`] define the bytes of events; the crate `rollout-journal` stores them.
 
 mod admission;
 mod file;
@@ -31,7 +31,8 @@ use tokio::sync::Semaphore;
 
 use super::model::{Finished, HOST_VERSION, RolloutRequest};
 use crate::seal::Seal;
-use rollout_guest::imports::{Carried, Ending, Left, NoEvent, Role, RunEvent, RunLog};
+use rollout_guest::imports::{Remains, Role, RunLog};
+use rollout_transcript::{Carried, Event, InvalidEvent};
 use rollout_wire::id::RolloutId;
 
 use admission::AdmissionLine;
@@ -57,15 +58,14 @@ mod kind {
     pub(super) const OUTCOME: u8 = 5;
     pub(super) const ARTIFACT: u8 = 6;
     pub(super) const LOGGED: u8 = 7;
-    pub(super) const LEFT: u8 = 8;
-    pub(super) const REFUSED_CALL: u8 = 9;
+    pub(super) const RAN_BY: u8 = 8;
     /// The data for rebuilding a result, in a note of its own; see [`kept`](super::kept).
     pub(super) const KEPT: u8 = 10;
     /// Results that were read, in a note of its own.
     pub(super) const READ: u8 = 11;
     /// Results that are forgotten, in a note of its own.
     pub(super) const RELEASED: u8 = 12;
-    /// The first of [`RunEvent::KINDS`](rollout_guest::imports::RunEvent::KINDS) kinds of the workflow's run.
+    /// The first of [`Event::KINDS`](rollout_transcript::Event::KINDS) kinds of the workflow's run.
     pub(super) const OF_WORKFLOW: u8 = 16;
     /// The first of as many kinds of the grader's run.
     pub(super) const OF_GRADER: u8 = 24;
@@ -170,7 +170,7 @@ struct StartedLine {
 
 /// Start of the events with the final data of a rollout. If a process crashes after them, they are written again.
 #[derive(Serialize, Deserialize)]
-pub(super) struct LeftLine<'a> {
+pub(super) struct RanByLine<'a> {
     /// Version of the host that wrote it.
     #[serde(borrow)]
     host: Cow<'a, str>,
@@ -180,7 +180,9 @@ pub(super) struct LeftLine<'a> {
     /// Digest of the component that grades, which may be the same.
     #[serde(borrow)]
     grader: Option<Cow<'a, str>>,
-    record: Ending,
+    /// Log entries that were dropped at the limit.
+    #[serde(default)]
+    log_dropped: u64,
 }
 
 impl RolloutLog {
@@ -226,20 +228,17 @@ impl RolloutLog {
         self.append(kind::STARTED, vec![json(&line)]);
     }
 
-    /// Appends the data of a rollout that is neither in the events of its runs nor in a sample, and the identity of the
-    /// host and components that ran it.
-    pub(super) fn left(&self, left: &Left<'_>, plugins: [Option<&str>; 2]) {
+    /// Appends the identity of the host and components that ran a rollout, its artifacts and its log.
+    pub(super) fn remains(&self, remains: &Remains<'_>, plugins: [Option<&str>; 2]) {
+        let Remains { transcript: _, artifacts, log, log_dropped } = *remains;
         let [workflow, grader] = plugins.map(|digest| digest.map(Into::into));
-        let line = LeftLine { host: HOST_VERSION.into(), workflow, grader, record: left.ending() };
-        self.append(kind::LEFT, vec![json(&line)]);
-        for (name, content) in left.artifacts() {
+        let line = RanByLine { host: HOST_VERSION.into(), workflow, grader, log_dropped };
+        self.append(kind::RAN_BY, vec![json(&line)]);
+        for (name, content) in artifacts {
             self.append(kind::ARTIFACT, vec![json_line(name), content.clone()]);
         }
-        if !left.log().is_empty() {
-            self.append(kind::LOGGED, vec![json(left.log())]);
-        }
-        for call in left.refused() {
-            self.append(kind::REFUSED_CALL, vec![call]);
+        if !log.is_empty() {
+            self.append(kind::LOGGED, vec![json(log)]);
         }
     }
 
@@ -265,7 +264,7 @@ impl RolloutLog {
     }
 
     /// Returns the events of a run so far, in order. Reads files and blocks.
-    pub(super) fn run_events(&self, role: Role) -> io::Result<Vec<RunEvent>> {
+    pub(super) fn run_events(&self, role: Role) -> io::Result<Vec<Event>> {
         let of_run = kinds(role);
         let written = self.0.read(|kind| of_run.contains(&kind))?;
         events_of(&written.events, role).map_err(io::Error::other)
@@ -274,14 +273,14 @@ impl RolloutLog {
 
 /// Returns the kinds of events of a run.
 fn kinds(role: Role) -> Range<u8> {
-    base(role)..base(role) + RunEvent::KINDS
+    base(role)..base(role) + Event::KINDS
 }
 
 /// Returns the events of a run among all events.
-fn events_of(events: &[store::Event], role: Role) -> Result<Vec<RunEvent>, NoEvent> {
+fn events_of(events: &[store::Event], role: Role) -> Result<Vec<Event>, InvalidEvent> {
     let of_run = kinds(role);
     let of_run = events.iter().filter(|event| of_run.contains(&event.kind));
-    of_run.map(|event| RunEvent::read(event.kind - base(role), &event.payload)).collect()
+    of_run.map(|event| Event::read(event.kind - base(role), &event.payload)).collect()
 }
 
 fn base(role: Role) -> u8 {
@@ -295,7 +294,7 @@ struct JournaledRun {
 }
 
 impl RunLog for JournaledRun {
-    fn append(&self, event: &RunEvent) {
+    fn append(&self, event: &Event) {
         let (kind, parts) = event.parts();
         self.log.append(self.base + kind, parts.into());
     }

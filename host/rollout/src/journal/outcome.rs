@@ -15,12 +15,14 @@ use rollout_journal as store;
 use super::unfinished::split_line;
 use super::{events_of, json_line, kind};
 use crate::model::Finished;
-use rollout_guest::imports::{Carried, ReadCalls, Role, RunEvent};
+use rollout_guest::imports::Role;
+use rollout_transcript::{Carried, Event, Transcript};
 use rollout_wire as wire;
 
 /// Returns whether an event of this kind is needed to read an outcome.
 pub(super) fn is_part(kind: u8) -> bool {
-    kind == kind::OUTCOME || kind == kind::OF_WORKFLOW + RunEvent::ASKED
+    let of_workflow = kind.checked_sub(kind::OF_WORKFLOW).is_some_and(Event::decides_calls);
+    kind == kind::OUTCOME || of_workflow
 }
 
 /// Returns the parts of an outcome's event.
@@ -44,7 +46,8 @@ pub(super) fn read(events: &[store::Event]) -> io::Result<Option<Finished>> {
     let mut finished: Finished = serde_json::from_slice(&rest).map_err(io::Error::other)?;
     if carried.iter().any(Option::is_some) {
         let workflow = events_of(events, Role::Workflow).map_err(io::Error::other)?;
-        let requests = ReadCalls::of_run(&workflow).map_err(io::Error::other)?;
+        let started = workflow.iter().filter(|event| Event::decides_calls(event.kind()));
+        let requests = Transcript::read(started, []).map_err(io::Error::other)?;
         for (sample, carried) in finished.samples.iter_mut().zip(carried) {
             if let Some(carried) = carried {
                 let messages = requests.whole(carried, &sample.record.messages);

@@ -7,9 +7,10 @@ use rollout_journal as store;
 use serde_json::value::RawValue;
 
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
-use super::{DeploymentId, LeftLine, events_of, kind, outcome};
+use super::{DeploymentId, RanByLine, events_of, kind, outcome};
 use crate::model::{Finished, RolloutRequest};
-use rollout_guest::imports::{ArtifactFile, RecordParts, Role, RunEvent, read_log};
+use rollout_guest::imports::{ArtifactFile, LogEntry, Role, read_log};
+use rollout_transcript::Event;
 use rollout_wire::id::RolloutId;
 
 /// A rollout in a journal that is not read yet.
@@ -45,17 +46,21 @@ pub struct StoredRollout {
     /// The deployment that it ran on.
     pub deployment: DeploymentId,
     /// The events of its workflow's run.
-    pub workflow: Vec<RunEvent>,
+    pub workflow: Vec<Event>,
     /// The events of its grader's run.
-    pub grader: Vec<RunEvent>,
+    pub grader: Vec<Event>,
     /// The outcome, if it has one.
     pub outcome: Option<Box<Finished>>,
     /// Its driver.
     pub driver: String,
     /// The driver's notes, in order.
     pub notes: Vec<Box<RawValue>>,
-    /// The rest of its record.
-    pub(crate) left: RecordParts,
+    /// Its artifacts, sorted by name.
+    pub(crate) artifacts: Vec<ArtifactFile>,
+    /// Its log.
+    pub(crate) log: Vec<LogEntry>,
+    /// Number of log entries that were dropped at the limit.
+    pub(crate) log_dropped: u64,
     /// The host and the components that finished it, if they are known.
     pub(crate) ran_by: Option<RanBy>,
 }
@@ -108,7 +113,9 @@ impl StoredRollout {
             deployment: line.deployment,
             driver: line.driver.into_owned(),
             notes: Vec::new(),
-            left: RecordParts::default(),
+            artifacts: Vec::new(),
+            log: Vec::new(),
+            log_dropped: 0,
             ran_by: None,
         };
         for event in &written.events {
@@ -122,19 +129,18 @@ impl StoredRollout {
         match event.kind {
             kind::NOTED => self.notes.push(serde_json::from_slice(payload)?),
             // Replaces the data of a process that crashed between this and the outcome.
-            kind::LEFT => {
-                let LeftLine { host, workflow, grader, record } = serde_json::from_slice(payload)?;
+            kind::RAN_BY => {
+                let RanByLine { host, workflow, grader, log_dropped } = serde_json::from_slice(payload)?;
                 let [workflow, grader] = [workflow, grader].map(|digest| digest.map(Into::into));
                 self.ran_by = Some(RanBy { host: host.into_owned(), workflow, grader });
-                self.left = RecordParts { ending: Some(record), ..RecordParts::default() };
+                (self.artifacts, self.log, self.log_dropped) = (Vec::new(), Vec::new(), log_dropped);
             }
             kind::ARTIFACT => {
                 if let Some((name, content)) = split_line(payload) {
-                    self.left.artifacts.push(ArtifactFile { name: serde_json::from_slice(&name)?, content });
+                    self.artifacts.push(ArtifactFile { name: serde_json::from_slice(&name)?, content });
                 }
             }
-            kind::LOGGED => self.left.log = read_log(payload)?,
-            kind::REFUSED_CALL => self.left.refused.push(payload.clone()),
+            kind::LOGGED => self.log = read_log(payload)?,
             // Admission, events of runs and outcome were read above.
             _ => {}
         }
@@ -143,8 +149,7 @@ impl StoredRollout {
 
     /// Returns the rollout up to, and without, one of its workflow's calls, counted from 1.
     pub fn until(mut self, call: u32) -> Self {
-        let is_cut =
-            |event: &RunEvent| matches!(event, RunEvent::Asked { call: number, .. } if *number >= call);
+        let is_cut = |event: &Event| matches!(event, Event::Started { call: number, .. } if *number >= call);
         if let Some(end) = self.workflow.iter().position(is_cut) {
             self.workflow.truncate(end);
         }

@@ -11,7 +11,8 @@ use super::failure::Failure;
 use super::limits::{LimitUse, by_name};
 use super::trajectory::TrajectoryFile;
 use rollout_core::moments::Moments;
-use rollout_guest::imports::{RefusedUses, RolloutUsage, SampleRecord};
+use rollout_guest::imports::{RefusedUses, RolloutUsage};
+use rollout_transcript::SampleRecord;
 use rollout_wire::data::{exact, exact_option};
 use rollout_wire::id::RolloutId;
 

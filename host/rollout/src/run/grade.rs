@@ -9,8 +9,9 @@ use super::{Rollout, brief};
 use crate::model::{AgentForm, Failure, FailureKind, Phase, Stage};
 use rollout_core::error::Fault;
 use rollout_core::telemetry::Step;
-use rollout_guest::imports::{Imports, Live, Role, RunContext, SampleRecord};
+use rollout_guest::imports::{Imports, Live, Role, RunContext};
 use rollout_guest::instance::{self, GuestVerdict, Permit, SampleToGrade};
+use rollout_transcript::SampleRecord;
 use rollout_wire::id::SampleId;
 
 impl Rollout {
@@ -44,7 +45,8 @@ impl Rollout {
 
     async fn run_grader(&mut self) -> Result<(), Failure> {
         let fail = |kind, reason: String| Failure::new(Stage::Grader, kind, Fault::Plugin, reason);
-        let Some(grader) = self.host.grader() else { return self.without_grader() };
+        let host = self.host.clone();
+        let Some(grader) = host.grader() else { return self.without_grader() };
         let samples = self.record.samples();
         if let Some(reason) = self.nothing_to_grade(&samples) {
             return Err(fail(FailureKind::NoSample, reason.to_owned()));

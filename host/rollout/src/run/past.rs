@@ -10,8 +10,9 @@ use super::Rollout;
 use crate::journal::Started;
 use crate::model::{Failure, FailureKind, Phase, Stage};
 use rollout_core::error::Fault;
-use rollout_guest::imports::{Boundary, ClockStart, Diverged, Past, Role, RunEvent, Then};
+use rollout_guest::imports::{Boundary, ClockStart, Diverged, Past, Role, Then};
 use rollout_guest::instance::RunError;
+use rollout_transcript::{Event, Run};
 
 /// Facts about a rollout that an earlier process started or that is rerun.
 pub(crate) struct Resumed {
@@ -32,7 +33,7 @@ pub(crate) enum PastOf {
     /// In memory.
     Here {
         /// The events of the workflow's run, and of the grader's.
-        events: Mutex<[Vec<RunEvent>; 2]>,
+        events: Mutex<[Vec<Event>; 2]>,
         /// The continuation after the end of each history.
         then: [Then; 2],
         end: Arc<OnceLock<ReplayEnd>>,
@@ -71,14 +72,36 @@ impl Rollout {
     }
 
     /// Creates the boundary of a run, with its recorded history.
-    pub(super) async fn boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
+    pub(super) async fn boundary(&mut self, role: Role) -> Result<Arc<Boundary>, Failure> {
+        let boundary = self.make_boundary(role).await?;
+        self.boundaries[usize::from(role == Role::Grader)] = Some(boundary.clone());
+        Ok(boundary)
+    }
+
+    /// Appends an end for each call without one, so that journal and record have the same calls. A run that this
+    /// process did not start has none.
+    pub(super) fn close_calls(&self) {
+        let Some(log) = self.handle.log() else { return };
+        for (role, boundary) in [Role::Workflow, Role::Grader].into_iter().zip(&self.boundaries) {
+            match boundary {
+                Some(boundary) => boundary.close_calls(&self.record),
+                None if self.resumed.is_some() => log.of_run(role).append(&Event::Cut { at: 0, calls: 0 }),
+                None => {}
+            }
+        }
+    }
+
+    async fn make_boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
+        let of = if role == Role::Grader { Run::Grader } else { Run::Workflow };
         if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
             let mut both = events.lock().unwrap_or_else(PoisonError::into_inner);
             let run = usize::from(role == Role::Grader);
             let events = std::mem::take(&mut both[run]);
-            return Ok(Arc::new(Boundary::new(None, self.past(role, events, then[run]))));
+            return Ok(Arc::new(Boundary::new(of, None, self.past(role, events, then[run]))));
         }
-        let Some(log) = self.handle.log().cloned() else { return Ok(Arc::default()) };
+        let Some(log) = self.handle.log().cloned() else {
+            return Ok(Arc::new(Boundary::new(of, None, Past::default())));
+        };
         let of_run = log.of_run(role);
         let past = match self.resumed {
             None => Past::default(),
@@ -97,10 +120,10 @@ impl Rollout {
                 self.past(role, events, Then::GoesOn)
             }
         };
-        Ok(Arc::new(Boundary::new(Some(of_run), past)))
+        Ok(Arc::new(Boundary::new(of, Some(of_run), past)))
     }
 
-    fn past(&self, role: Role, events: Vec<RunEvent>, then: Then) -> Past {
+    fn past(&self, role: Role, events: Vec<Event>, then: Then) -> Past {
         let fork = self.request.fork.as_ref().filter(|_| role == Role::Workflow);
         let ancestors = fork.map(|fork| fork.ancestors.as_slice()).unwrap_or_default();
         let past = Past::new(events, then).charged_to(&self.holder);

@@ -90,38 +90,37 @@ pub(super) struct Conversation<'a> {
     messages: Vec<&'a str>,
     kinds: Vec<Kind>,
     replies: &'a [Reply<'a>],
-    /// For each reply the step of the agent that it is of, counted among those.
-    step_of: Vec<Option<usize>>,
+    /// The steps of the agent whose reply is known, in order, with the index of the reply. Only steps of the agent are counted.
+    known: Vec<(usize, usize)>,
 }
 
 impl<'a> Conversation<'a> {
-    /// Looks through the messages and finds the replies behind them: by content in order, and
-    /// where no content fits but the numbers do, one by one.
+    /// Reads the messages and finds the replies behind them. If none is found and there are as many as steps of the agent, they
+    /// belong to the steps one by one.
     pub(super) fn new(messages: Vec<&'a str>, replies: &'a [Reply<'a>]) -> Self {
-        let mut matcher = Matcher::new(replies);
+        let mut matcher = Matcher::new(&messages, replies);
         let mut kinds = Vec::with_capacity(messages.len());
-        let mut step_of = vec![None; replies.len()];
-        let (mut agents, mut matched) = (0, false);
-        for raw in &messages {
+        let (mut agents, mut known) = (0, Vec::new());
+        for (at, raw) in messages.iter().enumerate() {
             let message = Message::read(raw);
             let kind = message.as_ref().map_or(Kind::Odd, Message::kind);
             kinds.push(kind);
             let Some(message) = message.filter(|_| kind == Kind::Agent) else { continue };
-            if let Some(place) = matcher.next(&message.text(), message.tool_calls) {
-                step_of[place] = Some(agents);
-                matched = true;
-            }
+            let reply = matcher.next(at, || message.text(), message.tool_calls);
+            known.extend(reply.map(|reply| (agents, reply)));
             agents += 1;
         }
-        if !matched && agents == replies.len() {
-            step_of = (0..agents).map(Some).collect();
+        if known.is_empty() && agents == replies.len() {
+            known = (0..agents).map(|place| (place, place)).collect();
         }
-        Self { messages, kinds, replies, step_of }
+        Self { messages, kinds, replies, known }
     }
 
-    /// Which replies a step is known for.
+    /// Returns for each reply whether its step is known.
     pub(super) fn matched(&self) -> Vec<bool> {
-        self.step_of.iter().map(Option::is_some).collect()
+        let mut matched = vec![false; self.replies.len()];
+        self.known.iter().for_each(|(_, reply)| matched[*reply] = true);
+        matched
     }
 
     /// The steps, each as the place of its message, if it has one, and the places of the
@@ -161,20 +160,15 @@ pub(super) struct Steps<'a> {
 
 impl Serialize for Steps<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Conversation { messages, kinds, replies, step_of } = self.conversation;
-        // Replies are in the order of their steps.
-        let mut known =
-            step_of.iter().zip(replies.iter()).filter_map(|(step, reply)| Some(((*step)?, reply)));
-        let mut next = known.next();
+        let Conversation { messages, kinds, replies, known } = self.conversation;
+        let mut known = known.iter().peekable();
         let (mut agents, mut count) = (0, 0);
         let mut list = to.serialize_seq(None)?;
         for (at, results) in self.conversation.steps() {
             count += 1;
             let is_agent = at.is_some_and(|at| kinds[at] == Kind::Agent);
-            let reply = next.filter(|(step, _)| is_agent && *step == agents).map(|(_, reply)| reply);
-            if reply.is_some() {
-                next = known.next();
-            }
+            let reply = known.next_if(|(step, _)| is_agent && *step == agents);
+            let reply = reply.and_then(|(_, reply)| replies.get(*reply));
             agents += usize::from(is_agent);
             let raw = at.map(|at| messages[at]);
             let message = at.filter(|at| kinds[*at] != Kind::Odd).and_then(|at| Message::read(messages[at]));

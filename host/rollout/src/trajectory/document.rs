@@ -13,7 +13,8 @@ use super::observed::{Judged, Observed, ToolCalls};
 use super::replies::{Reply, Unmatched, answered, sum};
 use super::{Job, millis};
 use crate::model::{Finished, FinishedSample, Outcome, TrajectoryExtra};
-use rollout_guest::imports::{Exchange, Lists, Part, RolloutUsage, ToolUse};
+use rollout_guest::imports::RolloutUsage;
+use rollout_transcript::{Exchange, Lists, Part, ToolUse};
 use rollout_wire::atif::FinalMetrics;
 use rollout_wire::id::SampleId;
 use rollout_wire::openai::Completion;
@@ -185,7 +186,10 @@ impl Serialize for Ours<'_> {
             ours.serialize_entry("fork_of", fork)?;
         }
         ours.serialize_entry("outcome", &outcome(&finished.outcome))?;
-        ours.serialize_entry("usage", &Usage::of(finished, !job.recorded.judge.exchanges().is_empty()))?;
+        ours.serialize_entry(
+            "usage",
+            &Usage::of(finished, !job.recorded.transcript.judge.exchanges().is_empty()),
+        )?;
         if !finished.refused_uses.is_empty() {
             ours.serialize_entry("refused_uses", &finished.refused_uses)?;
         }
@@ -199,8 +203,8 @@ impl Serialize for Ours<'_> {
         if !tool_uses.is_empty() {
             ours.serialize_entry("observed_tool_calls", &ToolCalls(tool_uses))?;
         }
-        if !job.recorded.judge.exchanges().is_empty() {
-            ours.serialize_entry("judged", &Judged(job.recorded.judge.among(&[])))?;
+        if !job.recorded.transcript.judge.exchanges().is_empty() {
+            ours.serialize_entry("judged", &Judged(job.recorded.transcript.judge.among(&[])))?;
         }
         ours.end()
     }

@@ -8,7 +8,7 @@ use super::conversation::{Conversation, Steps};
 use super::layout::{self, Marks};
 use super::observed::Observed;
 use super::replies::{Unmatched, answered};
-use rollout_guest::imports::{Exchange, Lists, ModelCalls};
+use rollout_transcript::{Exchange, Lists, ModelCalls};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 

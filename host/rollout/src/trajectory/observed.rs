@@ -7,8 +7,8 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::millis;
-use rollout_core::telemetry::{Label, ToolOutcome};
-use rollout_guest::imports::{Exchange, ExchangeOutcome, Lists, Part, ToolUse, in_common};
+use rollout_core::telemetry::{Label, ModelRole, ToolOutcome};
+use rollout_transcript::{ChatFailure, Exchange, Lists, Part, ToolUse, in_common};
 use rollout_wire as wire;
 use rollout_wire::id::SampleId;
 use rollout_wire::stream::members;
@@ -47,12 +47,11 @@ struct Seen<'a> {
 
 impl Serialize for Seen<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Exchange { sample, outcome, .. } = self.exchange;
         let mut seen = to.serialize_map(None)?;
-        seen.serialize_entry("sample_id", &sample.as_ref().map(SampleId::as_str))?;
+        seen.serialize_entry("sample_id", &self.exchange.sample.as_ref().map(SampleId::as_str))?;
         serialize_times::<S>(&mut seen, self.exchange)?;
         seen.serialize_entry("request", &Request(self))?;
-        serialize_outcome::<S>(&mut seen, outcome)?;
+        serialize_result::<S>(&mut seen, self.exchange, ModelRole::Policy)?;
         seen.end()
     }
 }
@@ -63,20 +62,19 @@ fn serialize_times<S: Serializer>(seen: &mut S::SerializeMap, exchange: &Exchang
     seen.serialize_entry("duration_ms", &millis(exchange.duration))
 }
 
-/// What came of a call, with a reply as it came. What callers could not read is null.
-fn serialize_outcome<S: Serializer>(
+/// Writes the result of a call, with a reply as it came. A reply that callers could not read is null.
+fn serialize_result<S: Serializer>(
     seen: &mut S::SerializeMap,
-    outcome: &ExchangeOutcome,
+    exchange: &Exchange,
+    role: ModelRole,
 ) -> Result<(), S::Error> {
-    match outcome {
-        ExchangeOutcome::Replied { completion, attempts } => {
-            seen.serialize_entry("attempts", attempts)?;
-            seen.serialize_entry("reply", &as_value(completion.body()))
+    match &exchange.result {
+        Ok(reply) => {
+            seen.serialize_entry("attempts", &reply.attempts)?;
+            seen.serialize_entry("reply", &as_value(reply.completion.body()))
         }
-        ExchangeOutcome::Failed(reason) | ExchangeOutcome::NotKept(reason) => {
-            seen.serialize_entry("error", reason)
-        }
-        ExchangeOutcome::Abandoned => seen.serialize_entry("abandoned", &true),
+        Err(ChatFailure::Abandoned) => seen.serialize_entry("abandoned", &true),
+        Err(failure) => seen.serialize_entry("error", &failure.message(role)),
     }
 }
 
@@ -153,7 +151,7 @@ impl Serialize for SeenByJudge<'_> {
         let mut seen = to.serialize_map(None)?;
         serialize_times::<S>(&mut seen, exchange)?;
         seen.serialize_entry("request", &as_value(&lists.body(exchange)))?;
-        serialize_outcome::<S>(&mut seen, &exchange.outcome)?;
+        serialize_result::<S>(&mut seen, exchange, ModelRole::Judge)?;
         seen.end()
     }
 }
@@ -178,14 +176,14 @@ impl Serialize for SeenTool<'_> {
         seen.serialize_entry("function_name", &call.name)?;
         seen.serialize_entry("arguments", &call.arguments)?;
         seen.serialize_entry("kind", call.kind.as_str())?;
-        seen.serialize_entry("outcome", call.outcome.as_str())?;
+        seen.serialize_entry("outcome", call.answer.outcome.as_str())?;
         seen.serialize_entry("started_at_unix_ms", &(millis(at).round() as u64))?;
         seen.serialize_entry("duration_ms", &millis(call.duration))?;
-        match call.outcome {
-            ToolOutcome::Answered => seen.serialize_entry("content", &call.content)?,
+        match call.answer.outcome {
+            ToolOutcome::Answered => seen.serialize_entry("content", &call.answer.content)?,
             ToolOutcome::Abandoned => {}
             ToolOutcome::Failed | ToolOutcome::Unavailable | ToolOutcome::OverLimit => {
-                seen.serialize_entry("error", &call.content)?;
+                seen.serialize_entry("error", &call.answer.content)?;
             }
         }
         seen.end()

@@ -1,5 +1,6 @@
 //! The replies of the model behind the steps of a conversation.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
@@ -7,7 +8,7 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use rollout_guest::imports::Exchange;
+use rollout_transcript::Exchange;
 use rollout_wire::atif::Metrics;
 use rollout_wire::openai::{Completion, Usage, WireCall};
 use rollout_wire::stream::each;
@@ -16,11 +17,16 @@ use rollout_wire::tokens::TokenLists;
 /// A call of the model that was answered.
 pub(super) struct Reply<'a> {
     pub completion: &'a Completion,
+    /// Position in the sample's history, if the host pushed the reply there.
+    reply_at: Option<usize>,
 }
 
-/// The replies among these calls.
+/// Returns the replies among these calls.
 pub(super) fn answered<'a>(exchanges: &[&'a Exchange]) -> Vec<Reply<'a>> {
-    exchanges.iter().filter_map(|exchange| Some(Reply { completion: exchange.completion()? })).collect()
+    let reply = |exchange: &&'a Exchange| {
+        Some(Reply { completion: exchange.completion()?, reply_at: exchange.reply_at })
+    };
+    exchanges.iter().filter_map(reply).collect()
 }
 
 /// The sum of what the replies say that they cost, where any says it.
@@ -29,19 +35,32 @@ pub(super) fn sum(replies: &[Reply<'_>], tokens: fn(&Usage) -> u64) -> Option<u6
     told.reduce(u64::saturating_add)
 }
 
-/// Which reply a step came from: the first one after those found before whose content is the
-/// step's. Contents are compared by a keyed hash, so that a conversation of many steps is not
-/// compared with many replies, text by text.
+/// Finds the reply that a step of the agent came from.
+///
+/// The position of a reply that the host pushed to the history is known. A workflow that registers messages itself is
+/// matched by content: the step came from the first reply, after those found before, with the same content. Contents are
+/// compared by a keyed hash, so that a conversation of many steps is not compared with many replies, text by text.
 pub(super) struct Matcher {
     hasher: RandomState,
+    /// The replies with a known position, by the position.
+    known: HashMap<usize, usize>,
+    /// All other replies, by content.
     places: HashMap<u64, Vec<usize>>,
     from: usize,
 }
 
 impl Matcher {
-    pub(super) fn new(replies: &[Reply<'_>]) -> Self {
-        let mut matcher = Self { hasher: RandomState::new(), places: HashMap::new(), from: 0 };
+    pub(super) fn new(messages: &[&str], replies: &[Reply<'_>]) -> Self {
+        let (known, places) = (HashMap::new(), HashMap::new());
+        let mut matcher = Self { hasher: RandomState::new(), known, places, from: 0 };
         for (place, reply) in replies.iter().enumerate() {
+            // The workflow may have replaced the history since.
+            let is_at =
+                |at: &usize| messages.get(*at).is_some_and(|message| *message == reply.completion.message());
+            if let Some(at) = reply.reply_at.filter(is_at) {
+                matcher.known.insert(at, place);
+                continue;
+            }
             let mut calls = Vec::new();
             reply.completion.each_tool_call(|at, call| calls.push(matcher.hash_of_call(at, &call)));
             let key = matcher.hasher.hash_one((&*reply.completion.text(), calls));
@@ -54,9 +73,18 @@ impl Matcher {
         self.hasher.hash_one(&*call.id(at))
     }
 
-    /// The reply that the next step of the agent came from. The list of calls is read only
-    /// where there are replies.
-    pub(super) fn next(&mut self, text: &str, tool_calls: Option<&RawValue>) -> Option<usize> {
+    /// Returns the reply that the next step of the agent came from. Its message is at this index; its content is read only if
+    /// that is needed.
+    pub(super) fn next<'t>(
+        &mut self,
+        at: usize,
+        text: impl FnOnce() -> Cow<'t, str>,
+        tool_calls: Option<&RawValue>,
+    ) -> Option<usize> {
+        if let Some(place) = self.known.get(&at) {
+            self.from = self.from.max(place + 1);
+            return Some(*place);
+        }
         if self.places.is_empty() {
             return None;
         }
@@ -66,7 +94,7 @@ impl Matcher {
             at += 1;
             Ok::<(), ()>(())
         });
-        let places = self.places.get(&self.hasher.hash_one((text, calls)))?;
+        let places = self.places.get(&self.hasher.hash_one((&*text(), calls)))?;
         let place = *places.get(places.partition_point(|place| *place < self.from))?;
         self.from = place + 1;
         Some(place)

@@ -10,6 +10,7 @@ use super::{AmendedDocument, Amendment, Job, Plugins, documents, layout, store};
 use crate::journal::{RanBy, StoredRollout};
 use crate::model::{Finished, HOST_VERSION, Layout, TrajectoryFile};
 use rollout_guest::imports::Recorded;
+use rollout_transcript::Transcript;
 use rollout_wire::id::{RolloutId, SampleId};
 
 /// Why a rollout of a journal has no trajectory.
@@ -33,10 +34,13 @@ pub struct StoredTrajectories {
 impl StoredRollout {
     /// What is written of it.
     pub fn trajectories(self) -> Result<StoredTrajectories, NoTrajectory> {
-        let Self { request, deployment, workflow, grader, outcome, left, ran_by, .. } = self;
+        let Self {
+            request, deployment, workflow, grader, outcome, artifacts, log, log_dropped, ran_by, ..
+        } = self;
         let Some(finished) = outcome else { return Err(NoTrajectory::NotOver(request.id)) };
-        let recorded = Recorded::again(workflow, grader, left)
+        let transcript = Transcript::read(&workflow, &grader)
             .map_err(|reason| NoTrajectory::Unreadable(request.id.clone(), reason))?;
+        let recorded = Recorded { transcript, artifacts, log, log_dropped, charge: None };
         // One that was begun before hosts kept this.
         let unknown = RanBy { host: HOST_VERSION.to_owned(), workflow: None, grader: deployment.grader };
         let ran_by = ran_by.unwrap_or(unknown);

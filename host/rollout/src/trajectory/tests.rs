@@ -18,7 +18,7 @@ use super::{
 };
 use crate::model::Layout;
 use rollout_core::telemetry::{ToolKind, ToolOutcome};
-use rollout_guest::imports::{Exchange, ModelCalls, ToolUse};
+use rollout_transcript::{Exchange, ModelCalls, ToolAnswer, ToolUse};
 use rollout_wire::atif::{FinalMetrics, Metrics};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
@@ -139,6 +139,27 @@ fn replies_of_which_none_is_said_as_it_was_belong_to_the_steps_one_by_one() {
 }
 
 #[test]
+fn a_reply_that_the_host_pushed_belongs_to_the_step_at_its_position() {
+    let body = |tokens: u64| {
+        format!(
+            r#"{{"choices":[{{"message":{{"role":"assistant","content":"x"}}}}],"usage":{{"prompt_tokens":{tokens},"completion_tokens":1}}}}"#
+        )
+    };
+    let (mut first, mut second) = (replied(&body(1)), replied(&body(2)));
+    let message = r#"{"role":"assistant","content":"x"}"#;
+    let prompts = |exchanges: [&Exchange; 2]| {
+        let steps = read(&[message, message], &exchanges)["steps"].clone();
+        [steps[0]["metrics"]["prompt_tokens"].clone(), steps[1]["metrics"]["prompt_tokens"].clone()]
+    };
+    assert_eq!(prompts([&first, &second]), [json!(1), json!(2)], "by content");
+    (first.reply_at, second.reply_at) = (Some(1), Some(0));
+    assert_eq!(prompts([&first, &second]), [json!(2), json!(1)]);
+    // The history was replaced: there is another message at that position.
+    (first.reply_at, second.reply_at) = (Some(2), Some(7));
+    assert_eq!(prompts([&first, &second]), [json!(1), json!(2)]);
+}
+
+#[test]
 fn arguments_that_are_no_object_are_kept_as_text() {
     let call = |arguments: &str| {
         let message = format!(
@@ -193,23 +214,16 @@ fn observed_requests_are_written_without_what_they_repeat() {
 
 #[test]
 fn a_call_is_written_with_its_result_or_its_error() {
-    let mut call = ToolUse {
-        call_id: "c1".to_owned(),
-        name: "f".to_owned(),
-        arguments: "{}".to_owned(),
-        kind: ToolKind::Component,
-        is_made: true,
-        started_at: SystemTime::UNIX_EPOCH,
-        duration: Duration::from_micros(1500),
-        outcome: ToolOutcome::Answered,
-        content: "42".to_owned(),
-    };
+    let mut call = ToolUse::new("c1".to_owned(), "f".to_owned(), "{}".to_owned(), SystemTime::UNIX_EPOCH);
+    call.kind = ToolKind::Component;
+    call.duration = Duration::from_micros(1500);
+    call.answer = ToolAnswer::answered("42".to_owned());
     assert_eq!(
         json!(ToolCalls(&[&call])),
         json!([{"tool_call_id": "c1", "function_name": "f", "arguments": "{}", "kind": "component",
             "outcome": "answered", "started_at_unix_ms": 0, "duration_ms": 1.5, "content": "42"}])
     );
-    call.outcome = ToolOutcome::OverLimit;
+    call.answer.outcome = ToolOutcome::OverLimit;
     let seen = json!(ToolCalls(&[&call]));
     assert_eq!((seen[0]["error"].as_str(), seen[0].get("content")), (Some("42"), None));
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::model::FinishedSample;
-use rollout_guest::imports::{Exchange, ToolUse};
+use rollout_transcript::{Exchange, ToolUse};
 use rollout_wire::id::SampleId;
 
 /// For each call the place of the sample that it belongs to: the one whose model asked for
@@ -32,36 +32,17 @@ pub(super) fn owners(samples: &[FinishedSample], exchanges: &[Exchange], uses: &
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rollout_core::telemetry::{ToolKind, ToolOutcome};
-    use rollout_guest::imports::SampleRecord;
+    use rollout_transcript::SampleRecord;
     use rollout_wire::messages::Messages;
     use serde_json::json;
-    use std::collections::BTreeMap;
-    use std::sync::Arc;
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     fn use_of(call_id: &str) -> ToolUse {
-        ToolUse {
-            call_id: call_id.to_owned(),
-            name: "f".to_owned(),
-            arguments: "{}".to_owned(),
-            kind: ToolKind::Component,
-            is_made: true,
-            started_at: SystemTime::UNIX_EPOCH,
-            duration: Duration::from_micros(1500),
-            outcome: ToolOutcome::Answered,
-            content: "42".to_owned(),
-        }
+        ToolUse::new(call_id.to_owned(), "f".to_owned(), "{}".to_owned(), SystemTime::UNIX_EPOCH)
     }
 
     fn sample(id: &str) -> FinishedSample {
-        let record = SampleRecord {
-            id: SampleId::parse(id).unwrap(),
-            messages: Messages::default(),
-            metrics: BTreeMap::new(),
-            fields: Arc::default(),
-            withdrawn: false,
-        };
+        let record = SampleRecord::new(SampleId::parse(id).unwrap());
         FinishedSample { reward: None, asked: false, replied: false, record }
     }
 

@@ -1,96 +1,87 @@
-//! Calls of a model as the host saw them, with each conversation kept once.
+//! Calls of a model as the host saw them, with each conversation stored once.
 //!
-//! A request carries the whole conversation so far. What is kept of its messages is where they
-//! are already: so many of a sample's history, or of the request before, and those that were
-//! new in it. The whole is put together when it is sent, shown to a grader or written down.
-//!
-//! This module knows no guest and opens no connection.
+//! A request carries the whole conversation so far. Its messages are stored as a position in a sample's history, or in an
+//! earlier request, and those that are new. The whole is assembled when it is sent, shown to a grader or written.
 
-use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-
-use super::record::{MESSAGE_BYTES, SampleRecord};
-use rollout_core::telemetry::ModelRole;
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
-use rollout_wire::openai::{Completion, Frame, WrittenFrame};
+use rollout_wire::openai::{Completion, Frame};
 
-/// What an exchange costs of the record besides its messages, its frame and its reply.
-pub(super) const EXCHANGE_BYTES: usize = size_of::<Exchange>();
+use crate::labels::ModelRole;
+use crate::request::StoredRequest;
+use crate::result::{ChatFailure, ChatReply};
+use crate::sample::{MESSAGE_BYTES, SampleRecord};
+
+/// Bytes of the record for an exchange besides its messages, its frame and its reply: about its size in memory. The number is
+/// fixed, so that a limit admits the same calls in every version.
+pub const EXCHANGE_BYTES: usize = 320;
+
+const _: () = assert!(size_of::<Exchange>() < EXCHANGE_BYTES + EXCHANGE_BYTES / 8);
 
 /// One call of a model as the host saw it.
 #[derive(Clone, Debug)]
 pub struct Exchange {
-    /// The sample that it was made for; none for a judge's.
+    /// Number of the call in its run, from 1; 0 before it has one.
+    pub(crate) call: u32,
+    /// The sample that it was made for; `None` for the judge.
     pub sample: Option<SampleId>,
-    /// The messages that were sent.
-    pub(super) sent: Sent,
+    /// The messages of the request.
+    pub(crate) sent: Sent,
     /// The rest of the request.
-    pub(super) frame: Frame,
-    /// When it was sent first.
+    pub(crate) frame: Frame,
+    /// Time of the call.
     pub started_at: SystemTime,
-    /// From then to the end of the last try.
+    /// Time until the end of the last attempt.
     pub duration: Duration,
-    /// What came of it.
-    pub outcome: ExchangeOutcome,
-}
-
-/// What came of a call of a model.
-#[derive(Clone, Debug)]
-pub enum ExchangeOutcome {
-    /// The guest gave it up or was stopped before there was an answer.
-    Abandoned,
-    /// There was a completion.
-    Replied {
-        /// What it was, with the body as it came.
-        completion: Completion,
-        /// Tries that it took.
-        attempts: u32,
-    },
-    /// There was none.
-    Failed(String),
-    /// There was one, for which the record has no room: why.
-    NotKept(String),
+    /// Its result. A call without an answer counts as abandoned.
+    pub result: Result<ChatReply, ChatFailure>,
+    /// Whether its end is known.
+    pub(crate) has_ended: bool,
+    /// Position of the reply in the sample's history, if the host pushed it there.
+    pub reply_at: Option<usize>,
 }
 
 impl Exchange {
-    /// A call that was not answered yet.
-    #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
-    pub(super) fn new(sample: Option<SampleId>, sent: Sent, frame: Frame) -> Self {
-        let (started_at, duration) = (SystemTime::now(), Duration::ZERO);
-        Self { sample, sent, frame, started_at, duration, outcome: ExchangeOutcome::Abandoned }
+    /// Creates a call that has no answer yet.
+    pub fn new(sample: Option<SampleId>, sent: Sent, frame: Frame, started_at: SystemTime) -> Self {
+        Self {
+            call: 0,
+            sample,
+            sent,
+            frame,
+            started_at,
+            duration: Duration::ZERO,
+            result: Err(ChatFailure::Abandoned),
+            has_ended: false,
+            reply_at: None,
+        }
     }
 
-    /// A call that was answered with this body, for tests.
+    /// Creates a call with these messages that was answered with this body, for tests.
     pub fn replied(sample: SampleId, messages: Messages, body: &str) -> Self {
         let sent = Sent { base: Base::Nothing, new: messages };
         let none = std::collections::BTreeMap::<String, ()>::new();
-        let frame = Frame::new("m", &none).expect("a frame without fields can be made");
-        let completion = Completion::parse(&body.to_owned().into());
-        let outcome = match completion {
-            Ok(completion) => ExchangeOutcome::Replied { completion, attempts: 1 },
-            Err(why) => ExchangeOutcome::Failed(why),
+        let frame = Frame::new("m", &none).unwrap_or_default();
+        let result = match Completion::parse(&body.to_owned().into()) {
+            Ok(completion) => Ok(ChatReply { completion, attempts: 1 }),
+            Err(reason) => Err(ChatFailure::Unavailable { attempts: 1, reason }),
         };
-        let (started_at, duration) = (SystemTime::UNIX_EPOCH, Duration::from_millis(2));
-        Self { sample: Some(sample), sent, frame, started_at, duration, outcome }
+        let exchange = Self::new(Some(sample), sent, frame, SystemTime::UNIX_EPOCH);
+        Self { duration: Duration::from_millis(2), result, ..exchange }
     }
 
-    /// The reply, where there was one.
+    /// Returns the reply, if there is one.
     pub fn completion(&self) -> Option<&Completion> {
-        match &self.outcome {
-            ExchangeOutcome::Replied { completion, .. } => Some(completion),
-            ExchangeOutcome::Failed(_) | ExchangeOutcome::NotKept(_) | ExchangeOutcome::Abandoned => None,
-        }
+        self.result.as_ref().ok().map(|reply| &reply.completion)
     }
 }
 
-/// The messages of a request: the first of a list that is kept already, then new ones.
+/// The messages of a request: the first ones of a list that is stored already, then new ones.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sent {
+pub struct Sent {
     base: Base,
     new: Messages,
 }
@@ -99,9 +90,9 @@ pub(super) struct Sent {
 enum Base {
     #[default]
     Nothing,
-    /// Of a sample's history, as it was before it was replaced so many times.
+    /// The first messages of a sample's history, as it was before it was replaced `epoch` times.
     History { sample: usize, epoch: usize, count: usize },
-    /// Of an earlier request to the same model.
+    /// The first messages of an earlier request to the same model.
     Request { place: usize, count: usize },
 }
 
@@ -113,7 +104,7 @@ impl Base {
         }
     }
 
-    /// The first of the same list.
+    /// Returns the first messages of the same list.
     fn of(self, first: usize) -> Self {
         match self {
             Self::History { sample, epoch, .. } if first > 0 => Self::History { sample, epoch, count: first },
@@ -129,14 +120,14 @@ impl Sent {
     }
 }
 
-/// What was sent of one sample.
+/// The requests of one sample.
 #[derive(Debug, Default)]
-pub(super) struct SentOf {
+struct SentOf {
     /// Histories that were replaced after a request had carried them.
     past: Vec<Messages>,
     /// Whether a request carries the history that it has now.
     carried: bool,
-    /// The last request.
+    /// Index of the last request.
     last: Option<usize>,
 }
 
@@ -144,7 +135,7 @@ pub(super) struct SentOf {
 #[derive(Debug, Default)]
 pub struct ModelCalls {
     exchanges: Vec<Exchange>,
-    /// By the sample's place.
+    /// The requests of each sample, by its index.
     sent_of: Vec<SentOf>,
 }
 
@@ -155,29 +146,29 @@ impl FromIterator<Exchange> for ModelCalls {
 }
 
 impl ModelCalls {
-    /// The calls.
+    /// Returns the calls.
     pub fn exchanges(&self) -> &[Exchange] {
         &self.exchanges
     }
 
-    /// One of them, for what comes of it.
-    pub(super) fn exchange_mut(&mut self, place: usize) -> Option<&mut Exchange> {
-        self.exchanges.get_mut(place)
+    /// Returns the calls, to change them.
+    pub(crate) fn exchanges_mut(&mut self) -> &mut [Exchange] {
+        &mut self.exchanges
     }
 
-    /// Adds one; gives its place.
-    pub(super) fn add(&mut self, exchange: Exchange) -> usize {
+    /// Adds a call and returns its index.
+    pub fn add(&mut self, exchange: Exchange) -> usize {
         self.exchanges.push(exchange);
         self.exchanges.len() - 1
     }
 
-    /// The calls with where their messages are.
+    /// Returns the calls with the samples that have their messages.
     pub fn among<'a>(&'a self, samples: &'a [SampleRecord]) -> Lists<'a> {
         Lists { calls: self, samples }
     }
 
-    /// The same frame as that of the call before, where it is.
-    pub(super) fn share(&self, frame: Frame) -> (Frame, usize) {
+    /// Returns the frame of the last call if it is the same, and the bytes that the frame takes.
+    pub fn share(&self, frame: Frame) -> (Frame, usize) {
         match self.exchanges.last() {
             Some(last) if last.frame == frame => (last.frame.clone(), 0),
             _ => {
@@ -187,7 +178,7 @@ impl ModelCalls {
         }
     }
 
-    /// What was sent of this sample.
+    /// Returns the requests of this sample.
     fn sent_of_mut(&mut self, sample: usize) -> &mut SentOf {
         if self.sent_of.len() <= sample {
             self.sent_of.reserve_exact(sample + 1 - self.sent_of.len());
@@ -196,8 +187,8 @@ impl ModelCalls {
         &mut self.sent_of[sample]
     }
 
-    /// The whole history of a sample, for the next call.
-    pub(super) fn send_history(&mut self, sample: usize, count: usize) -> Sent {
+    /// Returns the whole history of a sample, for the next call.
+    pub fn send_history(&mut self, sample: usize, count: usize) -> Sent {
         let last = self.exchanges.len();
         let of = self.sent_of_mut(sample);
         of.carried = true;
@@ -205,23 +196,23 @@ impl ModelCalls {
         Sent { base: Base::History { sample, epoch: of.past.len(), count }, new: Messages::default() }
     }
 
-    /// A sample's history is replaced. Says whether the old one is still needed.
-    pub(super) fn replaced(&mut self, sample: usize, old: &Messages) -> bool {
+    /// Notes that a sample's history is replaced. Returns whether the old one is still needed.
+    pub(crate) fn replaced(&mut self, sample: usize, old: &Messages) -> bool {
         let Some(of) = self.sent_of.get_mut(sample).filter(|of| of.carried) else { return false };
         of.past.push(old.clone());
         of.carried = false;
         true
     }
 
-    /// How a list that a guest gave begins: like the history, or like the request before.
-    pub(super) fn begin(&self, samples: &[SampleRecord], whose: Whose, given: &[String]) -> Beginning {
-        let last = match whose {
-            Whose::Sample(sample) => self.sent_of.get(sample).and_then(|of| of.last),
-            Whose::Judge => self.exchanges.len().checked_sub(1),
+    /// Returns what a list of a guest has in common with the history, or with the request before.
+    pub fn begin(&self, samples: &[SampleRecord], owner: Owner, given: &[String]) -> Beginning {
+        let last = match owner {
+            Owner::Sample(sample) => self.sent_of.get(sample).and_then(|of| of.last),
+            Owner::Judge => self.exchanges.len().checked_sub(1),
         };
         let before = last.and_then(|place| Some((place, &self.exchanges.get(place)?.sent)));
         let as_before = before.map_or(0, |(_, sent)| common(&self.among(samples).parts(sent), given));
-        if let Whose::Sample(sample) = whose
+        if let Owner::Sample(sample) = owner
             && let Some(record) = samples.get(sample)
         {
             let count = common(&[Part::all(&record.messages)], given);
@@ -233,8 +224,8 @@ impl ModelCalls {
         Beginning(before.map_or(Base::Nothing, |(place, _)| self.first_with(place, as_before)))
     }
 
-    /// So many messages of the request at this place: of the one that had them first, so that chains
-    /// stay short.
+    /// Returns the first messages of the request at this index: of the request that had them first, so that chains stay
+    /// short.
     fn first_with(&self, place: usize, count: usize) -> Base {
         let mut base = Base::Request { place, count };
         while let Base::Request { place, .. } = base
@@ -246,45 +237,46 @@ impl ModelCalls {
         base
     }
 
-    /// Adds a call as it was kept, which nothing came of yet; gives its place. The error says what of
-    /// it cannot be.
-    pub(super) fn add_written(
+    /// Adds a stored request. The error says what of it cannot be read.
+    pub(crate) fn add_stored(
         &mut self,
-        written: WrittenRequest<'_>,
+        call: u32,
+        request: StoredRequest<'_>,
         time: SystemTime,
-    ) -> Result<usize, String> {
-        let WrittenRequest { asked: _, sample, before, shared, frame, new } = written;
+    ) -> Result<(), String> {
+        let StoredRequest { asked: _, sample, before, shared, frame, new } = request;
         let earlier = before.map(|place| {
             let earlier = self.exchanges.get(place).filter(|earlier| earlier.sent.len() >= shared);
-            earlier.map(|earlier| (place, earlier)).ok_or("a request goes on from none that there is")
+            earlier
+                .map(|earlier| (place, earlier))
+                .ok_or("a request continues an earlier one that is missing")
         });
         let (base, as_before) = match earlier.transpose()? {
             Some((place, earlier)) => (self.first_with(place, shared), Some(earlier.frame.clone())),
             None => (Base::Nothing, None),
         };
         let frame = match frame {
-            Some(frame) => Frame::read(&frame).ok_or("a request has no place for its messages")?,
-            None => as_before.ok_or("a request has nothing but messages")?,
+            Some(frame) => Frame::read(&frame).ok_or("a request has no position for its messages")?,
+            None => as_before.ok_or("a request has messages only")?,
         };
         let sample = sample.map(|id| SampleId::parse(&id)).transpose()?;
-        let (started_at, duration) = (time, Duration::ZERO);
         let sent = Sent { base, new: new.into_iter().collect() };
-        let outcome = ExchangeOutcome::Abandoned;
-        Ok(self.add(Exchange { sample, sent, frame, started_at, duration, outcome }))
+        self.add(Exchange { call, ..Exchange::new(sample, sent, frame, time) });
+        Ok(())
     }
 
-    /// Forgets those after so many.
-    pub(super) fn truncate(&mut self, calls: usize) {
+    /// Removes the calls from this index on.
+    pub fn truncate(&mut self, calls: usize) {
         self.exchanges.truncate(calls);
     }
 
-    /// The list that begins so, with these after it, for the next call.
-    pub(super) fn send_list(&mut self, whose: Whose, Beginning(base): Beginning, new: Messages) -> Sent {
-        if let Whose::Sample(sample) = whose {
+    /// Returns the list that begins so, with these messages after it, for the next call.
+    pub fn send_list(&mut self, owner: Owner, Beginning(base): Beginning, new: Messages) -> Sent {
+        if let Owner::Sample(sample) = owner {
             let last = self.exchanges.len();
             let of = self.sent_of_mut(sample);
             of.last = Some(last);
-            // What a list has in common with a history is kept for it.
+            // The part that a list has in common with a history is stored there.
             let epoch_now = of.past.len();
             of.carried |=
                 matches!(base, Base::History { epoch, count, .. } if epoch == epoch_now && count > 0);
@@ -293,25 +285,27 @@ impl ModelCalls {
     }
 }
 
-/// Whose requests follow each other.
+/// The conversation that a request continues.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Whose {
+pub enum Owner {
+    /// The sample of this index.
     Sample(usize),
+    /// That of the judge.
     Judge,
 }
 
-/// How a list begins that a guest gave.
+/// The first messages of a list, which are stored already.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Beginning(Base);
+pub struct Beginning(Base);
 
 impl Beginning {
-    /// So many of its messages are kept already.
-    pub(super) fn count(self) -> usize {
+    /// Returns their number.
+    pub fn count(self) -> usize {
         self.0.count()
     }
 }
 
-/// How many of these messages a guest gives again. White space around one is not kept.
+/// Returns how many of these messages a guest sends again. White space around a message is not stored.
 fn common(kept: &[Part<'_>], given: &[String]) -> usize {
     let kept = kept.iter().flat_map(Part::iter);
     kept.zip(given).take_while(|(kept, given)| *kept == given.trim_matches([' ', '\n', '\r', '\t'])).count()
@@ -326,7 +320,8 @@ pub struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    pub(super) fn all(of: &'a Messages) -> Self {
+    /// Returns all messages of a list.
+    pub fn all(of: &'a Messages) -> Self {
         Self { of, from: 0, to: of.len() }
     }
 
@@ -334,15 +329,15 @@ impl<'a> Part<'a> {
         self.to - self.from
     }
 
-    /// The messages.
+    /// Returns the messages.
     pub fn iter(&self) -> impl Iterator<Item = &'a str> + Clone + use<'a> {
         let of = self.of;
         (self.from..self.to).map(|at| of.get(at).unwrap_or_default())
     }
 }
 
-/// How many messages two lists have in common at their beginning. Where both have the same
-/// part of the same list, none is looked at.
+/// Returns how many messages two lists have in common at their beginning. Equal parts of the same list are not compared
+/// message by message.
 pub fn in_common(a: &[Part<'_>], b: &[Part<'_>]) -> usize {
     let (mut a, mut b) = (a.iter().copied(), b.iter().copied());
     let (mut left, mut right) = (a.next(), b.next());
@@ -362,7 +357,7 @@ pub fn in_common(a: &[Part<'_>], b: &[Part<'_>]) -> usize {
     count
 }
 
-/// Calls with where their messages are.
+/// Calls with the samples that have their messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Lists<'a> {
     calls: &'a ModelCalls,
@@ -370,12 +365,12 @@ pub struct Lists<'a> {
 }
 
 impl<'a> Lists<'a> {
-    /// The calls.
+    /// Returns the calls.
     pub fn exchanges(&self) -> &'a [Exchange] {
         &self.calls.exchanges
     }
 
-    /// The messages of a call, in parts.
+    /// Returns the messages of a call, in parts.
     pub fn messages(&self, exchange: &'a Exchange) -> Vec<Part<'a>> {
         self.parts(&exchange.sent)
     }
@@ -406,27 +401,27 @@ impl<'a> Lists<'a> {
         parts
     }
 
-    /// The body of the request as it was sent.
+    /// Returns the body of the request as it was sent.
     pub fn body(&self, exchange: &'a Exchange) -> Vec<u8> {
-        let unmade = self.unmade(exchange);
-        let mut body = Vec::with_capacity(unmade.bytes());
-        unmade.add_to(&mut body);
+        let unassembled = self.unassembled(exchange);
+        let mut body = Vec::with_capacity(unassembled.bytes());
+        unassembled.add_to(&mut body);
         body
     }
 
-    /// The request but for its messages: a JSON object.
+    /// Returns the request without its messages: a JSON object.
     pub fn rest(&self, exchange: &'a Exchange) -> Vec<u8> {
         exchange.frame.around(std::iter::empty(), 0)
     }
 
-    /// The bytes of a body that is put together.
-    pub(super) fn body_bytes(&self, exchange: &'a Exchange) -> usize {
-        self.unmade(exchange).bytes()
+    /// Returns the bytes of the body.
+    pub fn body_bytes(&self, exchange: &'a Exchange) -> usize {
+        self.unassembled(exchange).bytes()
     }
 
-    /// The request at this place as it is kept: what is new in it against the one before to the
-    /// same model, of the same sample.
-    pub(super) fn written(&self, asked: ModelRole, place: usize) -> Bytes {
+    /// Returns the stored form of the request at this index: what is new in it against the one before to the same model, of
+    /// the same sample.
+    pub fn stored(&self, asked: ModelRole, place: usize) -> Bytes {
         let exchanges = self.exchanges();
         let Some(exchange) = exchanges.get(place) else { return Bytes::new() };
         let before = exchanges[..place].iter().rposition(|other| other.sample == exchange.sample);
@@ -434,7 +429,7 @@ impl<'a> Lists<'a> {
         let parts = self.messages(exchange);
         let shared = before.map_or(0, |(_, other)| in_common(&self.messages(other), &parts));
         let has_frame = before.is_none_or(|(_, other)| other.frame != exchange.frame);
-        let written = WrittenRequest {
+        let stored = StoredRequest {
             asked,
             sample: exchange.sample.as_ref().map(|id| id.as_str().into()),
             before: before.map(|(place, _)| place),
@@ -442,8 +437,8 @@ impl<'a> Lists<'a> {
             frame: has_frame.then(|| exchange.frame.written()),
             new: Vec::new(),
         };
-        // Text and numbers; the messages are put in as they are.
-        let mut text = serde_json::to_vec(&written).unwrap_or_default();
+        // Text and numbers; the messages are added unchanged.
+        let mut text = serde_json::to_vec(&stored).unwrap_or_default();
         text.truncate(text.len() - b"]}".len());
         let new = parts.iter().flat_map(Part::iter).skip(shared);
         text.reserve_exact(
@@ -459,68 +454,35 @@ impl<'a> Lists<'a> {
         text.into()
     }
 
-    /// The body before it is put together.
-    pub(super) fn unmade(&self, exchange: &'a Exchange) -> UnmadeBody<'a> {
-        UnmadeBody { frame: &exchange.frame, parts: self.messages(exchange) }
+    /// Returns the parts of the body.
+    pub fn unassembled(&self, exchange: &'a Exchange) -> UnassembledBody<'a> {
+        UnassembledBody { frame: &exchange.frame, parts: self.messages(exchange) }
     }
 }
 
-/// A request as it is kept, in JSON.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct WrittenRequest<'a> {
-    /// The model.
-    pub asked: ModelRole,
-    /// The sample that it was made for.
-    #[serde(borrow)]
-    pub sample: Option<Cow<'a, str>>,
-    /// Which request to the same model was the last one of the same sample, from 0.
-    pub before: Option<usize>,
-    /// How many messages it begins with as that one did.
-    pub shared: usize,
-    /// The rest of the request, where it is not that of the one before.
-    #[serde(borrow)]
-    pub frame: Option<WrittenFrame<'a>>,
-    /// The messages after those.
-    #[serde(borrow)]
-    pub new: Vec<&'a RawValue>,
-}
-
-impl WrittenRequest<'_> {
-    /// A request of a workflow as it is kept, as if it had been made to a model of this name. What is
-    /// another one, or names no model of its own, stays as it is.
-    pub(crate) fn of_model(what: &Bytes, name: &str) -> Bytes {
-        let Ok(request) = serde_json::from_slice::<WrittenRequest<'_>>(what) else { return what.clone() };
-        let WrittenRequest { asked: ModelRole::Policy, frame: Some(frame), .. } = request else {
-            return what.clone();
-        };
-        let renamed = WrittenRequest { frame: Some(frame.of_model(name)), ..request };
-        serde_json::to_vec(&renamed).map_or_else(|_| what.clone(), Bytes::from)
-    }
-}
-
-/// The parts that a body is made of.
-pub(super) struct UnmadeBody<'a> {
+/// The parts of a body.
+pub struct UnassembledBody<'a> {
     frame: &'a Frame,
     parts: Vec<Part<'a>>,
 }
 
-impl UnmadeBody<'_> {
-    /// The bytes of the body.
-    pub(super) fn bytes(&self) -> usize {
+impl UnassembledBody<'_> {
+    /// Returns the bytes of the body.
+    pub fn bytes(&self) -> usize {
         let (messages, texts) = self.parts.iter().fold((0, 0), |(messages, texts), part| {
             (messages + part.len(), texts + part.of.text_bytes_of(part.from, part.to))
         });
         self.frame.body_bytes(messages, texts)
     }
 
-    /// Puts it behind what is there.
-    pub(super) fn add_to(&self, request: &mut Vec<u8>) {
+    /// Appends the body.
+    pub fn add_to(&self, request: &mut Vec<u8>) {
         self.frame.add_around(self.parts.iter().flat_map(Part::iter), request);
     }
 }
 
-/// What texts cost of the record that become messages of it.
-pub(super) fn text_bytes(texts: &[String]) -> usize {
+/// Returns the bytes of the record for texts that become messages of it.
+pub fn text_bytes(texts: &[String]) -> usize {
     texts.iter().map(|text| text.len() + MESSAGE_BYTES).sum()
 }
 

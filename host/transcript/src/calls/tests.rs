@@ -1,4 +1,4 @@
-//! Requests as they are kept, and the bodies that are made of them.
+//! Tests of stored requests, and of the bodies that are assembled of them.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ impl Rollout {
     fn add(&mut self, sent: Sent) {
         let none = BTreeMap::<String, ()>::new();
         let (frame, _) = self.calls.share(Frame::new("m", &none).unwrap());
-        self.calls.add(Exchange::new(None, sent, frame));
+        self.calls.add(Exchange::new(None, sent, frame, SystemTime::UNIX_EPOCH));
     }
 
     fn ask_history(&mut self) {
@@ -44,12 +44,12 @@ impl Rollout {
         self.add(sent);
     }
 
-    /// Gives how many of the messages were kept already.
+    /// Returns how many of the messages were stored already.
     fn ask(&mut self, texts: &[&str]) -> usize {
         let given: Vec<String> = texts.iter().map(|text| format!(" {text}\n")).collect();
-        let whose = Whose::Sample(0);
-        let beginning = self.calls.begin(&self.samples, whose, &given);
-        let sent = self.calls.send_list(whose, beginning, messages(&texts[beginning.count()..]));
+        let owner = Owner::Sample(0);
+        let beginning = self.calls.begin(&self.samples, owner, &given);
+        let sent = self.calls.send_list(owner, beginning, messages(&texts[beginning.count()..]));
         self.add(sent);
         beginning.count()
     }
@@ -60,7 +60,7 @@ impl Rollout {
         self.calls.exchanges().iter().map(body).collect()
     }
 
-    /// How many messages each call repeats of the one before.
+    /// Returns how many messages each call repeats of the one before.
     fn repeated(&self) -> Vec<usize> {
         let lists = self.calls.among(&self.samples);
         let parts: Vec<_> = self.calls.exchanges().iter().map(|exchange| lists.messages(exchange)).collect();

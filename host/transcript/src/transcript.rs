@@ -1,0 +1,399 @@
+//! The fold of a rollout's events.
+
+use std::time::{Duration, SystemTime};
+
+use crate::calls::{Exchange, ModelCalls};
+use crate::event::{End, Event};
+use crate::labels::{Limit, ModelRole, Run, ToolKind};
+use crate::request::{StoredCall, StoredRequest, StoredToolCall};
+use crate::result::{CallResult, ChatFailure, ToolAnswer};
+use crate::sample::{SampleRecord, message_bytes};
+
+/// One call of a host-provided tool as the host saw it.
+#[derive(Clone, Debug)]
+pub struct ToolUse {
+    /// Number of the call in its run, from 1; 0 before it has one.
+    pub(crate) call: u32,
+    /// The id that the call came with.
+    pub call_id: String,
+    /// The name that was called, provided or not.
+    pub name: String,
+    /// The arguments as they came.
+    pub arguments: String,
+    /// The implementation behind the name.
+    pub kind: ToolKind,
+    /// Time of the call.
+    pub started_at: SystemTime,
+    /// Time until the answer; zero if the call was refused or abandoned.
+    pub duration: Duration,
+    /// Its result. A call without an answer counts as abandoned.
+    pub answer: ToolAnswer,
+    /// Whether its end is known.
+    pub(crate) has_ended: bool,
+}
+
+impl ToolUse {
+    /// Creates a call that has no answer yet.
+    pub fn new(call_id: String, name: String, arguments: String, started_at: SystemTime) -> Self {
+        Self {
+            call: 0,
+            call_id,
+            name,
+            arguments,
+            kind: ToolKind::None,
+            started_at,
+            duration: Duration::ZERO,
+            answer: ToolAnswer::abandoned(),
+            has_ended: false,
+        }
+    }
+}
+
+/// Error of an event of a call that never started, or that is of the other kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an event belongs to call {0}, which did not start")]
+pub struct UnknownCall(pub u32);
+
+/// The history of a rollout. Samples are registered by the workflow; everything else follows from events.
+#[derive(Debug, Default)]
+pub struct Transcript {
+    /// The samples in the order in which they were opened.
+    pub samples: Vec<SampleRecord>,
+    /// The calls of the policy.
+    pub policy: ModelCalls,
+    /// The calls of the judge.
+    pub judge: ModelCalls,
+    /// The calls of host-provided tools, in the order in which they were requested.
+    pub tools: Vec<ToolUse>,
+}
+
+/// A call of either kind.
+enum CallMut<'a> {
+    Model(&'a mut Exchange),
+    Tool(&'a mut ToolUse),
+}
+
+impl Transcript {
+    /// Reads the events of both runs of a rollout. Their samples are not in events.
+    pub fn read<'a>(
+        workflow: impl IntoIterator<Item = &'a Event>,
+        grader: impl IntoIterator<Item = &'a Event>,
+    ) -> Result<Self, String> {
+        let mut transcript = Self::default();
+        workflow.into_iter().try_for_each(|event| transcript.apply(Run::Workflow, event))?;
+        grader.into_iter().try_for_each(|event| transcript.apply(Run::Grader, event))?;
+        Ok(transcript)
+    }
+
+    /// Adds an event. The error says what of it cannot be read.
+    ///
+    /// A host that runs the guest adds the start of a call itself, because it has the request in parts; every other event
+    /// comes through here, live and from a journal.
+    pub fn apply(&mut self, run: Run, event: &Event) -> Result<(), String> {
+        match event {
+            Event::Started { call, time, request, .. } => self.start(*call, *time, request),
+            Event::Answered { call, took, result, .. } => {
+                self.answer(run, *call, *took, result).map_err(|unknown| unknown.to_string())
+            }
+            Event::Ended { call, end } => self.end(run, *call, end).map_err(|unknown| unknown.to_string()),
+            Event::Cut { calls, .. } => {
+                self.cut(run, *calls);
+                Ok(())
+            }
+            Event::TimedOut { .. } | Event::TimeLeft { .. } => Ok(()),
+        }
+    }
+
+    /// Returns the calls of one model.
+    pub fn calls(&self, role: ModelRole) -> &ModelCalls {
+        match role {
+            ModelRole::Policy => &self.policy,
+            ModelRole::Judge => &self.judge,
+        }
+    }
+
+    /// Returns the calls of one model, to add one.
+    pub fn calls_mut(&mut self, role: ModelRole) -> &mut ModelCalls {
+        match role {
+            ModelRole::Policy => &mut self.policy,
+            ModelRole::Judge => &mut self.judge,
+        }
+    }
+
+    /// Gives the call of a model at this index its number, and the time at which it was made first.
+    pub fn number_model_call(&mut self, role: ModelRole, place: usize, call: u32, time: SystemTime) {
+        if let Some(exchange) = self.calls_mut(role).exchanges_mut().get_mut(place) {
+            (exchange.call, exchange.started_at) = (call, time);
+        }
+    }
+
+    /// Gives the call of a tool at this index its number, and the time at which it was made first.
+    pub fn number_tool_call(&mut self, place: usize, call: u32, time: SystemTime) {
+        if let Some(tool) = self.tools.get_mut(place) {
+            (tool.call, tool.started_at) = (call, time);
+        }
+    }
+
+    /// Returns the index of a request to the model of a run by the number of the call.
+    pub fn model_call(&self, run: Run, call: u32) -> Option<usize> {
+        let exchanges = self.calls(run.model()).exchanges();
+        exchanges.binary_search_by_key(&call, |exchange| exchange.call).ok()
+    }
+
+    /// Returns a call of a tool by the number of the call.
+    pub fn tool_call(&self, run: Run, call: u32) -> Option<&ToolUse> {
+        let place = self.tools.binary_search_by_key(&call, |tool| tool.call).ok()?;
+        self.tools.get(place).filter(|_| run == Run::Workflow)
+    }
+
+    /// Returns the ends of the calls of a run that have none yet, because the run is over.
+    pub fn open_ends(&self, run: Run) -> Vec<Event> {
+        let kept_or = |is_abandoned| if is_abandoned { End::Abandoned } else { End::Kept { reply_at: None } };
+        let exchanges = self.calls(run.model()).exchanges().iter();
+        let models = exchanges.filter(|exchange| exchange.call > 0 && !exchange.has_ended);
+        let models = models.map(|of| (of.call, kept_or(of.result.as_ref().is_err_and(is_abandoned))));
+        let tools = self.tools.iter().filter(|tool| run == Run::Workflow && tool.call > 0 && !tool.has_ended);
+        let tools = tools.map(|tool| (tool.call, kept_or(tool.answer == ToolAnswer::abandoned())));
+        models.chain(tools).map(|(call, end)| Event::Ended { call, end }).collect()
+    }
+
+    /// Replaces the history of a sample. Returns the bytes of the record that are free then: the old history is still needed if
+    /// a request carried it. `None` if there is no such sample.
+    pub fn replace_history(
+        &mut self,
+        sample: usize,
+        messages: rollout_wire::messages::Messages,
+    ) -> Option<usize> {
+        let old = std::mem::replace(&mut self.samples.get_mut(sample)?.messages, messages);
+        let is_needed = self.policy.replaced(sample, &old);
+        Some(if is_needed { 0 } else { message_bytes(old.iter()) })
+    }
+
+    fn start(&mut self, call: u32, time: SystemTime, request: &[u8]) -> Result<(), String> {
+        match StoredCall::read(request)? {
+            StoredCall::Model(request @ StoredRequest { asked, .. }) => {
+                self.calls_mut(asked).add_stored(call, request, time)?;
+            }
+            StoredCall::Tool(StoredToolCall { tool, kind, id, arguments }) => {
+                let (id, tool, arguments) = (id.into_owned(), tool.into_owned(), arguments.into_owned());
+                self.tools.push(ToolUse { call, kind, ..ToolUse::new(id, tool, arguments, time) });
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&mut self, run: Run, call: u32) -> Result<CallMut<'_>, UnknownCall> {
+        if run == Run::Workflow
+            && let Ok(place) = self.tools.binary_search_by_key(&call, |tool| tool.call)
+        {
+            return Ok(CallMut::Tool(&mut self.tools[place]));
+        }
+        let exchanges = self.calls_mut(run.model()).exchanges_mut();
+        match exchanges.binary_search_by_key(&call, |exchange| exchange.call) {
+            Ok(place) => Ok(CallMut::Model(&mut exchanges[place])),
+            Err(_) => Err(UnknownCall(call)),
+        }
+    }
+
+    fn answer(
+        &mut self,
+        run: Run,
+        call: u32,
+        took: Duration,
+        result: &CallResult,
+    ) -> Result<(), UnknownCall> {
+        match (self.find(run, call)?, result) {
+            (CallMut::Model(exchange), CallResult::Model(result)) => {
+                (exchange.duration, exchange.result) = (took, result.clone());
+                exchange.has_ended = false;
+            }
+            (CallMut::Tool(tool), CallResult::Tool(answer)) => {
+                (tool.duration, tool.answer) = (took, answer.clone());
+                tool.has_ended = false;
+            }
+            // No host writes an answer of the other kind.
+            (CallMut::Model(_), CallResult::Tool(_)) | (CallMut::Tool(_), CallResult::Model(_)) => {
+                return Err(UnknownCall(call));
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, run: Run, call: u32, end: &End) -> Result<(), UnknownCall> {
+        match self.find(run, call)? {
+            CallMut::Model(exchange) => {
+                exchange.has_ended = true;
+                match end {
+                    End::Kept { reply_at } => exchange.reply_at = *reply_at,
+                    End::OverLimit { reason } => {
+                        exchange.result = Err(ChatFailure::OverLimit { reason: reason.clone() });
+                    }
+                    End::Abandoned => {
+                        (exchange.duration, exchange.result) = (Duration::ZERO, Err(ChatFailure::Abandoned));
+                        exchange.reply_at = None;
+                    }
+                    // Only calls of tools are refused.
+                    End::Refused(_) => {}
+                }
+            }
+            CallMut::Tool(tool) => {
+                tool.has_ended = true;
+                match end {
+                    End::Kept { .. } => {}
+                    End::OverLimit { reason } => tool.answer = ToolAnswer::over(Limit::RecordBytes, reason),
+                    End::Abandoned => {
+                        (tool.duration, tool.answer) = (Duration::ZERO, ToolAnswer::abandoned());
+                    }
+                    End::Refused(answer) => tool.answer = answer.clone(),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cut(&mut self, run: Run, calls: u32) {
+        let of_model = self.calls_mut(run.model());
+        let count = of_model.exchanges().partition_point(|exchange| exchange.call <= calls);
+        of_model.truncate(count);
+        if run == Run::Workflow {
+            self.tools.truncate(self.tools.partition_point(|tool| tool.call <= calls));
+        }
+    }
+}
+
+fn is_abandoned(failure: &ChatFailure) -> bool {
+    *failure == ChatFailure::Abandoned
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use bytes::Bytes;
+    use rollout_wire::openai::Completion;
+
+    use super::*;
+    use crate::labels::ToolOutcome;
+    use crate::result::ChatReply;
+
+    fn started(call: u32, request: &str) -> Event {
+        Event::Started { at: 1, call, time: UNIX_EPOCH, request: Bytes::copy_from_slice(request.as_bytes()) }
+    }
+
+    fn asked(call: u32) -> Event {
+        let frame = r#"{"messages_at":24,"body":"{\"model\":\"m\",\"messages\":[]}"}"#;
+        let new = r#"[{"role":"user","content":"q"}]"#;
+        started(
+            call,
+            &format!(
+                r#"{{"asked":"policy","sample":"s","before":null,"shared":0,"frame":{frame},"new":{new}}}"#
+            ),
+        )
+    }
+
+    fn called(call: u32) -> Event {
+        started(call, r#"{"tool":"f","kind":"http","id":"c","arguments":"{}"}"#)
+    }
+
+    fn answered(call: u32, result: CallResult) -> Event {
+        Event::Answered { at: 1, call, took: Duration::from_secs(1), result }
+    }
+
+    fn replied(call: u32) -> Event {
+        let body = r#"{"choices":[{"message":{"role":"assistant","content":"a"}}]}"#;
+        let completion = Completion::parse(&Bytes::from_static(body.as_bytes())).unwrap();
+        answered(call, CallResult::Model(Ok(ChatReply { completion, attempts: 1 })))
+    }
+
+    fn gave(call: u32) -> Event {
+        answered(call, CallResult::Tool(ToolAnswer::answered("42".to_owned())))
+    }
+
+    fn ended(call: u32, end: End) -> Event {
+        Event::Ended { call, end }
+    }
+
+    fn over() -> End {
+        End::OverLimit { reason: "full".to_owned() }
+    }
+
+    /// Describes each call: its number, whether it took time, and its result.
+    fn calls(events: &[Event]) -> Vec<String> {
+        let transcript = Transcript::read(events, []).unwrap();
+        let policy = transcript.policy.exchanges().iter().map(|of| {
+            let result = match &of.result {
+                Ok(_) => format!("replied at {:?}", of.reply_at),
+                Err(failure) => failure.to_string(),
+            };
+            format!("{} {:?} {result}", of.call, of.duration)
+        });
+        let tools = transcript.tools.iter().map(|of| {
+            let ToolAnswer { outcome, content, .. } = &of.answer;
+            format!("{} {:?} {outcome:?} {content}", of.call, of.duration)
+        });
+        policy.chain(tools).collect()
+    }
+
+    #[test]
+    fn a_call_has_the_result_that_its_end_says() {
+        #[track_caller]
+        fn check(events: &[Event], expected: &str) {
+            assert_eq!(calls(events), [expected]);
+        }
+        let kept = || End::Kept { reply_at: None };
+        let abandoned = "abandoned before there was an answer";
+        check(&[asked(1)], &format!("1 0ns {abandoned}"));
+        check(&[asked(1), replied(1)], "1 1s replied at None");
+        check(&[asked(1), replied(1), ended(1, End::Kept { reply_at: Some(3) })], "1 1s replied at Some(3)");
+        check(&[asked(1), replied(1), ended(1, over())], "1 1s full");
+        check(&[asked(1), replied(1), ended(1, End::Abandoned)], &format!("1 0ns {abandoned}"));
+        // A run that was repeated went on after an earlier process had ended the call.
+        check(&[asked(1), ended(1, End::Abandoned), replied(1), ended(1, kept())], "1 1s replied at None");
+        check(&[called(2), gave(2), ended(2, kept())], "2 1s Answered 42");
+        check(&[called(2), gave(2), ended(2, over())], "2 1s OverLimit Error: full");
+        check(&[called(2), gave(2), ended(2, End::Abandoned)], "2 0ns Abandoned ");
+        let refused = ToolAnswer::over(Limit::ToolCalls, "enough");
+        check(&[called(2), ended(2, End::Refused(refused))], "2 0ns OverLimit Error: enough");
+    }
+
+    #[test]
+    fn calls_that_a_repeated_run_did_not_make_are_no_part_of_it() {
+        let first = [asked(1), called(2), replied(1), gave(2), asked(3)];
+        let cut = |calls| first.iter().cloned().chain([Event::Cut { at: 9, calls }]).collect::<Vec<_>>();
+        assert_eq!(calls(&first).len(), 3);
+        assert_eq!(calls(&cut(3)).len(), 3);
+        assert_eq!(calls(&cut(2)).len(), 2);
+        assert_eq!(calls(&cut(1)), ["1 1s replied at None"]);
+        assert!(calls(&cut(0)).is_empty());
+    }
+
+    #[test]
+    fn a_run_that_is_over_ends_its_open_calls_once() {
+        let events = [asked(1), asked(2), called(3), called(4), replied(1), gave(4)];
+        let mut transcript = Transcript::read(&events, []).unwrap();
+        let ends = transcript.open_ends(Run::Workflow);
+        let abandoned: Vec<u32> = ends
+            .iter()
+            .filter_map(|event| match event {
+                Event::Ended { call, end: End::Abandoned } => Some(*call),
+                _ => None,
+            })
+            .collect();
+        assert_eq!((ends.len(), abandoned), (4, vec![2, 3]));
+        assert!(transcript.open_ends(Run::Grader).is_empty());
+        ends.iter().for_each(|event| transcript.apply(Run::Workflow, event).unwrap());
+        assert!(transcript.open_ends(Run::Workflow).is_empty());
+    }
+
+    #[test]
+    fn an_event_of_a_call_that_did_not_start_is_an_error() {
+        let mut transcript = Transcript::default();
+        for event in [replied(1), gave(1), ended(1, End::Abandoned)] {
+            let error = transcript.apply(Run::Workflow, &event).unwrap_err();
+            assert!(error.contains("call 1"), "{error}");
+        }
+        transcript.apply(Run::Workflow, &called(1)).unwrap();
+        assert!(transcript.apply(Run::Grader, &gave(1)).is_err(), "a grader calls no tools");
+        assert_eq!(transcript.tools[0].answer.outcome, ToolOutcome::Abandoned);
+    }
+}
