@@ -1,5 +1,7 @@
 //! Many tenants and plugins in one process, as operators, authors and callers find them.
 
+use std::path::Path;
+
 use reqwest::Method;
 use rollout_tests::{Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until};
 use serde_json::{Value, json};
@@ -266,6 +268,68 @@ async fn a_quota_that_is_used_up_is_named_with_what_is_in_use_and_when_to_come_a
     let series = "rollout_host_rollouts_refused_total{plugin=\"p\",reason=\"quota\",tenant=\"t\"}";
     let counted = plugin.metrics().await;
     assert!(counted.get(series).is_some_and(|count| count >= 3.0), "{series}");
+}
+
+/// Size of the files in a folder, in bytes.
+fn size_of(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let size = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(about) if about.is_dir() => size_of(&entry.path()),
+        Ok(about) => about.len(),
+        // It was deleted in the meantime.
+        Err(_) => 0,
+    };
+    entries.map(size).sum()
+}
+
+#[tokio::test]
+async fn a_quota_of_stored_bytes_that_is_set_later_bounds_what_is_there_beside_a_rollout_that_waits() {
+    const QUOTA_BYTES: u64 = 64 << 20;
+    const PROMPT_BYTES: usize = 2 << 20;
+    /// A tenant may exceed the quota by the rollouts that were admitted within it: this one has its prompt twice, and an
+    /// outcome.
+    const ADMITTED_BYTES: u64 = 3 * PROMPT_BYTES as u64;
+    const ROLLOUTS: usize = 40;
+    let (controller, held) = (Controller::start().await, Controller::start().await);
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+    let journal = catalog.folder().join("tenants");
+    let prompt = |number: usize| format!("{} 2 + {number}", "x".repeat(PROMPT_BYTES));
+    let run = async |number: usize| {
+        let request = controller.rollout(&prompt(number)).label("5");
+        // Sealed segments are deleted in the background.
+        let admitted = until("the rollout to be admitted", async || {
+            let reply = plugin.ask(&request).await;
+            assert!(matches!(reply.status, 202 | 403), "{}", reply.text);
+            (reply.status == 202).then_some(reply)
+        });
+        let result = plugin.result(&admitted.await.admitted()).await;
+        assert_eq!(result["status"], "success", "{result:#}");
+        size_of(&journal)
+    };
+    held.hold();
+    let waiting = plugin.admit(&held.rollout("2 + 3").label("5")).await;
+    held.chats_arrived(1).await;
+    let mut number = 0;
+    while run(number).await < 2 * QUOTA_BYTES {
+        number += 1;
+        assert!(number < 200, "{} bytes are stored", size_of(&journal));
+    }
+
+    let quotas = json!({"quotas": {"stored-bytes": QUOTA_BYTES}});
+    catalog.operate(Method::PATCH, "/tenants/t", quotas).await;
+
+    until("the files to be within the quota", async || (size_of(&journal) <= QUOTA_BYTES).then_some(()))
+        .await;
+    let mut most = 0;
+    for number in 0..ROLLOUTS {
+        most = most.max(run(number).await);
+    }
+    assert!(most <= QUOTA_BYTES + ADMITTED_BYTES, "{most} bytes were stored");
+    held.release();
+    assert_eq!(plugin.result(&waiting).await["sample"]["reward"], 1.0, "what waits is retained");
 }
 
 #[tokio::test]

@@ -37,6 +37,7 @@ use tokio::sync::{Notify, oneshot};
 use index::Records;
 use record::{Kind, PAYLOAD_BYTES_MAX};
 use recover::Lies;
+use retain::Errand;
 use segment::Folder;
 use sync::{Syncs, Waiting};
 use writer::{Job, Level, Queue, Tables, Writer};
@@ -238,7 +239,10 @@ pub struct Written {
 pub(crate) struct Shared {
     folder: Folder,
     sync: Sync,
-    retention: Retention,
+    /// Maximum size of the segments, in bytes. It can be changed.
+    bytes_max: AtomicU64,
+    /// Maximum time since the last write to a segment.
+    age_max: Duration,
     queue: Mutex<Queue>,
     todo: Condvar,
     room: Notify,
@@ -374,7 +378,8 @@ impl Journal {
         let shared = Arc::new(Shared {
             folder,
             sync,
-            retention,
+            bytes_max: AtomicU64::new(retention.bytes_max),
+            age_max: retention.age_max,
             queue: Mutex::default(),
             todo: Condvar::new(),
             room: Notify::new(),
@@ -445,6 +450,15 @@ impl Journal {
         let shared = &self.0.shared;
         let current = shared.tables().flushed.1.max(shared.folder.segment_bytes);
         shared.sealed_bytes.load(Ordering::Relaxed) + current + shared.ahead_bytes
+    }
+
+    /// Changes the [maximum size](Retention::bytes_max) of the segments. Segments beyond a smaller size are deleted
+    /// in the background.
+    pub fn set_bytes_max(&self, bytes_max: u64) {
+        let shared = &self.0.shared;
+        if shared.bytes_max.swap(bytes_max, Ordering::Relaxed) > bytes_max {
+            shared.add([Job::Tell(Level::Written, Waiting::Errand(Errand::Retain))]);
+        }
     }
 
     /// Returns whether rollouts can start.

@@ -14,7 +14,7 @@ use rollout_catalog::{Catalog, CatalogError, Name, TenantId, TenantUsage};
 use rollout_core::budget::Budget;
 use rollout_core::outbound::Transport;
 use rollout_core::rollout::{
-    AdmissionQuotas, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Share, TenantSlots,
+    AdmissionQuotas, ArtifactRoot, Host, Journal, JournalSettings, Share, StoredBytes, TenantSlots,
     Unfinished, Whose,
 };
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
@@ -37,6 +37,7 @@ pub(super) struct Tenant {
     pub(super) budget: Budget,
     pub(super) journal: Option<Arc<Journal>>,
     pub(super) artifact_root: Option<Arc<ArtifactRoot>>,
+    operators: StorageBounds,
     folder: PathBuf,
     settings: Mutex<Settings>,
     /// What of today's use is in the catalog.
@@ -59,6 +60,12 @@ impl Settings {
         let default_plugin = tenant.default_plugin.as_ref().map(ToString::to_string);
         Self { stored_bytes_max: tenant.quotas.get(Quota::StoredBytes), default_plugin }
     }
+}
+
+/// Largest sizes of what is kept of finished rollouts, in bytes, by the operator's configuration. A quota reduces them.
+struct StorageBounds {
+    journal_bytes_max: u64,
+    artifact_bytes_max: Option<u64>,
 }
 
 /// Where a tenant's journal is.
@@ -86,11 +93,11 @@ impl Tenant {
         let of_catalog = inner.catalog.tenant(id)?;
         let folder = inner.catalog.tenant_folder(id);
         let writes_files = inner.config.writes_files();
-        let [in_journal, in_files] = kept_bytes(of_catalog.quotas.get(Quota::StoredBytes), writes_files);
-        let (journal, unfinished) = open_journal(inner, id, in_journal)?;
+        let (journal, journal_bytes_max, unfinished) = match open_journal(inner, id)? {
+            Some((journal, bytes_max, unfinished)) => (Some(journal), bytes_max, Some(unfinished)),
+            None => (None, u64::MAX, None),
+        };
         let artifacts = inner.config.artifacts;
-        let bytes_max = [artifacts.bytes_max, in_files].into_iter().flatten().min();
-        let artifacts = ArtifactBounds { bytes_max, ..artifacts };
         let meter = Arc::new(Meter::default());
         let (_, used) = inner.catalog.usage_today(id);
         let noted = DayUse {
@@ -107,6 +114,7 @@ impl Tenant {
             budget: inner.platform.budget().for_others(),
             journal,
             artifact_root: writes_files.then(|| ArtifactRoot::new(folder.join("rollouts"), artifacts)),
+            operators: StorageBounds { journal_bytes_max, artifact_bytes_max: artifacts.bytes_max },
             folder,
             settings: Mutex::new(Settings::of(&of_catalog)),
             noted: Mutex::new(noted),
@@ -115,6 +123,7 @@ impl Tenant {
             loading: Mutex::default(),
             name: of_catalog.name,
         });
+        tenant.bound_stored(of_catalog.quotas.get(Quota::StoredBytes));
         tenant.look_at_stored();
         if let Some(unfinished) = unfinished {
             tenant.resume(tenants, unfinished, runtime)?;
@@ -318,6 +327,7 @@ impl Tenant {
         self.quotas.set(now.quotas.clone());
         self.transport.set_rules(network_rules(&now.network));
         *settings = Settings::of(&now);
+        self.bound_stored(settings.stored_bytes_max);
         for plugin in self.plugins_in_use() {
             match catalog.plugin(self.id, plugin.name()) {
                 Ok(about) => plugin.read_again(&about.quotas),
@@ -350,12 +360,29 @@ impl Tenant {
     /// Finds out whether its files have more than they may. Reads its folders.
     pub(super) fn look_at_stored(&self) {
         let max = lock(&self.settings).stored_bytes_max;
-        if max.is_some() {
-            // Before files are counted: what is written meanwhile is counted twice rather than not at all.
-            let journal = self.journal.as_ref().map(|journal| (journal, journal.bytes()));
-            self.quotas.set_stored(stored_bytes(&self.folder), max, journal);
-        } else {
-            self.quotas.set_stored(0, None, None);
+        self.quotas.set_stored(max.map(|max| (self.count_stored(), max)));
+    }
+
+    /// Counts the files. A file that is written meanwhile is counted twice rather than not at all.
+    fn count_stored(&self) -> StoredBytes {
+        let (journal, artifacts) = (self.journal.clone(), self.artifact_root.clone());
+        let size = move || {
+            let of_journal = journal.as_ref().map_or(0, |journal| journal.bytes());
+            let of_artifacts = artifacts.as_ref().map_or(0, |root| root.change_bytes());
+            of_artifacts.saturating_add_unsigned(of_journal)
+        };
+        let before = size();
+        StoredBytes::new(stored_bytes(&self.folder), move || size().saturating_sub(before))
+    }
+
+    /// Bounds what is kept of finished rollouts, so that they do not use up this quota. Within the runtime.
+    fn bound_stored(&self, quota: Option<u64>) {
+        let [in_journal, in_files] = kept_bytes(quota, self.artifact_root.is_some());
+        if let Some(journal) = &self.journal {
+            journal.set_bytes_max(self.operators.journal_bytes_max.min(in_journal.unwrap_or(u64::MAX)));
+        }
+        if let Some(root) = &self.artifact_root {
+            root.set_bytes_max([self.operators.artifact_bytes_max, in_files].into_iter().flatten().min());
         }
     }
 }
@@ -384,28 +411,20 @@ fn kept_bytes(stored_bytes_max: Option<u64>, writes_files: bool) -> [Option<u64>
     if writes_files { [Some(kept / 4), Some(kept / 4 * 3)] } else { [Some(kept), None] }
 }
 
-/// The journal of a tenant, where there is to be one, and what is to be gone on with. At most so many bytes
-/// are kept of rollouts that are over.
-fn open_journal(
-    inner: &Inner,
-    id: TenantId,
-    kept_bytes_max: Option<u64>,
-) -> Result<(Option<Arc<Journal>>, Option<Unfinished>), Unusable> {
+/// Opens the journal of a tenant if there is to be one, with its largest size in bytes and its unfinished rollouts.
+fn open_journal(inner: &Inner, id: TenantId) -> Result<Option<(Arc<Journal>, u64, Unfinished)>, Unusable> {
     // Of the operator's settings only where it is is the tenant's own.
     let Some(settings) = inner.config.journal.settings(std::path::Path::new("")) else {
-        return Ok((None, None));
+        return Ok(None);
     };
     let path = journal_folder(&inner.catalog, id);
     let cannot = |error: std::io::Error| Unusable::Other(format!("{}: {error}", path.display()));
     std::fs::create_dir_all(&path).map_err(cannot)?;
-    let mut settings =
-        JournalSettings { path: path.clone(), segment_bytes: SEGMENT_BYTES, segments_ahead: 1, ..settings };
-    if let Some(kept_max) = kept_bytes_max {
-        settings.retention.bytes_max = settings.retention.bytes_max.min(kept_max);
-    }
+    let settings = JournalSettings { path, segment_bytes: SEGMENT_BYTES, segments_ahead: 1, ..settings };
+    let bytes_max = settings.retention.bytes_max;
     let results_ttl = inner.config.osmosis.result_ttl;
     let (journal, unfinished) = Journal::open(settings, inner.seal.clone(), results_ttl)?;
-    Ok((Some(journal), Some(unfinished)))
+    Ok(Some((journal, bytes_max, unfinished)))
 }
 
 #[cfg(test)]

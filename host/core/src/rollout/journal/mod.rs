@@ -121,6 +121,11 @@ impl Journal {
         self.store.bytes()
     }
 
+    /// Changes how many bytes of rollouts that are over are kept. The oldest beyond them are deleted in the background.
+    pub fn set_bytes_max(&self, bytes_max: u64) {
+        self.store.set_bytes_max(bytes_max);
+    }
+
     /// Whether rollouts can be admitted.
     pub(super) fn check(&self) -> Result<(), Refused> {
         self.store.check()
