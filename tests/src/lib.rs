@@ -25,6 +25,7 @@ mod oracle;
 mod process;
 mod programs;
 mod raw;
+mod waiting;
 
 pub use catalog::{ServeCatalog, TestCatalog, TestTenant};
 pub use collector::{Collector, TracedSpan};
@@ -43,6 +44,7 @@ pub use programs::{
     example, guest, host_program, native_wheels, project_root, python_guest, python_program, target_dir,
 };
 pub use raw::{RawServer, Sends};
+pub use waiting::waiting_component;
 
 use std::time::Duration;
 

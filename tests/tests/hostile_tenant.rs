@@ -14,7 +14,7 @@ use futures_util::future::{BoxFuture, join_all};
 use reqwest::Method;
 use rollout_tests::{
     Controller, MemoryGroup, Process, RolloutRequest, ServeCatalog, Start, TestCatalog, TestTenant, guest,
-    rollout_host, until,
+    rollout_host, until, waiting_component,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,6 +34,10 @@ const STEADY: usize = 4;
 
 /// Plugins that the hostile tenant has besides the one that it misuses.
 const PLUGINS: usize = 40;
+
+/// Plugins whose start waits, and for how long.
+const SLOW_PLUGINS: usize = 3;
+const START_SECS: u32 = 2;
 
 /// How long each of the two phases lasts, unless `ROLLOUT_HOSTILE_SECS` says otherwise.
 const PHASE_SECS: u64 = 12;
@@ -242,8 +246,12 @@ struct Scene {
     model: Model,
     steady: TestTenant,
     hostile: TestTenant,
+    /// A second hostile tenant: the checks of the first one are busy with guests that wait.
+    accomplice: TestTenant,
     /// The digest of a component that waits for ever.
     waits: String,
+    /// The digest of one that fills memory.
+    fills: String,
     /// A field of a request that is long.
     long_field: String,
     attacks: Attacks,
@@ -417,17 +425,37 @@ impl Scene {
 
     /// Pushes a plugin whose check takes until its deadline.
     async fn push_what_waits(&self) {
-        let author = Caller::new(self.catalog.url(), &self.hostile.author);
-        let deployment = json!({"component": self.waits, "activate": false});
-        let url = format!("{}/admin/v1/plugins/waits/deployments", author.base);
+        self.push("pushes whose guests wait", &self.hostile, &self.waits).await;
+    }
+
+    /// Pushes a plugin whose check fills memory.
+    async fn push_what_fills(&self) {
+        self.push("pushes whose guests fill memory", &self.accomplice, &self.fills).await;
+    }
+
+    async fn push(&self, attack: &'static str, tenant: &TestTenant, component: &str) {
+        let author = Caller::new(self.catalog.url(), &tenant.author);
+        let deployment = json!({"component": component, "activate": false});
+        let url = format!("{}/admin/v1/plugins/pushed/deployments", author.base);
         let pushing = author.send(author.http.post(url).json(&deployment));
         let answered = tokio::time::timeout(Duration::from_secs(20), pushing).await;
         match answered {
-            Ok(answered) if answered.status >= 300 => {
-                self.refused("pushes whose guests wait", answered.status).await
+            Ok(answered) if answered.status >= 300 => self.refused(attack, answered.status).await,
+            Ok(answered) => {
+                let came = if answered.body["passed"] == false { " (failed)" } else { "" };
+                self.attacks.note(attack, format!("{}{came}", answered.status));
             }
-            Ok(answered) => self.attacks.note("pushes whose guests wait", answered.status.to_string()),
-            Err(_) => self.attacks.note("pushes whose guests wait", "no answer in 20 s"),
+            Err(_) => self.attacks.note(attack, "no answer in 20 s"),
+        }
+    }
+
+    /// Has rollouts in flight of plugins whose start waits, which the next process goes on with.
+    async fn leave_slow_starts(&self) {
+        for plugin in 0..SLOW_PLUGINS {
+            let url = format!("{}/p/slow{plugin}", self.catalog.url());
+            let caller = Caller::new(url, &self.accomplice.caller);
+            let reply = caller.ask(&self.request("What is 2 + 3?")).await;
+            self.attacks.note("starts that wait, before kill -9", reply.status.to_string());
         }
     }
 
@@ -534,6 +562,7 @@ async fn attack(scene: &Arc<Scene>, over: &CancellationToken) -> JoinSet<()> {
     begin("queue", 4, |scene| Box::pin(async move { scene.queue().await }));
     begin("uploads", 8, |scene| Box::pin(async move { scene.leave_upload().await }));
     begin("checks", 4, |scene| Box::pin(async move { scene.push_what_waits().await }));
+    begin("fills", 2, |scene| Box::pin(async move { scene.push_what_fills().await }));
     begin("plugins", 1, |scene| Box::pin(async move { scene.use_plugins().await }));
     if is_chosen("readers") {
         again(&mut tasks, over, scene, 8, move |scene| {
@@ -575,12 +604,20 @@ async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
     let catalog = serve.start().await;
     let steady = catalog.tenant("steady", json!({"running": 8, "queued": 8})).await;
     let hostile = catalog.tenant("hostile", json!({})).await;
+    let accomplice = catalog.tenant("accomplice", json!({})).await;
     catalog.serve(&steady, "p", "conform", "").await;
     catalog.serve(&hostile, "burden", "burden", "").await;
     for plugin in 0..PLUGINS {
         catalog.serve(&hostile, &format!("p{plugin}"), "conform", "").await;
     }
     let waits = catalog.upload(&hostile, &guest("sleep_always")).await;
+    let fills = catalog.upload(&accomplice, &guest("fill_memory")).await;
+    let slow = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+    std::fs::write(slow.path(), waiting_component(START_SECS)).expect("it can be written");
+    for plugin in 0..SLOW_PLUGINS {
+        let reply = catalog.push(&accomplice, &format!("slow{plugin}"), slow.path(), "", true).await;
+        assert_eq!(reply.body["active"], true, "{}", reply.text);
+    }
     let budget = budget_bytes(&catalog).await;
     let may_have = budget + budget / 10 + 64 * MIB;
     let watch = Watch::start(catalog.process().id().expect("it runs"));
@@ -590,7 +627,9 @@ async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
         model: Model::start().await,
         steady,
         hostile,
+        accomplice,
         waits,
+        fills,
         long_field: format!("\"metadata\":{{\"text\":\"{}\"}}", "x".repeat(4 << 20)),
         attacks: Attacks::default(),
         rollouts: AtomicUsize::new(0),
@@ -604,20 +643,16 @@ async fn a_tenant_beside_one_that_does_everything_keeps_its_rollouts() {
     let beside = scene.run_steadily(phase).await;
     over.cancel();
     while tasks.join_next().await.is_some() {}
+    scene.leave_slow_starts().await;
     let most = watch.most();
     drop(watch);
 
     // What it leaves behind does not keep the next process from serving.
-    let Ok(Scene { catalog, controller, model, steady, hostile, waits, long_field, attacks, rollouts }) =
-        Arc::try_unwrap(scene)
-    else {
-        panic!("every task has ended");
-    };
+    let Ok(mut scene) = Arc::try_unwrap(scene) else { panic!("every task has ended") };
     let killed = Instant::now();
-    let catalog = catalog.killed().await;
+    scene.catalog = scene.catalog.killed().await;
     let started = killed.elapsed();
-    let watch = Watch::start(catalog.process().id().expect("it runs"));
-    let scene = Scene { catalog, controller, model, steady, hostile, waits, long_field, attacks, rollouts };
+    let watch = Watch::start(scene.catalog.process().id().expect("it runs"));
     let scene = Arc::new(scene);
     let after = scene.run_steadily(phase / 2).await;
     let most_after = watch.most();

@@ -62,6 +62,22 @@ async fn a_push_whose_guest_waits_fails_at_the_deadline_of_checks() {
 }
 
 #[tokio::test]
+async fn a_push_whose_guest_fills_more_memory_than_the_server_has_for_checks_fails_and_says_so() {
+    // A budget of all memory leaves nothing, and a check has its least then.
+    let catalog = ServeCatalog::default().option("--memory-budget-bytes", 1_u64 << 40).start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+
+    let filling = catalog.push(&tenant, "fills", &guest("fill_memory"), "", true).await;
+    let usual = catalog.push(&tenant, "p", &guest("conform"), "", true).await;
+
+    assert_eq!(filling.body["passed"], false, "{}", filling.text);
+    let reason =
+        "memory-bytes-max of 100663296 bytes, which is what this server's memory leaves to an instance";
+    assert!(filling.text.contains(reason), "{}", filling.text);
+    assert_eq!(usual.body["active"], true, "{}", usual.text);
+}
+
+#[tokio::test]
 async fn checks_end_with_the_server_that_started_them_however_it_ends() {
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;

@@ -10,6 +10,7 @@ mod control_groups;
 use std::fmt;
 use std::fs;
 
+use control_groups::GroupMemory;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that the process has for itself: standard streams, its log, the cache,
@@ -42,6 +43,10 @@ const BYTES_PER_ROLLOUT: u64 = 64 << 10;
 /// is for the process itself, what its allocator cannot give back, and the kernel's
 /// buffers of its connections.
 const MEMORY_BUDGET_PERCENT: u64 = 70;
+
+/// What this process may take beside its memory budget: this percentage of the budget, and this many bytes.
+const OWN_MEMORY_PERCENT: u64 = 10;
+const OWN_MEMORY_BYTES: u64 = 64 << 20;
 
 /// Of that, what guests may have when they start; the rest is for them to grow.
 const START_PERCENT: u64 = 85;
@@ -156,9 +161,7 @@ impl Machine {
     /// Reads what there is, and raises the limit of open files to the most that this
     /// process may have.
     pub fn read() -> Self {
-        let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(available_in);
-        let machine = machine.unwrap_or(u64::MAX);
-        let group = control_groups::tightest().filter(|group| group.free_bytes < machine);
+        let (free_bytes, group) = memory();
         if let Some(group) = &group {
             tracing::info!(
                 limit = %group.limit_file.display(),
@@ -167,10 +170,20 @@ impl Machine {
                 "a control group limits this process's memory"
             );
         }
+        Self::with_memory(free_bytes, group)
+    }
+
+    /// Reads the same without logging which control group limits the memory.
+    pub fn read_again() -> Self {
+        let (free_bytes, group) = memory();
+        Self::with_memory(free_bytes, group)
+    }
+
+    fn with_memory(free_bytes: u64, group: Option<GroupMemory>) -> Self {
         Self {
             descriptors_max: raise_descriptors(),
             mappings_max: number_in("/proc/sys/vm/max_map_count").unwrap_or(u64::MAX),
-            memory_bytes_free: group.as_ref().map_or(machine, |group| group.free_bytes),
+            memory_bytes_free: free_bytes,
             memory_group_bytes_max: group.map(|group| group.limit_bytes),
             memory_budget_bytes: None,
         }
@@ -184,6 +197,13 @@ impl Machine {
     /// Bytes that may be held for others.
     pub fn memory_budget(&self) -> u64 {
         self.memory_budget_bytes.unwrap_or(self.memory_bytes_free / 100 * MEMORY_BUDGET_PERCENT)
+    }
+
+    /// Bytes that the memory budget and this process leave for processes that it starts.
+    pub fn memory_beside_budget(&self) -> u64 {
+        let budget = self.memory_budget();
+        let own = (budget / 100 * OWN_MEMORY_PERCENT).saturating_add(OWN_MEMORY_BYTES);
+        self.memory_bytes_free.saturating_sub(budget).saturating_sub(own)
     }
 
     /// As many slots as were asked for, or as there is room for.
@@ -244,6 +264,14 @@ impl Machine {
         let queued = (u64::from(queue_asked) * DESCRIPTORS_PER_QUEUED).min(left);
         running + (left - queued) / 2
     }
+}
+
+/// Returns the free memory in bytes, and the control group that leaves no more, if one does.
+fn memory() -> (u64, Option<GroupMemory>) {
+    let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(available_in);
+    let machine = machine.unwrap_or(u64::MAX);
+    let group = control_groups::tightest().filter(|group| group.free_bytes < machine);
+    (group.as_ref().map_or(machine, |group| group.free_bytes), group)
 }
 
 /// Of the connections that one running rollout has open, those that are not the host's own.
@@ -346,6 +374,16 @@ mod tests {
     fn this_machine_has_room_for_something() {
         let slots = Machine::read().slots(4, 4, COST);
         assert_eq!((slots.running_max, slots.queue_max), (4, 4), "{slots:?}");
+    }
+
+    #[test]
+    fn what_the_budget_and_the_process_leave_is_for_other_processes() {
+        let group = Machine { memory_bytes_free: 2000 << 20, ..ROOMY };
+        assert_eq!(group.memory_beside_budget() >> 20, 2000 - 1400 - 140 - 64);
+        let little_budget = Machine { memory_budget_bytes: Some(1000 << 20), ..group };
+        assert_eq!(little_budget.memory_beside_budget() >> 20, 2000 - 1000 - 100 - 64);
+        let large_budget = Machine { memory_budget_bytes: Some(1 << 40), ..group };
+        assert_eq!(large_budget.memory_beside_budget(), 0);
     }
 
     #[test]

@@ -12,11 +12,12 @@ use crate::{PluginFault, plugin_file, setup};
 use rollout_assembly::NotLoaded;
 use rollout_assembly::config::{Config, RawConfig};
 use rollout_catalog::{Catalog, NewKey, Rights};
+use rollout_core::capacity::Machine;
 use rollout_core::engine::{Engine, Loader};
 use rollout_core::error::Fault;
 use rollout_core::seal::Seal;
 use rollout_server::admin::{self, Admin};
-use rollout_server::tenants::{self, Checks, Tenants};
+use rollout_server::tenants::{self, CheckMemory, Checks, Tenants};
 
 /// The operator's configuration, if there is nothing in it that is each plugin's.
 pub(super) fn operators(mut raw: RawConfig, journal: Option<&Path>) -> RawConfig {
@@ -81,11 +82,12 @@ impl Serve {
             Some(dir) => vec!["--cache-dir".into(), dir.into()],
             None => vec!["--no-cache".into()],
         };
+        let (memory, config) = with_check_memory(&operators, config);
         let tenants = Tenants::start(tenants::Settings {
             catalog: catalog.clone(),
             operators,
             config: config.clone(),
-            load: loading(load.loader(config)?, config),
+            load: loading(load.loader(&config)?, &config),
             seal: seal.clone(),
             checks: Checks {
                 program: plugin_file::this_program()?,
@@ -93,6 +95,7 @@ impl Serve {
                 time_max: config.catalog.check_time_max,
                 compile_time_max: config.load_limits.compile_time_max,
                 at_once: config.catalog.checks_max,
+                memory,
             },
         })?;
         let admin = Admin::new(admin::Settings {
@@ -132,6 +135,21 @@ impl Serve {
     }
 }
 
+/// Divides the memory that the budget leaves among checks and compilers, and bounds compilers by it, unless the operator
+/// bounds them.
+fn with_check_memory(operators: &RawConfig, config: &Config) -> (CheckMemory, Config) {
+    let mut config = config.clone();
+    let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
+    let machine = Machine { memory_budget_bytes, ..Machine::read_again() };
+    let mut memory = CheckMemory::of(machine.memory_beside_budget(), config.catalog.checks_max);
+    let compile_bytes_max = &mut config.load_limits.compile_memory_bytes_max;
+    match operators.limits.compile_memory_bytes_max {
+        Some(_) => memory.compile_bytes_max = *compile_bytes_max,
+        None => *compile_bytes_max = memory.compile_bytes_max.min(*compile_bytes_max),
+    }
+    (memory, config)
+}
+
 /// What a server of a catalog does not take of the options of one plugin.
 pub(super) fn refuse_options_of_one(serve: &Serve) -> Result<()> {
     if serve.host.rollout.grader.is_some() {
@@ -146,6 +164,21 @@ pub(super) fn refuse_options_of_one(serve: &Serve) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn compilers_have_what_the_budget_leaves_or_what_the_operator_says() {
+        let check = |text: &str, is_expected: fn(usize) -> bool| {
+            let operators = RawConfig::parse(text, "host.toml");
+            let config = operators.clone().resolve().unwrap();
+            let (memory, config) = with_check_memory(&operators, &config);
+            assert!(is_expected(config.load_limits.compile_memory_bytes_max), "{memory:?}");
+        };
+        check("memory-budget-bytes = 1099511627776\n", |bytes| bytes == 384 << 20);
+        let operators =
+            "memory-budget-bytes = 1099511627776\n[limits]\ncompile-memory-bytes-max = 1073741824\n";
+        check(operators, |bytes| bytes == 1 << 30);
+        check("memory-budget-bytes = 67108864\n", |bytes| (384 << 20..=4 << 30).contains(&bytes));
+    }
 
     #[test]
     fn what_belongs_to_a_plugin_is_refused_with_where_it_goes() {

@@ -408,7 +408,7 @@ fn came_of_it(finished: &Finished, is_graded: bool, report: &mut Report) {
         Outcome::Unscored(failure) => failure,
     };
     if failure.stage != Stage::Grader {
-        report.failed_by(failure.fault, "runs", said(failure), advice(failure));
+        report.failed_by(fault(failure), "runs", said(failure), advice(failure));
         report.skipped("sample", "it did not run to its end");
         return report.skipped("reward", "it did not run to its end");
     }
@@ -445,7 +445,7 @@ fn came_of_it(finished: &Finished, is_graded: bool, report: &mut Report) {
         }
         _ => {
             ran(finished, report);
-            report.failed_by(failure.fault, "reward", said(failure), advice(failure));
+            report.failed_by(fault(failure), "reward", said(failure), advice(failure));
         }
     }
 }
@@ -497,6 +497,11 @@ fn calls(count: u64) -> String {
 
 fn said(failure: &Failure) -> String {
     format!("{}: {}", failure.kind.as_str(), failure.reason)
+}
+
+/// Returns who is at fault. A checked rollout runs alone, so it is the one that used up the memory budget.
+fn fault(failure: &Failure) -> Fault {
+    if failure.kind == FailureKind::Memory { Fault::Plugin } else { failure.fault }
 }
 
 fn advice(failure: &Failure) -> &'static str {

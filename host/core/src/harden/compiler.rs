@@ -78,6 +78,9 @@ fn bound(limits: CompilerLimits) -> io::Result<()> {
     super::no_new_privileges()?;
     close_others()?;
     set(Resource::Core, 0, 0)?;
+    // Should memory run out, the kernel ends this process before the host. A host that may not write there has to do
+    // without.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     set(Resource::Fsize, 0, 0)?;
     set(Resource::Data, limits.memory_bytes_max, limits.memory_bytes_max)?;
     // It is asked to end at the first number and made to at the second.

@@ -41,7 +41,7 @@ use rollout_core::rollout::{JournalError, Load, SlotPool};
 use rollout_core::seal::Seal;
 use rollout_core::telemetry::{Metrics, Traces};
 
-pub use check::Checks;
+pub use check::{CheckMemory, Checks};
 use descriptors::{HeldFiles, NoFiles, PluginFiles};
 use loading::LoadTurns;
 use plugin::Plugin;
