@@ -24,8 +24,9 @@ const TURNS: u64 = 30;
 /// How long a server lives at least, and how much longer at most: a few syncs.
 const LIFE: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(700)];
 
-/// Most calls that were answered so long before a kill are not made again. On a busy machine some are: the server may
-/// read an answer late, or its journal's writer may wait for a core.
+/// No call that was answered so long before a kill is made again. On a busy machine some are: the server may read an
+/// answer late, or its journal's writer may wait for a core. Unless `ROLLOUT_TEST_SLOW_KILLS` is set, up to half of them
+/// may be.
 const KEPT_AFTER: Duration = Duration::from_millis(50);
 
 /// Makes every sync of a process that is started with it take 300 ms longer.
@@ -143,6 +144,12 @@ fn check_ages(trainer: &Trainer) {
         ages.last()
     );
     assert!(!ages.is_empty(), "no call was made again, of {}", asked.len());
-    // Where a sync holds the writer up, most are as old as that: 153 of 219.
-    assert!(2 * strictly < ages.len(), "answered long before a kill, and asked again: {ages:?}");
+    // Whoever says how often to kill has the machine to themselves, and there none may be older.
+    let strictly_max = if from_env("ROLLOUT_TEST_SLOW_KILLS").is_some() {
+        0
+    } else {
+        // Where a sync holds the writer up, most are as old as that: 153 of 219.
+        ages.len().saturating_sub(1) / 2
+    };
+    assert!(strictly <= strictly_max, "answered long before a kill, and asked again: {ages:?}");
 }
