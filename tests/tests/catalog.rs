@@ -1,9 +1,12 @@
 //! Many tenants and plugins in one process, as operators, authors and callers find them.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use reqwest::Method;
-use rollout_tests::{Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until};
+use rollout_tests::{
+    Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until, waiting_component,
+};
 use serde_json::{Value, json};
 
 /// The words that `tunable` was configured with in the version which ran a rollout.
@@ -285,7 +288,7 @@ fn size_of(folder: &Path) -> u64 {
 #[tokio::test]
 async fn a_quota_of_stored_bytes_that_is_set_later_bounds_what_is_there_beside_a_rollout_that_waits() {
     const QUOTA_BYTES: u64 = 64 << 20;
-    const PROMPT_BYTES: usize = 2 << 20;
+    const PROMPT_BYTES: usize = 1 << 20;
     /// A tenant may exceed the quota by the rollouts that were admitted within it: this one has its prompt twice, and an
     /// outcome.
     const ADMITTED_BYTES: u64 = 3 * PROMPT_BYTES as u64;
@@ -428,6 +431,92 @@ async fn a_plugin_that_nobody_uses_goes_and_comes_back_when_it_is_asked_for() {
     assert_eq!(catalog.plugin(&tenant, "q").get("/health").await.status, 200, "it is brought in again");
     until("the other to go", async || (!in_use().await[0]).then_some(())).await;
     assert_eq!(plugin.get("/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_plugin_for_which_busy_ones_leave_no_open_files_gets_503_with_the_reason() {
+    /// An eighth of these are for plugins.
+    const OPEN_FILES: u32 = 256;
+    /// A tenant may have as many plugins in use as it leaves to others, of which one has one.
+    const PLUGINS: usize = OPEN_FILES as usize / 8 / 2 - 1;
+    let controller = Controller::start().await;
+    // A plugin is in use until its results are forgotten.
+    let config = "[osmosis]\nresult-ttl-secs = 1.0\n";
+    let catalog = ServeCatalog::default().open_files_max(OPEN_FILES).config(config).start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    let other = catalog.tenant("other", json!({})).await;
+    let digest = catalog.upload(&tenant, &guest("conform")).await;
+    // One more than there can be alone, so that idle ones are unloaded until only busy ones are in use.
+    for number in 0..=PLUGINS + 1 {
+        let deployment = json!({"component": digest, "activate": true});
+        let path = format!("/admin/v1/plugins/p{number}/deployments");
+        let reply = catalog.ask(&tenant.author, Method::POST, &path, deployment).await;
+        assert_eq!(reply.body["active"], true, "{}", reply.text);
+    }
+    catalog.serve(&other, "p", "conform", "").await;
+    let plugin = |number: usize| catalog.plugin(&tenant, &format!("p{number}"));
+    controller.hold();
+    let mut held = Vec::new();
+    for number in 0..PLUGINS {
+        held.push(plugin(number).admit(&controller.rollout("2 + 3").label("5")).await);
+    }
+    controller.chats_arrived(PLUGINS).await;
+
+    let refused = plugin(PLUGINS).ask(&controller.rollout("2 + 3").label("5")).await;
+
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    let reason =
+        "plugins in use take the open files that there are for them: those of this tenant 15, those of all";
+    assert!(refused.text.contains(reason), "{}", refused.text);
+    assert!(refused.text.contains("ulimit -n"), "{}", refused.text);
+    assert!(refused.headers.contains_key("retry-after"), "{:?}", refused.headers);
+    assert_eq!(catalog.plugin(&other, "p").get("/health").await.status, 200, "another tenant has its own");
+    controller.release();
+    for (number, admitted) in held.iter().enumerate() {
+        assert_eq!(plugin(number).result(admitted).await["sample"]["reward"], 1.0);
+    }
+    until("an idle plugin to go", async || {
+        let reply = plugin(PLUGINS).get("/health").await;
+        (reply.status == 200).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn plugins_of_a_tenant_that_wait_in_their_start_delay_no_callback_of_another_after_a_kill() {
+    /// Number of plugins, which together would take 8 s one after the other.
+    const PLUGINS: usize = 4;
+    const START_SECS: u32 = 2;
+    const DELIVERY_TIME_MAX: Duration = Duration::from_secs(5);
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    // Tenants are opened in this order.
+    let slow = catalog.tenant("a-slow", json!({})).await;
+    let neighbour = catalog.tenant("neighbour", json!({})).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), waiting_component(START_SECS)).unwrap();
+    for number in 0..PLUGINS {
+        let reply = catalog.push(&slow, &format!("p{number}"), file.path(), "", true).await;
+        assert_eq!(reply.body["active"], true, "{}", reply.text);
+    }
+    catalog.serve(&neighbour, "p", "conform", "").await;
+    controller.hold_callbacks();
+    let request = controller.rollout("2 + 3").label("5").with_callbacks("key-of-the-caller");
+    let reply = catalog.plugin(&neighbour, "p").ask(&request).await;
+    assert!(reply.status < 300, "{}", reply.text);
+    let before = controller.callbacks_arrived(1).await.len();
+    for number in 0..PLUGINS {
+        let request = controller.rollout("2 + 3").with("grade", false);
+        catalog.plugin(&slow, &format!("p{number}")).admit(&request).await;
+    }
+
+    let killed = Instant::now();
+    let _catalog = catalog.killed().await;
+    let arrived = controller.callbacks_arrived(before + 1).await;
+
+    let took = killed.elapsed();
+    assert_eq!(arrived[before].body["rollout_id"], request.rollout_id());
+    assert!(took <= DELIVERY_TIME_MAX, "the callback arrived {took:?} after the kill");
 }
 
 #[tokio::test]
