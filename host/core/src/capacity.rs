@@ -44,7 +44,7 @@ const BYTES_PER_ROLLOUT: u64 = 64 << 10;
 /// buffers of its connections.
 const MEMORY_BUDGET_PERCENT: u64 = 70;
 
-/// What this process may take beside its memory budget: this percentage of the budget, and this many bytes.
+/// Memory of this process beside its budget: this percentage of the budget, and this many bytes.
 const OWN_MEMORY_PERCENT: u64 = 10;
 const OWN_MEMORY_BYTES: u64 = 64 << 20;
 
@@ -200,7 +200,7 @@ impl Machine {
     }
 
     /// Bytes that the memory budget and this process leave for processes that it starts.
-    pub fn memory_beside_budget(&self) -> u64 {
+    pub fn memory_outside_budget(&self) -> u64 {
         let budget = self.memory_budget();
         let own = (budget / 100 * OWN_MEMORY_PERCENT).saturating_add(OWN_MEMORY_BYTES);
         self.memory_bytes_free.saturating_sub(budget).saturating_sub(own)
@@ -379,11 +379,11 @@ mod tests {
     #[test]
     fn what_the_budget_and_the_process_leave_is_for_other_processes() {
         let group = Machine { memory_bytes_free: 2000 << 20, ..ROOMY };
-        assert_eq!(group.memory_beside_budget() >> 20, 2000 - 1400 - 140 - 64);
+        assert_eq!(group.memory_outside_budget() >> 20, 2000 - 1400 - 140 - 64);
         let little_budget = Machine { memory_budget_bytes: Some(1000 << 20), ..group };
-        assert_eq!(little_budget.memory_beside_budget() >> 20, 2000 - 1000 - 100 - 64);
+        assert_eq!(little_budget.memory_outside_budget() >> 20, 2000 - 1000 - 100 - 64);
         let large_budget = Machine { memory_budget_bytes: Some(1 << 40), ..group };
-        assert_eq!(large_budget.memory_beside_budget(), 0);
+        assert_eq!(large_budget.memory_outside_budget(), 0);
     }
 
     #[test]

@@ -141,7 +141,7 @@ fn with_check_memory(operators: &RawConfig, config: &Config) -> (CheckMemory, Co
     let mut config = config.clone();
     let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
     let machine = Machine { memory_budget_bytes, ..Machine::read_again() };
-    let mut memory = CheckMemory::of(machine.memory_beside_budget(), config.catalog.checks_max);
+    let mut memory = CheckMemory::of(machine.memory_outside_budget(), config.catalog.checks_max);
     let compile_bytes_max = &mut config.load_limits.compile_memory_bytes_max;
     match operators.limits.compile_memory_bytes_max {
         Some(_) => memory.compile_bytes_max = *compile_bytes_max,

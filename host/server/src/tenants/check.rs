@@ -28,7 +28,7 @@ pub struct Checks {
     pub compile_time_max: Duration,
     /// Checks that run at once.
     pub at_once: u32,
-    /// What each of them may take.
+    /// Memory of each check, and of each compiler.
     pub memory: CheckMemory,
 }
 
@@ -48,7 +48,7 @@ const GUEST_BYTES_MIN: u64 = 128 << 20;
 /// The smallest [`CheckMemory::compile_bytes_max`]: a small component of a Python project takes 340 MiB.
 const COMPILE_BYTES_MIN: u64 = 384 << 20;
 
-/// What the process of a check takes besides guests, in bytes.
+/// Memory of the process of a check besides its guests, in bytes.
 const PROCESS_BYTES: u64 = 48 << 20;
 
 /// Divisor of what the guests in a check may have for what their records may have.
@@ -56,14 +56,15 @@ const RECORD_PART: usize = 4;
 
 impl CheckMemory {
     /// Divides what the memory budget leaves among all checks and compilers that run at once.
-    pub fn of(bytes_beside_budget: u64, checks_at_once: u32) -> Self {
+    pub fn of(bytes_outside_budget: u64, checks_at_once: u32) -> Self {
         let checks = u64::from(checks_at_once.max(1));
         let compilers = checks + u64::from(super::LOADING_MAX);
-        let guest = (bytes_beside_budget / checks).saturating_sub(PROCESS_BYTES);
-        let compile = (bytes_beside_budget / compilers).max(COMPILE_BYTES_MIN);
+        let guest = (bytes_outside_budget / checks).saturating_sub(PROCESS_BYTES);
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let compile = (bytes_outside_budget / compilers).max(COMPILE_BYTES_MIN);
         Self {
-            guest_bytes_max: guest.clamp(GUEST_BYTES_MIN, GUEST_BYTES_MAX) as usize,
-            compile_bytes_max: usize::try_from(compile).unwrap_or(usize::MAX),
+            guest_bytes_max: bytes(guest.clamp(GUEST_BYTES_MIN, GUEST_BYTES_MAX)),
+            compile_bytes_max: bytes(compile),
         }
     }
 
@@ -178,7 +179,7 @@ fn ends_first(process: Option<u32>) {
     }
 }
 
-/// Says in a report where a limit of memory comes from that is smaller than the configured one.
+/// Adds to a report the origin of a limit of memory that is smaller than the configured one.
 fn with_reduced_limit(report: &str, bytes: usize) -> String {
     let limit = format!("memory-bytes-max of {bytes} bytes");
     let origin = "which is what this server's memory leaves to an instance in a check";
