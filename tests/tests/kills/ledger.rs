@@ -81,7 +81,8 @@ impl Ledger {
     pub(super) fn killed(&mut self, begins: Instant) {
         let answered = self.admissions.iter().filter(|[_, answered]| *answered < begins);
         let stored_until = answered.filter_map(|[requested, _]| requested.checked_sub(SETTLED)).max();
-        let kept = self.kills.last().zip(stored_until).map(|(before, stored_until)| before.gone..stored_until);
+        let kept =
+            self.kills.last().zip(stored_until).map(|(before, stored_until)| before.gone..stored_until);
         self.kills.push(Kill { begins, gone: Instant::now() + UNDER_WAY, kept });
     }
 }
