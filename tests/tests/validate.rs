@@ -109,6 +109,63 @@ async fn a_withdrawn_sample_is_a_warning() {
 }
 
 #[tokio::test]
+async fn refused_uses_and_a_sample_without_a_reply_are_warnings_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = row(&dir, "misbehave", "5");
+    let grader = guest("noisy").display().to_string();
+    let options = ["--data", &data, "--grader", &grader];
+
+    let (found, code) = report(&guest("refused_uses"), &options).await;
+
+    assert_eq!((code, &found["valid"]), (Some(0), &json!(true)), "{found:#}");
+    let warned: Vec<(&str, &str, &str)> = found["checks"]
+        .as_array()
+        .expect("a report has checks")
+        .iter()
+        .filter(|check| check["outcome"] == "warned")
+        .map(|check| ["name", "detail", "advice"].map(|key| check[key].as_str().unwrap_or_default()).into())
+        .collect();
+    let expected = [
+        ("sample", "without a reply of the model", "has to be awaited"),
+        (
+            "refused",
+            "tried to start a process, 500000 times: made.py:0, in grade: subprocess.run",
+            "starts no processes",
+        ),
+        (
+            "refused",
+            "a file that a component does not have, 3 times: \\u{1b}[31mmade.py",
+            "keep what is made in memory",
+        ),
+        (
+            "refused",
+            "tried to reach the network, 70000 times",
+            "ask the model, the judge or a tool of the host",
+        ),
+        ("refused", "set an alarm, which interrupts no computation", "limit of CPU time"),
+    ];
+    assert_eq!(warned.len(), expected.len(), "{found:#}");
+    for ((name, detail, advice), expected) in warned.iter().zip(expected) {
+        assert_eq!(*name, expected.0, "{found:#}");
+        assert!(detail.contains(expected.1), "{}: {found:#}", expected.1);
+        assert!(advice.contains(expected.2), "{}: {found:#}", expected.2);
+    }
+    let text = validate(&guest("refused_uses"), &options).await.stdout;
+    assert!(text.contains("warned   refused        it tried to start a process"), "{text}");
+}
+
+#[tokio::test]
+async fn an_agent_that_asks_the_model_and_refuses_nothing_is_warned_of_nothing() {
+    let (report, code) = report(&guest("noisy"), &[]).await;
+
+    assert_eq!(
+        (code, came(&report, "sample"), came(&report, "refused")),
+        (Some(0), "passed", ""),
+        "{report:#}"
+    );
+}
+
+#[tokio::test]
 async fn tools_are_checked_with_the_protocols_error_codes() {
     let dir = tempfile::tempdir().unwrap();
     let (loose, code) = report(&guest("unfit"), &["--data", &row(&dir, "offer bad tools", "1")]).await;

@@ -64,6 +64,27 @@ async fn the_whole_conversation_is_shown_with_the_reward_and_the_usage() {
 }
 
 #[tokio::test]
+async fn lines_that_the_plugin_prints_and_logs_are_shown_while_the_rollout_runs() {
+    let bench = Bench::start().await;
+    let row = json!({"user_prompt": "print", "ground_truth": "3"});
+    std::fs::write(bench.dir.path().join("rows.jsonl"), row.to_string()).expect("it can be written");
+    bench.controller.hold();
+    let process = bench.command("noisy", &[]).start();
+    bench.controller.chats_arrived(1).await;
+
+    // The guest waits for a reply that is held, so the rollout cannot have ended.
+    for line in ["printed to stdout", "printed to stderr", "logged"] {
+        process.line(&format!("log        {line}")).await;
+    }
+
+    bench.controller.release();
+    let ran = process.ended().await;
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let at = |text: &str| ran.stdout.find(text).unwrap_or_else(|| panic!("no {text:?} in {}", ran.stdout));
+    assert!(at("logged") < at("assistant  "), "{}", ran.stdout);
+}
+
+#[tokio::test]
 async fn colours_are_optional_and_no_message_can_control_the_terminal() {
     let bench = Bench::start().await;
     bench.controller.answer_chats([Answer::Say("\u{1b}[2J#### 3")]);

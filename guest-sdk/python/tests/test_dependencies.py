@@ -1,7 +1,9 @@
 """Tests that dependencies are resolved for the component's Python. There is no index: a test creates the sources."""
 
+import argparse
 import contextlib
 import hashlib
+import importlib
 import io
 import os
 import platform
@@ -10,7 +12,7 @@ import tarfile
 import tempfile
 import unittest
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -135,9 +137,9 @@ class Releases(unittest.TestCase):
         patched.start()
         self.addCleanup(patched.stop)
 
-    def gathered(self, *wanted: str) -> dict[str, str]:
+    def gathered(self, *wanted: str, leave_out: Sequence[str] = ()) -> dict[str, str]:
         """Returns the installed releases of a project with these dependencies."""
-        project = _build.Project(self.project, "p", "p", self.project, list(wanted))
+        project = _build.Project(self.project, "p", "p", self.project, list(wanted), leave_out=list(leave_out))
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             kept = _build.gather(project, self.cache, self.made)
@@ -204,6 +206,42 @@ class Releases(unittest.TestCase):
             self.gathered("top[x]")
         self.assertIn("fast 1.0: top 1.0 requires fast 1.0", str(refused.exception))
 
+    def test_a_package_that_cannot_be_imported_in_a_component_ends_the_build_with_the_reason_and_the_chain(self) -> None:
+        wheel(self.index, "top", "1.0", "litellm")
+        wheel(self.index, "litellm", "2.0", tag=HERE)
+        for wanted, chain in (
+            (["litellm"], "litellm: the project depends on it"),
+            (["top"], "litellm 2.0: top 1.0 requires litellm 2.0"),
+        ):
+            with self.assertRaises(_build.BuildError) as refused:
+                self.gathered(*wanted)
+            text = str(refused.exception)
+            self.assertIn(f"  - {chain}; its import needs its native part", text)
+            self.assertIn("HostClient", text)
+            self.assertIn("leave-out", text)
+            self.assertFalse((self.project / _resolve.LOCK).exists())
+        self.assertEqual(self.gathered("top", leave_out=["litellm"]), {"top": "1.0"})
+        # One that works without it may require it.
+        wheel(self.index, "dspy", "3.0", "litellm")
+        # An extra that was not asked for is no reason.
+        wheel(self.index, "other", "1.0", 'litellm; extra == "x"')
+        self.assertEqual(self.gathered("dspy", "other"), {"dspy": "3.0", "litellm": "2.0", "other": "1.0"})
+        with self.assertRaises(_build.BuildError) as refused:
+            self.gathered("other[x]")
+        self.assertIn("litellm 2.0: other 1.0 requires litellm 2.0; ", str(refused.exception))
+
+    def test_a_package_that_works_in_part_is_installed_with_a_note(self) -> None:
+        wheel(self.index, "anthropic", "1.0")
+        wheel(self.index, "top", "1.0", "anthropic")
+        self.assertEqual(self.gathered("anthropic"), {"anthropic": "1.0"})
+        self.assertIn("note: anthropic: its types work, and its clients find no network; ask the host's model", self.said)
+        # An author who does not depend on it calls none of it.
+        self.gathered("top")
+        self.assertNotIn("note: anthropic", self.said)
+
+    def test_every_package_that_works_without_another_is_of_one_that_cannot_work(self) -> None:
+        self.assertLessEqual({name for names in _build.WORK_WITHOUT.values() for name in names}, set(_build.CANNOT_WORK))
+
     def test_a_later_build_takes_the_releases_of_the_lock_file_until_the_dependencies_change(self) -> None:
         wheel(self.index, "thing", "1.0")
         self.assertEqual(self.gathered("thing"), {"thing": "1.0"})
@@ -246,6 +284,18 @@ class Releases(unittest.TestCase):
 class LateImports(unittest.TestCase):
     """Tests of imports that a rollout would pay for."""
 
+    def setUp(self) -> None:
+        held = tempfile.TemporaryDirectory()
+        self.addCleanup(held.cleanup)
+        self.place = Path(held.name)
+        self.source = self.place / "source"
+        self.bundled = self.place / "bundled"
+        for each in (self.source, self.bundled):
+            each.mkdir()
+
+    def tools(self) -> _build.Tools:
+        return _build.Tools("", self.place, self.place / "work", self.place / "made.wasm", self.bundled)
+
     def test_modules_that_only_functions_import_are_found_with_the_first_location(self) -> None:
         with tempfile.TemporaryDirectory() as held:
             source = Path(held)
@@ -270,6 +320,61 @@ class LateImports(unittest.TestCase):
             for number in range(_build_late.KEPT_MAX + 5):
                 _build_late._keep(file.with_name(f"late-{number}.json"), {})
             self.assertEqual(len(list(file.parent.iterdir())), _build_late.KEPT_MAX)
+
+    def test_slow_imports_of_dependencies_are_named_with_what_to_write_and_measured_once(self) -> None:
+        (self.source / "agent.py").write_text(
+            "def grade():\n    import slow_one.part\n    import quick_one\n    import named\n    import json\n    import helper\n"
+        )
+        (self.source / "helper.py").write_text("")
+        for name in ("slow_one.py", "quick_one.py", "named.py"):
+            (self.bundled / name).write_text("")
+        project = _build.Project(self.place, "p", "agent", self.source, ["slow-one"], imports=["named"])
+        arguments = argparse.Namespace(cache=self.place / "cache", wheels=None)
+        said = io.StringIO()
+        seconds = {"slow_one.part": 4.25, "quick_one": _build_late.SLOW_SECS / 2}
+        with mock.patch.object(_build_late, "_measured", return_value=seconds) as measured:
+            for _ in range(2):
+                with contextlib.redirect_stderr(said):
+                    _build_late.offer(_build, project, arguments, self.tools(), ["grader"], self.source)
+        measured.assert_called_once()
+        # Neither the standard library nor the author's modules cost anything late, and `named` is imported at the build.
+        self.assertEqual(measured.call_args.args[-1], ["quick_one", "slow_one.part"])
+        lines = said.getvalue().splitlines()
+        offered = [
+            "source/agent.py:2 imports `slow_one.part` in a function: each rollout that comes there takes some 4.2 s for it",
+            "to have that done at the build, write in pyproject.toml: "
+            '[tool.rollout-host] imports = ["named", "slow_one.part"]',
+        ]
+        measuring = f"{_build.SAID}measuring what it takes to import quick_one, slow_one.part in a rollout"
+        self.assertEqual(lines, [measuring, *offered, *offered])
+
+    def test_the_measurement_imports_the_authors_module_first_and_leaves_out_what_fails(self) -> None:
+        (self.source / "made_up_agent.py").write_text("import made_up_early\n")
+        waits = "import time\ntime.sleep(0.05)\n"
+        for name, text in (("made_up_early", waits), ("made_up_late", waits), ("made_up_failing", "raise ImportError")):
+            (self.source / f"{name}.py").write_text(text)
+        project = _build.Project(self.place, "p", "made_up_agent", self.source, [])
+        outputs: list[Path] = []
+
+        def componentize(_: _build.Project, exports: list[str], code: str, source: Path, tools: _build.Tools) -> list[str]:
+            """Runs the code here, and fails as a component does that is left before its end."""
+            outputs.append(tools.output)
+            entry = tools.work / "-".join(exports) / "entry"
+            entry.mkdir(parents=True)
+            with self.assertRaises(SystemExit), mock.patch.object(sys, "path", [str(source), *sys.path]):
+                exec(code.replace("/1/", f"{entry}/"), {"importlib": importlib})
+            raise _build.BuildError(_build.AT_FAULT, "measured")
+
+        names = ["made_up_early", "made_up_failing", "made_up_late"]
+        with (
+            mock.patch.object(_build, "entry_code", lambda _, measuring: measuring),
+            mock.patch.object(_build, "componentize", componentize),
+        ):
+            taken = _build_late._measured(_build, project, self.tools(), ["grader"], self.source, names)
+        self.assertEqual(sorted(taken), ["made_up_early", "made_up_late"])
+        self.assertLess(taken["made_up_early"], 0.05)
+        self.assertGreaterEqual(taken["made_up_late"], 0.05)
+        self.assertNotIn(self.tools().output, outputs)
 
 
 if __name__ == "__main__":

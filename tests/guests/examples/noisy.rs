@@ -1,7 +1,8 @@
-//! Prints a lot, including terminal escape sequences.
+//! Prints before it asks the model: a lot, including terminal escape sequences, or a line to each stream if the prompt is
+//! "print".
 
 use rollout_sdk::*;
-use rollout_test_guests::{Honest, ask_once, requests_misbehaviour};
+use rollout_test_guests::{Honest, ask_once, prompt_text, requests_misbehaviour};
 
 struct Noisy;
 
@@ -16,6 +17,11 @@ impl Workflow for Noisy {
                 log::warn(format_args!("\x1b[1m line {line} to the log"));
             }
             print!("{}", "no end of line ".repeat(100_000));
+        }
+        if prompt_text(&ctx) == "print" {
+            println!("printed to stdout");
+            eprintln!("printed to stderr");
+            log::warn("logged");
         }
         ask_once(&ctx)
     }

@@ -68,15 +68,23 @@ async fn without_componentize_py_the_command_that_installs_it_is_shown() {
     assert!(ran.stderr.contains("run: python3 -m pip install componentize-py=="), "{}", ran.stderr);
 }
 
+/// A module that a wheel is made of.
+const TWICE: &str = "def twice(n):\\n    return 2 * n\\n";
+
 /// Creates a wheel of one module, with or without native code.
 async fn wheel(dir: &Path, name: &str, native: bool) -> PathBuf {
+    wheel_of(dir, name, TWICE, native).await
+}
+
+/// A wheel of a module with this text, which is in a literal of Python.
+async fn wheel_of(dir: &Path, name: &str, module: &str, native: bool) -> PathBuf {
     let script = format!(
         r#"
 import sys, zipfile
 path = sys.argv[1] + "/{name}-1.0-py3-none-any.whl"
 info = "{name}-1.0.dist-info/"
 files = {{
-    "{name}/__init__.py": "def twice(n):\n    return 2 * n\n",
+    "{name}/__init__.py": "{module}",
     info + "METADATA": "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
     info + "WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
 }}
@@ -108,6 +116,110 @@ async fn a_native_dependency_is_named_with_what_to_do() {
     for text in ["quick-thing (quick_thing/_speedups.so)", "without-native", "leave-out"] {
         assert!(ran.stderr.contains(text), "{}", ran.stderr);
     }
+}
+
+#[tokio::test]
+async fn a_slow_import_in_a_function_is_measured_and_the_build_says_how_to_have_it_done_at_the_build() {
+    let dir = temporary();
+    // A second in a component or more, and well over the third of a second from which on a line is worth it.
+    let slow =
+        wheel_of(dir.path(), "slow_thing", "TOTAL = sum(n % 7 for n in range(8_000_000))\\n", false).await;
+    let quick = wheel(dir.path(), "quick_thing", false).await;
+    let dependencies = format!(
+        "dependencies = [\"slow-thing @ file://{}\", \"quick-thing @ file://{}\"]\n",
+        slow.display(),
+        quick.display()
+    );
+    let entry = r#"
+from rollout_sdk import *
+
+class Made(AgentWorkflow):
+    async def run(self, ctx):
+        await ctx.agent().run()
+
+class Rated(Grader):
+    async def grade(self, ctx):
+        import quick_thing
+        from slow_thing import TOTAL
+        return quick_thing.twice(TOTAL) > 0
+"#;
+    let project = project(entry, &dependencies);
+
+    let offered = build(project.path()).await;
+
+    assert_eq!(offered.code, Some(0), "{}", offered.stderr);
+    let seconds =
+        "made_up.py:11 imports `slow_thing` in a function: each rollout that comes there takes some ";
+    assert!(offered.stderr.contains(seconds), "{}", offered.stderr);
+    let advice = "write in pyproject.toml: [tool.rollout-host] imports = [\"slow_thing\"]";
+    assert!(offered.stderr.contains(advice), "{}", offered.stderr);
+    assert!(!offered.stderr.contains("`quick_thing`"), "{}", offered.stderr);
+
+    let about = format!(
+        "[project]\nname = \"made-up\"\n{dependencies}[tool.rollout-host]\nimports = [\"slow_thing\"]\n"
+    );
+    write(project.path(), "pyproject.toml", &about);
+    let taken = build(project.path()).await;
+    assert_eq!(taken.code, Some(0), "{}", taken.stderr);
+    assert!(!taken.stderr.contains("`slow_thing`"), "{}", taken.stderr);
+}
+
+#[tokio::test]
+async fn a_package_that_probes_while_it_is_imported_is_noted_by_the_build_and_counted_in_no_rollout() {
+    let dir = temporary();
+    let probe =
+        "import socket\\ntry:\\n    socket.socket().bind(('127.0.0.1', 0))\\nexcept OSError:\\n    pass\\n";
+    let early = wheel_of(dir.path(), "early_thing", probe, false).await;
+    let late = wheel_of(dir.path(), "late_thing", probe, false).await;
+    let dependencies = format!(
+        "dependencies = [\"early-thing @ file://{}\", \"late-thing @ file://{}\"]\n",
+        early.display(),
+        late.display()
+    );
+    let entry = r#"
+import early_thing
+from rollout_sdk import *
+
+class Made(AgentWorkflow):
+    async def run(self, ctx):
+        await ctx.agent().run()
+
+class Rated(Grader):
+    async def grade(self, ctx):
+        import late_thing
+        try:
+            if ctx.label == "probe":
+                early_thing.socket.socket()
+        except OSError:
+            pass
+        return 1.0
+"#;
+    let project = project(entry, &dependencies);
+    write(
+        project.path(),
+        "rows.jsonl",
+        "{\"user_prompt\": \"1 + 1\", \"ground_truth\": \"2\"}\n{\"user_prompt\": \"1 + 1\", \"ground_truth\": \"probe\"}\n",
+    );
+
+    let built = build(project.path()).await;
+    assert_eq!(built.code, Some(0), "{}", built.stderr);
+    let noted = "note: early_thing/__init__.py:3 tried to use the network while it was imported";
+    assert!(built.stderr.contains(noted), "{}", built.stderr);
+
+    let ran = rollout_host(["eval", "made.wasm", "--data", "rows.jsonl", "--model", "mock", "--out", "out"])
+        .current_dir(project.path())
+        .start()
+        .ended_within(COMMAND)
+        .await;
+    let results =
+        std::fs::read_to_string(project.path().join("out/results.jsonl")).expect("results are written");
+    let mut results_by_row: Vec<Value> =
+        results.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    results_by_row.sort_by_key(|result| result["row"].as_u64());
+    let refused: Vec<&Value> = results_by_row.iter().map(|result| &result["refused_uses"]).collect();
+    assert_eq!(refused[0], &Value::Null, "{}{results}", ran.stderr);
+    // Of the author's own code, one socket.
+    assert_eq!(refused[1]["network"]["count"], 1, "{}{results}", ran.stderr);
 }
 
 #[tokio::test]

@@ -49,8 +49,25 @@ OWN = ("rollout-host", "rollout-sdk", "osmosis-ai", "strands-agents", "openai-ag
 # stand-ins for the names that are imported from them.
 DONE_WITHOUT = ("cryptography",)
 
-# Distributions that are published only with native code and work without it.
+# Distributions that are published only with native code and are installed without it.
 GO_WITHOUT_NATIVE = ("litellm",)
+
+# Distributions that can be installed and not imported, each with the reason and what to use in its place. The build ends before
+# it installs one, and names what requires it.
+CANNOT_WORK = {
+    "litellm": "its import needs its native part, litellm.rust_bridge._native, which was not made for components, and older "
+    "releases download a list of prices. A component asks one model, the host's: by `ctx.agent()` and `ctx.sample`, or by "
+    "`rollout_sdk.openai_client.HostClient` where a library takes a client of `openai`",
+}
+
+# Distributions of which a part does not work in a component, with a note for the author who depends on one.
+WORK_IN_PART = {
+    "anthropic": "its types work, and its clients find no network; ask the host's model by `ctx.agent()`, by `ctx.sample`, or by "
+    "`rollout_sdk.openai_client.HostClient` with openai among the dependencies",
+}
+
+# Distributions that require some of CANNOT_WORK and work without: they import them in functions that a component has no use for.
+WORK_WITHOUT = {"dspy": ("litellm",)}
 
 # The world of the contract for each export. The component's own world includes them, because componentize-py 0.25
 # cannot join worlds with resources.
@@ -267,7 +284,7 @@ def tag_of(project: Project, wheels: Path | None) -> str:
     native = [] if wheels is None else sorted((each.name, each.stat().st_mtime) for each in wheels.glob("*.whl"))
     inputs = [wanted_of(project), project.without_native, project.leave_out]
     locked = _beside("_resolve").locked(project.dir, wanted_of(project))
-    given = [*inputs, DONE_WITHOUT, PYTHON, sys.version_info[:2], native, _PIP, locked]
+    given = [*inputs, DONE_WITHOUT, sorted(CANNOT_WORK), PYTHON, sys.version_info[:2], native, _PIP, locked]
     return json.dumps(given)
 
 
@@ -277,6 +294,8 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
     wanted = wanted_of(project)
     if not wanted:
         return None
+    if named := [name for each in wanted if (name := _required_name(each)) in CANNOT_WORK]:
+        at_fault(_beside("_resolve").why_not_at_all({name: "the project depends on it" for name in named}, CANNOT_WORK, TABLE))
     kept = cache / "python" / hashlib.sha256(tag_of(project, wheels).encode()).hexdigest()[:32]
     if not kept.is_dir():
         if importlib.util.find_spec("pip") is None:
@@ -353,6 +372,8 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
         report.unlink(missing_ok=True)
         most.unlink(missing_ok=True)
     goes_without = {*project.without_native, *project.leave_out}
+    if chains := resolve.chains_to_any(CANNOT_WORK.keys() - {*project.leave_out}, roots, releases, WORK_WITHOUT):
+        at_fault(resolve.why_not_at_all(chains, CANNOT_WORK, TABLE))
 
     def has_pure(release: Any) -> bool:
         return _has_pure(release, project, target)
@@ -381,6 +402,9 @@ def _say_installed(target: Path, project: Project, wanted: list[str], releases: 
     """Prints the installed releases and writes them to the lock file."""
     there = [info.name.removesuffix(".dist-info").rsplit("-", 1) for _, _, info in _distributions(target)]
     print(f"resolved: {', '.join(' '.join(each) for each in there)}", file=sys.stderr)
+    for name in (_required_name(each) for each in wanted):
+        if name in WORK_IN_PART:
+            print(f"note: {name}: {WORK_IN_PART[name]}", file=sys.stderr)
     if releases is None:
         return
     resolve = _beside("_resolve")

@@ -8,6 +8,7 @@ refusal is reported to the host, by kind, with the location of the first one in 
 
 from __future__ import annotations
 
+import errno
 import sys
 from types import FrameType
 from typing import Any
@@ -37,6 +38,10 @@ _places: dict[str, str] = {}
 _at_import: dict[str, tuple[int, str]] = {}
 """Refused uses while the component was built: their number, and the first location."""
 
+_of_dependencies: dict[str, int] = {}
+"""Number of uses, by kind, that dependencies tried while they were imported. They are probes: a package looks for what a
+machine has and goes on without, in every project that depends on it. No rollout counts them."""
+
 
 def begin() -> None:
     """Starts a rollout. Refusals while modules were imported are reported for each rollout."""
@@ -60,6 +65,11 @@ def end() -> None:
 
 def note(kind: str, what: str, place: str | None = None) -> None:
     """Counts a refused use. `what` is the function, for a direct call by the author's code."""
+    if dependency := imported_dependency():
+        if not _runs and kind not in _of_dependencies:
+            print(f"note: {dependency} tried to {_PROBES[kind]} while it was imported, which no rollout counts", file=sys.stderr)
+        _of_dependencies[kind] = _of_dependencies.get(kind, 0) + 1
+        return
     if not _runs:
         count, first = _at_import.get(kind, (0, ""))
         if not count:
@@ -82,6 +92,15 @@ _AT_IMPORT = {
     "network": NO_NETWORK,
     "thread": "a component has one thread",
     "alarm": "an alarm interrupts no computation in a component",
+}
+
+_PROBES = {
+    "process": "start a process",
+    "file": "use a file that a component does not have",
+    "network": "use the network",
+    "thread": "wait for another thread",
+    "alarm": "set an alarm",
+    "module": "import a module that a component does not have",
 }
 
 
@@ -129,6 +148,23 @@ def place_of(what: str) -> str:
     return other or what
 
 
+def imported_dependency() -> str:
+    """Returns the line of the dependency that is being imported now and does what was refused; nothing where the author's
+    own code does it, or code that came with the rollout."""
+    innermost = ""
+    at: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while at is not None:
+        path, is_module = at.f_code.co_filename, at.f_code.co_name == "<module>"
+        if _failure.is_authors(path) or (is_module and path[:1] == "<" and not _is_inner(path)):
+            return ""
+        if not _is_inner(path) and not path.startswith(_LIBRARY) and path[:1] != "<":
+            innermost = innermost or f"{_failure.shown_path(path)}:{at.f_lineno}"
+            if is_module:
+                return innermost
+        at = at.f_back
+    return ""
+
+
 def is_of_the_caller() -> bool:
     """Returns whether the author or a dependency named the missing file, and not the standard library for its own
     use."""
@@ -171,10 +207,12 @@ def refuse_network() -> None:
 
 
 def _without_sockets(real: Any) -> Any:
-    """Makes the creation of a socket raise an error with the reason. In a rollout the host counts it; libraries try it
-    while they are imported, and work without it."""
+    """Makes the creation of a socket raise an error with the reason. In a rollout the host counts it, unless a dependency is
+    being imported: libraries try it then, and work without it."""
 
     def made(*args: Any, **kwargs: Any) -> None:
+        if _runs and imported_dependency():
+            raise PermissionError(errno.EACCES, NO_NETWORK)
         try:
             real(*args, **kwargs)
         except OSError as error:
@@ -183,8 +221,17 @@ def _without_sockets(real: Any) -> Any:
     return made
 
 
+def _no_such_name() -> OSError:
+    import socket
+
+    return socket.gaierror(socket.EAI_FAIL, NO_NETWORK)
+
+
 def _without_network(real: Any, what: str) -> Any:
     def refused(*args: Any, **kwargs: Any) -> Any:
+        if _runs and what.startswith("socket.get") and imported_dependency():
+            # The host, which counts names that it is asked for, is not asked.
+            raise _no_such_name()
         try:
             found = real(*args, **kwargs)
         except OSError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,39 @@ def shown_chain(name: str, roots: Iterable[str], releases: Mapping[str, Release]
     """Returns the chain to a release as a text."""
     chain = chain_to(name, roots, releases)
     return " requires ".join(str(releases[one]) for one in chain) if len(chain) > 1 else "the project depends on it"
+
+
+def chains_to_any(
+    names: Iterable[str], roots: Iterable[str], releases: Mapping[str, Release], work_without: Mapping[str, Iterable[str]]
+) -> dict[str, str]:
+    """Returns the chain to each of these distributions, as a text. A chain ends at a package that works without the next one,
+    and goes through an extra only if nothing else requires the distribution."""
+    roots = list(roots)
+    found: dict[str, str] = {}
+    for name in sorted(names):
+        reduced = {
+            each.name: replace(each, requires=[one for one in each.requires if one not in work_without.get(each.name, ())])
+            for each in releases.values()
+        }
+        if len(chain_to(name, roots, _without_extras(releases))) > 1:
+            reduced = _without_extras(reduced)
+        if len(chain_to(name, roots, reduced)) > 1:
+            found[str(releases[name])] = shown_chain(name, roots, reduced)
+    return found
+
+
+def _without_extras(releases: Mapping[str, Release]) -> dict[str, Release]:
+    return {name: replace(each, extras=[]) for name, each in releases.items()}
+
+
+def why_not_at_all(chains: Mapping[str, str], reasons: Mapping[str, str], table: str) -> str:
+    """Returns the error about distributions that cannot be imported in a component. `chains` says of each what requires it."""
+    lines = [f"  - {named}: {chain}; {reasons[named.partition(' ')[0]]}" for named, chain in chains.items()]
+    return (
+        "these dependencies cannot be imported in a component:\n"
+        + "\n".join(lines)
+        + f"\nIf one that came along is not needed at run time, name it in [{table}] leave-out."
+    )
 
 
 def made_for_components(wheels: Path | None) -> dict[str, list[str]]:
