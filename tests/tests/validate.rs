@@ -126,21 +126,21 @@ async fn refused_uses_and_a_sample_without_a_reply_are_warnings_with_what_to_do(
         .map(|check| ["name", "detail", "advice"].map(|key| check[key].as_str().unwrap_or_default()).into())
         .collect();
     let expected = [
-        ("sample", "without a reply of the model", "has to be awaited"),
+        ("sample", "without a reply of the model", "await the agent before"),
         (
             "refused",
             "tried to start a process, 500000 times: made.py:0, in grade: subprocess.run",
-            "starts no processes",
+            "cannot start processes",
         ),
         (
             "refused",
             "a file that a component does not have, 3 times: \\u{1b}[31mmade.py",
-            "keep what is made in memory",
+            "keep generated data in memory",
         ),
         (
             "refused",
             "tried to reach the network, 70000 times",
-            "ask the model, the judge or a tool of the host",
+            "call the model, the judge or a tool of the host",
         ),
         ("refused", "set an alarm, which interrupts no computation", "limit of CPU time"),
     ];
@@ -159,7 +159,7 @@ async fn an_agent_that_asks_the_model_and_refuses_nothing_is_warned_of_nothing()
     let (report, code) = report(&guest("noisy"), &[]).await;
 
     assert_eq!(
-        (code, came(&report, "sample"), came(&report, "refused")),
+        (code, result_of(&report, "sample"), result_of(&report, "refused")),
         (Some(0), "passed", ""),
         "{report:#}"
     );

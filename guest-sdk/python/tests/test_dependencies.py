@@ -345,7 +345,7 @@ class LateImports(unittest.TestCase):
             "to have that done at the build, write in pyproject.toml: "
             '[tool.rollout-host] imports = ["named", "slow_one.part"]',
         ]
-        measuring = f"{_build.SAID}measuring what it takes to import quick_one, slow_one.part in a rollout"
+        measuring = f"{_build.SAID}measuring the imports of quick_one, slow_one.part in a rollout"
         self.assertEqual(lines, [measuring, *offered, *offered])
 
     def test_the_measurement_imports_the_authors_module_first_and_leaves_out_what_fails(self) -> None:
