@@ -24,6 +24,7 @@ mod process;
 mod programs;
 mod raw;
 mod registry;
+mod waiting;
 
 pub use catalog::{ServeCatalog, TestCatalog, TestTenant};
 pub use collector::{Collector, TracedSpan};
@@ -43,6 +44,7 @@ pub use programs::{
 };
 pub use raw::{RawServer, Sends};
 pub use registry::{REGISTRY_USER, TestRegistry};
+pub use waiting::waiting_component;
 
 use std::time::Duration;
 

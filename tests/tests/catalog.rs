@@ -1,7 +1,12 @@
 //! Tests of many tenants and plugins in one process, for operators, authors and callers.
 
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use reqwest::Method;
-use rollout_tests::{Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until};
+use rollout_tests::{
+    Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until, waiting_component,
+};
 use serde_json::{Value, json};
 
 /// Returns the greeting in the configuration of the version that ran a rollout of `tunable`.
@@ -268,6 +273,67 @@ async fn an_exhausted_quota_is_named_with_its_usage_and_a_retry_time() {
     assert!(counted.get(series).is_some_and(|count| count >= 3.0), "{series}");
 }
 
+/// Returns the size of the files in a folder, in bytes.
+fn size_of(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let size = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => size_of(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        // It was deleted in the meantime.
+        Err(_) => 0,
+    };
+    entries.map(size).sum()
+}
+
+#[tokio::test]
+async fn a_quota_of_stored_bytes_that_is_set_later_bounds_the_files_of_a_tenant_with_a_waiting_rollout() {
+    const QUOTA_BYTES: u64 = 64 << 20;
+    const PROMPT_BYTES: usize = 1 << 20;
+    /// Maximum bytes of the last admitted rollout, which may exceed the quota: its prompt twice, and its outcome.
+    const ADMITTED_BYTES: u64 = 3 * PROMPT_BYTES as u64;
+    const ROLLOUTS: usize = 40;
+    let (controller, held) = (Controller::start().await, Controller::start().await);
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+    let journal = catalog.folder().join("tenants");
+    let prompt = |number: usize| format!("{} 2 + {number}", "x".repeat(PROMPT_BYTES));
+    let run = async |number: usize| {
+        let request = controller.rollout(&prompt(number)).label("5");
+        // Sealed segments are deleted in the background.
+        let admitted = until("the rollout to be admitted", async || {
+            let reply = plugin.ask(&request).await;
+            assert!(matches!(reply.status, 202 | 403), "{}", reply.text);
+            (reply.status == 202).then_some(reply)
+        });
+        let result = plugin.result(&admitted.await.admitted()).await;
+        assert_eq!(result["status"], "success", "{result:#}");
+        size_of(&journal)
+    };
+    held.hold();
+    let waiting = plugin.admit(&held.rollout("2 + 3").label("5")).await;
+    held.chats_arrived(1).await;
+    let mut number = 0;
+    while run(number).await < 2 * QUOTA_BYTES {
+        number += 1;
+        assert!(number < 200, "{} bytes are stored", size_of(&journal));
+    }
+
+    let quotas = json!({"quotas": {"stored-bytes": QUOTA_BYTES}});
+    catalog.operate(Method::PATCH, "/tenants/t", quotas).await;
+
+    until("the files to be within the quota", async || (size_of(&journal) <= QUOTA_BYTES).then_some(()))
+        .await;
+    let mut most = 0;
+    for number in 0..ROLLOUTS {
+        most = most.max(run(number).await);
+    }
+    assert!(most <= QUOTA_BYTES + ADMITTED_BYTES, "{most} bytes were stored");
+    held.release();
+    assert_eq!(plugin.result(&waiting).await["sample"]["reward"], 1.0, "the waiting rollout is retained");
+}
+
 #[tokio::test]
 async fn a_tenants_requests_go_only_to_addresses_on_its_list() {
     let controller = Controller::start().await;
@@ -364,6 +430,96 @@ async fn an_idle_plugin_is_unloaded_and_loaded_again_on_request() {
     assert_eq!(catalog.plugin(&tenant, "q").get("/health").await.status, 200, "it is loaded again");
     until("the other to go", async || (!in_use().await[0]).then_some(())).await;
     assert_eq!(plugin.get("/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_plugin_without_open_files_because_others_are_busy_is_refused_with_503_and_the_reason() {
+    /// Number of open files of the server, of which an eighth is for plugins.
+    const OPEN_FILES: u32 = 256;
+    /// Number of plugins that the tenant may have in use: it leaves as many to others, of which one is in use.
+    const PLUGINS: usize = OPEN_FILES as usize / 8 / 2 - 1;
+    let controller = Controller::start().await;
+    // A plugin is in use until its results expire.
+    let config = "[osmosis]\nresult-ttl-secs = 1.0\n";
+    let catalog = ServeCatalog::default().open_files_max(OPEN_FILES).config(config).start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    let other = catalog.tenant("other", json!({})).await;
+    let digest = catalog.upload(&tenant, &guest("conform")).await;
+    // More plugins than can be loaded at once, so idle ones are unloaded until only busy ones are loaded.
+    for number in 0..=PLUGINS + 1 {
+        let deployment = json!({"component": digest, "activate": true});
+        let path = format!("/admin/v1/plugins/p{number}/deployments");
+        let reply = catalog.ask(&tenant.author, Method::POST, &path, deployment).await;
+        assert_eq!(reply.body["active"], true, "{}", reply.text);
+    }
+    catalog.serve(&other, "p", "conform", "").await;
+    let plugin = |number: usize| catalog.plugin(&tenant, &format!("p{number}"));
+    controller.hold();
+    let mut held = Vec::new();
+    for number in 0..PLUGINS {
+        held.push(plugin(number).admit(&controller.rollout("2 + 3").label("5")).await);
+    }
+    controller.chats_arrived(PLUGINS).await;
+
+    let refused = plugin(PLUGINS).ask(&controller.rollout("2 + 3").label("5")).await;
+
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    let reason = "too few open files are left for another plugin";
+    assert!(refused.text.contains(reason), "{}", refused.text);
+    assert!(refused.text.contains("those of this tenant 15"), "{}", refused.text);
+    assert!(refused.text.contains("ulimit -n"), "{}", refused.text);
+    assert!(refused.headers.contains_key("retry-after"), "{:?}", refused.headers);
+    assert_eq!(
+        catalog.plugin(&other, "p").get("/health").await.status,
+        200,
+        "another tenant has open files of its own"
+    );
+    controller.release();
+    for (number, admitted) in held.iter().enumerate() {
+        assert_eq!(plugin(number).result(admitted).await["sample"]["reward"], 1.0);
+    }
+    until("an idle plugin to be unloaded", async || {
+        let reply = plugin(PLUGINS).get("/health").await;
+        (reply.status == 200).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn slow_starts_of_a_tenants_plugins_delay_no_callback_of_another_tenant_after_a_kill() {
+    /// Number of plugins that start slowly: one after the other, they would take 8 s.
+    const PLUGINS: usize = 4;
+    const START_SECS: u32 = 2;
+    const DELIVERY_TIME_MAX: Duration = Duration::from_secs(5);
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    // Tenants are opened in this order.
+    let slow = catalog.tenant("a-slow", json!({})).await;
+    let neighbour = catalog.tenant("neighbour", json!({})).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), waiting_component(START_SECS)).unwrap();
+    for number in 0..PLUGINS {
+        let reply = catalog.push(&slow, &format!("p{number}"), file.path(), "", true).await;
+        assert_eq!(reply.body["active"], true, "{}", reply.text);
+    }
+    catalog.serve(&neighbour, "p", "conform", "").await;
+    controller.hold_callbacks();
+    let request = controller.rollout("2 + 3").label("5").with_callbacks("key-of-the-caller");
+    let reply = catalog.plugin(&neighbour, "p").ask(&request).await;
+    assert!(reply.status < 300, "{}", reply.text);
+    let before = controller.callbacks_arrived(1).await.len();
+    for number in 0..PLUGINS {
+        let request = controller.rollout("2 + 3").with("grade", false);
+        catalog.plugin(&slow, &format!("p{number}")).admit(&request).await;
+    }
+
+    let killed = Instant::now();
+    let _catalog = catalog.killed().await;
+    let arrived = controller.callbacks_arrived(before + 1).await;
+
+    let time = killed.elapsed();
+    assert_eq!(arrived[before].body["rollout_id"], request.rollout_id());
+    assert!(time <= DELIVERY_TIME_MAX, "the callback arrived {time:?} after the kill");
 }
 
 #[tokio::test]

@@ -2,8 +2,8 @@
 
 use rollout_mock_model::{MockModel, MockModelSettings};
 use rollout_tests::{
-    Answers, Controller, Oracle, RolloutRequest, Serve, Start, TestHost, example, guest, project_root,
-    python_program, rollout_host,
+    Answers, Controller, Oracle, RolloutRequest, Serve, Start, TestCatalog, TestHost, example, guest,
+    project_root, python_program, rollout_host,
 };
 use serde_json::{Value, json};
 
@@ -143,6 +143,36 @@ async fn forks_run_from_the_command_line_with_another_model_name() {
     assert_eq!(ours["observed"][3]["request"]["rest"]["model"], "another");
     assert_eq!(far.code, Some(2));
     assert!(far.stderr.contains("it has 4 calls of the model"), "{}", far.stderr);
+}
+
+#[tokio::test]
+async fn a_rollout_in_a_tenants_journal_is_forked_and_replayed_with_the_component_of_the_catalog() {
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let parent = catalog.plugin(&tenant, "p").run(&controller.rollout("2 + 3").id("r").label("5")).await;
+    assert_eq!(parent["sample"]["reward"], 1.0, "{parent:#}");
+    let mut tenants = std::fs::read_dir(catalog.folder().join("tenants")).unwrap();
+    let journal = tenants.next().unwrap().unwrap().path().join("journal");
+    let dir = tempfile::tempdir().unwrap();
+    let run = async |arguments: &[&str]| {
+        let mut command = rollout_host(arguments.iter().copied());
+        command.arg("--journal").arg(&journal).current_dir(dir.path());
+        command.start().ended().await
+    };
+
+    let forked = run(&["fork", "r", "--turn", "1", "--count", "2", "--model", "mock"]).await;
+    let replayed = run(&["replay", "r"]).await;
+
+    assert_eq!(forked.code, Some(0), "{}\n{}", forked.stdout, forked.stderr);
+    assert!(
+        forked.stdout.contains("2 forks of r at turn 1: 2 with a reward, mean 1.0000"),
+        "{}",
+        forked.stdout
+    );
+    assert_eq!(replayed.code, Some(0), "{}\n{}", replayed.stdout, replayed.stderr);
+    assert_eq!(controller.chats().len(), 1, "shared turns are not requested again");
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use futures_util::future::{BoxFuture, join_all};
 use reqwest::Method;
 use rollout_tests::{
     Controller, MemoryGroup, Process, RolloutRequest, ServeCatalog, Start, TestCatalog, TestTenant, guest,
-    rollout_host, until,
+    rollout_host, until, waiting_component,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -33,6 +33,10 @@ const STEADY: usize = 4;
 
 /// Number of plugins of the hostile tenant, besides the one that it misuses.
 const PLUGINS: usize = 40;
+
+/// Number of plugins that start slowly, and the time that their start takes.
+const SLOW_PLUGINS: usize = 3;
+const START_SECS: u32 = 2;
 
 /// Duration of each of the two phases, unless `ROLLOUT_HOSTILE_SECS` sets it.
 const PHASE_SECS: u64 = 12;
@@ -241,8 +245,12 @@ struct Scene {
     model: Model,
     steady: TestTenant,
     hostile: TestTenant,
+    /// A second hostile tenant, because the checks of the first one are busy with guests that wait.
+    accomplice: TestTenant,
     /// The digest of a component that waits forever.
     waits: String,
+    /// The digest of a component that fills memory.
+    fills: String,
     /// A long field of a request.
     long_field: String,
     attacks: Attacks,
@@ -416,17 +424,38 @@ impl Scene {
 
     /// Pushes a plugin whose check lasts until its deadline.
     async fn push_what_waits(&self) {
-        let author = Caller::new(self.catalog.url(), &self.hostile.author);
-        let deployment = json!({"component": self.waits, "activate": false});
-        let url = format!("{}/admin/v1/plugins/waits/deployments", author.base);
+        self.push("pushes whose guests wait", &self.hostile, &self.waits).await;
+    }
+
+    /// Pushes a plugin whose check fills memory.
+    async fn push_what_fills(&self) {
+        self.push("pushes whose guests fill memory", &self.accomplice, &self.fills).await;
+    }
+
+    /// Pushes a component, and notes the answer as one of this attack.
+    async fn push(&self, attack: &'static str, tenant: &TestTenant, component: &str) {
+        let author = Caller::new(self.catalog.url(), &tenant.author);
+        let deployment = json!({"component": component, "activate": false});
+        let url = format!("{}/admin/v1/plugins/pushed/deployments", author.base);
         let pushing = author.send(author.http.post(url).json(&deployment));
         let answered = tokio::time::timeout(Duration::from_secs(20), pushing).await;
         match answered {
-            Ok(answered) if answered.status >= 300 => {
-                self.refused("pushes whose guests wait", answered.status).await
+            Ok(answered) if answered.status >= 300 => self.refused(attack, answered.status).await,
+            Ok(answered) => {
+                let verdict = if answered.body["passed"] == false { " (failed)" } else { "" };
+                self.attacks.note(attack, format!("{}{verdict}", answered.status));
             }
-            Ok(answered) => self.attacks.note("pushes whose guests wait", answered.status.to_string()),
-            Err(_) => self.attacks.note("pushes whose guests wait", "no answer in 20 s"),
+            Err(_) => self.attacks.note(attack, "no answer in 20 s"),
+        }
+    }
+
+    /// Starts rollouts of plugins that start slowly, which the next process continues.
+    async fn leave_slow_starts(&self) {
+        for plugin in 0..SLOW_PLUGINS {
+            let url = format!("{}/p/slow{plugin}", self.catalog.url());
+            let caller = Caller::new(url, &self.accomplice.caller);
+            let reply = caller.ask(&self.request("What is 2 + 3?")).await;
+            self.attacks.note("slow starts, before kill -9", reply.status.to_string());
         }
     }
 
@@ -533,6 +562,7 @@ async fn attack(scene: &Arc<Scene>, over: &CancellationToken) -> JoinSet<()> {
     begin("queue", 4, |scene| Box::pin(async move { scene.queue().await }));
     begin("uploads", 8, |scene| Box::pin(async move { scene.leave_upload().await }));
     begin("checks", 4, |scene| Box::pin(async move { scene.push_what_waits().await }));
+    begin("fills", 2, |scene| Box::pin(async move { scene.push_what_fills().await }));
     begin("plugins", 1, |scene| Box::pin(async move { scene.use_plugins().await }));
     if is_chosen("readers") {
         again(&mut tasks, over, scene, 8, move |scene| {
@@ -574,12 +604,20 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     let catalog = serve.start().await;
     let steady = catalog.tenant("steady", json!({"running": 8, "queued": 8})).await;
     let hostile = catalog.tenant("hostile", json!({})).await;
+    let accomplice = catalog.tenant("accomplice", json!({})).await;
     catalog.serve(&steady, "p", "conform", "").await;
     catalog.serve(&hostile, "burden", "burden", "").await;
     for plugin in 0..PLUGINS {
         catalog.serve(&hostile, &format!("p{plugin}"), "conform", "").await;
     }
     let waits = catalog.upload(&hostile, &guest("sleep_always")).await;
+    let fills = catalog.upload(&accomplice, &guest("fill_memory")).await;
+    let slow = tempfile::NamedTempFile::new().expect("a temporary file can be made");
+    std::fs::write(slow.path(), waiting_component(START_SECS)).expect("it can be written");
+    for plugin in 0..SLOW_PLUGINS {
+        let reply = catalog.push(&accomplice, &format!("slow{plugin}"), slow.path(), "", true).await;
+        assert_eq!(reply.body["active"], true, "{}", reply.text);
+    }
     let budget = budget_bytes(&catalog).await;
     let may_have = budget + budget / 10 + 64 * MIB;
     let watch = Watch::start(catalog.process().id().expect("it runs"));
@@ -589,7 +627,9 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
         model: Model::start().await,
         steady,
         hostile,
+        accomplice,
         waits,
+        fills,
         long_field: format!("\"metadata\":{{\"text\":\"{}\"}}", "x".repeat(4 << 20)),
         attacks: Attacks::default(),
         rollouts: AtomicUsize::new(0),
@@ -603,20 +643,16 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
     let attacked = scene.run_steadily(phase).await;
     over.cancel();
     while tasks.join_next().await.is_some() {}
+    scene.leave_slow_starts().await;
     let most = watch.most();
     drop(watch);
 
     // The remains of the attack do not prevent the next process from serving.
-    let Ok(Scene { catalog, controller, model, steady, hostile, waits, long_field, attacks, rollouts }) =
-        Arc::try_unwrap(scene)
-    else {
-        panic!("every task has ended");
-    };
+    let Ok(mut scene) = Arc::try_unwrap(scene) else { panic!("every task has ended") };
     let killed = Instant::now();
-    let catalog = catalog.killed().await;
+    scene.catalog = scene.catalog.killed().await;
     let started = killed.elapsed();
-    let watch = Watch::start(catalog.process().id().expect("it runs"));
-    let scene = Scene { catalog, controller, model, steady, hostile, waits, long_field, attacks, rollouts };
+    let watch = Watch::start(scene.catalog.process().id().expect("it runs"));
     let scene = Arc::new(scene);
     let after = scene.run_steadily(phase / 2).await;
     let most_after = watch.most();

@@ -62,6 +62,22 @@ async fn a_push_whose_guest_waits_fails_at_the_deadline_of_checks() {
 }
 
 #[tokio::test]
+async fn a_push_whose_guest_needs_more_memory_than_checks_have_fails_with_the_reason() {
+    // A budget of all memory leaves nothing to checks, which have their minimum then.
+    let catalog = ServeCatalog::default().option("--memory-budget-bytes", 1_u64 << 40).start().await;
+    let tenant = catalog.tenant("t", json!({})).await;
+
+    let filling = catalog.push(&tenant, "fills", &guest("fill_memory"), "", true).await;
+    let usual = catalog.push(&tenant, "p", &guest("conform"), "", true).await;
+
+    assert_eq!(filling.body["passed"], false, "{}", filling.text);
+    let reason =
+        "memory-bytes-max of 100663296 bytes, which is what this server's memory leaves to an instance";
+    assert!(filling.text.contains(reason), "{}", filling.text);
+    assert_eq!(usual.body["active"], true, "{}", usual.text);
+}
+
+#[tokio::test]
 async fn checks_end_with_the_server_that_started_them() {
     let catalog = TestCatalog::start().await;
     let tenant = catalog.tenant("t", json!({})).await;

@@ -9,6 +9,7 @@ mod control_groups;
 use std::fmt;
 use std::fs;
 
+use control_groups::GroupMemory;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors reserved for the process itself: standard streams, its log, the cache, trajectories being written,
@@ -41,7 +42,11 @@ const BYTES_PER_ROLLOUT: u64 = 64 << 10;
 /// process itself, fragmentation of its allocator, and the kernel's socket buffers.
 const MEMORY_BUDGET_PERCENT: u64 = 70;
 
-/// Percentage of that which guests may use when they start; the rest is for their growth.
+/// Memory of this process outside its budget: this percentage of the budget, plus this number of bytes.
+const OWN_MEMORY_PERCENT: u64 = 10;
+const OWN_MEMORY_BYTES: u64 = 64 << 20;
+
+/// Percentage of the budget which guests may use when they start; the rest is for their growth.
 const START_PERCENT: u64 = 85;
 
 /// Resources that the machine has for this process. A value that cannot be read is unlimited.
@@ -152,9 +157,7 @@ pub struct GuestCost {
 impl Machine {
     /// Reads the machine's limits, and raises the limit of open files to the most that this process may have.
     pub fn read() -> Self {
-        let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(available_in);
-        let machine = machine.unwrap_or(u64::MAX);
-        let group = control_groups::tightest().filter(|group| group.free_bytes < machine);
+        let (free_bytes, group) = memory();
         if let Some(group) = &group {
             tracing::info!(
                 limit = %group.limit_file.display(),
@@ -163,10 +166,20 @@ impl Machine {
                 "a control group limits this process's memory"
             );
         }
+        Self::with_memory(free_bytes, group)
+    }
+
+    /// Reads the same limits without logging the control group that limits the memory.
+    pub fn read_again() -> Self {
+        let (free_bytes, group) = memory();
+        Self::with_memory(free_bytes, group)
+    }
+
+    fn with_memory(free_bytes: u64, group: Option<GroupMemory>) -> Self {
         Self {
             descriptors_max: raise_descriptors(),
             mappings_max: number_in("/proc/sys/vm/max_map_count").unwrap_or(u64::MAX),
-            memory_bytes_free: group.as_ref().map_or(machine, |group| group.free_bytes),
+            memory_bytes_free: free_bytes,
             memory_group_bytes_max: group.map(|group| group.limit_bytes),
             memory_budget_bytes: None,
         }
@@ -180,6 +193,13 @@ impl Machine {
     /// Returns the bytes that may be held for others.
     pub fn memory_budget(&self) -> u64 {
         self.memory_budget_bytes.unwrap_or(self.memory_bytes_free / 100 * MEMORY_BUDGET_PERCENT)
+    }
+
+    /// Returns the bytes that the memory budget and this process leave to child processes.
+    pub fn memory_outside_budget(&self) -> u64 {
+        let budget = self.memory_budget();
+        let own = (budget / 100 * OWN_MEMORY_PERCENT).saturating_add(OWN_MEMORY_BYTES);
+        self.memory_bytes_free.saturating_sub(budget).saturating_sub(own)
     }
 
     /// Returns the requested number of slots, or as many as there is room for.
@@ -240,6 +260,14 @@ impl Machine {
         let queued = (u64::from(queue_requested) * DESCRIPTORS_PER_QUEUED).min(left);
         running + (left - queued) / 2
     }
+}
+
+/// Returns the free memory in bytes, and the control group that limits it, if one does.
+fn memory() -> (u64, Option<GroupMemory>) {
+    let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(available_in);
+    let machine = machine.unwrap_or(u64::MAX);
+    let group = control_groups::tightest().filter(|group| group.free_bytes < machine);
+    (group.as_ref().map_or(machine, |group| group.free_bytes), group)
 }
 
 /// Returns how many of a running rollout's connections belong to its caller.
@@ -342,6 +370,16 @@ mod tests {
     fn this_machine_has_room_for_four_rollouts() {
         let slots = Machine::read().slots(4, 4, COST);
         assert_eq!((slots.running_max, slots.queue_max), (4, 4), "{slots:?}");
+    }
+
+    #[test]
+    fn memory_outside_the_budget_and_the_process_is_left_to_child_processes() {
+        let group = Machine { memory_bytes_free: 2000 << 20, ..ROOMY };
+        assert_eq!(group.memory_outside_budget() >> 20, 2000 - 1400 - 140 - 64);
+        let little_budget = Machine { memory_budget_bytes: Some(1000 << 20), ..group };
+        assert_eq!(little_budget.memory_outside_budget() >> 20, 2000 - 1000 - 100 - 64);
+        let large_budget = Machine { memory_budget_bytes: Some(1 << 40), ..group };
+        assert_eq!(large_budget.memory_outside_budget(), 0);
     }
 
     #[test]

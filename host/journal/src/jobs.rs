@@ -73,6 +73,8 @@ pub(crate) enum Errand {
     Allocate(u64),
     /// Writes a sealed segment's index, then deletes old segments.
     Sealed { number: u64, index: Vec<u8> },
+    /// Deletes old segments after the maximum size was reduced.
+    Retain,
     /// Continues after copies have been written.
     Copied,
     /// Deletes these segments: they have no record of an unfinished rollout, and all copies are synced.

@@ -37,7 +37,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 
 use index::Records;
-use jobs::{Job, Level, Queue, Waiting};
+use jobs::{Errand, Job, Level, Queue, Waiting};
 use record::{Kind, PAYLOAD_BYTES_MAX};
 use recover::Lies;
 use segment::Folder;
@@ -242,7 +242,10 @@ pub struct Written {
 pub(crate) struct Shared {
     folder: Folder,
     sync: Sync,
-    retention: Retention,
+    /// Maximum size of the segments, in bytes. It can be changed.
+    bytes_max: AtomicU64,
+    /// Maximum time since the last write to a segment.
+    age_max: Duration,
     queue: Mutex<Queue>,
     todo: Condvar,
     room: Notify,
@@ -378,7 +381,8 @@ impl Journal {
         let shared = Arc::new(Shared {
             folder,
             sync,
-            retention,
+            bytes_max: AtomicU64::new(retention.bytes_max),
+            age_max: retention.age_max,
             queue: Mutex::default(),
             todo: Condvar::new(),
             room: Notify::new(),
@@ -449,6 +453,15 @@ impl Journal {
         let shared = &self.0.shared;
         let current = shared.tables().flushed.1.max(shared.folder.segment_bytes);
         shared.sealed_bytes.load(Ordering::Relaxed) + current + shared.ahead_bytes
+    }
+
+    /// Changes the [maximum size](Retention::bytes_max) of the segments. Segments beyond a smaller size are deleted
+    /// in the background.
+    pub fn set_bytes_max(&self, bytes_max: u64) {
+        let shared = &self.0.shared;
+        if shared.bytes_max.swap(bytes_max, Ordering::Relaxed) > bytes_max {
+            shared.add([Job::Tell(Level::Written, Waiting::Errand(Errand::Retain))]);
+        }
     }
 
     /// Returns whether rollouts can start.

@@ -78,6 +78,7 @@ pub(crate) fn run(shared: &Shared, sealed: u64, todo: &mpsc::Receiver<Errand>, m
         match errand {
             Ok(Errand::Allocate(number)) => files.wanted.push_back(number),
             Ok(Errand::Sealed { number, index }) => files.sealed(number, &index),
+            Ok(Errand::Retain) => files.retain(),
             Ok(Errand::Copied) => files.copy(),
             Ok(Errand::Delete(numbers)) => files.delete(&numbers),
             Err(RecvTimeoutError::Timeout) => {}
@@ -157,7 +158,8 @@ impl Files<'_> {
 
     /// Returns the segments that may be deleted, the oldest first, with their sizes.
     fn due(&self) -> io::Result<Vec<(u64, u64)>> {
-        let (folder, keep) = (&self.shared.folder, &self.shared.retention);
+        let folder = &self.shared.folder;
+        let (bytes_max, age_max) = (self.shared.bytes_max.load(Ordering::Relaxed), self.shared.age_max);
         let mut segments = Vec::new();
         for number in folder.numbers()?.into_iter().filter(|number| *number <= self.sealed) {
             let about = std::fs::metadata(folder.segment(number))?;
@@ -169,7 +171,7 @@ impl Files<'_> {
         let held_from = self.shared.held_from.load(Ordering::Relaxed);
         for (number, of_it, modified) in segments {
             let age = now.duration_since(modified).unwrap_or_default();
-            let is_kept = bytes <= keep.bytes_max && age <= keep.age_max;
+            let is_kept = bytes <= bytes_max && age <= age_max;
             if is_kept || number >= held_from {
                 break;
             }

@@ -700,6 +700,33 @@ async fn an_idle_rollout_does_not_retain_the_records_of_others() {
 }
 
 #[tokio::test]
+async fn a_smaller_maximum_size_deletes_old_segments_of_an_open_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let waiting = journal.begin("waits").unwrap();
+    waiting.append(1, vec![Bytes::from_static(b"its beginning")]).unwrap();
+    for n in 0..200 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 1500])]).unwrap();
+        entry.end();
+        entry.admitted().await.unwrap();
+    }
+    let before = journal.bytes();
+    assert!(before > 200 * 1500);
+
+    journal.set_bytes_max(64 << 10);
+
+    // Nothing more is written.
+    let mut pause = tokio::time::interval(Duration::from_millis(2));
+    while journal.bytes() > 96 << 10 || !found(&journal, "r0").is_empty() {
+        pause.tick().await;
+    }
+    assert_eq!(found(&journal, "r199").len(), 1, "the latest are retained");
+    let events = [event(1, "its beginning")];
+    assert_eq!(found(&journal, "waits"), [written("waits", &events, false)], "unfinished ones are retained");
+}
+
+#[tokio::test]
 async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = Journal::open(Settings::new(dir.path())).unwrap();

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use pool::{Line, PluginPlace, Slot, TenantPlace};
 pub use pool::{Share, SlotPool};
-pub use quota::{AdmissionQuotas, OverQuota, Whose};
+pub use quota::{AdmissionQuotas, OverQuota, StoredBytes, Whose};
 
 use super::journal::{self, RolloutLog};
 use super::model::Phase;

@@ -24,8 +24,9 @@ const TURNS: u64 = 30;
 /// Minimum lifetime of a server, and maximum random addition: a few syncs.
 const LIFE: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(700)];
 
-/// The age of answers before a kill from which most calls are not repeated. On a busy machine some are: the server may
-/// read an answer late, or its journal's writer may wait for a core.
+/// The age of answers before a kill from which no call is repeated. On a busy machine some are: the server may read an
+/// answer late, or its journal's writer may wait for a core. So up to half of them may be, unless
+/// `ROLLOUT_TEST_SLOW_KILLS` is set.
 const KEPT_AFTER: Duration = Duration::from_millis(50);
 
 /// Source of a library that delays every sync of a process by 300 ms.
@@ -143,6 +144,12 @@ fn check_ages(trainer: &Trainer) {
         ages.last()
     );
     assert!(!ages.is_empty(), "no call was repeated, of {}", requests.len());
-    // If syncs block the writer, most are at least that old: 153 of 219.
-    assert!(2 * strictly < ages.len(), "answered long before a kill, and repeated: {ages:?}");
+    // A run with a set number of kills has the machine to itself, and there none may be older.
+    let strictly_max = if from_env("ROLLOUT_TEST_SLOW_KILLS").is_some() {
+        0
+    } else {
+        // If syncs block the writer, most are at least that old: 153 of 219.
+        ages.len().saturating_sub(1) / 2
+    };
+    assert!(strictly <= strictly_max, "answered long before a kill, and repeated: {ages:?}");
 }

@@ -12,11 +12,12 @@ use crate::{PluginFault, plugin_file, setup};
 use rollout_assembly::NotLoaded;
 use rollout_assembly::config::{Config, RawConfig};
 use rollout_catalog::{Catalog, NewKey, Rights};
+use rollout_core::capacity::Machine;
 use rollout_core::error::Fault;
 use rollout_guest::engine::{Engine, Loader};
 use rollout_rollout::seal::Seal;
 use rollout_server::admin::{self, Admin};
-use rollout_server::tenants::{self, Checks, Tenants};
+use rollout_server::tenants::{self, CheckMemory, Checks, Tenants};
 
 /// Prepares the operator's configuration for a catalog. Settings that belong to a plugin are reported as
 /// mistakes.
@@ -82,11 +83,12 @@ impl Serve {
             Some(dir) => vec!["--cache-dir".into(), dir.into()],
             None => vec!["--no-cache".into()],
         };
+        let (memory, config) = with_check_memory(&operator_config, config);
         let tenants = Tenants::start(tenants::TenantsSettings {
             catalog: catalog.clone(),
             operators: operator_config,
             config: config.clone(),
-            load: component_loader(load.loader(config)?, config),
+            load: component_loader(load.loader(&config)?, &config),
             seal: seal.clone(),
             checks: Checks {
                 program: plugin_file::this_program()?,
@@ -94,6 +96,7 @@ impl Serve {
                 time_max: config.catalog.check_time_max,
                 compile_time_max: config.load_limits.compile_time_max,
                 at_once: config.catalog.checks_max,
+                memory,
             },
         })?;
         let admin = Admin::new(admin::AdminSettings {
@@ -135,6 +138,21 @@ impl Serve {
     }
 }
 
+/// Divides the memory outside the budget among checks and compilers. Returns their shares, and the configuration with the
+/// limit of compilers reduced to their share, unless the operator sets that limit.
+fn with_check_memory(operator_config: &RawConfig, config: &Config) -> (CheckMemory, Config) {
+    let mut config = config.clone();
+    let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
+    let machine = Machine { memory_budget_bytes, ..Machine::read_again() };
+    let mut memory = CheckMemory::of(machine.memory_outside_budget(), config.catalog.checks_max);
+    let compile_bytes_max = &mut config.load_limits.compile_memory_bytes_max;
+    match operator_config.limits.compile_memory_bytes_max {
+        Some(_) => memory.compile_bytes_max = *compile_bytes_max,
+        None => *compile_bytes_max = memory.compile_bytes_max.min(*compile_bytes_max),
+    }
+    (memory, config)
+}
+
 /// Refuses options for a single plugin.
 pub(super) fn refuse_plugin_options(serve: &Serve) -> Result<()> {
     if serve.host.rollout.grader.is_some() {
@@ -151,6 +169,21 @@ pub(super) fn refuse_plugin_options(serve: &Serve) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn compilers_get_the_memory_outside_the_budget_or_the_limit_of_the_operator() {
+        let check = |text: &str, is_expected: fn(usize) -> bool| {
+            let operators = RawConfig::parse(text, "host.toml");
+            let config = operators.clone().resolve().unwrap();
+            let (memory, config) = with_check_memory(&operators, &config);
+            assert!(is_expected(config.load_limits.compile_memory_bytes_max), "{memory:?}");
+        };
+        check("memory-budget-bytes = 1099511627776\n", |bytes| bytes == 384 << 20);
+        let operators =
+            "memory-budget-bytes = 1099511627776\n[limits]\ncompile-memory-bytes-max = 1073741824\n";
+        check(operators, |bytes| bytes == 1 << 30);
+        check("memory-budget-bytes = 67108864\n", |bytes| (384 << 20..=4 << 30).contains(&bytes));
+    }
 
     #[test]
     fn settings_of_a_plugin_are_refused_with_advice() {

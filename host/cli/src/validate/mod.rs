@@ -409,7 +409,7 @@ fn report_outcome(finished: &Finished, is_graded: bool, report: &mut Report) {
         Outcome::Unscored(failure) => failure,
     };
     if failure.stage != Stage::Grader {
-        report.failed_by(failure.fault, "runs", describe(failure), advice(failure));
+        report.failed_by(fault(failure), "runs", describe(failure), advice(failure));
         report.skipped("sample", "the agent did not run to its end");
         return report.skipped("reward", "the agent did not run to its end");
     }
@@ -446,7 +446,7 @@ fn report_outcome(finished: &Finished, is_graded: bool, report: &mut Report) {
         }
         _ => {
             ran(finished, report);
-            report.failed_by(failure.fault, "reward", describe(failure), advice(failure));
+            report.failed_by(fault(failure), "reward", describe(failure), advice(failure));
         }
     }
 }
@@ -502,6 +502,11 @@ fn calls(count: u64) -> String {
 
 fn describe(failure: &Failure) -> String {
     format!("{}: {}", failure.kind.as_str(), failure.reason)
+}
+
+/// Returns the party at fault. A checked rollout runs alone, so a used-up memory budget is the plugin's fault.
+fn fault(failure: &Failure) -> Fault {
+    if failure.kind == FailureKind::Memory { Fault::Plugin } else { failure.fault }
 }
 
 fn advice(failure: &Failure) -> &'static str {

@@ -117,6 +117,11 @@ impl Journal {
         self.store.bytes()
     }
 
+    /// Changes the maximum number of bytes of finished rollouts. The oldest rollouts beyond it are deleted in the background.
+    pub fn set_bytes_max(&self, bytes_max: u64) {
+        self.store.set_bytes_max(bytes_max);
+    }
+
     /// Checks that rollouts can be admitted.
     pub(super) fn check(&self) -> Result<(), Refused> {
         self.store.check()

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::journal::Journal;
 use rollout_core::telemetry::Meter;
 use rollout_wire::quota::{Quota, Quotas};
 
@@ -77,27 +76,32 @@ struct State {
     /// Requests that may be made now, as of `at`.
     tokens: f64,
     at: Instant,
-    stored: Option<Stored>,
+    /// The size on disk, and its limit.
+    stored: Option<(StoredBytes, u64)>,
 }
 
-/// Bytes on disk, as of the last measurement.
-struct Stored {
-    used: u64,
-    max: u64,
-    /// The journal that is included, with its size at that time.
-    journal: Option<(Arc<Journal>, u64)>,
+/// Size of a tenant's files: measured once, and then updated by the bytes that are written and deleted.
+pub struct StoredBytes {
+    measured: u64,
+    /// Returns the growth in bytes since the measurement.
+    growth: Box<dyn Fn() -> i64 + Send + Sync>,
 }
 
-impl Stored {
-    fn now(&self) -> u64 {
-        let Some((journal, then)) = &self.journal else { return self.used };
-        self.used.saturating_sub(*then).saturating_add(journal.bytes())
+impl StoredBytes {
+    /// Creates the size of files with this measured size. `growth` returns the bytes by which they have grown since.
+    pub fn new(measured: u64, growth: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
+        Self { measured, growth: Box::new(growth) }
+    }
+
+    /// Returns the current size.
+    pub fn now(&self) -> u64 {
+        self.measured.saturating_add_signed((self.growth)())
     }
 }
 
-impl fmt::Debug for Stored {
+impl fmt::Debug for StoredBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stored").field("used", &self.now()).field("max", &self.max).finish()
+        f.debug_tuple("StoredBytes").field(&self.now()).finish()
     }
 }
 
@@ -124,11 +128,9 @@ impl AdmissionQuotas {
         state.quotas = quotas;
     }
 
-    /// Sets the bytes on disk and their limit. `journal` is the journal that is included, with its size at the time;
-    /// its later growth is added at each check.
-    pub fn set_stored(&self, used: u64, max: Option<u64>, journal: Option<(&Arc<Journal>, u64)>) {
-        let journal = journal.map(|(journal, then)| (journal.clone(), then));
-        self.lock().stored = max.map(|max| Stored { used, max, journal });
+    /// Sets the size on disk and its limit. `None` means unlimited.
+    pub fn set_stored(&self, stored: Option<(StoredBytes, u64)>) {
+        self.lock().stored = stored;
     }
 
     /// Checks whether one more rollout may be requested, and counts the request.
@@ -138,12 +140,12 @@ impl AdmissionQuotas {
 
     fn check_at(&self, now: Instant, now_secs: u64) -> Result<(), OverQuota> {
         let mut state = self.lock();
-        if let Some(stored) = &state.stored
-            && stored.now() >= stored.max
-        {
-            let (used, max) = (stored.now(), stored.max);
-            let quota = Quota::StoredBytes;
-            return Err(OverQuota { quota, whose: self.whose, used, max, retry_after: None });
+        if let Some((stored, max)) = &state.stored {
+            let (used, max) = (stored.now(), *max);
+            if used >= max {
+                let quota = Quota::StoredBytes;
+                return Err(OverQuota { quota, whose: self.whose, used, max, retry_after: None });
+            }
         }
         let used = self.meter.of_day(now_secs / DAY_SECS);
         let tomorrow = Duration::from_secs(DAY_SECS - now_secs % DAY_SECS);
@@ -187,11 +189,10 @@ fn now_secs() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
     use super::*;
-    use crate::JournalSettings;
-    use crate::seal::Seal;
     use rollout_core::telemetry::DayUse;
-    use rollout_outbound::Secret;
 
     fn checked(quotas: Quotas) -> AdmissionQuotas {
         AdmissionQuotas::new(Whose::Tenant, quotas, Arc::default())
@@ -250,23 +251,24 @@ mod tests {
         assert_eq!(over.retry_after, None);
         assert!(over.to_string().ends_with("waiting does not help, the operator can raise it"), "{over}");
         let quotas = checked(Quotas::default());
-        quotas.set_stored(5, Some(5), None);
+        quotas.set_stored(Some((StoredBytes::new(5, || 0), 5)));
         assert_eq!(quotas.check().unwrap_err().quota, Quota::StoredBytes);
-        quotas.set_stored(4, Some(5), None);
+        quotas.set_stored(Some((StoredBytes::new(4, || 0), 5)));
         quotas.check().unwrap();
-        // Growth of the journal since the measurement counts at the check.
-        let dir = tempfile::tempdir().unwrap();
-        let settings =
-            JournalSettings { segment_bytes: 4096, segments_ahead: 1, ..JournalSettings::new(dir.path()) };
-        let (journal, _) =
-            Journal::open(settings, Seal::of_secret(&Secret::new("key")), Duration::ZERO).unwrap();
-        quotas.set_stored(journal.bytes() + 4, Some(journal.bytes() + 5), Some((&journal, journal.bytes())));
+    }
+
+    #[test]
+    fn growth_of_the_files_since_their_measurement_counts() {
+        let quotas = checked(Quotas::default());
+        let growth = Arc::new(AtomicI64::new(0));
+        let current = growth.clone();
+        let stored = StoredBytes::new(4, move || current.load(Ordering::Relaxed));
+        quotas.set_stored(Some((stored, 5)));
         quotas.check().unwrap();
-        quotas.set_stored(
-            journal.bytes() + 4,
-            Some(journal.bytes() + 5),
-            Some((&journal, journal.bytes() - 1)),
-        );
-        assert_eq!(quotas.check().unwrap_err().quota, Quota::StoredBytes);
+        growth.store(1, Ordering::Relaxed);
+        let over = quotas.check().unwrap_err();
+        assert_eq!((over.quota, over.used, over.max), (Quota::StoredBytes, 5, 5));
+        growth.store(-9, Ordering::Relaxed);
+        quotas.check().unwrap();
     }
 }

@@ -35,11 +35,10 @@ pub struct ArtifactBounds {
     pub age_max: Option<Duration>,
 }
 
-/// See above. Whoever writes to the same folder shares it.
+/// Folder of the files of rollouts. All writers to the folder share it.
 #[derive(Debug)]
 pub struct ArtifactRoot {
     path: PathBuf,
-    bounds: ArtifactBounds,
     state: Mutex<State>,
     /// There is more than before.
     grown: Notify,
@@ -48,16 +47,27 @@ pub struct ArtifactRoot {
 
 #[derive(Debug, Default)]
 struct State {
+    bounds: ArtifactBounds,
     bytes: u64,
+    /// Bytes that were written less those that were removed, since this process began.
+    change: i64,
     /// The oldest folders, by when they were written.
     known: BTreeSet<(SystemTime, Box<str>)>,
     /// Whether there are others besides, which are all younger.
     are_others: bool,
-    /// Folders of rollouts that are alive, with how many there are of each name.
-    alive: HashMap<Box<str>, u32>,
+    /// Folders of rollouts that are alive, by name.
+    alive: HashMap<Box<str>, Alive>,
     /// What was written since a walk began, and so is counted already.
     written: Option<HashSet<Box<str>>>,
     removed: u64,
+}
+
+/// Rollouts of one name that are alive.
+#[derive(Debug, Default)]
+struct Alive {
+    count: u32,
+    /// Size of the folder in bytes, if one of them has written it.
+    written_bytes: Option<u64>,
 }
 
 /// A rollout that is alive: its folder stays until this is dropped.
@@ -70,9 +80,9 @@ pub(crate) struct AliveFolder {
 impl Drop for AliveFolder {
     fn drop(&mut self) {
         let mut state = self.root.lock();
-        if let Some(count) = state.alive.get_mut(&self.name) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(alive) = state.alive.get_mut(&self.name) {
+            alive.count -= 1;
+            if alive.count == 0 {
                 state.alive.remove(&self.name);
             }
         }
@@ -88,12 +98,9 @@ impl AliveFolder {
     /// Has its files written by this, and counts what that changes. What fails leaves nothing. Blocks.
     pub(super) fn written_by<T>(&self, write: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
         let path = self.path();
-        if !self.root.is_bounded() {
-            return write(&path);
-        }
         let before = bytes_of(&path);
         let written = write(&path);
-        if written.is_err() {
+        if written.is_err() && self.root.is_bounded() {
             // Half a rollout's files take room and are of no use.
             let _ = fs::remove_dir_all(&path);
         }
@@ -105,8 +112,8 @@ impl AliveFolder {
 impl ArtifactRoot {
     /// The folder at this path, which may not be there yet.
     pub fn new(path: PathBuf, bounds: ArtifactBounds) -> Arc<Self> {
-        let (state, grown, sweeping) = (Mutex::default(), Notify::new(), Once::new());
-        Arc::new(Self { path, bounds, state, grown, sweeping })
+        let state = Mutex::new(State { bounds, ..State::default() });
+        Arc::new(Self { path, state, grown: Notify::new(), sweeping: Once::new() })
     }
 
     /// Its path.
@@ -115,7 +122,21 @@ impl ArtifactRoot {
     }
 
     fn is_bounded(&self) -> bool {
-        self.bounds != ArtifactBounds::default()
+        self.lock().bounds != ArtifactBounds::default()
+    }
+
+    /// Changes the maximum size. The oldest folders beyond a smaller size are removed in the background. Within the
+    /// runtime.
+    pub fn set_bytes_max(self: &Arc<Self>, bytes_max: Option<u64>) {
+        self.lock().bounds.bytes_max = bytes_max;
+        self.keep_bounded();
+        self.grown.notify_one();
+    }
+
+    /// Returns by how many bytes the files have grown since this process began. The number is negative if more was
+    /// removed than written.
+    pub fn change_bytes(&self) -> i64 {
+        self.lock().change
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -134,17 +155,23 @@ impl ArtifactRoot {
     pub(crate) fn alive(self: &Arc<Self>, id: &RolloutId) -> AliveFolder {
         self.keep_bounded();
         let name: Box<str> = id.dir_name().into();
-        *self.lock().alive.entry(name.clone()).or_default() += 1;
+        self.lock().alive.entry(name.clone()).or_default().count += 1;
         AliveFolder { root: self.clone(), name }
     }
 
     fn has_written(&self, name: &str, before: u64, after: u64) {
         let mut state = self.lock();
         state.bytes = state.bytes.saturating_sub(before) + after;
+        state.change = state.change.saturating_add_unsigned(after).saturating_sub_unsigned(before);
         if let Some(written) = &mut state.written {
             written.insert(name.into());
         }
-        if state.are_others || state.known.len() >= KNOWN_MAX {
+        if let Some(alive) = state.alive.get_mut(name) {
+            alive.written_bytes = Some(after);
+        }
+        // A root without bounds needs no names. It is walked through when it gets bounds.
+        let is_bounded = state.bounds != ArtifactBounds::default();
+        if !is_bounded || state.are_others || state.known.len() >= KNOWN_MAX {
             state.are_others = true;
         } else if after > 0 {
             state.known.insert((now(), name.into()));
@@ -157,9 +184,16 @@ impl ArtifactRoot {
     fn walk(&self) {
         {
             let mut state = self.lock();
-            state.written = Some(HashSet::new());
             state.known.clear();
             (state.bytes, state.are_others) = (0, false);
+            let written =
+                state.alive.iter().filter_map(|(name, alive)| Some((name.clone(), alive.written_bytes?)));
+            let written: Vec<(Box<str>, u64)> = written.collect();
+            state.written = Some(written.iter().map(|(name, _)| name.clone()).collect());
+            for (name, bytes) in written {
+                state.bytes += bytes;
+                state.known.insert((now(), name));
+            }
         }
         let removing = fs::read_dir(self.path.join(REMOVING)).into_iter().flatten().flatten();
         for left in removing.filter(|left| left.file_name().to_str().is_some_and(is_number)) {
@@ -196,6 +230,7 @@ impl ArtifactRoot {
                 Ok(Some(bytes)) => {
                     let mut state = self.lock();
                     state.bytes = state.bytes.saturating_sub(bytes);
+                    state.change = state.change.saturating_sub_unsigned(bytes);
                     removed += 1;
                 }
                 // It is not what it was, or its rollout is alive.
@@ -217,10 +252,11 @@ impl ArtifactRoot {
     /// Takes the oldest folder, where it is to go.
     fn next_past_bounds(&self) -> Option<(SystemTime, Box<str>)> {
         let mut state = self.lock();
-        let is_full = self.bounds.bytes_max.is_some_and(|max| state.bytes > max);
+        let bounds = state.bounds;
+        let is_full = bounds.bytes_max.is_some_and(|max| state.bytes > max);
         let (written_at, _) = state.known.first()?;
         let is_old = |max| now().duration_since(*written_at).is_ok_and(|age| age > max);
-        if is_full || self.bounds.age_max.is_some_and(is_old) { state.known.pop_first() } else { None }
+        if is_full || bounds.age_max.is_some_and(is_old) { state.known.pop_first() } else { None }
     }
 
     /// Removes a folder that was written then, and not since; gives what it took.
@@ -255,7 +291,7 @@ impl ArtifactRoot {
     /// Whether there is more than there may be, and nothing known that could go.
     fn needs_walk(&self) -> bool {
         let state = self.lock();
-        state.are_others && state.known.is_empty()
+        state.bounds != ArtifactBounds::default() && state.are_others && state.known.is_empty()
     }
 }
 

@@ -111,6 +111,38 @@ fn a_rollout_of_the_same_id_is_counted_once_and_is_as_old_as_the_last() {
 }
 
 #[test]
+fn bounds_that_are_set_later_apply_to_existing_folders() {
+    let dir = tempfile::tempdir().unwrap();
+    left(dir.path(), "a", "trajectory.json", 50);
+    let root = ArtifactRoot::new(dir.path().to_owned(), ArtifactBounds::default());
+    rollout(&root, "b");
+    let alive = root.alive(&id("c"));
+    alive
+        .written_by(|folder| {
+            fs::create_dir_all(folder)?;
+            fs::write(folder.join("trajectory.json"), vec![b'x'; FILE_BYTES])
+        })
+        .unwrap();
+    let of = |name: &str| i64::try_from(bytes_of(&dir.path().join(name))).unwrap();
+    let (written, of_b) = (of("b") + of("c"), of("b"));
+    assert_eq!(root.change_bytes(), written, "earlier folders are no change");
+    assert!(!root.needs_walk());
+
+    // Without a runtime nothing is removed in the background.
+    root.set_bytes_max(bounds(1, None).bytes_max);
+    root.walk();
+
+    assert_eq!(root.bring_within(), 2);
+    assert_eq!(names(dir.path()), ["c"], "a live rollout is counted, and stays");
+    assert_eq!(i64::try_from(root.lock().bytes).unwrap(), of("c"));
+    assert!(root.change_bytes() < written - of_b, "removals are counted");
+    drop(alive);
+    root.set_bytes_max(Some(0));
+    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.lock().bytes, 0);
+}
+
+#[test]
 fn what_could_not_be_written_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(2, None));

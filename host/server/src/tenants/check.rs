@@ -28,24 +28,71 @@ pub struct Checks {
     pub compile_time_max: Duration,
     /// Maximum number of checks that run at once.
     pub at_once: u32,
+    /// Maximum memory of each check and of each compiler.
+    pub memory: CheckMemory,
+}
+
+/// Maximum memory of the processes that check and compile. It is outside the memory budget, and a part of what that leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckMemory {
+    /// Maximum bytes of the guests in a check and of their records.
+    pub guest_bytes_max: usize,
+    /// Maximum bytes of compiling one component.
+    pub compile_bytes_max: usize,
+}
+
+/// The largest [`CheckMemory::guest_bytes_max`], and the smallest, which is enough for a simple guest in Python.
+const GUEST_BYTES_MAX: u64 = 1 << 30;
+const GUEST_BYTES_MIN: u64 = 128 << 20;
+
+/// The smallest [`CheckMemory::compile_bytes_max`]: a small component of a Python project takes 340 MiB.
+const COMPILE_BYTES_MIN: u64 = 384 << 20;
+
+/// Bytes of memory of a check's process besides its guests.
+const PROCESS_BYTES: u64 = 48 << 20;
+
+/// Divisor of [`CheckMemory::guest_bytes_max`]: one part of that many is for the records.
+const RECORD_PART: usize = 4;
+
+impl CheckMemory {
+    /// Divides the memory outside the budget among all checks and compilers that run at once.
+    pub fn of(bytes_outside_budget: u64, checks_at_once: u32) -> Self {
+        let checks = u64::from(checks_at_once.max(1));
+        let compilers = checks + u64::from(super::LOADING_MAX);
+        let guest = (bytes_outside_budget / checks).saturating_sub(PROCESS_BYTES);
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let compile = (bytes_outside_budget / compilers).max(COMPILE_BYTES_MIN);
+        Self {
+            guest_bytes_max: bytes(guest.clamp(GUEST_BYTES_MIN, GUEST_BYTES_MAX)),
+            compile_bytes_max: bytes(compile),
+        }
+    }
+
+    /// Returns the maximum bytes of memory of one instance in a check.
+    fn instance_bytes_max(&self) -> usize {
+        self.guest_bytes_max - self.guest_bytes_max / RECORD_PART
+    }
 }
 
 /// Maximum number of bytes of a check's stderr that are logged.
 const STDERR_BYTES_MAX: usize = 2000;
-
-/// Memory budget in bytes of the guests in a check's process.
-const MEMORY_BUDGET_BYTES: usize = 1 << 30;
 
 /// Checks a pushed deployment.
 pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<CheckReport, CheckError> {
     let inner = &tenants.0;
     let text = pushed.config.as_deref().unwrap_or_default();
     let at = format!("the configuration of {}", pushed.plugin);
-    let config = match inner.operators.for_tenant(text, &at) {
+    let memory = inner.checks.memory;
+    let mut config = match inner.operators.for_tenant(text, &at) {
         Ok(config) => config,
         // An invalid configuration is the author's fault, as any result of a check.
         Err(error) => return Ok(failed_report(&pushed.plugin, "settings", &error.to_string())),
     };
+    let instance_bytes_max = memory.instance_bytes_max();
+    let is_reduced = instance_bytes_max < config.limits.memory_bytes_max;
+    config.limits.memory_bytes_max = config.limits.memory_bytes_max.min(instance_bytes_max);
+    let compile_bytes_max = &mut config.load_limits.compile_memory_bytes_max;
+    *compile_bytes_max = memory.compile_bytes_max.min(*compile_bytes_max);
     let Ok(_permit) = inner.checking.acquire().await else {
         return Err(CheckError::Busy("the server is shutting down".to_owned()));
     };
@@ -55,7 +102,7 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
         CheckError::Failed(detail.to_owned())
     };
     let file = tokio::task::spawn_blocking({
-        let text = format!("memory-budget-bytes = {MEMORY_BUDGET_BYTES}\n{text}");
+        let text = format!("memory-budget-bytes = {}\n{text}", memory.guest_bytes_max);
         let folder = inner.catalog.path().to_owned();
         move || {
             let file = tempfile::Builder::new().prefix("check-").suffix(".toml").tempfile_in(folder)?;
@@ -88,6 +135,7 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
             report.replace(&*inner.catalog.component_path(digest).to_string_lossy(), &pushed.plugin)
         },
     );
+    let report = if is_reduced { with_reduced_limit(&report, instance_bytes_max) } else { report };
     match verdict(&report) {
         Some(passed) if output.status.code().is_some() => Ok(CheckReport { passed, report }),
         _ => {
@@ -112,6 +160,7 @@ impl Checks {
 /// Runs a process that ends with this one, and returns its output.
 async fn output_of(command: Command) -> std::io::Result<std::process::Output> {
     let mut owned = OwnedChild::start(command).await?;
+    prefer_for_kill(owned.child.id());
     let missing = || std::io::Error::other("the process has no pipes");
     let mut stdout = owned.child.stdout.take().ok_or_else(missing)?;
     let mut stderr = owned.child.stderr.take().ok_or_else(missing)?;
@@ -124,6 +173,21 @@ async fn output_of(command: Command) -> std::io::Result<std::process::Output> {
     stdout_read?;
     stderr_read?;
     Ok(std::process::Output { status: status?, stdout: stdout_bytes, stderr: stderr_bytes })
+}
+
+/// Makes the kernel kill a process and its children before all others if memory runs out.
+fn prefer_for_kill(process: Option<u32>) {
+    let Some(process) = process else { return };
+    if let Err(error) = std::fs::write(format!("/proc/{process}/oom_score_adj"), "1000") {
+        tracing::debug!(%error, "cannot make the kernel kill a check before this server if memory runs out");
+    }
+}
+
+/// Adds to a report the origin of a memory limit that is smaller than the configured one.
+fn with_reduced_limit(report: &str, bytes: usize) -> String {
+    let limit = format!("memory-bytes-max of {bytes} bytes");
+    let origin = "which is what this server's memory leaves to an instance in a check";
+    report.replace(&limit, &format!("{limit}, {origin}"))
 }
 
 /// Returns whether all checks of a report passed. Returns `None` if the text is no report, or if the host is at fault, which
@@ -163,6 +227,31 @@ fn limits(config: &Config) -> Vec<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn checks_and_compilers_share_what_the_memory_budget_leaves() {
+        let check = |mib: u64, checks: u32, guest: usize, compile: usize| {
+            let memory = CheckMemory::of(mib << 20, checks);
+            let [guest_mib, compile_mib] =
+                [memory.guest_bytes_max, memory.compile_bytes_max].map(|bytes| bytes >> 20);
+            assert_eq!((guest_mib, compile_mib), (guest, compile), "{mib} MiB, {checks} checks");
+        };
+        check(400, 2, 152, 384);
+        check(0, 2, 128, 384);
+        check(2000, 2, 952, 500);
+        check(2000, 6, 285, 384);
+        check(8000, 2, 1024, 2000);
+        assert_eq!(CheckMemory::of(400 << 20, 2).instance_bytes_max() >> 20, 114);
+    }
+
+    #[test]
+    fn a_memory_limit_that_a_check_reduces_is_explained_in_its_report() {
+        let report =
+            r#"{"detail": "memory: it needed more memory than memory-bytes-max of 100 bytes; use less"}"#;
+        let explained = with_reduced_limit(report, 100);
+        assert!(explained.contains("of 100 bytes, which is what this server's memory leaves"), "{explained}");
+        assert_eq!(with_reduced_limit(report, 10), report);
+    }
 
     #[test]
     fn a_report_has_a_verdict_unless_the_host_is_at_fault() {

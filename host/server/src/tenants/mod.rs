@@ -39,7 +39,7 @@ use rollout_outbound::{Transport, TransportError};
 use rollout_rollout::seal::Seal;
 use rollout_rollout::{JournalError, Load, SlotPool};
 
-pub use check::Checks;
+pub use check::{CheckMemory, Checks};
 use descriptors::{HeldFiles, NoFiles, PluginFiles};
 use loading::LoadPermits;
 use plugin::LoadedPlugin;

@@ -15,7 +15,7 @@ use rollout_core::budget::Budget;
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
 use rollout_outbound::Transport;
 use rollout_rollout::{
-    AdmissionQuotas, ArtifactBounds, ArtifactRoot, Host, Journal, JournalSettings, Share, TenantSlots,
+    AdmissionQuotas, ArtifactRoot, Host, Journal, JournalSettings, Share, StoredBytes, TenantSlots,
     Unfinished, Whose,
 };
 use rollout_wire::quota::{Quota, Quotas};
@@ -37,6 +37,7 @@ pub(super) struct OpenTenant {
     pub(super) budget: Budget,
     pub(super) journal: Option<Arc<Journal>>,
     pub(super) artifact_root: Option<Arc<ArtifactRoot>>,
+    retention: RetentionBounds,
     folder: PathBuf,
     state: Mutex<TenantState>,
     /// The part of today's usage that is in the catalog.
@@ -59,6 +60,12 @@ impl TenantState {
         let default_plugin = tenant.default_plugin.as_ref().map(ToString::to_string);
         Self { stored_bytes_max: tenant.quotas.get(Quota::StoredBytes), default_plugin }
     }
+}
+
+/// Maximum bytes of finished rollouts by the operator's configuration. A tenant's quota reduces them.
+struct RetentionBounds {
+    journal_bytes_max: u64,
+    artifact_bytes_max: Option<u64>,
 }
 
 /// Returns the folder of a tenant's journal.
@@ -86,12 +93,11 @@ impl OpenTenant {
         let info = inner.catalog.tenant(id)?;
         let folder = inner.catalog.tenant_folder(id);
         let writes_files = inner.config.writes_files();
-        let [journal_bytes_max, file_bytes_max] =
-            retained_bytes_max(info.quotas.get(Quota::StoredBytes), writes_files);
-        let (journal, unfinished) = open_journal(inner, id, journal_bytes_max)?;
+        let (journal, journal_bytes_max, unfinished) = match open_journal(inner, id)? {
+            Some((journal, bytes_max, unfinished)) => (Some(journal), bytes_max, Some(unfinished)),
+            None => (None, u64::MAX, None),
+        };
         let artifacts = inner.config.artifacts;
-        let bytes_max = [artifacts.bytes_max, file_bytes_max].into_iter().flatten().min();
-        let artifacts = ArtifactBounds { bytes_max, ..artifacts };
         let meter = Arc::new(Meter::default());
         let (_, used) = inner.catalog.usage_today(id);
         let noted = DayUse {
@@ -108,6 +114,7 @@ impl OpenTenant {
             budget: inner.platform.budget().for_others(),
             journal,
             artifact_root: writes_files.then(|| ArtifactRoot::new(folder.join("rollouts"), artifacts)),
+            retention: RetentionBounds { journal_bytes_max, artifact_bytes_max: artifacts.bytes_max },
             folder,
             state: Mutex::new(TenantState::of(&info)),
             noted: Mutex::new(noted),
@@ -116,6 +123,7 @@ impl OpenTenant {
             loading: Mutex::default(),
             name: info.name,
         });
+        tenant.set_retention(info.quotas.get(Quota::StoredBytes));
         tenant.count_stored_bytes();
         if let Some(unfinished) = unfinished {
             tenant.resume(tenants, unfinished, runtime)?;
@@ -324,6 +332,7 @@ impl OpenTenant {
         self.quotas.set(now.quotas.clone());
         self.transport.set_rules(network_rules(&now.network));
         *state = TenantState::of(&now);
+        self.set_retention(state.stored_bytes_max);
         for plugin in self.loaded_plugins() {
             match catalog.plugin(self.id, plugin.name()) {
                 Ok(info) => plugin.set_quotas(&info.quotas),
@@ -353,15 +362,32 @@ impl OpenTenant {
         }
     }
 
-    /// Counts the bytes of the tenant's files for the quota `stored-bytes`. Reads the tenant's folders.
+    /// Measures the tenant's files for the quota `stored-bytes`. Reads the tenant's folders.
     pub(super) fn count_stored_bytes(&self) {
         let max = lock(&self.state).stored_bytes_max;
-        if max.is_some() {
-            // The journal is read first: bytes written meanwhile are counted twice rather than not at all.
-            let journal = self.journal.as_ref().map(|journal| (journal, journal.bytes()));
-            self.quotas.set_stored(stored_bytes(&self.folder), max, journal);
-        } else {
-            self.quotas.set_stored(0, None, None);
+        self.quotas.set_stored(max.map(|max| (self.measure_stored(), max)));
+    }
+
+    /// Measures the files. Bytes written meanwhile are counted twice rather than not at all.
+    fn measure_stored(&self) -> StoredBytes {
+        let (journal, artifacts) = (self.journal.clone(), self.artifact_root.clone());
+        let size = move || {
+            let journal_bytes = journal.as_ref().map_or(0, |journal| journal.bytes());
+            let artifact_change = artifacts.as_ref().map_or(0, |root| root.change_bytes());
+            artifact_change.saturating_add_unsigned(journal_bytes)
+        };
+        let before = size();
+        StoredBytes::new(stored_bytes(&self.folder), move || size().saturating_sub(before))
+    }
+
+    /// Limits the bytes of finished rollouts, so that they never use up this quota. Must be called within the runtime.
+    fn set_retention(&self, quota: Option<u64>) {
+        let [in_journal, in_files] = retained_bytes_max(quota, self.artifact_root.is_some());
+        if let Some(journal) = &self.journal {
+            journal.set_bytes_max(self.retention.journal_bytes_max.min(in_journal.unwrap_or(u64::MAX)));
+        }
+        if let Some(root) = &self.artifact_root {
+            root.set_bytes_max([self.retention.artifact_bytes_max, in_files].into_iter().flatten().min());
         }
     }
 }
@@ -390,29 +416,22 @@ fn retained_bytes_max(stored_bytes_max: Option<u64>, writes_files: bool) -> [Opt
     if writes_files { [Some(retained / 4), Some(retained / 4 * 3)] } else { [Some(retained), None] }
 }
 
-/// Opens the journal of a tenant if journals are configured, and returns it with its unfinished rollouts.
-/// `retained_bytes_max` limits the bytes of finished rollouts.
-fn open_journal(
-    inner: &Inner,
-    id: TenantId,
-    retained_bytes_max: Option<u64>,
-) -> Result<(Option<Arc<Journal>>, Option<Unfinished>), TenantError> {
+/// Opens the journal of a tenant if journals are configured. Returns it with its configured maximum size in bytes and its
+/// unfinished rollouts.
+fn open_journal(inner: &Inner, id: TenantId) -> Result<Option<(Arc<Journal>, u64, Unfinished)>, TenantError> {
     // The operator's settings apply to all tenants, except for the path.
     let Some(settings) = inner.config.journal.settings(std::path::Path::new("")) else {
-        return Ok((None, None));
+        return Ok(None);
     };
     let path = journal_folder(&inner.catalog, id);
     let failed =
         |error: std::io::Error| TenantError::Other(format!("cannot create {}: {error}", path.display()));
     std::fs::create_dir_all(&path).map_err(failed)?;
-    let mut settings =
-        JournalSettings { path: path.clone(), segment_bytes: SEGMENT_BYTES, segments_ahead: 1, ..settings };
-    if let Some(bytes_max) = retained_bytes_max {
-        settings.retention.bytes_max = settings.retention.bytes_max.min(bytes_max);
-    }
+    let settings = JournalSettings { path, segment_bytes: SEGMENT_BYTES, segments_ahead: 1, ..settings };
+    let bytes_max = settings.retention.bytes_max;
     let results_ttl = inner.config.osmosis.result_ttl;
     let (journal, unfinished) = Journal::open(settings, inner.seal.clone(), results_ttl)?;
-    Ok((Some(journal), Some(unfinished)))
+    Ok(Some((journal, bytes_max, unfinished)))
 }
 
 #[cfg(test)]
