@@ -38,7 +38,8 @@ pub(super) struct Inspect {
 
 impl Inspect {
     pub(crate) fn run(mut self) -> Result<Exit> {
-        self.registry.pull(&mut self.plugin, &self.load)?;
+        let load = &self.load;
+        self.registry.pull(&mut self.plugin, || load.limits())?;
         let config = self.load.raw_config()?.resolve()?;
         let bytes = plugin_file::read(&self.plugin, &config.load_limits)?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;

@@ -67,58 +67,33 @@ enum LogFormat {
     Json,
 }
 
-/// The commands, in the order in which a new user needs them.
+/// The commands, in the order in which a new user needs them. Their help is the documentation of their types.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Creates a project from a template.
     New(new::New),
-    /// Compiles a Rust or Python workflow or grader to a component and checks it.
     Build(build::Build),
-    /// Shows the exports and imports of a component and whether it can be served.
     Inspect(inspect::Inspect),
-    /// Shows the settings of a plugin and the values that it would run with.
     Config(config::Config),
-    /// Checks everything about a plugin that can be checked without a model.
     Validate(validate::Validate),
-    /// Runs one row of a data set and shows the conversation, step by step on request.
     Test(test::Test),
-    /// Runs a plugin over a data set and summarises the rewards.
     Eval(eval::Eval),
-    /// Writes training rows of finished rollouts as Parquet or JSON Lines.
     Export(export::Export),
-    /// Serves a plugin to trainers over HTTP.
     Serve(serve::Serve),
-    /// Uploads a component to a server with a catalog, which checks and optionally activates it.
     Push(admin::push::Push),
-    /// Signs a component in a registry.
     Sign(registry::Sign),
-    /// Verifies who signed a component, or that a project builds it.
     Verify(registry::Verify),
-    /// Lists, activates, rolls back and removes plugins of a server with a catalog.
     Plugin(admin::plugin::PluginCommand),
-    /// Manages secrets that plugin configurations refer to.
     Secret(admin::secret::SecretCommand),
-    /// Creates, changes and deletes tenants.
     Tenant(admin::tenant::TenantCommand),
-    /// Creates, lists and revokes keys.
     Key(admin::key::KeyCommand),
-    /// Replays a recorded rollout and reports whether it behaves the same.
     Replay(replay::Replay),
-    /// Runs new rollouts that share the first calls of a recorded one.
     Fork(fork::Fork),
-    /// Writes the trajectories of finished rollouts in a journal.
     Trajectory(trajectory::Trajectory),
-    /// Repairs a damaged journal.
     Journal(journal_command::JournalCommand),
-    /// Load-tests a server, or compares two.
     Bench(bench::Bench),
-    /// Serves an OpenAI-compatible endpoint that stands in for a model.
     MockModel(mock_model::MockModelCommand),
-    /// Updates the SDK in a Rust project to the version in this program.
     UpdateSdk(new::UpdateSdk),
-    /// Writes a completion script for a shell.
     Completions(completions::Completions),
-    /// Writes the manual pages.
     Man(man::Man),
 }
 

@@ -11,6 +11,7 @@ use super::registry::RegistryOptions;
 use super::{OUTPUT, SETTINGS, setup};
 use rollout_assembly::config::{Assignment, Config, RawConfig, RawJudge, RawLimits, RawModel};
 use rollout_assembly::{Assembled, Options, Sources};
+use rollout_core::limits::LoadLimits;
 use rollout_core::telemetry::{Metrics, Traces};
 use rollout_guest::engine::Loader;
 use rollout_outbound as outbound;
@@ -34,6 +35,11 @@ pub(super) struct LoadOptions {
 }
 
 impl LoadOptions {
+    /// Returns the limits of components that the configuration file sets.
+    pub(crate) fn limits(&self) -> Result<LoadLimits> {
+        Ok(self.raw_config()?.resolve()?.load_limits)
+    }
+
     /// Reads the configuration file, or returns an empty configuration. [`RawConfig::resolve`] reports
     /// mistakes.
     pub(crate) fn raw_config(&self) -> Result<RawConfig> {
@@ -78,7 +84,7 @@ impl PluginOptions {
 
     /// Replaces a reference to a registry by the file of the pulled component.
     pub(crate) fn pull(&self, plugin: &mut PathBuf) -> Result<()> {
-        self.registry.pull(plugin, &self.load)
+        self.registry.pull(plugin, || self.load.limits())
     }
 }
 

@@ -11,7 +11,6 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 
-use super::options::LoadOptions;
 use super::print::{errln, outln};
 use super::progress::bytes_bar;
 use super::{Exit, PluginFault, SETTINGS, plugin_file};
@@ -47,10 +46,14 @@ pub(super) struct RegistryOptions {
 }
 
 impl RegistryOptions {
-    /// Replaces a reference to a registry by the file of the pulled component.
-    pub(super) fn pull(&self, plugin: &mut PathBuf, load: &LoadOptions) -> Result<()> {
+    /// Replaces a reference to a registry by the file of the pulled component. `limits` returns the limits of components.
+    pub(super) fn pull(
+        &self,
+        plugin: &mut PathBuf,
+        limits: impl FnOnce() -> Result<LoadLimits>,
+    ) -> Result<()> {
         if Reference::is_meant(&plugin.to_string_lossy()) || !self.verify_key.is_empty() {
-            *plugin = self.local(plugin, &load.raw_config()?.resolve()?.load_limits)?;
+            *plugin = self.local(plugin, &limits()?)?;
         }
         Ok(())
     }
