@@ -67,33 +67,61 @@ enum LogFormat {
     Json,
 }
 
-/// The commands, in the order in which a new user needs them. Their help is the documentation of their types.
+/// The commands, in the order in which a new user needs them. `about` is the line in the list of commands; the help of a
+/// command is the documentation of its type.
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(about = "Creates a project from a template")]
     New(new::New),
+    #[command(about = "Compiles a Rust or Python workflow or grader to a component and checks it")]
     Build(build::Build),
+    #[command(about = "Shows the exports and imports of a component and whether it can be served")]
     Inspect(inspect::Inspect),
+    #[command(about = "Shows the settings of a plugin and the values that it would run with")]
     Config(config::Config),
+    #[command(about = "Checks everything about a plugin that can be checked without a model")]
     Validate(validate::Validate),
+    #[command(about = "Runs one row of a data set and shows the conversation, step by step on request")]
     Test(test::Test),
+    #[command(about = "Runs a plugin over a data set and summarises the rewards")]
     Eval(eval::Eval),
+    #[command(about = "Writes training rows of finished rollouts as Parquet or JSON Lines")]
     Export(export::Export),
+    #[command(about = "Serves a plugin to trainers over HTTP")]
     Serve(serve::Serve),
+    #[command(
+        about = "Uploads a component to a server with a catalog, which checks and optionally activates it"
+    )]
     Push(admin::push::Push),
+    #[command(about = "Signs a component in a registry")]
     Sign(registry::Sign),
+    #[command(about = "Verifies who signed a component, or that a project builds it")]
     Verify(registry::Verify),
+    #[command(about = "Lists, activates, rolls back and removes plugins of a server with a catalog")]
     Plugin(admin::plugin::PluginCommand),
+    #[command(about = "Manages secrets that plugin configurations refer to")]
     Secret(admin::secret::SecretCommand),
+    #[command(about = "Creates, changes and deletes tenants")]
     Tenant(admin::tenant::TenantCommand),
+    #[command(about = "Creates, lists and revokes keys")]
     Key(admin::key::KeyCommand),
+    #[command(about = "Replays a recorded rollout and reports whether it behaves the same")]
     Replay(replay::Replay),
+    #[command(about = "Runs new rollouts that share the first calls of a recorded one")]
     Fork(fork::Fork),
+    #[command(about = "Writes the trajectories of finished rollouts in a journal")]
     Trajectory(trajectory::Trajectory),
+    #[command(about = "Repairs a damaged journal")]
     Journal(journal_command::JournalCommand),
+    #[command(about = "Load-tests a server, or compares two")]
     Bench(bench::Bench),
+    #[command(about = "Serves an OpenAI-compatible endpoint that stands in for a model")]
     MockModel(mock_model::MockModelCommand),
+    #[command(about = "Updates the SDK in a Rust project to the version in this program")]
     UpdateSdk(new::UpdateSdk),
+    #[command(about = "Writes a completion script for a shell")]
     Completions(completions::Completions),
+    #[command(about = "Writes the manual pages")]
     Man(man::Man),
 }
 
