@@ -196,7 +196,7 @@ async fn an_impossible_fork_is_refused_with_the_reason() {
     let unknown = refused(&host, fork(&controller, &oracle, (1, "nobody"), 1)).await;
     assert!(unknown.contains("no rollout 'nobody'"), "{unknown}");
     let other = refused(&host, fork(&controller, &oracle, (2, &parent.id), 1)).await;
-    assert!(other.contains("the prompt is not that"), "{other}");
+    assert!(other.contains("the prompt differs from that"), "{other}");
     let wrong = turns(&controller, &oracle, 1).with("fork_of", json!({"rollout_id": parent.id}));
     let wrong = refused(&host, wrong).await;
     assert!(wrong.contains("missing field `turn`"), "{wrong}");
