@@ -14,7 +14,7 @@ const CRATES: [&[&str]; 6] = [
     &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench"],
     &["rollout-assembly"],
     &["rollout-core"],
-    &["rollout-mock-model", "rollout-fuse", "rollout-journal", "rollout-catalog"],
+    &["rollout-mock-model", "rollout-fuse", "rollout-quickjs", "rollout-journal", "rollout-catalog"],
     &["rollout-wire"],
 ];
 
