@@ -2,7 +2,7 @@
 //!
 //! `ROLLOUT_HOST_BIN` and `ROLLOUT_GUESTS_DIR` name what was built already.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -84,6 +84,66 @@ pub fn python_program(name: &str) -> PathBuf {
     let program = venvs.join("guest-sdk/bin").join(name);
     assert!(program.is_file(), "there is no {program:?}; run: tests/clients/setup {}", venvs.display());
     program
+}
+
+/// The directory that `tests/clients/setup` made.
+fn environments() -> PathBuf {
+    env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from)
+}
+
+/// The directory in which the packages of npm are that tests of JavaScript guests need.
+pub fn npm_packages() -> PathBuf {
+    let modules = environments().join("npm/node_modules");
+    assert!(
+        modules.is_dir(),
+        "there is no {modules:?}; run: tests/clients/setup {}",
+        environments().display()
+    );
+    modules
+}
+
+/// The program of esbuild's package for this machine, which runs without Node.
+fn esbuild() -> PathBuf {
+    let packages = npm_packages().join("@esbuild");
+    let installed = std::fs::read_dir(&packages).ok().and_then(|mut entries| entries.next()?.ok());
+    let package = installed.unwrap_or_else(|| panic!("there is no package in {packages:?}"));
+    package.path().join("bin/esbuild")
+}
+
+/// A command that runs the host on JavaScript projects, with the engine and esbuild of the tests.
+pub fn javascript_host(command: &str) -> Command {
+    let engine = environments().join("quickjs.wasm");
+    assert!(engine.is_file(), "there is no {engine:?}; run: scripts/js-engine {}", engine.display());
+    let mut host = Command::new(host_program());
+    host.arg(command)
+        .arg("--esbuild")
+        .arg(esbuild())
+        .arg("--js-engine")
+        .arg(engine)
+        .env("XDG_CACHE_HOME", target_dir().join("test-cache"))
+        .stdin(Stdio::null());
+    host
+}
+
+/// The component of a JavaScript project, by its path in this project, built once in a test process.
+pub fn javascript_guest(project: &str) -> PathBuf {
+    static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(component) = built.get(project) {
+        return component.clone();
+    }
+    let kept = target_dir().join("javascript-guests");
+    std::fs::create_dir_all(&kept).expect("the target directory can be written");
+    let component = kept.join(format!("{}-{}.wasm", project.replace('/', "-"), std::process::id()));
+    let ran = javascript_host("build")
+        .arg(project_root().join(project))
+        .arg("-o")
+        .arg(&component)
+        .output()
+        .expect("the host can be run");
+    assert!(ran.status.success(), "{project}: {}", String::from_utf8_lossy(&ran.stderr));
+    built.insert(project.to_owned(), component.clone());
+    component
 }
 
 /// Where wheels of native code for components are.

@@ -1,9 +1,9 @@
-//! One table of behaviours, run by a guest in Rust and by one in Python against the same
-//! host and the same model, with the same outcome.
+//! One table of behaviours, run by guests in Rust, Python and JavaScript against the same host and the same model,
+//! with the same outcome.
 
 use std::path::{Path, PathBuf};
 
-use rollout_tests::{Answer, Controller, Start, guest, python_guest, rollout_host};
+use rollout_tests::{Answer, Controller, Start, guest, javascript_guest, python_guest, rollout_host};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -174,7 +174,8 @@ fn artifacts(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// The value without what two runs cannot share: times, sizes, the plugin's digest, how
-/// often the host was called and how much of each limit was used; and without the place that Python puts after a reason.
+/// often the host was called and how much of each limit was used; and without the place that Python and JavaScript put
+/// after a reason, and the sign of a zero, which JavaScript does not write.
 fn comparable(value: &Value) -> Value {
     const DIFFERENT: [&str; 13] = [
         "guest_cpu_ms",
@@ -197,10 +198,11 @@ fn comparable(value: &Value) -> Value {
             kept.map(|(name, value)| (name.clone(), comparable(value))).collect()
         }
         Value::Array(items) => items.iter().map(comparable).collect(),
-        Value::String(text) => match text.find(" (parity.py:") {
+        Value::String(text) => match text.find(" (parity.py:").or_else(|| text.find(" (src/parity.ts:")) {
             Some(end) => text[..end].into(),
             None => value.clone(),
         },
+        Value::Number(number) if number.as_f64() == Some(0.0) => 0.into(),
         other => other.clone(),
     }
 }
@@ -210,24 +212,36 @@ async fn a_guest_in_python_does_what_the_same_guest_in_rust_does() {
     let (rust, python) =
         (run(&guest("parity")).await, run(&python_guest("tests/guests/python/parity")).await);
 
-    for (place, Behaviour { prompt, label, .. }) in BEHAVIOURS.iter().enumerate() {
-        let about = format!("{prompt} {label:?}");
-        let [a, b] = [&rust, &python].map(|seen| comparable(&seen.results[place]));
-        assert_eq!(a, b, "{about}");
-        let [a, b] = [&rust, &python].map(|seen| comparable(&seen.trajectories[place]));
-        assert_eq!(a, b, "{about}");
-        let [a, b] = [&rust, &python].map(|seen| artifact_texts(&seen.artifacts[place]));
-        assert_eq!(a, b, "{about}");
-    }
-    // The requests in the order in which they came, of which those of one moment have none.
-    let [mut a, mut b] =
-        [&rust, &python].map(|seen| seen.asked.iter().map(Value::to_string).collect::<Vec<_>>());
-    a.sort();
-    b.sort();
-    assert_eq!(a, b);
+    assert_same(&rust, &python);
     // The table shows something: every kind of outcome is in it.
     let outcomes: Vec<&str> = python.results.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
     assert!(outcomes.contains(&"scored") && outcomes.contains(&"unscored"), "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_guest_in_typescript_does_what_the_same_guest_in_rust_does() {
+    let (rust, typescript) =
+        (run(&guest("parity")).await, run(&javascript_guest("tests/guests/js/parity")).await);
+
+    assert_same(&rust, &typescript);
+}
+
+fn assert_same(one: &Seen, other: &Seen) {
+    let both = [one, other];
+    for (place, Behaviour { prompt, label, .. }) in BEHAVIOURS.iter().enumerate() {
+        let about = format!("{prompt} {label:?}");
+        let [a, b] = both.map(|seen| comparable(&seen.results[place]));
+        assert_eq!(a, b, "{about}");
+        let [a, b] = both.map(|seen| comparable(&seen.trajectories[place]));
+        assert_eq!(a, b, "{about}");
+        let [a, b] = both.map(|seen| artifact_texts(&seen.artifacts[place]));
+        assert_eq!(a, b, "{about}");
+    }
+    // The requests in the order in which they came, of which those of one moment have none.
+    let [mut a, mut b] = both.map(|seen| seen.asked.iter().map(Value::to_string).collect::<Vec<_>>());
+    a.sort();
+    b.sort();
+    assert_eq!(a, b);
 }
 
 /// Files as text, without the lines of a traceback, which only Python has.

@@ -70,7 +70,7 @@ enum LogFormat {
 enum Command {
     /// Writes a project to begin with.
     New(new::New),
-    /// Compiles a Rust or Python workflow or grader to a component and checks it.
+    /// Compiles a workflow or grader in Rust, Python or TypeScript to a component and checks it.
     Build(build::Build),
     /// Says what a component exports and imports, and whether it can be served.
     Inspect(inspect::Inspect),
@@ -108,7 +108,7 @@ enum Command {
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
     MockModel(mock_model::MockModelCommand),
-    /// Brings the SDK within a Rust project to the one that is in this program.
+    /// Brings the SDK within a Rust or TypeScript project to the one that is in this program.
     UpdateSdk(new::UpdateSdk),
     /// Writes what a shell needs to complete these commands.
     Completions(completions::Completions),

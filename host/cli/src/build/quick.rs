@@ -1,5 +1,7 @@
-//! The quick way to try a Python project: a component that was prepared without it, and the
-//! project's files for its instances to take in. The SDK's `_quick.py` is the other half.
+//! The quick way to try a project.
+//!
+//! Of a Python project: a component that was prepared without it, and the project's files for its instances to take
+//! in. The SDK's `_quick.py` is the other half. A JavaScript project is built, which takes seconds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::WorkDir;
 use super::python::{self, Tool};
+use super::{WorkDir, javascript};
 
 /// Prepared components that are kept: one for each project that is worked on, and those of its
 /// last few lists of packages. Each has some 22 MiB.
@@ -21,6 +23,10 @@ pub(crate) struct Quick {
     pub component: PathBuf,
     /// What instances are given on standard input.
     pub input: Bytes,
+    /// Whether the component is not the one that `build` makes of the project.
+    pub is_prepared: bool,
+    /// The directory of a component that is gone afterwards.
+    _work: Option<WorkDir>,
 }
 
 /// What the SDK's builder says of its work.
@@ -38,13 +44,18 @@ pub(crate) fn is_source(path: &Path) -> bool {
 }
 
 /// Reads a project, and prepares a component for it unless there is one.
-pub(crate) fn prepare(project: &Path, tool: &Tool) -> Result<Quick> {
+pub(crate) fn prepare(project: &Path, tool: &Tool, tools: &javascript::Tools) -> Result<Quick> {
     if project.join("Cargo.toml").is_file() {
         bail!(
             "{} is a Rust project, of which only a component can be run; build it first: rollout-host build {}",
             project.display(),
             project.display()
         );
+    }
+    if javascript::is_project(project) && !project.join("pyproject.toml").is_file() {
+        let work = WorkDir::new()?;
+        let component = javascript::compile(project, tools, &work.0)?.component;
+        return Ok(Quick { component, input: Bytes::new(), is_prepared: false, _work: Some(work) });
     }
     let work = WorkDir::new()?;
     let (fresh, files) = (work.0.join("component.wasm"), work.0.join("files"));
@@ -60,7 +71,7 @@ pub(crate) fn prepare(project: &Path, tool: &Tool) -> Result<Quick> {
         .append(true)
         .open(&prepared.kept)
         .and_then(|file| file.set_modified(SystemTime::now()));
-    Ok(Quick { component: prepared.kept, input: input.into() })
+    Ok(Quick { component: prepared.kept, input: input.into(), is_prepared: true, _work: None })
 }
 
 /// Puts a component where the next start finds it, whole or not at all, and lets go of those

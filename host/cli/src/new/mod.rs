@@ -10,13 +10,14 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::Exit;
-use super::build::python;
+use super::build::{javascript_sdk, python};
 
 /// Writes a project that `rollout-host build` compiles and `rollout-host validate` passes.
 ///
 /// A Rust project has its SDK in vendor/rollout-sdk, so that `cargo check`, an editor and
 /// another machine find it; `rollout-host update-sdk` brings a newer one. The Python SDK is in
-/// this program, and `build` puts it into the component.
+/// this program, and `build` puts it into the component. So is that of JavaScript; a project has a
+/// copy in vendor/rollout-sdk for editors and the type checker.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host new my-agent\n  \
     rollout-host new my-agent --lang python --template tools")]
@@ -45,6 +46,8 @@ pub(super) struct New {
 enum Language {
     Rust,
     Python,
+    Ts,
+    Js,
 }
 
 impl Language {
@@ -52,11 +55,16 @@ impl Language {
         match self {
             Self::Rust => "Rust",
             Self::Python => "Python",
+            Self::Ts => "TypeScript",
+            Self::Js => "JavaScript",
         }
     }
 }
 
-/// Brings the SDK within a Rust project to the one that is in this program.
+/// The SDK's directory within a Rust or JavaScript project.
+const VENDORED: &str = "vendor/rollout-sdk";
+
+/// Brings the SDK within a Rust or TypeScript project to the one that is in this program.
 ///
 /// Writes vendor/rollout-sdk anew and touches nothing else.
 #[derive(Debug, Args)]
@@ -69,6 +77,17 @@ pub(super) struct UpdateSdk {
 
 impl UpdateSdk {
     pub(crate) fn run(self) -> Result<Exit> {
+        let package = self.dir.join("package.json");
+        let is_javascript = std::fs::read_to_string(&package).is_ok_and(|text| text.contains(VENDORED));
+        if is_javascript {
+            let dir = self.dir.join(VENDORED);
+            if dir.is_dir() {
+                std::fs::remove_dir_all(&dir).with_context(|| format!("cannot replace {}", dir.display()))?;
+            }
+            javascript_sdk::unpack(&dir).with_context(|| format!("cannot write {}", dir.display()))?;
+            outln!("{VENDORED} is that of rollout-host {}", env!("CARGO_PKG_VERSION"));
+            return Ok(Exit::Done);
+        }
         let manifest = self.dir.join("Cargo.toml");
         let text = std::fs::read_to_string(&manifest)
             .with_context(|| format!("cannot read {}", manifest.display()))?;
@@ -109,6 +128,11 @@ impl Template {
             (Language::Python, Self::Tools) => include_str!("templates/tools.py.in"),
             (Language::Python, Self::AgentLoop) => include_str!("templates/agent-loop.py.in"),
             (Language::Python, Self::Grader) => include_str!("templates/grader.py.in"),
+            // The templates have no type annotations, so they are JavaScript as well.
+            (Language::Ts | Language::Js, Self::OneTurn) => include_str!("templates/one-turn.ts.in"),
+            (Language::Ts | Language::Js, Self::Tools) => include_str!("templates/tools.ts.in"),
+            (Language::Ts | Language::Js, Self::AgentLoop) => include_str!("templates/agent-loop.ts.in"),
+            (Language::Ts | Language::Js, Self::Grader) => include_str!("templates/grader.ts.in"),
         }
     }
 
@@ -141,16 +165,18 @@ impl New {
         let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
         let manifest = match self.lang {
             Language::Rust => ("Cargo.toml", self.manifest(&self.sdk_source()?)),
-            Language::Python if self.sdk.is_some() || self.sdk_git.is_some() => {
-                bail!("--sdk and --sdk-git are for Rust; the Python SDK is in this program")
+            lang if self.sdk.is_some() || self.sdk_git.is_some() => {
+                bail!("--sdk and --sdk-git are for Rust; the {} SDK is in this program", lang.name())
             }
             Language::Python => ("pyproject.toml", self.pyproject()),
+            Language::Ts | Language::Js => ("package.json", self.package()),
         };
         check_empty(&dir)?;
         let code = self.template.code(self.lang).replace("@NAME@", &self.name);
         let (entry, rows) = (self.entry(), ROWS.to_owned());
         let readme = self.readme();
-        let ignored = IGNORED.to_owned();
+        let ignored =
+            if self.is_javascript() { format!("/node_modules\n{IGNORED}") } else { IGNORED.to_owned() };
         for (name, text) in [
             manifest,
             (entry.as_str(), code),
@@ -159,6 +185,12 @@ impl New {
             (".gitignore", ignored),
         ] {
             write(&dir.join(name), &text)?;
+        }
+        if self.lang == Language::Ts {
+            write(&dir.join("tsconfig.json"), include_str!("templates/tsconfig.json.in"))?;
+        }
+        if self.is_javascript() {
+            javascript_sdk::unpack(&dir.join(VENDORED)).context("cannot write the SDK")?;
         }
         if self.vendors() {
             rust_sdk::vendor(&dir)?;
@@ -173,7 +205,24 @@ impl New {
         match self.lang {
             Language::Rust => "src/lib.rs".to_owned(),
             Language::Python => format!("{}.py", self.name.replace('-', "_")),
+            Language::Ts => "src/index.ts".to_owned(),
+            Language::Js => "src/index.js".to_owned(),
         }
+    }
+
+    fn is_javascript(&self) -> bool {
+        matches!(self.lang, Language::Ts | Language::Js)
+    }
+
+    fn package(&self) -> String {
+        let check = if self.lang == Language::Ts { ",\n    \"check\": \"tsc\"" } else { "" };
+        let compiler = if self.lang == Language::Ts { ",\n    \"typescript\": \"^7.0.2\"" } else { "" };
+        include_str!("templates/package.json.in")
+            .replace("@NAME@", &self.name)
+            .replace("@FILE@", &self.name.replace('-', "_"))
+            .replace("@ENTRY@", &self.entry())
+            .replace("@CHECK@", check)
+            .replace("@COMPILER@", compiler)
     }
 
     fn pyproject(&self) -> String {
@@ -227,6 +276,9 @@ impl New {
             let package = format!("{}=={}", python::TOOL, python::TOOL_VERSION);
             commands.push(format!("python3 -m venv .venv && .venv/bin/python -m pip install {package}"));
         }
+        if self.is_javascript() {
+            commands.push("npm install".to_owned());
+        }
         commands.extend([format!("rollout-host build . -o {wasm}"), format!("rollout-host validate {wasm}")]);
         if self.template == Template::Grader {
             commands.push(format!(
@@ -253,6 +305,10 @@ impl New {
             text += "\nThe SDK and its guide are in `vendor/rollout-sdk`, as they came with the `rollout-host` that wrote \
                      this;\nafter a newer one is installed, `rollout-host update-sdk` brings its SDK here.\n";
         }
+        if self.is_javascript() {
+            text += "\nThe SDK and its guide are in `vendor/rollout-sdk`, for editors and the type checker. A component has the\nSDK \
+                     of the `rollout-host` that builds it; `rollout-host update-sdk` brings that one here.\n";
+        }
         text
     }
 }
@@ -269,6 +325,7 @@ fn check_name(name: &str, lang: Language) -> Result<()> {
     let taken: &[&str] = match lang {
         Language::Rust => &TAKEN,
         Language::Python => &TAKEN_IN_PYTHON,
+        Language::Ts | Language::Js => &[],
     };
     if taken.contains(&name) {
         bail!("'{name}' is a word of {}'s own; choose another name", lang.name());
