@@ -72,7 +72,7 @@ enum LogFormat {
 enum Command {
     /// Creates a project from a template.
     New(new::New),
-    /// Compiles a Rust or Python workflow or grader to a component and checks it.
+    /// Compiles a workflow or grader in Rust, Python, TypeScript or JavaScript to a component and checks it.
     Build(build::Build),
     /// Shows the exports and imports of a component and whether it can be served.
     Inspect(inspect::Inspect),
@@ -114,7 +114,7 @@ enum Command {
     Bench(bench::Bench),
     /// Serves an OpenAI-compatible endpoint that stands in for a model.
     MockModel(mock_model::MockModelCommand),
-    /// Updates the SDK in a Rust project to the version in this program.
+    /// Updates the SDK in a Rust, TypeScript or JavaScript project to the version in this program.
     UpdateSdk(new::UpdateSdk),
     /// Writes a completion script for a shell.
     Completions(completions::Completions),
