@@ -69,7 +69,8 @@ async fn a_pushed_component_is_inspected_and_served_by_tag_and_by_digest() {
     // Other tools find the format of the CNCF.
     let url = format!("http://{}/v2/team/conform/manifests/1.0.0", registry.address());
     let accept = "application/vnd.oci.image.manifest.v1+json";
-    let manifest = rollout_outbound::http_client().unwrap().get(url).header("accept", accept).send().await.unwrap();
+    let manifest =
+        rollout_outbound::http_client().unwrap().get(url).header("accept", accept).send().await.unwrap();
     let manifest: Value = serde_json::from_slice(&manifest.bytes().await.unwrap()).unwrap();
     assert_eq!(manifest["config"]["mediaType"], "application/vnd.wasm.config.v0+json", "{manifest:#}");
     assert_eq!(manifest["layers"].as_array().map(Vec::len), Some(1), "{manifest:#}");
