@@ -23,7 +23,7 @@ type Panel<'a, 'b> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) type PlotError = DrawingAreaErrorKind<std::io::Error>;
 
 /// A line of a panel.
-struct Line {
+struct PlotLine {
     name: String,
     colour: RGBColor,
     width: u32,
@@ -53,8 +53,8 @@ pub(super) fn svg(report: &Report) -> Result<String, PlotError> {
     Ok(text)
 }
 
-fn lines_of_rates(report: &Report) -> Vec<Line> {
-    let line = |(at, name): (usize, String)| Line {
+fn lines_of_rates(report: &Report) -> Vec<PlotLine> {
+    let line = |(at, name): (usize, String)| PlotLine {
         name,
         colour: COLOURS[at % COLOURS.len()],
         width: 3,
@@ -63,9 +63,9 @@ fn lines_of_rates(report: &Report) -> Vec<Line> {
     names(report).into_iter().enumerate().map(line).collect()
 }
 
-fn lines_of_latencies(report: &Report) -> Vec<Line> {
+fn lines_of_latencies(report: &Report) -> Vec<PlotLine> {
     let lines = |(at, name): (usize, String)| {
-        PERCENTILES.map(|(percentile, width, figure)| Line {
+        PERCENTILES.map(|(percentile, width, figure)| PlotLine {
             name: format!("{name} {percentile}"),
             colour: COLOURS[at % COLOURS.len()],
             width,
@@ -98,7 +98,7 @@ fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     if greatest <= 0.0 { 1.0..10.0 } else { least / 1.5..greatest * 1.5 }
 }
 
-fn panel(area: &Panel<'_, '_>, title: &str, lines: Vec<Line>) -> Result<(), PlotError> {
+fn panel(area: &Panel<'_, '_>, title: &str, lines: Vec<PlotLine>) -> Result<(), PlotError> {
     let all = || lines.iter().flat_map(|line| line.points.iter().copied());
     let across = range(all().map(|(x, _)| x));
     let up = range(all().map(|(_, y)| y));
@@ -118,7 +118,7 @@ fn panel(area: &Panel<'_, '_>, title: &str, lines: Vec<Line>) -> Result<(), Plot
         .light_line_style(BLACK.mix(0.06))
         .bold_line_style(BLACK.mix(0.15))
         .draw()?;
-    for Line { name, colour, width, points } in lines {
+    for PlotLine { name, colour, width, points } in lines {
         let style = colour.stroke_width(width);
         chart
             .draw_series(LineSeries::new(points.iter().copied(), style))?

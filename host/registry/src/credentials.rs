@@ -92,14 +92,14 @@ pub fn default_file(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Op
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct File {
-    auths: HashMap<String, Entry>,
+    auths: HashMap<String, AuthEntry>,
     creds_store: Option<String>,
     cred_helpers: HashMap<String, String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase", default)]
-struct Entry {
+struct AuthEntry {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
@@ -138,7 +138,7 @@ pub async fn find(file: &Path, host: &str) -> Result<Option<Credentials>, Creden
     entry.credentials().map_err(|reason| invalid(format!("auths, {host}: {reason}")))
 }
 
-impl Entry {
+impl AuthEntry {
     fn credentials(&self) -> Result<Option<Credentials>, &'static str> {
         if let Some(token) = self.identitytoken.as_ref().filter(|token| !token.is_empty()) {
             return Ok(Some(Credentials::Refresh(Secret::new(token))));

@@ -113,11 +113,11 @@ impl Server {
         let client = |retry: &RetryPolicy| {
             CallbackClient::new(host.runtime().transport().clone(), retry.clone(), host.metrics().clone())
         };
-        Osmosis::new(osmosis::Settings {
+        Osmosis::new(osmosis::OsmosisSettings {
             serving: serving.clone(),
             callbacks: client(&config.callback),
             generation: config.osmosis_generation,
-            init: osmosis::a::Settings {
+            init: osmosis::a::GenerationASettings {
                 init: config.osmosis_init.clone(),
                 completions: client(&config.osmosis_init.completed),
             },

@@ -140,7 +140,7 @@ fn ids(list: &RawValue) -> Option<Cow<'_, RawValue>> {
 
 /// An element of OpenAI's list of log-probabilities.
 #[derive(Deserialize)]
-struct Entry<'a> {
+struct TokenEntry<'a> {
     #[serde(borrow, default)]
     logprob: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -160,7 +160,8 @@ fn entries(json: &RawValue) -> Option<&RawValue> {
 /// Returns the numbers of a list of log-probabilities, whose elements are numbers or objects with one.
 pub fn logprobs(json: &RawValue) -> Option<Cow<'_, RawValue>> {
     collect(entries(json)?, |entry| {
-        let number = if entry.get().starts_with('{') { read::<Entry<'_>>(entry)?.logprob? } else { entry };
+        let number =
+            if entry.get().starts_with('{') { read::<TokenEntry<'_>>(entry)?.logprob? } else { entry };
         Some(number.get().into()).filter(is_finite)
     })
 }
@@ -168,7 +169,7 @@ pub fn logprobs(json: &RawValue) -> Option<Cow<'_, RawValue>> {
 /// Returns the ids of tokens with names such as `token_id:7`.
 fn named_ids(json: &RawValue) -> Option<Cow<'_, RawValue>> {
     let ids = collect(entries(json)?, |entry| {
-        let Text(token) = read(read::<Entry<'_>>(entry)?.token?)?;
+        let Text(token) = read(read::<TokenEntry<'_>>(entry)?.token?)?;
         Some(token.strip_prefix("token_id:")?.to_owned().into()).filter(is_id)
     });
     ids.filter(|ids| ids.get() != "[]")

@@ -105,9 +105,9 @@ impl Key {
 }
 
 /// A verified entry.
-pub(super) struct Entry(Vec<u8>);
+pub(super) struct CacheEntry(Vec<u8>);
 
-impl Entry {
+impl CacheEntry {
     pub(super) fn code(&self) -> &[u8] {
         &self.0[HEADER_BYTES..]
     }
@@ -134,7 +134,7 @@ impl CodeCache {
     }
 
     /// Returns the entry of a key if this host wrote it. Removes any other entry.
-    pub(super) fn get(&self, key: &Key) -> Option<Entry> {
+    pub(super) fn get(&self, key: &Key) -> Option<CacheEntry> {
         match self.read(&key.file_name()) {
             Ok(Some((file, bytes))) => match self.verify(key, bytes) {
                 Ok(entry) => {
@@ -199,7 +199,7 @@ impl CodeCache {
     }
 
     /// Verifies the bytes that will be run.
-    fn verify(&self, key: &Key, bytes: Vec<u8>) -> Result<Entry, &'static str> {
+    fn verify(&self, key: &Key, bytes: Vec<u8>) -> Result<CacheEntry, &'static str> {
         let Some((header, code)) = bytes.split_at_checked(HEADER_BYTES) else {
             return Err("it is truncated");
         };
@@ -208,7 +208,7 @@ impl CodeCache {
             return Err("it belongs to another component, engine or format than its name says");
         }
         match self.0.mac.clone().chain_update(header).chain_update(code).verify_slice(mac) {
-            Ok(()) => Ok(Entry(bytes)),
+            Ok(()) => Ok(CacheEntry(bytes)),
             Err(_) => Err("it was changed, or another host wrote it"),
         }
     }

@@ -122,7 +122,7 @@ pub async fn describe(
     config: Option<Arc<RawValue>>,
 ) -> Result<Vec<FunctionTool>, Vec<String>> {
     let settings = ComponentSettings { config, ..ComponentSettings::default() };
-    let entry = Entry::component(settings, plugin, &Arc::default());
+    let entry = ToolEntry::component(settings, plugin, &Arc::default());
     let listed = entry.list(Instant::now() + LISTING_TIME_MAX).await?;
     Ok(listed.into_iter().map(|(_, function)| function).collect())
 }
@@ -222,14 +222,14 @@ pub struct UnusableTools(pub Vec<String>);
 
 /// The host-provided tools of one plugin.
 pub struct Toolbox {
-    entries: Vec<Entry>,
+    entries: Vec<ToolEntry>,
     functions: Vec<Function>,
     by_name: BTreeMap<String, usize>,
     schemas: Vec<String>,
 }
 
 /// An entry of the configuration, ready for calls.
-struct Entry {
+struct ToolEntry {
     at: String,
     prefix: String,
     limits: CallLimits,
@@ -262,10 +262,10 @@ impl Toolbox {
     ) -> Result<Arc<Self>, UnusableTools> {
         let (mut entries, mut problems) = (Vec::new(), Vec::new());
         for (settings, plugin) in settings.components.into_iter().zip(components) {
-            entries.push(Entry::component(settings, plugin, metrics));
+            entries.push(ToolEntry::component(settings, plugin, metrics));
         }
-        let servers = join_all(settings.servers.into_iter().map(Entry::server)).await;
-        for entry in servers.into_iter().chain(settings.addresses.into_iter().map(Entry::address)) {
+        let servers = join_all(settings.servers.into_iter().map(ToolEntry::server)).await;
+        for entry in servers.into_iter().chain(settings.addresses.into_iter().map(ToolEntry::address)) {
             match entry {
                 Ok(entry) => entries.push(entry),
                 Err(reasons) => problems.extend(reasons),
@@ -335,7 +335,7 @@ impl Toolbox {
     }
 }
 
-impl Entry {
+impl ToolEntry {
     fn new(at: String, prefix: String, limits: CallLimits, source: Source) -> Self {
         Self { at, prefix, turns: Arc::new(Semaphore::new(limits.concurrent_max as usize)), limits, source }
     }

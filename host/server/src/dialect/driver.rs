@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::delivery::{Action, Delivery, Event, Message};
-use super::ledger::{Entry, Over};
+use super::ledger::{LedgerEntry, Over};
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
 use rollout_rollout::{
@@ -53,7 +53,7 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
     }
 
     /// Ends a rollout of which its caller does not know.
-    fn refuse(self, entry: Entry) {
+    fn refuse(self, entry: LedgerEntry) {
         drop(entry);
     }
 
@@ -175,7 +175,7 @@ pub(super) async fn may_be_reported(log: Option<&RolloutLog>) -> bool {
 /// for its answer read that there is none.
 pub(super) struct Driver<R> {
     /// The rollout's entry in the ledger.
-    pub entry: Entry,
+    pub entry: LedgerEntry,
     /// The rollout's journal, if it has one.
     pub log: Option<RolloutLog>,
     /// Whether the grader may run.

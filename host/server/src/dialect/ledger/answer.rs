@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use tokio::sync::watch;
 
-use super::{Entry, HeldBody, Ledger, Name};
+use super::{HeldBody, Ledger, LedgerEntry, Name};
 use rollout_rollout::{AdmitError, RolloutLog};
 
 /// Bytes of an answer's entry, besides its key and its body.
@@ -32,7 +32,7 @@ pub(crate) enum NoAnswer {
 /// The part of a request.
 pub(crate) enum Part {
     /// It is answered by its own work.
-    Leader(Entry, AnswerSender),
+    Leader(LedgerEntry, AnswerSender),
     /// It has an earlier one's answer.
     Follower(Following),
 }
@@ -61,7 +61,7 @@ impl AnswerSender {
         Following(self.0.subscribe())
     }
 
-    /// Answers that there is none. The rollout's [`Entry`] is dropped before, so that the key is free.
+    /// Answers that there is none. The rollout's [`LedgerEntry`] is dropped before, so that the key is free.
     pub(crate) fn fail(self, why: NoAnswer) {
         self.0.send_replace(Some(Err(why)));
     }
@@ -96,11 +96,11 @@ impl Ledger {
             slot.answer = Some(StoredAnswer { key: key.into(), answer, is_given: false, log: None });
         }
         drop(inner);
-        Part::Leader(Entry::new(self.clone(), number), AnswerSender(sender))
+        Part::Leader(LedgerEntry::new(self.clone(), number), AnswerSender(sender))
     }
 }
 
-impl Entry {
+impl LedgerEntry {
     /// Answers the requests that wait, and keeps the answer for as long as the entry lives and the time to live after it.
     pub(crate) fn answer(&self, sender: AnswerSender, body: Bytes, log: Option<RolloutLog>) {
         let mut inner = self.ledger.lock();
@@ -124,14 +124,14 @@ mod tests {
     use super::*;
     use rollout_core::budget::Budget;
 
-    fn lead(ledger: &Arc<Ledger>, key: &str) -> (Entry, AnswerSender) {
+    fn lead(ledger: &Arc<Ledger>, key: &str) -> (LedgerEntry, AnswerSender) {
         match ledger.join(key) {
             Part::Leader(entry, sender) => (entry, sender),
             Part::Follower(_) => panic!("'{key}' is taken"),
         }
     }
 
-    fn answer(ledger: &Arc<Ledger>, key: &str, body: Bytes) -> Entry {
+    fn answer(ledger: &Arc<Ledger>, key: &str, body: Bytes) -> LedgerEntry {
         let (entry, sender) = lead(ledger, key);
         entry.answer(sender, body, None);
         entry

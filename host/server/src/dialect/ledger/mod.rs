@@ -2,7 +2,7 @@
 //!
 //! A rollout has one entry from its admission until nothing of it is kept: its status, the result that its caller polls
 //! for, the first answer for requests that come again, and whether its caller is still to receive a result. The
-//! rollout's driver holds an [`Entry`], which changes it. Everything that is kept after the rollout's end expires by
+//! rollout's driver holds a [`LedgerEntry`], which changes it. Everything that is kept after the rollout's end expires by
 //! [`retention`] and is charged to the tenant's budget.
 
 mod answer;
@@ -134,7 +134,7 @@ struct Inner {
 /// One rollout.
 #[derive(Default)]
 struct Slot {
-    /// Whether its [`Entry`] is held.
+    /// Whether its [`LedgerEntry`] is held.
     is_live: bool,
     /// Whether it is counted as active.
     is_active: bool,
@@ -362,10 +362,10 @@ impl Ledger {
         &self.times
     }
 
-    /// Adds an entry that has no name until it [begins](Entry::begin).
-    pub(crate) fn open(self: &Arc<Self>) -> Entry {
+    /// Adds an entry that has no name until it [begins](LedgerEntry::begin).
+    pub(crate) fn open(self: &Arc<Self>) -> LedgerEntry {
         let number = self.lock().add_unnamed();
-        Entry::new(self.clone(), number)
+        LedgerEntry::new(self.clone(), number)
     }
 
     /// Forgets what is due, and where the host has no room for new work, the oldest of what can be spared until it has.
@@ -451,13 +451,13 @@ impl Ledger {
 
 /// A rollout's entry, held by its driver. Dropping it removes a status without an outcome, a reserved id, and a key
 /// without an answer. A result that is still owed then is abandoned.
-pub(crate) struct Entry {
+pub(crate) struct LedgerEntry {
     ledger: Arc<Ledger>,
     number: u64,
     polled: Option<Arc<Polled>>,
 }
 
-impl Entry {
+impl LedgerEntry {
     fn new(ledger: Arc<Ledger>, number: u64) -> Self {
         Self { ledger, number, polled: None }
     }
@@ -514,7 +514,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for LedgerEntry {
     fn drop(&mut self) {
         let (now, number) = (self.ledger.clock.now(), self.number);
         let mut inner = self.ledger.lock_at(now);
@@ -564,7 +564,7 @@ mod tests {
         Ledger::with(times, budget, None, None)
     }
 
-    fn begin(ledger: &Arc<Ledger>, id: &str) -> Entry {
+    fn begin(ledger: &Arc<Ledger>, id: &str) -> LedgerEntry {
         let entry = ledger.open();
         entry.begin(RolloutId::parse(id).unwrap(), id, None);
         entry

@@ -15,7 +15,7 @@ use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
 use super::retention::{COPIES_BYTES_MAX, Kept};
-use super::{Entry, HeldBody, Inner, Ledger, Name, Over, Slot};
+use super::{HeldBody, Inner, Ledger, LedgerEntry, Name, Over, Slot};
 use crate::connection::Caller;
 use rollout_core::budget::Charge;
 use rollout_rollout::{
@@ -188,7 +188,7 @@ impl Polled {
     }
 }
 
-impl Entry {
+impl LedgerEntry {
     /// Makes the rollout known to polls under this lease.
     pub(crate) fn fill(&mut self, id: &RolloutId, lease: Lease, log: Option<RolloutLog>) {
         let clock = self.ledger.clock.clone();
@@ -298,7 +298,7 @@ impl Inner {
 
 impl Ledger {
     /// Reserves an id that no known rollout has, and of which no result is kept.
-    pub(crate) fn reserve(self: &Arc<Self>, id: &RolloutId) -> Result<Entry, Taken> {
+    pub(crate) fn reserve(self: &Arc<Self>, id: &RolloutId) -> Result<LedgerEntry, Taken> {
         if self.kept(id).is_some() {
             return Err(Taken);
         }
@@ -306,7 +306,7 @@ impl Ledger {
     }
 
     /// Reserves an id whose result in the journal, if there is one, is this rollout's own.
-    pub(crate) fn reserve_anyway(self: &Arc<Self>, id: &RolloutId) -> Result<Entry, Taken> {
+    pub(crate) fn reserve_anyway(self: &Arc<Self>, id: &RolloutId) -> Result<LedgerEntry, Taken> {
         let mut inner = self.lock();
         let name = Name::Polled(id.clone());
         if let Some((number, slot)) = inner.named(&name) {
@@ -318,7 +318,7 @@ impl Ledger {
         }
         let number = inner.add(name);
         drop(inner);
-        Ok(Entry::new(self.clone(), number))
+        Ok(LedgerEntry::new(self.clone(), number))
     }
 
     /// Whether the result of an entry is not yet in the journal, or still is.

@@ -13,7 +13,7 @@ use super::report::Report;
 use super::{Osmosis, sample};
 use crate::dialect::delivery::Delivery;
 use crate::dialect::driver::{Addresses, Driver, Progress, Renderer};
-use crate::dialect::ledger::{Entry, Lease};
+use crate::dialect::ledger::{Lease, LedgerEntry};
 use rollout_core::budget::{Budget, Charge};
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{CallbackClient, ModelEndpoint};
@@ -74,7 +74,7 @@ pub(super) fn admit(
 /// Makes the driver of a rollout.
 pub(super) fn driver<R: Renderer>(
     host: &Host,
-    entry: Entry,
+    entry: LedgerEntry,
     facts: &Facts,
     (client, addresses): (&Arc<CallbackClient>, Addresses),
     (log, trace): (Option<RolloutLog>, RolloutTrace),

@@ -58,7 +58,7 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The parts of the dialect.
-pub struct Settings {
+pub struct OsmosisSettings {
     /// The host that runs the rollouts.
     pub serving: Serving,
     /// The client that posts to callers.
@@ -66,7 +66,7 @@ pub struct Settings {
     /// The generation of requests.
     pub generation: OsmosisGeneration,
     /// Additional settings of generation A.
-    pub init: a::Settings,
+    pub init: a::GenerationASettings,
     /// Waits and leases of generation D.
     pub times: OsmosisTimes,
     /// Whether the server requires a key.
@@ -94,8 +94,8 @@ struct Inner {
 
 impl Osmosis {
     /// Creates the dialect of a host.
-    pub fn new(settings: Settings) -> Self {
-        let Settings { serving, callbacks, generation, init, times, is_keyed } = settings;
+    pub fn new(settings: OsmosisSettings) -> Self {
+        let OsmosisSettings { serving, callbacks, generation, init, times, is_keyed } = settings;
         let host = serving.host();
         let budget = host.budget().clone();
         let times = LedgerTimes {

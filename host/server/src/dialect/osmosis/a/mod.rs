@@ -26,7 +26,7 @@ use super::{BODY_BYTES_MAX, Osmosis};
 use crate::connection::Caller;
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
-use crate::dialect::ledger::{AnswerSender, Entry, NoAnswer, Over, Part};
+use crate::dialect::ledger::{AnswerSender, LedgerEntry, NoAnswer, Over, Part};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
 use rollout_outbound::{CallbackClient, ModelEndpoint, Secret};
@@ -38,7 +38,7 @@ use rollout_wire::messages::Messages;
 use tools::WireTool;
 
 /// Additional parts of this generation.
-pub struct Settings {
+pub struct GenerationASettings {
     /// Times and limits.
     pub init: OsmosisInit,
     /// The client that posts results.
@@ -52,8 +52,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(settings: Settings) -> Self {
-        let Settings { init, completions } = settings;
+    pub(crate) fn new(settings: GenerationASettings) -> Self {
+        let GenerationASettings { init, completions } = settings;
         Self { settings: init, completions: Arc::new(completions) }
     }
 
@@ -194,7 +194,7 @@ pub(super) fn resume(
 }
 
 /// Answers a request and runs its rollout.
-async fn lead(osmosis: Osmosis, host: Host, request: Init, (entry, sender): (Entry, AnswerSender)) {
+async fn lead(osmosis: Osmosis, host: Host, request: Init, (entry, sender): (LedgerEntry, AnswerSender)) {
     let Init { rollout, resources, id, completed_url, api_key, gradable, key } = request;
     let form = kept::Form::Init { id: id.clone(), key };
     let facts = Facts { delivery: Delivery::one_post(), gradable, form };
@@ -257,7 +257,7 @@ impl Renderer for Call {
         matches!(*self.answer(), Some(Answer::Given))
     }
 
-    fn refuse(self, entry: Entry) {
+    fn refuse(self, entry: LedgerEntry) {
         let answer = self.answer().take();
         // The key is released before the waiting requests read that there is no response.
         match answer {
