@@ -30,9 +30,9 @@ pub trait HostTools: Send + Sync + Debug {
 pub struct HostTool {
     /// The tool's index among those provided.
     pub place: usize,
-    /// What is behind it.
+    /// Kind of the tool's implementation.
     pub kind: ToolKind,
-    /// How often one rollout may call it.
+    /// Number of calls that one rollout may make.
     pub calls_max: u32,
 }
 

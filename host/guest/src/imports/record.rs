@@ -135,11 +135,11 @@ pub fn read_log(text: &[u8]) -> Result<Vec<LogEntry>, serde_json::Error> {
 /// Resources that a rollout has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RolloutUsage {
-    /// Calls of the model, not counting retries.
+    /// Number of model calls, not counting retries.
     pub chat_calls: u64,
-    /// Those of them that had a reply.
+    /// Number of model calls that had a reply.
     pub chat_replies: u64,
-    /// Tries of finished calls after the first.
+    /// Number of retries of finished calls.
     pub chat_retries: u64,
     /// Duration of the calls that had a reply, retries included.
     pub chat_time: Duration,
