@@ -1,12 +1,12 @@
-//! The boundary of one run: what its guest asked the world outside, and in which order the answers
-//! crossed to it.
+//! The boundary of one run: the guest's requests to models and tools, and the order in which it receives the
+//! answers.
 //!
-//! A guest sees an answer, or what follows from one (budgets, its record), at a move of its own: a
-//! call of the host. So answers wait here until then, and cross in the order in which they came.
-//! With a [`RunLog`] this order is kept, and with a [`Past`] it is kept to: the guest makes the
-//! same moves and is given the same answers, none of them asked for again.
+//! A guest receives an answer, or sees an effect of one (on budgets, on its record), only at a move: a call
+//! of the host. Answers wait here until then, and are delivered in the order in which they arrived. A
+//! [`RunLog`] stores this order, and a [`Past`] replays it: the guest makes the same moves and receives the
+//! same answers, and no request is sent again.
 //!
-//! This module opens no connection and knows no file.
+//! This module opens no connection and uses no file.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug};
@@ -26,38 +26,38 @@ use super::past::{Past, When};
 use rollout_core::budget::{Charge, Holder, Use};
 use rollout_transcript::{CallResult, Event, Run};
 
-/// Where what crosses is kept, in order.
+/// Log of a run's events, in order.
 pub trait RunLog: Send + Sync + Debug {
-    /// Keeps an event. It does not wait.
+    /// Stores an event without waiting.
     fn append(&self, event: &Event);
 
-    /// Waits while too much is to be written.
+    /// Waits while too many events are unwritten.
     fn room(&self) -> BoxFuture<'_, ()>;
 }
 
-/// A run that was made again did not do what it did before.
+/// Error of a replayed run that differs from the recorded one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.text())]
 pub struct Diverged {
-    /// The guest's move at which it was seen: the number of its call of the host.
+    /// The guest's move at which the difference was found: the number of its call of the host.
     pub at: u64,
-    /// What differs.
+    /// The difference.
     pub difference: Difference,
 }
 
-/// What differs between a run and the same run made again.
+/// A difference between a recorded run and its replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// Another call was made, or the same at another move.
+    /// The guest made another call, or the same call at another move.
     Asked {
-        /// Which of the run's calls.
+        /// Number of the call within the run.
         call: u32,
-        /// What was asked then, at this move; none where the call is new.
+        /// The recorded move and request; `None` if the call is new.
         then: Option<(u64, Bytes)>,
-        /// What is asked now; none where the call was not made again.
+        /// The request of the replay; `None` if the call was not repeated.
         now: Option<Bytes>,
     },
-    /// The guest waits, or waits no longer, where it did the other then.
+    /// The guest waits where it did not in the recorded run, or does not wait where it did.
     Waited,
     /// The guest asks for its time left where it did not then, or does not where it did.
     TimeLeft,
@@ -83,36 +83,36 @@ impl Diverged {
     }
 }
 
-/// Everything that happened is over, and nothing is to be asked any more.
+/// Error of a replay whose recorded history is exhausted and which may not send new requests.
 #[derive(Debug, thiserror::Error)]
 #[error("the run is made again, and its past is over")]
 pub(crate) struct PastOver;
 
-/// What a guest needs of a call when it takes the result.
+/// The data of a call that is needed when the guest takes the result.
 #[derive(Clone, Debug)]
 pub(super) enum Taker {
     /// A call of a model.
     Model {
-        /// The sample whose history takes the reply when the guest does.
+        /// The sample whose history the reply is added to when the guest takes it.
         keep_for: Option<usize>,
     },
     /// A call of a tool.
     Tool {
-        /// The id that the call came with.
+        /// The id that the guest gave the call.
         call_id: String,
     },
 }
 
-/// A call that a guest holds.
+/// A pending call, or one whose result the guest has not taken.
 struct UnderWay {
     taker: Taker,
     task: Option<AbortOnDropHandle<()>>,
     result: Option<CallResult>,
-    /// The charge for the result for as long as it is held.
+    /// The charge for the result while the boundary holds it.
     charge: Option<Charge>,
 }
 
-/// A result that a guest takes.
+/// A result that the guest has taken.
 pub(super) struct Taken {
     pub taker: Taker,
     pub result: CallResult,
@@ -120,32 +120,32 @@ pub(super) struct Taken {
     pub _charge: Option<Charge>,
 }
 
-/// An answer on its way to the guest.
+/// An answer that is not delivered to the guest yet.
 pub(super) struct Arrival {
     pub at: u64,
     pub call: u32,
     pub took: Duration,
     pub result: CallResult,
-    /// Until the record has it.
+    /// The charge for the answer until the record has it.
     pub charge: Option<Charge>,
 }
 
-/// What there is for a guest that waits.
+/// An event for a guest that waits.
 pub(super) enum News {
     /// An answer.
     Answer(Box<Arrival>),
-    /// Its time was over now, then.
+    /// The wait timed out here in the recorded run.
     TimedOut,
-    /// Nothing yet.
+    /// No event yet.
     None,
 }
 
-/// A call that was begun.
+/// A call that has started.
 pub(super) struct Begun {
     pub call: u32,
-    /// When it was made first.
+    /// The time at which the call first started.
     pub time: SystemTime,
-    /// Whether its answer is still to come from outside.
+    /// Whether the answer comes from a live request, not from the recorded history.
     pub is_live: bool,
 }
 
@@ -155,7 +155,7 @@ pub struct Boundary {
     state: Mutex<State>,
     /// Something arrived for the guest.
     news: Notify,
-    /// The past is over.
+    /// Signals that the recorded history is exhausted.
     is_live: Notify,
     log: Option<Arc<dyn RunLog>>,
 }
@@ -166,13 +166,15 @@ struct State {
     at: u64,
     calls: u32,
     closed: bool,
-    // Both boxed: a list has room for four of them, and a leaf of a map for eleven, and most guests wait for one.
+    // Both are boxed: a list reserves four entries and a leaf of a map eleven, and most guests wait for one
+    // call.
     arrived: VecDeque<Box<Arrival>>,
     under_way: BTreeMap<u32, Box<UnderWay>>,
-    /// The guest's last wait that was over before anything came, where that is not kept. A guest may
-    /// wait for no time a million times, and only what an answer followed has to be known.
+    /// The move at which the guest's wait last timed out, if that is not logged yet. A guest may wait for no
+    /// time a million times, so only a timeout that another event of the same move or the end of the run
+    /// follows is logged.
     timed_out: Option<u64>,
-    /// The time that the guest was last told it has left.
+    /// The time left that the guest last received.
     left: Option<Option<Duration>>,
     past: Past,
 }
@@ -190,7 +192,7 @@ impl Default for Boundary {
 }
 
 impl Boundary {
-    /// The boundary of a run that has this past, and of which the rest is kept.
+    /// Creates the boundary of a run that replays `past` and logs its new events to `log`.
     pub fn new(run: Run, log: Option<Arc<dyn RunLog>>, past: Past) -> Self {
         let state = State { past, ..State::default() };
         Self { run, state: state.into(), news: Notify::new(), is_live: Notify::new(), log }
@@ -201,7 +203,7 @@ impl Boundary {
         self.run
     }
 
-    /// How many forks the run has passed by now.
+    /// Returns the number of forks that the run has passed so far.
     pub(super) fn era(&self) -> Arc<AtomicUsize> {
         self.state().past.era().clone()
     }
@@ -211,7 +213,7 @@ impl Boundary {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether what is asked is looked at by anybody.
+    /// Returns whether requests are logged or compared with the recorded history.
     pub(super) fn is_kept(&self) -> bool {
         self.log.is_some() || !self.state().past.is_over()
     }
@@ -234,7 +236,8 @@ impl Boundary {
         }
     }
 
-    /// The guest makes its next move. What arrived before crosses first; see [`Self::crosses`].
+    /// Counts the guest's next move. The caller then delivers the answers that arrived earlier; see
+    /// [`Self::crosses`].
     pub(super) fn moves(&self) -> Result<(), Diverged> {
         let mut state = self.state();
         let at = state.at;
@@ -243,7 +246,8 @@ impl Boundary {
         Ok(())
     }
 
-    /// An answer that arrived before the guest's move, and crosses at its beginning.
+    /// Takes an answer that arrived before the guest's current move, to be delivered at the beginning of the
+    /// move.
     pub(super) fn crosses(&self) -> Option<Arrival> {
         let mut state = self.state();
         if state.arrived.is_empty() && state.past.is_over() {
@@ -253,7 +257,8 @@ impl Boundary {
         self.next(&mut state, When::Until(before))
     }
 
-    /// What there is now for a guest that waits within its move, for a time of its own or not.
+    /// Returns the next event for a guest that waits within its current move. `is_timed` says whether the
+    /// wait has a timeout.
     pub(super) fn look(&self, is_timed: bool) -> wasmtime::Result<News> {
         let mut state = self.state();
         let at = state.at;
@@ -299,7 +304,7 @@ impl Boundary {
         self.news.notified().await;
     }
 
-    /// A guest's own time is over; not where something arrived meanwhile.
+    /// Notes that the guest's wait timed out. Returns whether it did: not if an answer has arrived.
     pub(super) fn times_out(&self) -> bool {
         let mut state = self.state();
         if !state.arrived.is_empty() {
@@ -309,8 +314,8 @@ impl Boundary {
         true
     }
 
-    /// The time that a guest has left: now, or as it was then. It goes down in steps of a hundredth or
-    /// so, and each is kept once, however often a guest asks.
+    /// Returns the guest's time left: the current one, or the recorded one in a replay. It decreases in steps
+    /// of about a hundredth, and each is logged once, however often the guest asks.
     pub(super) fn time_left(
         &self,
         now: impl FnOnce() -> Option<Duration>,
@@ -334,7 +339,8 @@ impl Boundary {
         Ok(left)
     }
 
-    /// The guest makes a call. `what` is everything that decides on the answer, if that [is kept](Self::is_kept).
+    /// Starts a call of the guest. `what` holds all that determines the answer, if [requests are
+    /// kept](Self::is_kept).
     pub(super) fn asks(&self, taker: Taker, mut time: SystemTime, what: Bytes) -> wasmtime::Result<Begun> {
         let mut state = self.state();
         let (at, call) = (state.at, state.calls + 1);
@@ -364,9 +370,9 @@ impl Boundary {
         call
     }
 
-    /// Makes a call outside, on a task of its own: what is awaited in an import is polled on the
-    /// guest's stack, where an HTTP exchange would leave 30 KiB in use for as long as the guest
-    /// waits. It ends when the guest gives it up.
+    /// Starts a call's request in a task of its own. A future that an import awaits is polled on the guest's
+    /// stack, where an HTTP exchange would keep 30 KiB in use while the guest waits. The task ends when the
+    /// guest drops the call.
     pub(super) fn makes(
         self: &Arc<Self>,
         call: u32,
@@ -386,7 +392,7 @@ impl Boundary {
             }
             boundary.arrives(call, took, result, charge);
         };
-        // The task's log lines are the rollout's, as the guest's own calls are.
+        // The task's log lines belong to the rollout, as those of the guest's own calls do.
         let task = AbortOnDropHandle::new(tokio::spawn(task.in_current_span()));
         if let Some(under_way) = self.state().under_way.get_mut(&call) {
             under_way.task = Some(task);
@@ -432,7 +438,7 @@ impl Boundary {
         matches!(taker, Some(Taker::Model { keep_for: Some(_) }))
     }
 
-    /// Which of these calls have a result, by their places.
+    /// Returns the indices of those calls that have a result.
     pub(super) fn ready_among(&self, calls: &[u32]) -> Vec<u32> {
         let state = self.state();
         let is_ready = |call| state.under_way.get(call).is_some_and(|call| call.result.is_some());
@@ -447,14 +453,14 @@ impl Boundary {
         Some(Taken { taker, result: result?, _charge: charge })
     }
 
-    /// The guest gives a call up.
+    /// Abandons a call that the guest dropped.
     pub(super) fn gives_up(&self, call: u32) {
         let under_way = self.state().under_way.remove(&call);
-        // Its task ends with it.
+        // Dropping the call aborts its task.
         drop(under_way);
     }
 
-    /// The guest is gone: what is under way ends, and nothing arrives any more.
+    /// Aborts the pending calls once the guest has ended. No further answer arrives.
     pub(super) fn closes(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -466,21 +472,22 @@ impl Boundary {
         drop(tasks);
     }
 
-    /// After the end of a run: what arrived before, and nobody looked at.
+    /// Takes an answer that arrived before the end of the run and that the guest did not receive.
     pub(super) fn last(&self) -> Option<Arrival> {
         let mut state = self.state();
         let when = When::Until(state.at);
         self.next(&mut state, when)
     }
 
-    /// After the end of a run: the event that drops calls of an earlier process, if the guest did not repeat them all.
+    /// Returns, after the end of a run, the event that drops calls of an earlier process, if the guest did
+    /// not repeat them all.
     pub(super) fn cut(&self) -> Option<Event> {
         let state = self.state();
         let is_cut = state.past.has_calls_after(state.calls);
         is_cut.then_some(Event::Cut { at: state.at, calls: state.calls })
     }
 
-    /// After the end of a run: whether it did all that it did then.
+    /// Checks, after the end of a run, that the guest repeated the whole recorded history.
     pub fn check_end(&self) -> Result<(), Diverged> {
         let state = self.state();
         match state.past.left() {
@@ -490,16 +497,15 @@ impl Boundary {
     }
 }
 
-/// What an answer is charged to until it crosses. Where there is no room for it, a rollout is ended
-/// with that.
+/// Charges an answer until it is delivered. If the memory budget is exhausted, a rollout is ended.
 pub(super) fn charge_of(holder: &Holder, result: &CallResult) -> Charge {
     let mut charge = holder.nothing(Use::Record);
     let _ = charge.grow(size_of::<Arrival>() + result.text_bytes());
     charge
 }
 
-/// A time with seven binary digits, in milliseconds, and no longer than it is: some thousand different
-/// ones in a year.
+/// Rounds a time down to seven significant binary digits of its milliseconds, so that a year has some
+/// thousand different values.
 fn in_steps(time: Duration) -> Duration {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let dropped = (u64::BITS - millis.leading_zeros()).saturating_sub(7);

@@ -1,4 +1,4 @@
-//! `calls`: waiting for any of several calls under way.
+//! `calls`: waits for any of several pending calls.
 
 use std::time::Duration;
 
@@ -24,17 +24,17 @@ impl Taken {
     }
 }
 
-/// A guest's handle on a call under way.
+/// A guest's handle on a pending call.
 #[expect(unreachable_pub, reason = "the generated code names it as public")]
 pub struct Call {
     number: u32,
 }
 
 impl Boundary {
-    /// Adds an answer to the transcript and keeps its result for the guest.
+    /// Adds an answer to the transcript and stores its result for the guest.
     fn crosses_over(&self, arrival: Arrival, record: &Record, limits: &Limits) {
         let Arrival { at, call, took, result, charge } = arrival;
-        // From here on the record is charged.
+        // The record charges the answer now.
         drop(charge);
         let keeps_reply = self.keeps_reply(call);
         let answered = Event::Answered { at, call, took, result };
@@ -53,7 +53,7 @@ impl Boundary {
         }
     }
 
-    /// Gives the calls of the run that have no end one, once the rollout is over.
+    /// Ends the calls of the run that have no end, once the rollout is over.
     pub fn close_calls(&self, record: &Record) {
         self.closes();
         record.close_calls(self.run()).iter().for_each(|ended| self.keep_end(ended));
@@ -64,7 +64,7 @@ impl Boundary {
 }
 
 impl Imports {
-    /// The guest's next move, before which all crosses that arrived.
+    /// Counts the guest's next move. Answers that arrived earlier are delivered first.
     pub(super) fn moves(&self) -> wasmtime::Result<()> {
         self.boundary.moves().map_err(wasmtime::Error::new)?;
         while let Some(arrival) = self.boundary.crosses() {
@@ -90,21 +90,21 @@ impl Imports {
         }
     }
 
-    /// Hands a call to the guest.
+    /// Gives the guest a handle on a call.
     pub(super) fn hand_over(&mut self, number: u32) -> wasmtime::Result<Resource<Call>> {
         self.calls_under_way += 1;
         Ok(self.table.push(Call { number })?)
     }
 
-    /// Takes a call back from the guest.
+    /// Removes the guest's handle on a call; returns the call's number.
     pub(super) fn take_back(&mut self, call: Resource<Call>) -> wasmtime::Result<u32> {
         self.calls_under_way = self.calls_under_way.saturating_sub(1);
         Ok(self.table.delete(call)?.number)
     }
 
-    /// Waits for any of these; gives the places of those that are ready, none once the time is over.
+    /// Waits for any of these calls. Returns the indices of those that are ready, none after the timeout.
     async fn any_of(&mut self, calls: &[u32], time: Option<Duration>) -> wasmtime::Result<Vec<u32>> {
-        // One that no clock gets to is none.
+        // A timeout beyond the clock's range never expires.
         let until = time.and_then(|time| Instant::now().checked_add(time));
         loop {
             let ready = self.boundary.ready_among(calls);
@@ -139,8 +139,7 @@ impl calls::Host for Imports {
         timeout_ms: Option<u64>,
     ) -> wasmtime::Result<Vec<u32>> {
         self.enter(Import::CALLS_WAIT)?;
-        // A guest's list may be longer than what it holds; the work per wake-up is
-        // bounded by what it may hold.
+        // A guest may pass a longer list than the calls that it holds. The limit bounds the work per wake-up.
         if calls.len() > self.limits.concurrent_calls_max as usize {
             self.record.lock().hits.add_asked(Limit::ConcurrentCalls, calls.len());
             return Err(wasmtime::Error::new(Ended::LongWait {

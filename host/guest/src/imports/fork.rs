@@ -1,45 +1,45 @@
-//! What a rollout has of another one.
+//! The origin of a rollout that forks another one.
 
 use serde::{Deserialize, Serialize};
 
 use rollout_wire::id::RolloutId;
 
-/// The place in a rollout from which another one goes on.
+/// The point in a rollout at which a fork continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForkPoint {
-    /// The rollout.
+    /// The id of the rollout.
     pub rollout_id: RolloutId,
-    /// How many calls of the model the other one has of it, with what came of them; none for a rollout
-    /// that has nothing but its input.
+    /// Number of the rollout's model calls that the fork takes over, with their results; 0 if it takes over
+    /// only the input.
     pub turn: u32,
 }
 
-/// Where a rollout comes from that is a fork.
+/// Origin of a fork.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkOrigin {
-    /// The place.
+    /// The point at which the fork continues.
     pub point: ForkPoint,
-    /// Whose its past is, the oldest first. The first is the one whose id its workflow is told, so that
-    /// it does what that one did.
+    /// Rollouts that the fork's events come from, the oldest first. The workflow sees the first one's id, so
+    /// that it behaves as it did there.
     pub ancestors: Vec<Ancestor>,
 }
 
-/// A rollout that another one comes from.
+/// A rollout that a fork descends from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ancestor {
     /// Its id.
     pub id: RolloutId,
-    /// What its caller calls it, where that could be no id.
+    /// The caller's name for it, if that is not a valid id.
     pub caller_id: Option<String>,
-    /// Which try it was.
+    /// Number of the attempt.
     pub attempt: u32,
-    /// Up to so many events of the workflow's run random numbers are this one's.
+    /// Number of events of the workflow's run up to which this rollout's random numbers apply.
     pub events: usize,
 }
 
 impl ForkOrigin {
-    /// The bytes that it takes besides its place.
+    /// Returns the memory that the value takes besides its own size, in bytes.
     pub fn memory_bytes(&self) -> usize {
         let of = |ancestor: &Ancestor| {
             let caller_id = ancestor.caller_id.as_ref().map_or(0, String::len);

@@ -1,8 +1,8 @@
-//! What the operator provides a workflow, as the imports see it.
+//! The tools that the operator provides to a workflow, as the imports see them.
 //!
-//! The tools themselves (components, servers, addresses) are above and beside this
-//! module; it is handed a [`HostTools`] and knows none of them. It counts, writes down
-//! and answers for every call, so that no tool can do without being seen.
+//! The tools themselves (components, servers, addresses) are outside of this module, which receives a
+//! [`HostTools`] and knows none of them. The imports count, record and answer every call, so that no tool
+//! runs unseen.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,37 +15,37 @@ use rollout_transcript::ToolAnswer;
 
 /// The tools that are provided to one plugin. They live as long as the host.
 pub trait HostTools: Send + Sync + Debug {
-    /// What the model is told of them: OpenAI function tools, one JSON object each.
+    /// Returns the tools as a model sees them: OpenAI function tools, one JSON object each.
     fn schemas(&self) -> &[String];
 
-    /// What is provided under a name.
+    /// Returns the tool of this name.
     fn find(&self, name: &str) -> Option<HostTool>;
 
-    /// Makes a call within the tool's own limits. Dropping the future gives the call up.
+    /// Calls a tool within its own limits. Dropping the future abandons the call.
     fn call(self: Arc<Self>, request: ToolRequest) -> BoxFuture<'static, ToolAnswer>;
 }
 
-/// One host-provided tool, as far as a call of it is accounted for here.
+/// Properties of a host-provided tool that its calls are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostTool {
-    /// Where it is among those provided.
+    /// The tool's index among those provided.
     pub place: usize,
-    /// What is behind it.
+    /// Kind of the tool's implementation.
     pub kind: ToolKind,
-    /// How often one rollout may call it.
+    /// Number of calls that one rollout may make.
     pub calls_max: u32,
 }
 
-/// A call to be made.
+/// A call of a tool.
 #[derive(Clone, Debug)]
 pub struct ToolRequest {
-    /// The tool's place among those provided.
+    /// The tool's index among those provided.
     pub place: usize,
     /// JSON text as the model wrote it, which may not be valid JSON.
     pub arguments: String,
-    /// Tells this call apart from every other, the same in every repetition of the
-    /// rollout; says nothing of the rollout.
+    /// A value that is unique to this call and the same in every repetition of the rollout. It reveals
+    /// nothing about the rollout.
     pub seed: String,
-    /// Who holds what the call takes of memory.
+    /// Holder of the memory that the call takes.
     pub holder: Option<Holder>,
 }

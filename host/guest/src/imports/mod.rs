@@ -1,9 +1,9 @@
-//! What a guest may ask of the host.
+//! The host's functions that a guest calls.
 //!
-//! [`Imports`] lives as long as one store and answers for one role of one rollout.
-//! What a rollout must keep when its guest is stopped (samples, observed exchanges,
-//! artifacts, log) is in the [`Record`], which outlives the store; everything else
-//! goes with it. A guest holds handles, never an address, a key or a label.
+//! [`Imports`] lives as long as one store and serves one role of one rollout. The [`Record`] outlives the
+//! store: it has the data of a rollout that remains when its guest is stopped (samples, observed exchanges,
+//! artifacts, log). All other state ends with the store. A guest has handles, never an address, a key or a
+//! label.
 //!
 //! This module knows nothing of engines, deadlines or protocols.
 
@@ -54,7 +54,7 @@ pub(crate) mod bindings {
             default: trappable,
         },
         exports: { default: async },
-        // What an import answers with, before it is the guest's or ends it.
+        // Error types of the imports, before they are returned to the guest or end it.
         trappable_error_type: {
             "rollout:plugin/samples.open-error" => super::gate::OpenRefused,
             "rollout:plugin/samples.record-error" => super::gate::RecordRefused,
@@ -96,21 +96,21 @@ pub use record::{
 pub use refused::{RefusedKind, RefusedUse, RefusedUses};
 pub(crate) use sockets::refuse as refuse_sockets;
 
-/// What an instance was made to do.
+/// The role of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// To run the agent, in either form.
+    /// Runs the agent, in either form.
     Workflow,
-    /// To rate.
+    /// Rates samples.
     Grader,
-    /// To make one call of a tool for others.
+    /// Makes one call of a tool for other plugins.
     Tool,
-    /// To say what the plugin is or offers: no model, no samples, no rollout.
+    /// Declares the plugin's properties or tools, without a model, samples or a rollout.
     Declaration,
 }
 
 impl Role {
-    /// The word for messages.
+    /// Returns the role's name for messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Workflow => "workflow",
@@ -121,35 +121,33 @@ impl Role {
     }
 }
 
-/// What a guest is told about the rollout that its instance was made for, and where the
-/// host counts what it does for it.
+/// The rollout that an instance was made for, as its guest sees it, and the host's metrics.
 #[derive(Clone, Debug)]
 pub struct RunContext {
     /// The rollout.
     pub rollout_id: RolloutId,
-    /// What its caller calls it, where that could be no id.
+    /// The caller's name for it, if that is not a valid id.
     pub caller_id: Option<String>,
-    /// 1 for the first try.
+    /// Number of the attempt: 1 at first.
     pub attempt: u32,
     /// The operator's configuration of the plugin, a JSON object.
     pub config: Option<Arc<RawValue>>,
     /// The row's metadata, as this instance may see it.
     pub metadata: Option<Arc<RawValue>>,
-    /// Samples that the caller takes.
+    /// Number of samples that the caller accepts.
     pub samples_max: u32,
-    /// The caller's sampling parameters, for requests that do not say otherwise.
+    /// The caller's sampling parameters, the defaults of requests.
     pub caller_params: CallerParams,
-    /// Where the rollout comes from, if it is a fork.
+    /// The rollout's origin, if it is a fork.
     pub fork: Option<Arc<ForkOrigin>>,
-    /// The date that its clocks begin at.
+    /// The date and time at which the guest's clocks start.
     pub clock_begins: ClockStart,
-    /// What the host counts. No guest sees it.
+    /// The host's metrics. Guests do not see them.
     pub metrics: Arc<Metrics>,
 }
 
 impl RunContext {
-    /// For an instance that says what a plugin is, under an id that only decides on its
-    /// random numbers.
+    /// Creates the context of an instance that declares a plugin. The id determines only its random numbers.
     pub fn of_no_rollout(
         rollout_id: RolloutId,
         config: Option<Arc<RawValue>>,
@@ -169,7 +167,8 @@ impl RunContext {
         }
     }
 
-    /// Whose random numbers a run in this role has, by id and try, once it has passed so many forks.
+    /// Returns the id and attempt that seed the random numbers of a run in this role, once it has passed
+    /// `era` forks.
     fn identity(&self, role: Role, era: usize) -> (&RolloutId, u32) {
         match self.ancestors(role).get(era) {
             Some(ancestor) => (&ancestor.id, ancestor.attempt),
@@ -177,53 +176,53 @@ impl RunContext {
         }
     }
 
-    /// Whose past a run in this role has. A grader has none of another rollout's.
+    /// Returns the rollouts that a run in this role repeats events of. A grader repeats none.
     fn ancestors(&self, role: Role) -> &[Ancestor] {
         let fork = self.fork.as_ref().filter(|_| role != Role::Grader);
         fork.map(|fork| fork.ancestors.as_slice()).unwrap_or_default()
     }
 }
 
-/// Ends the instance: the guest broke the contract in a way that it cannot be told of.
+/// A breach of the contract that no error of an import can report; it ends the instance.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Ended {
-    /// It used an import that its role does not have.
+    /// The guest used an import that its role does not have.
     #[error("a {role} called {import}, which only a {allowed} may")]
     WrongRole {
-        /// What it is.
+        /// The guest's role.
         role: &'static str,
-        /// What it called.
+        /// The import.
         import: &'static str,
-        /// Who may.
+        /// The role that may use it.
         allowed: &'static str,
     },
-    /// It finished a call through an interface that did not start it.
+    /// The guest finished a call through an interface that did not start it.
     #[error("{0}.finish was given a call that {1}.start made")]
     WrongCall(&'static str, &'static str),
-    /// It was stopped within a call, and its rollout is over.
+    /// The guest was stopped within a call, and its rollout is over.
     #[error("called the host when its rollout was over")]
     Over,
-    /// It called the host more often than it may.
+    /// The guest called the host more often than it may.
     #[error("called the host more often than host-calls-max, {0} times; the operator can raise it")]
     HostCalls(u64),
-    /// It gave a tool call an id that is too long to be kept.
+    /// The guest gave a tool call an id that is too long to store.
     #[error("gave a tool call an id of {given} bytes; {max} are the most")]
     LongCallId {
-        /// Its length in bytes.
+        /// Length of the id in bytes.
         given: usize,
-        /// The longest.
+        /// Maximum length in bytes.
         max: usize,
     },
-    /// It had more tools called at once than a model can ask for.
+    /// The guest passed more tool calls at once than a model's reply may have.
     #[error("tools.execute was given {given} calls, more than the {max} that a reply of a model may ask for")]
     ManyCalls {
-        /// Calls that it gave.
+        /// Number of calls that it passed.
         given: usize,
         /// The limit.
         max: usize,
     },
-    /// It asked to see more than it has memory for.
+    /// The guest requested observed exchanges that exceed its memory.
     #[error(
         "asked for observed requests of {bytes} bytes together, more than memory-bytes-max, {max}; the operator can raise it"
     )]
@@ -233,18 +232,18 @@ pub enum Ended {
         /// What it has.
         max: usize,
     },
-    /// It asked for more of a history than it has memory for.
+    /// The guest requested more of a history than its memory holds.
     #[error(
         "asked for messages of {bytes} bytes of a sample's history at once, more than memory-bytes-max, {max}; \
          ask for fewer at a time"
     )]
     LongHistory {
-        /// What they have.
+        /// Size of the messages in bytes.
         bytes: usize,
-        /// What it has.
+        /// Memory limit of the guest in bytes.
         max: usize,
     },
-    /// It waited for more calls than can be under way.
+    /// The guest waited for more calls than may be pending.
     #[error(
         "calls.wait was given {given} calls, more than concurrent-calls-max, {max}, that can be under way at \
          once; name each once, or the operator can raise it"
@@ -272,7 +271,7 @@ pub struct Imports {
 }
 
 impl Imports {
-    /// Imports for one role in one run, whose guest finds outside what is there for it.
+    /// Creates the imports for one role in one run, with `outside` as its models and tools.
     pub fn new(
         role: Role,
         run: Arc<RunContext>,
@@ -297,16 +296,16 @@ impl Imports {
         }
     }
 
-    /// The same, with what crosses from outside at this boundary.
+    /// Replaces the boundary that answers are delivered through.
     pub fn across(self, boundary: Arc<Boundary>) -> Self {
         let mut imports = self;
         imports.boundary = boundary;
         imports
     }
 
-    /// What a guest's standard library finds: no arguments, environment, files or
-    /// network; random numbers that the rollout decides; output that goes to the log. On standard
-    /// input there is what the plugin was given, which is nothing where it is served.
+    /// Creates the WASI context of a guest: no arguments, environment, files or network, random numbers
+    /// determined by the rollout, and output that goes to the log. Standard input holds `input`, which is
+    /// empty on a server.
     pub(crate) fn wasi(&self, input: Bytes) -> WasiCtx {
         let mut builder = WasiCtxBuilder::new();
         virtual_clock::seed(&mut builder, &self.run, self.role, self.boundary.era());
@@ -324,35 +323,35 @@ impl Imports {
         builder.build()
     }
 
-    /// The rollout's record.
+    /// Returns the rollout's record.
     pub(crate) fn record(&self) -> &Arc<Record> {
         &self.record
     }
 
-    /// The rollout's limits.
+    /// Returns the rollout's limits.
     pub(crate) fn limits(&self) -> &Arc<Limits> {
         &self.limits
     }
 
-    /// What outlives the instance, and what bounds it.
+    /// Returns the record, which outlives the instance, and the limits.
     pub(crate) fn kept(&self) -> (Arc<Record>, Arc<Limits>) {
         (self.record.clone(), self.limits.clone())
     }
 
-    /// Times the start of the instance until what is given back is dropped.
+    /// Measures the start of the instance until the returned values are dropped.
     pub(crate) fn time_start(&self) -> (Timing, Span) {
         (self.run.metrics.time(Step::InstanceStart), self.record.trace().span("instance_start"))
     }
 }
 
 impl Drop for Imports {
-    /// What the guest has under way ends with it.
+    /// Aborts the guest's pending calls.
     fn drop(&mut self) {
         self.boundary.closes();
     }
 }
 
-/// Offers the contract's imports to every plugin. `imports` finds them in a store.
+/// Adds the contract's imports to a linker. `imports` finds them in a store.
 pub(crate) fn add_to_linker<T: Send + 'static>(
     linker: &mut Linker<T>,
     imports: fn(&mut T) -> &mut Imports,

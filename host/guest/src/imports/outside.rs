@@ -1,6 +1,6 @@
-//! What comes to a guest from outside of it: answers of models and tools, and how much time is left. In
-//! which order it comes is the [boundary's](super::Boundary) to say. With both, and with what its
-//! rollout asks for, a run can be made again; clocks and random numbers are the rollout's own.
+//! The sources of a guest's answers outside of it: models, tools and the time left. The
+//! [boundary](super::Boundary) decides the order of the answers. The answers, their order and the rollout's
+//! request are enough to repeat a run; clocks and random numbers belong to the rollout.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -17,74 +17,73 @@ use rollout_transcript::{ChatFailure, ChatReply, ToolAnswer};
 use rollout_wire::closed::ClosedBody;
 use rollout_wire::openai::AllowedParams;
 
-/// Where a guest's questions go.
+/// Access to models, tools and the deadline of a rollout.
 pub trait Outside: Send + Sync + Debug {
-    /// With what a request to a model is made; none where there is no such model.
+    /// Returns the facts of a model that a request is made with; `None` if there is no such model.
     fn model(&self, asked: ModelRole) -> Option<ModelFacts<'_>>;
 
-    /// Asks a model, as often as it takes. There is one, or it is a failure of the host.
+    /// Sends a request to a model, with retries. Fails with a failure of the host if there is no such model.
     fn ask<'a>(&'a self, question: ModelQuestion<'a>) -> BoxFuture<'a, Result<ChatReply, ChatFailure>>;
 
-    /// What a model is told of the tools: OpenAI function tools, one JSON object each.
+    /// Returns the tools as a model sees them: OpenAI function tools, one JSON object each.
     fn tools(&self) -> &[String];
 
-    /// The tool of this name.
+    /// Returns the tool of this name.
     fn tool(&self, name: &str) -> Option<HostTool>;
 
-    /// Makes a call of a tool. Dropping the future gives the call up.
+    /// Calls a tool. Dropping the future abandons the call.
     fn call_tool(&self, request: ToolRequest) -> BoxFuture<'static, ToolAnswer>;
 
-    /// Until the run is ended; none where it has no deadline.
+    /// Returns the time until the deadline; `None` without a deadline.
     fn time_left(&self) -> Option<Duration>;
 }
 
-/// What of a model's endpoint is in a request to it.
+/// Properties of a model's endpoint that shape a request.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelFacts<'a> {
     /// The model's name.
     pub name: &'a str,
-    /// Sampling parameters that its server takes.
+    /// Sampling parameters that the model's server accepts.
     pub allowed: &'a AllowedParams,
-    /// The fields of each request, where they are not the usual ones.
+    /// The fields of each request, if the endpoint's profile replaces the usual ones.
     pub body: Option<&'a ClosedBody>,
 }
 
 /// One call of a model.
 #[derive(Clone, Copy)]
 pub struct ModelQuestion<'a> {
-    /// Which model.
+    /// The model's role.
     pub asked: ModelRole,
-    /// By what a server of many rollouts tells calls apart.
+    /// Headers by which a server of many rollouts distinguishes calls.
     pub routing: &'a RoutingHeaders,
-    /// What it is asked.
+    /// The request's body.
     pub body: &'a dyn RequestBody,
 }
 
-/// A model that a guest may talk to: a workflow to the one that is trained, a grader to
-/// a judge.
+/// A model that a guest may call: the policy for a workflow, a judge for a grader.
 #[derive(Clone, Debug)]
 pub struct ModelAccess {
     /// The client that reaches it.
     pub client: ChatClient,
-    /// Where it is.
+    /// The model's endpoint.
     pub endpoint: Arc<ModelEndpoint>,
 }
 
-/// The world as it is now. By itself there is nothing in it, not even a deadline.
+/// Live access to models and tools. The default has none, and no deadline.
 #[derive(Debug, Default)]
 pub struct Live {
-    /// Until when the guest runs.
+    /// The guest's deadline.
     pub deadline: Option<Instant>,
-    /// For a workflow.
+    /// The model of a workflow.
     pub policy: Option<ModelAccess>,
-    /// For a grader.
+    /// The judge of a grader.
     pub judge: Option<ModelAccess>,
-    /// For a workflow.
+    /// The tools of a workflow.
     pub tools: Option<Arc<dyn HostTools>>,
 }
 
 impl Live {
-    /// Nothing but a deadline, if there is one.
+    /// Creates an empty `Live` with this deadline.
     pub fn until(deadline: Option<Instant>) -> Self {
         Self { deadline, ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! What is kept of a rollout while its guests run, and after they are gone.
+//! The record of a rollout, which outlives the rollout's guests.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -21,18 +21,18 @@ use rollout_transcript::{SampleRecord, Transcript};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 
-/// What a log entry takes besides its text, in bytes.
+/// Number of bytes that a log entry takes besides its text.
 const LOG_ENTRY_BYTES: usize = size_of::<LogEntry>();
 
-/// What a field or a metric of a sample costs besides its name and value.
+/// Number of bytes that a field or a metric of a sample takes besides its name and value.
 pub(super) const FIELD_BYTES: usize = 128;
 
-/// Why the judge is to blame if the grader gives up.
+/// Failure of the judge that explains a failure of the grader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JudgeFailure {
-    /// Whose move it is.
+    /// The party at fault.
     pub fault: Fault,
-    /// What happened.
+    /// Description of the failure.
     pub reason: String,
 }
 
@@ -45,17 +45,17 @@ pub struct ArtifactFile {
     pub content: Bytes,
 }
 
-/// How much a log entry matters.
+/// Severity of a log entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// For whoever looks closely.
+    /// Details for debugging.
     Debug,
-    /// The usual.
+    /// Normal operation.
     Info,
-    /// Something is odd.
+    /// An unusual condition.
     Warn,
-    /// Something is wrong.
+    /// An error.
     Error,
 }
 
@@ -65,7 +65,7 @@ pub enum LogLevel {
 pub enum LogEntry {
     /// A line of text.
     Line {
-        /// How much it matters.
+        /// The line's severity.
         level: LogLevel,
         /// The text, control characters escaped.
         text: String,
@@ -74,12 +74,12 @@ pub enum LogEntry {
     Event {
         /// The event's name, control characters escaped.
         event: String,
-        /// What happened.
+        /// The event's value.
         data: Box<RawValue>,
     },
 }
 
-/// What a rollout's guests left behind, taken when both are gone.
+/// Data that a rollout's guests left, taken out of the record after both have ended.
 #[derive(Debug, Default)]
 pub struct Recorded {
     /// The samples and calls.
@@ -88,13 +88,13 @@ pub struct Recorded {
     pub artifacts: Vec<ArtifactFile>,
     /// The log.
     pub log: Vec<LogEntry>,
-    /// Log entries that were dropped at the limit.
+    /// Number of log entries that were dropped at the limit.
     pub log_dropped: u64,
-    /// What all of it is charged to for as long as it is there.
+    /// The charge for all of it, until it is dropped.
     pub charge: Option<Charge>,
 }
 
-/// Everything that a rollout's guests left, while it is in the record.
+/// View of the data that a rollout's guests left, while it is in the record.
 #[derive(Clone, Copy)]
 pub struct Remains<'a> {
     /// The samples and calls.
@@ -103,11 +103,11 @@ pub struct Remains<'a> {
     pub artifacts: &'a BTreeMap<String, Bytes>,
     /// The log.
     pub log: &'a [LogEntry],
-    /// Log entries that were dropped at the limit.
+    /// Number of log entries that were dropped at the limit.
     pub log_dropped: u64,
 }
 
-/// Reads a log as it is stored: a list.
+/// Reads a stored log, a list of entries.
 pub fn read_log(text: &[u8]) -> Result<Vec<LogEntry>, serde_json::Error> {
     #[derive(serde::Deserialize)]
     struct Line<'a> {
@@ -132,60 +132,60 @@ pub fn read_log(text: &[u8]) -> Result<Vec<LogEntry>, serde_json::Error> {
     Ok(lines.into_iter().map(entry).collect())
 }
 
-/// What a rollout has used so far.
+/// Resources that a rollout has used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RolloutUsage {
-    /// Calls of the model, not counting retries.
+    /// Number of model calls, not counting retries.
     pub chat_calls: u64,
-    /// Those of them that had a reply.
+    /// Number of model calls that had a reply.
     pub chat_replies: u64,
-    /// Tries of finished calls after the first.
+    /// Number of retries of finished calls.
     pub chat_retries: u64,
-    /// How long those with a reply took, retries included.
+    /// Duration of the calls that had a reply, retries included.
     pub chat_time: Duration,
-    /// Calls of tools: those of host-provided tools, the refused among them, and, once the
-    /// rollout is over, those of the plugin's own whose results are in its samples.
+    /// Number of tool calls: those of host-provided tools, refused ones included, and, once the rollout is
+    /// over, those of the plugin's own tools whose results are in its samples.
     pub tool_calls: u64,
-    /// Tokens of the requests, as far as the server said.
+    /// Number of prompt tokens that the server reported.
     pub prompt_tokens: u64,
-    /// Tokens of the replies, as far as the server said.
+    /// Number of completion tokens that the server reported.
     pub completion_tokens: u64,
     /// Bytes of all requests to models, not counting retries.
     pub sent_bytes: u64,
-    /// Calls of the judge, not counting retries.
+    /// Number of judge calls, not counting retries.
     pub judge_calls: u64,
-    /// Tokens of requests to the judge and of its replies, as far as its server said.
+    /// Number of tokens of requests to the judge and of its replies, as its server reported.
     pub judge_tokens: u64,
-    /// CPU time of both guests, with what the host did within their calls.
+    /// CPU time of both guests, including the host's work within their calls.
     pub guest_cpu: Duration,
-    /// The most memory that either of the two instances had, in bytes.
+    /// Peak memory of the larger of the two instances, in bytes.
     pub memory_bytes_peak: usize,
-    /// Calls of the contract's imports by both guests.
+    /// Number of calls of the contract's imports by both guests.
     pub host_calls: u64,
     /// Wall time for which instances were alive, one after the other.
     pub guest_wall: Duration,
-    /// Time that calls of the model took, summed over the calls, which may overlap.
+    /// Duration of all model calls, summed, although calls may overlap.
     pub model_time: Duration,
-    /// Samples that were opened.
+    /// Number of opened samples.
     pub samples: usize,
-    /// Bytes of messages, fields and exchanges kept.
+    /// Bytes of stored messages, fields and exchanges.
     pub record_bytes: usize,
-    /// Artifacts kept.
+    /// Number of stored artifacts.
     pub artifacts: usize,
-    /// Bytes of artifacts kept.
+    /// Bytes of stored artifacts.
     pub artifact_bytes: usize,
-    /// Log entries kept.
+    /// Number of stored log entries.
     pub log_lines: usize,
-    /// Bytes of log entries kept.
+    /// Bytes of stored log entries.
     pub log_bytes: usize,
-    /// Uses that the guests' own runtimes refused, but for alarms.
+    /// Number of uses that the guests' own runtimes or the host refused, except alarms.
     #[serde(default)]
     pub refused_uses: u64,
 }
 
 impl RolloutUsage {
-    /// Time for which guests were alive and did nothing: they waited for the model, for
-    /// tools, or for their turn.
+    /// Returns the time for which guests were alive and idle: they waited for the model, for tools, or for
+    /// their turn.
     pub fn waited(&self) -> Duration {
         self.guest_wall.saturating_sub(self.guest_cpu)
     }
@@ -195,17 +195,17 @@ impl RolloutUsage {
 #[derive(Debug, Default)]
 pub struct Record {
     kept: Mutex<RecordState>,
-    /// In a box, because a rollout that runs has none.
+    /// The final state once the record is sealed. Boxed, because a running rollout has none.
     sealed: OnceLock<Box<Mutex<RecordState>>>,
     meter: Meter,
     trace: RolloutTrace,
-    /// Who holds what is kept and what its guests have of memory; none is not charged.
+    /// Holder of the memory of the record and of its guests; without one, nothing is charged.
     holder: Option<Holder>,
 }
 
 type ShowEntry = dyn Fn(&LogEntry) + Send + Sync;
 
-/// Shows each log entry when it is kept.
+/// Callback that shows each log entry when it is stored.
 #[derive(Default)]
 struct LogWatch(Option<Box<ShowEntry>>);
 
@@ -218,7 +218,7 @@ impl std::fmt::Debug for LogWatch {
 #[derive(Debug, Default)]
 pub(super) struct RecordState {
     pub transcript: Transcript,
-    /// How often each host-provided tool was called, by its place.
+    /// Number of calls of each host-provided tool, by the tool's index.
     pub tool_calls_made: BTreeMap<usize, u32>,
     pub artifacts: BTreeMap<String, Bytes>,
     pub artifact_bytes: usize,
@@ -227,37 +227,37 @@ pub(super) struct RecordState {
     log_dropped: u64,
     log_watch: LogWatch,
     refused: RefusedUses,
-    /// The kinds that only the host reported so far.
+    /// The kinds of refused uses that only the host has reported so far.
     refused_by_host: BTreeSet<RefusedKind>,
-    /// Messages, fields and exchanges, in bytes.
+    /// Bytes of messages, fields and exchanges.
     bytes: usize,
-    /// All that is kept, artifacts and log among it, where it is charged.
+    /// The charge for all stored data, artifacts and log included; `None` if nothing is charged.
     charge: Option<Charge>,
-    /// Whether nothing more is kept.
+    /// Whether the record refuses further data.
     closed: bool,
-    /// Tokens of all finished calls of the model.
+    /// Number of tokens of all finished model calls.
     pub chat_tokens: u64,
-    /// Tries of all finished calls of the model after the first.
+    /// Number of retries of all finished model calls.
     pub chat_retries: u64,
     /// Bytes of all requests to models.
     pub sent_bytes: u64,
-    /// Tokens of all finished calls of the judge.
+    /// Number of tokens of all finished judge calls.
     pub judge_tokens: u64,
-    /// Why the judge is to blame if the grader gives up, and how many calls of it there
-    /// were when it failed.
+    /// Failure of the judge that would explain a failure of the grader, and the number of judge calls when it
+    /// happened.
     pub judge_failure: Option<(JudgeFailure, usize)>,
-    /// How often each limit was hit.
+    /// Number of times that each limit was hit.
     pub hits: LimitHits,
-    /// Whose fault it was that the workflow's last finished call of the model failed, if it did.
+    /// The party at fault if the workflow's last finished model call failed.
     pub model_failed: Option<Fault>,
 }
 
-/// A limit of the record is reached; the text names it and its value.
+/// Error of a limit of the record that is reached; the text names it and its value.
 #[derive(Debug)]
 pub(super) struct OverLimit(pub String);
 
 impl RecordState {
-    /// Charges bytes that are to be kept for as long as the rollout lives.
+    /// Charges bytes that the record stores for as long as the rollout lives.
     pub(super) fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
         let total = self.bytes.saturating_add(bytes);
         if total > limits.record_bytes_max {
@@ -272,29 +272,28 @@ impl RecordState {
         Ok(())
     }
 
-    /// The sample at this place. There is none once the rollout is over: a guest that was
-    /// stopped within a call comes to the end of it with nothing left to write to.
+    /// Returns the sample at this index. Fails once the rollout is over: a guest that was stopped within a
+    /// call may finish that call afterwards.
     pub(super) fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, Ended> {
         self.transcript.samples.get_mut(place).ok_or(Ended::Over)
     }
 
-    /// Puts messages in the place of a sample's history. The old one stays where a request
-    /// carried it.
+    /// Replaces a sample's history. Requests that carried the old history keep it.
     pub(super) fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), Ended> {
         let free = self.transcript.replace_history(place, messages).ok_or(Ended::Over)?;
         self.release(free);
         Ok(())
     }
 
-    /// Gives back bytes that were charged.
+    /// Releases bytes that were charged to the record.
     pub(super) fn release(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.let_go(bytes);
     }
 
-    /// Charges bytes to all that the host holds. Where that is used up, a rollout is
-    /// ended, and it may be this one.
+    /// Charges bytes to the host's memory budget. If the budget is exhausted, a rollout is ended, possibly
+    /// this one.
     pub(super) fn hold(&mut self, bytes: usize) -> Result<(), OverLimit> {
         if self.closed {
             return Err(OverLimit("the rollout is over".to_owned()));
@@ -306,15 +305,15 @@ impl RecordState {
         })
     }
 
-    /// Gives back bytes that are no longer held.
+    /// Releases bytes that are no longer held.
     pub(super) fn let_go(&mut self, bytes: usize) {
         if let Some(charge) = &mut self.charge {
             charge.shrink_to(charge.bytes().saturating_sub(bytes));
         }
     }
 
-    /// Keeps a log entry, or counts it where the limit is reached. It is made only if a
-    /// text of so many bytes, which it is made of, has room.
+    /// Stores a log entry, or counts it as dropped if the limit is reached. Calls `entry` only if the log has
+    /// room for `text_bytes`, the size of the text that it is made from.
     pub(super) fn log(&mut self, text_bytes: usize, limits: &Limits, entry: impl FnOnce() -> LogEntry) {
         if !self.has_room_for_log(text_bytes, limits) {
             return;
@@ -324,7 +323,7 @@ impl RecordState {
             LogEntry::Line { text, .. } => text.len(),
             LogEntry::Event { event, data } => event.len() + data.get().len(),
         };
-        // Escaping may have made it longer.
+        // Escaping may have made the text longer.
         if !self.has_room_for_log(bytes, limits) {
             return;
         }
@@ -339,20 +338,20 @@ impl RecordState {
         self.log.push(entry);
     }
 
-    /// Counts uses that a guest's own runtime refused. Where there is no memory for a place, the count
-    /// goes without one.
+    /// Counts uses that a guest's own runtime refused. If there is no memory for the location, the uses are
+    /// counted without it.
     pub(super) fn refused(&mut self, kind: RefusedKind, count: u32, place: &str) {
         if self.closed || count == 0 {
             return;
         }
         if self.refused_by_host.remove(&kind) {
-            // The guest's runtime reports the same uses, with its own places.
+            // The guest's runtime reports the same uses, with its own locations.
             self.refused.clear(kind);
         }
         self.add_refused(kind, count, place);
     }
 
-    /// Counts a use that the host itself refused. A guest whose own runtime reports uses of this kind counts them.
+    /// Counts a use that the host itself refused, unless the guest's own runtime reports uses of this kind.
     pub(super) fn refused_by_host(&mut self, kind: RefusedKind, place: &str) {
         if self.closed || (self.refused.has(kind) && !self.refused_by_host.contains(&kind)) {
             return;
@@ -381,56 +380,56 @@ impl RecordState {
 }
 
 impl Record {
-    /// A record of a rollout that is traced, charged to its holder.
+    /// Creates the record of a traced rollout, charged to `holder`.
     pub fn of_rollout(trace: RolloutTrace, holder: Holder) -> Self {
         Self { trace, ..Self::of_no_rollout(holder) }
     }
 
-    /// A record of an instance that belongs to no rollout.
+    /// Creates the record of an instance that belongs to no rollout.
     pub fn of_no_rollout(holder: Holder) -> Self {
         let kept = RecordState { charge: Some(holder.nothing(Use::Record)), ..RecordState::default() };
         Self { kept: kept.into(), holder: Some(holder), ..Self::default() }
     }
 
-    /// Charges what a guest gave back, before it is kept. The error names the limit.
+    /// Charges data that a guest returned, before it is stored. The error names the limit.
     pub fn charge(&self, bytes: usize, limits: &Limits) -> Result<(), String> {
         self.read().charge(bytes, limits).map_err(|over| over.0)
     }
 
-    /// Who holds what is kept here, where that is charged.
+    /// Returns the holder of the record's memory, if the record is charged.
     pub fn holder(&self) -> Option<&Holder> {
         self.holder.as_ref()
     }
 
-    /// The rollout's trace.
+    /// Returns the rollout's trace.
     pub fn trace(&self) -> &RolloutTrace {
         &self.trace
     }
 
-    /// For what guests add.
+    /// Locks the state that guests write to.
     pub(super) fn lock(&self) -> MutexGuard<'_, RecordState> {
         // A panic elsewhere in this rollout leaves plain data that is still readable.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For what the rollout reads and decides.
+    /// Locks the state that the rollout reads: the sealed one once there is one.
     pub(super) fn read(&self) -> MutexGuard<'_, RecordState> {
         self.sealed.get().map_or(&self.kept, |sealed| sealed).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on nothing that a guest does is in it: one that was stopped while it ran
-    /// may come to the end of its turn a moment after its rollout is over.
+    /// Seals the record: later actions of a guest do not change it. A guest that was stopped while it ran may
+    /// finish its current call a moment after its rollout is over.
     pub fn seal(&self) {
         let closed = RecordState { closed: true, ..RecordState::default() };
         self.sealed.get_or_init(|| Box::new(Mutex::new(std::mem::replace(&mut *self.lock(), closed))));
     }
 
-    /// What its guests use of the machine.
+    /// Returns the meter of the guests' use of the machine.
     pub fn meter(&self) -> &Meter {
         &self.meter
     }
 
-    /// What was used so far.
+    /// Returns the resources used so far.
     pub fn usage(&self) -> RolloutUsage {
         let kept = self.read();
         let mut used = RolloutUsage {
@@ -459,7 +458,7 @@ impl Record {
             used.chat_replies += 1;
             used.chat_time = used.chat_time.saturating_add(exchange.duration);
             if let Some(usage) = &completion.usage {
-                // The numbers are the model server's own words.
+                // The model server reports these numbers, so they may be arbitrarily large.
                 used.prompt_tokens = used.prompt_tokens.saturating_add(usage.prompt_tokens);
                 used.completion_tokens = used.completion_tokens.saturating_add(usage.completion_tokens);
             }
@@ -467,7 +466,7 @@ impl Record {
         used
     }
 
-    /// The guests' events so far, by name, with their values.
+    /// Returns the guests' events so far: names and values.
     pub fn events(&self) -> Vec<(String, Box<RawValue>)> {
         let event = |entry: &LogEntry| match entry {
             LogEntry::Event { event, data } => Some((event.clone(), data.clone())),
@@ -476,17 +475,17 @@ impl Record {
         self.read().log.iter().filter_map(event).collect()
     }
 
-    /// Whose fault it was that the workflow's last finished call of the model failed, if it did.
+    /// Returns the party at fault if the workflow's last finished model call failed.
     pub fn model_failure(&self) -> Option<Fault> {
         self.read().model_failed
     }
 
-    /// Why the judge is to blame for a grader that gives up, if it is.
+    /// Returns the judge's failure that explains a failure of the grader, if there is one.
     pub fn judge_failure(&self) -> Option<JudgeFailure> {
         self.lock().judge_failure.as_ref().map(|(failure, _)| failure.clone())
     }
 
-    /// What a guest printed last when it panicked: where, and the message.
+    /// Returns the location and message of the last panic that a guest printed.
     pub fn last_panic(&self) -> Option<String> {
         let kept = self.read();
         let lines: Vec<&str> = kept
@@ -503,12 +502,12 @@ impl Record {
         Some(format!("panicked at {place} {message}").trim_end().to_owned())
     }
 
-    /// The samples as they are now.
+    /// Returns the current samples.
     pub fn samples(&self) -> Vec<SampleRecord> {
         self.read().transcript.samples.clone()
     }
 
-    /// The samples that the model was asked for.
+    /// Returns the samples for which the model received a request.
     pub fn asked(&self) -> HashSet<SampleId> {
         self.read()
             .transcript
@@ -519,7 +518,7 @@ impl Record {
             .collect()
     }
 
-    /// The samples that the model replied to.
+    /// Returns the samples that the model replied to.
     pub fn replied(&self) -> HashSet<SampleId> {
         let kept = self.read();
         let replied =
@@ -527,13 +526,13 @@ impl Record {
         replied.filter_map(|exchange| exchange.sample.clone()).collect()
     }
 
-    /// A keyed hash of the id of each call of a host-provided tool.
+    /// Returns a keyed hash of the id of each call of a host-provided tool.
     pub fn tool_call_ids(&self, hasher: &impl BuildHasher) -> Vec<u64> {
         self.read().transcript.tools.iter().map(|call| hasher.hash_one(call.call_id.as_str())).collect()
     }
 
-    /// Makes what a workflow gave back the history and the measurements of its one sample,
-    /// which is made where there is none; the error is how many there are.
+    /// Stores a workflow's returned messages and metrics in its only sample, which is created if it returned
+    /// messages and has none. Fails with the number of samples if there are several.
     pub fn settle(
         &self,
         only: SampleId,
@@ -548,7 +547,7 @@ impl Record {
             return Err(kept.transcript.samples.len());
         }
         if let Some(messages) = messages {
-            // There is one.
+            // The sample exists.
             let _ = kept.replace_history(0, messages);
         }
         if let Some(sample) = kept.transcript.samples.first_mut() {
@@ -562,45 +561,45 @@ impl Record {
         change(&mut self.read().transcript.samples)
     }
 
-    /// Notes how much a guest would have used when a limit stopped it, without counting.
+    /// Notes the amount that a guest requested when a limit stopped it, without counting a hit.
     pub(crate) fn note_asked(&self, limit: Limit, asked: usize) {
         self.read().hits.note_asked(limit, asked);
     }
 
-    /// Counts a refusal of random numbers, at so many bytes.
+    /// Counts a refused request for this many random bytes.
     pub(crate) fn random_refused(&self, asked: usize) {
         self.lock().hits.add_asked(Limit::RandomBytes, asked);
     }
 
-    /// Counts a limit that were hit outside of the imports.
+    /// Counts a hit of a limit outside of the imports.
     pub fn limit_hit(&self, limit: Limit) {
         self.read().hits.add(limit);
     }
 
-    /// How often each limit was hit so far, and how many log entries were dropped.
+    /// Returns the number of hits of each limit so far, and the number of dropped log entries.
     pub fn limits_hit(&self) -> (LimitHits, u64) {
         let kept = self.read();
         (kept.hits, kept.log_dropped)
     }
 
-    /// Has each log entry be shown when it is kept. Guests wait meanwhile.
+    /// Calls `show` with each log entry when it is stored. Guests wait for the callback.
     pub fn watch_log(&self, show: impl Fn(&LogEntry) + Send + Sync + 'static) {
         self.lock().log_watch = LogWatch(Some(Box::new(show)));
     }
 
-    /// The uses that the guests' own runtimes refused so far.
+    /// Returns the uses refused so far.
     pub fn refused_uses(&self) -> RefusedUses {
         self.read().refused.clone()
     }
 
-    /// Passes everything that the guests left to `show`.
+    /// Passes the data that the guests left to `show`.
     pub fn with_remains(&self, show: impl FnOnce(&Remains<'_>)) {
         let kept = self.read();
         let RecordState { transcript, artifacts, log, log_dropped, .. } = &*kept;
         show(&Remains { transcript, artifacts, log, log_dropped: *log_dropped });
     }
 
-    /// Takes everything out.
+    /// Takes all data out of the record.
     pub fn take(&self) -> Recorded {
         let kept = std::mem::take(&mut *self.read());
         Recorded {

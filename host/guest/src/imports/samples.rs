@@ -1,4 +1,4 @@
-//! `samples`: what a workflow registers for grading and training.
+//! `samples`: the samples that a workflow registers for grading and training.
 
 use std::sync::Arc;
 
@@ -16,14 +16,15 @@ use rollout_wire::digest::hex;
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 
-/// A guest's handle on a sample: its place in the record.
+/// A guest's handle on a sample: its index in the record.
 #[expect(unreachable_pub, reason = "the generated code names it as public")]
 pub struct OpenSample {
     pub(super) place: usize,
     pub(super) id: SampleId,
 }
 
-/// What a text takes that is given to a guest besides its bytes: its place, and what the allocator has at the least.
+/// Number of bytes that a text for a guest takes besides its content: its `String` and the allocator's
+/// minimum.
 const TEXT_BYTES: usize = size_of::<String>() + 16;
 
 /// The longest name of a metric or field, in bytes.
@@ -36,9 +37,9 @@ impl From<OverLimit> for RecordRefused {
 }
 
 impl Imports {
-    /// Checks messages one by one, which have so many before them and so many bytes, and gives
-    /// them as they are kept. A guest's list may have millions of them, so each is gone before
-    /// the next one is looked at.
+    /// Checks messages one by one and returns them in stored form. `from` is the index of the first in the
+    /// guest's list, `bytes` the size of all. A list may have millions of messages, so each is dropped before
+    /// the next one is checked.
     pub(super) fn checked(
         messages: impl ExactSizeIterator<Item = String>,
         from: usize,
@@ -55,7 +56,7 @@ impl Imports {
         Ok(checked)
     }
 
-    /// Says what is wrong with the size of a message.
+    /// Checks the size of a message; the error describes the violation.
     pub(super) fn check_message(&self, text: &str) -> Result<(), String> {
         let max = self.limits.message_bytes_max;
         if text.len() <= max {
@@ -65,9 +66,8 @@ impl Imports {
         Err(format!("longer than message-bytes-max, {max} bytes; the operator can raise it"))
     }
 
-    /// Keeps messages after those that are there, or in their place. They are charged before
-    /// anything is copied; on replacing, both histories are for a moment, so that a refusal
-    /// changes nothing.
+    /// Appends messages to a sample's history, or replaces the history with them. They are charged before
+    /// they are copied. During a replacement both histories are charged, so that a refusal changes nothing.
     pub(super) fn keep(
         &mut self,
         sample: &Resource<OpenSample>,
@@ -88,7 +88,7 @@ impl Imports {
             kept.release(charged);
             RecordError::Invalid(what)
         })?;
-        // White space around a message is not kept.
+        // White space around a message is not stored.
         kept.release(charged - message_bytes(messages.iter()));
         if in_place {
             kept.replace_history(place, messages)?;
@@ -98,8 +98,7 @@ impl Imports {
         Ok(())
     }
 
-    /// An id for a sample that was given no name. The rollout decides it, so that a
-    /// repeated run gives the same.
+    /// Generates the id of an unnamed sample from the rollout, so that a repeated run gets the same id.
     fn made_up_id(&self, place: usize) -> SampleId {
         let seed = virtual_clock::seed_of(&self.run, 0, Role::Workflow, &format!("sample {place}"));
         let text = hex(&seed[..16]);
@@ -197,7 +196,7 @@ impl samples::HostSample for Imports {
         }
         check_name(&name)?;
         let mut kept = self.record.lock();
-        // A metric that is set again takes the place that it has.
+        // A metric that is set again takes no further space.
         let is_new = !kept.sample(place)?.metrics.contains_key(&name);
         let bytes = if is_new { name.len() + FIELD_BYTES } else { 0 };
         kept.charge(bytes, &self.limits)?;
@@ -252,7 +251,7 @@ fn check_name(name: &str) -> Result<(), RecordError> {
     }
 }
 
-/// The beginning of a guest's text, for an error message.
+/// Returns the beginning of a guest's text, for an error message.
 fn brief(text: &str) -> String {
     text.chars().take(64).collect()
 }
@@ -266,7 +265,7 @@ mod tests {
     use rollout_core::limits::Limits;
     use rollout_wire::id::RolloutId;
 
-    /// The imports of a workflow that has opened a sample, with their record and its handle.
+    /// Returns the imports of a workflow with an open sample, their record, and the sample's handle.
     fn with_a_sample() -> (Imports, Arc<Record>, u32) {
         let run = RunContext {
             samples_max: 1,
@@ -279,8 +278,7 @@ mod tests {
         (imports, record, number)
     }
 
-    /// A guest that is stopped while the host works for it comes back to a record that was
-    /// sealed meanwhile.
+    /// A guest that is stopped during a call of the host finishes the call after its record is sealed.
     #[test]
     fn a_call_of_a_rollout_that_is_over_ends_the_guest_and_nothing_else() {
         let (mut imports, record, number) = with_a_sample();

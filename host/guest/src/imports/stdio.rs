@@ -16,7 +16,7 @@ use rollout_wire::text::printable;
 /// The longest line, in bytes; a longer one is broken.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// How much a guest may write at once, in bytes.
+/// Number of bytes that a guest may write at once.
 const WRITE_BYTES_MAX: usize = 4096;
 
 /// One of the two streams. Clones write to the same line.
@@ -37,8 +37,8 @@ impl LogStream {
 }
 
 impl Shared {
-    /// Takes bytes. What the log has no room for is counted and dropped there, so a
-    /// guest's print never fails.
+    /// Adds bytes to the current line and logs each finished line. The log counts and drops lines that exceed
+    /// its limits, so a guest's print never fails.
     fn take(&self, bytes: &[u8]) {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {

@@ -1,8 +1,8 @@
-//! `tools`: what the operator provides a plugin. A plugin's own tools are its own functions
-//! and never come here.
+//! `tools`: the tools that the operator provides to a plugin. A plugin's own tools are its own functions and
+//! never pass through here.
 //!
-//! Every call is written down before it is made, made in a task of its own, and ends in
-//! a result for the model, whatever went wrong.
+//! Every call is recorded before it is made, runs in a task of its own, and ends in a result for the model,
+//! even if it fails.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,27 +31,27 @@ use rollout_wire::openai::TOOL_CALLS_MAX;
 use rollout_wire::stream::has_more_parts;
 use rollout_wire::text::{beginning, printable};
 
-/// How much of a name that nobody provides is repeated.
+/// Number of bytes of an unknown tool's name that an error shows.
 const NAME_BYTES_SHOWN: usize = 64;
 
-/// The most values in the arguments of a host-provided tool. Its server takes them as values,
-/// of which each is some hundred bytes.
+/// Maximum number of values in the arguments of a host-provided tool. Its server parses them into values of
+/// some hundred bytes each.
 const ARGUMENT_PARTS_MAX: usize = 1 << 16;
 
-/// What a call costs of the record besides its texts, so that many small ones count.
+/// Number of bytes that a call is charged besides its texts, so that many small ones count.
 const CALL_BYTES: usize = 256;
 
-/// The longest id of a call, in bytes; the usual have thirty. It goes into the result as
-/// it came, for a call that is refused as well.
+/// Maximum length of a call's id in bytes; usual ids have thirty. The result carries the id unchanged, even
+/// that of a refused call.
 const CALL_ID_BYTES_MAX: usize = 4096;
 
-/// A call that may be made.
+/// A call that passed its checks.
 struct Ready {
     tool: HostTool,
     request: ToolRequest,
 }
 
-/// A call that was checked, counted and written down; making it is all that is left.
+/// A checked, counted and recorded call that is ready to be made.
 struct Prepared {
     outside: Arc<dyn Outside>,
     request: ToolRequest,
@@ -63,8 +63,8 @@ struct Prepared {
 }
 
 impl Imports {
-    /// Begins a call beside those under way; gives its number, and whether it is one of them. What
-    /// keeps it from being made is its result.
+    /// Starts a call while `under_way` others are pending. Returns its number, and whether it is pending too.
+    /// A refused call has its refusal as its result.
     fn begin(&mut self, call: ToolCall, under_way: u32) -> wasmtime::Result<(u32, bool)> {
         let ToolCall { id: call_id, name, arguments } = call;
         let place = match self.note_call(&call_id, &name, &arguments) {
@@ -109,7 +109,7 @@ impl Imports {
                     id: entry.call_id.as_str().into(),
                     arguments: entry.arguments.as_str().into(),
                 };
-                // Texts.
+                // Strings always serialize.
                 serde_json::to_vec(&stored).map(Bytes::from).unwrap_or_default()
             }
             false => Bytes::new(),
@@ -128,18 +128,18 @@ impl Imports {
         }
     }
 
-    /// Numbers a call for which the record has no room. The results of such calls that the guest may hold are charged for as
-    /// long as it holds them.
+    /// Numbers a call for which the record has no room. Its result is charged for as long as the guest may
+    /// take it.
     fn refused(&self, call_id: String, answer: ToolAnswer) -> u32 {
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         if let Some(charge) = &mut charge {
-            // Where there is no room for this either, the rollout was ended with that.
+            // If the memory budget is exhausted too, a rollout is ended.
             let _ = charge.grow(CALL_BYTES + call_id.len() + answer.content.len());
         }
         self.boundary.refuses(call_id, CallResult::Tool(answer), charge)
     }
 
-    /// Writes a call down before anything comes of it; gives its place, or why there is no room.
+    /// Records a call before it is made. Returns its index, or the reason why the record has no room.
     fn note_call(&self, call_id: &str, name: &str, arguments: &str) -> Result<usize, String> {
         let mut kept = self.record.lock();
         let bytes = CALL_BYTES + call_id.len() + name.len() + arguments.len();
@@ -151,7 +151,7 @@ impl Imports {
         Ok(kept.transcript.tools.len() - 1)
     }
 
-    /// Finds the tool and sees that it may be called now.
+    /// Finds the tool and checks that it may be called now.
     fn prepare_call(
         &self,
         name: &str,
@@ -191,7 +191,7 @@ impl Imports {
 
 impl Prepared {
     async fn make(self) -> CallResult {
-        // As with a chat call: large futures are not made on a guest's stack.
+        // Boxed, as a chat call is, so that no large future is created on a guest's stack.
         CallResult::Tool(Box::pin(self.call()).await)
     }
 
@@ -217,8 +217,8 @@ impl Prepared {
 }
 
 impl Record {
-    /// Adds the answer to a call that the host refused to the transcript. Returns it as the guest gets it, and the event of the
-    /// call's end.
+    /// Adds the answer to a refused call to the transcript. Returns the answer for the guest, and the event
+    /// of the call's end.
     fn keep_refusal(&self, call: u32, mut answer: ToolAnswer, limits: &Limits) -> (ToolAnswer, Event) {
         let mut kept = self.lock();
         kept.charge_tool(&mut answer, limits);
@@ -272,7 +272,7 @@ impl tools::Host for Imports {
     }
 }
 
-/// Ends a guest that gives a call an id which nobody could keep.
+/// Ends a guest that gives a call an id that is too long to store.
 fn check_id(call: &ToolCall) -> wasmtime::Result<()> {
     match call.id.len() {
         0..=CALL_ID_BYTES_MAX => Ok(()),
@@ -280,7 +280,7 @@ fn check_id(call: &ToolCall) -> wasmtime::Result<()> {
     }
 }
 
-/// Returns the result of a call as the contract has it.
+/// Converts the result of a call to the contract's type.
 fn tool_result(taken: Taken) -> wasmtime::Result<ToolResult> {
     let Taker::Tool { call_id } = taken.taker else { return Err(taken.not_of("tools")) };
     let answer = match taken.result {

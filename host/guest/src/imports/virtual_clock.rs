@@ -1,6 +1,6 @@
-//! Random numbers and clocks that do not depend on the machine, so that a run can be
-//! repeated: numbers are seeded by the rollout's id and attempt, so that two siblings
-//! differ, and time passes by what a guest does, not by what the host is busy with.
+//! Random numbers and clocks that do not depend on the machine, so that a run can be repeated. Random numbers
+//! are seeded with the rollout's id and attempt, so that siblings differ. Time passes by the guest's actions,
+//! not by the host's load.
 
 use std::convert::Infallible;
 use std::fmt::{self, Display, Formatter};
@@ -19,8 +19,8 @@ use super::{Role, RunContext};
 use rollout_wire::digest::sha256_parts;
 use rollout_wire::text::{beginning, printable};
 
-/// The seed of one use within one role of one try of one rollout: of the one whose a workflow's past
-/// is, where that is a fork, until it has passed so many.
+/// Returns the seed for one purpose in one role of a run. A fork uses the identity of an ancestor until it
+/// has passed that ancestor's events.
 pub(super) fn seed_of(run: &RunContext, era: usize, role: Role, purpose: &str) -> [u8; 32] {
     let (id, attempt) = run.identity(role, era);
     sha256_parts(&[
@@ -32,7 +32,7 @@ pub(super) fn seed_of(run: &RunContext, era: usize, role: Role, purpose: &str) -
     ])
 }
 
-/// Gives the guest's random sources their seeds.
+/// Seeds the guest's random sources.
 pub(super) fn seed(builder: &mut WasiCtxBuilder, run: &Arc<RunContext>, role: Role, era: Arc<AtomicUsize>) {
     let seed = seed_of(run, 0, role, "random");
     let mut hash_seed = [0; 16];
@@ -42,13 +42,13 @@ pub(super) fn seed(builder: &mut WasiCtxBuilder, run: &Arc<RunContext>, role: Ro
     builder.secure_random(source(0)).insecure_random(source(1));
 }
 
-/// Random numbers of a rollout, and where it is a fork of others, first of those.
+/// Random numbers of a rollout; a fork first draws those of its ancestors.
 struct Source {
     run: Arc<RunContext>,
     role: Role,
-    /// Over the first byte of the seed.
+    /// Mask over the first byte of the seed.
     mask: u8,
-    /// How many forks the run has passed by now.
+    /// Number of forks that the run has passed so far.
     era: Arc<AtomicUsize>,
     current: Option<(usize, ChaCha8Rng)>,
 }
@@ -87,7 +87,7 @@ impl TryRng for Source {
 #[serde(transparent)]
 pub struct ClockStart(i64);
 
-/// The text is neither a date nor a date and time.
+/// Error of a text that is neither a date nor a date and time.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("'{0}' is no date such as 2026-11-23, and no time such as 2026-11-23T09:30:00Z, from 1970 to 2199")]
 pub struct InvalidClockStart(String);
@@ -96,7 +96,7 @@ impl ClockStart {
     /// The latest start, exclusive: 2200-01-01. Nanoseconds since 1970 have 64 bits in guests, which end in 2262.
     const END: i64 = 7_258_118_400;
 
-    /// Whether it is the default.
+    /// Returns whether this is the default.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -123,7 +123,7 @@ impl FromStr for ClockStart {
     }
 }
 
-/// How much of a text that is no date is shown, in bytes.
+/// Number of bytes of an invalid date that an error shows.
 const SHOWN_BYTES: usize = 64;
 
 impl Display for ClockStart {
@@ -134,10 +134,11 @@ impl Display for ClockStart {
     }
 }
 
-/// What a look at the clock takes, so that a guest that waits in a loop gets on.
+/// Virtual time that passes when a guest reads the clock, so that a guest that waits in a loop makes
+/// progress.
 const LOOK: Duration = Duration::from_micros(1);
 
-/// What an answer of the model takes.
+/// Virtual time that passes with each answer of a model or tool.
 pub(super) const ANSWER: Duration = Duration::from_millis(1);
 
 /// The clock of one instance, wall clock and monotonic clock in one.
@@ -148,12 +149,12 @@ pub(super) struct GuestClock {
 }
 
 impl GuestClock {
-    /// A clock that begins at this date.
+    /// Creates a clock that starts at this date.
     pub(super) fn new(begins: ClockStart) -> Self {
         Self { begins, passed: Arc::default() }
     }
 
-    /// Lets time pass; gives the time since the run began.
+    /// Advances the clock; returns the time since the run began.
     pub(super) fn pass(&self, time: Duration) -> Duration {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(self.passed.fetch_add(nanos, Ordering::Relaxed).saturating_add(nanos))
