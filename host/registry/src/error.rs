@@ -34,7 +34,7 @@ pub enum RegistryError {
         repository: String,
         /// The registry's own message.
         message: String,
-        /// What to do.
+        /// Advice.
         hint: String,
     },
     /// There is no such manifest or blob.

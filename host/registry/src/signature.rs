@@ -179,7 +179,7 @@ impl PrivateKey {
     }
 }
 
-/// What is signed: the digest of a manifest, and where it is.
+/// The signed document: the digest of a manifest and its repository.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Payload {
     critical: Critical,

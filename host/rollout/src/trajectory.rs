@@ -1,9 +1,8 @@
-//! What is written down of a rollout: `trajectory.json`, artifacts and log.
+//! Files of a rollout: `trajectory.json`, artifacts and log.
 //!
-//! The steps are what the workflow claims, with what the host observed of the calls
-//! behind them; `extra.rollout_host` has the observed exchanges whole. Everything is written
-//! from the bytes that the record has, part by part and on a thread that may block: no tree of
-//! values is made of it, and no copy.
+//! The steps are those that the workflow claims, with the host's observations of their calls; `extra.rollout_host` has the
+//! observed exchanges in full. Everything is written from the bytes of the record, part by part and on a thread that
+//! may block, without a tree of values and without a copy.
 
 mod conversation;
 mod document;
@@ -46,7 +45,7 @@ pub use stored::{NoTrajectory, StoredDocument, StoredTrajectories};
 pub(crate) use fuzzing::trajectory as fuzzing_trajectory;
 
 impl TrajectoryFile {
-    /// Makes ready for amendments, each of which takes the place of the one before.
+    /// Prepares the file for amendments. Each replaces the one before.
     pub fn amendable(&self) -> io::Result<Amendable> {
         Ok(Amendable { file: self.clone(), original: Original::keep(self.path())? })
     }
@@ -54,17 +53,17 @@ impl TrajectoryFile {
 
 /// A document that an amendment can be put into.
 pub trait AmendedDocument {
-    /// The sample that it is of, where there is one.
+    /// Returns the sample of the document, if it has one.
     fn sample(&self) -> Option<&SampleId>;
 
-    /// How many of its steps are the agent's.
+    /// Returns the number of steps of the agent.
     fn agent_steps(&self) -> usize;
 
-    /// Puts the amendment into it, in place of any before. Blocks.
+    /// Adds the amendment, which replaces an earlier one. Blocks.
     fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()>;
 }
 
-/// A trajectory with what it was before any amendment.
+/// A trajectory file, and its content before any amendment.
 #[derive(Debug)]
 pub struct Amendable {
     file: TrajectoryFile,
@@ -80,20 +79,19 @@ impl AmendedDocument for Amendable {
         self.file.agent_steps()
     }
 
-    /// Puts the document with the amendment in the place of the file; a reader sees the one or
-    /// the other.
+    /// Replaces the file by the document with the amendment. A reader sees either one or the other.
     fn amend(&self, amendment: &Amendment<'_>) -> io::Result<()> {
         self.original.amend(self.file.layout(), amendment, self.file.path())
     }
 }
 
-/// The digests of what ran.
+/// Digests of the components that ran.
 pub(super) struct Plugins {
     pub workflow: String,
     pub grader: Option<String>,
 }
 
-/// What is to be written, besides the rollout that is over.
+/// Data of a trajectory besides the finished rollout.
 pub(super) struct Job {
     pub prompt: Messages,
     pub label: Option<String>,
@@ -108,7 +106,7 @@ pub(super) struct Job {
     pub plugins: Plugins,
 }
 
-/// The documents of a rollout: one where it has one sample or none, else one a sample.
+/// Returns the documents of a rollout: one for each sample, or one without a sample.
 fn documents<'a>(job: &'a Job, finished: &'a Finished) -> Vec<Document<'a>> {
     let Transcript { policy, samples, tools: tool_uses, .. } = &job.recorded.transcript;
     let exchanges = policy.exchanges();

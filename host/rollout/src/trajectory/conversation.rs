@@ -1,8 +1,7 @@
-//! Chat messages as steps, with what the host observed of the calls behind them.
+//! Chat messages as steps, with the host's observations of the calls behind them.
 //!
-//! A conversation may have millions of messages. It is looked through once, for which messages
-//! belong together and which reply each step came from, and written step by step; of a message
-//! one byte is held.
+//! A conversation may have millions of messages. One pass finds which messages belong together and which reply each step
+//! came from; the steps are then written one by one. Memory holds one byte for each message.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -22,7 +21,7 @@ use rollout_wire::messages::Messages;
 use rollout_wire::openai::{TOOL_CALLS_MAX, WireCall, content_text};
 use rollout_wire::stream::{Text, each, text};
 
-/// A message as far as a step needs it.
+/// The fields of a message that a step needs.
 #[derive(Deserialize)]
 struct Message<'a> {
     #[serde(borrow, default)]
@@ -37,18 +36,17 @@ struct Message<'a> {
     reasoning_content: Option<&'a RawValue>,
 }
 
-/// What a message is in a trajectory.
+/// Role of a message in a trajectory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     System,
     User,
     Agent,
-    /// What a tool gave, which belongs to the agent's step before it.
+    /// Result of a tool, which belongs to the agent's step before it.
     Result,
-    /// Of a role that the format does not have.
+    /// A message with a role that the format does not have.
     Other,
-    /// An object whose fields have types of the user's own, or that has too many calls: kept
-    /// as text.
+    /// An object whose fields have other types, or that has too many calls. It is written as text.
     Odd,
 }
 
@@ -56,8 +54,7 @@ impl<'a> Message<'a> {
     fn read(raw: &'a str) -> Option<Self> {
         let message: Self = serde_json::from_str(raw).ok()?;
         let mut count = 0;
-        // More calls than a reply may have are no model's, and would be forty times their
-        // bytes on disk.
+        // A model's reply never has so many calls, and they would take forty times their bytes on disk.
         each(message.tool_calls.map_or("[]", RawValue::get), |_: WireCall<'_>| {
             count += 1;
             if count > TOOL_CALLS_MAX { Err(()) } else { Ok(()) }
@@ -85,7 +82,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// A conversation that was looked through.
+/// A conversation after the pass over its messages.
 pub(super) struct Conversation<'a> {
     messages: Vec<&'a str>,
     kinds: Vec<Kind>,
@@ -123,9 +120,8 @@ impl<'a> Conversation<'a> {
         matched
     }
 
-    /// The steps, each as the place of its message, if it has one, and the places of the
-    /// results that belong to it. A trajectory without a step is none, so that there is always
-    /// one: it says that nothing was said.
+    /// Returns the steps: the index of the message, if there is one, and the indices of the results that belong to it. A
+    /// trajectory must have a step, so an empty conversation has one empty step.
     fn steps(&self) -> impl Iterator<Item = (Option<usize>, Range<usize>)> {
         let mut at = 0;
         let empty = self.kinds.is_empty().then_some((None, 0..0));
@@ -146,7 +142,7 @@ impl<'a> Conversation<'a> {
         }))
     }
 
-    /// How many steps there are.
+    /// Returns the number of steps.
     pub(super) fn step_count(&self) -> usize {
         self.steps().count()
     }
@@ -204,13 +200,13 @@ impl Serialize for Step<'_> {
         let mut step = to.serialize_map(None)?;
         step.serialize_entry("step_id", &self.id)?;
         step.serialize_entry("source", &source)?;
-        let said = match (&self.message, self.raw) {
+        let content = match (&self.message, self.raw) {
             (Some(message), _) => message.text(),
             (None, Some(raw)) => Cow::Borrowed(raw),
             (None, None) => Cow::Borrowed(""),
         };
-        step.serialize_entry("message", &said)?;
-        drop(said);
+        step.serialize_entry("message", &content)?;
+        drop(content);
         let calls = self.message.as_ref().filter(|_| kind == Kind::Agent);
         if let Some(thought) = calls.and_then(|message| text(message.reasoning_content?.get())) {
             step.serialize_entry("reasoning_content", &thought)?;
@@ -233,7 +229,7 @@ impl Serialize for Step<'_> {
 }
 
 impl Step<'_> {
-    /// What the format has no place for.
+    /// Fields that the format does not have.
     fn serialize_extra<S: Serializer>(
         &self,
         step: &mut S::SerializeMap,
@@ -260,7 +256,7 @@ impl Step<'_> {
         }
     }
 
-    /// What the call behind it cost. It comes last, and a report of the caller takes its place.
+    /// Writes the usage of the step's call. It is last, and a report of the caller replaces it.
     fn serialize_cost<S: Serializer>(&self, step: &mut S::SerializeMap) -> Result<(), S::Error> {
         let at = self.marks.here();
         if let Some(reply) = self.reply {
@@ -280,7 +276,7 @@ fn is_empty_list(calls: &RawValue) -> bool {
     calls.get().strip_prefix('[').is_some_and(|rest| rest.trim_start() == "]")
 }
 
-/// The calls that a message has, written one by one.
+/// The tool calls of a message, written one by one.
 struct ToolCalls<'a>(&'a RawValue);
 
 impl Serialize for ToolCalls<'_> {
@@ -305,8 +301,8 @@ impl Serialize for ToolCalls<'_> {
     }
 }
 
-/// A call's arguments: the object in a text, or the object that some servers send in its
-/// place, as it was written. What is neither is under `_raw`.
+/// Arguments of a call: the object in a text, or the object that some servers send instead, unchanged. Anything else is
+/// under `_raw`.
 struct Arguments<'a>(Option<&'a RawValue>);
 
 impl Serialize for Arguments<'_> {
@@ -321,7 +317,7 @@ impl Serialize for Arguments<'_> {
             return given.serialize(to);
         }
         let text = text(given.get()).unwrap_or(Cow::Borrowed(given.get()));
-        // With all that callers' parsers refuse, such as what is nested too deep.
+        // This includes everything that callers' parsers refuse, such as deep nesting.
         match rollout_wire::object(&text) {
             Ok(object) => object.serialize(to),
             Err(_) => Raw { raw: &text }.serialize(to),
@@ -329,11 +325,11 @@ impl Serialize for Arguments<'_> {
     }
 }
 
-/// What came of a step's calls.
+/// Results of a step's calls.
 struct Observation<'a> {
     results: &'a [&'a str],
     calls: Option<&'a RawValue>,
-    /// The last result that names a call which is none of the step's.
+    /// The last result that names a call of another step.
     stray: &'a Cell<Option<usize>>,
 }
 
@@ -371,8 +367,7 @@ impl Serialize for Results<'_> {
     }
 }
 
-/// The ids of a step's calls, of which there may be as many as there are results: hashes in
-/// order, which is eight bytes a call.
+/// Ids of a step's calls, as sorted hashes of eight bytes each.
 struct CallIds {
     hasher: RandomState,
     hashes: Vec<u64>,
@@ -394,9 +389,8 @@ impl CallIds {
     }
 }
 
-/// How many calls of tools were made in these conversations: those that a result answers. One
-/// that is in several (a conversation that was branched) was made once, and one that the host
-/// made itself, of which `made` has the id, counts once too.
+/// Returns the number of tool calls in these conversations that have a result. A call in several conversations (a branched
+/// one) counts once, and so does a call that the host made itself, whose id is in `made`.
 pub(crate) fn calls_made<'a>(
     conversations: impl Iterator<Item = &'a Messages>,
     prompt: &Messages,
@@ -415,7 +409,7 @@ pub(crate) fn calls_made<'a>(
         *most.entry(id).or_default() += 1;
     }
     for conversation in conversations {
-        // What the caller's prompt has was called before this rollout.
+        // Calls in the caller's prompt were made before this rollout.
         let given = conversation.iter().zip(prompt.iter()).take_while(|(a, b)| a == b).count();
         let mut counts: HashMap<u64, u64> = HashMap::new();
         for message in conversation.iter().skip(given) {

@@ -20,13 +20,13 @@ use rollout_wire::id::SampleId;
 use rollout_wire::openai::Completion;
 use rollout_wire::stream::Text;
 
-/// What one trajectory is of.
+/// Content of one trajectory.
 pub(super) struct Document<'a> {
     pub job: &'a Job,
     pub finished: &'a Finished,
     pub sample: Option<&'a FinishedSample>,
     pub file_name: String,
-    /// Where the messages of the calls are.
+    /// Message lists of the calls.
     pub lists: Lists<'a>,
     pub exchanges: Vec<&'a Exchange>,
     pub tool_uses: Vec<&'a ToolUse>,
@@ -37,7 +37,7 @@ impl Document<'_> {
         self.sample.map(|sample| &sample.record.id)
     }
 
-    /// The rollout's name, and where its caller takes several samples, the sample's.
+    /// Returns the rollout's id, with the sample's if its caller takes several samples.
     fn trajectory_id(&self) -> String {
         match self.sample_id() {
             Some(sample_id) if self.job.samples_max > 1 => format!("{}/{sample_id}", self.finished.id),
@@ -45,9 +45,8 @@ impl Document<'_> {
         }
     }
 
-    /// The conversation: what the workflow claims; of one that was stopped before it
-    /// registered anything the last request and its reply, which are then the best account;
-    /// of one that asked nothing the prompt.
+    /// Returns the conversation: the messages that the workflow claims; if it was stopped before it registered any, the
+    /// last request and its reply; without a request, the prompt.
     fn messages(&self) -> Vec<&str> {
         let claimed = self.sample.iter().flat_map(|sample| sample.record.messages.iter());
         let mut messages: Vec<&str> = claimed.collect();
@@ -61,7 +60,7 @@ impl Document<'_> {
         messages
     }
 
-    /// The model as its server calls it, or as it was asked for.
+    /// Returns the model's name in its server's replies, or the requested name.
     fn model_name(&self) -> String {
         #[derive(Deserialize)]
         struct Named<'a> {
@@ -75,7 +74,7 @@ impl Document<'_> {
     }
 }
 
-/// A document with the places of its parts, which are noted while it is written.
+/// A document that records the offsets of its parts while it is written.
 pub(super) struct Written<'a> {
     pub document: &'a Document<'a>,
     pub marks: Rc<Marks>,
@@ -121,7 +120,7 @@ impl Serialize for Written<'_> {
     }
 }
 
-/// What the format has no place for, by whose it is.
+/// Facts that the format has no field for, by their source.
 struct Extra<'a> {
     document: &'a Document<'a>,
     marks: &'a Marks,
@@ -140,7 +139,7 @@ impl Serialize for Extra<'_> {
     }
 }
 
-/// What the protocol says of the rollout, with the place of each part.
+/// Facts of the protocol, with the offset of each part.
 struct ProtocolExtra<'a> {
     protocol: &'a TrajectoryExtra,
     of: &'a Extra<'a>,
@@ -170,7 +169,7 @@ impl Serialize for ProtocolExtra<'_> {
     }
 }
 
-/// What the host saw of the rollout.
+/// Facts that the host observed.
 struct Ours<'a>(&'a Document<'a>);
 
 impl Serialize for Ours<'_> {
@@ -210,7 +209,7 @@ impl Serialize for Ours<'_> {
     }
 }
 
-/// What the rollout used.
+/// Usage of the rollout.
 #[derive(Serialize)]
 struct Usage {
     chat_calls: u64,
@@ -252,7 +251,7 @@ impl Usage {
     }
 }
 
-/// Every limit under its name.
+/// All limits by name.
 struct Limits<'a>(&'a Finished);
 
 impl Serialize for Limits<'_> {

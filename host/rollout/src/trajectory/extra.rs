@@ -1,4 +1,4 @@
-//! What a protocol puts into the trajectories of its rollouts.
+//! Facts that a protocol adds to the trajectories of its rollouts.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use super::replies::Unmatched;
 use crate::model::{ExtraFact, FinishedSample};
 use rollout_wire::id::RolloutId;
 
-/// What a protocol may say of a rollout in its trajectory's `extra`.
+/// A fact about a rollout that a protocol may add under `extra`.
 pub(super) struct Facts<'a> {
-    /// The rollout.
+    /// Id of the rollout.
     pub rollout_id: &'a RolloutId,
-    /// The sample that the trajectory is of, where there is one.
+    /// Id of the trajectory's sample, if it has one.
     pub sample: Option<&'a FinishedSample>,
     /// The ground truth.
     pub label: Option<&'a str>,
@@ -21,12 +21,12 @@ pub(super) struct Facts<'a> {
     pub metadata: Option<&'a RawValue>,
     /// The request's own fields.
     pub request_fields: Option<&'a RawValue>,
-    /// What calls of the model cost that no step is known for; none where there are no such.
+    /// Usage of calls without a known step, if there are any.
     pub unmatched_metrics: Option<Member<'a>>,
 }
 
 impl<'a> Facts<'a> {
-    /// What a member of this fact says, if there is something.
+    /// Returns the value of this fact, if there is one.
     pub(super) fn of(&self, fact: ExtraFact) -> Option<Member<'a>> {
         let sample = self.sample.map(|sample| &sample.record);
         match fact {
@@ -48,7 +48,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// A value under `extra`. It is written where it stands and copied nowhere.
+/// A value under `extra`. It is borrowed until it is written.
 #[derive(Clone, Copy, Serialize)]
 #[serde(untagged)]
 pub enum Member<'a> {
@@ -56,12 +56,12 @@ pub enum Member<'a> {
     Text(&'a str),
     /// A number.
     Number(f64),
-    /// What somebody wrote.
+    /// JSON from outside.
     Raw(&'a RawValue),
     /// Numbers by name.
     Metrics(&'a BTreeMap<String, f64>),
-    /// What somebody wrote, by name.
+    /// JSON from outside, by name.
     Fields(&'a BTreeMap<String, Box<RawValue>>),
-    /// What calls of the model cost.
+    /// Usage of calls of the model.
     Unmatched(Unmatched<'a>),
 }

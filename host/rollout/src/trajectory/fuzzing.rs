@@ -1,4 +1,4 @@
-//! The fuzz target of what is written down of a conversation.
+//! Fuzz target of the conversations in trajectories.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use rollout_transcript::{Exchange, Lists, ModelCalls};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 
-/// What a document has of a conversation.
+/// The part of a document that a conversation makes.
 struct Written<'a> {
     conversation: &'a Conversation<'a>,
     unmatched: Unmatched<'a>,
@@ -45,8 +45,8 @@ struct ReadStep {
     step_id: usize,
 }
 
-/// Any messages that may be pushed, with any reply of a model, make a trajectory that can
-/// be read: a message or the reply's body on each line.
+/// Checks that any messages that may be pushed, with any reply of a model, make a readable trajectory. Each line of the input
+/// is a message or the body of the reply.
 pub(crate) fn trajectory(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (replies, messages): (Vec<&str>, Vec<&str>) =

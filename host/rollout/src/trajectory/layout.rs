@@ -1,9 +1,7 @@
-//! Where in a written trajectory the parts are that a caller's report takes the place of, and
-//! putting a report there.
+//! Offsets of the parts of a written trajectory that a caller's report replaces, and their replacement.
 //!
-//! A document is written once, part by part, and its places are noted meanwhile. A report goes
-//! into a copy of the file at those places; nothing of the document is read as JSON for it, so
-//! that it costs no memory however large the document is.
+//! A document is written once, part by part, and the offsets are recorded meanwhile. A report is put into a copy of the
+//! file at these offsets. The document is not parsed, so the memory does not depend on its size.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -19,25 +17,25 @@ use super::store;
 use crate::model::{Layout, StepOffsets};
 use rollout_wire::atif::{FinalMetrics, Metrics};
 
-/// The places of a document that is being written.
+/// Offsets in a document that is being written.
 pub(super) struct Marks {
     written: Rc<Cell<u64>>,
     layout: RefCell<Layout>,
 }
 
 impl Marks {
-    /// How much is written so far.
+    /// Returns the number of bytes written so far.
     pub(super) fn here(&self) -> u64 {
         self.written.get()
     }
 
-    /// Notes a place.
+    /// Records an offset.
     pub(super) fn note(&self, note: impl FnOnce(&mut Layout)) {
         note(&mut self.layout.borrow_mut());
     }
 }
 
-/// A value whose place is noted when it is written.
+/// A value whose offset is recorded when it is written.
 pub(super) struct Marked<'a, T> {
     pub value: T,
     pub marks: &'a Marks,
@@ -53,7 +51,7 @@ impl<T: Serialize> Serialize for Marked<'_, T> {
     }
 }
 
-/// Counts what is written.
+/// Counts the written bytes.
 struct Counting<W> {
     to: W,
     written: Rc<Cell<u64>>,
@@ -71,7 +69,7 @@ impl<W: Write> Write for Counting<W> {
     }
 }
 
-/// Writes a document and gives its places.
+/// Writes a document and returns its offsets.
 pub(super) fn write<D: Serialize>(
     to: &mut impl Write,
     document: impl FnOnce(Rc<Marks>) -> D,
@@ -82,48 +80,47 @@ pub(super) fn write<D: Serialize>(
     Ok(marks.layout.take())
 }
 
-/// What a report puts into one document.
+/// Values of a report for one document.
 #[derive(Default)]
 pub struct Amendment<'a> {
     /// The model, as the caller knows it.
     pub model_name: Option<&'a str>,
-    /// Gives what is said of the agent's steps, one after the other.
+    /// Returns the values for the agent's steps, one after the other.
     pub steps: Option<&'a GiveSteps<'a>>,
-    /// In place of the sums; the number of steps stays.
+    /// Replacement of the sums; the number of steps stays.
     pub final_metrics: Option<FinalMetrics<'a>>,
-    /// Members of what the protocol has under `extra`.
+    /// Members of the protocol's object under `extra`.
     pub members: Vec<(&'static str, Member<'a>)>,
 }
 
-/// Gives what is said of each step to whoever takes it.
+/// Passes the values for each step to a function.
 pub(super) type GiveSteps<'a> = dyn Fn(&mut TakeStep<'_>) -> io::Result<()> + 'a;
 
-/// Takes what is said of the next step.
+/// Function that receives the values for the next step.
 pub type TakeStep<'t> = dyn FnMut(StepAmendment<'_>) -> io::Result<()> + 't;
 
-/// What a report says of the call behind a step.
+/// Values of a report for the call behind a step.
 #[derive(Default)]
 pub struct StepAmendment<'a> {
     /// The model that wrote it.
     pub model_name: Option<&'a str>,
-    /// What it cost; what the host observed stays where there is nothing.
+    /// Usage. Without a value, the observed one stays.
     pub metrics: Option<Metrics<'a>>,
 }
 
-/// A trajectory as it was before any report, for as long as another may come.
+/// A trajectory without any report, kept while another report may arrive.
 #[derive(Debug)]
 pub(super) struct Original {
     path: PathBuf,
 }
 
 impl Original {
-    /// Keeps the file at this path under a second name.
+    /// Links the file at this path under a second name.
     pub(super) fn keep(path: &Path) -> io::Result<Self> {
         let kept = store::sibling(path, ".original");
         match std::fs::hard_link(path, &kept) {
             Ok(()) => {}
-            // A link of a process that ended before it could remove it, or a file system
-            // without links.
+            // An earlier process left the link, or the file system has no links.
             Err(_) => {
                 let _ = std::fs::remove_file(&kept);
                 std::fs::copy(path, &kept)?;
@@ -132,7 +129,7 @@ impl Original {
         Ok(Self { path: kept })
     }
 
-    /// Puts the file with an amendment in the place of whatever is at this path.
+    /// Replaces the file at this path by the file with an amendment.
     pub(super) fn amend(&self, layout: &Layout, amendment: &Amendment<'_>, path: &Path) -> io::Result<()> {
         let from = BufReader::new(File::open(&self.path)?);
         store::replace(path, |to| amended(from, to, layout, amendment))
@@ -141,7 +138,7 @@ impl Original {
 
 impl Drop for Original {
     fn drop(&mut self) {
-        // What cannot be removed now is when the rollout is run again.
+        // A link that cannot be removed now is removed when the rollout runs again.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -182,7 +179,7 @@ pub(super) fn amended(
     copy.rest()
 }
 
-/// A copy under way, in which parts are replaced from the front to the back.
+/// A copy in progress, in which parts are replaced from front to back.
 struct Copy<'t, R, W> {
     from: R,
     to: &'t mut W,

@@ -1,4 +1,4 @@
-//! The calls of the model, the judge and the tools as the host saw them.
+//! Calls of the model, the judge and the tools as the host observed them.
 
 use std::time::UNIX_EPOCH;
 
@@ -13,8 +13,7 @@ use rollout_wire as wire;
 use rollout_wire::id::SampleId;
 use rollout_wire::stream::members;
 
-/// Every call of the model. A request repeats the conversation so far, so only the messages
-/// that the one before did not have are written out.
+/// All calls of the model. A request repeats the conversation, so only its new messages are written.
 pub(super) struct Observed<'a> {
     pub lists: Lists<'a>,
     pub exchanges: &'a [&'a Exchange],
@@ -96,7 +95,7 @@ impl Serialize for Request<'_> {
     }
 }
 
-/// The messages of a list after so many.
+/// The messages of a list after the first ones.
 struct New<'a> {
     messages: &'a [Part<'a>],
     repeated: usize,
@@ -114,7 +113,7 @@ impl Serialize for New<'_> {
     }
 }
 
-/// A request's fields but for its messages, as they were written.
+/// The fields of a request except its messages, unchanged.
 struct Rest<'a>(&'a [u8]);
 
 impl Serialize for Rest<'_> {
@@ -127,14 +126,14 @@ impl Serialize for Rest<'_> {
         });
         match read {
             Err(wire::stream::Stopped::Taker(error)) => return Err(error),
-            // A request that is no object was never one of the host's.
+            // Every request of the host is an object.
             Err(wire::stream::Stopped::Json(_)) | Ok(()) => {}
         }
         rest.end()
     }
 }
 
-/// Every call of the judge, whole.
+/// All calls of the judge, in full.
 pub(super) struct Judged<'a>(pub Lists<'a>);
 
 impl Serialize for Judged<'_> {
@@ -156,7 +155,7 @@ impl Serialize for SeenByJudge<'_> {
     }
 }
 
-/// Every call of a host-provided tool with its arguments, its result or error, and its time.
+/// All calls of host-provided tools with arguments, result or error, and time.
 pub(super) struct ToolCalls<'a>(pub &'a [&'a ToolUse]);
 
 impl Serialize for ToolCalls<'_> {

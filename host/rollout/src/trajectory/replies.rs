@@ -14,7 +14,7 @@ use rollout_wire::openai::{Completion, Usage, WireCall};
 use rollout_wire::stream::each;
 use rollout_wire::tokens::TokenLists;
 
-/// A call of the model that was answered.
+/// An answered call of the model.
 pub(super) struct Reply<'a> {
     pub completion: &'a Completion,
     /// Position in the sample's history, if the host pushed the reply there.
@@ -29,10 +29,10 @@ pub(super) fn answered<'a>(exchanges: &[&'a Exchange]) -> Vec<Reply<'a>> {
     exchanges.iter().filter_map(reply).collect()
 }
 
-/// The sum of what the replies say that they cost, where any says it.
+/// Returns the sum of the tokens that replies report, or `None` if none reports any.
 pub(super) fn sum(replies: &[Reply<'_>], tokens: fn(&Usage) -> u64) -> Option<u64> {
-    let told = replies.iter().filter_map(|reply| reply.completion.usage.as_ref()).map(tokens);
-    told.reduce(u64::saturating_add)
+    let reported = replies.iter().filter_map(|reply| reply.completion.usage.as_ref()).map(tokens);
+    reported.reduce(u64::saturating_add)
 }
 
 /// Finds the reply that a step of the agent came from.
@@ -102,7 +102,7 @@ impl Matcher {
 }
 
 impl Reply<'_> {
-    /// What it cost, with token ids and log-probabilities from where servers put them.
+    /// Returns the reply's usage, with token ids and log-probabilities.
     pub(super) fn metrics(&self) -> Metrics<'_> {
         let usage = self.completion.usage;
         let mut metrics = Metrics {
@@ -125,7 +125,7 @@ impl Reply<'_> {
     }
 }
 
-/// What calls of the model cost that no step is known for.
+/// Usage of calls without a known step.
 #[derive(Clone, Copy)]
 pub struct Unmatched<'a> {
     pub(super) replies: &'a [Reply<'a>],

@@ -1,8 +1,8 @@
-//! The folder that rollouts' files are in, a folder a rollout, and its bounds in bytes and age.
+//! Root of the folders with rollouts' files, one for each rollout, and its limits of size and age.
 //!
-//! What is there already is walked through once, at the start and behind everything else; from then on
-//! it is counted. Where there is more than there may be, the oldest folders go, and of those whose
-//! rollout is alive none. Only what has the form of a rollout's folder is ever removed.
+//! Existing folders are counted once, at the start and in the background; later changes are counted as they happen.
+//! Above the limits, the oldest folders are removed, except those of live rollouts. Only folders with the form of a
+//! rollout's folder are removed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, DirEntry, Metadata};
@@ -16,22 +16,22 @@ use tokio::sync::Notify;
 
 use rollout_wire::id::RolloutId;
 
-/// How often it is looked for what has become too old.
+/// Interval of the search for folders that are too old.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Folders whose age is known, the oldest. There may be a million, and names take memory; once these
-/// are gone, the rest is walked through again.
+/// Maximum number of folders whose age is known: the oldest ones. There may be a million, and names take memory; after these
+/// are removed, the others are listed again.
 const KNOWN_MAX: usize = 1 << 16;
 
-/// Where folders are put that are about to be removed: a reader sees all of one, or nothing.
+/// Folder to which folders are moved before removal, so that a reader sees all of a folder or nothing.
 const REMOVING: &str = ".removing";
 
-/// How much of rollouts' files is kept.
+/// Limits of rollouts' files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArtifactBounds {
-    /// Bytes on the disk. What is being written may go past it for as long as that takes.
+    /// Maximum size on disk in bytes. Files that are being written may exceed it for that time.
     pub bytes_max: Option<u64>,
-    /// The time since a folder was written.
+    /// Maximum time since a folder was written.
     pub age_max: Option<Duration>,
 }
 
@@ -40,7 +40,7 @@ pub struct ArtifactBounds {
 pub struct ArtifactRoot {
     path: PathBuf,
     state: Mutex<State>,
-    /// There is more than before.
+    /// Signals growth.
     grown: Notify,
     sweeping: Once,
 }
@@ -49,20 +49,20 @@ pub struct ArtifactRoot {
 struct State {
     bounds: ArtifactBounds,
     bytes: u64,
-    /// Bytes that were written less those that were removed, since this process began.
+    /// Bytes written less bytes removed since this process started.
     change: i64,
-    /// The oldest folders, by when they were written.
+    /// The oldest folders, by time of writing.
     known: BTreeSet<(SystemTime, Box<str>)>,
-    /// Whether there are others besides, which are all younger.
+    /// Whether there are more folders, which are all younger.
     are_others: bool,
-    /// Folders of rollouts that are alive, by name.
+    /// Folders of live rollouts, by name.
     alive: HashMap<Box<str>, Alive>,
-    /// What was written since a walk began, and so is counted already.
+    /// Folders written since a listing began, which are counted already.
     written: Option<HashSet<Box<str>>>,
     removed: u64,
 }
 
-/// Rollouts of one name that are alive.
+/// Live rollouts with one name.
 #[derive(Debug, Default)]
 struct Alive {
     count: u32,
@@ -70,7 +70,7 @@ struct Alive {
     written_bytes: Option<u64>,
 }
 
-/// A rollout that is alive: its folder stays until this is dropped.
+/// Guard of a live rollout: its folder stays until the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct AliveFolder {
     root: Arc<ArtifactRoot>,
@@ -90,18 +90,18 @@ impl Drop for AliveFolder {
 }
 
 impl AliveFolder {
-    /// Where its files go.
+    /// Returns the folder of the rollout's files.
     pub(super) fn path(&self) -> PathBuf {
         self.root.path.join(&*self.name)
     }
 
-    /// Has its files written by this, and counts what that changes. What fails leaves nothing. Blocks.
+    /// Writes the files with `write` and counts the change. A failure leaves no files. Blocks.
     pub(super) fn written_by<T>(&self, write: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
         let path = self.path();
         let before = bytes_of(&path);
         let written = write(&path);
         if written.is_err() && self.root.is_bounded() {
-            // Half a rollout's files take room and are of no use.
+            // An incomplete set of files takes space and is of no use.
             let _ = fs::remove_dir_all(&path);
         }
         self.root.has_written(&self.name, before, bytes_of(&path));
@@ -110,13 +110,13 @@ impl AliveFolder {
 }
 
 impl ArtifactRoot {
-    /// The folder at this path, which may not be there yet.
+    /// Returns the root at this path, which need not exist yet.
     pub fn new(path: PathBuf, bounds: ArtifactBounds) -> Arc<Self> {
         let state = Mutex::new(State { bounds, ..State::default() });
         Arc::new(Self { path, state, grown: Notify::new(), sweeping: Once::new() })
     }
 
-    /// Its path.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -143,15 +143,14 @@ impl ArtifactRoot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to keep it within its bounds, behind everything else. Within the runtime; the first time
-    /// counts.
+    /// Starts to enforce the limits in the background. Must be called within the runtime; only the first call has an effect.
     pub fn keep_bounded(self: &Arc<Self>) {
         if self.is_bounded() && tokio::runtime::Handle::try_current().is_ok() {
             self.sweeping.call_once(|| drop(tokio::spawn(sweep(Arc::downgrade(self)))));
         }
     }
 
-    /// A rollout is alive that will write there.
+    /// Registers a live rollout that will write to the root.
     pub(crate) fn alive(self: &Arc<Self>, id: &RolloutId) -> AliveFolder {
         self.keep_bounded();
         let name: Box<str> = id.dir_name().into();
@@ -169,7 +168,7 @@ impl ArtifactRoot {
         if let Some(alive) = state.alive.get_mut(name) {
             alive.written_bytes = Some(after);
         }
-        // A root without bounds needs no names. It is walked through when it gets bounds.
+        // A root without limits needs no names. Its folders are listed when it gets limits.
         let is_bounded = state.bounds != ArtifactBounds::default();
         if !is_bounded || state.are_others || state.known.len() >= KNOWN_MAX {
             state.are_others = true;
@@ -180,7 +179,7 @@ impl ArtifactRoot {
         self.grown.notify_one();
     }
 
-    /// Counts all that is there. Takes as long as the disk does.
+    /// Counts all folders. The time depends on the disk.
     fn walk(&self) {
         {
             let mut state = self.lock();
@@ -206,7 +205,7 @@ impl ArtifactRoot {
                 continue;
             }
             let mut state = self.lock();
-            // What is written while this goes on is counted by who writes it.
+            // Files written meanwhile are counted by their writer.
             let is_written = state.written.as_ref().is_some_and(|written| written.contains(&*name));
             if is_written || state.alive.contains_key(&*name) {
                 continue;
@@ -221,7 +220,7 @@ impl ArtifactRoot {
         self.lock().written = None;
     }
 
-    /// Removes what is past the bounds, the oldest first. Blocks. Gives how many folders that were.
+    /// Removes folders above the limits, the oldest first. Returns their number. Blocks.
     fn bring_within(&self) -> u64 {
         let mut removed = 0;
         let mut spared = Vec::new();
@@ -233,7 +232,7 @@ impl ArtifactRoot {
                     state.change = state.change.saturating_sub_unsigned(bytes);
                     removed += 1;
                 }
-                // It is not what it was, or its rollout is alive.
+                // The folder has changed, or its rollout is live.
                 Ok(None) => spared.push(oldest),
                 Err(error) => {
                     tracing::error!(folder = &*oldest.1, %error, "the files of a rollout that is over cannot be removed");
@@ -249,7 +248,7 @@ impl ArtifactRoot {
         removed
     }
 
-    /// Takes the oldest folder, where it is to go.
+    /// Takes the oldest folder if it must be removed.
     fn next_past_bounds(&self) -> Option<(SystemTime, Box<str>)> {
         let mut state = self.lock();
         let bounds = state.bounds;
@@ -259,11 +258,11 @@ impl ArtifactRoot {
         if is_full || bounds.age_max.is_some_and(is_old) { state.known.pop_first() } else { None }
     }
 
-    /// Removes a folder that was written then, and not since; gives what it took.
+    /// Removes a folder that was written at this time and not since. Returns its size.
     fn remove(&self, (known_at, name): &(SystemTime, Box<str>)) -> io::Result<Option<u64>> {
         let path = self.path.join(&**name);
         let Ok(of) = fs::symlink_metadata(&path) else { return Ok(Some(0)) };
-        // It was noted a moment after it was written.
+        // The time was recorded a moment after the writing.
         if !of.is_dir() || of.modified()? > *known_at + Duration::from_secs(1) || !is_rollouts(&path) {
             return Ok(None);
         }
@@ -288,14 +287,14 @@ impl ArtifactRoot {
         Ok(Some(bytes))
     }
 
-    /// Whether there is more than there may be, and nothing known that could go.
+    /// Returns whether the size exceeds the limit and no known folder can be removed.
     fn needs_walk(&self) -> bool {
         let state = self.lock();
         state.bounds != ArtifactBounds::default() && state.are_others && state.known.is_empty()
     }
 }
 
-/// Keeps a root within its bounds for as long as somebody has it.
+/// Enforces the limits of a root while references to it exist.
 async fn sweep(root: Weak<ArtifactRoot>) {
     let mut is_walked = false;
     loop {
@@ -321,7 +320,7 @@ fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// The name of a folder, and when it was written.
+/// Name of a folder, and the time of its writing.
 fn folder(entry: &DirEntry) -> Option<(Box<str>, SystemTime)> {
     let of = entry.metadata().ok().filter(Metadata::is_dir)?;
     Some((entry.file_name().to_str()?.into(), of.modified().ok()?))
@@ -331,8 +330,7 @@ fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Whether a folder has what a rollout's has, and nothing else: whatever else an operator has there is
-/// left alone.
+/// Returns whether a folder has the files of a rollout and nothing else. Other files of an operator stay.
 fn is_rollouts(folder: &Path) -> bool {
     let mut has_any = false;
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -352,8 +350,7 @@ fn is_rollouts(folder: &Path) -> bool {
     are_its && has_any
 }
 
-/// The bytes on the disk that a folder takes with all in it; none where it is not there. Links are not
-/// followed.
+/// Returns the size on disk of a folder with its content, or 0 if it does not exist. Links are not followed.
 fn bytes_of(folder: &Path) -> u64 {
     const BLOCK_BYTES: u64 = 512;
     let Ok(of) = fs::symlink_metadata(folder) else { return 0 };
@@ -363,7 +360,7 @@ fn bytes_of(folder: &Path) -> u64 {
     } else {
         0
     };
-    // On some file systems what was just written has no blocks yet.
+    // On some file systems, files that were just written have no blocks yet.
     within + (of.blocks() * BLOCK_BYTES).max(if of.is_file() { of.len() } else { 0 })
 }
 

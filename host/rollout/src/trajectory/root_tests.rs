@@ -1,6 +1,6 @@
 use super::*;
 
-/// What a rollout's file has.
+/// Content of a rollout's file.
 const FILE_BYTES: usize = 100_000;
 
 fn id(name: &str) -> RolloutId {
@@ -17,7 +17,7 @@ fn rollout(root: &Arc<ArtifactRoot>, name: &str) {
     written.unwrap();
 }
 
-/// A folder as another process left it so many seconds ago.
+/// Creates a folder as another process left it some seconds ago.
 fn left(dir: &Path, name: &str, file: &str, age_secs: u64) {
     let folder = dir.join(name);
     fs::create_dir_all(&folder).unwrap();
@@ -73,7 +73,7 @@ fn what_is_too_old_goes_and_what_is_no_rollouts_stays() {
     root.walk();
     assert_eq!(root.bring_within(), 2);
     assert_eq!(names(dir.path()), [".journal", "link", "notes", "thesis", "young"]);
-    // However full it is.
+    // Live rollouts stay, however full the root is.
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(0, None));
     root.walk();
     assert_eq!(root.bring_within(), 1);

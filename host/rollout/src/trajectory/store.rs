@@ -1,4 +1,4 @@
-//! Puts a rollout's files on disk.
+//! Writes a rollout's files.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,8 +11,8 @@ use crate::model::{Finished, TrajectoryFile};
 use rollout_core::telemetry::Metrics;
 use rollout_guest::imports::{LogEntry, Recorded};
 
-/// Writes what is to be kept into the rollout's folder, and gives the rollout back with its
-/// trajectories. A failure is the operator's to mend, is counted, and never changes the outcome.
+/// Writes the rollout's files into its folder and returns the rollout with its trajectories. A failure is logged and counted
+/// for the operator and never changes the outcome.
 pub(crate) async fn write(folder: AliveFolder, job: Job, finished: Finished, metrics: &Metrics) -> Finished {
     let finished = Arc::new(finished);
     let writing = finished.clone();
@@ -21,7 +21,7 @@ pub(crate) async fn write(folder: AliveFolder, job: Job, finished: Finished, met
         written.map_err(|error| (folder.path(), error))
     });
     let written = written.await;
-    // Whoever wrote has let go of it, however that ended.
+    // The thread that wrote has dropped its reference, whatever the result.
     let mut finished = Arc::unwrap_or_clone(finished);
     match written {
         Ok(Ok(files)) => {
@@ -42,7 +42,7 @@ pub(super) fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Re
     let artifacts = folder.join("artifacts");
     let documents = super::documents(job, finished);
     if !is_new(folder)? {
-        // A rollout of the same id ran before; its files are not this one's.
+        // The files are those of an earlier rollout with the same id.
         match std::fs::remove_dir_all(&artifacts) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -59,7 +59,7 @@ pub(super) fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Re
     if !recorded.log.is_empty() || recorded.log_dropped > 0 {
         replace(&folder.join("log.jsonl"), |to| write_log(to, &recorded.log, recorded.log_dropped))?;
     }
-    // Last, because an evaluator takes its presence as the sign that all is there.
+    // Written last, because an evaluator takes it as the sign that all files exist.
     let mut files = Vec::with_capacity(documents.len());
     for document in &documents {
         let path = folder.join(&document.file_name);
@@ -70,7 +70,7 @@ pub(super) fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Re
     Ok(files)
 }
 
-/// Makes the folder of a rollout, if it is not there.
+/// Creates the folder of a rollout unless it exists.
 fn is_new(folder: &Path) -> io::Result<bool> {
     match std::fs::create_dir(folder) {
         Ok(()) => Ok(true),
@@ -82,8 +82,8 @@ fn is_new(folder: &Path) -> io::Result<bool> {
     }
 }
 
-/// Removes the trajectories of samples that this rollout does not have, and what a process
-/// that ended while it wrote them left.
+/// Removes trajectories of samples that this rollout does not have, and partial files of a process that ended while it
+/// wrote them.
 fn remove_trajectories_but(folder: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -99,14 +99,14 @@ fn remove_trajectories_but(folder: &Path, is_kept: impl Fn(&str) -> bool) -> io:
     Ok(())
 }
 
-/// The path of another file beside this one.
+/// Returns the path of another file in the same folder.
 pub(super) fn sibling(path: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(ending);
     name.into()
 }
 
-/// Writes a file so that a reader sees the old one or all of the new one.
+/// Writes a file atomically: a reader sees the old content or all of the new.
 pub(super) fn replace<T>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<T>,
@@ -118,14 +118,14 @@ pub(super) fn replace<T>(
     match written.and_then(|value| std::fs::rename(&temporary, path).map(|()| value)) {
         Ok(value) => Ok(value),
         Err(error) => {
-            // What is half written is nobody's; the first error is the one to report.
+            // The partial file is of no use; the first error is the one to report.
             let _ = std::fs::remove_file(&temporary);
             Err(error)
         }
     }
 }
 
-/// What is written at once. A usual trajectory has less.
+/// Size of the write buffer in bytes. A usual trajectory is smaller.
 const BUFFER_BYTES: usize = 32 << 10;
 
 fn write_log(to: &mut impl Write, log: &[LogEntry], dropped: u64) -> io::Result<()> {

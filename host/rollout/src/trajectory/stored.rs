@@ -1,5 +1,4 @@
-//! The trajectories of a rollout of a journal: the same documents, to the byte, as are written of
-//! one when it is over.
+//! Trajectories of a rollout in a journal: byte for byte the documents that are written when a rollout finishes.
 
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -13,26 +12,26 @@ use rollout_guest::imports::Recorded;
 use rollout_transcript::Transcript;
 use rollout_wire::id::{RolloutId, SampleId};
 
-/// Why a rollout of a journal has no trajectory.
+/// Error of a rollout in a journal that has no trajectory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoTrajectory {
-    /// It is not over.
+    /// The rollout is not finished.
     #[error("rollout {0} is not over")]
     NotOver(RolloutId),
-    /// What was kept of it does not belong together.
+    /// The stored parts of the rollout do not belong together.
     #[error("what is kept of rollout {0} makes no trajectory: {1}")]
     Unreadable(RolloutId, String),
 }
 
-/// What is written of a rollout that is over, made of its journal.
+/// Files of a finished rollout, generated from its journal.
 pub struct StoredTrajectories {
     job: Job,
     finished: Finished,
 }
 
 impl StoredRollout {
-    /// What is written of it.
+    /// Data of the trajectories.
     pub fn trajectories(self) -> Result<StoredTrajectories, NoTrajectory> {
         let Self {
             request, deployment, workflow, grader, outcome, artifacts, log, log_dropped, ran_by, ..
@@ -41,7 +40,7 @@ impl StoredRollout {
         let transcript = Transcript::read(&workflow, &grader)
             .map_err(|reason| NoTrajectory::Unreadable(request.id.clone(), reason))?;
         let recorded = Recorded { transcript, artifacts, log, log_dropped, charge: None };
-        // One that was begun before hosts kept this.
+        // The rollout started before hosts stored this.
         let unknown = RanBy { host: HOST_VERSION.to_owned(), workflow: None, grader: deployment.grader };
         let ran_by = ran_by.unwrap_or(unknown);
         let job = Job {
@@ -65,44 +64,44 @@ impl StoredRollout {
 }
 
 impl StoredTrajectories {
-    /// What came of the rollout.
+    /// Returns the outcome of the rollout.
     pub fn finished(&self) -> &Finished {
         &self.finished
     }
 
-    /// The documents: one, or one a sample where there are several.
+    /// Returns the documents: one, or one for each of several samples.
     pub fn documents(&self) -> Vec<StoredDocument<'_>> {
         documents(&self.job, &self.finished).into_iter().map(StoredDocument).collect()
     }
 
-    /// Writes documents, artifacts and log below `<root>/<rollout>/`, where they are written when a
-    /// rollout is over, and gives the documents.
+    /// Writes documents, artifacts and log below `<root>/<rollout>/`, as for a rollout that finishes, and returns the
+    /// documents.
     pub fn write_files(&self, root: &Path) -> io::Result<Vec<TrajectoryFile>> {
         store::write_all(&root.join(self.finished.id.dir_name()), &self.job, &self.finished)
     }
 }
 
-/// A trajectory of a rollout of a journal.
+/// A trajectory of a rollout in a journal.
 pub struct StoredDocument<'a>(Document<'a>);
 
 impl StoredDocument<'_> {
-    /// The name of its file.
+    /// Returns the name of the file.
     pub fn file_name(&self) -> &str {
         &self.0.file_name
     }
 
-    /// The sample that it is of, where there is one.
+    /// Returns the sample, if there is one.
     pub fn sample(&self) -> Option<&SampleId> {
         self.0.sample_id()
     }
 
-    /// Writes it, part by part.
+    /// Writes the document, part by part.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         self.write_with_places(to).map(drop)
     }
 
-    /// The same with room for an amendment, which is written with it, and without which nothing is.
-    /// Holds the document meanwhile.
+    /// Returns the document for an amendment, which is written together with it; without an amendment nothing is written.
+    /// Holds the document in memory.
     pub fn amendable<'t, W: Write>(
         &self,
         to: &'t mut W,
@@ -117,7 +116,7 @@ impl StoredDocument<'_> {
     }
 }
 
-/// A document that is written once it is amended.
+/// A document that is written when it is amended.
 struct InMemory<'a, 't, W> {
     sample: Option<&'a SampleId>,
     text: Vec<u8>,

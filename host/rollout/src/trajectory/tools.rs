@@ -1,4 +1,4 @@
-//! Whose the calls of host-provided tools are.
+//! Owners of the calls of host-provided tools.
 
 use std::collections::HashMap;
 
@@ -6,15 +6,15 @@ use crate::model::FinishedSample;
 use rollout_transcript::{Exchange, ToolUse};
 use rollout_wire::id::SampleId;
 
-/// For each call the place of the sample that it belongs to: the one whose model asked for
-/// a call of its id, else the first. Each call is in one sample's trajectory.
+/// Returns the index of each call's sample: the sample whose model requested a call with this id, or else the first. Each
+/// call is in the trajectory of one sample.
 pub(super) fn owners(samples: &[FinishedSample], exchanges: &[Exchange], uses: &[ToolUse]) -> Vec<usize> {
     if samples.len() < 2 || uses.is_empty() {
         return vec![0; uses.len()];
     }
     let places: HashMap<&SampleId, usize> =
         samples.iter().enumerate().map(|(place, sample)| (&sample.record.id, place)).collect();
-    // Only of the calls that were made; a model may have asked for a thousand times as many.
+    // Only ids of calls that were made: a model may request a thousand times as many.
     let mut asked: HashMap<&str, Option<usize>> =
         uses.iter().map(|call| (call.call_id.as_str(), None)).collect();
     for exchange in exchanges {
