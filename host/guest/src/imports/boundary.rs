@@ -59,7 +59,7 @@ pub enum Difference {
     },
     /// The guest waits where it did not in the recorded run, or does not wait where it did.
     Waited,
-    /// The guest asks for its time left where it did not then, or does not where it did.
+    /// The guest asks for its time left where it did not in the recorded run, or does not where it did.
     TimeLeft,
 }
 
@@ -153,7 +153,7 @@ pub(super) struct Begun {
 pub struct Boundary {
     run: Run,
     state: Mutex<State>,
-    /// Something arrived for the guest.
+    /// Signals that an answer arrived for the guest.
     news: Notify,
     /// Signals that the recorded history is exhausted.
     is_live: Notify,
@@ -162,7 +162,7 @@ pub struct Boundary {
 
 #[derive(Default)]
 struct State {
-    /// The guest's moves so far.
+    /// Number of the guest's moves so far.
     at: u64,
     calls: u32,
     closed: bool,
