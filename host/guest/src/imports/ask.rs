@@ -95,7 +95,7 @@ impl Record {
             return (CallResult::Tool(ToolAnswer::abandoned()), None);
         };
         if !is_known {
-            // The rollout is over, or a past of another origin answers a call that the guest did not make.
+            // The rollout is over, or the past has an answer to a call that the guest did not make.
             return (result, None);
         }
         let retries = result.retries();

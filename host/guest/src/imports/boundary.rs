@@ -228,7 +228,7 @@ impl Boundary {
         log.append(event);
     }
 
-    /// Stores how a call ended, unless an earlier process stored the same.
+    /// Stores the end of a call, unless an earlier process stored the same.
     pub(super) fn keep_end(&self, event: &Event) {
         let Some(log) = &self.log else { return };
         if !self.state().past.has_end(event) {
@@ -246,8 +246,7 @@ impl Boundary {
         Ok(())
     }
 
-    /// Takes an answer that arrived before the guest's current move, to be delivered at the beginning of the
-    /// move.
+    /// Takes an answer that arrived before the guest's current move and is delivered at the move's beginning.
     pub(super) fn crosses(&self) -> Option<Arrival> {
         let mut state = self.state();
         if state.arrived.is_empty() && state.past.is_over() {
@@ -321,15 +320,15 @@ impl Boundary {
         now: impl FnOnce() -> Option<Duration>,
     ) -> wasmtime::Result<Option<Duration>> {
         let mut state = self.state();
-        let (at, told) = (state.at, state.left);
-        let left = match state.past.time_left(at, told)? {
+        let (at, last) = (state.at, state.left);
+        let left = match state.past.time_left(at, last)? {
             Some(then) => {
                 self.end_of_past(&state);
                 then
             }
             None => {
                 let left = now().map(in_steps);
-                if told != Some(left) {
+                if last != Some(left) {
                     self.keep(&mut state, &Event::TimeLeft { at, left });
                 }
                 left
@@ -359,7 +358,7 @@ impl Boundary {
         Ok(Begun { call, time, is_live })
     }
 
-    /// Numbers a call of a tool for which the record has no room, with its result.
+    /// Numbers a tool call for which the record has no room, and stores its result for the guest.
     pub(super) fn refuses(&self, call_id: String, result: CallResult, charge: Option<Charge>) -> u32 {
         let mut state = self.state();
         state.calls += 1;
@@ -423,7 +422,7 @@ impl Boundary {
         self.news.notify_one();
     }
 
-    /// Hands the result of a call to the guest that holds it.
+    /// Stores the result of a call for the guest.
     pub(super) fn settles(&self, call: u32, result: CallResult) {
         if let Some(under_way) = self.state().under_way.get_mut(&call) {
             under_way.result = Some(result);
@@ -438,7 +437,7 @@ impl Boundary {
         matches!(taker, Some(Taker::Model { keep_for: Some(_) }))
     }
 
-    /// Returns the indices of those calls that have a result.
+    /// Returns the indices of the calls that have a result.
     pub(super) fn ready_among(&self, calls: &[u32]) -> Vec<u32> {
         let state = self.state();
         let is_ready = |call| state.under_way.get(call).is_some_and(|call| call.result.is_some());

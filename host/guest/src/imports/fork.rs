@@ -39,7 +39,7 @@ pub struct Ancestor {
 }
 
 impl ForkOrigin {
-    /// Returns the memory that the value takes besides its own size, in bytes.
+    /// Returns the heap memory of the value in bytes.
     pub fn memory_bytes(&self) -> usize {
         let of = |ancestor: &Ancestor| {
             let caller_id = ancestor.caller_id.as_ref().map_or(0, String::len);

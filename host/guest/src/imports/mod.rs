@@ -227,9 +227,9 @@ pub enum Ended {
         "asked for observed requests of {bytes} bytes together, more than memory-bytes-max, {max}; the operator can raise it"
     )]
     ManyObserved {
-        /// What they have.
+        /// Size of the requests in bytes.
         bytes: usize,
-        /// What it has.
+        /// Memory limit of the guest in bytes.
         max: usize,
     },
     /// The guest requested more of a history than its memory holds.
@@ -249,7 +249,7 @@ pub enum Ended {
          once; name each once, or the operator can raise it"
     )]
     LongWait {
-        /// Calls that it named.
+        /// Number of calls that it passed.
         given: usize,
         /// The limit.
         max: u32,

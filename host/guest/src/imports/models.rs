@@ -273,7 +273,7 @@ struct Cost {
     sent: usize,
 }
 
-/// Checks that a request to a judge has messages and nothing else that only the policy takes.
+/// Checks that a request to a judge has no history, no tools and no reply to store.
 fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
     match request {
         Request { conversation: Conversation::History(_), .. } => {
@@ -376,7 +376,7 @@ impl models::Host for Imports {
     }
 }
 
-/// Returns the import that a call of this model is checked as.
+/// Returns the import that gives access to a model of this role.
 fn import_of(role: models::Role) -> Import {
     match role {
         models::Role::Policy => Import::ASK_POLICY,

@@ -228,7 +228,7 @@ impl Past {
     pub(super) fn time_left(
         &mut self,
         at: u64,
-        told: Option<Option<Duration>>,
+        last: Option<Option<Duration>>,
     ) -> wasmtime::Result<Option<Option<Duration>>> {
         match self.moves.front() {
             Some((_, Move::TimeLeft { at: then, left })) if *then == at => {
@@ -238,8 +238,8 @@ impl Past {
             }
             None if self.is_over() && self.then == Then::GoesOn => Ok(None),
             None if self.is_over() && self.then == Then::Unknown => Err(wasmtime::Error::new(PastOver)),
-            _ => match told {
-                Some(told) => Ok(Some(told)),
+            _ => match last {
+                Some(last) => Ok(Some(last)),
                 None => Err(wasmtime::Error::new(Diverged { at, difference: Difference::TimeLeft })),
             },
         }

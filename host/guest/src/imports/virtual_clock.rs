@@ -138,7 +138,7 @@ impl Display for ClockStart {
 /// progress.
 const LOOK: Duration = Duration::from_micros(1);
 
-/// Virtual time that passes with each answer of a model or tool.
+/// Virtual time that passes when a guest takes answers of a model or of tools.
 pub(super) const ANSWER: Duration = Duration::from_millis(1);
 
 /// The clock of one instance, wall clock and monotonic clock in one.
