@@ -80,8 +80,8 @@ impl Prepared {
 }
 
 impl Record {
-    /// Adds an answer to the transcript. Returns the guest's result, and the event of the call's end: a call whose reply goes
-    /// into a history ends when the guest takes the reply.
+    /// Adds an answer to the transcript. Returns the guest's result, and the event of the call's end, if it
+    /// ends now: a call whose reply goes into a history ends when the guest takes the reply.
     pub(super) fn keep_answer(
         &self,
         run: Run,

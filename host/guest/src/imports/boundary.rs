@@ -91,7 +91,7 @@ pub(crate) struct PastOver;
 /// The data of a call that is needed when the guest takes the result.
 #[derive(Clone, Debug)]
 pub(super) enum Taker {
-    /// A call of a model.
+    /// A model call.
     Model {
         /// The sample whose history the reply is added to when the guest takes it.
         keep_for: Option<usize>,
@@ -149,7 +149,7 @@ pub(super) struct Begun {
     pub is_live: bool,
 }
 
-/// The boundary of one run: its calls, and the answers in the order in which the guest receives them.
+/// The calls of one run, and their answers in the order in which the guest receives them.
 pub struct Boundary {
     run: Run,
     state: Mutex<State>,
@@ -298,7 +298,7 @@ impl Boundary {
         }
     }
 
-    /// Waits until something arrives.
+    /// Waits until an answer arrives.
     pub(super) async fn news(&self) {
         self.news.notified().await;
     }

@@ -45,7 +45,8 @@ impl Boundary {
         self.settles(call, result);
     }
 
-    /// Ends the run: answers that arrived before its end are added to the transcript, and nothing more arrives.
+    /// Ends the run: answers that arrived before its end are added to the transcript, and no further answer
+    /// arrives.
     pub fn ends(&self, record: &Record, limits: &Limits) {
         self.closes();
         while let Some(arrival) = self.last() {

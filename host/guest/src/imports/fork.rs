@@ -28,7 +28,7 @@ pub struct ForkOrigin {
 /// A rollout that a fork descends from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ancestor {
-    /// Its id.
+    /// The id of the rollout.
     pub id: RolloutId,
     /// The caller's name for it, if that is not a valid id.
     pub caller_id: Option<String>,
