@@ -1,4 +1,5 @@
-//! `artifacts` and `observations`: files of the rollout, and what the host saw of it.
+//! `artifacts` and `observations`: files of the rollout, and the exchanges with the model that the host
+//! observed.
 
 use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
@@ -8,18 +9,17 @@ use rollout_core::budget::Use;
 use rollout_core::telemetry::{Limit, ModelRole};
 use rollout_transcript::Exchange;
 
-/// The longest name of a file, in bytes.
+/// Maximum length of a file's name in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// The most directories that a name leads through. Each is an inode of its own, however
-/// small the file.
+/// Maximum number of directories in a name. Each is an inode of its own, however small the file.
 const DIRECTORIES_MAX: usize = 4;
 
-/// What a file takes of the host besides its name and content, in bytes.
+/// Number of bytes that a file takes in the host besides its name and content.
 const ARTIFACT_BYTES: usize = 128;
 
-/// Says what is wrong with a file's name. A good one is safe on every file system:
-/// no absolute path, no way up, no hidden file.
+/// Checks a file's name. A valid name is safe on every file system: no absolute path, no `..`, no hidden
+/// file.
 fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() {
         return Err("it is empty".to_owned());
@@ -44,7 +44,7 @@ fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether one name is a directory that the other is in.
+/// Returns whether `inner` is in a directory named `outer`.
 fn is_inside(inner: &str, outer: &str) -> bool {
     inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('/'))
 }
@@ -81,7 +81,7 @@ impl artifacts::Host for Imports {
             ))
             .into());
         }
-        // The old content is held until the new one has its room.
+        // The old content stays charged until the new one is charged too.
         let cost = |content: usize| ARTIFACT_BYTES + name.len() + content;
         kept.hold(cost(content.len())).map_err(|over| Error::OverLimit(over.0))?;
         if let Some(old) = old {
@@ -116,7 +116,7 @@ impl observations::Host for Imports {
         let is_its =
             |exchange: &&Exchange| exchange.sample.as_ref().is_some_and(|id| id.as_str() == sample_id);
         let its = || transcript.policy.exchanges().iter().filter(is_its);
-        // Together they may be far more than what is kept of them.
+        // The requests together may be far larger than their stored form.
         let bytes = its().map(|exchange| lists.body_bytes(exchange)).fold(0, usize::saturating_add);
         let max = self.limits.memory_bytes_max;
         if bytes > max {

@@ -16,17 +16,17 @@ use rollout_transcript::{CallResult, ChatFailure, ChatReply, End, Event, Run, To
 use rollout_wire as wire;
 use rollout_wire::openai::Completion;
 
-/// A request that was checked, counted and written down; sending it is all that is left.
+/// A checked, counted and recorded request that is ready to be sent.
 pub(super) struct Prepared {
     pub asked: ModelRole,
     pub outside: Arc<dyn Outside>,
     pub routing: RoutingHeaders,
     pub record: Arc<Record>,
-    /// Where in the record what comes of it belongs.
+    /// Index of the call's exchange in the record.
     pub place: usize,
 }
 
-/// A body that is put together from the record.
+/// A request body that is assembled from the record.
 struct Recorded<'a> {
     record: &'a Record,
     asked: ModelRole,
@@ -50,9 +50,9 @@ impl RequestBody for Recorded<'_> {
 }
 
 impl Prepared {
-    /// Sends the request. The exchange is made where it is first polled, on a thread of the
-    /// runtime. What spawns this is a guest's stack, where every copy of a large future would
-    /// leave pages in use for as long as the guest waits.
+    /// Sends the request. The future of the exchange is created when it is first polled, on a thread of the
+    /// runtime. The caller runs on a guest's stack, where every copy of a large future would keep pages in
+    /// use while the guest waits.
     pub(super) async fn send(self) -> CallResult {
         CallResult::Model(Box::pin(self.exchange()).await)
     }
@@ -80,8 +80,8 @@ impl Prepared {
 }
 
 impl Record {
-    /// Adds an answer to the transcript. Returns the guest's result, and the event of the call's end: a call whose reply goes
-    /// into a history ends when the guest takes the reply.
+    /// Adds an answer to the transcript. Returns the guest's result, and the event of the call's end, if it
+    /// ends now: a call whose reply goes into a history ends when the guest takes the reply.
     pub(super) fn keep_answer(
         &self,
         run: Run,
@@ -95,7 +95,7 @@ impl Record {
             return (CallResult::Tool(ToolAnswer::abandoned()), None);
         };
         if !is_known {
-            // The rollout is over, or a past has an answer to a call that the guest did not make.
+            // The rollout is over, or the past has an answer to a call that the guest did not make.
             return (result, None);
         }
         let retries = result.retries();
@@ -114,12 +114,12 @@ impl Record {
         (result, ended)
     }
 
-    /// Ends the calls of a run that have no end, and returns the events of that.
+    /// Ends the calls of a run that have no end; returns the events of their ends.
     pub(super) fn close_calls(&self, run: Run) -> Vec<Event> {
         let mut kept = self.read();
         let ends = kept.transcript.open_ends(run);
         for ended in &ends {
-            // Each is of a call in the transcript.
+            // Each event belongs to a call in the transcript.
             let _ = kept.transcript.apply(run, ended);
         }
         ends
@@ -127,7 +127,8 @@ impl Record {
 }
 
 impl RecordState {
-    /// Charges a result. If there is no room, the guest gets that instead, and the call ends with it.
+    /// Charges a result. If the record has no room, the guest gets an error instead, and the call ends with
+    /// it.
     fn charge_result(&mut self, result: &mut CallResult, limits: &Limits) -> Option<End> {
         match result {
             CallResult::Model(Ok(reply)) => {
@@ -140,7 +141,7 @@ impl RecordState {
         }
     }
 
-    /// Counts the limit that a tool's call reached and charges its result.
+    /// Counts the limit that a tool call reached, and charges its result.
     pub(super) fn charge_tool(&mut self, answer: &mut ToolAnswer, limits: &Limits) -> Option<End> {
         if let Some(limit) = answer.limit {
             self.hits.add(limit);
@@ -151,7 +152,7 @@ impl RecordState {
         Some(End::OverLimit { reason })
     }
 
-    /// Notes what a result of a model means for budgets, and for the blame if the guest fails.
+    /// Notes the effect of a model's result on the budgets and on the fault if the guest fails.
     fn note(&mut self, run: Run, call: u32, result: &Result<ChatReply, ChatFailure>, retries: u32) {
         match run.model() {
             ModelRole::Policy => self.note_policy(result, retries),
@@ -185,13 +186,13 @@ impl RecordState {
         }
     }
 
-    /// The judge is the reason if the grader gives up now.
+    /// Notes a failure of the judge, which explains a failure of the grader from now on.
     pub(super) fn judge_failed(&mut self, fault: Fault, reason: String) {
         self.judge_failure = Some((JudgeFailure { fault, reason }, self.transcript.judge.exchanges().len()));
     }
 
-    /// A call that was made after a failure and answered: the failure was got over. One
-    /// that was under way beside it proves nothing.
+    /// Clears the judge's failure if this call started after it. A call that was pending at the time of the
+    /// failure does not show that the judge works again.
     fn judge_answered(&mut self, place: usize) {
         if self.judge_failure.as_ref().is_some_and(|(_, calls_then)| place >= *calls_then) {
             self.judge_failure = None;
@@ -200,7 +201,7 @@ impl RecordState {
 }
 
 impl Record {
-    /// Pushes the reply to a call to a sample's history, and returns the event of the call's end.
+    /// Adds the reply to a call to a sample's history; returns the event of the call's end.
     pub(super) fn keep_reply(
         &self,
         sample: usize,
@@ -219,7 +220,7 @@ impl Record {
                 format!("the reply is longer than message-bytes-max, {max} bytes; the operator can raise it");
             return Err(Error::BudgetSpent(limit).into());
         }
-        // A server's reply may have what callers cannot read, which no history takes.
+        // A server's reply may be a message that callers cannot read, and no history accepts it.
         let message = wire::object(text)
             .map_err(|what| Error::BudgetSpent(format!("the reply cannot be kept: its message is {what}")))?;
         kept.charge(message_bytes([text]), limits).map_err(|over| Error::BudgetSpent(over.0))?;
@@ -233,12 +234,13 @@ impl Record {
     }
 }
 
-/// Returns the failure of a call whose stored answer is that of a tool. Only a past of another origin has such answers.
+/// Returns the failure of a model call whose stored answer is a tool's, or the reverse. Only a past of
+/// another origin has such answers.
 pub(super) fn not_its_answer() -> ChatFailure {
     ChatFailure::Host { attempts: 0, reason: "what was kept of the call is no answer to it".to_owned() }
 }
 
-/// Returns the failure of a call as the contract has it.
+/// Converts the failure of a call to the contract's type.
 pub(super) fn told(role: ModelRole, failure: ChatFailure) -> Error {
     match failure {
         ChatFailure::OverLimit { reason } => Error::BudgetSpent(reason),
@@ -252,7 +254,7 @@ pub(super) fn told(role: ModelRole, failure: ChatFailure) -> Error {
     }
 }
 
-/// Describes the result of a call of the model in its span, by the names of OpenTelemetry.
+/// Describes the result of a model call in its span, with OpenTelemetry's attribute names.
 fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
     let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let mut attempts = |attempts: u32| span.set("http.request.resend_count", i64::from(attempts) - 1);
@@ -281,14 +283,14 @@ fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
             attempts(*tries);
             span.failed("host", reason);
         }
-        // Only a guest or its record ends a call so.
+        // Only a guest or its record causes these failures, never a request.
         Err(ChatFailure::OverLimit { .. } | ChatFailure::Abandoned) => {}
     }
 }
 
 impl RecordState {
-    /// Lets a request through while less is used than a rollout may. Otherwise notes that
-    /// the limit was hit and says so.
+    /// Checks that less is used than a rollout may. Otherwise counts a hit of the limit and returns the
+    /// message.
     pub(super) fn within(&mut self, limit: Limit, used: u64, max: u64, unit: &str) -> Result<(), String> {
         if used < max {
             return Ok(());
@@ -299,14 +301,14 @@ impl RecordState {
 }
 
 impl Imports {
-    /// Sees that no message of a request is too long, and says which is.
+    /// Checks that no message of a request is too long; the error names the one that is.
     pub(super) fn check_messages(&self, messages: &[String]) -> Result<(), String> {
         messages.iter().enumerate().try_for_each(|(at, message)| {
             self.check_message(message).map_err(|what| format!("messages[{at}] is {what}"))
         })
     }
 
-    /// Sees that one more call may be under way.
+    /// Checks that one more call may be pending.
     pub(super) fn check_under_way(&self, under_way: u32) -> Result<(), String> {
         let max = self.limits.concurrent_calls_max;
         if under_way < max {
@@ -317,7 +319,7 @@ impl Imports {
         ))
     }
 
-    /// The same, for a call that is refused here.
+    /// Checks that one more call may be pending, and counts a hit of the limit if not.
     pub(super) fn may_begin(&self) -> Result<(), String> {
         self.check_under_way(self.calls_under_way).inspect_err(|_| {
             let asked = self.calls_under_way as usize + 1;

@@ -59,7 +59,7 @@ pub enum Difference {
     },
     /// The guest waits where it did not in the recorded run, or does not wait where it did.
     Waited,
-    /// The guest asks for its time left where it did not then, or does not where it did.
+    /// The guest asks for its time left where it did not in the recorded run, or does not where it did.
     TimeLeft,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct PastOver;
 /// The data of a call that is needed when the guest takes the result.
 #[derive(Clone, Debug)]
 pub(super) enum Taker {
-    /// A call of a model.
+    /// A model call.
     Model {
         /// The sample whose history the reply is added to when the guest takes it.
         keep_for: Option<usize>,
@@ -149,11 +149,11 @@ pub(super) struct Begun {
     pub is_live: bool,
 }
 
-/// The boundary of one run: its calls, and the answers in the order in which the guest receives them.
+/// The calls of one run, and their answers in the order in which the guest receives them.
 pub struct Boundary {
     run: Run,
     state: Mutex<State>,
-    /// Something arrived for the guest.
+    /// Signals that an answer arrived for the guest.
     news: Notify,
     /// Signals that the recorded history is exhausted.
     is_live: Notify,
@@ -162,7 +162,7 @@ pub struct Boundary {
 
 #[derive(Default)]
 struct State {
-    /// The guest's moves so far.
+    /// Number of the guest's moves so far.
     at: u64,
     calls: u32,
     closed: bool,
@@ -228,7 +228,7 @@ impl Boundary {
         log.append(event);
     }
 
-    /// Stores how a call ended, unless an earlier process stored the same.
+    /// Stores the end of a call, unless an earlier process stored the same.
     pub(super) fn keep_end(&self, event: &Event) {
         let Some(log) = &self.log else { return };
         if !self.state().past.has_end(event) {
@@ -246,8 +246,7 @@ impl Boundary {
         Ok(())
     }
 
-    /// Takes an answer that arrived before the guest's current move, to be delivered at the beginning of the
-    /// move.
+    /// Takes an answer that arrived before the guest's current move and is delivered at the move's beginning.
     pub(super) fn crosses(&self) -> Option<Arrival> {
         let mut state = self.state();
         if state.arrived.is_empty() && state.past.is_over() {
@@ -299,7 +298,7 @@ impl Boundary {
         }
     }
 
-    /// Waits until something arrives.
+    /// Waits until an answer arrives.
     pub(super) async fn news(&self) {
         self.news.notified().await;
     }
@@ -321,15 +320,15 @@ impl Boundary {
         now: impl FnOnce() -> Option<Duration>,
     ) -> wasmtime::Result<Option<Duration>> {
         let mut state = self.state();
-        let (at, told) = (state.at, state.left);
-        let left = match state.past.time_left(at, told)? {
+        let (at, last) = (state.at, state.left);
+        let left = match state.past.time_left(at, last)? {
             Some(then) => {
                 self.end_of_past(&state);
                 then
             }
             None => {
                 let left = now().map(in_steps);
-                if told != Some(left) {
+                if last != Some(left) {
                     self.keep(&mut state, &Event::TimeLeft { at, left });
                 }
                 left
@@ -359,7 +358,7 @@ impl Boundary {
         Ok(Begun { call, time, is_live })
     }
 
-    /// Numbers a call of a tool for which the record has no room, with its result.
+    /// Numbers a tool call for which the record has no room, and stores its result for the guest.
     pub(super) fn refuses(&self, call_id: String, result: CallResult, charge: Option<Charge>) -> u32 {
         let mut state = self.state();
         state.calls += 1;
@@ -423,7 +422,7 @@ impl Boundary {
         self.news.notify_one();
     }
 
-    /// Hands the result of a call to the guest that holds it.
+    /// Stores the result of a call for the guest.
     pub(super) fn settles(&self, call: u32, result: CallResult) {
         if let Some(under_way) = self.state().under_way.get_mut(&call) {
             under_way.result = Some(result);
@@ -438,7 +437,7 @@ impl Boundary {
         matches!(taker, Some(Taker::Model { keep_for: Some(_) }))
     }
 
-    /// Returns the indices of those calls that have a result.
+    /// Returns the indices of the calls that have a result.
     pub(super) fn ready_among(&self, calls: &[u32]) -> Vec<u32> {
         let state = self.state();
         let is_ready = |call| state.under_way.get(call).is_some_and(|call| call.result.is_some());

@@ -34,7 +34,7 @@ impl Boundary {
     /// Adds an answer to the transcript and stores its result for the guest.
     fn crosses_over(&self, arrival: Arrival, record: &Record, limits: &Limits) {
         let Arrival { at, call, took, result, charge } = arrival;
-        // The record charges the answer now.
+        // The record charges the answer from here on.
         drop(charge);
         let keeps_reply = self.keeps_reply(call);
         let answered = Event::Answered { at, call, took, result };
@@ -45,7 +45,8 @@ impl Boundary {
         self.settles(call, result);
     }
 
-    /// Ends the run: answers that arrived before its end are added to the transcript, and nothing more arrives.
+    /// Ends the run: answers that arrived before its end are added to the transcript, and no further answer
+    /// arrives.
     pub fn ends(&self, record: &Record, limits: &Limits) {
         self.closes();
         while let Some(arrival) = self.last() {

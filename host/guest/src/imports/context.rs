@@ -1,4 +1,4 @@
-//! `context`: what a guest is told about its rollout.
+//! `context`: the guest's view of its rollout.
 
 use super::Imports;
 use super::bindings::rollout::plugin::{context, types};

@@ -28,7 +28,7 @@ pub struct ForkOrigin {
 /// A rollout that a fork descends from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ancestor {
-    /// Its id.
+    /// The id of the rollout.
     pub id: RolloutId,
     /// The caller's name for it, if that is not a valid id.
     pub caller_id: Option<String>,
@@ -39,7 +39,7 @@ pub struct Ancestor {
 }
 
 impl ForkOrigin {
-    /// Returns the memory that the value takes besides its own size, in bytes.
+    /// Returns the heap memory of the value in bytes.
     pub fn memory_bytes(&self) -> usize {
         let of = |ancestor: &Ancestor| {
             let caller_id = ancestor.caller_id.as_ref().map_or(0, String::len);

@@ -1,5 +1,5 @@
-//! The fuzz target of what a workflow hands over: names, numbers, messages, fields and
-//! files, in any order. The first byte of each line says what to do with the rest.
+//! Fuzz target for a workflow's input to the host: names, numbers, messages, fields and files, in any order.
+//! The first byte of each line selects the import that receives the rest.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use rollout_wire as wire;
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::CallerParams;
 
-/// What an error may say about a text of any size, in bytes.
+/// Maximum length in bytes of an error about a text of any size.
 const ERROR_BYTES_MAX: usize = 4096;
 
-/// Limits that are soon reached.
+/// Returns limits that are soon reached.
 fn limits() -> Limits {
     Limits {
         samples_max: 4,
@@ -30,7 +30,8 @@ fn limits() -> Limits {
     }
 }
 
-/// A guest is told of what is wrong with what it hands over, and never ended.
+/// Returns the error that the guest receives. Panics if the guest would be ended instead: invalid input never
+/// ends a guest.
 fn told<T, E: std::fmt::Debug>(result: Result<T, Refused<E>>) -> Result<T, E> {
     result.map_err(|refused| refused.told().expect("no trap"))
 }
@@ -42,7 +43,7 @@ fn check<T>(taken: &Result<T, RecordError>) -> bool {
     taken.is_ok()
 }
 
-/// The calls of one workflow.
+/// Runs the calls of one workflow.
 pub(crate) fn imports(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let run = RunContext {
@@ -120,13 +121,13 @@ pub(crate) fn imports(bytes: &[u8]) {
     check_kept(&record, &limits);
 }
 
-/// Metrics cost more to make than all the rest, and count only.
+/// Returns shared metrics: they are only counters, and creating them costs more than all the rest.
 fn metrics() -> Arc<Metrics> {
     static METRICS: std::sync::OnceLock<Arc<Metrics>> = std::sync::OnceLock::new();
     METRICS.get_or_init(Arc::default).clone()
 }
 
-/// Whatever was handed over, what is kept is within its limits and can be read.
+/// Checks that the stored data is within its limits and readable.
 fn check_kept(record: &Record, limits: &Limits) {
     let usage = record.usage();
     assert!(usage.record_bytes <= limits.record_bytes_max && usage.log_bytes <= limits.log_bytes_max);

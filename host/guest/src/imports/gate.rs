@@ -1,8 +1,9 @@
-//! The one way from a guest into the host.
+//! The single entry point of guests into the host.
 //!
-//! Every import begins with [`Imports::enter`], which counts the call, lets across what arrived since the
-//! one before, and sees that the role has it; a test below looks that each does. What an import answers with is a plain
-//! `Result`: a guest is told of a [`Refused::Told`], and ended by a [`Refused::Ended`].
+//! Every import begins with [`Imports::enter`], which counts the call, delivers the answers that arrived
+//! since the previous one, and checks that the role has the import; a test below checks that each import does
+//! so. An import returns a plain `Result`: a [`Refused::Told`] becomes an error of the contract, a
+//! [`Refused::Ended`] ends the guest.
 
 use wasmtime::component::ResourceTableError;
 
@@ -10,7 +11,7 @@ use super::bindings::rollout::plugin::{artifacts, models, samples};
 use super::{Ended, Imports, Role};
 use rollout_core::telemetry::Limit;
 
-/// A function that guests call.
+/// An imported function of the contract.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Import {
     name: &'static str,
@@ -70,7 +71,7 @@ impl Import {
 }
 
 impl Imports {
-    /// Counts a call, and lets it through where its role has it and calls are left.
+    /// Counts a call, and checks that calls are left and that the guest's role has the import.
     pub(super) fn enter(&mut self, Import { name, only }: Import) -> wasmtime::Result<()> {
         crate::stack::note_place();
         self.host_calls += 1;
@@ -90,7 +91,7 @@ impl Imports {
     }
 }
 
-/// Why a call of a guest came to nothing: it is told, in the words of the contract, or ends.
+/// Failure of a guest's call: an error of the contract for the guest, or an error that ends it.
 #[derive(Debug)]
 pub(crate) enum Refused<E> {
     Told(E),
@@ -98,7 +99,7 @@ pub(crate) enum Refused<E> {
 }
 
 impl<E> Refused<E> {
-    /// What the guest is told; the error ends it.
+    /// Returns the error for the guest, or fails with the error that ends it.
     pub(crate) fn told(self) -> wasmtime::Result<E> {
         match self {
             Self::Told(error) => Ok(error),
@@ -106,7 +107,7 @@ impl<E> Refused<E> {
         }
     }
 
-    /// The same in other words.
+    /// Converts the error for the guest.
     pub(crate) fn map<F>(self, words: impl FnOnce(E) -> F) -> Refused<F> {
         match self {
             Self::Told(error) => Refused::Told(words(error)),
@@ -133,7 +134,7 @@ impl<E> From<ResourceTableError> for Refused<E> {
     }
 }
 
-// One a type: for every type at once it would be for the engine's error, too.
+// One implementation per type: a generic one would conflict with that for the engine's error.
 macro_rules! told {
     ($($error:path),+) => {
         $(impl From<$error> for Refused<$error> {
@@ -144,7 +145,7 @@ macro_rules! told {
     };
 }
 
-/// The bindings name what an import answers with, and take no type with parameters.
+/// Aliases for the bindings, which name the imports' error types and accept no generic types.
 pub(crate) type AskRefused = Refused<models::Error>;
 pub(crate) type OpenRefused = Refused<samples::OpenError>;
 pub(crate) type RecordRefused = Refused<samples::RecordError>;
@@ -156,7 +157,7 @@ told!(models::Error, samples::OpenError, samples::RecordError, artifacts::Error)
 mod tests {
     use std::path::Path;
 
-    /// The functions of a source that guests call, with their bodies' first lines.
+    /// Returns the functions in a source that guests call, each with the first line of its body.
     fn imports_in(source: &str) -> Vec<(String, String)> {
         let mut found = Vec::new();
         let of_imports = source.split("\nimpl ").filter(|block| {
@@ -193,7 +194,7 @@ mod tests {
             }
             let source = std::fs::read_to_string(path).unwrap();
             for (name, first_line) in imports_in(&source) {
-                // Giving a handle back, and what the bindings ask for, are no calls.
+                // Dropping a handle and the bindings' conversions are not calls.
                 if name == "drop" || name.starts_with("convert_") {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! `log`: lines and events for whoever debugs a rollout.
+//! `log`: lines and events for debugging a rollout.
 
 use serde_json::value::RawValue;
 
@@ -20,7 +20,7 @@ impl From<Level> for LogLevel {
     }
 }
 
-/// An event's value as it came, or as a text where it is no JSON.
+/// Returns an event's value unchanged, or as a JSON string if it is not valid JSON.
 fn event_data(data: &str) -> Box<RawValue> {
     let as_text = |_| serde_json::value::to_raw_value(data).unwrap_or_else(|_| RawValue::NULL.to_owned());
     wire::value(data).map_or_else(as_text, ToOwned::to_owned)
@@ -36,7 +36,7 @@ impl log::Host for Imports {
 
     fn event(&mut self, name: String, data: String) -> wasmtime::Result<()> {
         self.enter(Import::LOG_EVENT)?;
-        // Neither is copied or looked through before it is known that there is room for it.
+        // The log checks that it has room before either text is copied or parsed.
         let bytes = name.len().saturating_add(data.len());
         let entry = || LogEntry::Event { event: printable(&name), data: event_data(&data) };
         self.record.lock().log(bytes, &self.limits, entry);

@@ -1,9 +1,9 @@
-//! What guests use of the machine.
+//! The guests' use of the machine.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What the guests of one rollout used of the machine, counted while they run.
+/// Counters of the machine's resources that the guests of one rollout use.
 #[derive(Debug, Default)]
 pub struct Meter {
     pub(super) cpu_nanos: AtomicU64,
@@ -29,12 +29,12 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl Meter {
-    /// Counts wall time until what is given back is dropped.
+    /// Counts wall time until the returned guard is dropped.
     pub(crate) fn wall_time(&self) -> WallTime<'_> {
         WallTime { meter: self, since: std::time::Instant::now() }
     }
 
-    /// Wall time of all instances so far that are gone.
+    /// Returns the wall time of all instances that have ended.
     pub fn wall(&self) -> Duration {
         Duration::from_nanos(self.wall_nanos.load(Ordering::Relaxed))
     }
@@ -44,7 +44,7 @@ impl Meter {
         self.cpu_nanos.fetch_add(nanos(time), Ordering::Relaxed);
     }
 
-    /// Notes how much memory an instance has.
+    /// Raises the peak to an instance's current memory, if that is higher.
     pub(crate) fn note_memory(&self, bytes: usize) {
         self.memory_bytes_peak.fetch_max(bytes, Ordering::Relaxed);
     }

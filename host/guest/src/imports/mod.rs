@@ -124,13 +124,13 @@ impl Role {
 /// The rollout that an instance was made for, as its guest sees it, and the host's metrics.
 #[derive(Clone, Debug)]
 pub struct RunContext {
-    /// The rollout.
+    /// The id of the rollout.
     pub rollout_id: RolloutId,
     /// The caller's name for it, if that is not a valid id.
     pub caller_id: Option<String>,
     /// Number of the attempt: 1 at first.
     pub attempt: u32,
-    /// The operator's configuration of the plugin, a JSON object.
+    /// The operator's configuration for the plugin, a JSON object.
     pub config: Option<Arc<RawValue>>,
     /// The row's metadata, as this instance may see it.
     pub metadata: Option<Arc<RawValue>>,
@@ -219,7 +219,7 @@ pub enum Ended {
     ManyCalls {
         /// Number of calls that it passed.
         given: usize,
-        /// The limit.
+        /// Maximum number of calls.
         max: usize,
     },
     /// The guest requested observed exchanges that exceed its memory.
@@ -227,9 +227,9 @@ pub enum Ended {
         "asked for observed requests of {bytes} bytes together, more than memory-bytes-max, {max}; the operator can raise it"
     )]
     ManyObserved {
-        /// What they have.
+        /// Size of the requests in bytes.
         bytes: usize,
-        /// What it has.
+        /// Memory limit of the guest in bytes.
         max: usize,
     },
     /// The guest requested more of a history than its memory holds.
@@ -249,9 +249,9 @@ pub enum Ended {
          once; name each once, or the operator can raise it"
     )]
     LongWait {
-        /// Calls that it named.
+        /// Number of calls that it passed.
         given: usize,
-        /// The limit.
+        /// Maximum number of calls.
         max: u32,
     },
 }

@@ -1,7 +1,7 @@
 //! `models`: the policy, for a workflow, and a judge, for a grader.
 //!
-//! Calls of a judge are kept apart: they belong to no sample, have budgets of their own, and
-//! never count as what a workflow did.
+//! Calls of a judge are recorded separately: they belong to no sample, have budgets of their own, and never
+//! count as a workflow's calls.
 
 use std::time::SystemTime;
 
@@ -37,7 +37,7 @@ fn invalid_request(what: impl Into<String>) -> AskRefused {
     Error::InvalidRequest(what.into()).into()
 }
 
-/// What is asked, of whom.
+/// The model, sample and owner of a request.
 struct Question<'a> {
     asked: ModelRole,
     sample: Option<&'a Resource<OpenSample>>,
@@ -46,7 +46,7 @@ struct Question<'a> {
 }
 
 impl Imports {
-    /// Begins a call; gives its number.
+    /// Starts a call; returns its number.
     fn begin_call(
         &mut self,
         role: models::Role,
@@ -89,7 +89,7 @@ impl Imports {
         Ok(call)
     }
 
-    /// A request at this place of the record crosses.
+    /// Hands the request at this index of the record to the boundary.
     fn asks_model(
         &self,
         asked: ModelRole,
@@ -117,7 +117,7 @@ impl Imports {
         }
     }
 
-    /// Which model is asked, and whether this guest may ask it so.
+    /// Finds the requested model and checks that the arguments fit it.
     fn question<'a>(
         &mut self,
         outside: &'a dyn Outside,
@@ -153,8 +153,8 @@ impl Imports {
         Ok(Question { asked, sample, owner, facts })
     }
 
-    /// The request but for its messages, and what it costs the record: nothing where it is the
-    /// same as before. Charged before it is made.
+    /// Returns the request without its messages, and its cost to the record: 0 if it equals the previous one.
+    /// The input is charged before the request is created.
     fn frame(
         &self,
         question: &Question<'_>,
@@ -178,7 +178,7 @@ impl Imports {
         Ok(kept.transcript.calls(question.asked).share(frame?))
     }
 
-    /// The sample's history with what is new in it, which is pushed to it first.
+    /// Adds the new messages to the sample's history and sends the history.
     fn send_history(
         &mut self,
         question: &Question<'_>,
@@ -208,8 +208,8 @@ impl Imports {
         Ok(kept.transcript.policy.send_history(place, count))
     }
 
-    /// A list that a guest gave: what it has in common with what is kept is not kept again,
-    /// nor looked at again.
+    /// Sends a guest's list of messages. Its common beginning with stored messages is neither stored nor
+    /// checked again.
     fn send_messages(
         &mut self,
         question: &Question<'_>,
@@ -245,8 +245,8 @@ impl Imports {
         }
     }
 
-    /// Waits for the result of a call. A reply that the guest wants in a history is pushed to it now, so that replies are in
-    /// the order in which the guest learns of them.
+    /// Waits for the result of a call. A reply that belongs in a history is added to it now, so that replies
+    /// are in the order in which the guest receives them.
     async fn finish_call(&mut self, call: u32) -> Result<Completion, AskRefused> {
         let taken = self.result(call).await?;
         let Taker::Model { keep_for } = taken.taker else { return Err(taken.not_of("models").into()) };
@@ -265,15 +265,15 @@ impl Imports {
     }
 }
 
-/// What a request costs, in bytes.
+/// Cost of a request in bytes.
 struct Cost {
-    /// Of the record.
+    /// Bytes that the record stores.
     kept: usize,
-    /// As it is sent, but for its frame.
+    /// Bytes that are sent, without the frame.
     sent: usize,
 }
 
-/// A judge is shown messages and nothing else.
+/// Checks that a request to a judge has no history, no tools and no reply to store.
 fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
     match request {
         Request { conversation: Conversation::History(_), .. } => {
@@ -286,7 +286,7 @@ fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
 }
 
 impl RecordState {
-    /// Takes a request out of the budgets, or says which is spent.
+    /// Charges a request to the budgets. The error names an exhausted one.
     fn charge_call(&mut self, asked: ModelRole, cost: &Cost, limits: &Limits) -> Result<(), AskRefused> {
         let calls = self.transcript.calls(asked).exchanges().len() as u64;
         let within = match asked {
@@ -376,7 +376,7 @@ impl models::Host for Imports {
     }
 }
 
-/// The import by which a model is asked, started or waited for.
+/// Returns the import that gives access to a model of this role.
 fn import_of(role: models::Role) -> Import {
     match role {
         models::Role::Policy => Import::ASK_POLICY,

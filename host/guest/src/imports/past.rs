@@ -1,4 +1,4 @@
-//! What happened in a run before: its guest's moves and the answers that it was given, in order.
+//! The recorded history of a run: its guest's moves and the answers that the guest received, in order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -11,38 +11,38 @@ use super::boundary::{Arrival, Difference, Diverged, PastOver, charge_of};
 use rollout_core::budget::{Charge, Holder, Use};
 use rollout_transcript::{End, Event};
 
-/// The past of a run that is made again.
+/// The recorded history of a run that is replayed.
 #[derive(Default)]
 pub struct Past {
     moves: VecDeque<(usize, Move)>,
     answers: VecDeque<(usize, Arrival)>,
     answered: BTreeSet<u32>,
-    /// How calls ended.
+    /// The end of each call.
     ended: BTreeMap<u32, End>,
-    /// The charge for that.
+    /// The charge for `ended`.
     _ended_charge: Option<Charge>,
     then: Then,
-    /// The events before which it is another rollout's, the first ones first.
+    /// Indices of events before which the history belongs to another rollout, in ascending order.
     forks: VecDeque<usize>,
-    /// How many of these were passed.
+    /// Number of forks passed so far.
     era: Arc<AtomicUsize>,
-    /// What the moves are charged to while there are any.
+    /// The charge for the moves while any are left.
     charge: Option<Charge>,
 }
 
-/// What comes after a past.
+/// Continuation of a recorded history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Then {
-    /// The run goes on.
+    /// The run continues with live requests.
     #[default]
     GoesOn,
-    /// Nothing: the guest ended by itself, or waited when it was ended.
+    /// The run ended: the guest returned, or was stopped while it waited.
     Nothing,
-    /// Nobody knows, and nobody is to be asked.
+    /// The continuation is unknown, and no live request may be sent.
     Unknown,
 }
 
-/// What a guest did that can be seen from outside.
+/// An action of a guest that is visible from outside.
 enum Move {
     Asked { at: u64, call: u32, time: SystemTime, what: Bytes },
     TimedOut { at: u64 },
@@ -74,17 +74,17 @@ impl Move {
     }
 }
 
-/// Which answers are meant.
+/// Selects answers by their time of arrival.
 #[derive(Clone, Copy)]
 pub(super) enum When {
-    /// Those that came by the end of this move.
+    /// Answers that arrived by the end of this move.
     Until(u64),
-    /// Those that came by now, within this move.
+    /// Answers that arrived so far during this move.
     Within(u64),
 }
 
 impl Past {
-    /// The past that these events are.
+    /// Creates the history that consists of these events.
     pub fn new(events: impl IntoIterator<Item = Event>, then: Then) -> Self {
         let mut past = Self { then, ..Self::default() };
         for (number, event) in events.into_iter().enumerate() {
@@ -109,7 +109,7 @@ impl Past {
         past
     }
 
-    /// Drops what came after the end of a run that was repeated.
+    /// Drops the moves and calls that a run recorded after the point where its repetition ended.
     fn cut(&mut self, at: u64, calls: u32) {
         self.moves.retain(|(_, made)| made.at() <= at && made.call().is_none_or(|call| call <= calls));
         self.answers.retain(|(_, arrival)| arrival.call <= calls);
@@ -117,18 +117,18 @@ impl Past {
         self.ended.retain(|call, _| *call <= calls);
     }
 
-    /// Returns whether the call of this event ended so.
+    /// Returns whether the history has this event, the end of a call.
     pub(super) fn has_end(&self, event: &Event) -> bool {
         matches!(event, Event::Ended { call, end } if self.ended.get(call) == Some(end))
     }
 
-    /// Returns whether later calls than this one are left.
+    /// Returns whether calls with a higher number than this one are left.
     pub(super) fn has_calls_after(&self, call: u32) -> bool {
         self.moves.iter().any(|(_, made)| made.call().is_some_and(|made| made > call))
     }
 
-    /// The same, with what it takes charged until it crosses. Where there is no room for it a rollout
-    /// is ended with that, as where it came from outside.
+    /// Charges the history to `holder` until it is replayed. If the memory budget is exhausted, a rollout is
+    /// ended, as with live answers.
     pub fn charged_to(mut self, holder: &Holder) -> Self {
         let mut charge = holder.nothing(Use::Record);
         for (_, made) in &self.moves {
@@ -145,14 +145,14 @@ impl Past {
         self
     }
 
-    /// The same, of a fork: before the events of these numbers it is other rollouts' past.
+    /// Marks these event indices as forks: the events before each belong to another rollout.
     pub fn forked_at(mut self, events: impl IntoIterator<Item = usize>) -> Self {
         self.forks.extend(events);
         self.passes();
         self
     }
 
-    /// How many forks a run has passed by now.
+    /// Returns the number of forks that the run has passed so far.
     pub(super) fn era(&self) -> &Arc<AtomicUsize> {
         &self.era
     }
@@ -173,27 +173,27 @@ impl Past {
         self.passes();
     }
 
-    /// Whether all of it was made again.
+    /// Returns whether the history is exhausted.
     pub(super) fn is_over(&self) -> bool {
         self.moves.is_empty() && self.answers.is_empty()
     }
 
-    /// Whether the run goes on after it.
+    /// Returns whether the run continues with live requests afterwards.
     pub(super) fn goes_on(&self) -> bool {
         self.then == Then::GoesOn
     }
 
-    /// Whether a call was answered in it.
+    /// Returns whether the history has an answer to this call.
     pub(super) fn has_answer(&self, call: u32) -> bool {
         self.answered.contains(&call)
     }
 
-    /// The next answer, where it came then.
+    /// Takes the next answer, if it arrived by `when`.
     pub(super) fn next_answer(&mut self, when: When) -> Option<Arrival> {
         let (number, arrival) = self.answers.front()?;
         let came = match when {
             When::Until(at) => arrival.at <= at,
-            // A wait that timed out saw what came before that, and nothing after it.
+            // A wait that timed out received the answers from before its timeout only.
             When::Within(at) => {
                 let timed_out = |(then, made): &(usize, Move)| {
                     matches!(made, Move::TimedOut { at: then_at } if *then_at == at) && then < number
@@ -206,7 +206,7 @@ impl Past {
         Some(arrival)
     }
 
-    /// Whether the wait of this move timed out, and all that it saw before crossed.
+    /// Takes the timeout of this move's wait, if it is the next recorded event. Returns whether it was.
     pub(super) fn timed_out(&mut self, at: u64) -> bool {
         let Some((then, Move::TimedOut { at: then_at })) = self.moves.front() else { return false };
         let is_next = self.answers.front().is_none_or(|(number, _)| number > then);
@@ -217,18 +217,18 @@ impl Past {
         is_it
     }
 
-    /// Whether all that is left of it came after this move.
+    /// Returns whether all events that are left come after this move.
     pub(super) fn is_later(&self, at: u64) -> bool {
         self.moves.front().is_none_or(|(_, made)| made.at() > at)
             && self.answers.front().is_none_or(|(_, arrival)| arrival.at > at)
     }
 
-    /// The time that was left at this move: another one than was told before it, or that; nothing
-    /// where the past is over and the run goes on.
+    /// Returns the time left at this move: a new recorded value, or else the last reported one. Returns
+    /// `None` if the history is exhausted and the run continues.
     pub(super) fn time_left(
         &mut self,
         at: u64,
-        told: Option<Option<Duration>>,
+        last: Option<Option<Duration>>,
     ) -> wasmtime::Result<Option<Option<Duration>>> {
         match self.moves.front() {
             Some((_, Move::TimeLeft { at: then, left })) if *then == at => {
@@ -238,14 +238,15 @@ impl Past {
             }
             None if self.is_over() && self.then == Then::GoesOn => Ok(None),
             None if self.is_over() && self.then == Then::Unknown => Err(wasmtime::Error::new(PastOver)),
-            _ => match told {
-                Some(told) => Ok(Some(told)),
+            _ => match last {
+                Some(last) => Ok(Some(last)),
                 None => Err(wasmtime::Error::new(Diverged { at, difference: Difference::TimeLeft })),
             },
         }
     }
 
-    /// When this call was made then, if the guest asks the same now; nothing where the past is over.
+    /// Returns the time at which this call first started, if the guest makes the same request now; `None` if
+    /// the history is exhausted.
     pub(super) fn asked(&mut self, at: u64, call: u32, what: &Bytes) -> wasmtime::Result<Option<SystemTime>> {
         let differs = |then| {
             let difference = Difference::Asked { call, then, now: Some(what.clone()) };
@@ -268,7 +269,8 @@ impl Past {
         }
     }
 
-    /// Nothing is known of what the guest does now: then it is new, or must not be.
+    /// Checks that the guest may make a new request: the history is exhausted up to this move, and the run
+    /// continues.
     fn check_new(&self, at: u64, difference: Difference) -> wasmtime::Result<()> {
         let knows_later = self.answers.front().is_some_and(|(_, arrival)| arrival.at > at);
         match self.then {
@@ -278,7 +280,7 @@ impl Past {
         }
     }
 
-    /// Sees that the guest has done all that it did then by the end of this move.
+    /// Checks that the guest repeated all recorded moves up to this one.
     pub(super) fn check_left_behind(&self, at: u64) -> Result<(), Diverged> {
         match self.moves.front() {
             Some((_, made)) if made.at() <= at => Err(Diverged { at, difference: made.difference() }),
@@ -286,7 +288,7 @@ impl Past {
         }
     }
 
-    /// What the guest did then and has not done now, if it ends here.
+    /// Returns the first recorded event that the guest has not repeated, if the run ends here.
     pub(super) fn left(&self) -> Option<Difference> {
         let made = self.moves.front().map(|(_, made)| made.difference());
         made.or_else(|| self.answers.front().map(|_| Difference::Waited))

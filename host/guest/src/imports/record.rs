@@ -39,9 +39,9 @@ pub struct JudgeFailure {
 /// A file of the rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtifactFile {
-    /// Its name, path segments joined by `/`.
+    /// Name of the file, path segments joined by `/`.
     pub name: String,
-    /// Its content.
+    /// Content of the file.
     pub content: Bytes,
 }
 
@@ -408,7 +408,7 @@ impl Record {
 
     /// Locks the state that guests write to.
     pub(super) fn lock(&self) -> MutexGuard<'_, RecordState> {
-        // A panic elsewhere in this rollout leaves plain data that is still readable.
+        // A panic elsewhere in this rollout leaves plain data, which is still readable.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

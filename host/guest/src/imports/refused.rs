@@ -1,9 +1,9 @@
-//! Uses that a guest's own runtime refused: a component has no processes, no files of the machine, no network and one
-//! thread.
+//! Uses of the machine that a guest's own runtime refused: a component has no processes, no files of the
+//! machine, no network and one thread.
 //!
-//! Programs swallow such refusals, and what they make of them looks like a result. So runtimes report them, the host
-//! counts them by kind with the place of the first one, and whoever reads a reward sees them beside it. There are as
-//! many entries as kinds, however often a guest reports.
+//! Programs often ignore such refusals and produce values that look like results. So runtimes report them,
+//! the host counts them by kind with the location of the first one, and the counts accompany the reward. The
+//! number of entries is the number of kinds, however often a guest reports.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use serde::{Deserialize, Serialize};
 use super::bindings::rollout::plugin::log::RefusedUse as Reported;
 use rollout_wire::text;
 
-/// How much of a place is kept, in bytes. It is a guest's text.
+/// Number of bytes of a location that are stored. The location is a guest's text.
 const PLACE_BYTES_MAX: usize = 256;
 
-/// What one kind costs of the record, at the most.
+/// Maximum number of bytes that one kind takes in the record.
 pub(super) const KIND_BYTES: usize = PLACE_BYTES_MAX + size_of::<(RefusedKind, RefusedUse)>();
 
-/// What was refused.
+/// Kind of a refused use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RefusedKind {
     /// Starting a process.
     Process,
-    /// Opening, making or changing a file that a component does not have.
+    /// Opening, creating or changing a file that a component does not have.
     File,
     /// Reaching the network.
     Network,
-    /// Going on in a thread that waits for another one.
+    /// Continuing in a thread that waits for another one.
     Thread,
     /// Being interrupted by an alarm.
     Alarm,
@@ -37,11 +37,11 @@ pub enum RefusedKind {
 }
 
 impl RefusedKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 6] =
         [Self::Process, Self::File, Self::Network, Self::Thread, Self::Alarm, Self::Module];
 
-    /// The word that reports carry.
+    /// Returns the kind's name in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Process => "process",
@@ -53,7 +53,7 @@ impl RefusedKind {
         }
     }
 
-    /// What the guest did, for a person: the predicate of a sentence.
+    /// Describes the guest's action for a reader, as the predicate of a sentence.
     pub fn what(self) -> &'static str {
         match self {
             Self::Process => "tried to start a process",
@@ -65,7 +65,8 @@ impl RefusedKind {
         }
     }
 
-    /// Whether the guest got something else than it asked for. An alarm is set; it only comes later than elsewhere.
+    /// Returns whether the guest did not get what it requested. An alarm is set, but arrives later than on
+    /// other systems.
     pub fn is_failure(self) -> bool {
         self != Self::Alarm
     }
@@ -87,9 +88,9 @@ impl From<Reported> for RefusedKind {
 /// Refused uses of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedUse {
-    /// How many.
+    /// Number of uses.
     pub count: u64,
-    /// Where the first one was, in the guest's words.
+    /// Location of the first use, in the guest's words.
     pub first: String,
 }
 
@@ -99,21 +100,21 @@ pub struct RefusedUse {
 pub struct RefusedUses(BTreeMap<RefusedKind, RefusedUse>);
 
 impl RefusedUses {
-    /// Whether there are some of this kind.
+    /// Returns whether there are uses of this kind.
     pub(super) fn has(&self, kind: RefusedKind) -> bool {
         self.0.contains_key(&kind)
     }
 
-    /// Removes what was counted of a kind.
+    /// Removes the uses of a kind.
     pub(super) fn clear(&mut self, kind: RefusedKind) {
         self.0.remove(&kind);
     }
 
-    /// Counts so many. The place is kept with the first of a kind.
+    /// Adds uses of a kind. Only the location of the kind's first report is stored.
     pub(super) fn add(&mut self, kind: RefusedKind, count: u32, place: &str) {
         let uses = self.0.entry(kind).or_insert_with(|| RefusedUse {
             count: 0,
-            // Escaping makes it longer, so it is cut again.
+            // Escaping makes the text longer, so it is cut again.
             first: text::beginning(
                 &text::printable(&text::beginning(place, PLACE_BYTES_MAX)),
                 PLACE_BYTES_MAX,
@@ -122,23 +123,23 @@ impl RefusedUses {
         uses.count = uses.count.saturating_add(count.into());
     }
 
-    /// Whether nothing was refused.
+    /// Returns whether no use was refused.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Each kind of which there were some.
+    /// Iterates over the kinds that have uses.
     pub fn iter(&self) -> impl Iterator<Item = (RefusedKind, &RefusedUse)> {
         self.0.iter().map(|(kind, uses)| (*kind, uses))
     }
 
-    /// How many there were that gave the guest something else than it asked for.
+    /// Returns the number of uses that are failures.
     pub fn failures(&self) -> u64 {
         let failures = self.0.iter().filter(|(kind, _)| kind.is_failure());
         failures.fold(0, |sum, (_, uses)| sum.saturating_add(uses.count))
     }
 
-    /// The first kind that is a failure, in a sentence's predicate with its place.
+    /// Describes the first kind that is a failure with its location, as the predicate of a sentence.
     pub fn first_failure(&self) -> Option<String> {
         let (kind, uses) = self.0.iter().find(|(kind, _)| kind.is_failure())?;
         Some(format!("{} ({})", kind.what(), uses.first))

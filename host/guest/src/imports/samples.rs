@@ -27,7 +27,7 @@ pub struct OpenSample {
 /// minimum.
 const TEXT_BYTES: usize = size_of::<String>() + 16;
 
-/// The longest name of a metric or field, in bytes.
+/// Maximum length of a metric's or field's name in bytes.
 const NAME_BYTES_MAX: usize = 256;
 
 impl From<OverLimit> for RecordRefused {

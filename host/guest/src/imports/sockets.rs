@@ -1,8 +1,8 @@
-//! WASI's sockets, all of which are refused. The host refuses them itself, so that it also counts them: a program swallows
-//! the error, and its reward may mean nothing.
+//! WASI's sockets, all of which are refused. The host refuses them itself and counts the refusals: a program
+//! may ignore the error, which can make its reward meaningless.
 //!
-//! A guest without an SDK's runtime comes here, a Rust program above all. Files, processes and threads are refused by a
-//! guest's own library, of which the host sees nothing (`docs/adr/0113`).
+//! Guests without an SDK's runtime reach this module, mainly Rust programs. Files, processes and threads are
+//! refused by a guest's own library, invisibly to the host (`docs/adr/0113`).
 
 use wasmtime::StoreContextMut;
 use wasmtime::component::{Linker, Resource};
@@ -15,15 +15,15 @@ use super::Imports;
 use super::refused::RefusedKind;
 use rollout_wire::text::beginning;
 
-/// The package's version in wasmtime's own interfaces, for which these stand.
+/// Version of the package in wasmtime's own interfaces, which these functions shadow.
 const VERSION: &str = "0.2.12";
 
-/// How much of a host name is kept, in bytes.
+/// Number of bytes of a host name that are stored.
 const NAME_BYTES_MAX: usize = 128;
 
 type Answer<T> = wasmtime::Result<(Result<Resource<T>, ErrorCode>,)>;
 
-/// Puts functions that count and refuse in the place of those that make sockets and look names up.
+/// Replaces the functions that create sockets and resolve names with functions that count and refuse.
 pub(crate) fn refuse<T: 'static>(
     linker: &mut Linker<T>,
     imports: fn(&mut T) -> &mut Imports,

@@ -13,13 +13,13 @@ use super::record::{LogEntry, LogLevel, Record};
 use rollout_core::limits::Limits;
 use rollout_wire::text::printable;
 
-/// The longest line, in bytes; a longer one is broken.
+/// Maximum length of a line in bytes; longer lines are split.
 const LINE_BYTES_MAX: usize = 4096;
 
 /// Number of bytes that a guest may write at once.
 const WRITE_BYTES_MAX: usize = 4096;
 
-/// One of the two streams. Clones write to the same line.
+/// A guest's standard output or error. Clones write to the same line.
 #[derive(Clone)]
 pub(super) struct LogStream(Arc<Shared>);
 

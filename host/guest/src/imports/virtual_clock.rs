@@ -82,7 +82,8 @@ impl TryRng for Source {
     }
 }
 
-/// The date and time that a rollout's clocks begin at, in whole seconds. By default 2025-01-01 00:00 UTC.
+/// The date and time at which a rollout's clocks start, in whole seconds. The default is 2025-01-01 00:00
+/// UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ClockStart(i64);
@@ -93,7 +94,8 @@ pub struct ClockStart(i64);
 pub struct InvalidClockStart(String);
 
 impl ClockStart {
-    /// The latest start, exclusive: 2200-01-01. Nanoseconds since 1970 have 64 bits in guests, which end in 2262.
+    /// The latest start, exclusive: 2200-01-01. Guests count nanoseconds since 1970 in 64 bits, which
+    /// overflow in 2262.
     const END: i64 = 7_258_118_400;
 
     /// Returns whether this is the default.
@@ -138,7 +140,7 @@ impl Display for ClockStart {
 /// progress.
 const LOOK: Duration = Duration::from_micros(1);
 
-/// Virtual time that passes with each answer of a model or tool.
+/// Virtual time that passes when a guest takes answers of a model or of tools.
 pub(super) const ANSWER: Duration = Duration::from_millis(1);
 
 /// The clock of one instance, wall clock and monotonic clock in one.
