@@ -1,7 +1,7 @@
 //! Calls of a model as the host saw them, with each conversation stored once.
 //!
-//! A request carries the whole conversation so far. Its messages are stored as a position in a sample's history, or in an
-//! earlier request, and those that are new. The whole is assembled when it is sent, shown to a grader or written.
+//! A request carries the whole conversation so far. Its messages are stored as a position in a sample's history, or in
+//! an earlier request, and those that are new. The whole is assembled when it is sent, shown to a grader or written.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,8 +15,8 @@ use crate::request::StoredRequest;
 use crate::result::{ChatFailure, ChatReply};
 use crate::sample::{MESSAGE_BYTES, SampleRecord};
 
-/// Bytes of the record for an exchange besides its messages, its frame and its reply: about its size in memory. The number is
-/// fixed, so that a limit admits the same calls in every version.
+/// Bytes of the record for an exchange besides its messages, its frame and its reply: about its size in memory. The
+/// number is fixed, so that a limit admits the same calls in every version.
 pub const EXCHANGE_BYTES: usize = 320;
 
 const _: () = assert!(size_of::<Exchange>() < EXCHANGE_BYTES + EXCHANGE_BYTES / 8);
@@ -419,8 +419,8 @@ impl<'a> Lists<'a> {
         self.unassembled(exchange).bytes()
     }
 
-    /// Returns the stored form of the request at this index: what is new in it against the one before to the same model, of
-    /// the same sample.
+    /// Returns the stored form of the request at this index: what is new in it against the one before to the same
+    /// model, of the same sample.
     pub fn stored(&self, asked: ModelRole, place: usize) -> Bytes {
         let exchanges = self.exchanges();
         let Some(exchange) = exchanges.get(place) else { return Bytes::new() };

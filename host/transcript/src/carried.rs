@@ -1,7 +1,7 @@
 //! Conversations that a request carried already.
 //!
-//! A request of a workflow carries a sample's conversation up to the reply that it asks for. The journal has the request,
-//! so an outcome need not have those messages again: it names the request that has them, and their number.
+//! A request of a workflow carries a sample's conversation up to the reply that it asks for. The journal has the
+//! request, so an outcome need not have those messages again: it names the request that has them, and their number.
 
 use rollout_wire::messages::Messages;
 use serde::{Deserialize, Serialize};
@@ -10,8 +10,8 @@ use crate::calls::{ModelCalls, Part, in_common};
 use crate::sample::SampleRecord;
 use crate::transcript::Transcript;
 
-/// Size in bytes from which on a conversation is referred to. A shorter one is written out, so that most outcomes of one turn
-/// are read without their requests.
+/// Size in bytes from which on a conversation is referred to. A shorter one is written out, so that most outcomes of
+/// one turn are read without their requests.
 const BYTES_MIN: usize = 1 << 10;
 
 /// The beginning of a sample's conversation, as a request carried it.

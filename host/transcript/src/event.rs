@@ -1,7 +1,7 @@
 //! Events: what happened between a guest and the world outside, in order. Together they suffice to repeat the run.
 //!
-//! An event is stored as a line of JSON, which derives from the type, followed by the bytes that the event is about. This
-//! module knows neither files nor rollouts.
+//! An event is stored as a line of JSON, which derives from the type, followed by the bytes that the event is about.
+//! This module knows neither files nor rollouts.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,8 +24,8 @@ pub enum Event {
         /// Time of the call.
         #[serde(with = "unix_nanos")]
         time: SystemTime,
-        /// A [`StoredCall`](crate::StoredCall) as JSON: everything that decides on the answer. Two calls are the same if this
-        /// is.
+        /// A [`StoredCall`](crate::StoredCall) as JSON: everything that decides on the answer. Two calls are the same
+        /// if this is.
         #[serde(skip)]
         request: Bytes,
     },
@@ -41,8 +41,8 @@ pub enum Event {
         /// The answer.
         result: CallResult,
     },
-    /// The guest waited, and its own timeout expired before anything arrived. Stored only if an answer arrived before the
-    /// guest's next move, or the run ended: all other waits without an event timed out, too.
+    /// The guest waited, and its own timeout expired before anything arrived. Stored only if an answer arrived before
+    /// the guest's next move, or the run ended: all other waits without an event timed out, too.
     TimedOut {
         /// The guest's move.
         at: u64,

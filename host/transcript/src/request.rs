@@ -1,7 +1,7 @@
 //! Calls as events store them.
 //!
-//! A request to a model is stored as what is new in it: its messages after those that it shares with an earlier request, and
-//! its other fields if they differ. [`StoredCall::read`] is the only decoder.
+//! A request to a model is stored as what is new in it: its messages after those that it shares with an earlier
+//! request, and its other fields if they differ. [`StoredCall::read`] is the only decoder.
 
 use std::borrow::Cow;
 
@@ -78,8 +78,8 @@ impl<'a> StoredCall<'a> {
 }
 
 impl StoredRequest<'_> {
-    /// Returns a stored request of a workflow for a model of another name. Other calls, and requests without a name of their
-    /// own, stay unchanged.
+    /// Returns a stored request of a workflow for a model of another name. Other calls, and requests without a name of
+    /// their own, stay unchanged.
     pub(crate) fn with_model(request: &Bytes, name: &str) -> Bytes {
         let Ok(StoredCall::Model(stored)) = StoredCall::read(request) else { return request.clone() };
         let StoredRequest { asked: ModelRole::Policy, frame: Some(frame), .. } = stored else {

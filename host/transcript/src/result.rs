@@ -1,6 +1,7 @@
 //! The result of a call of a model or a tool: one type from the connection to the trajectory.
 //!
-//! On disk a result is its JSON, followed by its text or body as it is, so that a long one is neither copied nor escaped.
+//! On disk a result is its JSON, followed by its text or body as it is, so that a long one is neither copied nor
+//! escaped.
 
 use bytes::Bytes;
 use rollout_wire::openai::Completion;

@@ -8,8 +8,8 @@ use rollout_wire::messages::Messages;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Bytes of the record for a message besides its text: its entries in lists, and the allocator's overhead. Without them half
-/// a million messages of two bytes would count as one MiB.
+/// Bytes of the record for a message besides its text: its entries in lists, and the allocator's overhead. Without them
+/// half a million messages of two bytes would count as one MiB.
 pub const MESSAGE_BYTES: usize = 32;
 
 /// Returns the bytes of the record for these messages.

@@ -87,8 +87,8 @@ impl Transcript {
 
     /// Adds an event. The error says what of it cannot be read.
     ///
-    /// A host that runs the guest adds the start of a call itself, because it has the request in parts; every other event
-    /// comes through here, live and from a journal.
+    /// A host that runs the guest adds the start of a call itself, because it has the request in parts; every other
+    /// event comes through here, live and from a journal.
     pub fn apply(&mut self, run: Run, event: &Event) -> Result<(), String> {
         match event {
             Event::Started { call, time, request, .. } => self.start(*call, *time, request),
@@ -157,8 +157,8 @@ impl Transcript {
         models.chain(tools).map(|(call, end)| Event::Ended { call, end }).collect()
     }
 
-    /// Replaces the history of a sample. Returns the bytes of the record that are free then: the old history is still needed if
-    /// a request carried it. `None` if there is no such sample.
+    /// Replaces the history of a sample. Returns the bytes of the record that are free then: the old history is still
+    /// needed if a request carried it. `None` if there is no such sample.
     pub fn replace_history(
         &mut self,
         sample: usize,

@@ -148,8 +148,7 @@ class Rated(Grader):
     let offered = build(project.path()).await;
 
     assert_eq!(offered.code, Some(0), "{}", offered.stderr);
-    let seconds =
-        "made_up.py:11 imports `slow_thing` in a function: each rollout that comes there takes some ";
+    let seconds = "made_up.py:11 imports `slow_thing` in a function: each rollout that calls it spends some ";
     assert!(offered.stderr.contains(seconds), "{}", offered.stderr);
     let advice = "write in pyproject.toml: [tool.rollout-host] imports = [\"slow_thing\"]";
     assert!(offered.stderr.contains(advice), "{}", offered.stderr);

@@ -51,7 +51,7 @@ fn is_inside(inner: &str, outer: &str) -> bool {
 
 impl artifacts::Host for Imports {
     fn convert_error(&mut self, refused: FileRefused) -> wasmtime::Result<Error> {
-        refused.told()
+        refused.for_guest()
     }
 
     fn write(&mut self, name: String, content: Vec<u8>) -> Result<(), FileRefused> {

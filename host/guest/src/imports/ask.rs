@@ -241,7 +241,7 @@ pub(super) fn not_its_answer() -> ChatFailure {
 }
 
 /// Converts the failure of a call to the contract's type.
-pub(super) fn told(role: ModelRole, failure: ChatFailure) -> Error {
+pub(super) fn contract_error(role: ModelRole, failure: ChatFailure) -> Error {
     match failure {
         ChatFailure::OverLimit { reason } => Error::BudgetSpent(reason),
         ChatFailure::Refused { status, body } => Error::Refused((status, body)),

@@ -237,7 +237,7 @@ impl Boundary {
     }
 
     /// Counts the guest's next move. The caller then delivers the answers that arrived earlier; see
-    /// [`Self::crosses`].
+    /// [`Self::take_arrival`].
     pub(super) fn moves(&self) -> Result<(), Diverged> {
         let mut state = self.state();
         let at = state.at;
@@ -247,7 +247,7 @@ impl Boundary {
     }
 
     /// Takes an answer that arrived before the guest's current move and is delivered at the move's beginning.
-    pub(super) fn crosses(&self) -> Option<Arrival> {
+    pub(super) fn take_arrival(&self) -> Option<Arrival> {
         let mut state = self.state();
         if state.arrived.is_empty() && state.past.is_over() {
             return None;

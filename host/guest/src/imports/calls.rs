@@ -32,7 +32,7 @@ pub struct Call {
 
 impl Boundary {
     /// Adds an answer to the transcript and stores its result for the guest.
-    fn crosses_over(&self, arrival: Arrival, record: &Record, limits: &Limits) {
+    fn deliver(&self, arrival: Arrival, record: &Record, limits: &Limits) {
         let Arrival { at, call, took, result, charge } = arrival;
         // The record charges the answer from here on.
         drop(charge);
@@ -50,7 +50,7 @@ impl Boundary {
     pub fn ends(&self, record: &Record, limits: &Limits) {
         self.closes();
         while let Some(arrival) = self.last() {
-            self.crosses_over(arrival, record, limits);
+            self.deliver(arrival, record, limits);
         }
     }
 
@@ -68,14 +68,14 @@ impl Imports {
     /// Counts the guest's next move. Answers that arrived earlier are delivered first.
     pub(super) fn moves(&self) -> wasmtime::Result<()> {
         self.boundary.moves().map_err(wasmtime::Error::new)?;
-        while let Some(arrival) = self.boundary.crosses() {
-            self.crosses(arrival);
+        while let Some(arrival) = self.boundary.take_arrival() {
+            self.deliver(arrival);
         }
         Ok(())
     }
 
-    fn crosses(&self, arrival: Arrival) {
-        self.boundary.crosses_over(arrival, &self.record, &self.limits);
+    fn deliver(&self, arrival: Arrival) {
+        self.boundary.deliver(arrival, &self.record, &self.limits);
     }
 
     /// Waits for the result of a call.
@@ -85,7 +85,7 @@ impl Imports {
                 return Ok(taken);
             }
             match self.boundary.look(false)? {
-                News::Answer(arrival) => self.crosses(*arrival),
+                News::Answer(arrival) => self.deliver(*arrival),
                 News::TimedOut | News::None => self.boundary.news().await,
             }
         }
@@ -114,7 +114,7 @@ impl Imports {
             }
             match self.boundary.look(time.is_some())? {
                 News::Answer(arrival) => {
-                    self.crosses(*arrival);
+                    self.deliver(*arrival);
                     continue;
                 }
                 News::TimedOut => return Ok(Vec::new()),

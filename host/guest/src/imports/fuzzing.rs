@@ -32,8 +32,8 @@ fn limits() -> Limits {
 
 /// Returns the error that the guest receives. Panics if the guest would be ended instead: invalid input never
 /// ends a guest.
-fn told<T, E: std::fmt::Debug>(result: Result<T, Refused<E>>) -> Result<T, E> {
-    result.map_err(|refused| refused.told().expect("no trap"))
+fn contract_result<T, E: std::fmt::Debug>(result: Result<T, Refused<E>>) -> Result<T, E> {
+    result.map_err(|refused| refused.for_guest().expect("no trap"))
 }
 
 fn check<T>(taken: &Result<T, RecordError>) -> bool {
@@ -70,18 +70,18 @@ pub(crate) fn imports(bytes: &[u8]) {
         let (name, value) = rest.split_once('=').unwrap_or((rest, ""));
         let handle = open.last().map(|number| wasmtime::component::Resource::new_borrow(*number));
         match (what, handle) {
-            (Some('o'), _) => match told(imports.open(Some(rest.to_owned()))) {
+            (Some('o'), _) => match contract_result(imports.open(Some(rest.to_owned()))) {
                 Ok(sample) => open.push(sample.rep()),
                 Err(OpenError::Invalid(why)) => assert!(why.len() < ERROR_BYTES_MAX, "a long {why}"),
                 Err(OpenError::TooMany(most)) => assert_eq!(most, 4),
                 Err(OpenError::Taken(name)) => assert_eq!(name, rest),
             },
             (Some('p'), Some(sample)) => {
-                let taken = told(imports.push(sample, vec![rest.to_owned()]));
+                let taken = contract_result(imports.push(sample, vec![rest.to_owned()]));
                 assert!(!check(&taken) || rest.len() <= limits.message_bytes_max);
             }
             (Some('r'), Some(sample)) => {
-                check(&told(imports.replace(sample, vec![rest.to_owned()])));
+                check(&contract_result(imports.replace(sample, vec![rest.to_owned()])));
             }
             (Some('h'), Some(sample)) => {
                 let (first, count) = (name.parse().unwrap_or(0), value.parse().unwrap_or(u32::MAX));
@@ -93,17 +93,17 @@ pub(crate) fn imports(bytes: &[u8]) {
             }
             (Some('m'), Some(sample)) => {
                 let number = value.parse().unwrap_or(f64::NAN);
-                let taken = told(imports.set_metric(sample, name.to_owned(), number));
+                let taken = contract_result(imports.set_metric(sample, name.to_owned(), number));
                 assert!(!check(&taken) || number.is_finite());
             }
             (Some('f'), Some(sample)) => {
-                check(&told(imports.set_field(sample, name.to_owned(), value.to_owned())));
+                check(&contract_result(imports.set_field(sample, name.to_owned(), value.to_owned())));
             }
             (Some('a'), _) => {
                 let written = artifacts::Host::write(&mut imports, name.to_owned(), value.into());
-                match told(written) {
+                match contract_result(written) {
                     Ok(()) => {
-                        let read = told(artifacts::Host::read(&mut imports, name.to_owned()));
+                        let read = contract_result(artifacts::Host::read(&mut imports, name.to_owned()));
                         assert_eq!(read.ok().as_deref(), Some(value.as_bytes()), "what is written is read");
                     }
                     Err(artifacts::Error::InvalidName(why) | artifacts::Error::OverLimit(why)) => {

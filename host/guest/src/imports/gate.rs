@@ -100,7 +100,7 @@ pub(crate) enum Refused<E> {
 
 impl<E> Refused<E> {
     /// Returns the error for the guest, or fails with the error that ends it.
-    pub(crate) fn told(self) -> wasmtime::Result<E> {
+    pub(crate) fn for_guest(self) -> wasmtime::Result<E> {
         match self {
             Self::Told(error) => Ok(error),
             Self::Ended(error) => Err(error),
@@ -135,7 +135,7 @@ impl<E> From<ResourceTableError> for Refused<E> {
 }
 
 // One implementation per type: a generic one would conflict with that for the engine's error.
-macro_rules! told {
+macro_rules! impl_from_refused {
     ($($error:path),+) => {
         $(impl From<$error> for Refused<$error> {
             fn from(error: $error) -> Self {
@@ -151,7 +151,7 @@ pub(crate) type OpenRefused = Refused<samples::OpenError>;
 pub(crate) type RecordRefused = Refused<samples::RecordError>;
 pub(crate) type FileRefused = Refused<artifacts::Error>;
 
-told!(models::Error, samples::OpenError, samples::RecordError, artifacts::Error);
+impl_from_refused!(models::Error, samples::OpenError, samples::RecordError, artifacts::Error);
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use wasmtime::component::Resource;
 
 use super::Imports;
-use super::ask::{Prepared, not_its_answer, told};
+use super::ask::{Prepared, contract_error, not_its_answer};
 use super::bindings::rollout::plugin::models::{self, Completion, Conversation, Error, Request};
 use super::bindings::rollout::plugin::samples::RecordError;
 use super::bindings::rollout::plugin::types;
@@ -256,7 +256,7 @@ impl Imports {
         };
         self.clock.pass(ANSWER);
         let run = self.boundary.run();
-        let completion = result.map_err(|failure| told(run.model(), failure))?.completion;
+        let completion = result.map_err(|failure| contract_error(run.model(), failure))?.completion;
         if let Some(sample) = keep_for {
             let ended = self.record.keep_reply(sample, run, call, &completion, &self.limits)?;
             self.boundary.keep_end(&ended);
@@ -343,7 +343,7 @@ impl From<openai::Usage> for types::Usage {
 
 impl models::Host for Imports {
     fn convert_error(&mut self, refused: AskRefused) -> wasmtime::Result<Error> {
-        refused.told()
+        refused.for_guest()
     }
 
     async fn complete(

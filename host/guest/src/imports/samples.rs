@@ -108,11 +108,11 @@ impl Imports {
 
 impl samples::Host for Imports {
     fn convert_open_error(&mut self, refused: OpenRefused) -> wasmtime::Result<OpenError> {
-        refused.told()
+        refused.for_guest()
     }
 
     fn convert_record_error(&mut self, refused: RecordRefused) -> wasmtime::Result<RecordError> {
-        refused.told()
+        refused.for_guest()
     }
 
     fn limit(&mut self) -> wasmtime::Result<u32> {
