@@ -341,7 +341,7 @@ class LateImports(unittest.TestCase):
         self.assertEqual(measured.call_args.args[-1], ["quick_one", "slow_one.part"])
         lines = said.getvalue().splitlines()
         offered = [
-            "source/agent.py:2 imports `slow_one.part` in a function: each rollout that comes there takes some 4.2 s for it",
+            "source/agent.py:2 imports `slow_one.part` in a function: each rollout that calls it spends some 4.2 s on it",
             "to have that done at the build, write in pyproject.toml: "
             '[tool.rollout-host] imports = ["named", "slow_one.part"]',
         ]
