@@ -240,7 +240,7 @@ impl Registry {
                 return Ok(answer);
             }
             at = self.location(&at, &answer)?;
-            if at.scheme() != "https" && !self.options.plain_http {
+            if !self.may_connect(&at) {
                 return Err(RegistryError::Forbidden {
                     host: host_of(&at),
                     reason: "the registry redirects to an address without TLS".to_owned(),
@@ -385,6 +385,12 @@ impl Registry {
         self.base.join(path).unwrap_or_else(|_| self.base.clone())
     }
 
+    /// Returns whether an address that the registry names has TLS, or is on this machine and plain HTTP is permitted.
+    fn may_connect(&self, url: &Url) -> bool {
+        let host = Reference { host: host_of(url), ..self.reference.clone() };
+        url.scheme() == "https" || (self.options.plain_http && host.is_loopback())
+    }
+
     fn client(&self, url: &Url) -> Result<Client, RegistryError> {
         checked_client(&self.options.network, url)
             .map_err(|error| RegistryError::Forbidden { host: host_of(url), reason: error.to_string() })
@@ -459,7 +465,7 @@ impl Registry {
         };
         let wrong = |reason: &str| self.unexpected("a request", format!("a challenge {reason}"));
         let mut url = Url::parse(&realm).map_err(|_| wrong("without a valid address for tokens"))?;
-        if url.scheme() != "https" && !self.options.plain_http {
+        if !self.may_connect(&url) {
             return Err(wrong("that would send credentials without TLS"));
         }
         let actions = match access {
