@@ -2,7 +2,7 @@
 //!
 //! `ROLLOUT_HOST_BIN` and `ROLLOUT_GUESTS_DIR` name existing builds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -84,6 +84,79 @@ pub fn python_program(name: &str) -> PathBuf {
     let program = venvs.join("guest-sdk/bin").join(name);
     assert!(program.is_file(), "there is no {program:?}; run: tests/clients/setup {}", venvs.display());
     program
+}
+
+/// Returns the directory that `tests/clients/setup` creates.
+fn environments() -> PathBuf {
+    env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from)
+}
+
+/// Returns whether the tests of JavaScript guests can run. They are skipped only if `tests/clients/setup` recorded that
+/// their tools are not available on this machine.
+pub fn has_javascript() -> bool {
+    let reason = environments().join("javascript-is-not-set-up");
+    let is_skipped = reason.is_file();
+    if is_skipped {
+        eprintln!(
+            "SKIPPED: JavaScript guests are not set up, see the output of tests/clients/setup; {reason:?}"
+        );
+    }
+    !is_skipped
+}
+
+/// Returns the directory of the npm packages for the tests of JavaScript guests.
+pub fn npm_packages() -> PathBuf {
+    let modules = environments().join("npm/node_modules");
+    assert!(
+        modules.is_dir(),
+        "there is no {modules:?}; run: tests/clients/setup {}",
+        environments().display()
+    );
+    modules
+}
+
+/// Returns the program in esbuild's package for this machine, which runs without Node.
+fn esbuild() -> PathBuf {
+    let packages = npm_packages().join("@esbuild");
+    let installed = std::fs::read_dir(&packages).ok().and_then(|mut entries| entries.next()?.ok());
+    let package = installed.unwrap_or_else(|| panic!("there is no package in {packages:?}"));
+    package.path().join("bin/esbuild")
+}
+
+/// Returns a command that runs the host on JavaScript projects, with the engine and esbuild of the tests.
+pub fn javascript_host(command: &str) -> Command {
+    let engine = environments().join("quickjs.wasm");
+    assert!(engine.is_file(), "there is no {engine:?}; run: scripts/js-engine {}", engine.display());
+    let mut host = Command::new(host_program());
+    host.arg(command)
+        .arg("--esbuild")
+        .arg(esbuild())
+        .arg("--js-engine")
+        .arg(engine)
+        .env("XDG_CACHE_HOME", target_dir().join("test-cache"))
+        .stdin(Stdio::null());
+    host
+}
+
+/// Returns the component of a JavaScript project, by its path in this project, built once in a test process.
+pub fn javascript_guest(project: &str) -> PathBuf {
+    static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(component) = built.get(project) {
+        return component.clone();
+    }
+    let kept = target_dir().join("javascript-guests");
+    std::fs::create_dir_all(&kept).expect("the target directory can be written");
+    let component = kept.join(format!("{}-{}.wasm", project.replace('/', "-"), std::process::id()));
+    let ran = javascript_host("build")
+        .arg(project_root().join(project))
+        .arg("-o")
+        .arg(&component)
+        .output()
+        .expect("the host can be run");
+    assert!(ran.status.success(), "{project}: {}", String::from_utf8_lossy(&ran.stderr));
+    built.insert(project.to_owned(), component.clone());
+    component
 }
 
 /// Returns the directory of native wheels for components.

@@ -1,9 +1,11 @@
-//! Runs one table of behaviours with a guest in Rust and with one in Python, on the same host and model, and compares
-//! the outcomes.
+//! Runs one table of behaviours with guests in Rust, Python and TypeScript, on the same host and model, and compares the
+//! outcomes.
 
 use std::path::{Path, PathBuf};
 
-use rollout_tests::{Answer, Controller, Start, guest, python_guest, rollout_host};
+use rollout_tests::{
+    Answer, Controller, Start, guest, has_javascript, javascript_guest, python_guest, rollout_host,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -174,7 +176,8 @@ fn artifacts(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// Returns the value without parts that differ between two runs: times, sizes, the plugin's digest, the numbers of host
-/// calls and the use of limits; and without the location that Python appends to a reason.
+/// calls and the use of limits; and without the location that Python and JavaScript append to a reason, and the sign of
+/// a zero, which JavaScript does not write.
 fn comparable(value: &Value) -> Value {
     const DIFFERENT: [&str; 13] = [
         "guest_cpu_ms",
@@ -197,10 +200,11 @@ fn comparable(value: &Value) -> Value {
             kept.map(|(name, value)| (name.clone(), comparable(value))).collect()
         }
         Value::Array(items) => items.iter().map(comparable).collect(),
-        Value::String(text) => match text.find(" (parity.py:") {
+        Value::String(text) => match text.find(" (parity.py:").or_else(|| text.find(" (src/parity.ts:")) {
             Some(end) => text[..end].into(),
             None => value.clone(),
         },
+        Value::Number(number) if number.as_f64() == Some(0.0) => 0.into(),
         other => other.clone(),
     }
 }
@@ -210,24 +214,40 @@ async fn a_guest_in_python_behaves_like_the_same_guest_in_rust() {
     let (rust, python) =
         (run(&guest("parity")).await, run(&python_guest("tests/guests/python/parity")).await);
 
-    for (place, Behaviour { prompt, label, .. }) in BEHAVIOURS.iter().enumerate() {
-        let about = format!("{prompt} {label:?}");
-        let [a, b] = [&rust, &python].map(|seen| comparable(&seen.results[place]));
-        assert_eq!(a, b, "{about}");
-        let [a, b] = [&rust, &python].map(|seen| comparable(&seen.trajectories[place]));
-        assert_eq!(a, b, "{about}");
-        let [a, b] = [&rust, &python].map(|seen| artifact_texts(&seen.artifacts[place]));
-        assert_eq!(a, b, "{about}");
-    }
-    // Concurrent requests arrive in any order.
-    let [mut a, mut b] =
-        [&rust, &python].map(|seen| seen.requests.iter().map(Value::to_string).collect::<Vec<_>>());
-    a.sort();
-    b.sort();
-    assert_eq!(a, b);
+    assert_same(&rust, &python);
     // The table has every kind of outcome.
     let outcomes: Vec<&str> = python.results.iter().map(|line| line["outcome"].as_str().unwrap()).collect();
     assert!(outcomes.contains(&"scored") && outcomes.contains(&"unscored"), "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_guest_in_typescript_behaves_like_the_same_guest_in_rust() {
+    if !has_javascript() {
+        return;
+    }
+    let (rust, typescript) =
+        (run(&guest("parity")).await, run(&javascript_guest("tests/guests/js/parity")).await);
+
+    assert_same(&rust, &typescript);
+}
+
+/// Asserts that two guests have the same outcomes.
+fn assert_same(one: &Seen, other: &Seen) {
+    let both = [one, other];
+    for (place, Behaviour { prompt, label, .. }) in BEHAVIOURS.iter().enumerate() {
+        let about = format!("{prompt} {label:?}");
+        let [a, b] = both.map(|seen| comparable(&seen.results[place]));
+        assert_eq!(a, b, "{about}");
+        let [a, b] = both.map(|seen| comparable(&seen.trajectories[place]));
+        assert_eq!(a, b, "{about}");
+        let [a, b] = both.map(|seen| artifact_texts(&seen.artifacts[place]));
+        assert_eq!(a, b, "{about}");
+    }
+    // Concurrent requests arrive in any order.
+    let [mut a, mut b] = both.map(|seen| seen.requests.iter().map(Value::to_string).collect::<Vec<_>>());
+    a.sort();
+    b.sort();
+    assert_eq!(a, b);
 }
 
 /// Returns files as text, without the lines of a traceback, which only Python has.

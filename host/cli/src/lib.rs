@@ -73,7 +73,9 @@ enum LogFormat {
 enum Command {
     #[command(about = "Creates a project from a template")]
     New(new::New),
-    #[command(about = "Compiles a Rust or Python workflow or grader to a component and checks it")]
+    #[command(
+        about = "Compiles a workflow or grader in Rust, Python, TypeScript or JavaScript to a component and checks it"
+    )]
     Build(build::Build),
     #[command(about = "Shows the exports and imports of a component and whether it can be served")]
     Inspect(inspect::Inspect),
@@ -117,7 +119,7 @@ enum Command {
     Bench(bench::Bench),
     #[command(about = "Serves an OpenAI-compatible endpoint that stands in for a model")]
     MockModel(mock_model::MockModelCommand),
-    #[command(about = "Updates the SDK in a Rust project to the version in this program")]
+    #[command(about = "Updates the SDK in a Rust, TypeScript or JavaScript project to the version in this program")]
     UpdateSdk(new::UpdateSdk),
     #[command(about = "Writes a completion script for a shell")]
     Completions(completions::Completions),

@@ -18,7 +18,7 @@ const CRATES: [&[&str]; 10] = [
     &["rollout-guest"],
     &["rollout-outbound"],
     &["rollout-core"],
-    &["rollout-mock-model", "rollout-fuse", "rollout-journal", "rollout-catalog"],
+    &["rollout-mock-model", "rollout-fuse", "rollout-quickjs", "rollout-journal", "rollout-catalog"],
     &["rollout-transcript"],
     &["rollout-wire"],
 ];

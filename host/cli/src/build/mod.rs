@@ -1,13 +1,18 @@
 //! The command `build`, which compiles a project to a component. One module per language.
 
 mod component_cache;
+mod esbuild;
+pub(super) mod javascript;
+mod javascript_manifest;
+pub(super) mod javascript_sdk;
 pub(super) mod python;
 mod python_sdk;
 pub(super) mod quick;
 mod rust;
+mod source_map;
 
 use crate::print::{errln, outln};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -18,16 +23,16 @@ use super::{Exit, PluginFault, plugin_file};
 use rollout_guest::engine::Engine;
 use rollout_wire::digest::hex;
 
-/// Compiles a Rust or Python workflow, agent loop, grader or tool to a component and checks that it can be
-/// used.
+/// Compiles a workflow, agent loop, grader or tool in Rust, Python, TypeScript or JavaScript to a component and
+/// checks that it can be used.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host build . -o my_agent.wasm\n  \
     rollout-host build graders/exact --componentize-py .venv/bin/componentize-py")]
 #[command(mut_arg("config", |arg| arg.help("Configuration file in TOML, of which only [limits] and cache-dir are used")))]
 #[command(mut_arg("no_cache", |arg| arg.help("Neither stores nor uses compiled code and finished Python components")))]
 pub(super) struct Build {
-    /// Project to build: a directory with a pyproject.toml, or with a Cargo.toml whose library is a cdylib;
-    /// or the entry module of a Python project.
+    /// Project to build: a directory with a pyproject.toml, a package.json, a deno.json, or a Cargo.toml whose
+    /// library is a cdylib; or the entry module of a Python project.
     #[arg(default_value = ".")]
     dir: PathBuf,
     /// File to write the component to. [default: NAME.wasm in the working directory]
@@ -38,6 +43,8 @@ pub(super) struct Build {
     watch: bool,
     #[command(flatten)]
     python: python::Options,
+    #[command(flatten)]
+    javascript: javascript::Tools,
     #[command(flatten)]
     load: LoadOptions,
 }
@@ -62,19 +69,10 @@ impl Build {
         let config = self.load.raw_config()?.resolve()?;
         // Holds intermediate files until the component is written.
         let work = WorkDir::new()?;
-        let is_there = |file: &str| self.dir.join(file).is_file();
-        let is_python = is_there("pyproject.toml") || (self.dir.is_file() && quick::is_source(&self.dir));
-        let built = match (is_there("Cargo.toml"), is_python) {
-            (true, false) => rust::compile(&self.dir)?,
-            (false, true) => python::compile(&self.dir, &self.python, !self.load.no_cache(), &work.0)?,
-            (true, true) => bail!(
-                "{} has both a Cargo.toml and a pyproject.toml; give the directory of one project",
-                self.dir.display()
-            ),
-            (false, false) => bail!(
-                "{} has no Cargo.toml and no pyproject.toml; give the directory of a Rust or Python project",
-                self.dir.display()
-            ),
+        let built = match Language::of(&self.dir)? {
+            Language::Rust => rust::compile(&self.dir)?,
+            Language::Python => python::compile(&self.dir, &self.python, !self.load.no_cache(), &work.0)?,
+            Language::JavaScript => javascript::compile(&self.dir, &self.javascript, &work.0)?,
         };
         let output = self.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.wasm", built.name)));
         let bytes = plugin_file::read(&built.component, &config.load_limits)?;
@@ -96,6 +94,39 @@ impl Build {
             about.digest
         );
         Ok(Exit::Done)
+    }
+}
+
+/// The language of a project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Language {
+    Rust,
+    Python,
+    JavaScript,
+}
+
+impl Language {
+    /// Returns the language of a project by the manifest in its directory. The path of a Python project may be that of
+    /// its entry module.
+    ///
+    /// A package.json counts only if the other manifests are absent, because a Rust or Python project may have one for
+    /// its tools.
+    pub(crate) fn of(project: &Path) -> Result<Self> {
+        let is_there = |file: &str| project.join(file).is_file();
+        let is_python = is_there("pyproject.toml") || (project.is_file() && quick::is_source(project));
+        match (is_there("Cargo.toml"), is_python) {
+            (true, false) => Ok(Self::Rust),
+            (false, true) => Ok(Self::Python),
+            (true, true) => bail!(
+                "{} has both a Cargo.toml and a pyproject.toml; give the directory of one project",
+                project.display()
+            ),
+            (false, false) if javascript::is_project(project) => Ok(Self::JavaScript),
+            (false, false) => bail!(
+                "{} has no Cargo.toml, pyproject.toml, package.json or deno.json; give the directory of a project",
+                project.display()
+            ),
+        }
     }
 }
 

@@ -1,5 +1,7 @@
-//! Runs a Python project without a build: a component prepared without the project receives the project's
-//! files when an instance starts. The SDK's `_quick.py` is the guest's side.
+//! Runs a project without a separate build.
+//!
+//! For a Python project, a component prepared without the project receives the project's files when an instance
+//! starts. The SDK's `_quick.py` is the guest's side. A JavaScript project is built, which takes seconds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,18 +11,22 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::WorkDir;
 use super::python::{self, Tool};
+use super::{WorkDir, javascript};
 
 /// Maximum number of cached prepared components, about 22 MiB each: one for each project and list of
 /// packages.
 const CACHED_MAX: usize = 8;
 
-/// A prepared component and its input, which run instead of a built component.
+/// A component and its input, which run instead of the output of `build`.
 pub(crate) struct Quick {
     pub component: PathBuf,
     /// Standard input of the instances: the project's files.
     pub input: Bytes,
+    /// Whether the component differs from the one that `build` creates.
+    pub is_prepared: bool,
+    /// Temporary directory of the component, removed on drop.
+    _work: Option<WorkDir>,
 }
 
 /// Report of the SDK's builder.
@@ -40,13 +46,18 @@ pub(crate) fn is_source(path: &Path) -> bool {
 }
 
 /// Reads a project and prepares a component for it unless one is cached.
-pub(crate) fn prepare(project: &Path, tool: &Tool) -> Result<Quick> {
+pub(crate) fn prepare(project: &Path, tool: &Tool, javascript_tools: &javascript::Tools) -> Result<Quick> {
     if project.join("Cargo.toml").is_file() {
         bail!(
             "{} is a Rust project, which cannot run without a build; build it first: rollout-host build {}",
             project.display(),
             project.display()
         );
+    }
+    if javascript::is_project(project) && !project.join("pyproject.toml").is_file() {
+        let work = WorkDir::new()?;
+        let component = javascript::compile(project, javascript_tools, &work.0)?.component;
+        return Ok(Quick { component, input: Bytes::new(), is_prepared: false, _work: Some(work) });
     }
     let work = WorkDir::new()?;
     let (fresh, files) = (work.0.join("component.wasm"), work.0.join("files"));
@@ -62,7 +73,7 @@ pub(crate) fn prepare(project: &Path, tool: &Tool) -> Result<Quick> {
         .append(true)
         .open(&prepared.cached)
         .and_then(|file| file.set_modified(SystemTime::now()));
-    Ok(Quick { component: prepared.cached, input: input.into() })
+    Ok(Quick { component: prepared.cached, input: input.into(), is_prepared: true, _work: None })
 }
 
 /// Stores a component in the cache, completely or not at all, and removes the least recently used ones.

@@ -10,13 +10,14 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::Exit;
-use super::build::python;
+use super::build::{javascript_sdk, python};
 
 /// Creates a project that `rollout-host build` compiles and that passes `rollout-host validate`.
 ///
 /// A Rust project has its SDK in vendor/rollout-sdk, where `cargo check`, editors and other machines find it;
-/// `rollout-host update-sdk` updates it. The Python SDK is part of this program, and `build` adds it to the
-/// component.
+/// `rollout-host update-sdk` updates it. The Python and JavaScript SDKs are part of this program, and `build` adds
+/// them to the component. A TypeScript or JavaScript project has a copy in vendor/rollout-sdk for editors and the
+/// type checker.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host new my-agent\n  \
     rollout-host new my-agent --lang python --template tools")]
@@ -45,6 +46,8 @@ pub(super) struct New {
 enum Language {
     Rust,
     Python,
+    Ts,
+    Js,
 }
 
 impl Language {
@@ -52,11 +55,16 @@ impl Language {
         match self {
             Self::Rust => "Rust",
             Self::Python => "Python",
+            Self::Ts => "TypeScript",
+            Self::Js => "JavaScript",
         }
     }
 }
 
-/// Updates the SDK in a Rust project to the version in this program.
+/// Directory of the SDK in a TypeScript or JavaScript project.
+const JAVASCRIPT_SDK_DIR: &str = "vendor/rollout-sdk";
+
+/// Updates the SDK in a Rust, TypeScript or JavaScript project to the version in this program.
 ///
 /// Replaces vendor/rollout-sdk and changes no other file.
 #[derive(Debug, Args)]
@@ -69,6 +77,18 @@ pub(super) struct UpdateSdk {
 
 impl UpdateSdk {
     pub(crate) fn run(self) -> Result<Exit> {
+        let package = self.dir.join("package.json");
+        let is_javascript =
+            std::fs::read_to_string(&package).is_ok_and(|text| text.contains(JAVASCRIPT_SDK_DIR));
+        if is_javascript {
+            let dir = self.dir.join(JAVASCRIPT_SDK_DIR);
+            if dir.is_dir() {
+                std::fs::remove_dir_all(&dir).with_context(|| format!("cannot replace {}", dir.display()))?;
+            }
+            javascript_sdk::unpack(&dir).with_context(|| format!("cannot write {}", dir.display()))?;
+            outln!("{JAVASCRIPT_SDK_DIR} is updated to rollout-host {}", env!("CARGO_PKG_VERSION"));
+            return Ok(Exit::Done);
+        }
         let manifest = self.dir.join("Cargo.toml");
         let text = std::fs::read_to_string(&manifest)
             .with_context(|| format!("cannot read {}", manifest.display()))?;
@@ -109,6 +129,11 @@ impl Template {
             (Language::Python, Self::Tools) => include_str!("templates/tools.py.in"),
             (Language::Python, Self::AgentLoop) => include_str!("templates/agent-loop.py.in"),
             (Language::Python, Self::Grader) => include_str!("templates/grader.py.in"),
+            // The templates have no type annotations and are therefore also JavaScript.
+            (Language::Ts | Language::Js, Self::OneTurn) => include_str!("templates/one-turn.ts.in"),
+            (Language::Ts | Language::Js, Self::Tools) => include_str!("templates/tools.ts.in"),
+            (Language::Ts | Language::Js, Self::AgentLoop) => include_str!("templates/agent-loop.ts.in"),
+            (Language::Ts | Language::Js, Self::Grader) => include_str!("templates/grader.ts.in"),
         }
     }
 
@@ -141,16 +166,18 @@ impl New {
         let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
         let manifest = match self.lang {
             Language::Rust => ("Cargo.toml", self.manifest(&self.sdk_source()?)),
-            Language::Python if self.sdk.is_some() || self.sdk_git.is_some() => {
-                bail!("--sdk and --sdk-git are for Rust; the Python SDK is part of this program")
+            lang if self.sdk.is_some() || self.sdk_git.is_some() => {
+                bail!("--sdk and --sdk-git are for Rust; the {} SDK is part of this program", lang.name())
             }
             Language::Python => ("pyproject.toml", self.pyproject()),
+            Language::Ts | Language::Js => ("package.json", self.package()),
         };
         check_empty(&dir)?;
         let code = self.template.code(self.lang).replace("@NAME@", &self.name);
         let (entry, rows) = (self.entry(), ROWS.to_owned());
         let readme = self.readme();
-        let ignored = IGNORED.to_owned();
+        let ignored =
+            if self.is_javascript() { format!("/node_modules\n{IGNORED}") } else { IGNORED.to_owned() };
         for (name, text) in [
             manifest,
             (entry.as_str(), code),
@@ -159,6 +186,12 @@ impl New {
             (".gitignore", ignored),
         ] {
             write(&dir.join(name), &text)?;
+        }
+        if self.lang == Language::Ts {
+            write(&dir.join("tsconfig.json"), include_str!("templates/tsconfig.json.in"))?;
+        }
+        if self.is_javascript() {
+            javascript_sdk::unpack(&dir.join(JAVASCRIPT_SDK_DIR)).context("cannot write the SDK")?;
         }
         if self.vendors() {
             rust_sdk::vendor(&dir)?;
@@ -173,7 +206,24 @@ impl New {
         match self.lang {
             Language::Rust => "src/lib.rs".to_owned(),
             Language::Python => format!("{}.py", self.name.replace('-', "_")),
+            Language::Ts => "src/index.ts".to_owned(),
+            Language::Js => "src/index.js".to_owned(),
         }
+    }
+
+    fn is_javascript(&self) -> bool {
+        matches!(self.lang, Language::Ts | Language::Js)
+    }
+
+    fn package(&self) -> String {
+        let check = if self.lang == Language::Ts { ",\n    \"check\": \"tsc\"" } else { "" };
+        let compiler = if self.lang == Language::Ts { ",\n    \"typescript\": \"^7.0.2\"" } else { "" };
+        include_str!("templates/package.json.in")
+            .replace("@NAME@", &self.name)
+            .replace("@FILE@", &self.name.replace('-', "_"))
+            .replace("@ENTRY@", &self.entry())
+            .replace("@CHECK@", check)
+            .replace("@COMPILER@", compiler)
     }
 
     fn pyproject(&self) -> String {
@@ -229,6 +279,9 @@ impl New {
             let package = format!("{}=={}", python::TOOL, python::TOOL_VERSION);
             commands.push(format!("python3 -m venv .venv && .venv/bin/python -m pip install {package}"));
         }
+        if self.is_javascript() {
+            commands.push("npm install".to_owned());
+        }
         commands.extend([format!("rollout-host build . -o {wasm}"), format!("rollout-host validate {wasm}")]);
         if self.template == Template::Grader {
             commands.push(format!(
@@ -255,6 +308,10 @@ impl New {
             text += "\nThe SDK and its guide are in `vendor/rollout-sdk`, from the `rollout-host` that created this project;\n\
                      after a newer one is installed, `rollout-host update-sdk` updates the SDK here.\n";
         }
+        if self.is_javascript() {
+            text += "\nThe SDK and its guide are in `vendor/rollout-sdk`, for editors and the type checker. A component has the\nSDK \
+                     of the `rollout-host` that builds it; `rollout-host update-sdk` updates the copy.\n";
+        }
         text
     }
 }
@@ -271,6 +328,7 @@ fn check_name(name: &str, lang: Language) -> Result<()> {
     let reserved: &[&str] = match lang {
         Language::Rust => &RESERVED,
         Language::Python => &RESERVED_IN_PYTHON,
+        Language::Ts | Language::Js => &[],
     };
     if reserved.contains(&name) {
         bail!("'{name}' is reserved in {}; choose another name", lang.name());

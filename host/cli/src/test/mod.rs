@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
-use super::build::{python, quick};
+use super::build::{javascript, python, quick};
 use super::data::DataOptions;
 use super::model::ModelOptions;
 use super::options::HostOptions;
@@ -44,7 +44,7 @@ pub(super) use transcript::Transcript;
 )]
 pub(super) struct Test {
     /// Component with the workflow; or a Python project or its entry module, which runs without a build,
-    /// within two seconds of an edit.
+    /// within two seconds of an edit; or a TypeScript or JavaScript project, which is built first.
     plugin: PathBuf,
     /// Runs the row again after every change to a file of the project, until Ctrl-C.
     #[arg(long, conflicts_with = "interactive")]
@@ -67,6 +67,8 @@ pub(super) struct Test {
     color: When,
     #[command(flatten)]
     python: python::Tool,
+    #[command(flatten)]
+    javascript: javascript::Tools,
     #[command(flatten)]
     host: HostOptions,
 }
@@ -102,14 +104,16 @@ impl Test {
         let quit = CancellationToken::new();
         let prompt = self.interactive.then(|| Prompt::new(quit.clone()));
         let transcript = Arc::new(Transcript::new(Style::new(self.color), prompt));
-        let quick =
-            quick::is_source(&self.plugin).then(|| quick::prepare(&self.plugin, &self.python)).transpose()?;
+        let prepare = || quick::prepare(&self.plugin, &self.python, &self.javascript);
+        let quick = quick::is_source(&self.plugin).then(prepare).transpose()?;
         let sources = self.host.rollout.sources(&self.plugin);
         let options =
             Options { artifact_root: out, observer: Some(transcript.clone()), ..Options::default() };
         let (sources, options) = match &quick {
             Some(quick) => {
-                errln!("{}", QUICK);
+                if quick.is_prepared {
+                    errln!("{}", QUICK);
+                }
                 let options = Options { plugin_input: quick.input.clone(), ..options };
                 (Sources { plugin: &quick.component, ..sources }, options)
             }

@@ -1,0 +1,203 @@
+//! Runs esbuild, which bundles JavaScript.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::PluginFault;
+use crate::print::errln;
+
+/// Options of every run. Async functions are lowered to generators, because the SDK runs the jobs of promises.
+/// Identifiers keep their names, for traces.
+const OPTIONS: [&str; 15] = [
+    "--bundle",
+    "--format=esm",
+    "--platform=neutral",
+    "--main-fields=module,main",
+    "--conditions=rollout-host,worker,browser",
+    "--target=es2023",
+    "--supported:async-await=false",
+    "--supported:async-generator=false",
+    "--supported:for-await=false",
+    "--external:rollout:plugin/*",
+    "--define:process.env.NODE_ENV=\"production\"",
+    "--legal-comments=none",
+    "--minify-whitespace",
+    "--minify-syntax",
+    "--log-level=warning",
+];
+
+/// A configured esbuild for one project.
+pub(super) struct Esbuild<'a> {
+    pub program: PathBuf,
+    /// Directory of the project, from which modules are resolved.
+    pub project: &'a Path,
+    /// Directory of the SDK's package.
+    pub sdk: &'a Path,
+    /// Targets of further module names.
+    pub aliases: BTreeMap<String, String>,
+    /// Directory for intermediate files.
+    pub work: &'a Path,
+}
+
+/// A module bundled with all modules that it imports.
+pub(super) struct Bundle {
+    pub code: String,
+    pub source_map: String,
+    /// Modules that the bundle imports.
+    pub imports: BTreeSet<String>,
+}
+
+/// Report of esbuild.
+#[derive(Deserialize)]
+struct Metafile {
+    outputs: BTreeMap<String, Output>,
+}
+
+#[derive(Default, Deserialize)]
+struct Output {
+    #[serde(default)]
+    exports: BTreeSet<String>,
+    #[serde(default)]
+    imports: Vec<Import>,
+    #[serde(rename = "entryPoint")]
+    entry_point: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Import {
+    path: String,
+}
+
+impl Esbuild<'_> {
+    /// Returns the names that a module of the project exports.
+    pub(super) fn exports_of(&self, entry: &str) -> Result<BTreeSet<String>> {
+        let output = self.run(&[format!("./{entry}").into(), "--sourcemap=external".into()], "entry")?;
+        Ok(output.exports)
+    }
+
+    /// Bundles a module with this text, which refers to other modules by absolute paths.
+    pub(super) fn bundle(&self, text: &str) -> Result<Bundle> {
+        let wrapper = self.work.join("wrapper.js");
+        std::fs::write(&wrapper, text).context("cannot write the component's module")?;
+        let output = self.run(
+            &[wrapper.into(), "--sourcemap=external".into(), "--sources-content=false".into()],
+            "bundle",
+        )?;
+        let read = |ending: &str| {
+            let path = self.work.join(format!("bundle.{ending}"));
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let imports = output.imports.into_iter().map(|import| import.path).collect();
+        Ok(Bundle { code: read("js")?, source_map: read("js.map")?, imports })
+    }
+
+    fn run(&self, arguments: &[OsString], name: &str) -> Result<Output> {
+        let metafile = self.work.join(format!("{name}.json"));
+        let with = |option: &str, path: &Path| {
+            let mut argument = OsString::from(option);
+            argument.push(path);
+            argument
+        };
+        let mut command = Command::new(&self.program);
+        command
+            .current_dir(self.project)
+            .args(OPTIONS)
+            .args(arguments)
+            .arg(with("--outfile=", &self.work.join(format!("{name}.js"))))
+            .arg(with("--metafile=", &metafile))
+            .arg(with("--alias:rollout-sdk=", self.sdk))
+            .args(self.aliases.iter().map(|(name, target)| format!("--alias:{name}={target}")))
+            .arg("--color=false");
+        print(&run(&mut command, &self.program).map_err(explain)?);
+        let text = std::fs::read_to_string(&metafile).context("esbuild wrote no report")?;
+        let metafile: Metafile = serde_json::from_str(&text).context("esbuild's report cannot be read")?;
+        metafile
+            .outputs
+            .into_values()
+            .find(|output| output.entry_point.is_some())
+            .context("esbuild's report has no output")
+    }
+}
+
+/// Runs a program and returns its standard error, or fails with it.
+fn run(command: &mut Command, program: &Path) -> Result<String> {
+    let ran = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    let output = String::from_utf8_lossy(&ran.stderr).trim().to_owned();
+    if ran.status.success() {
+        return Ok(output);
+    }
+    Err(PluginFault(output).into())
+}
+
+/// Prints warnings.
+fn print(output: &str) {
+    if !output.is_empty() {
+        errln!("{output}");
+    }
+}
+
+/// Adds advice to an error of esbuild about a module that cannot be resolved.
+fn explain(error: anyhow::Error) -> anyhow::Error {
+    let Some(PluginFault(output)) = error.downcast_ref::<PluginFault>() else { return error };
+    let advice = match output.split_once("Could not resolve \"") {
+        Some((_, rest)) if rest.starts_with("node:") || output.contains("is built into node") => {
+            "a component has none of Node's built-in modules: it has no files, processes or network, and the SDK has \
+             artifacts, models and tools"
+        }
+        Some((_, rest)) if !rest.starts_with(['.', '/']) => {
+            "if it is a dependency of the project, run: npm ci"
+        }
+        _ => return error,
+    };
+    PluginFault(format!("{output}\n\n{advice}")).into()
+}
+
+/// Finds esbuild: the path of the option, else the one of the project, the one installed with this program, or the one in
+/// PATH.
+pub(super) fn find(project: &Path, named: Option<&Path>) -> Result<PathBuf> {
+    if let Some(named) = named {
+        if named.is_file() {
+            return Ok(std::path::absolute(named)?);
+        }
+        bail!("there is no esbuild at {}", named.display());
+    }
+    let installed = project.ancestors().flat_map(|dir| {
+        // The native program precedes the script, because it needs no Node.
+        let native = native_package()
+            .map(|package| dir.join("node_modules/@esbuild").join(package).join("bin/esbuild"));
+        native.into_iter().chain([dir.join("node_modules/.bin/esbuild")])
+    });
+    let beside_program =
+        std::env::current_exe().ok().and_then(|program| Some(program.parent()?.join("esbuild")));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&path).map(|dir| dir.join("esbuild")).collect::<Vec<_>>();
+    let found = installed.chain(beside_program).chain(on_path).find(|candidate| candidate.is_file());
+    found.context(
+        "esbuild, which bundles JavaScript, is not installed; add \"esbuild\" to the project's devDependencies and run: npm \
+         install",
+    )
+}
+
+/// Returns the name of esbuild's native package for this machine.
+fn native_package() -> Option<String> {
+    let system = match std::env::consts::OS {
+        "macos" => "darwin",
+        "linux" => "linux",
+        _ => return None,
+    };
+    let machine = match std::env::consts::ARCH {
+        "x86_64" => "x64",
+        "aarch64" => "arm64",
+        _ => return None,
+    };
+    Some(format!("{system}-{machine}"))
+}

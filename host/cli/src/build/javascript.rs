@@ -1,0 +1,255 @@
+//! Builds JavaScript and TypeScript projects: esbuild bundles the project to one module, and `rollout-quickjs` makes a
+//! component of the module.
+//!
+//! The build installs nothing: dependencies are those in `node_modules`, and esbuild is a program that needs no Node.
+//! The SDK is the one in this program.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use rollout_quickjs::{ENGINE_VERSION, EngineLibrary, Error, World};
+
+use super::esbuild::{self, Esbuild};
+use super::javascript_manifest::Manifest;
+use super::javascript_sdk;
+use super::source_map::SourceMap;
+use super::{Built, PluginFault};
+use crate::plugin_file;
+
+/// Tools of JavaScript projects.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Tools {
+    /// Path of esbuild, which bundles JavaScript projects. [default: the first of the one in the project's
+    /// node_modules, the one installed with this program, and that in PATH]
+    #[arg(long, value_name = "FILE", help_heading = "JavaScript")]
+    esbuild: Option<PathBuf>,
+    /// Path of the JavaScript engine's library, as scripts/js-engine creates it. [default: the first of
+    /// $ROLLOUT_JS_ENGINE, the library installed with this program, and the one in the cache]
+    #[arg(long, value_name = "FILE", help_heading = "JavaScript")]
+    js_engine: Option<PathBuf>,
+}
+
+/// Exports of the author's module: name in the module, name in the bundle, and interface of the contract.
+const PARTS: [(&str, &str, &str); 5] = [
+    ("workflow", "workflow", "workflow"),
+    ("agentLoop", "agentLoop", "agent-loop"),
+    ("grader", "grader", "grader"),
+    ("settings", "settings", "settings"),
+    ("tools", "tool", "tool"),
+];
+
+/// Prefix of the paths of the contract's modules.
+const CONTRACT_MODULE: &str = "rollout:plugin/";
+
+/// Prefix of the SDK's files in traces.
+const SDK_SHOWN: &str = "rollout-sdk/";
+
+/// Returns whether a directory is a JavaScript project.
+pub(super) fn is_project(dir: &Path) -> bool {
+    Manifest::path(dir).is_some()
+}
+
+/// Builds the component of a project in the directory `work`.
+pub(super) fn compile(project: &Path, tools: &Tools, work: &Path) -> Result<Built> {
+    let project = project.canonicalize().with_context(|| format!("cannot find {}", project.display()))?;
+    let work = work.canonicalize().context("cannot find the directory for the build")?;
+    let manifest = Manifest::read(&project)?;
+    let entry = manifest.entry(&project)?;
+    manifest.check_installed(&project)?;
+    let engine = engine_library(tools)?;
+    let sdk = work.join("sdk");
+    javascript_sdk::unpack(&sdk).context("cannot unpack the SDK")?;
+    let esbuild = Esbuild {
+        program: esbuild::find(&project, tools.esbuild.as_deref())?,
+        project: &project,
+        sdk: &sdk,
+        aliases: manifest.aliases(),
+        work: &work,
+    };
+
+    let exports = esbuild.exports_of(&entry)?;
+    let parts: Vec<_> = PARTS.iter().filter(|(name, ..)| exports.contains(*name)).collect();
+    if !parts.iter().any(|(name, ..)| *name != "settings") {
+        return Err(PluginFault(nothing_exported(&entry, &exports)).into());
+    }
+    let bundle = esbuild.bundle(&wrapper(&project.join(&entry), &sdk, &parts))?;
+    let world = World {
+        imports: interfaces(&bundle.imports)?,
+        exports: parts.iter().map(|(.., interface)| (*interface).to_owned()).collect(),
+    };
+    let map = SourceMap::parse(&bundle.source_map)
+        .context("esbuild wrote an invalid source map")?
+        .with_sources(|path| shown_path(&work.join(path), &project, &work));
+    // Follows the program's own lines, so that their numbers stay the same.
+    let program = format!("{}\nglobalThis.__rolloutSourceMap = {};\n", bundle.code, map.to_json());
+    let component = rollout_quickjs::componentize(&engine, javascript_sdk::CONTRACT, &world, &program);
+    let component = component.map_err(|error| match error {
+        Error::Program(text) => PluginFault(with_authors_positions(&text, &map)).into(),
+        other => anyhow::Error::new(other),
+    })?;
+    let path = work.join("component.wasm");
+    std::fs::write(&path, component).context("cannot write the component")?;
+    Ok(Built { name: manifest.file_name(), component: path })
+}
+
+/// Reads the engine's library.
+fn engine_library(tools: &Tools) -> Result<EngineLibrary> {
+    let named = tools.js_engine.clone().or_else(|| std::env::var_os("ROLLOUT_JS_ENGINE").map(PathBuf::from));
+    let file = format!("quickjs-{ENGINE_VERSION}.wasm");
+    let installed = || {
+        let program = std::env::current_exe().ok()?;
+        Some(program.parent()?.join("../share/rollout-host").join(&file))
+    };
+    let cached = || Some(plugin_file::default_dir()?.parent()?.join(&file));
+    let usual = || [installed(), cached()].into_iter().flatten().find(|path| path.is_file());
+    let Some(path) = named.or_else(usual) else {
+        bail!("the JavaScript engine is not installed; run scripts/js-engine in a clone, or set --js-engine");
+    };
+    let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    EngineLibrary::new(bytes).with_context(|| format!("{} cannot be used", path.display()))
+}
+
+/// Returns the component's entry module, which imports the SDK's globals and then the author's module, and checks each
+/// part.
+fn wrapper(entry: &Path, sdk: &Path, parts: &[&(&str, &str, &str)]) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let in_sdk = |file: &str| quoted(&sdk.join("src").join(file).to_string_lossy());
+    let mut text = format!(
+        "import {};\nimport {{ exported }} from {};\nimport * as plugin from {};\n",
+        in_sdk("runtime/index.js"),
+        in_sdk("part.js"),
+        quoted(&entry.to_string_lossy()),
+    );
+    for (name, export, _) in parts {
+        text += &format!("export const {export} = exported({}, plugin.{name});\n", quoted(name));
+    }
+    text
+}
+
+fn nothing_exported(entry: &str, exports: &BTreeSet<String>) -> String {
+    let found = match exports.is_empty() {
+        true => "it exports nothing".to_owned(),
+        false => format!("it exports {}", exports.iter().cloned().collect::<Vec<_>>().join(", ")),
+    };
+    format!(
+        "{entry} exports no workflow, agentLoop, grader or tools; {found}. Export a part, such as a workflow:\n\
+         export const workflow = defineWorkflow(async (ctx) => {{ await ctx.agent().run(); }});"
+    )
+}
+
+/// Returns the contract's interfaces among the modules that a bundle imports.
+fn interfaces(imports: &BTreeSet<String>) -> Result<Vec<String>> {
+    imports
+        .iter()
+        .map(|path| {
+            let name = path.strip_prefix(CONTRACT_MODULE).and_then(|rest| rest.split('@').next());
+            name.map(str::to_owned).ok_or_else(|| {
+                PluginFault(format!(
+                    "the project imports '{path}', which is neither in it nor in node_modules"
+                ))
+                .into()
+            })
+        })
+        .collect()
+}
+
+/// Returns the name of a source in traces: relative to the project or to the SDK. It never contains the directory of
+/// the build, whose name is different each time.
+fn shown_path(path: &Path, project: &Path, work: &Path) -> String {
+    let path = normalized(path);
+    for dir in [work.join("sdk/src"), work.to_owned()] {
+        if let Ok(inner) = path.strip_prefix(dir) {
+            return format!("{SDK_SHOWN}{}", inner.display());
+        }
+    }
+    match path.strip_prefix(project) {
+        Ok(inner) => inner.display().to_string(),
+        // Other packages of a workspace are outside of the project's directory.
+        Err(_) => {
+            let mut up = String::new();
+            for dir in project.ancestors().skip(1) {
+                up.push_str("../");
+                if let Ok(inner) = path.strip_prefix(dir) {
+                    return format!("{up}{}", inner.display());
+                }
+            }
+            path.display().to_string()
+        }
+    }
+}
+
+/// Resolves `.` and `..` in a path without access to the disk.
+fn normalized(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for part in path.components() {
+        match part {
+            std::path::Component::ParentDir => drop(normal.pop()),
+            std::path::Component::CurDir => {}
+            other => normal.push(other),
+        }
+    }
+    normal
+}
+
+/// Replaces positions in the bundle by the author's files and lines, and removes the engine's own prefixes and lines.
+fn with_authors_positions(text: &str, map: &SourceMap) -> String {
+    const MODULE: &str = "componentize-qjs:user.js:";
+    const PREFIXES: [&str; 3] = [
+        "Failed to evaluate user JavaScript module: ",
+        "Failed to finish JavaScript module evaluation: ",
+        "Failed to evaluate JavaScript module: ",
+    ];
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let mut line = line.to_owned();
+        for prefix in PREFIXES {
+            line = line.replace(prefix, "");
+        }
+        if let Some((before, position)) = line.split_once(MODULE) {
+            let mut numbers = position.split(|c: char| !c.is_ascii_digit());
+            let line_number = numbers.next().and_then(|number| number.parse().ok()).unwrap_or(1);
+            let column = numbers.next().and_then(|number| number.parse().ok()).unwrap_or(1);
+            match map.place(line_number, column) {
+                Some((file, _)) if file.starts_with(SDK_SHOWN) => continue,
+                Some((file, at)) => {
+                    let end = if before.ends_with('(') { ")" } else { "" };
+                    line = format!("{before}{file}:{at}{end}");
+                }
+                None => continue,
+            }
+        }
+        lines.push(line);
+    }
+    format!("the modules cannot be evaluated: {}", lines.join("\n").trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_named_by_its_path_from_the_project() {
+        let check = |path: &str, expected: &str| {
+            let shown = shown_path(Path::new(path), Path::new("/a/b/project"), Path::new("/tmp/x"));
+            assert_eq!(shown, expected);
+        };
+        check("/tmp/x/../../a/b/project/src/agent.ts", "src/agent.ts");
+        check("/tmp/x/sdk/src/host.js", "rollout-sdk/host.js");
+        check("/tmp/x/wrapper.js", "rollout-sdk/wrapper.js");
+        check("/a/b/project/node_modules/zod/index.js", "node_modules/zod/index.js");
+        check("/a/b/lib/x.ts", "../lib/x.ts");
+        check("/a/node_modules/y.js", "../../node_modules/y.js");
+    }
+
+    #[test]
+    fn modules_of_the_contract_are_interfaces_and_others_are_rejected() {
+        let imports = |paths: &[&str]| interfaces(&paths.iter().map(|&path| path.to_owned()).collect());
+
+        let found = imports(&["rollout:plugin/models@0.1.0", "rollout:plugin/log@0.1.0"]).unwrap();
+
+        assert_eq!(found, ["log", "models"]);
+        assert!(imports(&["left-pad"]).unwrap_err().to_string().contains("'left-pad'"));
+    }
+}

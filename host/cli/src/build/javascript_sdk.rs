@@ -1,0 +1,91 @@
+//! The JavaScript SDK and the contract, embedded when this program is built.
+
+use std::io;
+use std::path::Path;
+
+/// Embeds files of `guest-sdk/js`, by their path there.
+macro_rules! sdk {
+    ($($path:literal),+ $(,)?) => {
+        &[$(($path, include_str!(concat!("../../../../guest-sdk/js/", $path)))),+]
+    };
+}
+
+const SDK: &[(&str, &str)] = sdk![
+    "README.md",
+    "package.json",
+    "src/agent-loop.js",
+    "src/agent.js",
+    "src/answer.js",
+    "src/artifact.js",
+    "src/calls.js",
+    "src/check.js",
+    "src/errors.js",
+    "src/grader.js",
+    "src/host-tools.js",
+    "src/host.js",
+    "src/index.d.ts",
+    "src/index.js",
+    "src/json.js",
+    "src/judge.js",
+    "src/message.js",
+    "src/models.js",
+    "src/part.js",
+    "src/rubric.js",
+    "src/runtime/events.js",
+    "src/runtime/globals.js",
+    "src/runtime/index.js",
+    "src/runtime/loop.js",
+    "src/runtime/promise.js",
+    "src/runtime/random.js",
+    "src/runtime/text.js",
+    "src/sample.js",
+    "src/schema.js",
+    "src/settings.js",
+    "src/sleep.js",
+    "src/tool.js",
+    "src/tools.js",
+    "src/trace.js",
+    "src/workflow.js",
+];
+
+pub(super) const CONTRACT: &str = include_str!("../../../../wit/plugin.wit");
+
+/// Writes the SDK's package to a directory, which is created if it does not exist.
+pub(crate) fn unpack(dir: &Path) -> io::Result<()> {
+    for (path, text) in SDK {
+        let path = dir.join(path);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        std::fs::write(path, text)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_sdk_is_embedded() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-sdk/js");
+        let mut found = BTreeSet::from([PathBuf::from("README.md"), PathBuf::from("package.json")]);
+        let mut dirs = vec![root.join("src")];
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                match path.is_dir() {
+                    true => dirs.push(path),
+                    false => drop(found.insert(path.strip_prefix(&root).unwrap().to_owned())),
+                }
+            }
+        }
+
+        let embedded: BTreeSet<PathBuf> = SDK.iter().map(|(path, _)| PathBuf::from(path)).collect();
+
+        assert_eq!(found, embedded);
+    }
+}
