@@ -4,7 +4,7 @@
 use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
 use super::gate::{FileRefused, Import};
-use super::{Ended, Imports};
+use super::{ContractViolation, Imports};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::{Limit, ModelRole};
 use rollout_transcript::Exchange;
@@ -120,7 +120,7 @@ impl observations::Host for Imports {
         let bytes = its().map(|exchange| lists.body_bytes(exchange)).fold(0, usize::saturating_add);
         let max = self.limits.memory_bytes_max;
         if bytes > max {
-            return Err(wasmtime::Error::new(Ended::ManyObserved { bytes, max }));
+            return Err(wasmtime::Error::new(ContractViolation::ManyObserved { bytes, max }));
         }
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         if let Some(charge) = &mut charge {

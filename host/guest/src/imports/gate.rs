@@ -8,7 +8,7 @@
 use wasmtime::component::ResourceTableError;
 
 use super::bindings::rollout::plugin::{artifacts, models, samples};
-use super::{Ended, Imports, Role};
+use super::{ContractViolation, Imports, Role};
 use rollout_core::telemetry::Limit;
 
 /// An imported function of the contract.
@@ -78,13 +78,13 @@ impl Imports {
         self.record.meter().add_host_call();
         if self.host_calls > self.limits.host_calls_max {
             self.record.limit_hit(Limit::HostCalls);
-            return Err(wasmtime::Error::new(Ended::HostCalls(self.limits.host_calls_max)));
+            return Err(wasmtime::Error::new(ContractViolation::HostCalls(self.limits.host_calls_max)));
         }
         self.moves()?;
         match only {
             Some(allowed) if allowed != self.role => {
                 let (role, allowed) = (self.role.as_str(), allowed.as_str());
-                Err(wasmtime::Error::new(Ended::WrongRole { role, import: name, allowed }))
+                Err(wasmtime::Error::new(ContractViolation::WrongRole { role, import: name, allowed }))
             }
             _ => Ok(()),
         }
@@ -122,9 +122,9 @@ impl<E> From<wasmtime::Error> for Refused<E> {
     }
 }
 
-impl<E> From<Ended> for Refused<E> {
-    fn from(ended: Ended) -> Self {
-        Self::Ended(wasmtime::Error::new(ended))
+impl<E> From<ContractViolation> for Refused<E> {
+    fn from(violation: ContractViolation) -> Self {
+        Self::Ended(wasmtime::Error::new(violation))
     }
 }
 

@@ -183,10 +183,10 @@ impl RunContext {
     }
 }
 
-/// A breach of the contract that no error of an import can report; it ends the instance.
+/// A violation of the contract that no error of an import can report. It ends the instance.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Ended {
+pub enum ContractViolation {
     /// The guest used an import that its role does not have.
     #[error("a {role} called {import}, which only a {allowed} may")]
     WrongRole {
@@ -202,7 +202,7 @@ pub enum Ended {
     WrongCall(&'static str, &'static str),
     /// The guest was stopped within a call, and its rollout is over.
     #[error("called the host when its rollout was over")]
-    Over,
+    RolloutOver,
     /// The guest called the host more often than it may.
     #[error("called the host more often than host-calls-max, {0} times; the operator can raise it")]
     HostCalls(u64),

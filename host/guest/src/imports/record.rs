@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use super::Ended;
+use super::ContractViolation;
 use super::meter::Meter;
 use super::refused::{KIND_BYTES, RefusedKind, RefusedUses};
 use rollout_core::budget::{Charge, Holder, Use};
@@ -274,13 +274,13 @@ impl RecordState {
 
     /// Returns the sample at this index. Fails once the rollout is over: a guest that was stopped within a
     /// call may finish that call afterwards.
-    pub(super) fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, Ended> {
-        self.transcript.samples.get_mut(place).ok_or(Ended::Over)
+    pub(super) fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, ContractViolation> {
+        self.transcript.samples.get_mut(place).ok_or(ContractViolation::RolloutOver)
     }
 
     /// Replaces a sample's history. Requests that carried the old history keep it.
-    pub(super) fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), Ended> {
-        let free = self.transcript.replace_history(place, messages).ok_or(Ended::Over)?;
+    pub(super) fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), ContractViolation> {
+        let free = self.transcript.replace_history(place, messages).ok_or(ContractViolation::RolloutOver)?;
         self.release(free);
         Ok(())
     }

@@ -7,7 +7,7 @@ use wasmtime::component::Resource;
 use super::bindings::rollout::plugin::samples::{self, OpenError, RecordError};
 use super::gate::{Import, OpenRefused, RecordRefused};
 use super::record::{FIELD_BYTES, OverLimit};
-use super::{Ended, Imports, Role, virtual_clock};
+use super::{ContractViolation, Imports, Role, virtual_clock};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::Limit;
 use rollout_transcript::{SampleRecord, message_bytes};
@@ -173,7 +173,7 @@ impl samples::HostSample for Imports {
         let bytes = messages.text_bytes_of(first, end) + (end - first) * TEXT_BYTES;
         let max = self.limits.memory_bytes_max;
         if bytes > max {
-            return Err(wasmtime::Error::new(Ended::LongHistory { bytes, max }));
+            return Err(wasmtime::Error::new(ContractViolation::LongHistory { bytes, max }));
         }
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         if let Some(charge) = &mut charge {
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::imports::bindings::rollout::plugin::samples::HostSample;
     use crate::imports::gate::Refused;
-    use crate::imports::{Ended, Live, Record, RunContext};
+    use crate::imports::{ContractViolation, Live, Record, RunContext};
     use rollout_core::limits::Limits;
     use rollout_wire::id::RolloutId;
 
@@ -289,7 +289,7 @@ mod tests {
 
         let ended = |result: Result<(), RecordRefused>| {
             let Err(Refused::Ended(error)) = result else { panic!("{result:?}") };
-            assert!(matches!(error.downcast_ref(), Some(Ended::Over)));
+            assert!(matches!(error.downcast_ref(), Some(ContractViolation::RolloutOver)));
         };
         ended(imports.push(sample(), vec!["{}".to_owned()]));
         ended(imports.replace(sample(), vec!["{}".to_owned()]));
