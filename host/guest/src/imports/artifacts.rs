@@ -3,7 +3,7 @@
 
 use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
-use super::gate::{FileRefused, Import};
+use super::gate::{ArtifactError, Import};
 use super::{ContractViolation, Imports};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::{Limit, ModelRole};
@@ -50,11 +50,11 @@ fn is_inside(inner: &str, outer: &str) -> bool {
 }
 
 impl artifacts::Host for Imports {
-    fn convert_error(&mut self, refused: FileRefused) -> wasmtime::Result<Error> {
+    fn convert_error(&mut self, refused: ArtifactError) -> wasmtime::Result<Error> {
         refused.for_guest()
     }
 
-    fn write(&mut self, name: String, content: Vec<u8>) -> Result<(), FileRefused> {
+    fn write(&mut self, name: String, content: Vec<u8>) -> Result<(), ArtifactError> {
         self.enter(Import::ARTIFACT_WRITE)?;
         check_name(&name).map_err(Error::InvalidName)?;
         let mut kept = self.record.lock();
@@ -92,7 +92,7 @@ impl artifacts::Host for Imports {
         Ok(())
     }
 
-    fn read(&mut self, name: String) -> Result<Vec<u8>, FileRefused> {
+    fn read(&mut self, name: String) -> Result<Vec<u8>, ArtifactError> {
         self.enter(Import::ARTIFACT_READ)?;
         check_name(&name).map_err(Error::InvalidName)?;
         let kept = self.record.lock();

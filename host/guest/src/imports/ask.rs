@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Imports;
 use super::bindings::rollout::plugin::models::Error;
-use super::gate::AskRefused;
+use super::gate::ModelCallError;
 use super::outside::{ModelQuestion, Outside};
 use super::record::{JudgeFailure, Record, RecordState};
 use rollout_core::budget::{Charge, Use};
@@ -209,7 +209,7 @@ impl Record {
         call: u32,
         reply: &Completion,
         limits: &Limits,
-    ) -> Result<Event, AskRefused> {
+    ) -> Result<Event, ModelCallError> {
         let text = reply.message();
         let mut kept = self.lock();
         kept.sample(sample)?;

@@ -2,8 +2,8 @@
 //!
 //! Every import begins with [`Imports::enter`], which counts the call, delivers the answers that arrived
 //! since the previous one, and checks that the role has the import; a test below checks that each import does
-//! so. An import returns a plain `Result`: a [`Refused::Told`] becomes an error of the contract, a
-//! [`Refused::Ended`] ends the guest.
+//! so. An import returns a plain `Result`: a [`CallError::Reported`] becomes an error of the contract, a
+//! [`CallError::Fatal`] ends the guest.
 
 use wasmtime::component::ResourceTableError;
 
@@ -91,67 +91,69 @@ impl Imports {
     }
 }
 
-/// Failure of a guest's call: an error of the contract for the guest, or an error that ends it.
+/// Error of an import.
 #[derive(Debug)]
-pub(crate) enum Refused<E> {
-    Told(E),
-    Ended(wasmtime::Error),
+pub(crate) enum CallError<E> {
+    /// An error of the contract, which the guest receives.
+    Reported(E),
+    /// An error that ends the guest.
+    Fatal(wasmtime::Error),
 }
 
-impl<E> Refused<E> {
+impl<E> CallError<E> {
     /// Returns the error for the guest, or fails with the error that ends it.
     pub(crate) fn for_guest(self) -> wasmtime::Result<E> {
         match self {
-            Self::Told(error) => Ok(error),
-            Self::Ended(error) => Err(error),
+            Self::Reported(error) => Ok(error),
+            Self::Fatal(error) => Err(error),
         }
     }
 
     /// Converts the error for the guest.
-    pub(crate) fn map<F>(self, words: impl FnOnce(E) -> F) -> Refused<F> {
+    pub(crate) fn map<F>(self, words: impl FnOnce(E) -> F) -> CallError<F> {
         match self {
-            Self::Told(error) => Refused::Told(words(error)),
-            Self::Ended(error) => Refused::Ended(error),
+            Self::Reported(error) => CallError::Reported(words(error)),
+            Self::Fatal(error) => CallError::Fatal(error),
         }
     }
 }
 
-impl<E> From<wasmtime::Error> for Refused<E> {
+impl<E> From<wasmtime::Error> for CallError<E> {
     fn from(error: wasmtime::Error) -> Self {
-        Self::Ended(error)
+        Self::Fatal(error)
     }
 }
 
-impl<E> From<ContractViolation> for Refused<E> {
+impl<E> From<ContractViolation> for CallError<E> {
     fn from(violation: ContractViolation) -> Self {
-        Self::Ended(wasmtime::Error::new(violation))
+        Self::Fatal(wasmtime::Error::new(violation))
     }
 }
 
-impl<E> From<ResourceTableError> for Refused<E> {
+impl<E> From<ResourceTableError> for CallError<E> {
     fn from(error: ResourceTableError) -> Self {
-        Self::Ended(error.into())
+        Self::Fatal(error.into())
     }
 }
 
 // One implementation per type: a generic one would conflict with that for the engine's error.
-macro_rules! impl_from_refused {
+macro_rules! impl_from_reported {
     ($($error:path),+) => {
-        $(impl From<$error> for Refused<$error> {
+        $(impl From<$error> for CallError<$error> {
             fn from(error: $error) -> Self {
-                Self::Told(error)
+                Self::Reported(error)
             }
         })+
     };
 }
 
 /// Aliases for the bindings, which name the imports' error types and accept no generic types.
-pub(crate) type AskRefused = Refused<models::Error>;
-pub(crate) type OpenRefused = Refused<samples::OpenError>;
-pub(crate) type RecordRefused = Refused<samples::RecordError>;
-pub(crate) type FileRefused = Refused<artifacts::Error>;
+pub(crate) type ModelCallError = CallError<models::Error>;
+pub(crate) type SampleOpenError = CallError<samples::OpenError>;
+pub(crate) type SampleRecordError = CallError<samples::RecordError>;
+pub(crate) type ArtifactError = CallError<artifacts::Error>;
 
-impl_from_refused!(models::Error, samples::OpenError, samples::RecordError, artifacts::Error);
+impl_from_reported!(models::Error, samples::OpenError, samples::RecordError, artifacts::Error);
 
 #[cfg(test)]
 mod tests {

@@ -56,10 +56,10 @@ pub(crate) mod bindings {
         exports: { default: async },
         // Error types of the imports, before they are returned to the guest or end it.
         trappable_error_type: {
-            "rollout:plugin/samples.open-error" => super::gate::OpenRefused,
-            "rollout:plugin/samples.record-error" => super::gate::RecordRefused,
-            "rollout:plugin/models.error" => super::gate::AskRefused,
-            "rollout:plugin/artifacts.error" => super::gate::FileRefused,
+            "rollout:plugin/samples.open-error" => super::gate::SampleOpenError,
+            "rollout:plugin/samples.record-error" => super::gate::SampleRecordError,
+            "rollout:plugin/models.error" => super::gate::ModelCallError,
+            "rollout:plugin/artifacts.error" => super::gate::ArtifactError,
         },
         with: {
             "rollout:plugin/samples.sample": super::samples::OpenSample,

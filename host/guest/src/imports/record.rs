@@ -279,7 +279,11 @@ impl RecordState {
     }
 
     /// Replaces a sample's history. Requests that carried the old history keep it.
-    pub(super) fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), ContractViolation> {
+    pub(super) fn replace_history(
+        &mut self,
+        place: usize,
+        messages: Messages,
+    ) -> Result<(), ContractViolation> {
         let free = self.transcript.replace_history(place, messages).ok_or(ContractViolation::RolloutOver)?;
         self.release(free);
         Ok(())

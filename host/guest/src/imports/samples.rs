@@ -5,7 +5,7 @@ use std::sync::Arc;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::samples::{self, OpenError, RecordError};
-use super::gate::{Import, OpenRefused, RecordRefused};
+use super::gate::{Import, SampleOpenError, SampleRecordError};
 use super::record::{FIELD_BYTES, OverLimit};
 use super::{ContractViolation, Imports, Role, virtual_clock};
 use rollout_core::budget::Use;
@@ -30,7 +30,7 @@ const TEXT_BYTES: usize = size_of::<String>() + 16;
 /// Maximum length of a metric's or field's name in bytes.
 const NAME_BYTES_MAX: usize = 256;
 
-impl From<OverLimit> for RecordRefused {
+impl From<OverLimit> for SampleRecordError {
     fn from(OverLimit(what): OverLimit) -> Self {
         RecordError::OverLimit(what).into()
     }
@@ -73,7 +73,7 @@ impl Imports {
         sample: &Resource<OpenSample>,
         messages: Vec<String>,
         in_place: bool,
-    ) -> Result<(), RecordRefused> {
+    ) -> Result<(), SampleRecordError> {
         let place = self.table.get(sample)?.place;
         self.check_messages(&messages).map_err(RecordError::OverLimit)?;
         let charged = message_bytes(messages.iter().map(String::as_str));
@@ -107,11 +107,11 @@ impl Imports {
 }
 
 impl samples::Host for Imports {
-    fn convert_open_error(&mut self, refused: OpenRefused) -> wasmtime::Result<OpenError> {
+    fn convert_open_error(&mut self, refused: SampleOpenError) -> wasmtime::Result<OpenError> {
         refused.for_guest()
     }
 
-    fn convert_record_error(&mut self, refused: RecordRefused) -> wasmtime::Result<RecordError> {
+    fn convert_record_error(&mut self, refused: SampleRecordError) -> wasmtime::Result<RecordError> {
         refused.for_guest()
     }
 
@@ -122,7 +122,7 @@ impl samples::Host for Imports {
 }
 
 impl samples::HostSample for Imports {
-    fn open(&mut self, name: Option<String>) -> Result<Resource<OpenSample>, OpenRefused> {
+    fn open(&mut self, name: Option<String>) -> Result<Resource<OpenSample>, SampleOpenError> {
         self.enter(Import::SAMPLE_OPEN)?;
         let mut kept = self.record.lock();
         let place = kept.transcript.samples.len();
@@ -147,12 +147,16 @@ impl samples::HostSample for Imports {
         Ok(self.table.get(&sample)?.id.as_str().to_owned())
     }
 
-    fn push(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), RecordRefused> {
+    fn push(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), SampleRecordError> {
         self.enter(Import::SAMPLE_PUSH)?;
         self.keep(&sample, messages, false)
     }
 
-    fn replace(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), RecordRefused> {
+    fn replace(
+        &mut self,
+        sample: Resource<OpenSample>,
+        messages: Vec<String>,
+    ) -> Result<(), SampleRecordError> {
         self.enter(Import::SAMPLE_REPLACE)?;
         self.keep(&sample, messages, true)
     }
@@ -187,7 +191,7 @@ impl samples::HostSample for Imports {
         sample: Resource<OpenSample>,
         name: String,
         value: f64,
-    ) -> Result<(), RecordRefused> {
+    ) -> Result<(), SampleRecordError> {
         self.enter(Import::SAMPLE_SET_METRIC)?;
         let place = self.table.get(&sample)?.place;
         if !value.is_finite() {
@@ -209,7 +213,7 @@ impl samples::HostSample for Imports {
         sample: Resource<OpenSample>,
         name: String,
         value: String,
-    ) -> Result<(), RecordRefused> {
+    ) -> Result<(), SampleRecordError> {
         self.enter(Import::SAMPLE_SET_FIELD)?;
         let place = self.table.get(&sample)?.place;
         check_name(&name)?;
@@ -260,7 +264,7 @@ fn brief(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::imports::bindings::rollout::plugin::samples::HostSample;
-    use crate::imports::gate::Refused;
+    use crate::imports::gate::CallError;
     use crate::imports::{ContractViolation, Live, Record, RunContext};
     use rollout_core::limits::Limits;
     use rollout_wire::id::RolloutId;
@@ -287,15 +291,15 @@ mod tests {
 
         record.seal();
 
-        let ended = |result: Result<(), RecordRefused>| {
-            let Err(Refused::Ended(error)) = result else { panic!("{result:?}") };
+        let ended = |result: Result<(), SampleRecordError>| {
+            let Err(CallError::Fatal(error)) = result else { panic!("{result:?}") };
             assert!(matches!(error.downcast_ref(), Some(ContractViolation::RolloutOver)));
         };
         ended(imports.push(sample(), vec!["{}".to_owned()]));
         ended(imports.replace(sample(), vec!["{}".to_owned()]));
         ended(imports.set_metric(sample(), "m".to_owned(), 1.0));
         ended(imports.set_field(sample(), "f".to_owned(), "1".to_owned()));
-        ended(imports.withdraw(sample()).map_err(Refused::Ended));
+        ended(imports.withdraw(sample()).map_err(CallError::Fatal));
         assert_eq!(record.samples()[0].messages.len(), 1);
     }
 

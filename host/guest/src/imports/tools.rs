@@ -238,7 +238,10 @@ impl tools::Host for Imports {
     async fn execute(&mut self, calls: Vec<ToolCall>) -> wasmtime::Result<Vec<ToolResult>> {
         self.enter(Import::TOOLS_EXECUTE)?;
         if calls.len() > TOOL_CALLS_MAX {
-            return Err(wasmtime::Error::new(ContractViolation::ManyCalls { given: calls.len(), max: TOOL_CALLS_MAX }));
+            return Err(wasmtime::Error::new(ContractViolation::ManyCalls {
+                given: calls.len(),
+                max: TOOL_CALLS_MAX,
+            }));
         }
         calls.iter().try_for_each(check_id)?;
         let mut under_way = self.calls_under_way;
