@@ -92,7 +92,7 @@ impl Default for Retention {
 
 /// Settings of a journal.
 #[derive(Clone)]
-pub struct Settings {
+pub struct JournalSettings {
     /// Directory, created if it does not exist.
     pub path: PathBuf,
     /// Policy for syncing.
@@ -108,7 +108,7 @@ pub struct Settings {
     pub faults: Option<Faults>,
 }
 
-impl Settings {
+impl JournalSettings {
     /// Returns the default settings for a journal in this directory.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -367,8 +367,8 @@ impl Drop for Open {
 impl Journal {
     /// Opens a journal and returns its unfinished rollouts, the oldest first. Their events can be
     /// [read](Entry::read). Truncates a torn tail.
-    pub fn open(settings: Settings) -> Result<(Self, Vec<Entry>), OpenError> {
-        let Settings { path, sync, retention, segment_bytes, segments_ahead, faults } = settings;
+    pub fn open(settings: JournalSettings) -> Result<(Self, Vec<Entry>), OpenError> {
+        let JournalSettings { path, sync, retention, segment_bytes, segments_ahead, faults } = settings;
         let mut folder = Folder { path, segment_bytes, faults, salt: 0, boot: segment::boot() };
         let mut opened = recover::open(&mut folder)?;
         opened.tables.flushed = (opened.current.number, opened.current.end);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rollout_journal::{
-    Entry, Event, Found, Journal, OpenError, Operation, Refused, Retention, Settings, Sync, Written,
+    Entry, Event, Found, Journal, JournalSettings, OpenError, Operation, Refused, Retention, Sync, Written,
 };
 
 fn event(kind: u8, payload: &str) -> Event {
@@ -38,8 +38,8 @@ const HEADER: usize = 64;
 /// Size of a record without its payload.
 const FRAME: usize = 29;
 
-fn small(path: &Path) -> Settings {
-    Settings { segment_bytes: 4096, segments_ahead: 1, ..Settings::new(path) }
+fn small(path: &Path) -> JournalSettings {
+    JournalSettings { segment_bytes: 4096, segments_ahead: 1, ..JournalSettings::new(path) }
 }
 
 /// Returns the segments of a journal, in order.
@@ -53,7 +53,7 @@ fn segments(path: &Path) -> Vec<std::path::PathBuf> {
 #[tokio::test]
 async fn written_rollouts_survive_a_restart_and_ended_ones_are_not_resumed() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    let (journal, unfinished) = Journal::open(JournalSettings::new(dir.path())).unwrap();
     assert!(unfinished.is_empty());
     let a = journal.begin("a").unwrap();
     let b = journal.begin("b").unwrap();
@@ -65,7 +65,7 @@ async fn written_rollouts_survive_a_restart_and_ended_ones_are_not_resumed() {
     assert_eq!(found(&journal, "b"), [written("b", &[event(2, "")], true)]);
     drop((a, b, journal));
 
-    let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    let (journal, unfinished) = Journal::open(JournalSettings::new(dir.path())).unwrap();
     let all_of_a = [event(1, "xy"), event(3, "z")];
     assert_eq!(what(&unfinished), [written("a", &all_of_a, false)]);
     let again = &unfinished[0];
@@ -149,7 +149,7 @@ async fn rollouts_are_found_across_segments_and_old_ones_are_deleted() {
     drop((long, journal));
 
     let keep = Retention { bytes_max: 10_000, age_max: Duration::MAX };
-    let settings = || Settings { retention: keep, ..small(dir.path()) };
+    let settings = || JournalSettings { retention: keep, ..small(dir.path()) };
     let (journal, mut unfinished) = Journal::open(settings()).unwrap();
     assert_eq!(what(&unfinished), std::slice::from_ref(&of_long));
     let long = unfinished.remove(0);
@@ -209,7 +209,7 @@ async fn a_full_disk_refuses_new_rollouts_and_running_ones_finish() {
         Operation::Allocate if is_full.load(Ordering::SeqCst) => Err(io::ErrorKind::StorageFull.into()),
         _ => Ok(()),
     };
-    let settings = Settings { faults: Some(Arc::new(faults)), ..small(dir.path()) };
+    let settings = JournalSettings { faults: Some(Arc::new(faults)), ..small(dir.path()) };
     let (journal, _) = Journal::open(settings).unwrap();
     let running = journal.begin("running").unwrap();
     let mut pause = tokio::time::interval(Duration::from_millis(2));
@@ -255,7 +255,7 @@ async fn a_write_without_room_waits_and_a_failed_write_is_reported() {
         (Some(kind), Operation::Write) => Err(kind.into()),
         _ => Ok(()),
     };
-    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
+    let settings = JournalSettings { faults: Some(Arc::new(faults)), ..JournalSettings::new(dir.path()) };
     let (journal, _) = Journal::open(settings).unwrap();
     let entry = journal.begin("a").unwrap();
     entry.written().await.unwrap();
@@ -277,7 +277,7 @@ async fn a_write_without_room_waits_and_a_failed_write_is_reported() {
     assert!(matches!(journal.begin("b"), Err(Refused::Failed(_))));
     drop((entry, journal));
     *mode.lock().unwrap() = None;
-    let (_, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    let (_, unfinished) = Journal::open(JournalSettings::new(dir.path())).unwrap();
     assert_eq!(what(&unfinished), [written("a", &[event(1, "")], false)], "acknowledged records are durable");
 }
 
@@ -289,7 +289,7 @@ async fn a_failed_sync_is_final() {
         Operation::Sync if once.swap(false, Ordering::SeqCst) => Err(io::Error::other("gone")),
         _ => Ok(()),
     };
-    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
+    let settings = JournalSettings { faults: Some(Arc::new(faults)), ..JournalSettings::new(dir.path()) };
     let (journal, _) = Journal::open(settings).unwrap();
     let entry = journal.begin("a").unwrap();
     let failed = entry.admitted().await.unwrap_err().to_string();
@@ -376,7 +376,7 @@ async fn a_writer_waits_while_too_many_events_are_queued_however_small() {
         Operation::Write if is_full.load(Ordering::SeqCst) => Err(io::ErrorKind::StorageFull.into()),
         _ => Ok(()),
     };
-    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
+    let settings = JournalSettings { faults: Some(Arc::new(faults)), ..JournalSettings::new(dir.path()) };
     let (journal, _) = Journal::open(settings).unwrap();
     let entry = journal.begin("a").unwrap();
     entry.written().await.unwrap();
@@ -401,7 +401,8 @@ async fn only_necessary_syncs_are_made() {
             count.fetch_add(u32::from(operation == Operation::Sync), Ordering::SeqCst);
             Ok(())
         };
-        let settings = Settings { sync, faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
+        let settings =
+            JournalSettings { sync, faults: Some(Arc::new(faults)), ..JournalSettings::new(dir.path()) };
         let (journal, _) = Journal::open(settings).unwrap();
         let entry = journal.begin("a").unwrap();
         entry.admitted().await.unwrap();
@@ -557,7 +558,7 @@ impl Gate {
 async fn events_during_a_sync_are_written_at_once_across_segments() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, faults) = Gate::new();
-    let (journal, _) = Journal::open(Settings { faults: Some(faults), ..small(dir.path()) }).unwrap();
+    let (journal, _) = Journal::open(JournalSettings { faults: Some(faults), ..small(dir.path()) }).unwrap();
     let first = journal.begin("first").unwrap();
     let mut admitted = Box::pin(first.admitted());
     assert!(futures_poll(&mut admitted).await.is_pending());
@@ -625,7 +626,7 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
 
     let (gate, faults) = Gate::new();
     let keep = Retention { bytes_max: 1, age_max: Duration::MAX };
-    let settings = Settings { retention: keep, faults: Some(faults), ..small(dir.path()) };
+    let settings = JournalSettings { retention: keep, faults: Some(faults), ..small(dir.path()) };
     let (journal, unfinished) = Journal::open(settings).unwrap();
     // The copies are written and their sync starts: the originals still exist.
     gate.begun.recv().unwrap();
@@ -670,7 +671,7 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
 async fn an_idle_rollout_does_not_retain_the_records_of_others() {
     let dir = tempfile::tempdir().unwrap();
     let keep = Retention { bytes_max: 64 << 10, age_max: Duration::MAX };
-    let (journal, _) = Journal::open(Settings { retention: keep, ..small(dir.path()) }).unwrap();
+    let (journal, _) = Journal::open(JournalSettings { retention: keep, ..small(dir.path()) }).unwrap();
     let waiting = journal.begin("waits").unwrap();
     waiting.append(1, vec![Bytes::from_static(b"its beginning")]).unwrap();
     let mut most = 0;
@@ -729,7 +730,7 @@ async fn a_smaller_maximum_size_deletes_old_segments_of_an_open_journal() {
 #[tokio::test]
 async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves_the_rest() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(Settings::new(dir.path())).unwrap();
+    let (journal, _) = Journal::open(JournalSettings::new(dir.path())).unwrap();
     for n in 0..100 {
         let entry = journal.begin(&format!("r{n}")).unwrap();
         entry.append(1, vec![Bytes::from(vec![b'x'; 200])]).unwrap();
@@ -747,7 +748,7 @@ async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves
         let mut flipped = bytes.clone();
         flipped[at] ^= 4;
         std::fs::write(&segment, flipped).unwrap();
-        let Err(OpenError::Damaged { path, at: said }) = Journal::open(Settings::new(&killed)) else {
+        let Err(OpenError::Damaged { path, at: said }) = Journal::open(JournalSettings::new(&killed)) else {
             panic!("a flip at {at} is not noticed")
         };
         assert!(path == segment && (expected as u64..=at as u64).contains(&said), "{said}, not {at}");
@@ -756,7 +757,7 @@ async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves
         assert!(rollout_journal::find_in(&killed, "r99").is_err());
         let repaired = rollout_journal::repair(&killed).unwrap();
         assert_eq!(repaired.damage.len(), 1, "{repaired:?}");
-        let (journal, unfinished) = Journal::open(Settings::new(&killed)).unwrap();
+        let (journal, unfinished) = Journal::open(JournalSettings::new(&killed)).unwrap();
         let lost = usize::from(!repaired.left_out.is_empty());
         assert_eq!(unfinished.len() + lost, 100, "a flip at {at}: {repaired:?}");
         drop((journal, unfinished));
@@ -766,7 +767,7 @@ async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves
     let mut flipped = bytes.clone();
     flipped[end + 700] ^= 4;
     std::fs::write(&segment, flipped).unwrap();
-    assert_eq!(Journal::open(Settings::new(&killed)).unwrap().1.len(), 100);
+    assert_eq!(Journal::open(JournalSettings::new(&killed)).unwrap().1.len(), 100);
 }
 
 fn copy_segments(from: &Path, to: &Path) {

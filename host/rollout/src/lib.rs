@@ -36,10 +36,10 @@ pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
     Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
-    JournaledSecrets, KeptOutcome, KeptResult, KeptResults, OpenError as JournalError,
+    JournalSettings, JournaledSecrets, KeptOutcome, KeptResult, KeptResults, OpenError as JournalError,
     Refused as JournalRefused, RepairError as JournalRepairError, Repaired as RepairedJournal, ResultOf,
-    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, Settings as JournalSettings,
-    StoredRollout, Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
+    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, StoredRollout, Sync as JournalSync,
+    TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,

@@ -463,13 +463,13 @@ mod tests {
 
     use super::*;
     use crate::seal::Seal;
-    use rollout_journal::Settings;
+    use rollout_journal::JournalSettings;
     use rollout_outbound::Secret;
 
     const TTL: Duration = Duration::from_secs(900);
 
     fn open(dir: &Path) -> Arc<Journal> {
-        let settings = Settings { segment_bytes: 1 << 20, ..Settings::new(dir) };
+        let settings = JournalSettings { segment_bytes: 1 << 20, ..JournalSettings::new(dir) };
         Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0
     }
 
@@ -543,7 +543,7 @@ mod tests {
     #[tokio::test]
     async fn an_unread_result_keeps_its_segments_and_a_read_one_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let mut settings = Settings { segment_bytes: 64 << 10, ..Settings::new(dir.path()) };
+        let mut settings = JournalSettings { segment_bytes: 64 << 10, ..JournalSettings::new(dir.path()) };
         settings.retention.bytes_max = 0;
         let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
         let kept = keep(&journal, &id("kept")).await;
@@ -583,7 +583,7 @@ mod tests {
         // To measure in a process that wrote none of it, run the test twice with a directory that is empty at first.
         let dir = std::env::var_os("KEPT_RESULTS_IN").map_or(own.path().to_owned(), PathBuf::from);
         if std::fs::read_dir(&dir).is_ok_and(|mut files| files.next().is_none()) {
-            let settings = Settings { sync: store::Sync::Never, ..Settings::new(&dir) };
+            let settings = JournalSettings { sync: store::Sync::Never, ..JournalSettings::new(&dir) };
             let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
             for from in (0..count).step_by(1_000) {
                 let ids: Vec<RolloutId> = (from..count.min(from + 1_000))
@@ -594,7 +594,7 @@ mod tests {
             journal.close();
         }
         let (before, began) = (rss(), Instant::now());
-        let settings = Settings::new(&dir);
+        let settings = JournalSettings::new(&dir);
         let (journal, unfinished) =
             Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap();
         let opened = began.elapsed();

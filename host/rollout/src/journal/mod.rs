@@ -42,7 +42,7 @@ pub(super) use fork::{NoParent, Parent};
 pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
 pub use run_clock::RunClock;
 pub use store::{
-    Damage, Failed, OpenError, Refused, RepairError, Repaired, Retention, Settings, Sync, repair,
+    Damage, Failed, JournalSettings, OpenError, Refused, RepairError, Repaired, Retention, Sync, repair,
 };
 pub(crate) use stored::RanBy;
 pub use stored::{FoundRollout, StoredRollout};
@@ -87,7 +87,7 @@ impl Journal {
     /// Opens a journal whose secrets are encrypted with `seal`. Returns it with its unfinished rollouts, to be read one
     /// after the other. Results of an earlier process are stored for `results_ttl`. Reads files.
     pub fn open(
-        settings: Settings,
+        settings: JournalSettings,
         seal: impl Into<Arc<Seal>>,
         results_ttl: Duration,
     ) -> Result<(Arc<Self>, Unfinished), OpenError> {
