@@ -173,7 +173,7 @@ impl Failed {
 /// Reason why no rollout can start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum JournalRefused {
     /// The disk has no room for more than the running rollouts.
     #[error("the journal's disk is full: {0}")]
     Full(Arc<str>),
@@ -406,7 +406,7 @@ impl Journal {
 
     /// Starts a rollout, unless there is no room for it. [`Entry::admitted`] waits until its start is
     /// durable.
-    pub fn begin(&self, name: &str) -> Result<Entry, Refused> {
+    pub fn begin(&self, name: &str) -> Result<Entry, JournalRefused> {
         self.check()?;
         Ok(self.start(name))
     }
@@ -465,12 +465,12 @@ impl Journal {
     }
 
     /// Returns whether rollouts can start.
-    pub fn check(&self) -> Result<(), Refused> {
+    pub fn check(&self) -> Result<(), JournalRefused> {
         let state = locked(&self.0.shared.state);
         if let Some(failed) = &state.broken {
             return Err(failed.clone().into());
         }
-        state.full.clone().map_or(Ok(()), |why| Err(Refused::Full(why)))
+        state.full.clone().map_or(Ok(()), |why| Err(JournalRefused::Full(why)))
     }
 
     /// Returns the rollouts of this name, the latest first. Reads files.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rollout_journal::{
-    Entry, Event, Found, Journal, JournalSettings, OpenError, Operation, Refused, Retention, Sync, Written,
+    Entry, Event, Found, Journal, JournalRefused, JournalSettings, OpenError, Operation, Retention, Sync,
+    Written,
 };
 
 fn event(kind: u8, payload: &str) -> Event {
@@ -226,13 +227,13 @@ async fn a_full_disk_refuses_new_rollouts_and_running_ones_finish() {
     }
     let why = loop {
         match journal.check() {
-            Err(Refused::Full(why)) => break why,
+            Err(JournalRefused::Full(why)) => break why,
             other => other.unwrap(),
         }
         pause.tick().await;
     };
     assert!(why.contains("no room"), "{why}");
-    assert!(matches!(journal.begin("new"), Err(Refused::Full(_))));
+    assert!(matches!(journal.begin("new"), Err(JournalRefused::Full(_))));
     running.append(2, vec![]).unwrap();
     running.end();
     running.written().await.unwrap();
@@ -274,7 +275,7 @@ async fn a_write_without_room_waits_and_a_failed_write_is_reported() {
     *mode.lock().unwrap() = Some(io::ErrorKind::Other);
     entry.append(2, vec![]).unwrap();
     entry.written().await.unwrap_err();
-    assert!(matches!(journal.begin("b"), Err(Refused::Failed(_))));
+    assert!(matches!(journal.begin("b"), Err(JournalRefused::Failed(_))));
     drop((entry, journal));
     *mode.lock().unwrap() = None;
     let (_, unfinished) = Journal::open(JournalSettings::new(dir.path())).unwrap();
@@ -295,7 +296,7 @@ async fn a_failed_sync_is_final() {
     let failed = entry.admitted().await.unwrap_err().to_string();
     assert!(failed.contains("cannot sync: gone"), "{failed}");
     entry.admitted().await.unwrap_err();
-    assert!(matches!(journal.begin("b"), Err(Refused::Failed(_))));
+    assert!(matches!(journal.begin("b"), Err(JournalRefused::Failed(_))));
 }
 
 #[tokio::test]

@@ -36,8 +36,8 @@ pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
     Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
-    JournalSettings, JournaledSecrets, KeptOutcome, KeptResult, KeptResults, OpenError as JournalError,
-    Refused as JournalRefused, RepairError as JournalRepairError, Repaired as RepairedJournal, ResultOf,
+    JournalRefused, JournalSettings, JournaledSecrets, KeptOutcome, KeptResult, KeptResults,
+    OpenError as JournalError, RepairError as JournalRepairError, Repaired as RepairedJournal, ResultOf,
     Retention as JournalRetention, RolloutLog, RunClock, ServedAs, StoredRollout, Sync as JournalSync,
     TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };

@@ -46,7 +46,7 @@ pub enum AdmitError {
     Duplicate,
     /// The journal cannot store it.
     #[error(transparent)]
-    NotKept(#[from] journal::Refused),
+    NotKept(#[from] journal::JournalRefused),
     /// The host admits no more rollouts.
     #[error("the host is shutting down")]
     Closed,

@@ -42,7 +42,8 @@ pub(super) use fork::{NoParent, Parent};
 pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
 pub use run_clock::RunClock;
 pub use store::{
-    Damage, Failed, JournalSettings, OpenError, Refused, RepairError, Repaired, Retention, Sync, repair,
+    Damage, Failed, JournalRefused, JournalSettings, OpenError, RepairError, Repaired, Retention, Sync,
+    repair,
 };
 pub(crate) use stored::RanBy;
 pub use stored::{FoundRollout, StoredRollout};
@@ -123,7 +124,7 @@ impl Journal {
     }
 
     /// Checks that rollouts can be admitted.
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    pub(super) fn check(&self) -> Result<(), JournalRefused> {
         self.store.check()
     }
 
@@ -144,12 +145,12 @@ impl Journal {
         deployment: DeploymentId,
         secrets: &JournaledSecrets,
         Continuation { driver, facts, secret: _ }: Continuation,
-    ) -> Result<RolloutLog, Refused> {
+    ) -> Result<RolloutLog, JournalRefused> {
         let name = request.id.as_str();
         let line = AdmissionLine::new(request, deployment, driver, facts);
         let sealed = secrets.seal(&self.seal, name.as_bytes());
         // Neither numbers nor texts fail to serialize, and random numbers are available.
-        let sealed = sealed.map_err(|error| Refused::from(Failed::new(error.to_string())))?;
+        let sealed = sealed.map_err(|error| JournalRefused::from(Failed::new(error.to_string())))?;
         let log = RolloutLog(Arc::new(self.store.begin(name)?));
         log.append(kind::ADMITTED, vec![json_line(&line), sealed.into()]);
         Ok(log)
