@@ -45,7 +45,7 @@ use sync::Syncs;
 use tables::Tables;
 use writer::Writer;
 
-pub use ended::{Ended, name_hash};
+pub use ended::{EndedRollout, name_hash};
 pub use file::{FileError, read_file, write_file};
 pub use found::{Found, all_in, find_in};
 pub use repair::{Damage, RepairError, Repaired, repair};

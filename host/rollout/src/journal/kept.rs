@@ -213,7 +213,7 @@ impl KeptResults {
         };
         let mut table = Table { stored_from: from, ..Table::default() };
         let batch = store::name_hash(BATCH_NAME);
-        let is_batch = |ended: &store::Ended| {
+        let is_batch = |ended: &store::EndedRollout| {
             ended.name == batch && matches!(ended.first_event, Some(kind::READ | kind::RELEASED))
         };
         let is_note = |kind| matches!(kind, kind::KEPT | kind::READ | kind::RELEASED);
