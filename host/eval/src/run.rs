@@ -18,8 +18,8 @@ use super::stats::Tally;
 use super::trajectory;
 use rollout_outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 use rollout_rollout::{
-    self as rollout, AdmitError, AfterWorkflow, Continuation, Ended, Failure, FailureKind, Finished,
-    FinishedSample, Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout,
+    self as rollout, AdmitError, AfterWorkflow, Continuation, Failure, FailureKind, Finished, FinishedSample,
+    Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutEnd,
     RolloutLog, RolloutRequest, Steps, drive,
 };
 use rollout_wire::id::RolloutId;
@@ -321,10 +321,10 @@ impl Steps for EvaluationSteps {
         AfterWorkflow::Go(Next::Grade)
     }
 
-    async fn finished(self: Box<Self>, ended: Ended) -> Self::End {
+    async fn finished(self: Box<Self>, ended: RolloutEnd) -> Self::End {
         match ended {
-            Ended::Finished(finished) | Ended::Cancelled(finished) => Ok(finished),
-            Ended::Crashed(failure) => Err(failure),
+            RolloutEnd::Finished(finished) | RolloutEnd::Cancelled(finished) => Ok(finished),
+            RolloutEnd::Crashed(failure) => Err(failure),
         }
     }
 }

@@ -31,7 +31,7 @@ mod trajectory;
 
 pub use admission::Replay;
 pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
-pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
+pub use drive::{AfterWorkflow, Next, RolloutEnd, Steps, drive};
 pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
