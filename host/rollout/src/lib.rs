@@ -49,8 +49,8 @@ pub use model::{
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use slots::{
-    AdmissionQuotas, AdmitError, Handle, Load, OverQuota, Share, SlotPool, Slots, StoredBytes, TenantSlots,
-    Whose,
+    AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,
+    TenantSlots,
 };
 pub use trajectory::{
     Amendable, AmendedDocument, Amendment, ArtifactBounds, ArtifactRoot, Member, NoTrajectory, StepAmendment,

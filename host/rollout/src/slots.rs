@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use pool::{Line, PluginPlace, Slot, TenantPlace};
 pub use pool::{Share, SlotPool};
-pub use quota::{AdmissionQuotas, OverQuota, StoredBytes, Whose};
+pub use quota::{AdmissionQuotas, OverQuota, QuotaOwner, StoredBytes};
 
 use super::journal::{self, RolloutLog};
 use super::model::Phase;
@@ -562,7 +562,10 @@ mod tests {
         };
         assert_eq!(held.len(), 50, "half of all places");
         let AdmitError::Quota(over) = over else { panic!("{over}") };
-        assert_eq!((over.quota, over.whose, over.used, over.max), (Quota::Queued, Whose::Tenant, 50, 50));
+        assert_eq!(
+            (over.quota, over.owner, over.used, over.max),
+            (Quota::Queued, QuotaOwner::Tenant, 50, 50)
+        );
         let other = other.plugin(Share { running_max: 3, queue_max: 1, ..share(1) });
         let entered: Vec<_> = (0..3).map(|n| other.enter(&id(n), false).unwrap()).collect();
         let over = other.enter(&id("one more"), false).err().unwrap();

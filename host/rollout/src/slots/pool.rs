@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::quota::{OverQuota, Whose};
+use super::quota::{OverQuota, QuotaOwner};
 use super::{AdmitError, DECLARATIONS_MAX};
 use rollout_wire::quota::Quota;
 
@@ -253,8 +253,8 @@ impl State {
         let left = places.saturating_sub(self.live);
         let is_alone = self.tenants.len() == 1;
         let Some((tenant, plugin)) = self.of(place) else { return Err(AdmitError::Closed) };
-        tenant.check(Whose::Tenant, pool.running_max)?;
-        plugin.counts.check(Whose::Plugin, pool.running_max)?;
+        tenant.check(QuotaOwner::Tenant, pool.running_max)?;
+        plugin.counts.check(QuotaOwner::Plugin, pool.running_max)?;
         if left == 0 {
             return Err(AdmitError::Full { running_max: pool.running_max, queue_max: pool.queue_max });
         }
@@ -262,7 +262,7 @@ impl State {
         let waits_max = left.saturating_mul(tenant.share.weight.max(1).into());
         if !is_alone && tenant.queued >= waits_max {
             let (used, max) = (tenant.queued, waits_max);
-            return Err(OverQuota::until_less(Quota::Queued, Whose::Tenant, used, max).into());
+            return Err(OverQuota::until_less(Quota::Queued, QuotaOwner::Tenant, used, max).into());
         }
         Ok(())
     }
@@ -309,14 +309,14 @@ impl AllSlots {
 
 impl Counts {
     /// Checks that one more rollout may run or wait.
-    fn check(&self, whose: Whose, running_max: u32) -> Result<(), AdmitError> {
+    fn check(&self, owner: QuotaOwner, running_max: u32) -> Result<(), AdmitError> {
         let max = self.share.live_max(running_max);
         if self.live < max {
             return Ok(());
         }
         // Without a queue of its own, the limit is on running rollouts.
         let quota = if self.share.queue_max == 0 { Quota::Running } else { Quota::Queued };
-        Err(OverQuota::until_less(quota, whose, self.live, max).into())
+        Err(OverQuota::until_less(quota, owner, self.live, max).into())
     }
 }
 
