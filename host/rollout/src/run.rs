@@ -84,7 +84,7 @@ pub struct Rollout {
     folder: Option<AliveFolder>,
     // Dropped last: the rollout counts as alive until all fields above are dropped, and only then does closing `phase`
     // wake the tasks that wait for its end.
-    place: SlotGuard,
+    guard: SlotGuard,
     phase: watch::Sender<Phase>,
     resumed: Option<Resumed>,
 }
@@ -101,7 +101,7 @@ impl Rollout {
         entered: Entered,
         resumed: Option<Resumed>,
     ) -> Self {
-        let Entered { place, handle, phase } = entered;
+        let Entered { guard, handle, phase } = entered;
         let Resources { model, secrets: _, charge, continuation: _, past: _ } = resources;
         let run = RunContext {
             rollout_id: request.id.clone(),
@@ -153,7 +153,7 @@ impl Rollout {
             _charge: charge,
             handle,
             phase,
-            place,
+            guard,
             resumed,
         }
     }
@@ -252,7 +252,7 @@ impl Rollout {
         if self.slot.is_none() {
             return Err(Failure::host(Stage::Queue, "the host is shutting down"));
         }
-        self.place.leaves_queue();
+        self.guard.leave_queue();
         self.host.metrics().took(Step::Queue, self.queued);
         self.phase.send_replace(Phase::Running);
 
