@@ -335,8 +335,8 @@ impl From<openai::ToolCall> for types::ToolCall {
     }
 }
 
-impl From<openai::Usage> for types::Usage {
-    fn from(openai::Usage { prompt_tokens, completion_tokens }: openai::Usage) -> Self {
+impl From<openai::TokenUsage> for types::Usage {
+    fn from(openai::TokenUsage { prompt_tokens, completion_tokens }: openai::TokenUsage) -> Self {
         Self { prompt_tokens, completion_tokens }
     }
 }
