@@ -56,7 +56,7 @@ struct TenantState {
 }
 
 impl TenantState {
-    fn of(tenant: &rollout_catalog::Tenant) -> Self {
+    fn of(tenant: &rollout_catalog::TenantInfo) -> Self {
         let default_plugin = tenant.default_plugin.as_ref().map(ToString::to_string);
         Self { stored_bytes_max: tenant.quotas.get(Quota::StoredBytes), default_plugin }
     }
