@@ -56,7 +56,7 @@ struct LoneGrader<'a> {
     plugin: &'a Plugin,
     config: &'a Config,
     row: &'a Row,
-    settings: plugin::Settings,
+    settings: plugin::PluginSettings,
     judge: ModelAccess,
     metrics: Arc<Metrics>,
     /// The stand-in for the judge, which serves until it is dropped.

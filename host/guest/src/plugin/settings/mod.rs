@@ -72,7 +72,7 @@ fn list(problems: &[String]) -> String {
 
 /// A plugin's configuration as the guest gets it, with the fields that the host reads.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings {
+pub struct PluginSettings {
     /// The whole configuration, or `None` if none is declared and none was set.
     pub values: Option<Map<String, Value>>,
     /// The plugin's name.
@@ -83,7 +83,7 @@ pub struct Settings {
     pub max_concurrent: Option<u32>,
 }
 
-impl Settings {
+impl PluginSettings {
     /// Returns the configuration as JSON text.
     pub fn to_raw(&self) -> Option<Box<RawValue>> {
         // Values that came from JSON can be written as JSON.
@@ -252,9 +252,9 @@ fn object(text: &str) -> Result<Map<String, Value>, String> {
 pub fn resolve(
     declaration: Option<&Declaration>,
     given: Option<&Map<String, Value>>,
-) -> Result<Settings, InvalidSettings> {
+) -> Result<PluginSettings, InvalidSettings> {
     let values = match (declaration, given) {
-        (None, None) => return Ok(Settings::default()),
+        (None, None) => return Ok(PluginSettings::default()),
         (None, Some(given)) => given.clone(),
         (Some(declaration), given) => {
             let mut values = declaration.defaults.clone();
@@ -264,7 +264,7 @@ pub fn resolve(
     };
     let mut mistakes =
         declaration.map(|declaration| declaration.mistakes(&values, Missing::IsAMistake)).unwrap_or_default();
-    let settings = Settings {
+    let settings = PluginSettings {
         name: text(&values, "name", &mut mistakes),
         description: text(&values, "description", &mut mistakes),
         max_concurrent: max_concurrent(&values, &mut mistakes),
@@ -343,7 +343,7 @@ mod tests {
         Declaration::new(&schema.to_string(), &defaults.to_string()).unwrap()
     }
 
-    fn resolved(given: Value) -> Result<Settings, Vec<String>> {
+    fn resolved(given: Value) -> Result<PluginSettings, Vec<String>> {
         let Value::Object(given) = given else { panic!("an object") };
         resolve(Some(&declaration()), Some(&given)).map_err(|error| error.0)
     }
@@ -452,7 +452,7 @@ mod tests {
         assert_eq!((settings.name.as_deref(), settings.max_concurrent), (Some("n"), None));
         let given = json!({"name": 3, "concurrency": {"max_concurrent": -1}});
         assert_eq!(resolve(None, given.as_object()).unwrap_err().0.len(), 2);
-        assert_eq!(resolve(None, None).unwrap(), Settings::default());
+        assert_eq!(resolve(None, None).unwrap(), PluginSettings::default());
     }
 
     #[test]
