@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::index::{self, Index, Records};
 use crate::record::Kind;
 use crate::recover::{self, Lies, Reader};
-use crate::{Entry, Event, Found, Journal, Location, found};
+use crate::{Entry, Event, Found, JournalStore, Location, found};
 
 /// Hashes a rollout's name as in [`EndedRollout`].
 pub fn name_hash(name: &str) -> u64 {
@@ -44,7 +44,7 @@ impl EndedRollout {
     }
 }
 
-impl Journal {
+impl JournalStore {
     /// Starts a rollout even if the disk has no room for new ones: it is a note on one that was admitted.
     pub fn begin_note(&self, name: &str) -> Entry {
         self.start(name)

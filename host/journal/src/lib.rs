@@ -1,9 +1,9 @@
 //! A durable log of rollouts.
 //!
-//! A journal is a directory of segment files. [`Journal::begin`] starts a rollout and returns an [`Entry`],
+//! A journal is a directory of segment files. [`JournalStore::begin`] starts a rollout and returns an [`Entry`],
 //! which appends events and ends the rollout. One thread writes the records of all rollouts in batches. An
 //! event that was [written](Entry::written) survives a crash of the process, a synced event also a crash of
-//! the machine. [`Journal::open`] truncates a torn tail and returns the unfinished rollouts with their
+//! the machine. [`JournalStore::open`] truncates a torn tail and returns the unfinished rollouts with their
 //! events.
 //!
 //! The meaning of events is up to their owner. This crate knows bytes, files and numbers.
@@ -340,7 +340,7 @@ impl Shared {
 
 /// An open journal. Cheap to clone.
 #[derive(Clone)]
-pub struct Journal(Arc<Open>);
+pub struct JournalStore(Arc<Open>);
 
 struct Open {
     shared: Arc<Shared>,
@@ -364,7 +364,7 @@ impl Drop for Open {
     }
 }
 
-impl Journal {
+impl JournalStore {
     /// Opens a journal and returns its unfinished rollouts, the oldest first. Their events can be
     /// [read](Entry::read). Truncates a torn tail.
     pub fn open(settings: JournalSettings) -> Result<(Self, Vec<Entry>), OpenError> {
@@ -507,7 +507,7 @@ impl Journal {
 /// One rollout in a journal. Dropping the entry leaves the rollout unfinished unless it was
 /// [ended](Self::end).
 pub struct Entry {
-    journal: Journal,
+    journal: JournalStore,
     number: u64,
 }
 

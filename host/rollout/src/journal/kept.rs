@@ -204,7 +204,7 @@ impl Table {
 
 impl KeptResults {
     /// Finds the results that an earlier process stored in a journal. Reads files.
-    pub(super) fn find(store: &store::Journal, dir: &Path, ttl: Duration) -> io::Result<Self> {
+    pub(super) fn find(store: &store::JournalStore, dir: &Path, ttl: Duration) -> io::Result<Self> {
         let from_file = dir.join("results-from");
         let from = match std::fs::read_to_string(&from_file) {
             Ok(text) => text.trim().parse().unwrap_or(0),
@@ -273,7 +273,7 @@ impl KeptResults {
     }
 
     /// Publishes a change of the table.
-    fn publish(&self, table: &Table, store: &store::Journal) {
+    fn publish(&self, table: &Table, store: &store::JournalStore) {
         store.hold_from(table.pinned_from());
         self.awaited.send_if_modified(|awaited| std::mem::replace(awaited, table.awaited) != table.awaited);
     }

@@ -74,7 +74,7 @@ mod kind {
 
 /// The journal of a process.
 pub struct Journal {
-    store: store::Journal,
+    store: store::JournalStore,
     seal: Arc<Seal>,
     results: KeptResults,
     /// Permits for reading whole rollouts to fork them: each reader takes a thread and some files.
@@ -93,7 +93,7 @@ impl Journal {
         results_ttl: Duration,
     ) -> Result<(Arc<Self>, Unfinished), OpenError> {
         let path = settings.path.clone();
-        let (store, entries) = store::Journal::open(settings)?;
+        let (store, entries) = store::JournalStore::open(settings)?;
         let results = KeptResults::find(&store, &path, results_ttl);
         let results = results.map_err(|error| OpenError::Io(path, error))?;
         let readers = Semaphore::new(READERS_MAX);
