@@ -391,8 +391,8 @@ pub(crate) fn line(subject: Subject, finished: &Finished, root: &Path) -> Result
 }
 
 fn limit_line(limit: &LimitUse) -> (String, LimitLine) {
-    let LimitUse { name, max, used, hits, asked } = limit.clone();
-    (name.into_owned(), LimitLine { max, used, asked, times: hits })
+    let LimitUse { name, max, used, hits, requested_max } = limit.clone();
+    (name.into_owned(), LimitLine { max, used, asked: requested_max, times: hits })
 }
 
 /// Returns the text of the model's last message in a sample.

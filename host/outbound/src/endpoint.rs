@@ -66,7 +66,7 @@ impl ModelEndpoint {
     }
 
     /// Returns the endpoint with a profile for its requests.
-    pub fn asked(self, profile: RequestProfile) -> Self {
+    pub fn with_profile(self, profile: RequestProfile) -> Self {
         Self { profile: Some(Arc::new(profile)), ..self }
     }
 

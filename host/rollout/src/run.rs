@@ -393,10 +393,10 @@ impl Rollout {
         self.record.seal();
         self.close_calls();
         self.take_own_reward();
-        let (asked, replied) = (self.record.asked(), self.record.replied());
+        let (asked, replied) = (self.record.samples_with_request(), self.record.samples_with_reply());
         let finished_sample = |record: SampleRecord| FinishedSample {
             reward: self.rewards.get(&record.id).copied(),
-            asked: asked.contains(&record.id),
+            has_request: asked.contains(&record.id),
             replied: replied.contains(&record.id),
             record,
         };

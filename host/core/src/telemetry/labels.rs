@@ -101,13 +101,13 @@ impl LimitHits {
     }
 
     /// Counts a hit, with the amount that would have been in use.
-    pub fn add_asked(&mut self, limit: Limit, asked: usize) {
+    pub fn add_requested(&mut self, limit: Limit, asked: usize) {
         self.add(limit);
-        self.note_asked(limit, asked);
+        self.note_requested(limit, asked);
     }
 
     /// Stores the amount that would have been in use, without counting a hit.
-    pub fn note_asked(&mut self, limit: Limit, asked: usize) {
+    pub fn note_requested(&mut self, limit: Limit, asked: usize) {
         let amount = &mut self.0[limit.place()].amount;
         *amount = (*amount).max(asked as u64);
     }
@@ -118,7 +118,7 @@ impl LimitHits {
     }
 
     /// Returns the largest amount that would have been in use at a hit, if it is known.
-    pub fn asked(&self, limit: Limit) -> Option<u64> {
+    pub fn requested_max(&self, limit: Limit) -> Option<u64> {
         Some(self.0[limit.place()].amount).filter(|amount| *amount > 0)
     }
 
@@ -149,10 +149,13 @@ mod tests {
     #[test]
     fn only_limits_that_were_hit_are_listed() {
         let mut hits = LimitHits::default();
-        hits.add_asked(Limit::LogBytes, 12);
-        hits.add_asked(Limit::LogBytes, 7);
+        hits.add_requested(Limit::LogBytes, 12);
+        hits.add_requested(Limit::LogBytes, 7);
         hits.add(Limit::Memory);
         assert_eq!(hits.iter().collect::<Vec<_>>(), [(Limit::Memory, 1), (Limit::LogBytes, 2)]);
-        assert_eq!((hits.asked(Limit::LogBytes), hits.asked(Limit::Memory)), (Some(12), None));
+        assert_eq!(
+            (hits.requested_max(Limit::LogBytes), hits.requested_max(Limit::Memory)),
+            (Some(12), None)
+        );
     }
 }

@@ -67,14 +67,14 @@ impl artifacts::Host for Imports {
         let old = kept.artifacts.get(&name).map(bytes::Bytes::len);
         if old.is_none() && kept.artifacts.len() >= self.limits.artifacts_max {
             let asked = kept.artifacts.len() + 1;
-            kept.hits.add_asked(Limit::Artifacts, asked);
+            kept.hits.add_requested(Limit::Artifacts, asked);
             let max = self.limits.artifacts_max;
             let why = format!("artifacts-max of {max} files; the operator can raise it");
             return Err(Error::OverLimit(why).into());
         }
         let total = kept.artifact_bytes - old.unwrap_or(0) + content.len();
         if total > self.limits.artifact_bytes_max {
-            kept.hits.add_asked(Limit::ArtifactBytes, total);
+            kept.hits.add_requested(Limit::ArtifactBytes, total);
             let max = self.limits.artifact_bytes_max;
             return Err(Error::OverLimit(format!(
                 "artifact-bytes-max of {max} bytes: this would make {total}; the operator can raise it"

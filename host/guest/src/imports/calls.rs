@@ -142,7 +142,7 @@ impl calls::Host for Imports {
         self.enter(Import::CALLS_WAIT)?;
         // A guest may pass a longer list than the calls that it holds. The limit bounds the work per wake-up.
         if calls.len() > self.limits.concurrent_calls_max as usize {
-            self.record.lock().hits.add_asked(Limit::ConcurrentCalls, calls.len());
+            self.record.lock().hits.add_requested(Limit::ConcurrentCalls, calls.len());
             return Err(wasmtime::Error::new(ContractViolation::LongWait {
                 given: calls.len(),
                 max: self.limits.concurrent_calls_max,

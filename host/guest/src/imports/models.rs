@@ -304,7 +304,7 @@ impl RecordState {
         within.map_err(Error::BudgetSpent)?;
         let sent = self.sent_bytes.saturating_add(cost.sent as u64);
         if sent > limits.chat_bytes_max {
-            self.hits.add_asked(Limit::ChatBytes, usize::try_from(sent).unwrap_or(usize::MAX));
+            self.hits.add_requested(Limit::ChatBytes, usize::try_from(sent).unwrap_or(usize::MAX));
             return Err(Error::BudgetSpent(format!(
                 "chat-bytes-max of {} bytes sent in one rollout: {} more would make {sent}; the operator can raise it",
                 limits.chat_bytes_max, cost.sent

@@ -261,7 +261,7 @@ impl RecordState {
     pub(super) fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
         let total = self.bytes.saturating_add(bytes);
         if total > limits.record_bytes_max {
-            self.hits.add_asked(Limit::RecordBytes, total);
+            self.hits.add_requested(Limit::RecordBytes, total);
             let max = limits.record_bytes_max;
             return Err(OverLimit(format!(
                 "record-bytes-max of {max} bytes: {bytes} more would make {total}; the operator can raise it"
@@ -304,7 +304,7 @@ impl RecordState {
         }
         let Some(charge) = &mut self.charge else { return Ok(()) };
         charge.grow(bytes).map_err(|over| {
-            self.hits.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
+            self.hits.note_requested(Limit::MemoryBudget, over.used.saturating_add(over.asked));
             OverLimit(over.to_string())
         })
     }
@@ -372,9 +372,9 @@ impl RecordState {
     fn has_room_for_log(&mut self, bytes: usize, limits: &Limits) -> bool {
         let total = self.log_bytes.saturating_add(bytes);
         if self.log.len() >= limits.log_lines_max {
-            self.hits.add_asked(Limit::LogLines, self.log.len() + 1);
+            self.hits.add_requested(Limit::LogLines, self.log.len() + 1);
         } else if total > limits.log_bytes_max {
-            self.hits.add_asked(Limit::LogBytes, total);
+            self.hits.add_requested(Limit::LogBytes, total);
         } else {
             return true;
         }
@@ -512,7 +512,7 @@ impl Record {
     }
 
     /// Returns the samples for which the model received a request.
-    pub fn asked(&self) -> HashSet<SampleId> {
+    pub fn samples_with_request(&self) -> HashSet<SampleId> {
         self.read()
             .transcript
             .policy
@@ -523,7 +523,7 @@ impl Record {
     }
 
     /// Returns the samples that the model replied to.
-    pub fn replied(&self) -> HashSet<SampleId> {
+    pub fn samples_with_reply(&self) -> HashSet<SampleId> {
         let kept = self.read();
         let replied =
             kept.transcript.policy.exchanges().iter().filter(|exchange| exchange.completion().is_some());
@@ -566,13 +566,13 @@ impl Record {
     }
 
     /// Notes the amount that a guest requested when a limit stopped it, without counting a hit.
-    pub(crate) fn note_asked(&self, limit: Limit, asked: usize) {
-        self.read().hits.note_asked(limit, asked);
+    pub(crate) fn note_requested(&self, limit: Limit, asked: usize) {
+        self.read().hits.note_requested(limit, asked);
     }
 
     /// Counts a refused request for this many random bytes.
     pub(crate) fn random_refused(&self, asked: usize) {
-        self.lock().hits.add_asked(Limit::RandomBytes, asked);
+        self.lock().hits.add_requested(Limit::RandomBytes, asked);
     }
 
     /// Counts a hit of a limit outside of the imports.

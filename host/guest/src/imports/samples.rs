@@ -62,7 +62,7 @@ impl Imports {
         if text.len() <= max {
             return Ok(());
         }
-        self.record.lock().hits.add_asked(Limit::MessageBytes, text.len());
+        self.record.lock().hits.add_requested(Limit::MessageBytes, text.len());
         Err(format!("longer than message-bytes-max, {max} bytes; the operator can raise it"))
     }
 
@@ -127,7 +127,7 @@ impl samples::HostSample for Imports {
         let mut kept = self.record.lock();
         let place = kept.transcript.samples.len();
         if place >= self.run.samples_max as usize {
-            kept.hits.add_asked(Limit::Samples, place + 1);
+            kept.hits.add_requested(Limit::Samples, place + 1);
             return Err(OpenError::TooMany(self.run.samples_max).into());
         }
         let id = match name {
