@@ -213,7 +213,7 @@ impl Metrics {
 
     /// Records the duration of a step.
     pub fn took(&self, step: Step, time: Duration) {
-        self.times[step.place()].observe(time.as_secs_f64());
+        self.times[step.index()].observe(time.as_secs_f64());
     }
 
     /// Times a step until the returned guard is dropped.

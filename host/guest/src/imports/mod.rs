@@ -334,7 +334,7 @@ impl Imports {
     }
 
     /// Returns the record, which outlives the instance, and the limits.
-    pub(crate) fn kept(&self) -> (Arc<Record>, Arc<Limits>) {
+    pub(crate) fn record_and_limits(&self) -> (Arc<Record>, Arc<Limits>) {
         (self.record.clone(), self.limits.clone())
     }
 

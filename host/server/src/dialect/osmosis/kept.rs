@@ -191,5 +191,5 @@ async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<
 /// Returns the caller's report of model calls from the notes of a rollout with this driver.
 pub(crate) fn reported(driver: &str, notes: &[Box<RawValue>]) -> Option<Report> {
     let report = Progress::report(notes).filter(|_| driver == DRIVER);
-    report.map(Report::kept)
+    report.map(Report::from_stored)
 }

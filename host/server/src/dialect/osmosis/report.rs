@@ -95,7 +95,7 @@ impl Report {
     }
 
     /// Reads a stored report.
-    pub(crate) fn kept(report: &RawValue) -> Self {
+    pub(crate) fn from_stored(report: &RawValue) -> Self {
         Self(Bytes::copy_from_slice(report.get().as_bytes()))
     }
 
