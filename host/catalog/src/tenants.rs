@@ -117,7 +117,7 @@ impl Catalog {
         remove_folder(&folder(&store.path, id))?;
         let mut locked = store.locked();
         let digests = locked.write(|transaction| {
-            let digests = components::of_tenant(transaction, id)?;
+            let digests = components::digests_of_tenant(transaction, id)?;
             // Rows that refer to other rows go first.
             transaction.execute("UPDATE plugins SET active = NULL WHERE tenant = ?1", [id.0])?;
             transaction.execute("DELETE FROM plugins WHERE tenant = ?1", [id.0])?;

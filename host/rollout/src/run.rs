@@ -128,7 +128,7 @@ impl Rollout {
         let trace = host.metrics().trace(request.id.as_str());
         trace.set("rollout.attempt", i64::from(request.attempt));
         let holder = host.budget().holder(handle.cancel.clone());
-        let record = Arc::new(Record::of_rollout(trace, holder.clone()));
+        let record = Arc::new(Record::for_rollout(trace, holder.clone()));
         let admitted_at = resumed.as_ref().map_or_else(Instant::now, |resumed| ago(resumed.admitted_at));
         Self {
             run: Arc::new(run),
@@ -336,7 +336,7 @@ impl Rollout {
 
     /// Converts an error. For a trap, the guest's panic message replaces the engine's.
     fn explain(&self, stage: Stage, error: &RunError) -> Failure {
-        let mut failure = Failure::of_run(stage, error);
+        let mut failure = Failure::from_run_error(stage, error);
         match failure.kind {
             FailureKind::Memory => self.record.limit_hit(Limit::Memory),
             FailureKind::Cpu => self.record.limit_hit(Limit::GuestCpu),

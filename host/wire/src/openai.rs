@@ -102,7 +102,7 @@ pub struct WrittenFrame<'a> {
 
 impl WrittenFrame<'_> {
     /// Returns the same frame with another model name. A frame that does not begin with a model stays unchanged.
-    pub fn of_model(self, name: &str) -> WrittenFrame<'static> {
+    pub fn with_model(self, name: &str) -> WrittenFrame<'static> {
         let Self { messages_at, body } = self;
         let renamed = || {
             let rest = body.strip_prefix(MODEL)?;

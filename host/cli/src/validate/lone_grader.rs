@@ -88,7 +88,7 @@ impl<'a> LoneGrader<'a> {
         let run = RunContext {
             metadata: self.row.metadata.clone().map(Into::into),
             clock_begins: self.config.clock_begins,
-            ..RunContext::of_no_rollout(RolloutId::parse("validate")?, settings, self.metrics.clone())
+            ..RunContext::without_rollout(RolloutId::parse("validate")?, settings, self.metrics.clone())
         };
         let bounds = bounds(self.config);
         let outside = Live { judge: Some(self.judge.clone()), ..Live::until(bounds.deadline) };

@@ -19,55 +19,55 @@ pub(super) struct Import {
 }
 
 impl Import {
-    const fn of_all(name: &'static str) -> Self {
+    const fn for_all(name: &'static str) -> Self {
         Self { name, only: None }
     }
 
-    const fn of_workflows(name: &'static str) -> Self {
+    const fn for_workflows(name: &'static str) -> Self {
         Self { name, only: Some(Role::Workflow) }
     }
 
-    const fn of_graders(name: &'static str) -> Self {
+    const fn for_graders(name: &'static str) -> Self {
         Self { name, only: Some(Role::Grader) }
     }
 
-    pub(super) const ROLLOUT_ID: Self = Self::of_all("context.rollout-id");
-    pub(super) const ATTEMPT: Self = Self::of_all("context.attempt");
-    pub(super) const CONFIG: Self = Self::of_all("context.config");
-    pub(super) const METADATA: Self = Self::of_all("context.metadata");
-    pub(super) const TIME_LEFT: Self = Self::of_all("context.time-left-ms");
+    pub(super) const ROLLOUT_ID: Self = Self::for_all("context.rollout-id");
+    pub(super) const ATTEMPT: Self = Self::for_all("context.attempt");
+    pub(super) const CONFIG: Self = Self::for_all("context.config");
+    pub(super) const METADATA: Self = Self::for_all("context.metadata");
+    pub(super) const TIME_LEFT: Self = Self::for_all("context.time-left-ms");
 
-    pub(super) const SAMPLE_LIMIT: Self = Self::of_workflows("samples.limit");
-    pub(super) const SAMPLE_OPEN: Self = Self::of_workflows("samples.sample.open");
-    pub(super) const SAMPLE_ID: Self = Self::of_workflows("samples.sample.id");
-    pub(super) const SAMPLE_PUSH: Self = Self::of_workflows("samples.sample.push");
-    pub(super) const SAMPLE_REPLACE: Self = Self::of_workflows("samples.sample.replace");
-    pub(super) const SAMPLE_HISTORY: Self = Self::of_workflows("samples.sample.history");
-    pub(super) const SAMPLE_SET_METRIC: Self = Self::of_workflows("samples.sample.set-metric");
-    pub(super) const SAMPLE_SET_FIELD: Self = Self::of_workflows("samples.sample.set-field");
-    pub(super) const SAMPLE_WITHDRAW: Self = Self::of_workflows("samples.sample.withdraw");
+    pub(super) const SAMPLE_LIMIT: Self = Self::for_workflows("samples.limit");
+    pub(super) const SAMPLE_OPEN: Self = Self::for_workflows("samples.sample.open");
+    pub(super) const SAMPLE_ID: Self = Self::for_workflows("samples.sample.id");
+    pub(super) const SAMPLE_PUSH: Self = Self::for_workflows("samples.sample.push");
+    pub(super) const SAMPLE_REPLACE: Self = Self::for_workflows("samples.sample.replace");
+    pub(super) const SAMPLE_HISTORY: Self = Self::for_workflows("samples.sample.history");
+    pub(super) const SAMPLE_SET_METRIC: Self = Self::for_workflows("samples.sample.set-metric");
+    pub(super) const SAMPLE_SET_FIELD: Self = Self::for_workflows("samples.sample.set-field");
+    pub(super) const SAMPLE_WITHDRAW: Self = Self::for_workflows("samples.sample.withdraw");
 
-    pub(super) const CALLS_WAIT: Self = Self::of_all("calls.wait");
+    pub(super) const CALLS_WAIT: Self = Self::for_all("calls.wait");
 
-    pub(super) const ASK_POLICY: Self = Self::of_workflows("models for the policy");
-    pub(super) const ASK_JUDGE: Self = Self::of_graders("models for a judge");
-    pub(super) const MODEL_FINISH: Self = Self::of_all("models.finish");
+    pub(super) const ASK_POLICY: Self = Self::for_workflows("models for the policy");
+    pub(super) const ASK_JUDGE: Self = Self::for_graders("models for a judge");
+    pub(super) const MODEL_FINISH: Self = Self::for_all("models.finish");
 
-    pub(super) const TOOLS_AVAILABLE: Self = Self::of_workflows("tools.available");
-    pub(super) const TOOLS_EXECUTE: Self = Self::of_workflows("tools.execute");
-    pub(super) const TOOL_START: Self = Self::of_workflows("tools.start");
-    pub(super) const TOOL_FINISH: Self = Self::of_workflows("tools.finish");
+    pub(super) const TOOLS_AVAILABLE: Self = Self::for_workflows("tools.available");
+    pub(super) const TOOLS_EXECUTE: Self = Self::for_workflows("tools.execute");
+    pub(super) const TOOL_START: Self = Self::for_workflows("tools.start");
+    pub(super) const TOOL_FINISH: Self = Self::for_workflows("tools.finish");
 
-    pub(super) const ARTIFACT_WRITE: Self = Self::of_all("artifacts.write");
-    pub(super) const ARTIFACT_READ: Self = Self::of_all("artifacts.read");
-    pub(super) const ARTIFACT_NAMES: Self = Self::of_all("artifacts.names");
+    pub(super) const ARTIFACT_WRITE: Self = Self::for_all("artifacts.write");
+    pub(super) const ARTIFACT_READ: Self = Self::for_all("artifacts.read");
+    pub(super) const ARTIFACT_NAMES: Self = Self::for_all("artifacts.names");
 
-    pub(super) const LOG_LINE: Self = Self::of_all("log.line");
-    pub(super) const LOG_EVENT: Self = Self::of_all("log.event");
+    pub(super) const LOG_LINE: Self = Self::for_all("log.line");
+    pub(super) const LOG_EVENT: Self = Self::for_all("log.event");
 
-    pub(super) const LOG_REFUSED: Self = Self::of_all("log.refused");
+    pub(super) const LOG_REFUSED: Self = Self::for_all("log.refused");
 
-    pub(super) const OBSERVE: Self = Self::of_graders("observations.exchanges");
+    pub(super) const OBSERVE: Self = Self::for_graders("observations.exchanges");
 }
 
 impl Imports {

@@ -148,7 +148,7 @@ pub struct RunContext {
 
 impl RunContext {
     /// Creates the context of an instance that declares a plugin. The id determines only its random numbers.
-    pub fn of_no_rollout(
+    pub fn without_rollout(
         rollout_id: RolloutId,
         config: Option<Arc<RawValue>>,
         metrics: Arc<Metrics>,

@@ -71,7 +71,7 @@ impl Imports {
         let sample_id = sample_id.map(|open| open.id.clone());
         let routing = match &sample_id {
             Some(sample_id) => RoutingHeaders::new(&self.run.rollout_id, sample_id),
-            None => RoutingHeaders::of_rollout(&self.run.rollout_id),
+            None => RoutingHeaders::for_rollout(&self.run.rollout_id),
         };
         #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
         let exchange = Exchange::new(sample_id, sent, frame, SystemTime::now());

@@ -385,12 +385,12 @@ impl RecordState {
 
 impl Record {
     /// Creates the record of a traced rollout, charged to `holder`.
-    pub fn of_rollout(trace: RolloutTrace, holder: Holder) -> Self {
-        Self { trace, ..Self::of_no_rollout(holder) }
+    pub fn for_rollout(trace: RolloutTrace, holder: Holder) -> Self {
+        Self { trace, ..Self::without_rollout(holder) }
     }
 
     /// Creates the record of an instance that belongs to no rollout.
-    pub fn of_no_rollout(holder: Holder) -> Self {
+    pub fn without_rollout(holder: Holder) -> Self {
         let kept = RecordState { charge: Some(holder.nothing(Use::Record)), ..RecordState::default() };
         Self { kept: kept.into(), holder: Some(holder), ..Self::default() }
     }

@@ -273,7 +273,7 @@ mod tests {
     fn with_a_sample() -> (Imports, Arc<Record>, u32) {
         let run = RunContext {
             samples_max: 1,
-            ..RunContext::of_no_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
+            ..RunContext::without_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
         };
         let (record, limits) = (Arc::<Record>::default(), Arc::new(Limits::default()));
         let mut imports =

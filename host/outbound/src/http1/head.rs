@@ -34,7 +34,7 @@ pub(super) struct Head {
 
 impl Head {
     /// Parses the head of a response. `bytes` end with the head.
-    pub(super) fn of_response(bytes: &[u8]) -> Result<Self, Broken> {
+    pub(super) fn parse_response(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = [EMPTY_HEADER; FIELDS_MAX];
         let mut response = Response::new(&mut fields);
         let parsed = response.parse(bytes).map_err(malformed)?;
@@ -47,7 +47,7 @@ impl Head {
     }
 
     /// Parses the head of a request. `bytes` end with the head.
-    pub(super) fn of_request(bytes: &[u8]) -> Result<Self, Broken> {
+    pub(super) fn parse_request(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = [EMPTY_HEADER; FIELDS_MAX];
         let mut request = Request::new(&mut fields);
         let parsed = request.parse(bytes).map_err(malformed)?;

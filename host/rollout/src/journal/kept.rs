@@ -470,7 +470,7 @@ mod tests {
 
     fn open(dir: &Path) -> Arc<Journal> {
         let settings = JournalSettings { segment_bytes: 1 << 20, ..JournalSettings::new(dir) };
-        Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0
+        Journal::open(settings, Seal::from_secret(&Secret::new("secret")), TTL).unwrap().0
     }
 
     /// Appends a short rollout with an outcome.
@@ -545,7 +545,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = JournalSettings { segment_bytes: 64 << 10, ..JournalSettings::new(dir.path()) };
         settings.retention.bytes_max = 0;
-        let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
+        let journal = Journal::open(settings, Seal::from_secret(&Secret::new("secret")), TTL).unwrap().0;
         let kept = keep(&journal, &id("kept")).await;
         let first = dir.path().join("00000000000000000001.seg");
         let fill = async |from: usize| {
@@ -584,7 +584,7 @@ mod tests {
         let dir = std::env::var_os("KEPT_RESULTS_IN").map_or(own.path().to_owned(), PathBuf::from);
         if std::fs::read_dir(&dir).is_ok_and(|mut files| files.next().is_none()) {
             let settings = JournalSettings { sync: store::Sync::Never, ..JournalSettings::new(&dir) };
-            let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
+            let journal = Journal::open(settings, Seal::from_secret(&Secret::new("secret")), TTL).unwrap().0;
             for from in (0..count).step_by(1_000) {
                 let ids: Vec<RolloutId> = (from..count.min(from + 1_000))
                     .map(|number| id(format!("rollout-{number:08}")))
@@ -596,7 +596,7 @@ mod tests {
         let (before, began) = (rss(), Instant::now());
         let settings = JournalSettings::new(&dir);
         let (journal, unfinished) =
-            Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap();
+            Journal::open(settings, Seal::from_secret(&Secret::new("secret")), TTL).unwrap();
         let opened = began.elapsed();
         let last = id(format!("rollout-{:08}", count - 1));
         let kept = journal.results().of(ResultOf { id: &last, plugin: None }).unwrap();

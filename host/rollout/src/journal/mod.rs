@@ -221,8 +221,8 @@ impl RolloutLog {
 
     /// Appends the history that a fork shares with another rollout.
     pub(super) fn begins_with(&self, past: ForkPast) {
-        let of_workflow = self.of_run(Role::Workflow);
-        past.events.iter().for_each(|event| of_workflow.append(event));
+        let workflow_log = self.run_log(Role::Workflow);
+        past.events.iter().for_each(|event| workflow_log.append(event));
     }
 
     pub(super) fn cancelled(&self) {
@@ -265,7 +265,7 @@ impl RolloutLog {
     }
 
     /// Returns the log for a run's events.
-    pub(super) fn of_run(&self, role: Role) -> Arc<dyn RunLog> {
+    pub(super) fn run_log(&self, role: Role) -> Arc<dyn RunLog> {
         Arc::new(JournaledRun { log: self.clone(), base: base(role) })
     }
 

@@ -147,7 +147,7 @@ impl AdmissionQuotas {
                 return Err(OverQuota { quota, owner: self.owner, used, max, retry_after: None });
             }
         }
-        let used = self.meter.of_day(now_secs / DAY_SECS);
+        let used = self.meter.usage_on(now_secs / DAY_SECS);
         let tomorrow = Duration::from_secs(DAY_SECS - now_secs % DAY_SECS);
         let daily = [
             (Quota::ModelTokensPerDay, used.model_tokens),

@@ -110,7 +110,7 @@ impl Reply<'_> {
             completion_tokens: usage.map(|usage| usage.completion_tokens),
             ..Metrics::default()
         };
-        let tokens = TokenLists::of_reply(self.completion.body());
+        let tokens = TokenLists::from_reply(self.completion.body());
         metrics.prompt_token_ids = tokens.prompt_ids;
         metrics.completion_token_ids = tokens.completion_ids;
         metrics.logprobs = tokens.logprobs;

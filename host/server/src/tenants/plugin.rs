@@ -96,7 +96,7 @@ impl LoadedPlugin {
         }
         let LoadedDeployment { host, agent_name, running_max, code_bytes } =
             deploy(tenants, tenant, &shared, name, version).await?;
-        let server = Server::of_plugin(Serving::new(host, agent_name), &tenants.0.config);
+        let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config);
         let plugin = Self {
             name: name.to_owned(),
             tenant: Arc::downgrade(tenant),

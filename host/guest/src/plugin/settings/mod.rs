@@ -114,7 +114,7 @@ impl Plugin {
             permit: Permit::alone(),
         };
         let id = RolloutId::parse("declare").map_err(|error| RunError::Host(error.to_string()))?;
-        let run = RunContext { clock_begins, ..RunContext::of_no_rollout(id, None, metrics.clone()) };
+        let run = RunContext { clock_begins, ..RunContext::without_rollout(id, None, metrics.clone()) };
         let outside = Live::until(bounds.deadline);
         let imports = Imports::new(Role::Declaration, Arc::new(run), limits, outside, Arc::default());
         let declared = instance::declare(self.linked(), imports, bounds).await?;
@@ -298,7 +298,11 @@ fn text(values: &Map<String, Value>, field: &str, mistakes: &mut Vec<String>) ->
         None | Some(Value::Null) => None,
         Some(Value::String(text)) => Some(text.clone()).filter(|text| !text.is_empty()),
         Some(other) => {
-            add(mistakes, field, format_args!("{}, and the host reads a text here", schema::of_kind(other)));
+            add(
+                mistakes,
+                field,
+                format_args!("{}, and the host reads a text here", schema::describe_value(other)),
+            );
             None
         }
     }
@@ -311,7 +315,8 @@ fn max_concurrent(values: &Map<String, Value>, mistakes: &mut Vec<String>) -> Op
     }
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0);
     if number.is_none() {
-        let mistake = format!("{}, and not a number of rollouts, 1 or more, or null", schema::of_kind(value));
+        let mistake =
+            format!("{}, and not a number of rollouts, 1 or more, or null", schema::describe_value(value));
         add(mistakes, "concurrency.max_concurrent", mistake);
     }
     number

@@ -355,7 +355,7 @@ impl Call {
                     ..Completed::failed(&self.id, &failure.reason, metrics)
                 },
                 (None, Stage::Queue | Stage::Workflow) | (Some(_), Stage::Queue) => {
-                    Completed::failed(&self.id, &failure.reason, metrics.of_the_model())
+                    Completed::failed(&self.id, &failure.reason, metrics.without_tools())
                 }
             },
         }
@@ -427,7 +427,7 @@ impl Metrics {
     }
 
     /// Returns the usage of an aborted agent, which is that of its model calls.
-    fn of_the_model(self) -> Self {
+    fn without_tools(self) -> Self {
         Self { total_latency_ms: 0.0, tool_latency_ms: 0.0, num_tool_calls: 0, ..self }
     }
 }
