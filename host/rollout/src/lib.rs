@@ -20,7 +20,7 @@ mod fork;
 pub mod fuzzing;
 mod host;
 mod journal;
-mod limits;
+mod limit_table;
 mod model;
 mod outcome_counter;
 mod run;

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::host::Host;
 use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
-use super::limits::{self, HalfTimes};
+use super::limit_table::{self, HalfTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
     RequestSecrets, RolloutRequest, Stage,
@@ -428,7 +428,13 @@ impl Rollout {
             loop_report: self.loop_report.take(),
             usage,
             refused_uses: self.record.refused_uses(),
-            limits: limits::table(&self.host.0.deployment.limits, self.run.samples_max, &usage, times, &hits),
+            limits: limit_table::build(
+                &self.host.0.deployment.limits,
+                self.run.samples_max,
+                &usage,
+                times,
+                &hits,
+            ),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
             trajectories: Vec::new(),

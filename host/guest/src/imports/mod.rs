@@ -12,7 +12,7 @@ mod ask;
 mod boundary;
 mod calls;
 mod context;
-mod fork;
+mod fork_origin;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod gate;
@@ -86,7 +86,7 @@ pub use virtual_clock::{ClockStart, InvalidClockStart};
 
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
-pub use fork::{Ancestor, ForkOrigin, ForkPoint};
+pub use fork_origin::{Ancestor, ForkOrigin, ForkPoint};
 pub use host_tools::{HostTool, HostTools, ToolRequest};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};

@@ -8,7 +8,7 @@
 
 mod admission;
 mod file;
-mod fork;
+mod fork_history;
 mod kept;
 mod outcome;
 mod run_clock;
@@ -37,8 +37,8 @@ use rollout_wire::id::RolloutId;
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};
-pub use fork::{ForkPast, TooFewTurns};
-pub(super) use fork::{NoParent, Parent};
+pub use fork_history::{ForkPast, TooFewTurns};
+pub(super) use fork_history::{NoParent, Parent};
 pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
 pub use run_clock::RunClock;
 pub use store::{

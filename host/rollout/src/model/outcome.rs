@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::LoopReport;
 use super::failure::Failure;
-use super::limits::{LimitUse, by_name};
+use super::limit_use::{LimitUse, by_name};
 use super::trajectory::TrajectoryFile;
 use rollout_core::moments::Moments;
 use rollout_guest::imports::{RefusedUses, RolloutUsage};

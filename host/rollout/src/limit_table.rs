@@ -16,7 +16,7 @@ pub(super) struct HalfTimes {
 
 /// Returns every limit in the order of the configuration. `samples_max` is the smaller of the limit and the number that
 /// the caller accepts.
-pub(super) fn table(
+pub(super) fn build(
     limits: &Limits,
     samples_max: u32,
     usage: &RolloutUsage,
@@ -86,7 +86,7 @@ mod tests {
         Limit::ALL.iter().for_each(|limit| hits.add_requested(*limit, 7));
         let limits = Limits::default();
 
-        let table = table(&limits, 1, &RolloutUsage::default(), HalfTimes::default(), &hits);
+        let table = build(&limits, 1, &RolloutUsage::default(), HalfTimes::default(), &hits);
 
         assert_eq!(table.len(), limits.table().len());
         for limit in &table {
