@@ -110,7 +110,7 @@ pub struct Remains<'a> {
 /// Reads a stored log, a list of entries.
 pub fn read_log(text: &[u8]) -> Result<Vec<LogEntry>, serde_json::Error> {
     #[derive(serde::Deserialize)]
-    struct Line<'a> {
+    struct StoredLine<'a> {
         level: Option<LogLevel>,
         #[serde(borrow)]
         text: Option<Cow<'a, str>>,
@@ -119,12 +119,12 @@ pub fn read_log(text: &[u8]) -> Result<Vec<LogEntry>, serde_json::Error> {
         #[serde(borrow)]
         data: Option<&'a RawValue>,
     }
-    let lines: Vec<Line<'_>> = serde_json::from_slice(text)?;
+    let lines: Vec<StoredLine<'_>> = serde_json::from_slice(text)?;
     let entry = |line| match line {
-        Line { event: Some(event), data, .. } => {
+        StoredLine { event: Some(event), data, .. } => {
             LogEntry::Event { event: event.into_owned(), data: data.unwrap_or(RawValue::NULL).to_owned() }
         }
-        Line { level, text, .. } => LogEntry::Line {
+        StoredLine { level, text, .. } => LogEntry::Line {
             level: level.unwrap_or(LogLevel::Info),
             text: text.unwrap_or_default().into_owned(),
         },
