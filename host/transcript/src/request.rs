@@ -85,7 +85,7 @@ impl StoredRequest<'_> {
         let StoredRequest { asked: ModelRole::Policy, frame: Some(frame), .. } = stored else {
             return request.clone();
         };
-        let renamed = StoredRequest { frame: Some(frame.of_model(name)), ..stored };
+        let renamed = StoredRequest { frame: Some(frame.with_model(name)), ..stored };
         serde_json::to_vec(&renamed).map_or_else(|_| request.clone(), Bytes::from)
     }
 }

@@ -102,7 +102,7 @@ pub struct WrittenFrame<'a> {
 
 impl WrittenFrame<'_> {
     /// Returns the same frame with another model name. A frame that does not begin with a model stays unchanged.
-    pub fn of_model(self, name: &str) -> WrittenFrame<'static> {
+    pub fn with_model(self, name: &str) -> WrittenFrame<'static> {
         let Self { messages_at, body } = self;
         let renamed = || {
             let rest = body.strip_prefix(MODEL)?;
@@ -154,7 +154,7 @@ fn read_objects(
 
 /// Tokens as counted by the model's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Usage {
+pub struct TokenUsage {
     /// Tokens of the request.
     #[serde(default)]
     pub prompt_tokens: u64,
@@ -163,7 +163,7 @@ pub struct Usage {
     pub completion_tokens: u64,
 }
 
-impl Usage {
+impl TokenUsage {
     /// Returns the tokens of both.
     pub fn total(&self) -> u64 {
         self.prompt_tokens.saturating_add(self.completion_tokens)
@@ -198,7 +198,7 @@ pub struct Completion {
     /// The reason for which the model stopped.
     pub finish_reason: Option<String>,
     /// Token counts, if the server sent them.
-    pub usage: Option<Usage>,
+    pub usage: Option<TokenUsage>,
 }
 
 impl Completion {

@@ -191,7 +191,7 @@ impl Serialize for Ours<'_> {
         ours.serialize_entry("outcome", &outcome(&finished.outcome))?;
         ours.serialize_entry(
             "usage",
-            &Usage::of(finished, !job.recorded.transcript.judge.exchanges().is_empty()),
+            &UsageDocument::of(finished, !job.recorded.transcript.judge.exchanges().is_empty()),
         )?;
         if !finished.refused_uses.is_empty() {
             ours.serialize_entry("refused_uses", &finished.refused_uses)?;
@@ -215,7 +215,7 @@ impl Serialize for Ours<'_> {
 
 /// Usage of the rollout.
 #[derive(Serialize)]
-struct Usage {
+struct UsageDocument {
     chat_calls: u64,
     tool_calls: u64,
     prompt_tokens: u64,
@@ -233,7 +233,7 @@ struct Usage {
     judge_tokens: Option<u64>,
 }
 
-impl Usage {
+impl UsageDocument {
     fn of(finished: &Finished, is_judged: bool) -> Self {
         let usage: &RolloutUsage = &finished.usage;
         let ms = |time: Duration| millis(time);

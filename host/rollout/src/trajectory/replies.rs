@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use rollout_transcript::Exchange;
 use rollout_wire::atif::Metrics;
-use rollout_wire::openai::{Completion, Usage, WireCall};
+use rollout_wire::openai::{Completion, TokenUsage, WireCall};
 use rollout_wire::stream::each;
 use rollout_wire::tokens::TokenLists;
 
@@ -33,7 +33,7 @@ pub(super) fn answered<'a>(exchanges: &[&'a Exchange]) -> Vec<Reply<'a>> {
 }
 
 /// Returns the sum of the tokens that replies report, or `None` if none reports any.
-pub(super) fn sum(replies: &[Reply<'_>], tokens: fn(&Usage) -> u64) -> Option<u64> {
+pub(super) fn sum(replies: &[Reply<'_>], tokens: fn(&TokenUsage) -> u64) -> Option<u64> {
     let reported = replies.iter().filter_map(|reply| reply.completion.usage.as_ref()).map(tokens);
     reported.reduce(u64::saturating_add)
 }
@@ -142,7 +142,7 @@ impl Reply<'_> {
             completion_tokens: usage.map(|usage| usage.completion_tokens),
             ..Metrics::default()
         };
-        let tokens = TokenLists::of_reply(self.completion.body());
+        let tokens = TokenLists::from_reply(self.completion.body());
         metrics.prompt_token_ids = tokens.prompt_ids;
         metrics.completion_token_ids = tokens.completion_ids;
         metrics.logprobs = tokens.logprobs;

@@ -15,7 +15,7 @@ use super::ledger::{LedgerEntry, Over};
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
 use rollout_rollout::{
-    AfterWorkflow, Ended, Failure, Finished, Next, Outcome, Phase, Rollout, RolloutLog, Steps,
+    AfterWorkflow, Failure, Finished, Next, Outcome, Phase, Rollout, RolloutEnd, RolloutLog, Steps,
 };
 
 /// The dialect's part of a driver: bodies of messages, statuses, and its own steps.
@@ -223,10 +223,10 @@ impl<R: Renderer> Steps for Driver<R> {
         self.advance(Event::LeaseExpired);
     }
 
-    async fn finished(self: Box<Self>, ended: Ended) {
+    async fn finished(self: Box<Self>, ended: RolloutEnd) {
         let is_polled = matches!(*self.delivery(), Delivery::Polled { .. });
         // A polled result is written when it is stored; a crash leaves nothing to store.
-        let is_written_later = is_polled && !matches!(ended, Ended::Crashed(_));
+        let is_written_later = is_polled && !matches!(ended, RolloutEnd::Crashed(_));
         if !is_written_later && !may_be_reported(self.log.as_ref()).await {
             return;
         }
@@ -239,24 +239,24 @@ impl<R: Renderer> Steps for Driver<R> {
             self.note(None);
         }
         let event = match &ended {
-            Ended::Finished(finished) => Event::Finished { is_scored: is_scored(finished) },
-            Ended::Cancelled(_) => Event::Cancelled { by_server: !is_expired && self.entry.cancel() },
-            Ended::Crashed(_) => Event::Crashed,
+            RolloutEnd::Finished(finished) => Event::Finished { is_scored: is_scored(finished) },
+            RolloutEnd::Cancelled(_) => Event::Cancelled { by_server: !is_expired && self.entry.cancel() },
+            RolloutEnd::Crashed(_) => Event::Crashed,
         };
         if is_polled {
             let is_awaited = self.advance(event) == Action::Keep { is_awaited: true };
             return self.keep(&ended, is_awaited).await;
         }
         self.entry.end(match &ended {
-            Ended::Finished(finished) => self.renderer.over(finished, &self.delivery()),
-            Ended::Cancelled(_) => Over::word("cancelled"),
-            Ended::Crashed(_) => Over::word("failure"),
+            RolloutEnd::Finished(finished) => self.renderer.over(finished, &self.delivery()),
+            RolloutEnd::Cancelled(_) => Over::word("cancelled"),
+            RolloutEnd::Crashed(_) => Over::word("failure"),
         });
         let action = self.advance(event);
         match &ended {
-            Ended::Finished(finished) => R::deliver_result(&self, finished, action).await,
-            Ended::Crashed(crashed) => drop(self.deliver(action, &Source::Crashed(crashed)).await),
-            Ended::Cancelled(_) => {}
+            RolloutEnd::Finished(finished) => R::deliver_result(&self, finished, action).await,
+            RolloutEnd::Crashed(crashed) => drop(self.deliver(action, &Source::Crashed(crashed)).await),
+            RolloutEnd::Cancelled(_) => {}
         }
         // The caller took the result, or it was abandoned. The first answer is kept longer, and with it the journal.
         if self.entry.is_answered() { self.note(None) } else { self.end_log() }
@@ -290,13 +290,13 @@ impl<R: Renderer> Driver<R> {
     }
 
     /// Keeps a result until its caller polls for it: in the journal, or in memory where there is none.
-    async fn keep(&self, ended: &Ended, is_awaited: bool) {
+    async fn keep(&self, ended: &RolloutEnd, is_awaited: bool) {
         let delivery = self.delivery().clone();
         let (finished, source) = match ended {
-            Ended::Finished(finished) | Ended::Cancelled(finished) => {
+            RolloutEnd::Finished(finished) | RolloutEnd::Cancelled(finished) => {
                 (Some(finished), Source::Finished(finished))
             }
-            Ended::Crashed(crashed) => (None, Source::Crashed(crashed)),
+            RolloutEnd::Crashed(crashed) => (None, Source::Crashed(crashed)),
         };
         let body = || self.renderer.body(Message::Result, &source, &delivery);
         let over = finished.map_or(Over::word("failure"), |finished| self.renderer.over(finished, &delivery));

@@ -120,13 +120,13 @@ impl Polled {
     }
 
     /// Returns its result in the journal, if it is stored there.
-    pub(crate) fn kept(&self) -> Option<KeptResult> {
+    pub(crate) fn kept_result(&self) -> Option<KeptResult> {
         self.kept.get().copied()
     }
 
     /// Leaves the result to the journal, or ends the rollout in it.
     pub(super) fn forget(&self) {
-        match (self.kept(), &self.log) {
+        match (self.kept_result(), &self.log) {
             // Polls that wait for it have it still, and no other has.
             (Some(_), _) => self.set(PollStatus::Journaled),
             (None, Some(log)) => log.end(),
@@ -299,7 +299,7 @@ impl Inner {
 impl Ledger {
     /// Reserves an id that no known rollout has, and of which no result is kept.
     pub(crate) fn reserve(self: &Arc<Self>, id: &RolloutId) -> Result<LedgerEntry, Taken> {
-        if self.kept(id).is_some() {
+        if self.kept_result(id).is_some() {
             return Err(Taken);
         }
         self.reserve_anyway(id)
@@ -323,7 +323,7 @@ impl Ledger {
 
     /// Whether the result of an entry is not yet in the journal, or still is.
     pub(super) fn has(&self, slot: &Slot) -> bool {
-        let kept = slot.polled.as_ref().and_then(|polled| polled.kept());
+        let kept = slot.polled.as_ref().and_then(|polled| polled.kept_result());
         kept.zip(self.journal.as_ref()).is_none_or(|(kept, journal)| journal.results().has(kept))
     }
 
@@ -381,7 +381,7 @@ impl Ledger {
     }
 
     /// Returns the result of this rollout in the journal, if one is stored there.
-    pub(crate) fn kept(&self, id: &RolloutId) -> Option<KeptResult> {
+    pub(crate) fn kept_result(&self, id: &RolloutId) -> Option<KeptResult> {
         let journal = self.journal.as_ref()?;
         journal.forget_results();
         journal.results().of(self.result_of(id))
@@ -390,7 +390,7 @@ impl Ledger {
     /// Notes that a caller has read a result in full.
     pub(crate) fn was_read(&self, polled: &Polled) {
         let bytes = polled.result_bytes();
-        if let Some((kept, journal)) = polled.kept().zip(self.journal.as_ref()) {
+        if let Some((kept, journal)) = polled.kept_result().zip(self.journal.as_ref()) {
             if journal.was_read(kept) && bytes >= LEFT_BYTES_MIN {
                 self.lock().forget(Kept::Copy, polled.number);
             }
@@ -450,7 +450,7 @@ impl Ledger {
 
     /// Returns the status of a rollout whose result is in the journal.
     pub(crate) async fn stored_status(self: &Arc<Self>, id: &RolloutId) -> Option<String> {
-        let (journal, kept) = self.journal.clone().zip(self.kept(id))?;
+        let (journal, kept) = self.journal.clone().zip(self.kept_result(id))?;
         let turn = self.reader().await;
         let (ledger, id) = (self.clone(), id.clone());
         let read = tokio::task::spawn_blocking(move || {

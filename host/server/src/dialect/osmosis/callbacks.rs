@@ -140,7 +140,7 @@ pub(super) fn resume(
     let renderer = Callbacks::new(osmosis, id.clone(), form, label);
     *renderer.report() = report.map(|report| Reported {
         _charge: inner.budget.charge_result(report.get().len()),
-        report: Report::kept(&report),
+        report: Report::from_stored(&report),
     });
     let entry = inner.ledger.open();
     kept::go_on((osmosis, host), unfinished, id.as_str(), Ok, |rollout| {

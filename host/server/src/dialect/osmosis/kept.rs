@@ -18,7 +18,7 @@ use rollout_core::budget::{Budget, Charge};
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{CallbackClient, ModelEndpoint};
 use rollout_rollout::{
-    AdmitError, Continuation, Ended, Host, Resources, Rollout, RolloutLog, RolloutRequest, Steps,
+    AdmitError, Continuation, Host, Resources, Rollout, RolloutEnd, RolloutLog, RolloutRequest, Steps,
     UnfinishedRollout, drive,
 };
 use rollout_wire::id::RolloutId;
@@ -159,7 +159,7 @@ pub(super) struct OutcomeTurn {
 
 /// Reads the stored outcome of an earlier process's rollout when it is its turn. Short outcomes are read together, long
 /// ones one after the other.
-async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<(Ended, OutcomeTurn)> {
+async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<(RolloutEnd, OutcomeTurn)> {
     /// Copies of an outcome that exist at once: the stored bytes and the parsed outcome.
     const COPIES: usize = 2;
     let inner = &osmosis.0;
@@ -177,7 +177,7 @@ async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<
         let finished =
             tokio::task::spawn_blocking(move || of.read_outcome()).await.map_err(io::Error::other)??;
         let finished = finished.ok_or_else(|| io::Error::other("it is not there"))?;
-        Ok::<_, io::Error>((Ended::of(Box::new(finished)), held))
+        Ok::<_, io::Error>((RolloutEnd::from_finished(Box::new(finished)), held))
     };
     match read.await {
         Ok(read) => Some(read),
@@ -191,5 +191,5 @@ async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<
 /// Returns the caller's report of model calls from the notes of a rollout with this driver.
 pub(crate) fn reported(driver: &str, notes: &[Box<RawValue>]) -> Option<Report> {
     let report = Progress::report(notes).filter(|_| driver == DRIVER);
-    report.map(Report::kept)
+    report.map(Report::from_stored)
 }
