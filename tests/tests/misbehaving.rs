@@ -271,7 +271,7 @@ async fn the_operator_can_restrict_parameters() {
     assert_eq!(answers["temperature"], "sent");
     for answer in [&answers["seed"], &told_none["temperature"]] {
         let answer = answer.as_str().unwrap_or_default();
-        assert!(answer.contains("which the operator does not let through"), "{answer}");
+        assert!(answer.contains("which the operator does not allow"), "{answer}");
     }
     assert_eq!(controller.chats().len(), 1);
 }

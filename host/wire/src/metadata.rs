@@ -1,4 +1,4 @@
-//! A row's metadata for both guests, and the truth in it for the grader alone.
+//! A row's metadata for both guests, without the ground truth for the workflow.
 //!
 //! Some callers can put the label of a row only into its metadata, by custom as `ground_truth`. Every member of that name is
 //! removed from the workflow's metadata: at any depth, in upper or lower case, with escapes in its name, and every
@@ -37,7 +37,7 @@ impl RowMetadata {
         !Arc::ptr_eq(&self.whole, &self.public)
     }
 
-    /// Returns the row's truth: the text of the member `ground_truth`, or its JSON if it is not a text. Null counts as absent,
+    /// Returns the row's ground truth: the text of the member `ground_truth`, or its JSON if it is not a text. Null counts as absent,
     /// and of several members the last counts.
     pub fn truth(&self) -> Option<String> {
         if !self.has_truth() {
@@ -80,7 +80,7 @@ impl<'de> Deserialize<'de> for RowMetadata {
     }
 }
 
-/// Reader of the last top-level member with the truth.
+/// Reader of the last top-level member with the ground truth.
 struct LastTruth;
 
 impl LastTruth {
@@ -112,7 +112,7 @@ impl<'a> Visitor<'a> for LastTruth {
     }
 }
 
-/// Reader of a name: whether it is that of the truth.
+/// Reader of a member's name, which tells whether the member holds the ground truth.
 struct IsTruth;
 
 impl<'a> DeserializeSeed<'a> for IsTruth {
@@ -242,7 +242,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Reads a member's name up to its value. Returns whether it is that of the truth.
+    /// Reads a member's name up to its value. Returns whether the member holds the ground truth.
     fn name_is_truth(&mut self) -> bool {
         let name = self.string();
         let name = match name.contains('\\') {

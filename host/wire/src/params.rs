@@ -28,10 +28,10 @@ pub enum InvalidRequest {
     #[error("params sets '{0}', which the host decides; leave it out")]
     Reserved(String),
     /// The operator does not allow this parameter.
-    #[error("params sets '{0}', which the operator does not let through; leave it out")]
+    #[error("params sets '{0}', which the operator does not allow; leave it out")]
     NotAllowed(String),
     /// The name of a parameter is invalid.
-    #[error("params sets '{0}', which is no name of a parameter: letters, digits, '_', '-' and '.' make one")]
+    #[error("params sets '{0}', which is not a valid parameter name; use letters, digits, '_', '-' and '.'")]
     ParamName(String),
     /// The server does not accept the value of a parameter.
     #[error("params sets '{0}' to {2}; it has to be {1}")]
@@ -511,7 +511,7 @@ mod tests {
         assert_eq!(read(r#"{"temperature":1}"#, &allowed), Ok(1));
         assert_eq!(
             read(r#"{"seed":1}"#, &allowed).unwrap_err(),
-            "params sets 'seed', which the operator does not let through; leave it out"
+            "params sets 'seed', which the operator does not allow; leave it out"
         );
         let none = AllowedParams::of(Some(&[])).unwrap();
         assert!(read(r#"{"temperature":1}"#, &none).is_err());
@@ -546,8 +546,8 @@ mod tests {
         check(r#"{"model":"another"}"#, Err("params sets 'model', which the host decides"));
         check(r#"{"Model":"po"}"#, Err("params sets 'Model', which the host decides"));
         check(r#"{"api_base":"x"}"#, Err("params sets 'api_base', which the host decides"));
-        check(r#"{"seed":4}"#, Err("params sets 'seed', which the operator does not let through"));
-        check(r#"{"top_p":1}"#, Err("params sets 'top_p', which the operator does not let through"));
+        check(r#"{"seed":4}"#, Err("params sets 'seed', which the operator does not allow"));
+        check(r#"{"top_p":1}"#, Err("params sets 'top_p', which the operator does not allow"));
     }
 
     #[test]
