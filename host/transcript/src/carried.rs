@@ -121,7 +121,7 @@ mod tests {
         let at = |request, count| Some(Carried { request, count });
         check(&[a, b, c, d], &[&[a], &[a, b, c]], at(1, 3));
         check(&[a, b], &[&[a, b]], at(0, 2));
-        // The last request goes on from another beginning, or has nothing of the conversation.
+        // The last request begins differently, or contains nothing of the conversation.
         check(&[a, b, c], &[&[a, b, c], &[a, b, d]], at(1, 2));
         check(&[a, b, c], &[&[a, b, c], &[d]], None);
         check(&[a, b, c], &[], None);

@@ -31,7 +31,7 @@ pub(super) const DRIVER: &str = "osmosis";
 pub(super) struct Facts {
     /// The initial state of the delivery.
     pub delivery: Delivery,
-    /// Whether the rollout can be graded, because it has a label.
+    /// Whether the request has a label or metadata, with which a grader can compare the answer.
     pub gradable: bool,
     /// Facts of its generation.
     pub form: Form,
