@@ -212,7 +212,7 @@ impl AllowedParams {
         let Some(names) = names else { return Ok(Self::default()) };
         for name in names {
             if !is_name(name) {
-                return Err(format!("'{}' is no name of a parameter", shown(name)));
+                return Err(format!("'{}' is not a valid parameter name", shown(name)));
             }
             if is_reserved(name) {
                 return Err(format!("'{name}' is not a guest's to set, whatever the list says"));
@@ -446,7 +446,7 @@ mod tests {
         assert!(refused.starts_with("params sets 'model'"), "{refused}");
         for name in ["mod\u{435}l", "\u{17f}tream", "", "a b", "model\\u0000", &"x".repeat(65)] {
             let refused = read(&format!("{{\"{name}\":1}}"), &AllowedParams::default()).unwrap_err();
-            assert!(refused.contains("is no name of a parameter"), "{refused}");
+            assert!(refused.contains("is not a valid parameter name"), "{refused}");
         }
     }
 
@@ -517,7 +517,9 @@ mod tests {
         assert!(read(r#"{"temperature":1}"#, &none).is_err());
         assert_eq!(read("{}", &none), Ok(0));
         assert!(AllowedParams::of(Some(&names(&["api_base"]))).unwrap_err().contains("not a guest's to set"));
-        assert!(AllowedParams::of(Some(&names(&["a b"]))).unwrap_err().contains("no name of a parameter"));
+        assert!(
+            AllowedParams::of(Some(&names(&["a b"]))).unwrap_err().contains("not a valid parameter name")
+        );
     }
 
     fn caller(params: &str) -> CallerParams {
