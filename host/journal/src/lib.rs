@@ -134,8 +134,8 @@ pub enum OpenError {
     Io(PathBuf, #[source] io::Error),
     /// Bytes before the end of the records are damaged.
     #[error(
-        "{} is damaged at byte {at}: what was written there was whole once. `rollout-host journal repair` keeps what \
-         is readable of the journal and lists what is not",
+        "{} is damaged at byte {at}: the records there were complete once. `rollout-host journal repair` keeps the \
+         readable records and lists the lost rollouts",
         .path.display()
     )]
     Damaged {

@@ -95,7 +95,7 @@ impl Frame {
 pub struct WrittenFrame<'a> {
     /// Position of the messages in the body.
     pub messages_at: usize,
-    /// The body without messages, byte by byte as it is sent.
+    /// The body without messages, exactly as it is sent.
     #[serde(borrow)]
     pub body: Cow<'a, str>,
 }
@@ -173,7 +173,7 @@ impl TokenUsage {
 /// A tool call requested by the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Id for the result; `call_<place>` if the model sent none.
+    /// Id for the result; `call_<index>` if the model sent none.
     pub id: String,
     /// Name of the function; empty if the model sent none.
     pub name: String,

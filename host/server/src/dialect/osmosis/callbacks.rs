@@ -159,7 +159,7 @@ struct Callbacks {
     report: Mutex<Option<Reported>>,
 }
 
-/// A caller's report of the model's calls, held until the last callback was taken.
+/// A caller's report of the model's calls, held until the last callback was accepted.
 struct Reported {
     report: Report,
     _charge: Charge,
