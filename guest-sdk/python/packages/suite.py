@@ -119,8 +119,10 @@ def configured() -> Config:
             "suite", database=None, deadline=None, derandomize=True, max_examples=20, suppress_health_check=checks
         )
         hypothesis.settings.load_profile("suite")
+    names = " or ".join(SUITE["deselect"])
+    chosen = ["-k", f"not ({names})"] if names else []
     plugins = [REPORTS, Places()] if SUITE["kept"] else [REPORTS]
-    config = _prepareconfig([*OPTIONS, "-c", str(HERE / "pytest.ini"), str(TESTS)], plugins)
+    config = _prepareconfig([*OPTIONS, *chosen, "-c", str(HERE / "pytest.ini"), str(TESTS)], plugins)
     config._do_configure()
     return config
 
