@@ -102,8 +102,18 @@ def beside_their_packages() -> None:
         package.__path__.append(str(place.parent))
 
 
+def read_vocabularies() -> None:
+    """Loads tiktoken's vocabularies, which are too large for data files of a component."""
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(HERE / "vocabularies")
+    tiktoken = importlib.import_module("tiktoken")
+    for name in SUITE["vocabularies"]:
+        tiktoken.get_encoding(name)
+
+
 def configured() -> Config:
     os.environ.update(SUITE["environment"])
+    if SUITE["vocabularies"]:
+        read_vocabularies()
     for name in SUITE["stand-ins"]:
         sys.modules[name] = ModuleType(name, "Not in a component: only tests that use it fail.")
     if SUITE["within"]:

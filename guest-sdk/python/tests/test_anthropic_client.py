@@ -126,7 +126,7 @@ class Requests(unittest.TestCase):
                 "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The"}]
             },
             "is of the type auto, any, tool or none": {"tool_choice": {"type": "some"}},
-            "`thinking` has a `type`|enabled, adaptive or disabled": {"thinking": {"budget_tokens": 9}},
+            "`thinking` has a `type`: enabled, adaptive or disabled": {"thinking": {"budget_tokens": 9}},
         }.items():
             with self.subTest(said), self.assertRaisesRegex(TypeError, said):
                 asked(**given)

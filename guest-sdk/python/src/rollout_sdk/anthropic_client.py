@@ -212,7 +212,7 @@ def _thinks(given: Any) -> bool:
     """Returns whether the reply is to have the model's reasoning. How much a model reasons is the host's to decide."""
     if given is None:
         return False
-    kind = _plain(given, "`thinking`").get("type")
+    kind: str = _plain(given, "`thinking`").get("type", "")
     if kind not in ("enabled", "adaptive", "disabled"):
         raise TypeError("`thinking` has a `type`: enabled, adaptive or disabled")
     return kind != "disabled"
@@ -397,17 +397,19 @@ def _events(reply: JsonObject) -> list[Any]:
     """Returns the events of a streamed reply: each block is one piece."""
     types = _types()
     usage = reply["usage"]
-    begun = {**reply, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+    begun: JsonObject = {**reply, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
     events: list[Any] = [types.RawMessageStartEvent.construct(type="message_start", message=begun)]
     for index, block in enumerate(reply["content"]):
-        kind = block["type"]
-        if kind == "text":
-            empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
-        elif kind == "thinking":
-            empty, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
-        else:
-            text = json.dumps(block["input"], ensure_ascii=False)
-            empty, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": text}
+        empty: JsonObject
+        match block["type"]:
+            case "text":
+                empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+            case "thinking":
+                empty, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+            case _:
+                text = json.dumps(block["input"], ensure_ascii=False)
+                nothing: JsonObject = {}
+                empty, delta = {**block, "input": nothing}, {"type": "input_json_delta", "partial_json": text}
         events += [
             types.RawContentBlockStartEvent.construct(type="content_block_start", index=index, content_block=empty),
             types.RawContentBlockDeltaEvent.construct(type="content_block_delta", index=index, delta=delta),
