@@ -122,6 +122,11 @@ class Outage:
         return Sleep(min(pause, self.seconds - (now - self.since) + PAUSE_FIRST))
 
 
+def path_of(rollout_id: str, what: str) -> str:
+    """Returns the path of something of a rollout."""
+    return f"/rollout/{quote(rollout_id, safe='')}/{what}"
+
+
 def refusal(reply: Reply, what: str) -> HostRefused:
     """Returns the error of a request that the host refused."""
     detail = reply.detail()
@@ -195,7 +200,7 @@ class Admitting:
 
 def poll(admission: Admission, retries: Retries) -> Steps:
     """Renews the lease, waits for news and returns them."""
-    path = f"/rollout/{quote(admission.rollout_id, safe='')}/result"
+    path = path_of(admission.rollout_id, "result")
     outage = Outage(max(retries.reconnect, admission.lease_secs))
     send = Send("GET", path, None, {LEASE_HEADER: admission.lease}, admission.result_wait_secs + ANSWER_SECS)
     while True:

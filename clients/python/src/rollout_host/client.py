@@ -91,6 +91,8 @@ class _Settings:
         self.url = str(parsed.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")
         self.headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self.retries = Retries(reconnect_timeout, admission_timeout)
+        # Reading the certificates takes a tenth of a second, and redirects from HTTP to HTTPS are not followed.
+        self.verify = parsed.scheme == "https"
 
     def request(self, send: Send, deadline: float | None) -> dict[str, Any]:
         """Returns the arguments of a request."""
@@ -140,7 +142,8 @@ class Client:
     ) -> None:
         self._settings = _Settings(url, api_key, reconnect_timeout, admission_timeout)
         self._owns = http is None
-        self._http = http or httpx.Client(limits=httpx.Limits(max_connections=None))
+        limits = httpx.Limits(max_connections=None)
+        self._http = http or httpx.Client(limits=limits, verify=self._settings.verify)
 
     def __enter__(self) -> Client:
         return self
@@ -209,7 +212,7 @@ class Client:
 
     def trajectory(self, rollout_id: str) -> dict[str, Any]:
         """Returns the trajectory of a rollout, from the host's journal."""
-        path = f"/rollout/{_protocol.quote(rollout_id, safe='')}/trajectory"
+        path = _protocol.path_of(rollout_id, "trajectory")
         return dict(self._drive(_protocol.get(path, self._settings.retries)))
 
     def health(self) -> dict[str, Any]:
@@ -266,7 +269,8 @@ class AsyncClient:
     ) -> None:
         self._settings = _Settings(url, api_key, reconnect_timeout, admission_timeout)
         self._owns = http is None
-        self._http = http or httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
+        limits = httpx.Limits(max_connections=None)
+        self._http = http or httpx.AsyncClient(limits=limits, verify=self._settings.verify)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -359,7 +363,7 @@ class AsyncClient:
 
     async def trajectory(self, rollout_id: str) -> dict[str, Any]:
         """Returns the trajectory of a rollout, from the host's journal."""
-        path = f"/rollout/{_protocol.quote(rollout_id, safe='')}/trajectory"
+        path = _protocol.path_of(rollout_id, "trajectory")
         return dict(await self._drive(_protocol.get(path, self._settings.retries)))
 
     async def health(self) -> dict[str, Any]:
