@@ -7,9 +7,7 @@ Every scenario prints one line, {"scenario", "ok", "detail"}. The exit code is 1
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -360,12 +358,22 @@ async def a_host_that_is_no_host_is_named(_: None) -> dict[str, Any]:
     return {}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS.by_name), metavar="NAME")
-    parser.add_argument("--timeout", type=float, default=90.0, help="the timeout of a scenario in seconds")
-    return asyncio.run(SCENARIOS.run(None, parser.parse_args()))
+@SCENARIOS.add
+async def the_page_leads_to_a_reward(_: None) -> dict[str, Any]:
+    sources = hosting.blocks("## Python", "python")
+    async with serving("example_one_turn") as (server, request):
+        rewards = []
+        for source in sources:
+            source = hosting.page_script([source], server.url, request.chat_completions_url)
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "page.py").write_text(source)
+                code, output = await hosting.shell("python page.py", Path(folder))
+            expect("exit code", (code, output), lambda ran: ran[0] == 0)
+            rewards.append(output.split())
+        # A rollout; eight rollouts at once, one of which has a wrong label.
+        expect("rewards", rewards, [["1.0"], ["1.0"] * 7 + ["0.0"]])
+    return {"programs": len(sources)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asyncio.run(SCENARIOS.run(None, hosting.arguments(SCENARIOS, __doc__, 90.0))))

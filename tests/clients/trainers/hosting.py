@@ -5,6 +5,7 @@ ROLLOUT_HOST_BIN names the program, ROLLOUT_GUESTS_DIR the folder of the compile
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
@@ -174,3 +175,52 @@ class Proxy:
                 one.cancel()
             for end in (writer, up_writer):
                 end.close()
+
+
+PAGE = PROJECT / "docs/serve/trainers.md"
+
+
+def blocks(heading: str, language: str) -> list[str]:
+    """Returns the blocks of code below a heading of the page about trainers."""
+    section = PAGE.read_text().split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
+    return [part.split("\n```", 1)[0] for part in section.split(f"```{language}\n")[1:]]
+
+
+def environment() -> dict[str, str]:
+    """Returns the variables in which commands of the page find the host, this Python's packages and the modules."""
+    folders = [str(Path(program()).parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    source = str(PROJECT / "clients/python/src")
+    return {**os.environ, "PATH": os.pathsep.join(folders), "PYTHONPATH": source, "RUST_LOG": "warn"}
+
+
+async def shell(script: str, directory: Path, **variables: str) -> tuple[int, str]:
+    """Runs a script; returns its exit code and its output."""
+    ran = await asyncio.create_subprocess_exec(
+        "bash",
+        *("-euo", "pipefail", "-c", script),
+        cwd=directory,
+        env={**environment(), **variables},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        out, _ = await ran.communicate()
+    finally:
+        if ran.returncode is None:
+            ran.kill()
+    return ran.returncode or 0, out.decode()
+
+
+def page_script(blocks_of_commands: list[str], server: str, model: str) -> str:
+    """Returns commands of the page, with the addresses of running programs."""
+    script = "\n".join(blocks_of_commands)
+    return script.replace("http://127.0.0.1:9000", server).replace("http://127.0.0.1:9100/v1", model)
+
+
+def arguments(scenarios: Any, description: str | None, timeout: float) -> Any:
+    """Parses the arguments of a driver."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--scenario", action="append", choices=list(scenarios.by_name), metavar="NAME")
+    parser.add_argument("--timeout", type=float, default=timeout, help="the timeout of a scenario in seconds")
+    return parser.parse_args()
