@@ -51,7 +51,7 @@ def train(url: str, seed: int, arguments: argparse.Namespace) -> list[float]:
     words = tiny_model.tokenizer()
     net = tiny_model.model(words)
     began = time.monotonic()
-    habit = tiny_model.habit(facts, calls=0.2)
+    habit = tiny_model.habit(facts, calls=0.3)
     loss = tiny_model.pretrain(net, words, habit, steps=arguments.pretrain_steps, batch=32, seed=seed)
     print(f"seed {seed}: pre-trained in {time.monotonic() - began:.0f} s, loss {loss:.2f}", flush=True)
     host = HostRollouts(url, api_key=os.environ.get("ROLLOUT_HOST_KEY"))
@@ -69,7 +69,7 @@ def train(url: str, seed: int, arguments: argparse.Namespace) -> list[float]:
             per_device_train_batch_size=64,
             num_generations=8,
             max_completion_length=64,
-            learning_rate=2e-4,
+            learning_rate=4e-4,
             lr_scheduler_type="constant",
             beta=0.0,
             logging_steps=1,
@@ -109,7 +109,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:9000", help="the host, with the plugin `calculator`")
     parser.add_argument("--rows", type=Path, default=HERE / "rows.jsonl")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--pretrain-steps", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1, help="threads of the model; more are slower where others use the cores")
     parser.add_argument("--plot", type=Path, help="an image of the curves, such as rewards.svg")

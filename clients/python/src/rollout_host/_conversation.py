@@ -119,11 +119,12 @@ class Conversation:
         replies = [normal(message) for message in messages if message.get("role") == "assistant"]
         if not replies:
             return None
-        wanted = _said(replies[-1])
-        found = [one for one in self.sequences if one.reply["role"] == "assistant" and _said(one.reply) == wanted]
+        wanted = _content(replies[-1])
+        found = [one for one in self.sequences if one.reply["role"] == "assistant" and _content(one.reply) == wanted]
         return max(found, key=lambda one: len(one.completion_ids), default=None)
 
 
-def _said(message: Mapping[str, Any]) -> tuple[Any, Any]:
+def _content(message: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns text and calls of a reply, by which replies are compared."""
     calls = [call["function"] for call in message.get("tool_calls", [])]
     return message.get("content") or "", calls

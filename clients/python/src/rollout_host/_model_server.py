@@ -32,7 +32,7 @@ class Call:
     """A request for a completion that waits for its reply."""
 
     rollout: Any
-    """What `ModelServer.open` registered for the request's key."""
+    """The object that `ModelServer.open` registered for the request's key."""
     messages: list[dict[str, Any]]
     tools: Any
     _answered: threading.Event = field(default_factory=threading.Event)

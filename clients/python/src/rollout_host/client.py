@@ -73,7 +73,7 @@ CONNECT_SECS = 10.0
 
 
 class _Settings:
-    """What both clients know of a server."""
+    """Address, key and waits of a server, for both clients."""
 
     def __init__(
         self,
