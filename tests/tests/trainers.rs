@@ -62,7 +62,7 @@ async fn drive(python: PathBuf, driver: &str, at_least: usize) {
         .collect();
     let failed: Vec<_> = scenarios.iter().filter(|scenario| scenario["ok"] != true).collect();
     assert!(failed.is_empty(), "{failed:#?}\n{}", ran.stderr);
-    assert!(scenarios.len() >= at_least, "only {} scenarios: {}", scenarios.len(), ran.stdout);
+    assert!(scenarios.len() >= at_least, "only {} scenarios: {}", scenarios.len(), ran.stderr);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 }
 
