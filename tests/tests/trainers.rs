@@ -28,7 +28,11 @@ async fn alone() -> MutexGuard<'static, ()> {
 /// Returns the Python of an environment.
 fn python(environment: &str) -> PathBuf {
     let python = environments().join(environment).join("bin/python");
-    assert!(python.is_file(), "there is no {python:?}; run: tests/clients/setup {}", environments().display());
+    assert!(
+        python.is_file(),
+        "there is no {python:?}; run: tests/clients/setup {}",
+        environments().display()
+    );
     python
 }
 
@@ -81,6 +85,6 @@ async fn verifiers_evaluates_a_plugin() {
 #[tokio::test]
 async fn trl_trains_with_a_plugin() {
     if let Some(python) = requested("ROLLOUT_TEST_TRL", "trl") {
-        drive(python, "drive_trl.py", 4).await;
+        drive(python, "drive_trl.py", 5).await;
     }
 }
