@@ -1,4 +1,4 @@
-"""A language model of 130,000 parameters that is created and pre-trained on the spot, in a minute and without a download.
+"""A language model of 113,000 parameters that is created and pre-trained on the spot, in a minute and without a download.
 
 It reads characters, knows a few rows of arithmetic, and has a habit: asked for a sum, it mostly guesses a number, and rarely
 calls the calculator. What it wrote in pre-training is all that it can write; training by rewards changes how often.
