@@ -1,7 +1,7 @@
 //! The replies of the model behind the steps of a conversation.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 
 use serde::ser::SerializeSeq;
@@ -46,14 +46,15 @@ const CANDIDATES_MAX: usize = 1 << 16;
 ///
 /// The position of a reply that the host pushed to the history is known. A workflow that registers messages itself is
 /// matched by content: a reply is the first message of the agent with its content after the messages of its request, or,
-/// if a workflow did not register all of those, the first one at all. Each message is one reply at most. Contents are
-/// compared by a keyed hash, so that a conversation of many messages is not compared with many replies, text by text.
+/// if a workflow did not register all of those, the first one at all. Each message is one reply at most: of replies that the
+/// host pushed to the same position, because the workflow had shortened the history, it is the last. Contents are compared
+/// by a keyed hash, so that a conversation of many messages is not compared with many replies, text by text.
 pub(super) struct Matcher {
     hasher: RandomState,
     /// For each reply, its message if it is known by the position, else the hash of its content.
     replies: Vec<Result<usize, u64>>,
-    /// The known messages.
-    known: HashSet<usize>,
+    /// The known messages, each with the index of its reply.
+    known: HashMap<usize, usize>,
     /// For each content of another reply, the messages of the agent with it.
     candidates: HashMap<u64, BTreeSet<usize>>,
 }
@@ -62,14 +63,14 @@ impl Matcher {
     pub(super) fn new(messages: &[&str], replies: &[Reply<'_>]) -> Self {
         let hasher = RandomState::new();
         let mut matcher =
-            Self { hasher, replies: Vec::new(), known: HashSet::new(), candidates: HashMap::new() };
-        for reply in replies {
+            Self { hasher, replies: Vec::new(), known: HashMap::new(), candidates: HashMap::new() };
+        for (index, reply) in replies.iter().enumerate() {
             // The workflow may have replaced the history since.
             let is_at =
                 |at: &usize| messages.get(*at).is_some_and(|message| *message == reply.completion.message());
             let place = reply.reply_at.filter(is_at).ok_or_else(|| matcher.hash_of_reply(reply));
             match place {
-                Ok(at) => drop(matcher.known.insert(at)),
+                Ok(at) => drop(matcher.known.insert(at, index)),
                 Err(content) => drop(matcher.candidates.entry(content).or_default()),
             }
             matcher.replies.push(place);
@@ -94,7 +95,7 @@ impl Matcher {
         text: impl FnOnce() -> Cow<'t, str>,
         tool_calls: Option<&RawValue>,
     ) {
-        if self.candidates.is_empty() || self.known.contains(&at) {
+        if self.candidates.is_empty() || self.known.contains_key(&at) {
             return;
         }
         let (mut calls, mut place) = (Vec::new(), 0);
@@ -111,7 +112,8 @@ impl Matcher {
 
     /// Returns for each reply the index of its message, if there is one. All messages of the agent were noted.
     pub(super) fn finish(mut self, replies: &[Reply<'_>]) -> Vec<Option<usize>> {
-        let mut found: Vec<Option<usize>> = self.replies.iter().map(|place| place.ok()).collect();
+        let mut found = vec![None; replies.len()];
+        self.known.iter().for_each(|(at, reply)| found[*reply] = Some(*at));
         // The replies with each content, and their messages.
         let mut equal: HashMap<u64, (Vec<usize>, Vec<usize>)> = HashMap::new();
         for (reply, place) in self.replies.iter().enumerate() {

@@ -157,6 +157,13 @@ fn a_reply_that_the_host_pushed_belongs_to_the_step_at_its_position() {
     // The history was replaced: there is another message at that position.
     (first.reply_at, second.reply_at) = (Some(2), Some(7));
     assert_eq!(prompts([&first, &second]), [json!(1), json!(2)]);
+    // The history was shortened between two equal replies: the message is the last one, and later messages have their replies.
+    (first.reply_at, second.reply_at) = (Some(0), Some(0));
+    let third = replied(&body(3));
+    let got = read(&[message, message], &[&first, &second, &third]);
+    assert_eq!(got["steps"][0]["metrics"]["prompt_tokens"], 2, "{got:#}");
+    assert_eq!(got["steps"][1]["metrics"]["prompt_tokens"], 3, "{got:#}");
+    assert_eq!(got["unmatched"][0]["prompt_tokens"], 1, "{got:#}");
 }
 
 #[test]
