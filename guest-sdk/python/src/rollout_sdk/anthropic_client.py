@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from . import _loop, log, openai_client
@@ -163,7 +163,7 @@ class _Messages(_AnyMessages):
     async def create(self, *, messages: Any, stream: Any = False, **given: Any) -> Any:
         """Returns the reply as a message of the `anthropic` package; with `stream`, its events, all at the end."""
         _, reply = await self._client.ask({**given, "messages": messages})
-        return _Stream(_events(reply)) if stream is True else _types().Message.construct(**reply)
+        return openai_client.ReplyStream(_events(reply)) if stream is True else _types().Message.construct(**reply)
 
     def stream(self, *, output_format: Any = None, **given: Any) -> Any:
         """Returns the package's own context manager over the events of the reply."""
@@ -419,33 +419,6 @@ def _events(reply: JsonObject) -> list[Any]:
     events.append(types.RawMessageDeltaEvent.construct(type="message_delta", delta=ended, usage=usage))
     events.append(types.RawMessageStopEvent.construct(type="message_stop"))
     return events
-
-
-class _Stream:
-    """The events of a request with `stream`. The host waits for the whole reply."""
-
-    response = None
-
-    def __init__(self, events: list[Any]) -> None:
-        self._events = iter(events)
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
-
-    async def __anext__(self) -> Any:
-        for event in self._events:
-            return event
-        raise StopAsyncIteration
-
-    async def __aenter__(self) -> _Stream:
-        return self
-
-    async def __aexit__(self, *_: Any) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Ends the stream."""
-        self._events = iter(())
 
 
 class _SyncStream:

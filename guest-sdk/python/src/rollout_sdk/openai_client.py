@@ -123,7 +123,7 @@ class _Completions:
         params |= given.get("extra_body") or {}
         reply = await self._client.ask(list(messages), list(given.get("tools") or ()), params)
         model = str(given.get("model", "host"))
-        return _Stream(_pieces(reply, model)) if given.get("stream") else _whole(reply, model)
+        return ReplyStream(_pieces(reply, model)) if given.get("stream") else _whole(reply, model)
 
 
 def _is_left_out(value: Any) -> bool:
@@ -167,8 +167,8 @@ def _pieces(reply: Completion, model: str) -> list[Any]:
     ]
 
 
-class _Stream:
-    """The stream of a request with `stream`. The host waits for the whole reply."""
+class ReplyStream:
+    """The stream of a request with `stream`: the parts of a reply for which the host has waited as a whole."""
 
     response = None
 
@@ -183,7 +183,7 @@ class _Stream:
             return piece
         raise StopAsyncIteration
 
-    async def __aenter__(self) -> _Stream:
+    async def __aenter__(self) -> ReplyStream:
         return self
 
     async def __aexit__(self, *_: Any) -> None:
