@@ -181,6 +181,7 @@ class Same(Grader):
 /// An author's test.
 const AUTHORS_TEST: &str = "
 import asyncio, pathlib, sys
+import rollout_host.rows
 import rollout_sdk
 from rollout_sdk import *
 from rollout_sdk.testing import calls, grade, run_workflow
