@@ -84,11 +84,15 @@ async fn a_waiting_python_rollout_has_few_private_pages_in_few_regions() {
     controller.release();
 }
 
-/// Returns the memory of the process in KiB. Of shared pages, the process's part counts.
-fn proportional_kib(host: &TestHost) -> u64 {
-    let rollup = read(host, "smaps_rollup");
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).expect("the kernel reports it");
-    line.trim().strip_suffix(" kB").and_then(|kib| kib.trim().parse().ok()).expect("a number")
+/// Returns the memory of the process in KiB. Pages that its instances share count once. So do all pages of the program's file,
+/// however many other processes have mapped it: the hosts of other tests come and go.
+fn memory_kib(host: &TestHost) -> u64 {
+    let kib = |file: &str, name: &str| -> u64 {
+        let content = read(host, file);
+        let line = content.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel reports it");
+        line.trim().strip_suffix(" kB").and_then(|kib| kib.trim().parse().ok()).expect("a number")
+    };
+    kib("smaps_rollup", "Pss_Anon:") + kib("smaps_rollup", "Pss_Shmem:") + kib("status", "RssFile:")
 }
 
 #[tokio::test]
@@ -96,7 +100,7 @@ async fn sixty_four_waiting_python_rollouts_take_little_memory_and_each_more_tak
     const FEW: usize = 64;
     const MANY: usize = 256;
     const FEW_KIB_MAX: u64 = 150 << 10;
-    /// Maximum of each further rollout. Between 393 and 514 were measured: some 310 of the component's image, 130 of the
+    /// Maximum of each further rollout. Between 390 and 519 were measured: some 310 of the component's image, 130 of the
     /// engine's record of the instance, and 70 of tables and stacks.
     const EACH_KIB_MAX: u64 = 600;
     let controller = Controller::start().await;
@@ -110,7 +114,7 @@ async fn sixty_four_waiting_python_rollouts_take_little_memory_and_each_more_tak
         }
         chats += more;
         controller.chats_arrived(chats).await;
-        proportional_kib(&host)
+        memory_kib(&host)
     };
     let finish = async |waiting: &mut Vec<Admitted>| {
         controller.release();
@@ -126,13 +130,17 @@ async fn sixty_four_waiting_python_rollouts_take_little_memory_and_each_more_tak
     }
 
     controller.hold();
-    let few = wait_in(&mut waiting, FEW).await;
+    wait_in(&mut waiting, FEW).await;
+    // The allocator of releases returns within a second what the start freed. All of them wait meanwhile.
+    let few = until("64 rollouts to take little memory", async || {
+        Some(memory_kib(&host)).filter(|kib| *kib <= FEW_KIB_MAX)
+    })
+    .await;
     let many = wait_in(&mut waiting, MANY).await;
     finish(&mut waiting).await;
 
     let each = many.saturating_sub(few) / (MANY - FEW) as u64;
     println!("{FEW} rollouts: {few} KiB; {MANY}: {many} KiB, {each} KiB for each more");
-    assert!(few <= FEW_KIB_MAX, "{FEW} rollouts take {few} KiB");
     assert!(each <= EACH_KIB_MAX, "each of {} more takes {each} KiB", MANY - FEW);
 }
 
