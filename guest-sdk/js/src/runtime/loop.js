@@ -4,7 +4,7 @@
 // `Promise.all` runs concurrently. A module that may wait sets the function with `setWait`; a component of tools
 // has none.
 
-import { drain, stateOf, takeUnhandled } from './promise.js';
+import { currentContext, drain, runInContext, stateOf, takeUnhandled } from './promise.js';
 
 /** Calls in progress, with the function that resumes the code that waits for each. */
 const waiting = new Map();
@@ -50,7 +50,9 @@ function addTimer(callback, delay, repeats, args) {
   const milliseconds = Math.max(0, Number(delay) || 0);
   lastTimerId += 1;
   const every = repeats ? Math.max(1, milliseconds) : undefined;
-  timers.push({ id: lastTimerId, at: now() + milliseconds, every, run: () => callback(...args) });
+  const values = currentContext();
+  const run = () => runInContext(values, () => callback(...args));
+  timers.push({ id: lastTimerId, at: now() + milliseconds, every, run });
   return lastTimerId;
 }
 
