@@ -4,7 +4,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use rollout_tests::{has_javascript, javascript_guest, javascript_host, project_root, rollout_host};
+use rollout_tests::{
+    framework_packages, has_javascript, javascript_guest, javascript_host, project_root, rollout_host,
+};
 use serde_json::{Value, json};
 
 /// Runs a component on these rows with the mock model, and returns each row's result and the text of its last message.
@@ -169,4 +171,60 @@ export const grader = defineGrader(() => 1);
         let reason = result["reason"].as_str().unwrap_or_else(|| panic!("{name}: {result:#}"));
         assert!(reason.contains(expected), "{name}: {reason}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_typescript_plugin_is_tested_with_vitest() {
+    use std::os::unix::fs::symlink;
+
+    if !has_javascript() {
+        return;
+    }
+    let root = project_root().canonicalize().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let modules = dir.path().join("node_modules");
+    std::fs::create_dir_all(dir.path().join("src")).unwrap();
+    std::fs::create_dir(&modules).unwrap();
+    for entry in std::fs::read_dir(framework_packages()).unwrap() {
+        let entry = entry.unwrap();
+        symlink(entry.path(), modules.join(entry.file_name())).unwrap();
+    }
+    symlink(root.join("guest-sdk/js"), modules.join("rollout-sdk")).unwrap();
+    for file in ["index.ts", "expression.ts"] {
+        let from = root.join("examples/calculator/js/src").join(file);
+        std::fs::copy(from, dir.path().join("src").join(file)).unwrap();
+    }
+    std::fs::write(dir.path().join("package.json"), r#"{"type": "module"}"#).unwrap();
+    std::fs::write(
+        dir.path().join("src/index.test.ts"),
+        "import { runRollout } from 'rollout-sdk/testing';
+import { expect, test } from 'vitest';
+import * as plugin from './index.ts';
+
+test('the calculator is used', async () => {
+  const result = await runRollout(plugin, {
+    prompt: 'What is 2 * (3 + 4)?',
+    label: '14',
+    replies: [{ toolCalls: [{ name: 'calculator', arguments: { expression: '2 * (3 + 4)' } }] }, '#### 14'],
+  });
+  expect(result.reward).toBe(1);
+  expect(result.samples[0].messages[3].content).toBe('14');
+  expect(new TextDecoder().decode(result.artifacts['calculations.txt'])).toBe('2 * (3 + 4) = 14\\n');
+});
+",
+    )
+    .unwrap();
+
+    let ran = Command::new(framework_packages().join(".bin/vitest"))
+        .args(["run", "--root"])
+        .arg(dir.path())
+        .current_dir(dir.path())
+        .env("CI", "1")
+        .output()
+        .unwrap();
+
+    let output = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{output}{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(output.contains("1 passed"), "{output}");
 }

@@ -106,6 +106,13 @@ const GLOBALS: [(&str, &[&str]); 5] = [
     ("node/process.js", &["process"]),
 ];
 
+/// Interfaces of the contract that the SDK imports as `#contract/NAME`. Under Node, its package has scripted ones.
+const CONTRACT: [&str; 8] =
+    ["artifacts", "calls", "context", "log", "models", "observations", "samples", "tools"];
+
+/// Version of the contract's package.
+const CONTRACT_VERSION: &str = "0.1.0";
+
 /// The file with `crypto.subtle`, and the name that a program has if it uses it.
 const SUBTLE: (&str, &str) = ("web/subtle.js", "subtle");
 
@@ -130,6 +137,10 @@ pub(super) fn aliases(work: &Path, sdk: &Path) -> io::Result<BTreeMap<String, Pa
     for name in ABSENT {
         let file = quoted(&source.join("absent.js"));
         add(name, format!("module.exports = require({file}).absent('{name}');\n"))?;
+    }
+    for interface in CONTRACT {
+        let module = format!("rollout:plugin/{interface}@{CONTRACT_VERSION}");
+        aliases.insert(format!("#contract/{interface}"), module.into());
     }
     aliases.insert("rollout-sdk".to_owned(), sdk.to_owned());
     for (name, file) in ADAPTERS {
@@ -204,7 +215,7 @@ mod tests {
 
         let aliases = aliases(work.path(), &sdk).unwrap();
 
-        for (name, path) in &aliases {
+        for (name, path) in aliases.iter().filter(|(name, _)| !name.starts_with('#')) {
             assert!(path.exists(), "{name}: {path:?}");
         }
         for (name, file) in PRESENT {
