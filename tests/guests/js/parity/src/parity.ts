@@ -34,8 +34,8 @@ const join = tool({
   parameters: {
     type: 'object',
     properties: {
-      words: { type: 'array', items: { type: 'string' }, description: 'What to join.' },
-      between: { type: ['string', 'null'], description: 'What goes between.' },
+      words: { type: 'array', items: { type: 'string' }, description: 'The words to join.' },
+      between: { type: ['string', 'null'], description: 'The separator.' },
       loud: { type: 'boolean' },
     },
     required: ['words', 'loud'],
