@@ -96,7 +96,8 @@ async fn sixty_four_waiting_python_rollouts_take_little_memory_and_each_more_tak
     const FEW: usize = 64;
     const MANY: usize = 256;
     const FEW_KIB_MAX: u64 = 150 << 10;
-    /// Maximum of each further rollout. Between 453 and 513 were measured: some 310 of the component's image, 157 of heap, and 70 of tables and stacks.
+    /// Maximum of each further rollout. Between 393 and 514 were measured: some 310 of the component's image, 130 of the
+    /// engine's record of the instance, and 70 of tables and stacks.
     const EACH_KIB_MAX: u64 = 600;
     let controller = Controller::start().await;
     let host = TestHost::of_component(python_guest("examples/one-turn/python")).start().await;

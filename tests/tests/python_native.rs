@@ -235,6 +235,8 @@ const TEXTS: &str = r#"
 import jiter
 import jsonschema
 import Levenshtein as python_levenshtein
+import lxml.etree
+import lxml.html
 import regex
 import tree_sitter_python
 import yaml
@@ -256,6 +258,15 @@ def raised(work):
 TEAMS = ["Atlanta Falcons", "New York Jets", "New York Giants"]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "$defs": {}}
 PARSER = Parser(Language(tree_sitter_python.language()))
+COUNTING = lxml.etree.XSLT(lxml.etree.XML("""<x:stylesheet version="1.0" xmlns:x="http://www.w3.org/1999/XSL/Transform">
+<x:output method="text"/><x:template match="/"><x:value-of select="count(//b)"/></x:template></x:stylesheet>"""))
+
+
+def differing():
+    # This module is native, and imported only in the rollout.
+    from lxml.html import diff
+
+    return diff.htmldiff("<p>a b</p>", "<p>a c</p>")
 
 
 class Reading(AgentWorkflow):
@@ -282,6 +293,12 @@ class Reading(AgentWorkflow):
             "median": [python_levenshtein.median(["ab", "abc", "abd"]), raised(lambda: python_levenshtein.median([1]))],
             "tree": str(PARSER.parse(b"if x:\n    f'{y}'\n").root_node),
             "drawn": raised(lambda: PARSER.print_dot_graphs(1)),
+            "xpath": lxml.html.fromstring("<ul><li class=x>one<li>two</ul>").xpath("//li[@class='x']/text()"),
+            "xslt": str(COUNTING(lxml.etree.XML("<a><b/><b/></a>"))),
+            "not in koi8": lxml.etree.tostring(lxml.etree.XML("<a>\u00e9\u0431</a>"), encoding="koi8-r")[-14:],
+            "unclosed": raised(lambda: lxml.etree.XML("<a>")),
+            "no file": raised(lambda: lxml.etree.parse("/a.xml"))[:40],
+            "differing": differing(),
         })))
 
 
@@ -293,7 +310,7 @@ class Alike(Grader):
 #[tokio::test]
 async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_component() {
     let dependencies = "\"rapidfuzz\", \"pyyaml\", \"jiter\", \"jsonschema\", \"regex\", \"Levenshtein\", \
-                        \"tree-sitter\", \"tree-sitter-python\"";
+                        \"tree-sitter\", \"tree-sitter-python\", \"lxml\"";
     let project = project("reading", dependencies, TEXTS);
     let (_, made) = build(project.path()).await;
 
@@ -315,7 +332,11 @@ async fn texts_are_read_and_compared_by_packages_with_native_code_all_in_one_com
                     'tree': '(module (if_statement condition: (identifier) consequence: (block \
                     (expression_statement (string (string_start) (interpolation expression: (identifier)) \
                     (string_end))))))', \
-                    'drawn': 'NotImplementedError: print_dot_graphs: a component has no files to write to'}";
+                    'drawn': 'NotImplementedError: print_dot_graphs: a component has no files to write to', \
+                    'xpath': ['one'], 'xslt': '2', 'not in koi8': b'<a>&#233;\\xc2</a>', \
+                    'unclosed': 'XMLSyntaxError: Premature end of data in tag a line 1, line 1, column 4 (<string>, line 1)', \
+                    'no file': \"OSError: Error reading file '/a.xml': fa\", \
+                    'differing': '<p>a <ins>c</ins> <del>b</del> </p>'}";
     let (text, reward) = &found[0];
     assert_eq!(text, expected);
     assert!((reward - 28.0 / 29.0).abs() < 1e-9, "{reward}");
@@ -396,7 +417,7 @@ async fn packing_and_hashing_packages_of_frameworks_give_the_same_results_as_els
     assert_eq!(found, [(expected.to_owned(), 0.5)]);
 }
 
-/// Returns the model's answers for both frameworks below: a tool call, and an answer as a pydantic model.
+/// Returns the model's answers for the frameworks below: a tool call, and an answer as a pydantic model.
 fn answers() -> [Answer; 4] {
     let call = |id: &str, name: &str, arguments: Value| {
         let function = json!({"name": name, "arguments": arguments.to_string()});
@@ -530,4 +551,62 @@ class Rate(Grader):
 #[tokio::test]
 async fn the_published_strands_runs_unchanged_and_calls_the_hosts_model() {
     check_published("strands-agents", "strands-agents[openai]==1.62.0", "validation error", STRANDS).await;
+}
+
+const ANTHROPIC: &str = r#"
+import json
+
+from anthropic import AsyncAnthropic
+from anthropic.types import Message
+
+from rollout_sdk import AgentWorkflow, Grader
+from rollout_sdk.anthropic_client import HostClient
+
+ADD = {
+    "name": "add",
+    "description": "Adds two numbers.",
+    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+}
+
+
+def result_of(block):
+    try:
+        content, failed = str(block.input["a"] + block.input["b"]), False
+    except Exception as error:
+        content, failed = f"the tool failed: {error!r}", True
+    return {"type": "tool_result", "tool_use_id": block.id, "content": content, "is_error": failed}
+
+
+async def solve(client: AsyncAnthropic, question):
+    """An agent as it is written for the package."""
+    messages = [{"role": "user", "content": question}]
+    asks = {"model": "host", "max_tokens": 64, "system": "Use the tool.", "tools": [ADD], "extra_body": {"temperature": 0.5}}
+    while True:
+        reply = await client.messages.create(messages=messages, **asks)
+        assert isinstance(reply, Message), reply
+        messages.append({"role": "assistant", "content": reply.content})
+        if reply.stop_reason != "tool_use":
+            break
+        messages.append({"role": "user", "content": [result_of(each) for each in reply.content if each.type == "tool_use"]})
+    messages.append({"role": "user", "content": "Again."})
+    async with client.messages.stream(messages=messages, **asks) as stream:
+        texts = [text async for text in stream.text_stream]
+        assert "".join(texts) == (await stream.get_final_message()).content[0].text == reply.content[0].text, texts
+    return reply.content[0].text
+
+
+class Solve(AgentWorkflow):
+    async def run(self, ctx):
+        text = await solve(HostClient(ctx.sample), ctx.prompt[-1]["content"])
+        assert json.loads(text) == {"total": 5}, text
+
+
+class Rate(Grader):
+    async def grade(self, ctx):
+        return float(json.loads(ctx.sample.text)["total"] == int(ctx.label))
+"#;
+
+#[tokio::test]
+async fn code_written_for_the_anthropic_package_calls_the_hosts_model() {
+    check_published("anthropic", "anthropic==2.13.0", "the tool failed", ANTHROPIC).await;
 }

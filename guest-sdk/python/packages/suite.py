@@ -102,8 +102,18 @@ def beside_their_packages() -> None:
         package.__path__.append(str(place.parent))
 
 
+def read_vocabularies() -> None:
+    """Loads tiktoken's vocabularies, which are too large for data files of a component."""
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(HERE / "vocabularies")
+    tiktoken = importlib.import_module("tiktoken")
+    for name in SUITE["vocabularies"]:
+        tiktoken.get_encoding(name)
+
+
 def configured() -> Config:
     os.environ.update(SUITE["environment"])
+    if SUITE["vocabularies"]:
+        read_vocabularies()
     for name in SUITE["stand-ins"]:
         sys.modules[name] = ModuleType(name, "Not in a component: only tests that use it fail.")
     if SUITE["within"]:
@@ -119,8 +129,10 @@ def configured() -> Config:
             "suite", database=None, deadline=None, derandomize=True, max_examples=20, suppress_health_check=checks
         )
         hypothesis.settings.load_profile("suite")
+    names = " or ".join(SUITE["deselect"])
+    chosen = ["-k", f"not ({names})"] if names else []
     plugins = [REPORTS, Places()] if SUITE["kept"] else [REPORTS]
-    config = _prepareconfig([*OPTIONS, "-c", str(HERE / "pytest.ini"), str(TESTS)], plugins)
+    config = _prepareconfig([*OPTIONS, *chosen, "-c", str(HERE / "pytest.ini"), str(TESTS)], plugins)
     config._do_configure()
     return config
 

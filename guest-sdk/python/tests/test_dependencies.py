@@ -229,6 +229,37 @@ class Releases(unittest.TestCase):
         with self.assertRaises(_build.BuildError) as refused:
             self.gathered("other[x]")
         self.assertIn("litellm 2.0: other 1.0 requires litellm 2.0; ", str(refused.exception))
+        # One that was asked for is, although dspy requires the same package and works without it.
+        wheel(self.index, "outer", "1.0", "other[X]")
+        for wanted, chain in (("other[x]", "other 1.0"), ("outer", "outer 1.0 requires other 1.0")):
+            with self.assertRaises(_build.BuildError) as refused:
+                self.gathered("dspy", wanted)
+            self.assertIn(f"litellm 2.0: {chain} requires litellm 2.0; ", str(refused.exception))
+
+    def test_a_lock_file_with_a_package_that_cannot_be_imported_ends_the_build_with_the_chain(self) -> None:
+        wheel(self.index, "top", "1.0", "middle")
+        wheel(self.index, "middle", "1.0", "litellm")
+        wheel(self.index, "litellm", "2.0")
+        wheel(self.index, "dspy", "3.0", "litellm")
+        lock = self.project / _resolve.LOCK
+        for wanted in (["top"], ["dspy"]):
+            with mock.patch.dict(_build.CANNOT_WORK, clear=True):
+                self.gathered(*wanted)
+            self.assertIn("litellm==2.0", lock.read_text())
+            if wanted == ["dspy"]:
+                self.assertEqual(self.gathered(*wanted), {"dspy": "3.0", "litellm": "2.0"})
+                continue
+            with self.assertRaises(_build.BuildError) as refused:
+                self.gathered(*wanted)
+            text = str(refused.exception)
+            self.assertIn("litellm 2.0: top 1.0 requires middle 1.0 requires litellm 2.0; its import needs", text)
+            self.assertIn(f"those of {_resolve.LOCK}", text)
+
+    def test_the_error_about_a_known_native_package_says_what_to_use_in_its_place(self) -> None:
+        wheel(self.index, "pandas", "3.0", tag=HERE)
+        with self.assertRaises(_build.BuildError) as refused:
+            self.gathered("pandas")
+        self.assertIn("pandas 3.0: the project depends on it; it was not made for components; numpy was", str(refused.exception))
 
     def test_a_package_that_works_in_part_is_installed_with_a_note(self) -> None:
         wheel(self.index, "anthropic", "1.0")

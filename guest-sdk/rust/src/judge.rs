@@ -116,7 +116,7 @@ pub struct JudgeReply {
 
 impl JudgeReply {
     #[cfg(test)]
-    pub(crate) fn of_text(text: &str) -> Self {
+    pub(crate) fn from_text(text: &str) -> Self {
         Self { message: Message::assistant(text), text: text.to_owned(), finish_reason: None, usage: None }
     }
 

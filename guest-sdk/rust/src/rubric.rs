@@ -332,7 +332,7 @@ mod tests {
     fn a_score_outside_of_the_range_is_clamped() {
         let reply = |score: &str| {
             let text = format!(r#"{{"score": {score}, "explanation": "x"}}"#);
-            JudgeReply::of_text(&text)
+            JudgeReply::from_text(&text)
         };
         let rubric = rubric("r").range(1.0..=5.0);
         assert_eq!(rubric.read(&reply("7")).unwrap().score, 5.0);

@@ -22,7 +22,7 @@ pub(crate) fn read<T: DeserializeOwned>(what: &str, text: Option<&str>) -> Resul
             return Err(Error::invalid(format_args!("{what}: not valid JSON: {error}")));
         }
     };
-    T::deserialize(Settings(fields)).or_invalid(what)
+    T::deserialize(SettingsDeserializer(fields)).or_invalid(what)
 }
 
 /// Limit on concurrent rollouts of a plugin, which the host reads from the configuration's field
@@ -68,9 +68,9 @@ fn defaults_in(schema: &Value) -> Option<Value> {
     (!defaults.is_empty()).then_some(Value::Object(defaults))
 }
 
-struct Settings(Option<Map<String, Value>>);
+struct SettingsDeserializer(Option<Map<String, Value>>);
 
-impl<'de> Deserializer<'de> for Settings {
+impl<'de> Deserializer<'de> for SettingsDeserializer {
     type Error = serde_json::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {

@@ -13,11 +13,11 @@ use crate::tool::{self, Tool, ToolResult};
 #[derive(Debug, Default)]
 pub struct Toolbox {
     own: Vec<Tool>,
-    of_host: Option<OfHost>,
+    host_tools: Option<HostTools>,
 }
 
 #[derive(Debug)]
-struct OfHost {
+struct HostTools {
     schemas: Vec<Value>,
     // A function pointer, so that a plugin without host-provided tools does not import them.
     execute: fn(&[ToolCall]) -> Vec<ToolResult>,
@@ -38,14 +38,15 @@ impl Toolbox {
     /// Adds the tools that the operator provides, except those with the name of one of the plugin's own
     /// tools.
     pub fn add_host_tools(&mut self) {
-        self.of_host = Some(OfHost { schemas: host_tools::available(), execute: host_tools::execute });
+        self.host_tools = Some(HostTools { schemas: host_tools::available(), execute: host_tools::execute });
     }
 
     /// Returns the schemas of the tools, for [`ChatRequest::tools`](crate::ChatRequest::tools).
     pub fn schemas(&self) -> impl Iterator<Item = &Value> {
-        let of_host = self.of_host.iter().flat_map(|of_host| &of_host.schemas);
-        let of_host = of_host.filter(|schema| !self.own.iter().any(|own| own.name() == name_in(schema)));
-        self.own.iter().map(Tool::schema).chain(of_host)
+        let host_tools = self.host_tools.iter().flat_map(|host_tools| &host_tools.schemas);
+        let host_tools =
+            host_tools.filter(|schema| !self.own.iter().any(|own| own.name() == name_in(schema)));
+        self.own.iter().map(Tool::schema).chain(host_tools)
     }
 
     /// Makes the calls and returns the results in the order of the calls. Host-provided tools run
@@ -67,16 +68,16 @@ impl Toolbox {
 
     fn execute_on_host(&self, calls: &[ToolCall]) -> Vec<ToolResult> {
         let calls: Vec<ToolCall> = calls.iter().filter(|call| self.is_of_host(call)).cloned().collect();
-        match &self.of_host {
-            Some(of_host) if !calls.is_empty() => (of_host.execute)(&calls),
+        match &self.host_tools {
+            Some(host_tools) if !calls.is_empty() => (host_tools.execute)(&calls),
             _ => Vec::new(),
         }
     }
 
     fn is_of_host(&self, call: &ToolCall) -> bool {
         let own = self.own.iter().any(|tool| tool.name() == call.name);
-        let of_host = self.of_host.iter().flat_map(|of_host| &of_host.schemas);
-        !own && of_host.into_iter().any(|schema| name_in(schema) == call.name)
+        let host_tools = self.host_tools.iter().flat_map(|host_tools| &host_tools.schemas);
+        !own && host_tools.into_iter().any(|schema| name_in(schema) == call.name)
     }
 
     fn unknown(&self, call: &ToolCall) -> ToolResult {
@@ -119,7 +120,7 @@ mod tests {
         let mut toolbox = Toolbox::new();
         toolbox.add(named("both"));
         toolbox.add(named("mine"));
-        toolbox.of_host = Some(OfHost { schemas: vec![schema("both"), schema("theirs")], execute });
+        toolbox.host_tools = Some(HostTools { schemas: vec![schema("both"), schema("theirs")], execute });
         toolbox
     }
 

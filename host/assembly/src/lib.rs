@@ -172,9 +172,9 @@ pub struct Assembled {
     /// Source of the guests' memory.
     pub plan: MemoryPlan,
     /// Configuration of the workflow.
-    pub settings: plugin::Settings,
+    pub settings: plugin::PluginSettings,
     /// Configuration of a separate grader.
-    pub grader_settings: Option<plugin::Settings>,
+    pub grader_settings: Option<plugin::PluginSettings>,
     /// Digest of the settings and components of the host-provided tools.
     pub tools_digest: Option<String>,
     /// Built-in stand-in for the judge. It serves until it is dropped.
@@ -184,8 +184,8 @@ pub struct Assembled {
 /// The loaded components of a deployment with their configuration.
 pub(crate) struct Components {
     workflow: Plugin,
-    pub settings: plugin::Settings,
-    grader: Option<(Plugin, plugin::Settings)>,
+    pub settings: plugin::PluginSettings,
+    grader: Option<(Plugin, plugin::PluginSettings)>,
 }
 
 impl Components {
@@ -239,7 +239,7 @@ impl Components {
             grader,
             limits: config.limits.clone(),
             plugin_config: settings.to_raw(),
-            grader_config: grader_settings.as_ref().and_then(plugin::Settings::to_raw),
+            grader_config: grader_settings.as_ref().and_then(plugin::PluginSettings::to_raw),
             tools: tools.map(|tools| tools as Arc<dyn HostTools>),
             judge,
             served_as,
@@ -268,9 +268,9 @@ pub struct Deployed {
     /// Client for the models of its rollouts.
     pub chat: ChatClient,
     /// Configuration of the workflow.
-    pub settings: plugin::Settings,
+    pub settings: plugin::PluginSettings,
     /// Configuration of a separate grader.
-    pub grader_settings: Option<plugin::Settings>,
+    pub grader_settings: Option<plugin::PluginSettings>,
     /// Digest of the settings and components of the host-provided tools.
     pub tools_digest: Option<String>,
     /// Built-in stand-in for the judge. It serves until it is dropped.
@@ -349,7 +349,7 @@ pub async fn settings(
     plugin: &Plugin,
     config: &Config,
     values: Option<&Map<String, Value>>,
-) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
+) -> Result<(Option<Declaration>, plugin::PluginSettings), AssemblyError> {
     resolve_settings(path, plugin, config, ConfigValues::Own(values)).await
 }
 
@@ -367,7 +367,7 @@ async fn resolve_settings(
     plugin: &Plugin,
     config: &Config,
     values: ConfigValues<'_>,
-) -> Result<(Option<Declaration>, plugin::Settings), AssemblyError> {
+) -> Result<(Option<Declaration>, plugin::PluginSettings), AssemblyError> {
     let path = || path.to_owned();
     let declared = plugin.declaration(&config.limits, config.clock_begins, &Arc::new(Metrics::new())).await;
     let declared = declared.map_err(|why| AssemblyError::Declares { path: path(), why })?;

@@ -7,8 +7,8 @@ use crate::config::RawConfig;
 use rollout_core::limits::Limits;
 use rollout_guest::imports::ClockStart;
 use rollout_rollout::{
-    AdmitError, AfterWorkflow, Ended, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome,
-    Resources, Rollout, RolloutRequest, Steps, drive,
+    AdmitError, AfterWorkflow, Failure, FailureKind, LoopOptions, ModelAddress, Next, Outcome, Resources,
+    Rollout, RolloutEnd, RolloutRequest, Steps, drive,
 };
 use rollout_wire::id::RolloutId;
 
@@ -64,13 +64,13 @@ fn admit(host: &Host, id: &str) -> Result<Box<Rollout>, AdmitError> {
 struct ReturningDriver;
 
 impl Steps for ReturningDriver {
-    type End = Ended;
+    type End = RolloutEnd;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
         AfterWorkflow::Go(Next::Finish)
     }
 
-    async fn finished(self: Box<Self>, ended: Ended) -> Ended {
+    async fn finished(self: Box<Self>, ended: RolloutEnd) -> RolloutEnd {
         ended
     }
 }
@@ -82,7 +82,7 @@ async fn an_assembled_host_runs_rollouts() {
     let host = &assembled.host;
     let rollout = admit(host, "r").unwrap();
 
-    let Ended::Finished(finished) = drive(rollout, Box::new(ReturningDriver)).await else {
+    let RolloutEnd::Finished(finished) = drive(rollout, Box::new(ReturningDriver)).await else {
         panic!("it ends")
     };
 
@@ -128,7 +128,7 @@ async fn deployments_on_one_runtime_share_its_slots() {
     let two = admit(&second, "two").unwrap();
     assert!(matches!(admit(&first.host, "three").err(), Some(AdmitError::Full { .. })));
 
-    assert!(matches!(drive(two, Box::new(ReturningDriver)).await, Ended::Finished(_)));
+    assert!(matches!(drive(two, Box::new(ReturningDriver)).await, RolloutEnd::Finished(_)));
 
     assert!(admit(&first.host, "three").is_ok());
 }
@@ -137,13 +137,13 @@ async fn deployments_on_one_runtime_share_its_slots() {
 struct PanickingDriver;
 
 impl Steps for PanickingDriver {
-    type End = Ended;
+    type End = RolloutEnd;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
         panic_any("the test's own")
     }
 
-    async fn finished(self: Box<Self>, ended: Ended) -> Ended {
+    async fn finished(self: Box<Self>, ended: RolloutEnd) -> RolloutEnd {
         ended
     }
 }
@@ -152,7 +152,7 @@ impl Steps for PanickingDriver {
 struct AbandoningDriver;
 
 impl Steps for AbandoningDriver {
-    type End = Ended;
+    type End = RolloutEnd;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
         unreachable!("its workflow never ends")
@@ -160,7 +160,7 @@ impl Steps for AbandoningDriver {
 
     async fn abandoned(&self) {}
 
-    async fn finished(self: Box<Self>, ended: Ended) -> Ended {
+    async fn finished(self: Box<Self>, ended: RolloutEnd) -> RolloutEnd {
         ended
     }
 }
@@ -172,14 +172,14 @@ async fn a_rollout_that_panics_or_is_abandoned_ends_alone_and_frees_its_slot() {
 
     let crashed = drive(admit(host, "r").unwrap(), Box::new(PanickingDriver)).await;
 
-    let Ended::Crashed(failure) = crashed else { panic!("it crashed") };
+    let RolloutEnd::Crashed(failure) = crashed else { panic!("it crashed") };
     assert_eq!((failure.kind, failure.fault), (FailureKind::Host, Fault::Host));
     assert!(host.find(&RolloutId::parse("r").unwrap()).is_none());
 
     let endless = self::assembled(workflow("(loop $again (br $again))"), "").await.unwrap();
     let abandoned = drive(admit(&endless.host, "r").unwrap(), Box::new(AbandoningDriver)).await;
 
-    let Ended::Cancelled(finished) = abandoned else { panic!("it was cancelled") };
+    let RolloutEnd::Cancelled(finished) = abandoned else { panic!("it was cancelled") };
     assert!(matches!(&finished.outcome, Outcome::Unscored(Failure { kind: FailureKind::Cancelled, .. })));
     assert_eq!((host.load().running, endless.host.load().running), (0, 0));
 }

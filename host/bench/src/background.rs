@@ -59,8 +59,8 @@ impl BackgroundRollouts {
         let answer = self.worker.cancel(&self.ids).await?;
         match answer.status()? {
             200 => serde_json::from_slice(answer.body())
-                .map_err(|_| Failure::of_body(ErrorKind::Malformed, answer.body())),
-            other => Err(Failure::of_body(ErrorKind::Result(other), answer.body())),
+                .map_err(|_| Failure::from_body(ErrorKind::Malformed, answer.body())),
+            other => Err(Failure::from_body(ErrorKind::Result(other), answer.body())),
         }
     }
 }

@@ -273,10 +273,10 @@ impl Shared {
         };
         drop(callbacks);
         let outcome = match judge(body, id) {
-            Ok(Judgement::Right) if !completed => Err(Failure::of_body(ErrorKind::OutOfOrder, body)),
+            Ok(Judgement::Right) if !completed => Err(Failure::from_body(ErrorKind::OutOfOrder, body)),
             Ok(Judgement::Right) => Ok(()),
             // A grader callback must have a final status.
-            Ok(Judgement::NotYet) => Err(Failure::of_body(ErrorKind::Malformed, body)),
+            Ok(Judgement::NotYet) => Err(Failure::from_body(ErrorKind::Malformed, body)),
             Err(failure) => Err(failure),
         };
         // The receiver is closed if the rollout's time ended at this moment.

@@ -71,7 +71,7 @@ impl Failure {
     }
 
     /// Returns a failure that quotes the unexpected body.
-    pub(super) fn of_body(kind: ErrorKind, body: &[u8]) -> Self {
+    pub(super) fn from_body(kind: ErrorKind, body: &[u8]) -> Self {
         Self::new(kind, excerpt(body))
     }
 }
@@ -99,7 +99,7 @@ struct Sample {
 
 /// Classifies the result of rollout `id`.
 pub(super) fn judge(body: &[u8], id: &str) -> Result<Judgement, Failure> {
-    let wrong = |kind| Err(Failure::of_body(kind, body));
+    let wrong = |kind| Err(Failure::from_body(kind, body));
     let Ok(result) = serde_json::from_slice::<ResultBody<'_>>(body) else {
         return wrong(ErrorKind::Malformed);
     };

@@ -201,7 +201,7 @@ impl Worker {
                     let wait = answer.retry_after().unwrap_or(RETRY_AFTER);
                     sleep(wait.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)).await;
                 }
-                other => return Err(Failure::of_body(ErrorKind::Admission(other), answer.body())),
+                other => return Err(Failure::from_body(ErrorKind::Admission(other), answer.body())),
             }
         }
     }
@@ -219,7 +219,7 @@ impl Worker {
                     Judgement::Right => return Ok(()),
                     Judgement::NotYet => {}
                 },
-                other => return Err(Failure::of_body(ErrorKind::Result(other), answer.body())),
+                other => return Err(Failure::from_body(ErrorKind::Result(other), answer.body())),
             }
         }
     }
@@ -301,7 +301,7 @@ impl Worker {
 
 /// Extracts the lease from the admission of rollout `id`.
 fn lease(body: &[u8], id: &str) -> Result<String, Failure> {
-    let wrong = |kind| Failure::of_body(kind, body);
+    let wrong = |kind| Failure::from_body(kind, body);
     let admission: Admission<'_> = serde_json::from_slice(body).map_err(|_| wrong(ErrorKind::Malformed))?;
     if admission.rollout_id != id {
         return Err(wrong(ErrorKind::WrongId));

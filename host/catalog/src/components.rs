@@ -195,7 +195,10 @@ fn quota(transaction: &Transaction<'_>, tenant: TenantId, digest: Digest) -> Res
 }
 
 /// Returns the digests of a tenant's components.
-pub(crate) fn of_tenant(transaction: &Transaction<'_>, tenant: TenantId) -> Result<Vec<String>, Abort> {
+pub(crate) fn digests_of_tenant(
+    transaction: &Transaction<'_>,
+    tenant: TenantId,
+) -> Result<Vec<String>, Abort> {
     let mut statement = transaction.prepare("SELECT digest FROM components WHERE tenant = ?1")?;
     let digests = statement.query_map([tenant.0], |row| row.get(0))?;
     Ok(digests.collect::<rusqlite::Result<_>>()?)

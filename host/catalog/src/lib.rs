@@ -44,8 +44,8 @@ pub use digest::{Digest, InvalidDigest};
 pub use error::{CatalogError, OpenError, QuotaExceeded, ResourceKind, StorageError};
 pub use keys::{CreatedKey, Identity, KeyInfo, NewKey, Right, Rights};
 pub use model::{
-    Activation, Deployment, DeploymentInfo, KeyId, NetworkRules, NewDeployment, PluginInfo, Public, Tenant,
-    TenantId, TenantSettings, Time,
+    Activation, Deployment, DeploymentInfo, KeyId, NetworkRules, NewDeployment, PluginInfo, Public, TenantId,
+    TenantInfo, TenantSettings, Time,
 };
 pub use name::{InvalidName, Name};
 pub use pending::TenantUsage;

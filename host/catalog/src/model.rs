@@ -57,7 +57,7 @@ pub enum Public {
 
 /// A tenant: the owner of plugins, keys, quotas, rollouts and files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Tenant {
+pub struct TenantInfo {
     /// Id, which names the tenant's files.
     pub id: TenantId,
     /// Name for people and URLs.

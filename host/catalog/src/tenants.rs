@@ -9,7 +9,7 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use crate::components;
 use crate::error::{Abort, CatalogError, ResourceKind, StorageError, at};
-use crate::model::{NetworkRules, Tenant, TenantId, TenantSettings};
+use crate::model::{NetworkRules, TenantId, TenantInfo, TenantSettings};
 use crate::name::Name;
 use crate::store::{Store, json, name_of, parsed, sync_folder, time};
 use crate::{Catalog, LIST_MAX, write_behind};
@@ -19,7 +19,7 @@ const SELECT: &str = "SELECT t.id, t.name, t.quotas, t.network, t.created_at, p.
 
 impl Catalog {
     /// Creates a tenant and its folder.
-    pub fn create_tenant(&self, name: &Name, settings: &TenantSettings) -> Result<Tenant, CatalogError> {
+    pub fn create_tenant(&self, name: &Name, settings: &TenantSettings) -> Result<TenantInfo, CatalogError> {
         let store = &self.0.store;
         let now = store.now();
         let insert = "INSERT INTO tenants (name, quotas, network, created_at) VALUES (?1, ?2, ?3, ?4)";
@@ -39,11 +39,11 @@ impl Catalog {
             Ok(id)
         })?;
         let TenantSettings { quotas, network } = settings.clone();
-        Ok(Tenant { id, name: name.clone(), quotas, network, default_plugin: None, created_at: now })
+        Ok(TenantInfo { id, name: name.clone(), quotas, network, default_plugin: None, created_at: now })
     }
 
     /// Lists tenants by name, starting after `after`.
-    pub fn tenants(&self, after: Option<&str>, limit: u32) -> Result<Vec<Tenant>, CatalogError> {
+    pub fn tenants(&self, after: Option<&str>, limit: u32) -> Result<Vec<TenantInfo>, CatalogError> {
         let select = format!("{SELECT} AND t.name > ?1 ORDER BY t.name LIMIT ?2");
         self.0.store.read(|transaction| {
             let mut statement = transaction.prepare(&select)?;
@@ -53,12 +53,12 @@ impl Catalog {
     }
 
     /// Returns the tenant with this name.
-    pub fn tenant_named(&self, name: &str) -> Result<Tenant, CatalogError> {
+    pub fn tenant_named(&self, name: &str) -> Result<TenantInfo, CatalogError> {
         self.0.store.read(|transaction| named(transaction, name))
     }
 
     /// Returns the tenant with this id.
-    pub fn tenant(&self, id: TenantId) -> Result<Tenant, CatalogError> {
+    pub fn tenant(&self, id: TenantId) -> Result<TenantInfo, CatalogError> {
         let select = format!("{SELECT} AND t.id = ?1");
         let found = self
             .0
@@ -72,7 +72,7 @@ impl Catalog {
         &self,
         name: &str,
         change: impl FnOnce(&mut TenantSettings),
-    ) -> Result<Tenant, CatalogError> {
+    ) -> Result<TenantInfo, CatalogError> {
         self.0.store.write(|transaction| {
             let mut tenant = named(transaction, name)?;
             let mut settings = TenantSettings { quotas: tenant.quotas, network: tenant.network };
@@ -117,7 +117,7 @@ impl Catalog {
         remove_folder(&folder(&store.path, id))?;
         let mut locked = store.locked();
         let digests = locked.write(|transaction| {
-            let digests = components::of_tenant(transaction, id)?;
+            let digests = components::digests_of_tenant(transaction, id)?;
             // Rows that refer to other rows go first.
             transaction.execute("UPDATE plugins SET active = NULL WHERE tenant = ?1", [id.0])?;
             transaction.execute("DELETE FROM plugins WHERE tenant = ?1", [id.0])?;
@@ -177,16 +177,16 @@ pub(crate) fn sweep(store: &Store) -> Result<(), StorageError> {
     sync_folder(&all)
 }
 
-fn find(transaction: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<Tenant>> {
+fn find(transaction: &Transaction<'_>, name: &str) -> rusqlite::Result<Option<TenantInfo>> {
     transaction.query_row(&format!("{SELECT} AND t.name = ?1"), [name], tenant).optional()
 }
 
-fn named(transaction: &Transaction<'_>, name: &str) -> Result<Tenant, Abort> {
+fn named(transaction: &Transaction<'_>, name: &str) -> Result<TenantInfo, Abort> {
     find(transaction, name)?.ok_or_else(|| CatalogError::not_found(ResourceKind::Tenant, name).into())
 }
 
-fn tenant(row: &Row<'_>) -> rusqlite::Result<Tenant> {
-    Ok(Tenant {
+fn tenant(row: &Row<'_>) -> rusqlite::Result<TenantInfo> {
+    Ok(TenantInfo {
         id: TenantId(row.get(0)?),
         name: name_of(row, 1)?,
         quotas: parsed::<Quotas>(row, 2)?,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::options::PluginOptions;
 use super::{Exit, OUTPUT, plugin_file, setup};
 use rollout_guest::engine::Engine;
-use rollout_guest::plugin::{Declaration, Field, Settings};
+use rollout_guest::plugin::{Declaration, Field, PluginSettings};
 use rollout_wire::text;
 
 /// Shows the settings of a plugin and the values that it would run with.
@@ -57,7 +57,7 @@ impl Config {
         Ok(Exit::Done)
     }
 
-    fn render(&self, declared: Option<&Declaration>, settings: &Settings) -> String {
+    fn render(&self, declared: Option<&Declaration>, settings: &PluginSettings) -> String {
         let path = self.plugin.display();
         let mut out = match declared.map(Declaration::fields) {
             None => format!("{path} declares no settings: it receives the configuration unchecked\n"),
@@ -84,7 +84,7 @@ impl Config {
 }
 
 /// Renders one line per field and its description below it. A value is shown if it differs from the default.
-fn table(fields: &[Field], settings: &Settings) -> String {
+fn table(fields: &[Field], settings: &PluginSettings) -> String {
     let title = ["SETTING", "TYPE", "DEFAULT", "VALUE"].map(str::to_owned);
     let rows: Vec<[String; 4]> = std::iter::once(title)
         .chain(fields.iter().map(|field| {
@@ -113,7 +113,7 @@ fn table(fields: &[Field], settings: &Settings) -> String {
     out
 }
 
-fn value_of<'a>(settings: &'a Settings, key: &str) -> Option<&'a Value> {
+fn value_of<'a>(settings: &'a PluginSettings, key: &str) -> Option<&'a Value> {
     let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
     let value = settings.values.as_ref()?.get(first)?;
     rest.map_or(Some(value), |rest| rest.split('.').try_fold(value, |value, key| value.get(key)))
@@ -125,7 +125,7 @@ fn brief(value: &Value) -> String {
 }
 
 /// Renders the values as a configuration file. TOML has no null, so a comment shows such a value.
-fn toml_of(settings: &Settings) -> String {
+fn toml_of(settings: &PluginSettings) -> String {
     let Some(values) = &settings.values else { return "  (no configuration)\n".to_owned() };
     let mut nulls = Vec::new();
     let table = without_nulls(&Value::Object(values.clone()), "", &mut nulls);

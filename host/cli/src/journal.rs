@@ -15,10 +15,10 @@ pub(super) fn open(settings: JournalSettings, config: &Config) -> Result<(Arc<Jo
     let dir = settings.path.clone();
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create the journal {}", dir.display()))?;
     let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
-        Some(key) => Seal::of_secret(&key),
+        Some(key) => Seal::from_secret(&key),
         None => {
             let path = dir.join("key");
-            Seal::of_file(&path)
+            Seal::from_file(&path)
                 .with_context(|| format!("cannot use the journal's key {}", path.display()))?
         }
     };

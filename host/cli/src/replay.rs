@@ -17,7 +17,7 @@ use rollout_assembly::config::{Config, RawConfig, RawJudge};
 use rollout_assembly::{Options, Sources};
 use rollout_guest::imports::Difference;
 use rollout_rollout::{
-    AfterWorkflow, DeploymentId, Ended, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd,
+    AfterWorkflow, DeploymentId, Failure, FailureKind, Finished, Host, Next, Outcome, ReplayEnd, RolloutEnd,
     Stage, Steps, StoredRollout, drive,
 };
 use rollout_server::dialect::osmosis::a;
@@ -163,8 +163,8 @@ impl Replay {
         let ended =
             drive(replay.rollout, Box::new(Replaying { grade: grade && host.grader().is_some() })).await;
         let now = match ended {
-            Ended::Finished(now) | Ended::Cancelled(now) => now,
-            Ended::Crashed(failure) => return Err(PluginFault(failure.reason).into()),
+            RolloutEnd::Finished(now) | RolloutEnd::Cancelled(now) => now,
+            RolloutEnd::Crashed(failure) => return Err(PluginFault(failure.reason).into()),
         };
         let end = replay.end.get();
         if let Some(steps) = steps
@@ -217,13 +217,13 @@ struct Replaying {
 }
 
 impl Steps for Replaying {
-    type End = Ended;
+    type End = RolloutEnd;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
         AfterWorkflow::Go(Next::graded(self.grade))
     }
 
-    async fn finished(self: Box<Self>, ended: Ended) -> Ended {
+    async fn finished(self: Box<Self>, ended: RolloutEnd) -> RolloutEnd {
         ended
     }
 }

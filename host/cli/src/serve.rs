@@ -266,7 +266,7 @@ impl Serve {
             instance_id: evaluator.instance_id,
             server_key,
         };
-        let server = Server::of_host(host, &config, identity);
+        let server = Server::for_host(host, &config, identity);
         if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
             if config.osmosis_init.alone {
                 return Err(PluginFault(format!("{}: {why}", plugin.display())).into());

@@ -145,7 +145,7 @@ pub(super) fn settings(
     path: &Path,
     plugin: &Plugin,
     config: &Config,
-) -> Result<(Option<Declaration>, plugin::Settings)> {
+) -> Result<(Option<Declaration>, plugin::PluginSettings)> {
     let settings = assembly::settings(path, plugin, config, config.plugin.as_ref());
     runtime.block_on(settings).map_err(at_fault)
 }

@@ -50,7 +50,7 @@ const LAYERS: [(&str, Layers); 7] = [
             &["host"],
             &["runtime", "deployment"],
             &["slots", "trajectory"],
-            &["limits", "events", "journal"],
+            &["limit_table", "events", "journal"],
             &["model", "seal"],
         ],
     ),

@@ -124,7 +124,7 @@ impl Group {
     }
 
     /// Returns the count of the group's bytes for a purpose that is counted separately.
-    fn of_use(&self, use_: Use) -> Option<&AtomicUsize> {
+    fn counter_for(&self, use_: Use) -> Option<&AtomicUsize> {
         match use_ {
             Use::Request => Some(&self.requests),
             Use::Result => Some(&self.results),
@@ -570,8 +570,8 @@ impl Charge {
         }
         if let Some(group) = &self.group {
             group.bytes.fetch_add(bytes, Ordering::Relaxed);
-            if let Some(of_use) = group.of_use(self.use_) {
-                of_use.fetch_add(bytes, Ordering::Relaxed);
+            if let Some(counter) = group.counter_for(self.use_) {
+                counter.fetch_add(bytes, Ordering::Relaxed);
             }
         }
     }
@@ -587,8 +587,8 @@ impl Charge {
         }
         if let Some(group) = &self.group {
             group.bytes.fetch_sub(back, Ordering::Relaxed);
-            if let Some(of_use) = group.of_use(self.use_) {
-                of_use.fetch_sub(back, Ordering::Relaxed);
+            if let Some(counter) = group.counter_for(self.use_) {
+                counter.fetch_sub(back, Ordering::Relaxed);
             }
         }
         self.shared.release(back);

@@ -18,8 +18,8 @@ use super::stats::Tally;
 use super::trajectory;
 use rollout_outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 use rollout_rollout::{
-    self as rollout, AdmitError, AfterWorkflow, Continuation, Ended, Failure, FailureKind, Finished,
-    FinishedSample, Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout,
+    self as rollout, AdmitError, AfterWorkflow, Continuation, Failure, FailureKind, Finished, FinishedSample,
+    Host, LimitUse, LoopOptions, ModelAddress, Next, RequestSecrets, Resources, Rollout, RolloutEnd,
     RolloutLog, RolloutRequest, Steps, drive,
 };
 use rollout_wire::id::RolloutId;
@@ -321,10 +321,10 @@ impl Steps for EvaluationSteps {
         AfterWorkflow::Go(Next::Grade)
     }
 
-    async fn finished(self: Box<Self>, ended: Ended) -> Self::End {
+    async fn finished(self: Box<Self>, ended: RolloutEnd) -> Self::End {
         match ended {
-            Ended::Finished(finished) | Ended::Cancelled(finished) => Ok(finished),
-            Ended::Crashed(failure) => Err(failure),
+            RolloutEnd::Finished(finished) | RolloutEnd::Cancelled(finished) => Ok(finished),
+            RolloutEnd::Crashed(failure) => Err(failure),
         }
     }
 }
@@ -391,8 +391,8 @@ pub(crate) fn line(subject: Subject, finished: &Finished, root: &Path) -> Result
 }
 
 fn limit_line(limit: &LimitUse) -> (String, LimitLine) {
-    let LimitUse { name, max, used, hits, asked } = limit.clone();
-    (name.into_owned(), LimitLine { max, used, asked, times: hits })
+    let LimitUse { name, max, used, hits, requested_max } = limit.clone();
+    (name.into_owned(), LimitLine { max, used, asked: requested_max, times: hits })
 }
 
 /// Returns the text of the model's last message in a sample.

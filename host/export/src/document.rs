@@ -104,12 +104,13 @@ pub(crate) struct Exchange<'a> {
     pub request: Request<'a>,
     #[serde(borrow, default)]
     reply: Option<&'a RawValue>,
+    /// Index of the claimed message that is the reply, if the workflow registered it.
+    #[serde(default)]
+    pub reply_at: Option<usize>,
 }
 
 #[derive(Deserialize)]
 pub(crate) struct Request<'a> {
-    /// Number of messages that are repeated from the previous request.
-    pub messages_repeated: usize,
     #[serde(borrow)]
     pub messages_new: Vec<&'a RawValue>,
     #[serde(borrow)]
@@ -186,11 +187,6 @@ impl<'a> Protocol<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    /// Returns the number of messages of the request.
-    pub(crate) fn message_count(&self) -> usize {
-        self.request.messages_repeated + self.request.messages_new.len()
-    }
-
     /// Returns the server's reply, if there is one.
     pub(crate) fn reply(&self) -> Option<Reply<'a>> {
         self.reply.filter(|reply| reply.get().starts_with('{')).map(|reply| Reply::read(reply.get()))

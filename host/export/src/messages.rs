@@ -2,7 +2,7 @@
 //!
 //! The workflow decides which messages exist by registering them. The wording of each comes from the request
 //! or reply that the host observed, if there is one, because a step of a trajectory cannot hold all of it.
-//! The host's observation also decides which messages the model wrote.
+//! Which messages are replies of the model is decided where the trajectory is written.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -152,60 +152,16 @@ fn calls(list: &RawValue) -> Option<(Vec<Call<'_>>, bool)> {
     read.ok().map(|()| (found, are_whole))
 }
 
-/// An answered call of the model.
-pub(crate) struct AnsweredCall<'a> {
-    /// Number of messages of the request.
-    pub request_len: usize,
-    /// Message of the reply.
-    pub reply: Option<&'a RawValue>,
-}
-
-/// The messages of a conversation.
-pub(crate) struct Conversation<'a> {
-    pub messages: Vec<Message<'a>>,
-    /// For each answered call, the index of the message that is its reply.
-    pub reply_indices: Vec<Option<usize>>,
-}
-
-impl<'a> Conversation<'a> {
-    /// Matches the messages that the workflow registered with those of observed requests and replies.
-    pub(crate) fn new(
-        claimed: Vec<Message<'a>>,
-        requested: impl Iterator<Item = &'a RawValue>,
-        answered: &[AnsweredCall<'a>],
-    ) -> Self {
-        let hasher = RandomState::new();
-        let keys: Vec<u64> = claimed.iter().map(|message| message.key(&hasher)).collect();
-        let mut seen: HashMap<u64, Message<'a>> = HashMap::new();
-        for message in requested.filter_map(|json| parse(json.get())) {
-            seen.entry(message.key(&hasher)).or_insert(message);
+/// Gives the messages that the workflow registered the wording of those in observed requests.
+pub(crate) fn take_wording<'a>(messages: &mut [Message<'a>], requested: impl Iterator<Item = &'a RawValue>) {
+    let hasher = RandomState::new();
+    let mut seen: HashMap<u64, Message<'a>> = HashMap::new();
+    for message in requested.filter_map(|json| parse(json.get())) {
+        seen.entry(message.key(&hasher)).or_insert(message);
+    }
+    for message in messages {
+        if let Some(seen) = seen.get(&message.key(&hasher)) {
+            message.clone_from(seen);
         }
-        let mut messages = claimed;
-        for (message, key) in messages.iter_mut().zip(&keys) {
-            if let Some(seen) = seen.get(key) {
-                message.clone_from(seen);
-            }
-        }
-        let mut indices: HashMap<u64, Vec<usize>> = HashMap::new();
-        for (index, key) in
-            keys.iter().enumerate().filter(|(index, _)| &*messages[*index].role == "assistant")
-        {
-            indices.entry(*key).or_default().push(index);
-        }
-        let mut reply_indices = Vec::with_capacity(answered.len());
-        for AnsweredCall { request_len, reply } in answered {
-            let reply = reply.and_then(|reply| parse(reply.get()));
-            let free = reply.as_ref().and_then(|reply| indices.get_mut(&reply.key(&hasher)));
-            // A reply follows the messages of its request, but a workflow may not register all of those.
-            let found = free.filter(|free| !free.is_empty()).map(|free| {
-                let after = free.partition_point(|index| index < request_len);
-                free.remove(if after < free.len() { after } else { 0 })
-            });
-            if let (Some(index), Some(reply)) = (found, reply) {
-                messages[index] = reply;
-            }
-            reply_indices.push(found);
-        }
-        Self { messages, reply_indices }
     }
 }

@@ -64,7 +64,7 @@ impl<'a> Reply<'a> {
         let Ok(body) = serde_json::from_str::<Body<'_>>(json) else { return Self::default() };
         let choice: Choice<'_> = body.choices.and_then(first).and_then(read).unwrap_or_default();
         let usage: TokenUsage = body.usage.and_then(read).unwrap_or_default();
-        let lists = TokenLists::of_reply(json.as_bytes());
+        let lists = TokenLists::from_reply(json.as_bytes());
         let tokens = Tokens {
             prompt_ids: lists.prompt_ids.as_deref().and_then(ints),
             completion_ids: lists.completion_ids.as_deref().and_then(ints),

@@ -6,8 +6,10 @@ use rollout_guest::imports::{RefusedKind, RefusedUse, RefusedUses};
 use rollout_wire::stream::Text;
 
 use crate::columns::Cell;
-use crate::document::{ClaimedMessage, Document, Exchange, HostExtra, Protocol, RecordedOutcome, non_null};
-use crate::messages::{AnsweredCall, Conversation, Message};
+use crate::document::{
+    ClaimedMessage, Document, Exchange, HostExtra, InvalidReason, Protocol, RecordedOutcome, non_null,
+};
+use crate::messages::{Message, parse, take_wording};
 use crate::reply::{Reply, Tokens, number};
 use crate::tokens::Sequence;
 
@@ -53,7 +55,7 @@ impl<'a> Row<'a> {
             .map_or(Ok(Vec::new()), Protocol::metrics)
             .map_err(InvalidTrajectory)?;
         let claimed = std::mem::take(&mut document.claimed);
-        let (messages, turns) = conversation(claimed, &exchanges);
+        let (messages, turns) = conversation(claimed, &exchanges).map_err(InvalidTrajectory)?;
         let mut mask = vec![0; messages.len()];
         turns.iter().filter_map(|turn| turn.message).for_each(|index| mask[index] = 1);
         // A call whose reply is not in the conversation is not part of the sequence.
@@ -162,30 +164,34 @@ fn index(at: Option<usize>) -> Cell<'static> {
 
 /// Returns the messages of the conversation and the answered calls. Token lists that the server did not
 /// return are those that were reported with the step.
+///
+/// # Errors
+///
+/// A reply is said to be a message that is not there.
 fn conversation<'a>(
     claimed: Vec<ClaimedMessage<'a>>,
     exchanges: &[Exchange<'a>],
-) -> (Vec<Message<'a>>, Vec<Turn<'a>>) {
-    let (claimed, mut reported): (Vec<Message<'_>>, Vec<Tokens>) =
+) -> Result<(Vec<Message<'a>>, Vec<Turn<'a>>), InvalidReason> {
+    let (mut messages, mut reported): (Vec<Message<'_>>, Vec<Tokens>) =
         claimed.into_iter().map(|ClaimedMessage { message, tokens }| (message, tokens)).unzip();
-    let replies = exchanges.iter().enumerate();
-    let replies = replies.filter_map(|(request, exchange)| Some((request, exchange, exchange.reply()?)));
-    let replies: Vec<(usize, &Exchange<'_>, Reply<'_>)> = replies.collect();
-    let answered: Vec<AnsweredCall<'_>> = replies
-        .iter()
-        .map(|(_, exchange, reply)| AnsweredCall {
-            request_len: exchange.message_count(),
-            reply: reply.message,
-        })
-        .collect();
-    let requested = exchanges.iter().flat_map(|exchange| &exchange.request.messages_new).copied();
-    let Conversation { messages, reply_indices } = Conversation::new(claimed, requested, &answered);
-    let turns = replies.into_iter().zip(reply_indices).map(|((request, _, mut reply), message)| {
-        if let Some(index) = message {
+    take_wording(
+        &mut messages,
+        exchanges.iter().flat_map(|exchange| &exchange.request.messages_new).copied(),
+    );
+    let mut turns = Vec::new();
+    for (request, exchange) in exchanges.iter().enumerate() {
+        let Some(mut reply) = exchange.reply() else { continue };
+        if let Some(index) = exchange.reply_at {
+            let count = messages.len();
+            let message = messages.get_mut(index).ok_or_else(|| {
+                format!("`extra.rollout_host.observed[{request}].reply_at`: there are {count} messages, and it is {index}")
+            })?;
+            if let Some(observed) = reply.message.and_then(|reply| parse(reply.get())) {
+                *message = observed;
+            }
             reply.tokens = reply.tokens.or(std::mem::take(&mut reported[index]));
         }
-        Turn { request, message, reply }
-    });
-    let turns = turns.collect();
-    (messages, turns)
+        turns.push(Turn { request, message: exchange.reply_at, reply });
+    }
+    Ok((messages, turns))
 }

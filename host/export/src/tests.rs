@@ -21,9 +21,11 @@ fn document(steps: &str, observed: &str, more: &str) -> String {
     )
 }
 
-fn exchange(repeated: usize, new: &str, rest: &str, reply: &str) -> String {
+/// Returns an answered call whose reply is the message at `reply_at`.
+fn exchange(new: &str, rest: &str, reply: &str, reply_at: Option<usize>) -> String {
+    let reply_at = reply_at.map_or_else(String::new, |at| format!(r#","reply_at":{at}"#));
     format!(
-        r#"{{"sample_id":"main","request":{{"messages_repeated":{repeated},"messages_new":[{new}],"rest":{rest}}},"attempts":1,"reply":{reply}}}"#
+        r#"{{"sample_id":"main","request":{{"messages_repeated":0,"messages_new":[{new}],"rest":{rest}}},"attempts":1,"reply":{reply}{reply_at}}}"#
     )
 }
 
@@ -62,8 +64,8 @@ fn two_turns() -> String {
     let second = r#"{"prompt_token_ids":[1,2,3,4],"choices":[{"message":{"role":"assistant","content":"done"},"finish_reason":"stop","token_ids":[5,6],"logprobs":{"content":[{"logprob":-0.2},{"logprob":-0.30000000000000004}]}}]}"#;
     let tools = r#"{"model":"m","tools":[{"type":"function","function":{"name":"f"}}]}"#;
     let observed = [
-        exchange(0, QUESTION, tools, &first),
-        exchange(1, &format!("{CALL},{RESULT}"), r#"{"model":"m"}"#, second),
+        exchange(QUESTION, tools, &first, Some(1)),
+        exchange(&format!("{CALL},{RESULT}"), r#"{"model":"m"}"#, second, Some(3)),
     ];
     document(
         steps,
@@ -116,42 +118,28 @@ fn a_row_has_the_observed_conversation_and_its_tokens_as_one_sequence() {
 }
 
 #[test]
-fn only_observed_replies_are_marked_whatever_the_workflow_claims() {
+fn only_messages_that_are_replies_are_marked() {
     let reply =
         |text: &str| format!(r#"{{"choices":[{{"message":{{"role":"assistant","content":"{text}"}}}}]}}"#);
     let step = |source: &str, text: &str| {
         format!(r#"{{"step_id":1,"source":"{source}","message":"{text}","llm_call_count":1}}"#)
     };
-    let check = |steps: &[String], observed: &[String], mask: &str| {
+    let steps = [step("user", "q"), step("agent", "4"), step("user", "q"), step("agent", "4")];
+    let check = |observed: &[String], mask: &str| {
         let got = columns(&document(&steps.join(","), &observed.join(","), ""), &["mask"]);
         assert_eq!(got.trim_end(), format!("mask={mask}"));
     };
     let user = r#"{"role":"user","content":"q"}"#;
-    let example = r#"{"role":"assistant","content":"4"}"#;
-    // A made-up message, although its step has a call.
+    check(&[exchange(user, "{}", &reply("4"), None)], "[0,0,0,0]");
+    check(&[exchange(user, "{}", &reply("4"), Some(3))], "[0,0,0,1]");
     check(
-        &[step("user", "q"), step("agent", "made up")],
-        &[exchange(0, user, "{}", &reply("other"))],
-        "[0,0]",
-    );
-    // An example in the prompt with the same text as the reply.
-    let few = [step("user", "q"), step("agent", "4"), step("user", "q"), step("agent", "4")];
-    let prompt = format!("{user},{example},{user}");
-    check(&few, &[exchange(0, &prompt, "{}", &reply("4"))], "[0,0,0,1]");
-    // Each reply marks at most one message.
-    check(
-        &few,
-        &[exchange(0, user, "{}", &reply("4")), exchange(1, &prompt, "{}", &reply("4"))],
+        &[exchange(user, "{}", &reply("4"), Some(1)), exchange(user, "{}", &reply("4"), Some(3))],
         "[0,1,0,1]",
     );
-    let thrice = [step("agent", "4"), step("agent", "4"), step("agent", "4")];
-    check(&thrice, &[exchange(0, user, "{}", &reply("4"))], "[0,1,0]");
-    // A workflow that does not register the question.
-    check(&[step("agent", "4")], &[exchange(0, user, "{}", &reply("4"))], "[1]");
     // A call that failed has no reply.
     let failed =
         r#"{"request":{"messages_repeated":0,"messages_new":[],"rest":{}},"error":"gone"}"#.to_owned();
-    check(&[step("agent", "4")], &[failed, exchange(0, "", "{}", "null")], "[0]");
+    check(&[failed, exchange("", "{}", "null", None)], "[0,0,0,0]");
 }
 
 #[test]
@@ -160,7 +148,8 @@ fn missing_tokens_of_the_server_are_replaced_by_reported_ones() {
         "metrics":{"prompt_token_ids":[1],"completion_token_ids":[2],"logprobs":[-1.5]},"llm_call_count":1}"#;
     let with = |ids: &str| {
         let reply = format!(r#"{{"choices":[{{"message":{{"role":"assistant","content":"a"}}{ids}}}]}}"#);
-        columns(&document(steps, &exchange(0, QUESTION, "{}", &reply), ""), &["input_ids", "logprobs"])
+        let observed = exchange(QUESTION, "{}", &reply, Some(1));
+        columns(&document(steps, &observed, ""), &["input_ids", "logprobs"])
     };
     assert_eq!(with(""), "input_ids=[1,2]\nlogprobs=[0.0,-1.5]\n");
     assert_eq!(with(r#","token_ids":[7]"#), "input_ids=[1,7]\nlogprobs=[0.0,-1.5]\n");
@@ -213,6 +202,11 @@ fn an_invalid_trajectory_is_refused_with_the_reason() {
     check(r#"{"session_id":"r","agent":{},"steps":[],"extra":{}}"#, "`extra.rollout_host` is missing");
     check(&document("7", "", ""), "`steps`: invalid type");
     check(&document("", "7", ""), "`extra.rollout_host.observed`: invalid type");
+    let reply = exchange("", "{}", r#"{"choices":[]}"#, Some(2));
+    check(
+        &document("", &reply, ""),
+        "`extra.rollout_host.observed[0].reply_at`: there are 0 messages, and it is 2",
+    );
     check(&document("", "", r#","fork_of":{"turn":1}"#), "`extra.rollout_host`: missing field `rollout_id`");
     check(&document("", "", "").replace("1e-3", "\"x\""), "the metric 'a' is not a number");
 }

@@ -8,16 +8,16 @@ use std::sync::atomic::Ordering;
 use crate::index::{self, Index, Records};
 use crate::record::Kind;
 use crate::recover::{self, Lies, Reader};
-use crate::{Entry, Event, Found, Journal, Location, found};
+use crate::{Entry, Event, Found, JournalStore, Location, found};
 
-/// Hashes a rollout's name as in [`Ended`].
+/// Hashes a rollout's name as in [`EndedRollout`].
 pub fn name_hash(name: &str) -> u64 {
     index::hash(name.as_bytes())
 }
 
 /// A finished rollout according to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndedRollout {
     /// [Hash](name_hash) of its name.
     pub name: u64,
     /// Kind of its first event, if it has one.
@@ -28,7 +28,7 @@ pub struct Ended {
     pub last_segment: u64,
 }
 
-impl Ended {
+impl EndedRollout {
     fn of(records: &Records) -> Option<Self> {
         let (first, last) = (records.places.first()?, records.places.last()?);
         let event = |place: &Location| match place.kind() {
@@ -44,7 +44,7 @@ impl Ended {
     }
 }
 
-impl Journal {
+impl JournalStore {
     /// Starts a rollout even if the disk has no room for new ones: it is a note on one that was admitted.
     pub fn begin_note(&self, name: &str) -> Entry {
         self.start(name)
@@ -67,13 +67,13 @@ impl Journal {
         &self,
         from: u64,
         wanted: impl Fn(u8) -> bool,
-        is_read: impl Fn(&Ended) -> bool,
-        mut each: impl FnMut(Ended, Vec<Event>),
+        is_read: impl Fn(&EndedRollout) -> bool,
+        mut each: impl FnMut(EndedRollout, Vec<Event>),
     ) -> io::Result<()> {
         let shared = &self.0.shared;
         let mut give = |records: &[Records]| -> io::Result<()> {
             for records in records {
-                let Some(ended) = Ended::of(records) else { continue };
+                let Some(ended) = EndedRollout::of(records) else { continue };
                 if !ended.first_event.is_some_and(&wanted) {
                     continue;
                 }

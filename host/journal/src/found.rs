@@ -70,7 +70,7 @@ fn with_places<T>(
 ) -> io::Result<Option<T>> {
     let mut lies = lies.clone();
     loop {
-        if let Some(read) = kept(read(&lies))? {
+        if let Some(read) = if_exists(read(&lies))? {
             return Ok(Some(read));
         }
         let Some(live) = lies.live else { return Ok(None) };
@@ -107,8 +107,8 @@ fn events_of(lies: &Lies, wanted: impl Fn(u8) -> bool) -> impl Iterator<Item = L
     lies.places.iter().filter(is_wanted).copied()
 }
 
-/// Converts the error of a deleted segment to `None`.
-fn kept<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+/// Converts the error of a file that does not exist, such as that of a deleted segment, to `None`.
+fn if_exists<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -164,7 +164,8 @@ impl All {
             self.found = live.collect();
             return Ok(());
         };
-        match kept(std::fs::read(self.folder.index(number)))?.and_then(|bytes| Index::read_whole(&bytes)) {
+        match if_exists(std::fs::read(self.folder.index(number)))?.and_then(|bytes| Index::read_whole(&bytes))
+        {
             Some(index) => self.known = index,
             None => {
                 let rest = self.segments.make_contiguous();

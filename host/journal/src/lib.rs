@@ -1,9 +1,9 @@
 //! A durable log of rollouts.
 //!
-//! A journal is a directory of segment files. [`Journal::begin`] starts a rollout and returns an [`Entry`],
+//! A journal is a directory of segment files. [`JournalStore::begin`] starts a rollout and returns an [`Entry`],
 //! which appends events and ends the rollout. One thread writes the records of all rollouts in batches. An
 //! event that was [written](Entry::written) survives a crash of the process, a synced event also a crash of
-//! the machine. [`Journal::open`] truncates a torn tail and returns the unfinished rollouts with their
+//! the machine. [`JournalStore::open`] truncates a torn tail and returns the unfinished rollouts with their
 //! events.
 //!
 //! The meaning of events is up to their owner. This crate knows bytes, files and numbers.
@@ -45,7 +45,7 @@ use sync::Syncs;
 use tables::Tables;
 use writer::Writer;
 
-pub use ended::{Ended, name_hash};
+pub use ended::{EndedRollout, name_hash};
 pub use file::{FileError, read_file, write_file};
 pub use found::{Found, all_in, find_in};
 pub use repair::{Damage, RepairError, Repaired, repair};
@@ -92,7 +92,7 @@ impl Default for Retention {
 
 /// Settings of a journal.
 #[derive(Clone)]
-pub struct Settings {
+pub struct JournalSettings {
     /// Directory, created if it does not exist.
     pub path: PathBuf,
     /// Policy for syncing.
@@ -108,7 +108,7 @@ pub struct Settings {
     pub faults: Option<Faults>,
 }
 
-impl Settings {
+impl JournalSettings {
     /// Returns the default settings for a journal in this directory.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -134,8 +134,8 @@ pub enum OpenError {
     Io(PathBuf, #[source] io::Error),
     /// Bytes before the end of the records are damaged.
     #[error(
-        "{} is damaged at byte {at}: what was written there was whole once. `rollout-host journal repair` keeps what \
-         is readable of the journal and lists what is not",
+        "{} is damaged at byte {at}: the records there were complete once. `rollout-host journal repair` keeps the \
+         readable records and lists the lost rollouts",
         .path.display()
     )]
     Damaged {
@@ -173,7 +173,7 @@ impl Failed {
 /// Reason why no rollout can start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum JournalRefused {
     /// The disk has no room for more than the running rollouts.
     #[error("the journal's disk is full: {0}")]
     Full(Arc<str>),
@@ -340,7 +340,7 @@ impl Shared {
 
 /// An open journal. Cheap to clone.
 #[derive(Clone)]
-pub struct Journal(Arc<Open>);
+pub struct JournalStore(Arc<Open>);
 
 struct Open {
     shared: Arc<Shared>,
@@ -364,11 +364,11 @@ impl Drop for Open {
     }
 }
 
-impl Journal {
+impl JournalStore {
     /// Opens a journal and returns its unfinished rollouts, the oldest first. Their events can be
     /// [read](Entry::read). Truncates a torn tail.
-    pub fn open(settings: Settings) -> Result<(Self, Vec<Entry>), OpenError> {
-        let Settings { path, sync, retention, segment_bytes, segments_ahead, faults } = settings;
+    pub fn open(settings: JournalSettings) -> Result<(Self, Vec<Entry>), OpenError> {
+        let JournalSettings { path, sync, retention, segment_bytes, segments_ahead, faults } = settings;
         let mut folder = Folder { path, segment_bytes, faults, salt: 0, boot: segment::boot() };
         let mut opened = recover::open(&mut folder)?;
         opened.tables.flushed = (opened.current.number, opened.current.end);
@@ -406,7 +406,7 @@ impl Journal {
 
     /// Starts a rollout, unless there is no room for it. [`Entry::admitted`] waits until its start is
     /// durable.
-    pub fn begin(&self, name: &str) -> Result<Entry, Refused> {
+    pub fn begin(&self, name: &str) -> Result<Entry, JournalRefused> {
         self.check()?;
         Ok(self.start(name))
     }
@@ -465,12 +465,12 @@ impl Journal {
     }
 
     /// Returns whether rollouts can start.
-    pub fn check(&self) -> Result<(), Refused> {
+    pub fn check(&self) -> Result<(), JournalRefused> {
         let state = locked(&self.0.shared.state);
         if let Some(failed) = &state.broken {
             return Err(failed.clone().into());
         }
-        state.full.clone().map_or(Ok(()), |why| Err(Refused::Full(why)))
+        state.full.clone().map_or(Ok(()), |why| Err(JournalRefused::Full(why)))
     }
 
     /// Returns the rollouts of this name, the latest first. Reads files.
@@ -507,7 +507,7 @@ impl Journal {
 /// One rollout in a journal. Dropping the entry leaves the rollout unfinished unless it was
 /// [ended](Self::end).
 pub struct Entry {
-    journal: Journal,
+    journal: JournalStore,
     number: u64,
 }
 

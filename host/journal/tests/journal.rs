@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rollout_journal::{
-    Entry, Event, Found, Journal, OpenError, Operation, Refused, Retention, Settings, Sync, Written,
+    Entry, Event, Found, JournalRefused, JournalSettings, JournalStore, OpenError, Operation, Retention,
+    Sync, Written,
 };
 
 fn event(kind: u8, payload: &str) -> Event {
@@ -24,7 +25,7 @@ fn what(unfinished: &[Entry]) -> Vec<Written> {
 }
 
 /// Returns the rollouts of a name in a journal, the latest first.
-fn found(journal: &Journal, name: &str) -> Vec<Written> {
+fn found(journal: &JournalStore, name: &str) -> Vec<Written> {
     read(journal.find(name).unwrap())
 }
 
@@ -38,8 +39,8 @@ const HEADER: usize = 64;
 /// Size of a record without its payload.
 const FRAME: usize = 29;
 
-fn small(path: &Path) -> Settings {
-    Settings { segment_bytes: 4096, segments_ahead: 1, ..Settings::new(path) }
+fn small(path: &Path) -> JournalSettings {
+    JournalSettings { segment_bytes: 4096, segments_ahead: 1, ..JournalSettings::new(path) }
 }
 
 /// Returns the segments of a journal, in order.
@@ -53,7 +54,7 @@ fn segments(path: &Path) -> Vec<std::path::PathBuf> {
 #[tokio::test]
 async fn written_rollouts_survive_a_restart_and_ended_ones_are_not_resumed() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    let (journal, unfinished) = JournalStore::open(JournalSettings::new(dir.path())).unwrap();
     assert!(unfinished.is_empty());
     let a = journal.begin("a").unwrap();
     let b = journal.begin("b").unwrap();
@@ -65,7 +66,7 @@ async fn written_rollouts_survive_a_restart_and_ended_ones_are_not_resumed() {
     assert_eq!(found(&journal, "b"), [written("b", &[event(2, "")], true)]);
     drop((a, b, journal));
 
-    let (journal, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    let (journal, unfinished) = JournalStore::open(JournalSettings::new(dir.path())).unwrap();
     let all_of_a = [event(1, "xy"), event(3, "z")];
     assert_eq!(what(&unfinished), [written("a", &all_of_a, false)]);
     let again = &unfinished[0];
@@ -81,7 +82,7 @@ async fn written_rollouts_survive_a_restart_and_ended_ones_are_not_resumed() {
 async fn a_tail_truncated_at_any_byte_loses_only_the_records_after_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("whole");
-    let (journal, _) = Journal::open(small(&path)).unwrap();
+    let (journal, _) = JournalStore::open(small(&path)).unwrap();
     let mut ends = vec![HEADER];
     let a = journal.begin("a").unwrap();
     let mut events = Vec::new();
@@ -110,7 +111,7 @@ async fn a_tail_truncated_at_any_byte_loses_only_the_records_after_it() {
             std::fs::create_dir(&cut).unwrap();
             let name = segment.file_name().unwrap();
             std::fs::write(cut.join(name), [&bytes[..at], garbage].concat()).unwrap();
-            let (journal, unfinished) = Journal::open(small(&cut)).unwrap();
+            let (journal, unfinished) = JournalStore::open(small(&cut)).unwrap();
             let whole = ends.iter().filter(|end| **end <= at).count();
             let expected = match whole.checked_sub(2) {
                 None => Vec::new(),
@@ -120,7 +121,7 @@ async fn a_tail_truncated_at_any_byte_loses_only_the_records_after_it() {
             let b = journal.begin("b").unwrap();
             b.written().await.unwrap();
             drop((b, unfinished, journal));
-            let (_, unfinished) = Journal::open(small(&cut)).unwrap();
+            let (_, unfinished) = JournalStore::open(small(&cut)).unwrap();
             assert_eq!(what(&unfinished).last(), Some(&written("b", &[], false)), "cut at {at}");
             assert_eq!(unfinished.len(), expected.len() + 1);
         }
@@ -130,7 +131,7 @@ async fn a_tail_truncated_at_any_byte_loses_only_the_records_after_it() {
 #[tokio::test]
 async fn rollouts_are_found_across_segments_and_old_ones_are_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
     let long = journal.begin("long").unwrap();
     for n in 0..50 {
         let name = format!("r{n}");
@@ -149,8 +150,8 @@ async fn rollouts_are_found_across_segments_and_old_ones_are_deleted() {
     drop((long, journal));
 
     let keep = Retention { bytes_max: 10_000, age_max: Duration::MAX };
-    let settings = || Settings { retention: keep, ..small(dir.path()) };
-    let (journal, mut unfinished) = Journal::open(settings()).unwrap();
+    let settings = || JournalSettings { retention: keep, ..small(dir.path()) };
+    let (journal, mut unfinished) = JournalStore::open(settings()).unwrap();
     assert_eq!(what(&unfinished), std::slice::from_ref(&of_long));
     let long = unfinished.remove(0);
     let fill = async |from: u32| {
@@ -171,7 +172,7 @@ async fn rollouts_are_found_across_segments_and_old_ones_are_deleted() {
     fill(20).await;
     fill(40).await;
     drop((long, unfinished, journal));
-    let (journal, unfinished) = Journal::open(settings()).unwrap();
+    let (journal, unfinished) = JournalStore::open(settings()).unwrap();
     assert!(unfinished.is_empty());
     assert!(found(&journal, "r0").is_empty(), "too old");
     assert!(found(&journal, "long").is_empty(), "its first records were deleted");
@@ -185,7 +186,7 @@ async fn numbers_are_unique_and_names_may_repeat() {
     let dir = tempfile::tempdir().unwrap();
     let mut numbers = Vec::new();
     for round in 0..3_u8 {
-        let (journal, unfinished) = Journal::open(small(dir.path())).unwrap();
+        let (journal, unfinished) = JournalStore::open(small(dir.path())).unwrap();
         assert!(unfinished.is_empty());
         let entry = journal.begin("same").unwrap();
         entry.append(round + 1, vec![]).unwrap();
@@ -209,8 +210,8 @@ async fn a_full_disk_refuses_new_rollouts_and_running_ones_finish() {
         Operation::Allocate if is_full.load(Ordering::SeqCst) => Err(io::ErrorKind::StorageFull.into()),
         _ => Ok(()),
     };
-    let settings = Settings { faults: Some(Arc::new(faults)), ..small(dir.path()) };
-    let (journal, _) = Journal::open(settings).unwrap();
+    let settings = JournalSettings { faults: Some(Arc::new(faults)), ..small(dir.path()) };
+    let (journal, _) = JournalStore::open(settings).unwrap();
     let running = journal.begin("running").unwrap();
     let mut pause = tokio::time::interval(Duration::from_millis(2));
     while segments(dir.path()).len() < 2 {
@@ -226,13 +227,13 @@ async fn a_full_disk_refuses_new_rollouts_and_running_ones_finish() {
     }
     let why = loop {
         match journal.check() {
-            Err(Refused::Full(why)) => break why,
+            Err(JournalRefused::Full(why)) => break why,
             other => other.unwrap(),
         }
         pause.tick().await;
     };
     assert!(why.contains("no room"), "{why}");
-    assert!(matches!(journal.begin("new"), Err(Refused::Full(_))));
+    assert!(matches!(journal.begin("new"), Err(JournalRefused::Full(_))));
     running.append(2, vec![]).unwrap();
     running.end();
     running.written().await.unwrap();
@@ -255,8 +256,8 @@ async fn a_write_without_room_waits_and_a_failed_write_is_reported() {
         (Some(kind), Operation::Write) => Err(kind.into()),
         _ => Ok(()),
     };
-    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
-    let (journal, _) = Journal::open(settings).unwrap();
+    let settings = JournalSettings { faults: Some(Arc::new(faults)), ..JournalSettings::new(dir.path()) };
+    let (journal, _) = JournalStore::open(settings).unwrap();
     let entry = journal.begin("a").unwrap();
     entry.written().await.unwrap();
     *mode.lock().unwrap() = Some(io::ErrorKind::StorageFull);
@@ -274,10 +275,10 @@ async fn a_write_without_room_waits_and_a_failed_write_is_reported() {
     *mode.lock().unwrap() = Some(io::ErrorKind::Other);
     entry.append(2, vec![]).unwrap();
     entry.written().await.unwrap_err();
-    assert!(matches!(journal.begin("b"), Err(Refused::Failed(_))));
+    assert!(matches!(journal.begin("b"), Err(JournalRefused::Failed(_))));
     drop((entry, journal));
     *mode.lock().unwrap() = None;
-    let (_, unfinished) = Journal::open(Settings::new(dir.path())).unwrap();
+    let (_, unfinished) = JournalStore::open(JournalSettings::new(dir.path())).unwrap();
     assert_eq!(what(&unfinished), [written("a", &[event(1, "")], false)], "acknowledged records are durable");
 }
 
@@ -289,20 +290,20 @@ async fn a_failed_sync_is_final() {
         Operation::Sync if once.swap(false, Ordering::SeqCst) => Err(io::Error::other("gone")),
         _ => Ok(()),
     };
-    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
-    let (journal, _) = Journal::open(settings).unwrap();
+    let settings = JournalSettings { faults: Some(Arc::new(faults)), ..JournalSettings::new(dir.path()) };
+    let (journal, _) = JournalStore::open(settings).unwrap();
     let entry = journal.begin("a").unwrap();
     let failed = entry.admitted().await.unwrap_err().to_string();
     assert!(failed.contains("cannot sync: gone"), "{failed}");
     entry.admitted().await.unwrap_err();
-    assert!(matches!(journal.begin("b"), Err(Refused::Failed(_))));
+    assert!(matches!(journal.begin("b"), Err(JournalRefused::Failed(_))));
 }
 
 #[tokio::test]
 async fn only_one_process_opens_a_journal_and_damage_is_reported() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(small(dir.path())).unwrap();
-    assert!(matches!(Journal::open(small(dir.path())), Err(OpenError::Taken(_))));
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
+    assert!(matches!(JournalStore::open(small(dir.path())), Err(OpenError::Taken(_))));
     for n in 0..20 {
         let entry = journal.begin(&format!("r{n}")).unwrap();
         entry.append(1, vec![Bytes::from(vec![b'x'; 600])]).unwrap();
@@ -318,7 +319,7 @@ async fn only_one_process_opens_a_journal_and_damage_is_reported() {
     let mut bytes = std::fs::read(damaged).unwrap();
     bytes[700] ^= 1;
     std::fs::write(damaged, bytes).unwrap();
-    let Err(OpenError::Damaged { path, .. }) = Journal::open(small(dir.path())) else {
+    let Err(OpenError::Damaged { path, .. }) = JournalStore::open(small(dir.path())) else {
         panic!("not noticed")
     };
     assert_eq!(&path, damaged);
@@ -327,7 +328,7 @@ async fn only_one_process_opens_a_journal_and_damage_is_reported() {
 #[tokio::test]
 async fn a_missing_or_damaged_index_is_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
     let long = journal.begin("long").unwrap();
     for n in 0..40 {
         let entry = journal.begin(&format!("r{n}")).unwrap();
@@ -348,7 +349,7 @@ async fn a_missing_or_damaged_index_is_rebuilt() {
     assert!(indexes.len() > 5);
     let before: Vec<_> = indexes.iter().map(|path| std::fs::read(path).unwrap()).collect();
     let all_are_found = || {
-        let (journal, unfinished) = Journal::open(small(dir.path())).unwrap();
+        let (journal, unfinished) = JournalStore::open(small(dir.path())).unwrap();
         assert!(unfinished.is_empty());
         for name in (0..40).map(|n| format!("r{n}")).chain(["long".to_owned()]) {
             assert_eq!(found(&journal, &name).len(), 1, "{name}");
@@ -376,8 +377,8 @@ async fn a_writer_waits_while_too_many_events_are_queued_however_small() {
         Operation::Write if is_full.load(Ordering::SeqCst) => Err(io::ErrorKind::StorageFull.into()),
         _ => Ok(()),
     };
-    let settings = Settings { faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
-    let (journal, _) = Journal::open(settings).unwrap();
+    let settings = JournalSettings { faults: Some(Arc::new(faults)), ..JournalSettings::new(dir.path()) };
+    let (journal, _) = JournalStore::open(settings).unwrap();
     let entry = journal.begin("a").unwrap();
     entry.written().await.unwrap();
     entry.room().await;
@@ -401,8 +402,9 @@ async fn only_necessary_syncs_are_made() {
             count.fetch_add(u32::from(operation == Operation::Sync), Ordering::SeqCst);
             Ok(())
         };
-        let settings = Settings { sync, faults: Some(Arc::new(faults)), ..Settings::new(dir.path()) };
-        let (journal, _) = Journal::open(settings).unwrap();
+        let settings =
+            JournalSettings { sync, faults: Some(Arc::new(faults)), ..JournalSettings::new(dir.path()) };
+        let (journal, _) = JournalStore::open(settings).unwrap();
         let entry = journal.begin("a").unwrap();
         entry.admitted().await.unwrap();
         entry.append(1, vec![]).unwrap();
@@ -414,7 +416,7 @@ async fn only_necessary_syncs_are_made() {
 #[tokio::test]
 async fn written_rollouts_are_found_while_another_process_has_the_journal() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
     let mut expected = Vec::new();
     for number in 0..40 {
         let entry = journal.begin("r").unwrap();
@@ -455,7 +457,7 @@ fn all(path: &Path) -> Vec<(String, usize)> {
 async fn every_rollout_is_returned_once_while_another_process_writes() {
     let dir = tempfile::tempdir().unwrap();
     assert!(rollout_journal::all_in(&dir.path().join("nowhere")).is_err());
-    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
     assert_eq!(all(dir.path()), []);
     // Spans all segments and ends last.
     let long = journal.begin("long").unwrap();
@@ -501,7 +503,7 @@ async fn every_rollout_is_returned_once_while_another_process_writes() {
 #[tokio::test]
 async fn iteration_skips_rollouts_whose_records_were_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
     let long = journal.begin("long").unwrap();
     for n in 0..40 {
         let entry = journal.begin(&format!("r{n}")).unwrap();
@@ -557,7 +559,8 @@ impl Gate {
 async fn events_during_a_sync_are_written_at_once_across_segments() {
     let dir = tempfile::tempdir().unwrap();
     let (gate, faults) = Gate::new();
-    let (journal, _) = Journal::open(Settings { faults: Some(faults), ..small(dir.path()) }).unwrap();
+    let (journal, _) =
+        JournalStore::open(JournalSettings { faults: Some(faults), ..small(dir.path()) }).unwrap();
     let first = journal.begin("first").unwrap();
     let mut admitted = Box::pin(first.admitted());
     assert!(futures_poll(&mut admitted).await.is_pending());
@@ -582,7 +585,7 @@ async fn events_during_a_sync_are_written_at_once_across_segments() {
     drop((first, second, journal));
 
     // The state after a kill during the first sync.
-    let (_, unfinished) = Journal::open(small(copy.path())).unwrap();
+    let (_, unfinished) = JournalStore::open(small(copy.path())).unwrap();
     let names: Vec<Bytes> = what(&unfinished).into_iter().map(|written| written.name).collect();
     assert_eq!(names, ["first", "second"]);
     assert_eq!(what(&unfinished)[0].events.len(), 20);
@@ -606,7 +609,7 @@ fn copy_to(from: &Path, to: &Path) {
 #[tokio::test]
 async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_when_killed_at_any_byte() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
     let long = journal.begin("long").unwrap();
     let mut events = Vec::new();
     for n in 0..6 {
@@ -625,8 +628,8 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
 
     let (gate, faults) = Gate::new();
     let keep = Retention { bytes_max: 1, age_max: Duration::MAX };
-    let settings = Settings { retention: keep, faults: Some(faults), ..small(dir.path()) };
-    let (journal, unfinished) = Journal::open(settings).unwrap();
+    let settings = JournalSettings { retention: keep, faults: Some(faults), ..small(dir.path()) };
+    let (journal, unfinished) = JournalStore::open(settings).unwrap();
     // The copies are written and their sync starts: the originals still exist.
     gate.begun.recv().unwrap();
     assert!(before.iter().all(|path| path.exists()));
@@ -643,7 +646,7 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
     for at in begins..=end {
         copy_to(&copied, &cut);
         std::fs::write(cut.join(of_copies.file_name().unwrap()), &bytes[..at]).unwrap();
-        let (_, unfinished) = Journal::open(small(&cut)).unwrap();
+        let (_, unfinished) = JournalStore::open(small(&cut)).unwrap();
         assert_eq!(what(&unfinished), [written("long", &events, false)], "cut at {at}");
     }
     gate.open();
@@ -662,7 +665,7 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
     unfinished[0].written().await.unwrap();
     events.push(event(3, ""));
     drop((unfinished, journal));
-    let (_, unfinished) = Journal::open(small(dir.path())).unwrap();
+    let (_, unfinished) = JournalStore::open(small(dir.path())).unwrap();
     assert_eq!(what(&unfinished), [written("long", &events, false)]);
 }
 
@@ -670,7 +673,7 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
 async fn an_idle_rollout_does_not_retain_the_records_of_others() {
     let dir = tempfile::tempdir().unwrap();
     let keep = Retention { bytes_max: 64 << 10, age_max: Duration::MAX };
-    let (journal, _) = Journal::open(Settings { retention: keep, ..small(dir.path()) }).unwrap();
+    let (journal, _) = JournalStore::open(JournalSettings { retention: keep, ..small(dir.path()) }).unwrap();
     let waiting = journal.begin("waits").unwrap();
     waiting.append(1, vec![Bytes::from_static(b"its beginning")]).unwrap();
     let mut most = 0;
@@ -702,7 +705,7 @@ async fn an_idle_rollout_does_not_retain_the_records_of_others() {
 #[tokio::test]
 async fn a_smaller_maximum_size_deletes_old_segments_of_an_open_journal() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(small(dir.path())).unwrap();
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
     let waiting = journal.begin("waits").unwrap();
     waiting.append(1, vec![Bytes::from_static(b"its beginning")]).unwrap();
     for n in 0..200 {
@@ -729,7 +732,7 @@ async fn a_smaller_maximum_size_deletes_old_segments_of_an_open_journal() {
 #[tokio::test]
 async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves_the_rest() {
     let dir = tempfile::tempdir().unwrap();
-    let (journal, _) = Journal::open(Settings::new(dir.path())).unwrap();
+    let (journal, _) = JournalStore::open(JournalSettings::new(dir.path())).unwrap();
     for n in 0..100 {
         let entry = journal.begin(&format!("r{n}")).unwrap();
         entry.append(1, vec![Bytes::from(vec![b'x'; 200])]).unwrap();
@@ -747,7 +750,8 @@ async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves
         let mut flipped = bytes.clone();
         flipped[at] ^= 4;
         std::fs::write(&segment, flipped).unwrap();
-        let Err(OpenError::Damaged { path, at: said }) = Journal::open(Settings::new(&killed)) else {
+        let Err(OpenError::Damaged { path, at: said }) = JournalStore::open(JournalSettings::new(&killed))
+        else {
             panic!("a flip at {at} is not noticed")
         };
         assert!(path == segment && (expected as u64..=at as u64).contains(&said), "{said}, not {at}");
@@ -756,7 +760,7 @@ async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves
         assert!(rollout_journal::find_in(&killed, "r99").is_err());
         let repaired = rollout_journal::repair(&killed).unwrap();
         assert_eq!(repaired.damage.len(), 1, "{repaired:?}");
-        let (journal, unfinished) = Journal::open(Settings::new(&killed)).unwrap();
+        let (journal, unfinished) = JournalStore::open(JournalSettings::new(&killed)).unwrap();
         let lost = usize::from(!repaired.left_out.is_empty());
         assert_eq!(unfinished.len() + lost, 100, "a flip at {at}: {repaired:?}");
         drop((journal, unfinished));
@@ -766,7 +770,7 @@ async fn a_flipped_bit_in_a_durable_record_is_an_error_anywhere_and_repair_saves
     let mut flipped = bytes.clone();
     flipped[end + 700] ^= 4;
     std::fs::write(&segment, flipped).unwrap();
-    assert_eq!(Journal::open(Settings::new(&killed)).unwrap().1.len(), 100);
+    assert_eq!(JournalStore::open(JournalSettings::new(&killed)).unwrap().1.len(), 100);
 }
 
 fn copy_segments(from: &Path, to: &Path) {
@@ -782,7 +786,7 @@ fn a_journal_of_another_version_is_rejected_with_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let old = [&b"ROLLSEG1\x01\0\0\0\0\0\0\0"[..], &[9; 200]].concat();
     std::fs::write(dir.path().join("00000000000000000001.seg"), old).unwrap();
-    let Err(refused) = Journal::open(small(dir.path())) else { panic!("it was opened") };
+    let Err(refused) = JournalStore::open(small(dir.path())) else { panic!("it was opened") };
     let text = refused.to_string();
     assert!(
         text.contains("is of version '1', and this host reads '8'") && text.contains("empty directory"),

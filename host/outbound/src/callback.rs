@@ -184,7 +184,7 @@ impl Address {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         let target = Target::of(&url)
             .ok_or_else(|| format!("its URL has the scheme {}, not http or https", url.scheme()))?;
-        let mut secrets = Secrets::of_url(&url);
+        let mut secrets = Secrets::from_url(&url);
         let mut headers = HeaderMap::with_capacity(2);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(key) = key.filter(|key| !key.expose().is_empty()) {

@@ -57,7 +57,7 @@ impl ModelEndpoint {
         let mut url = Url::parse(base_url).map_err(|_| invalid())?;
         url.path_segments_mut().map_err(|()| invalid())?.pop_if_empty().extend(["chat", "completions"]);
         let target = Target::of(&url).ok_or_else(invalid)?;
-        let mut secrets = Secrets::of_url(&url);
+        let mut secrets = Secrets::from_url(&url);
         if let Some(key) = &api_key {
             secrets.add(key.expose());
         }
@@ -66,7 +66,7 @@ impl ModelEndpoint {
     }
 
     /// Returns the endpoint with a profile for its requests.
-    pub fn asked(self, profile: RequestProfile) -> Self {
+    pub fn with_profile(self, profile: RequestProfile) -> Self {
         Self { profile: Some(Arc::new(profile)), ..self }
     }
 
@@ -113,11 +113,11 @@ pub struct RoutingHeaders {
 impl RoutingHeaders {
     /// Creates headers for two ids, which [`rollout_wire::id`] has validated.
     pub fn new(rollout_id: &RolloutId, sample_id: &SampleId) -> Self {
-        Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::of_rollout(rollout_id) }
+        Self { sample_id: Some(header_value(sample_id.as_str())), ..Self::for_rollout(rollout_id) }
     }
 
     /// Creates the header of a call that belongs to no sample.
-    pub fn of_rollout(rollout_id: &RolloutId) -> Self {
+    pub fn for_rollout(rollout_id: &RolloutId) -> Self {
         Self { rollout_id: header_value(&rollout_id.header_value()), sample_id: None }
     }
 

@@ -185,8 +185,8 @@ impl Connection {
             if let Some(end) = head::end(&self.buffer, searched) {
                 let bytes = &self.buffer[..end];
                 let head = match from {
-                    Side::Client => Head::of_request(bytes),
-                    Side::Server => Head::of_response(bytes),
+                    Side::Client => Head::parse_request(bytes),
+                    Side::Server => Head::parse_response(bytes),
                 };
                 return head.map(Some);
             }

@@ -39,7 +39,7 @@ pub struct NetworkRules {
 
 /// The host and port of a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct HostAndPort<'a> {
     /// The name of the host, or `None` for an address.
     pub name: Option<&'a str>,
     /// The port.
@@ -110,14 +110,14 @@ impl NetworkRules {
     pub fn check(&self, url: &Url) -> Result<(), Forbidden> {
         let Some(address) = literal(url) else { return Ok(()) };
         self.check_address(
-            Place { name: None, port: url.port_or_known_default().unwrap_or_default() },
+            HostAndPort { name: None, port: url.port_or_known_default().unwrap_or_default() },
             address,
         )
     }
 
     /// Checks that a connection to an address may be opened for a request with this host and port.
-    pub(super) fn check_address(&self, place: Place<'_>, address: IpAddr) -> Result<(), Forbidden> {
-        let listed = || self.allow.iter().any(|entry| entry.is_of(place, address));
+    pub(super) fn check_address(&self, target: HostAndPort<'_>, address: IpAddr) -> Result<(), Forbidden> {
+        let listed = || self.allow.iter().any(|entry| entry.is_of(target, address));
         let rule = match class(address) {
             Class::Closed(closed) => Rule::Always(closed),
             Class::Public if self.public == Reach::Open || listed() => return Ok(()),
@@ -125,18 +125,18 @@ impl NetworkRules {
             Class::Public => Rule::PublicNotListed,
             Class::Private(private) => Rule::PrivateNotListed(private),
         };
-        Err(Forbidden { literal: place.name.is_none().then_some(address), rule })
+        Err(Forbidden { literal: target.name.is_none().then_some(address), rule })
     }
 
     /// Returns the allowed addresses of a host. Fails if it has addresses and none is allowed.
     pub(super) fn allowed(
         &self,
-        place: Place<'_>,
+        target: HostAndPort<'_>,
         found: impl Iterator<Item = SocketAddr>,
     ) -> Result<Vec<SocketAddr>, Forbidden> {
         let (mut allowed, mut forbidden) = (Vec::new(), None);
         for address in found {
-            match self.check_address(place, address.ip()) {
+            match self.check_address(target, address.ip()) {
                 Ok(()) => allowed.push(address),
                 Err(why) => forbidden = Some(why),
             }
@@ -173,7 +173,7 @@ impl Resolve for CheckedResolver {
         let Self { rules, port } = self.clone();
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let allowed = rules.allowed(Place { name: Some(name.as_str()), port }, found);
+            let allowed = rules.allowed(HostAndPort { name: Some(name.as_str()), port }, found);
             match allowed.unwrap_or_default() {
                 allowed if allowed.is_empty() => Err(NoAddress.into()),
                 allowed => Ok(Box::new(allowed.into_iter()) as Addrs),

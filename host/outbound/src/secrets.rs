@@ -63,7 +63,7 @@ pub struct Secrets(Vec<Secret>);
 
 impl Secrets {
     /// Returns the secrets in a URL: its password, and query parameters with the name of a secret.
-    pub(crate) fn of_url(url: &Url) -> Self {
+    pub(crate) fn from_url(url: &Url) -> Self {
         let mut secrets = Self::default();
         if let Some(password) = url.password() {
             secrets.add(&percent_decode_str(password).decode_utf8_lossy());
@@ -431,7 +431,7 @@ mod tests {
     fn secrets_in_a_url_are_removed() {
         let url = Url::parse("https://user:p%2Fw@h/v1?api-key=k1&X-Sig=k2&api-version=2024-02-01").unwrap();
         let text = "p/w k1 k2 user 2024-02-01".to_owned();
-        assert_eq!(Secrets::of_url(&url).cut_from(text), "(secret) (secret) (secret) user 2024-02-01");
+        assert_eq!(Secrets::from_url(&url).cut_from(text), "(secret) (secret) (secret) user 2024-02-01");
     }
 
     #[test]

@@ -260,7 +260,7 @@ async fn connect(target: &Target, rules: &NetworkRules) -> Result<TcpStream, Una
             _ => return Err(classify(error)),
         },
     };
-    let addresses = rules.allowed(target.place(), found)?;
+    let addresses = rules.allowed(target.host_and_port(), found)?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
     for address in addresses {
         match TcpStream::connect(address).await {

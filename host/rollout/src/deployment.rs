@@ -178,8 +178,8 @@ impl Deployment {
         let plugins = [(Role::Grader, self.grader.as_ref()), (Role::Workflow, Some(&self.workflow))];
         for (role, plugin) in plugins {
             let Some(plugin) = plugin else { continue };
-            let record = Arc::new(Record::of_no_rollout(budget.holder(CancellationToken::new())));
-            let parts = self.of_no_rollout("try-start", role, metrics, record.clone());
+            let record = Arc::new(Record::without_rollout(budget.holder(CancellationToken::new())));
+            let parts = self.imports_without_rollout("try-start", role, metrics, record.clone());
             let (imports, bounds) = parts.map_err(|error| (role, error))?;
             let started = instance::try_start(plugin.linked(), imports, bounds).await;
             all.took = started.map_err(|error| (role, error))?;
@@ -189,7 +189,7 @@ impl Deployment {
     }
 
     /// Returns imports and bounds for an instance that belongs to no rollout.
-    pub(super) fn of_no_rollout(
+    pub(super) fn imports_without_rollout(
         &self,
         id: &str,
         role: Role,
@@ -199,7 +199,7 @@ impl Deployment {
         let id = RolloutId::parse(id).map_err(|error| RunError::Host(error.to_string()))?;
         let run = RunContext {
             clock_begins: self.id.clock_begins,
-            ..RunContext::of_no_rollout(id, self.plugin_config.clone(), metrics.clone())
+            ..RunContext::without_rollout(id, self.plugin_config.clone(), metrics.clone())
         };
         let deadline = Some(Instant::now() + self.limits.workflow_time_max.min(DECLARE_TIME_MAX));
         // Such instances have no slot.

@@ -41,7 +41,7 @@ pub trait Steps: Send + Sync {
     }
 
     /// Called when the rollout has ended.
-    fn finished(self: Box<Self>, ended: Ended) -> impl Future<Output = Self::End> + Send;
+    fn finished(self: Box<Self>, ended: RolloutEnd) -> impl Future<Output = Self::End> + Send;
 }
 
 /// The next step after the workflow, possibly after a notification.
@@ -68,8 +68,8 @@ impl Next {
     }
 }
 
-/// Outcome of a driven rollout.
-pub enum Ended {
+/// The end of a driven rollout.
+pub enum RolloutEnd {
     /// The rollout completed its steps.
     Finished(Box<Finished>),
     /// The rollout was cancelled. The outcome has the results of its workflow or grader up to then.
@@ -78,9 +78,9 @@ pub enum Ended {
     Crashed(Failure),
 }
 
-impl Ended {
-    /// Returns the outcome of a rollout that an earlier process finished.
-    pub fn of(finished: Box<Finished>) -> Self {
+impl RolloutEnd {
+    /// Returns the end of a rollout that an earlier process finished.
+    pub fn from_finished(finished: Box<Finished>) -> Self {
         match &finished.outcome {
             Outcome::Unscored(Failure { kind: FailureKind::Cancelled, .. }) => Self::Cancelled(finished),
             _ => Self::Finished(finished),
@@ -100,7 +100,7 @@ pub async fn drive<S: Steps>(rollout: Box<Rollout>, steps: Box<S>) -> S::End {
 }
 
 /// Takes the rollout through its steps, and reports its phases meanwhile.
-async fn watched<S: Steps>(rollout: Box<Rollout>, steps: &S) -> Ended {
+async fn watched<S: Steps>(rollout: Box<Rollout>, steps: &S) -> RolloutEnd {
     let handle = rollout.handle();
     let mut phases = handle.phases();
     let mut run = pin!(AssertUnwindSafe(run(rollout, steps)).catch_unwind());
@@ -118,16 +118,16 @@ async fn watched<S: Steps>(rollout: Box<Rollout>, steps: &S) -> Ended {
     };
     ended.unwrap_or_else(|_| {
         tracing::error!("the host panicked in a rollout, which ends without a reward");
-        Ended::Crashed(Failure::host(Stage::Workflow, "rollout task crashed"))
+        RolloutEnd::Crashed(Failure::host(Stage::Workflow, "rollout task crashed"))
     })
 }
 
-async fn run<S: Steps>(mut rollout: Box<Rollout>, steps: &S) -> Ended {
+async fn run<S: Steps>(mut rollout: Box<Rollout>, steps: &S) -> RolloutEnd {
     let through = run_steps(&mut rollout, steps).await;
     let finished = Box::new(rollout.finish().await);
     match through {
-        Err(Failure { kind: FailureKind::Cancelled, .. }) => Ended::Cancelled(finished),
-        Ok(()) | Err(_) => Ended::Finished(finished),
+        Err(Failure { kind: FailureKind::Cancelled, .. }) => RolloutEnd::Cancelled(finished),
+        Ok(()) | Err(_) => RolloutEnd::Finished(finished),
     }
 }
 

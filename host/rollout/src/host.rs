@@ -54,8 +54,8 @@ impl Host {
     /// Returns imports and bounds for an instance that describes the plugin.
     fn declaration(&self) -> Result<(Imports, Bounds), RunError> {
         let holder = self.budget().holder(CancellationToken::new());
-        let record = Arc::new(Record::of_no_rollout(holder));
-        self.0.deployment.of_no_rollout("declaration", Role::Declaration, self.metrics(), record)
+        let record = Arc::new(Record::without_rollout(holder));
+        self.0.deployment.imports_without_rollout("declaration", Role::Declaration, self.metrics(), record)
     }
 
     /// Asks an agent loop for its name. Returns `None` for a workflow.

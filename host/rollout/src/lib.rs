@@ -20,7 +20,7 @@ mod fork;
 pub mod fuzzing;
 mod host;
 mod journal;
-mod limits;
+mod limit_table;
 mod model;
 mod outcome_counter;
 mod run;
@@ -31,15 +31,15 @@ mod trajectory;
 
 pub use admission::Replay;
 pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
-pub use drive::{AfterWorkflow, Ended, Next, Steps, drive};
+pub use drive::{AfterWorkflow, Next, RolloutEnd, Steps, drive};
 pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
     Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
-    JournaledSecrets, KeptOutcome, KeptResult, KeptResults, OpenError as JournalError,
-    Refused as JournalRefused, RepairError as JournalRepairError, Repaired as RepairedJournal, ResultOf,
-    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, Settings as JournalSettings,
-    StoredRollout, Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
+    JournalRefused, JournalSettings, JournaledSecrets, KeptOutcome, KeptResult, KeptResults,
+    OpenError as JournalError, RepairError as JournalRepairError, Repaired as RepairedJournal, ResultOf,
+    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, StoredRollout, Sync as JournalSync,
+    TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
     AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,
@@ -49,8 +49,8 @@ pub use model::{
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use slots::{
-    AdmissionQuotas, AdmitError, Handle, Load, OverQuota, Share, SlotPool, Slots, StoredBytes, TenantSlots,
-    Whose,
+    AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,
+    TenantSlots,
 };
 pub use trajectory::{
     Amendable, AmendedDocument, Amendment, ArtifactBounds, ArtifactRoot, Member, NoTrajectory, StepAmendment,

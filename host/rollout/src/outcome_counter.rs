@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::host::Host;
 use super::model::{Failure, Outcome, Phase};
 use rollout_core::error::Fault;
-use rollout_core::telemetry::{Ended, Step, Used};
+use rollout_core::telemetry::{OutcomeLabels, Step, Used};
 use rollout_guest::imports::{Record, RolloutUsage};
 use rollout_wire::text::both_ends;
 
@@ -47,10 +47,10 @@ impl OutcomeCounter {
 
     fn count(&self, outcome: &Outcome) {
         let metrics = self.host.metrics();
-        metrics.ended(match outcome {
-            Outcome::Scored { .. } => Ended::Scored,
+        metrics.rollout_ended(match outcome {
+            Outcome::Scored { .. } => OutcomeLabels::Scored,
             Outcome::Unscored(Failure { stage, kind, fault, .. }) => {
-                Ended::Unscored { stage: stage.as_str(), kind: kind.as_str(), fault: fault.as_str() }
+                OutcomeLabels::Unscored { stage: stage.as_str(), kind: kind.as_str(), fault: fault.as_str() }
             }
         });
         self.trace(outcome);

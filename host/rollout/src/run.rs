@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::host::Host;
 use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
-use super::limits::{self, HalfTimes};
+use super::limit_table::{self, HalfTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
     RequestSecrets, RolloutRequest, Stage,
@@ -84,7 +84,7 @@ pub struct Rollout {
     folder: Option<AliveFolder>,
     // Dropped last: the rollout counts as alive until all fields above are dropped, and only then does closing `phase`
     // wake the tasks that wait for its end.
-    place: SlotGuard,
+    guard: SlotGuard,
     phase: watch::Sender<Phase>,
     resumed: Option<Resumed>,
 }
@@ -101,7 +101,7 @@ impl Rollout {
         entered: Entered,
         resumed: Option<Resumed>,
     ) -> Self {
-        let Entered { place, handle, phase } = entered;
+        let Entered { guard, handle, phase } = entered;
         let Resources { model, secrets: _, charge, continuation: _, past: _ } = resources;
         let run = RunContext {
             rollout_id: request.id.clone(),
@@ -128,7 +128,7 @@ impl Rollout {
         let trace = host.metrics().trace(request.id.as_str());
         trace.set("rollout.attempt", i64::from(request.attempt));
         let holder = host.budget().holder(handle.cancel.clone());
-        let record = Arc::new(Record::of_rollout(trace, holder.clone()));
+        let record = Arc::new(Record::for_rollout(trace, holder.clone()));
         let admitted_at = resumed.as_ref().map_or_else(Instant::now, |resumed| ago(resumed.admitted_at));
         Self {
             run: Arc::new(run),
@@ -153,7 +153,7 @@ impl Rollout {
             _charge: charge,
             handle,
             phase,
-            place,
+            guard,
             resumed,
         }
     }
@@ -252,7 +252,7 @@ impl Rollout {
         if self.slot.is_none() {
             return Err(Failure::host(Stage::Queue, "the host is shutting down"));
         }
-        self.place.leaves_queue();
+        self.guard.leave_queue();
         self.host.metrics().took(Step::Queue, self.queued);
         self.phase.send_replace(Phase::Running);
 
@@ -336,7 +336,7 @@ impl Rollout {
 
     /// Converts an error. For a trap, the guest's panic message replaces the engine's.
     fn explain(&self, stage: Stage, error: &RunError) -> Failure {
-        let mut failure = Failure::of_run(stage, error);
+        let mut failure = Failure::from_run_error(stage, error);
         match failure.kind {
             FailureKind::Memory => self.record.limit_hit(Limit::Memory),
             FailureKind::Cpu => self.record.limit_hit(Limit::GuestCpu),
@@ -393,10 +393,10 @@ impl Rollout {
         self.record.seal();
         self.close_calls();
         self.take_own_reward();
-        let (asked, replied) = (self.record.asked(), self.record.replied());
+        let (asked, replied) = (self.record.samples_with_request(), self.record.samples_with_reply());
         let finished_sample = |record: SampleRecord| FinishedSample {
             reward: self.rewards.get(&record.id).copied(),
-            asked: asked.contains(&record.id),
+            has_request: asked.contains(&record.id),
             replied: replied.contains(&record.id),
             record,
         };
@@ -428,7 +428,13 @@ impl Rollout {
             loop_report: self.loop_report.take(),
             usage,
             refused_uses: self.record.refused_uses(),
-            limits: limits::table(&self.host.0.deployment.limits, self.run.samples_max, &usage, times, &hits),
+            limits: limit_table::build(
+                &self.host.0.deployment.limits,
+                self.run.samples_max,
+                &usage,
+                times,
+                &hits,
+            ),
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
             trajectories: Vec::new(),

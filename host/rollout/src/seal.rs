@@ -18,7 +18,7 @@ pub struct Seal(LessSafeKey);
 
 impl Seal {
     /// Reads the key from a file. If the file does not exist, creates it with a random key, readable by this user only.
-    pub fn of_file(path: &Path) -> io::Result<Self> {
+    pub fn from_file(path: &Path) -> io::Result<Self> {
         match File::open(path) {
             Ok(mut file) => {
                 if file.metadata()?.mode() & 0o077 != 0 {
@@ -41,7 +41,7 @@ impl Seal {
     }
 
     /// Derives the key from a secret of the operator, of any length.
-    pub fn of_secret(secret: &Secret) -> Self {
+    pub fn from_secret(secret: &Secret) -> Self {
         Self::new(&sha256_parts(&[b"rollout-host seal 1", secret.expose().as_bytes()]))
     }
 
@@ -89,12 +89,12 @@ mod tests {
     fn a_sealed_text_opens_with_the_same_key_and_purpose_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        let sealed = Seal::of_file(&path).unwrap().seal(b"r1", b"s3cret").unwrap();
+        let sealed = Seal::from_file(&path).unwrap().seal(b"r1", b"s3cret").unwrap();
         assert!(!sealed.windows(6).any(|part| part == b"s3cret"));
-        let again = Seal::of_file(&path).unwrap();
+        let again = Seal::from_file(&path).unwrap();
         assert_eq!(again.open(b"r1", &sealed).as_deref(), Some(&b"s3cret"[..]));
         assert_eq!(again.open(b"r2", &sealed), None);
-        assert_eq!(Seal::of_secret(&Secret::new("other")).open(b"r1", &sealed), None);
+        assert_eq!(Seal::from_secret(&Secret::new("other")).open(b"r1", &sealed), None);
         let mut changed = sealed;
         changed[0] ^= 1;
         assert_eq!(again.open(b"r1", &changed), None);
@@ -105,11 +105,11 @@ mod tests {
     fn a_key_that_others_can_read_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        let created = Seal::of_file(&path);
+        let created = Seal::from_file(&path);
         assert!(created.is_ok());
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let error = Seal::of_file(&path).err().unwrap();
+        let error = Seal::from_file(&path).err().unwrap();
         assert!(error.to_string().contains("others can read this key"), "{error}");
     }
 }

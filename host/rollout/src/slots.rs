@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
-use pool::{Line, PluginPlace, Slot, TenantPlace};
+use pool::{PluginMembership, QueueKind, Slot, TenantMembership};
 pub use pool::{Share, SlotPool};
-pub use quota::{AdmissionQuotas, OverQuota, StoredBytes, Whose};
+pub use quota::{AdmissionQuotas, OverQuota, QuotaOwner, StoredBytes};
 
 use super::journal::{self, RolloutLog};
 use super::model::Phase;
@@ -46,7 +46,7 @@ pub enum AdmitError {
     Duplicate,
     /// The journal cannot store it.
     #[error(transparent)]
-    NotKept(#[from] journal::Refused),
+    NotKept(#[from] journal::JournalRefused),
     /// The host admits no more rollouts.
     #[error("the host is shutting down")]
     Closed,
@@ -134,7 +134,7 @@ impl SlotPool {
     pub fn tenant(&self, share: Share) -> TenantSlots {
         TenantSlots(Arc::new(TenantSlotsInner {
             stop: self.0.stop.child_token(),
-            place: Arc::new(self.place_of_tenant(share)),
+            membership: Arc::new(self.add_tenant(share)),
             live: Mutex::default(),
             live_count: watch::Sender::new(0),
             closed: AtomicBool::new(false),
@@ -169,7 +169,7 @@ pub struct TenantSlots(Arc<TenantSlotsInner>);
 
 #[derive(Debug)]
 struct TenantSlotsInner {
-    place: Arc<TenantPlace>,
+    membership: Arc<TenantMembership>,
     live: Mutex<HashMap<RolloutId, Live>>,
     live_count: watch::Sender<usize>,
     closed: AtomicBool,
@@ -194,7 +194,7 @@ impl TenantSlots {
     pub fn plugin(&self, share: Share) -> Slots {
         Slots(Arc::new(SlotsInner {
             stop: self.0.stop.child_token(),
-            place: Arc::new(self.0.place.place_of_plugin(share)),
+            membership: Arc::new(self.0.membership.add_plugin(share)),
             tenant: self.clone(),
             closed: AtomicBool::new(false),
         }))
@@ -202,7 +202,7 @@ impl TenantSlots {
 
     /// Changes the share from here on.
     pub fn set_share(&self, share: Share) {
-        self.0.place.set_share(share);
+        self.0.membership.set_share(share);
     }
 
     /// Stops admitting rollouts of the tenant.
@@ -231,7 +231,7 @@ pub struct Slots(Arc<SlotsInner>);
 
 #[derive(Debug)]
 struct SlotsInner {
-    place: Arc<PluginPlace>,
+    membership: Arc<PluginMembership>,
     tenant: TenantSlots,
     closed: AtomicBool,
     stop: CancellationToken,
@@ -246,30 +246,30 @@ pub(super) struct SlotGuard {
 
 impl SlotGuard {
     /// Records that the rollout has a slot and left the queue.
-    pub(super) fn leaves_queue(&mut self) {
+    pub(super) fn leave_queue(&mut self) {
         if std::mem::take(&mut self.waiting) {
-            self.slots.place.leave_queue();
+            self.slots.membership.leave_queue();
         }
     }
 }
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        self.leaves_queue();
+        self.leave_queue();
         let tenant = &self.slots.tenant.0;
         // Dropped after the lock is released, because the handle takes a lock of its own.
         let (_gone, live) = {
             let mut live = tenant.live();
             (live.remove(&self.id), live.len())
         };
-        self.slots.place.leave();
+        self.slots.membership.leave();
         tenant.live_count.send_replace(live);
     }
 }
 
 /// A rollout that was admitted to the queue.
 pub(super) struct Entered {
-    pub place: SlotGuard,
+    pub guard: SlotGuard,
     pub handle: Handle,
     pub phase: watch::Sender<Phase>,
 }
@@ -286,13 +286,13 @@ impl Slots {
 
     /// Changes the share from here on.
     pub fn set_share(&self, share: Share) {
-        self.0.place.set_share(share);
+        self.0.membership.set_share(share);
     }
 
     /// Checks whether a rollout with this id would be admitted to the queue.
     pub(super) fn check(&self, id: &RolloutId) -> Result<(), AdmitError> {
         self.check_id(id, &self.0.tenant.0.live())?;
-        self.0.place.check()
+        self.0.membership.check()
     }
 
     /// Checks that a rollout with this id may be added to the live ones.
@@ -312,55 +312,55 @@ impl Slots {
         let handle = Handle { cancel: inner.stop.child_token(), phase, log: Arc::default() };
         let mut live = tenant.live();
         self.check_id(id, &live)?;
-        inner.place.enter(has_place)?;
-        live.insert(id.clone(), Live { handle: handle.clone(), plugin: inner.place.number() });
+        inner.membership.enter(has_place)?;
+        live.insert(id.clone(), Live { handle: handle.clone(), plugin: inner.membership.number() });
         tenant.live_count.send_replace(live.len());
         drop(live);
-        let place = SlotGuard { slots: inner.clone(), id: id.clone(), waiting: true };
-        Ok(Entered { place, handle, phase: sender })
+        let guard = SlotGuard { slots: inner.clone(), id: id.clone(), waiting: true };
+        Ok(Entered { guard, handle, phase: sender })
     }
 
     /// Waits in the queue for a slot.
     pub(super) async fn first(&self) -> Option<Slot> {
-        self.0.place.slot(Line::First).await
+        self.0.membership.slot(QueueKind::New).await
     }
 
     /// Waits for a slot before those in the queue, for a rollout that released its own. The queue does not starve: each
     /// rollout passed it, and comes back once.
     pub(super) async fn next(&self) -> Option<Slot> {
-        self.0.place.slot(Line::Again).await
+        self.0.membership.slot(QueueKind::Returning).await
     }
 
     /// Waits for a permit to create an instance that describes an agent loop.
     pub(super) async fn declaration(&self) -> Option<OwnedSemaphorePermit> {
-        self.0.place.pool().declarations.clone().acquire_owned().await.ok()
+        self.0.membership.pool().declarations.clone().acquire_owned().await.ok()
     }
 
     /// Returns a live rollout.
     pub(super) fn find(&self, id: &RolloutId) -> Option<Handle> {
         let live = self.0.tenant.0.live();
-        let is_own = |live: &&Live| live.plugin == self.0.place.number();
+        let is_own = |live: &&Live| live.plugin == self.0.membership.number();
         live.get(id).filter(is_own).map(|live| live.handle.clone())
     }
 
     /// Returns the ids of the live rollouts that match.
     pub(super) fn live_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<RolloutId> {
-        let number = self.0.place.number();
+        let number = self.0.membership.number();
         let live = self.0.tenant.0.live();
         let own = live.iter().filter(|(id, live)| live.plugin == number && matches(id));
         own.map(|(id, _)| id.clone()).collect()
     }
 
     fn is_open(&self) -> bool {
-        let closed = [&self.0.place.pool().closed, &self.0.tenant.0.closed, &self.0.closed];
+        let closed = [&self.0.membership.pool().closed, &self.0.tenant.0.closed, &self.0.closed];
         closed.iter().all(|closed| !closed.load(Ordering::SeqCst))
     }
 
     /// Returns the current load.
     pub fn load(&self) -> Load {
-        let (running, queued) = self.0.place.load();
+        let (running, queued) = self.0.membership.load();
         Load {
-            max_concurrent: self.0.place.running_max(),
+            max_concurrent: self.0.membership.running_max(),
             queued: count(queued),
             running: count(running),
             accepting: self.is_open(),
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(refused("a"), AdmitError::Duplicate);
         assert_eq!(refused("c"), AdmitError::Full { running_max: 1, queue_max: 1 });
         drop(slots.enter(&id("c"), true).unwrap());
-        first.place.leaves_queue();
+        first.guard.leave_queue();
         let load = slots.load();
         assert_eq!((load.running, load.queued), (1, 1));
 
@@ -427,8 +427,8 @@ mod tests {
             let (slots, mut entered) = (slots.clone(), slots.enter(&id(n), false).unwrap());
             tokio::spawn(async move {
                 let slot = slots.first().await.unwrap();
-                entered.place.leaves_queue();
-                (slot, entered.place)
+                entered.guard.leave_queue();
+                (slot, entered.guard)
             })
         };
         (0..count).map(one).collect()
@@ -517,7 +517,7 @@ mod tests {
         assert!(futures_util::future::poll_immediate(&mut first).await.is_none());
         tenant.set_share(Share { running_max: 6, ..share(1) });
         let slot = first.await.unwrap();
-        entered.place.leaves_queue();
+        entered.guard.leave_queue();
         settled().await;
         assert_eq!(running(&[&many, &few]), [5, 1]);
         assert!(few.find(&id(3)).is_none() && many.find(&id(3)).is_some());
@@ -562,7 +562,10 @@ mod tests {
         };
         assert_eq!(held.len(), 50, "half of all places");
         let AdmitError::Quota(over) = over else { panic!("{over}") };
-        assert_eq!((over.quota, over.whose, over.used, over.max), (Quota::Queued, Whose::Tenant, 50, 50));
+        assert_eq!(
+            (over.quota, over.owner, over.used, over.max),
+            (Quota::Queued, QuotaOwner::Tenant, 50, 50)
+        );
         let other = other.plugin(Share { running_max: 3, queue_max: 1, ..share(1) });
         let entered: Vec<_> = (0..3).map(|n| other.enter(&id(n), false).unwrap()).collect();
         let over = other.enter(&id("one more"), false).err().unwrap();

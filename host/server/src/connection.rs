@@ -26,11 +26,11 @@ pub(crate) enum Owner {
 pub(crate) trait Connection: Send + Sync {
     /// Counts the connection for this owner, until a request carries the key of another one.
     fn set_owner(&self, owner: Owner);
-    /// Notes that the handler starts to wait for news. Returns false if it must answer at once instead.
+    /// Records that the handler starts to wait for a change. Returns false if it must answer at once instead.
     fn begin_wait(&self) -> bool;
-    /// Waits until the handler must answer, with news or without.
+    /// Waits until the handler must answer, with a change or without.
     fn answer_requested(&self) -> BoxFuture<'_, ()>;
-    /// Notes that the handler no longer waits.
+    /// Records that the handler no longer waits.
     fn end_wait(&self);
 }
 
@@ -48,7 +48,7 @@ impl Caller {
         self.0.set_owner(owner);
     }
 
-    /// Waits for news. Returns `None` as soon as the connection is needed for another caller, and at once if its owner has
+    /// Waits for a change. Returns `None` as soon as the connection is needed for another caller, and at once if its owner has
     /// more than its share of a full server. Cancel-safe.
     pub(crate) async fn wait<T>(&self, news: impl Future<Output = T>) -> Option<T> {
         /// Ends the wait when it is dropped, also if the request is dropped because its caller disconnected.

@@ -84,7 +84,7 @@ struct Inner {
 
 impl Server {
     /// Creates a server that offers a host in the configured generation of the Osmosis protocol.
-    pub fn of_host(host: &Host, config: &Config, identity: ServerIdentity) -> Self {
+    pub fn for_host(host: &Host, config: &Config, identity: ServerIdentity) -> Self {
         let ServerIdentity { agent_name, instance_id, server_key } = identity;
         let serving = Serving::new(host.clone(), agent_name);
         let osmosis = Self::osmosis(&serving, config, server_key.is_some());
@@ -99,7 +99,7 @@ impl Server {
     }
 
     /// Creates the server of one plugin of a tenant. The dispatcher authenticates requests before they reach it.
-    pub(crate) fn of_plugin(serving: Serving, config: &Config) -> Self {
+    pub(crate) fn for_plugin(serving: Serving, config: &Config) -> Self {
         let osmosis = Self::osmosis(&serving, config, true);
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };

@@ -45,7 +45,7 @@ impl Trajectories {
         let Some(report) = &self.report else { return document.write(to) };
         let ids: Vec<Option<&str>> =
             documents.iter().map(|document| document.sample().map(SampleId::as_str)).collect();
-        report.of_samples(&ids).amend(index, &document.amendable(to)?)
+        report.for_samples(&ids).amend(index, &document.amendable(to)?)
     }
 
     /// Writes the documents at some indices: a single one as it is, several as a JSON array.

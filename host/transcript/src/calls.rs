@@ -73,6 +73,11 @@ impl Exchange {
         Self { duration: Duration::from_millis(2), result, ..exchange }
     }
 
+    /// Returns the number of messages of the request.
+    pub fn request_len(&self) -> usize {
+        self.sent.len()
+    }
+
     /// Returns the reply, if there is one.
     pub fn completion(&self) -> Option<&Completion> {
         self.result.as_ref().ok().map(|reply| &reply.completion)

@@ -1,7 +1,7 @@
-//! Conversations that a request carried already.
+//! Conversations that earlier requests contain.
 //!
-//! A request of a workflow carries a sample's conversation up to the reply that it asks for. The journal has the
-//! request, so an outcome need not have those messages again: it names the request that has them, and their number.
+//! A request of a workflow contains a sample's conversation up to the requested reply. The journal has the request, so
+//! an outcome does not repeat those messages: it refers to the request that contains them, with their number.
 
 use rollout_wire::messages::Messages;
 use serde::{Deserialize, Serialize};
@@ -10,11 +10,11 @@ use crate::calls::{ModelCalls, Part, in_common};
 use crate::sample::SampleRecord;
 use crate::transcript::Transcript;
 
-/// Size in bytes from which on a conversation is referred to. A shorter one is written out, so that most outcomes of
-/// one turn are read without their requests.
+/// Minimum size in bytes of a conversation that is stored as a reference. A shorter one is written out, so that most
+/// outcomes of one turn are read without their requests.
 const BYTES_MIN: usize = 1 << 10;
 
-/// The beginning of a sample's conversation, as a request carried it.
+/// Reference to the beginning of a sample's conversation in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carried {
     /// Index of the request among those of the workflow to its model, from 0.
@@ -24,13 +24,13 @@ pub struct Carried {
 }
 
 impl Transcript {
-    /// Returns the beginnings of the samples' conversations that requests carried, by sample.
+    /// Returns for each sample a reference to the beginning of its conversation, if a request contains it.
     pub fn carried(&self) -> Vec<Option<Carried>> {
         let Self { samples, policy, .. } = self;
         samples.iter().map(|sample| Carried::find(sample, samples, policy)).collect()
     }
 
-    /// Assembles a conversation of what a request carried and the rest. The error says what is missing.
+    /// Assembles a conversation from the beginning in a request and the rest. The error names the missing part.
     pub fn whole(&self, carried: Carried, rest: &Messages) -> Result<Messages, String> {
         let Carried { request, count } = carried;
         let exchange = self.policy.exchanges().get(request);
@@ -49,7 +49,7 @@ impl Transcript {
 }
 
 impl Carried {
-    /// Finds the last request of a sample, and what it carried of the sample's conversation.
+    /// Finds the last request of a sample, and the beginning of the sample's conversation in it.
     fn find(sample: &SampleRecord, samples: &[SampleRecord], policy: &ModelCalls) -> Option<Self> {
         let exchanges = policy.exchanges();
         let request = exchanges.iter().rposition(|exchange| exchange.sample.as_ref() == Some(&sample.id))?;
@@ -85,7 +85,7 @@ mod tests {
         format!(r#"{{"role":"user","content":"{number}{}"}}"#, "x".repeat(bytes))
     }
 
-    /// A sample whose conversation is `has`, after requests that carried `requests`.
+    /// A sample whose conversation is `has`, after requests with the messages `requests`.
     fn check(has: &[&str], requests: &[&[&str]], expected: Option<Carried>) {
         let id = SampleId::parse("main").unwrap();
         let sample = SampleRecord { messages: messages(has), ..SampleRecord::new(id.clone()) };
@@ -121,7 +121,7 @@ mod tests {
         let at = |request, count| Some(Carried { request, count });
         check(&[a, b, c, d], &[&[a], &[a, b, c]], at(1, 3));
         check(&[a, b], &[&[a, b]], at(0, 2));
-        // The last request goes on from another beginning, or has nothing of the conversation.
+        // The last request begins differently, or contains nothing of the conversation.
         check(&[a, b, c], &[&[a, b, c], &[a, b, d]], at(1, 2));
         check(&[a, b, c], &[&[a, b, c], &[d]], None);
         check(&[a, b, c], &[], None);

@@ -24,8 +24,8 @@ pub enum Event {
         /// Time of the call.
         #[serde(with = "unix_nanos")]
         time: SystemTime,
-        /// A [`StoredCall`](crate::StoredCall) as JSON: everything that decides on the answer. Two calls are the same
-        /// if this is.
+        /// A [`StoredCall`](crate::StoredCall) as JSON: everything that determines the answer. Two calls are the same
+        /// if their requests are.
         #[serde(skip)]
         request: Bytes,
     },

@@ -13,7 +13,7 @@ pub trait Label: Copy + 'static {
     fn as_str(self) -> &'static str;
 
     /// Returns the index in [`Label::ALL`].
-    fn place(self) -> usize;
+    fn index(self) -> usize;
 }
 
 /// Declares an enumeration of words that implements [`Label`](crate::Label). On disk a value is its word.
@@ -35,7 +35,7 @@ macro_rules! labels {
                 }
             }
 
-            fn place(self) -> usize {
+            fn index(self) -> usize {
                 self as usize
             }
         }

@@ -1,6 +1,6 @@
 //! Calls as events store them.
 //!
-//! A request to a model is stored as what is new in it: its messages after those that it shares with an earlier
+//! Of a request to a model, only the new parts are stored: its messages after those that it shares with an earlier
 //! request, and its other fields if they differ. [`StoredCall::read`] is the only decoder.
 
 use std::borrow::Cow;
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::labels::{ModelRole, ToolKind};
 
-/// One call, as the event of its start has it.
+/// A call as the event of its start stores it.
 #[derive(Debug)]
 pub enum StoredCall<'a> {
     /// A request to a model.
@@ -31,12 +31,12 @@ pub struct StoredRequest<'a> {
     pub sample: Option<Cow<'a, str>>,
     /// Index of the sample's last request to the same model, from 0.
     pub before: Option<usize>,
-    /// Number of messages that the request begins with as that one did.
+    /// Number of messages that both requests begin with.
     pub shared: usize,
-    /// The rest of the request, if it is not that of the one before.
+    /// The rest of the request, if it differs from that of the previous request.
     #[serde(borrow)]
     pub frame: Option<WrittenFrame<'a>>,
-    /// The messages after those.
+    /// The messages after the shared ones.
     #[serde(borrow)]
     pub new: Vec<&'a RawValue>,
 }
@@ -85,7 +85,7 @@ impl StoredRequest<'_> {
         let StoredRequest { asked: ModelRole::Policy, frame: Some(frame), .. } = stored else {
             return request.clone();
         };
-        let renamed = StoredRequest { frame: Some(frame.of_model(name)), ..stored };
+        let renamed = StoredRequest { frame: Some(frame.with_model(name)), ..stored };
         serde_json::to_vec(&renamed).map_or_else(|_| request.clone(), Bytes::from)
     }
 }

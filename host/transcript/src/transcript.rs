@@ -49,7 +49,7 @@ impl ToolUse {
     }
 }
 
-/// Error of an event of a call that never started, or that is of the other kind.
+/// Error of an event that refers to a call that never started or is of the other kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event belongs to call {0}, which did not start")]
 pub struct UnknownCall(pub u32);
@@ -85,10 +85,10 @@ impl Transcript {
         Ok(transcript)
     }
 
-    /// Adds an event. The error says what of it cannot be read.
+    /// Adds an event. The error names the part that cannot be read.
     ///
-    /// A host that runs the guest adds the start of a call itself, because it has the request in parts; every other
-    /// event comes through here, live and from a journal.
+    /// A host that runs the guest adds the start of a call itself, because it has the request in parts. Every other
+    /// event is added by this function, live and from a journal.
     pub fn apply(&mut self, run: Run, event: &Event) -> Result<(), String> {
         match event {
             Event::Started { call, time, request, .. } => self.start(*call, *time, request),

@@ -11,10 +11,10 @@ use serde_json::value::RawValue;
 /// The format's name and version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SchemaVersion {
-    /// For readers that refuse newer versions. The later version adds audio, which no document of this host has.
+    /// The version for readers that refuse the newest one, which adds only audio. No document of this host has audio.
     #[serde(rename = "ATIF-v1.7")]
     V1_7,
-    /// The newest.
+    /// The newest version.
     #[default]
     #[serde(rename = "ATIF-v1.8")]
     V1_8,
@@ -73,7 +73,7 @@ pub struct FinalMetrics<'a> {
     /// Cached tokens of all requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_cached_tokens: Option<u64>,
-    /// The price of all.
+    /// Price of all steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_cost_usd: Option<f64>,
     /// Steps.

@@ -1,6 +1,6 @@
-//! A row's metadata for both guests, and the truth in it for the grader alone.
+//! A row's metadata for both guests, without the ground truth for the workflow.
 //!
-//! Some callers can put the label of a row only into its metadata, by custom as `ground_truth`. Every member of that name is
+//! Some callers can put the label of a row only into its metadata, usually as `ground_truth`. Every member of that name is
 //! removed from the workflow's metadata: at any depth, in upper or lower case, with escapes in its name, and every
 //! occurrence. All other parts stay unchanged.
 
@@ -37,8 +37,8 @@ impl RowMetadata {
         !Arc::ptr_eq(&self.whole, &self.public)
     }
 
-    /// Returns the row's truth: the text of the member `ground_truth`, or its JSON if it is not a text. Null counts as absent,
-    /// and of several members the last counts.
+    /// Returns the row's ground truth: the text of the member `ground_truth`, or its JSON if it is not a text. Null counts
+    /// as absent, and the last of several members counts.
     pub fn truth(&self) -> Option<String> {
         if !self.has_truth() {
             return None;
@@ -80,7 +80,7 @@ impl<'de> Deserialize<'de> for RowMetadata {
     }
 }
 
-/// Reader of the last top-level member with the truth.
+/// Reader of the last top-level member with the ground truth.
 struct LastTruth;
 
 impl LastTruth {
@@ -112,7 +112,7 @@ impl<'a> Visitor<'a> for LastTruth {
     }
 }
 
-/// Reader of a name: whether it is that of the truth.
+/// Reader of a member's name, which tells whether the member holds the ground truth.
 struct IsTruth;
 
 impl<'a> DeserializeSeed<'a> for IsTruth {
@@ -205,8 +205,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Reads an object or an array. The text between two visible parts is that before the later one; the text after the
-    /// opening bracket stays.
+    /// Reads an object or an array. Text between two visible parts belongs to the later part. Text after the opening
+    /// bracket stays.
     fn members(&mut self, is_kept: bool, end: u8) {
         let mut between = self.at;
         self.at += 1;
@@ -242,7 +242,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Reads a member's name up to its value. Returns whether it is that of the truth.
+    /// Reads a member's name up to its value. Returns whether the member holds the ground truth.
     fn name_is_truth(&mut self) -> bool {
         let name = self.string();
         let name = match name.contains('\\') {

@@ -95,14 +95,14 @@ impl Frame {
 pub struct WrittenFrame<'a> {
     /// Position of the messages in the body.
     pub messages_at: usize,
-    /// The body without messages, byte by byte as it is sent.
+    /// The body without messages, exactly as it is sent.
     #[serde(borrow)]
     pub body: Cow<'a, str>,
 }
 
 impl WrittenFrame<'_> {
     /// Returns the same frame with another model name. A frame that does not begin with a model stays unchanged.
-    pub fn of_model(self, name: &str) -> WrittenFrame<'static> {
+    pub fn with_model(self, name: &str) -> WrittenFrame<'static> {
         let Self { messages_at, body } = self;
         let renamed = || {
             let rest = body.strip_prefix(MODEL)?;
@@ -154,7 +154,7 @@ fn read_objects(
 
 /// Tokens as counted by the model's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Usage {
+pub struct TokenUsage {
     /// Tokens of the request.
     #[serde(default)]
     pub prompt_tokens: u64,
@@ -163,7 +163,7 @@ pub struct Usage {
     pub completion_tokens: u64,
 }
 
-impl Usage {
+impl TokenUsage {
     /// Returns the tokens of both.
     pub fn total(&self) -> u64 {
         self.prompt_tokens.saturating_add(self.completion_tokens)
@@ -173,7 +173,7 @@ impl Usage {
 /// A tool call requested by the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Id for the result; `call_<place>` if the model sent none.
+    /// Id for the result; `call_<index>` if the model sent none.
     pub id: String,
     /// Name of the function; empty if the model sent none.
     pub name: String,
@@ -198,7 +198,7 @@ pub struct Completion {
     /// The reason for which the model stopped.
     pub finish_reason: Option<String>,
     /// Token counts, if the server sent them.
-    pub usage: Option<Usage>,
+    pub usage: Option<TokenUsage>,
 }
 
 impl Completion {

@@ -28,10 +28,10 @@ pub enum InvalidRequest {
     #[error("params sets '{0}', which the host decides; leave it out")]
     Reserved(String),
     /// The operator does not allow this parameter.
-    #[error("params sets '{0}', which the operator does not let through; leave it out")]
+    #[error("params sets '{0}', which the operator does not allow; leave it out")]
     NotAllowed(String),
     /// The name of a parameter is invalid.
-    #[error("params sets '{0}', which is no name of a parameter: letters, digits, '_', '-' and '.' make one")]
+    #[error("params sets '{0}', which is not a valid parameter name; use letters, digits, '_', '-' and '.'")]
     ParamName(String),
     /// The server does not accept the value of a parameter.
     #[error("params sets '{0}' to {2}; it has to be {1}")]
@@ -212,7 +212,7 @@ impl AllowedParams {
         let Some(names) = names else { return Ok(Self::default()) };
         for name in names {
             if !is_name(name) {
-                return Err(format!("'{}' is no name of a parameter", shown(name)));
+                return Err(format!("'{}' is not a valid parameter name", shown(name)));
             }
             if is_reserved(name) {
                 return Err(format!("'{name}' is not a guest's to set, whatever the list says"));
@@ -446,7 +446,7 @@ mod tests {
         assert!(refused.starts_with("params sets 'model'"), "{refused}");
         for name in ["mod\u{435}l", "\u{17f}tream", "", "a b", "model\\u0000", &"x".repeat(65)] {
             let refused = read(&format!("{{\"{name}\":1}}"), &AllowedParams::default()).unwrap_err();
-            assert!(refused.contains("is no name of a parameter"), "{refused}");
+            assert!(refused.contains("is not a valid parameter name"), "{refused}");
         }
     }
 
@@ -511,13 +511,15 @@ mod tests {
         assert_eq!(read(r#"{"temperature":1}"#, &allowed), Ok(1));
         assert_eq!(
             read(r#"{"seed":1}"#, &allowed).unwrap_err(),
-            "params sets 'seed', which the operator does not let through; leave it out"
+            "params sets 'seed', which the operator does not allow; leave it out"
         );
         let none = AllowedParams::of(Some(&[])).unwrap();
         assert!(read(r#"{"temperature":1}"#, &none).is_err());
         assert_eq!(read("{}", &none), Ok(0));
         assert!(AllowedParams::of(Some(&names(&["api_base"]))).unwrap_err().contains("not a guest's to set"));
-        assert!(AllowedParams::of(Some(&names(&["a b"]))).unwrap_err().contains("no name of a parameter"));
+        assert!(
+            AllowedParams::of(Some(&names(&["a b"]))).unwrap_err().contains("not a valid parameter name")
+        );
     }
 
     fn caller(params: &str) -> CallerParams {
@@ -546,8 +548,8 @@ mod tests {
         check(r#"{"model":"another"}"#, Err("params sets 'model', which the host decides"));
         check(r#"{"Model":"po"}"#, Err("params sets 'Model', which the host decides"));
         check(r#"{"api_base":"x"}"#, Err("params sets 'api_base', which the host decides"));
-        check(r#"{"seed":4}"#, Err("params sets 'seed', which the operator does not let through"));
-        check(r#"{"top_p":1}"#, Err("params sets 'top_p', which the operator does not let through"));
+        check(r#"{"seed":4}"#, Err("params sets 'seed', which the operator does not allow"));
+        check(r#"{"top_p":1}"#, Err("params sets 'top_p', which the operator does not allow"));
     }
 
     #[test]

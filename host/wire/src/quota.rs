@@ -139,7 +139,7 @@ impl FromStr for Quota {
     }
 }
 
-/// Error of a name that is no quota's.
+/// Error of an unknown quota name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no quota '{0}'; there are: {names}", names = Quota::NAMES.join(", "))]
 pub struct UnknownQuota(String);

@@ -71,7 +71,7 @@ struct MetaInfo<'a> {
 
 impl<'a> TokenLists<'a> {
     /// Reads the body of a reply.
-    pub fn of_reply(body: &'a [u8]) -> Self {
+    pub fn from_reply(body: &'a [u8]) -> Self {
         let Ok(body) = serde_json::from_slice::<Body<'_>>(body) else { return Self::default() };
         let choice: Choice<'_> = body.choices.and_then(first).and_then(read).unwrap_or_default();
         let extended: Extended<'_> = body.sglext.and_then(read).unwrap_or_default();
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     fn check(json: &str, prompt: Option<&str>, completion: Option<&str>, logprobs: Option<&str>) {
-        let tokens = TokenLists::of_reply(json.as_bytes());
+        let tokens = TokenLists::from_reply(json.as_bytes());
         let text = |list: &Option<Cow<'_, RawValue>>| list.as_ref().map(|list| list.get().to_owned());
         assert_eq!(text(&tokens.prompt_ids).as_deref(), prompt, "{json}");
         assert_eq!(text(&tokens.completion_ids).as_deref(), completion, "{json}");

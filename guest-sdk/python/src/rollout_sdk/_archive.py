@@ -208,11 +208,12 @@ class _ArchiveFinder:
         if inner is not None and "__init__.py" in inner:
             path = f"{base}/__init__.py"
             return spec_from_file_location(name, path, loader=_Loader(name, path), submodule_search_locations=[base])
-        if f"{base}.py" in _files:
-            return spec_from_file_location(name, f"{base}.py", loader=_Loader(name, f"{base}.py"))
+        # As elsewhere, a native module has precedence over the source that it was made from.
         for suffix in EXTENSION_SUFFIXES:
             if (path := base + suffix) in _native:
                 return spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+        if f"{base}.py" in _files:
+            return spec_from_file_location(name, f"{base}.py", loader=_Loader(name, f"{base}.py"))
         if inner is not None:
             # Part of a namespace package.
             spec = ModuleSpec(name, None, is_package=True)
@@ -303,6 +304,14 @@ class _Sink(io.RawIOBase):
         return len(data)
 
 
+class _Opened(io.BytesIO):
+    """A file of the archive that a program has opened, with the name that it was opened by."""
+
+    def __init__(self, content: bytes, name: os.PathLike[str] | str) -> None:
+        super().__init__(content)
+        self.name = name
+
+
 def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """Implements `open`, for files of the archive too."""
     content = None
@@ -322,7 +331,7 @@ def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
                 _refused.note("file", "open")
             raise
         return opened
-    return _opened(io.BytesIO(content), mode, *args, **kwargs)
+    return _opened(_Opened(content, file), mode, *args, **kwargs)
 
 
 def _reported(real: Any, what: str) -> Any:

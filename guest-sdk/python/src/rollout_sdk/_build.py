@@ -60,10 +60,17 @@ CANNOT_WORK = {
     "`rollout_sdk.openai_client.HostClient` where a library takes a client of `openai`",
 }
 
+# Distributions with native code that was not made for components, each with what to use in its place.
+IN_PLACE_OF = {
+    "pandas": "it was not made for components; numpy was, and `csv`, `json` and `statistics` read and sum up tables",
+    "scikit-learn": "it was not made for components; numpy was",
+    "scipy": "it was not made for components; numpy was, with `numpy.linalg`, `numpy.fft` and `numpy.random`",
+}
+
 # Distributions of which a part does not work in a component, with a note for the author who depends on one.
 WORK_IN_PART = {
-    "anthropic": "its types work, and its clients find no network; ask the host's model by `ctx.agent()`, by `ctx.sample`, or by "
-    "`rollout_sdk.openai_client.HostClient` with openai among the dependencies",
+    "anthropic": "its types work, and its clients find no network; ask the host's model by "
+    "`rollout_sdk.anthropic_client.HostClient` in place of its client, by `ctx.agent()` or by `ctx.sample`",
 }
 
 # Distributions that require some of CANNOT_WORK and work without: they import them in functions that a component has no use for.
@@ -314,6 +321,8 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
                     + f"\nIf a new file is meant, remove its line from {resolve.LOCK}."
                 )
             _remove(fresh, project.leave_out)
+            if releases is None:
+                _refuse_what_cannot_work(fresh, project, wanted)
             _refuse_native(fresh, project.without_native, wheels)
             _say_installed(fresh, project, wanted, releases, digests)
             if any(resolve.pin_of(line) == line for line in lines):
@@ -343,7 +352,7 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
 
     def resolved(*options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         done = _pip(project, "install", "--dry-run", "--ignore-installed", "--report", str(report), *options, "--", *wanted)
-        return done, resolve.read_report(json.loads(report.read_text())) if done.returncode == 0 else {}
+        return done, resolve.read_report(json.loads(report.read_text()), wanted) if done.returncode == 0 else {}
 
     try:
         done, releases = resolved()
@@ -382,7 +391,7 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
         {name: each for name, each in releases.items() if name not in goes_without}, made, has_pure
     )
     if culprits:
-        at_fault(resolve.why_not(culprits, roots, releases, TABLE))
+        at_fault(resolve.why_not(culprits, roots, releases, TABLE, IN_PLACE_OF))
     pins = [f"{each.name}=={each.version}" for each in releases.values() if each.is_pinnable]
     return pins, releases
 
@@ -504,7 +513,7 @@ def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | N
             if releases is None or name not in releases:
                 at_fault(_native_text([f"  - {requirement.partition('==')[0]}"], wheels))
             roots = [_required_name(each) for each in wanted_of(project)]
-            at_fault(_beside("_resolve").why_not([releases[name]], roots, releases, TABLE))
+            at_fault(_beside("_resolve").why_not([releases[name]], roots, releases, TABLE, IN_PLACE_OF))
         _without_native(wheel)
     return done.returncode == 0 and bool(fresh)
 
@@ -576,6 +585,19 @@ def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> Non
         made = _beside("_resolve").made_for_components(wheels)
         culprits = [line for name, line in refused.items() if name not in made] or list(refused.values())
         at_fault(_native_text(culprits, wheels))
+
+
+def _refuse_what_cannot_work(target: Path, project: Project, wanted: list[str]) -> None:
+    """Fails if a lock file of an earlier release of this program names a package that cannot be imported in a component."""
+    resolve = _beside("_resolve")
+    releases = resolve.read_installed((info for _, _, info in _distributions(target)), wanted)
+    roots = [_required_name(each) for each in wanted]
+    names = CANNOT_WORK.keys() - {*project.leave_out}
+    if chains := resolve.chains_to_any(names, roots, releases, WORK_WITHOUT):
+        at_fault(
+            resolve.why_not_at_all(chains, CANNOT_WORK, TABLE)
+            + f"\nTheir releases are those of {resolve.LOCK}; remove it to have newer ones looked for."
+        )
 
 
 def _native_text(refused: list[str], wheels: Path | None) -> str:

@@ -11,6 +11,7 @@ releases, and fail if a file differs.
 
 from __future__ import annotations
 
+import email
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -38,9 +39,9 @@ class Release:
     file: str
     """The name of its file."""
     requires: list[str] = field(default_factory=list[str])
-    """The distributions that it requires."""
+    """The distributions that it requires, also by extras that are requested."""
     extras: list[str] = field(default_factory=list[str])
-    """The distributions that only its extras require."""
+    """The distributions that only its other extras require."""
     exact: list[str] = field(default_factory=list[str])
     """The distributions of which it requires one release and no other."""
     is_pinnable: bool = True
@@ -55,26 +56,69 @@ class Release:
         return f"{self.name} {self.version}"
 
 
-def read_report(report: Mapping[str, Any]) -> dict[str, Release]:
-    """Returns the releases in a report of pip, by name."""
+def read_report(report: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Release]:
+    """Returns the releases in a report of pip for these requirements, by name."""
     found: dict[str, Release] = {}
+    requirements: dict[str, list[str]] = {}
     for each in report["install"]:
         about = each["metadata"]
-        info = each["download_info"]
-        requirements: list[str] = about.get("requires_dist") or []
         release = Release(
             canonical(about["name"]),
             about["version"],
-            info["url"].partition("#")[0].rpartition("/")[2],
+            each["download_info"]["url"].partition("#")[0].rpartition("/")[2],
             is_pinnable=not each.get("is_direct", False),
         )
-        for requirement in requirements:
-            name = required_name(requirement)
-            (release.extras if re.search(r"\bextra\s*==", requirement) else release.requires).append(name)
-            if re.search(r"==\s*\d+(\.\d+)*\s*\)?\s*(;|$)", requirement.strip()):
-                release.exact.append(name)
         found[release.name] = release
+        requirements[release.name] = about.get("requires_dist") or []
+    _add_requirements(found, requirements, wanted)
     return found
+
+
+def read_installed(infos: Iterable[Path], wanted: Iterable[str]) -> dict[str, Release]:
+    """Returns the releases with these metadata directories, installed for these requirements, by name."""
+    found: dict[str, Release] = {}
+    requirements: dict[str, list[str]] = {}
+    for info in infos:
+        about = email.message_from_bytes((info / "METADATA").read_bytes())
+        release = Release(canonical(str(about["Name"])), str(about["Version"]), "")
+        found[release.name] = release
+        requirements[release.name] = [str(each) for each in about.get_all("Requires-Dist") or ()]
+    _add_requirements(found, requirements, wanted)
+    return found
+
+
+def _add_requirements(found: Mapping[str, Release], requirements: Mapping[str, list[str]], wanted: Iterable[str]) -> None:
+    """Adds the distributions that each release requires. An extra counts if the project or another release requests it."""
+    requested: dict[str, set[str]] = {}
+    todo = list(wanted)
+    seen: set[tuple[str, str]] = set()
+    while todo:
+        requirement = todo.pop()
+        name = required_name(requirement)
+        for extra in ("", *_extras_in(requirement)):
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            requested.setdefault(name, set()).add(extra)
+            todo += [each for each in requirements.get(name, ()) if extra in (_extra_of(each) or [""])]
+    for name, release in found.items():
+        for requirement in requirements[name]:
+            required, extras = required_name(requirement), _extra_of(requirement)
+            is_active = not extras or requested.get(name, set()) & {*extras}
+            (release.requires if is_active else release.extras).append(required)
+            if re.search(r"==\s*\d+(\.\d+)*\s*\)?\s*(;|$)", requirement.strip()):
+                release.exact.append(required)
+
+
+def _extras_in(requirement: str) -> list[str]:
+    """Returns the extras that a requirement requests."""
+    found = re.match(r"\s*[\w.-]+\s*\[([^\]]*)\]", requirement)
+    return [canonical(each.strip()) for each in found[1].split(",")] if found else []
+
+
+def _extra_of(requirement: str) -> list[str]:
+    """Returns the extras of its package that a requirement belongs to."""
+    return [canonical(each) for each in re.findall(r"""\bextra\s*==\s*["']([^"']*)["']""", requirement)]
 
 
 def read_digests(report: Mapping[str, Any], made_here: Path) -> dict[str, tuple[str, str]]:
@@ -176,10 +220,20 @@ def in_the_way(
     ]
 
 
-def why_not(culprits: Iterable[Release], roots: Iterable[str], releases: Mapping[str, Release], table: str) -> str:
-    """Returns the error message."""
+def why_not(
+    culprits: Iterable[Release],
+    roots: Iterable[str],
+    releases: Mapping[str, Release],
+    table: str,
+    in_place_of: Mapping[str, str],
+) -> str:
+    """Returns the error message. `in_place_of` says of packages what to use in their place."""
     wanted = list(roots)
-    lines = [f"  - {each}: {shown_chain(each.name, wanted, releases)}" for each in culprits]
+    lines = [
+        f"  - {each}: {shown_chain(each.name, wanted, releases)}"
+        + (f"; {in_place_of[each.name]}" if each.name in in_place_of else "")
+        for each in culprits
+    ]
     return (
         "these dependencies are native code, which a component cannot run, and were not made for components:\n"
         + "\n".join(lines)

@@ -63,6 +63,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_unawaited.py",
     "rollout_sdk/agent.py",
     "rollout_sdk/agent_loop.py",
+    "rollout_sdk/anthropic_client.py",
     "rollout_sdk/answer.py",
     "rollout_sdk/artifact.py",
     "rollout_sdk/config.py",

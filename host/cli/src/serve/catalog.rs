@@ -70,10 +70,10 @@ impl Serve {
         let catalog = Catalog::open(rollout_catalog::CatalogSettings::new(dir))?;
         self.ensure_operator_key(&catalog)?;
         let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
-            Some(key) => Seal::of_secret(&key),
+            Some(key) => Seal::from_secret(&key),
             None => {
                 let path = dir.join("key");
-                Seal::of_file(&path)
+                Seal::from_file(&path)
                     .with_context(|| format!("cannot use the catalog's key {}", path.display()))?
             }
         };

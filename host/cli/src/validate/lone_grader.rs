@@ -56,7 +56,7 @@ struct LoneGrader<'a> {
     plugin: &'a Plugin,
     config: &'a Config,
     row: &'a Row,
-    settings: plugin::Settings,
+    settings: plugin::PluginSettings,
     judge: ModelAccess,
     metrics: Arc<Metrics>,
     /// The stand-in for the judge, which serves until it is dropped.
@@ -88,7 +88,7 @@ impl<'a> LoneGrader<'a> {
         let run = RunContext {
             metadata: self.row.metadata.clone().map(Into::into),
             clock_begins: self.config.clock_begins,
-            ..RunContext::of_no_rollout(RolloutId::parse("validate")?, settings, self.metrics.clone())
+            ..RunContext::without_rollout(RolloutId::parse("validate")?, settings, self.metrics.clone())
         };
         let bounds = bounds(self.config);
         let outside = Live { judge: Some(self.judge.clone()), ..Live::until(bounds.deadline) };

@@ -534,7 +534,7 @@ async fn tool_component(plugin: &Plugin, config: &Config, report: &mut Report) {
     let Ok(id) = RolloutId::parse("validate") else { return };
     let run = RunContext {
         clock_begins: config.clock_begins,
-        ..RunContext::of_no_rollout(id, None, Arc::new(Metrics::new()))
+        ..RunContext::without_rollout(id, None, Arc::new(Metrics::new()))
     };
     let outside = Live::until(bounds.deadline);
     let imports = Imports::new(Role::Declaration, Arc::new(run), limits, outside, Arc::default());

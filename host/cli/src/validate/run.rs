@@ -15,7 +15,9 @@ use rollout_eval as eval;
 use rollout_eval::Row;
 use rollout_eval::run::Model;
 use rollout_outbound::{ChatFailure, Observer, Watched};
-use rollout_rollout::{AfterWorkflow, Ended, Failure, Finished, Host, Next, Outcome, Rollout, Steps, drive};
+use rollout_rollout::{
+    AfterWorkflow, Failure, Finished, Host, Next, Outcome, Rollout, RolloutEnd, Steps, drive,
+};
 use rollout_wire::text::beginning;
 
 /// Records every request.
@@ -198,7 +200,7 @@ impl Steps for Offer {
         AfterWorkflow::Go(Next::Finish)
     }
 
-    async fn finished(self: Box<Self>, _ended: Ended) -> Self::End {
+    async fn finished(self: Box<Self>, _ended: RolloutEnd) -> Self::End {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,7 +10,7 @@ use std::io;
 use rustix::process::{Resource, Signal};
 
 use super::files::Enforced;
-use super::limits::{STANDARD_STREAMS, close_others, set};
+use super::kernel_limits::{STANDARD_STREAMS, close_others, set};
 use super::{files, filter, server};
 
 /// Prefix of the line that reports the confinement.

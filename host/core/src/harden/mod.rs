@@ -7,7 +7,7 @@
 pub mod compiler;
 mod files;
 mod filter;
-mod limits;
+mod kernel_limits;
 mod probe;
 pub mod server;
 

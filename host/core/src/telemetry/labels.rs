@@ -97,29 +97,29 @@ struct Hits {
 impl LimitHits {
     /// Counts a hit.
     pub fn add(&mut self, limit: Limit) {
-        self.0[limit.place()].times += 1;
+        self.0[limit.index()].times += 1;
     }
 
     /// Counts a hit, with the amount that would have been in use.
-    pub fn add_asked(&mut self, limit: Limit, asked: usize) {
+    pub fn add_requested(&mut self, limit: Limit, asked: usize) {
         self.add(limit);
-        self.note_asked(limit, asked);
+        self.note_requested(limit, asked);
     }
 
     /// Stores the amount that would have been in use, without counting a hit.
-    pub fn note_asked(&mut self, limit: Limit, asked: usize) {
-        let amount = &mut self.0[limit.place()].amount;
+    pub fn note_requested(&mut self, limit: Limit, asked: usize) {
+        let amount = &mut self.0[limit.index()].amount;
         *amount = (*amount).max(asked as u64);
     }
 
     /// Returns the number of hits of a limit.
     pub fn times(&self, limit: Limit) -> u64 {
-        self.0[limit.place()].times
+        self.0[limit.index()].times
     }
 
     /// Returns the largest amount that would have been in use at a hit, if it is known.
-    pub fn asked(&self, limit: Limit) -> Option<u64> {
-        Some(self.0[limit.place()].amount).filter(|amount| *amount > 0)
+    pub fn requested_max(&self, limit: Limit) -> Option<u64> {
+        Some(self.0[limit.index()].amount).filter(|amount| *amount > 0)
     }
 
     /// Iterates over the limits that were hit, with their numbers of hits.
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_index_of_a_label_is_its_position() {
         fn check<L: Label + PartialEq>() {
-            assert!(L::ALL.iter().enumerate().all(|(at, label)| label.place() == at));
+            assert!(L::ALL.iter().enumerate().all(|(at, label)| label.index() == at));
         }
         check::<Refusal>();
         check::<ModelOutcome>();
@@ -149,10 +149,13 @@ mod tests {
     #[test]
     fn only_limits_that_were_hit_are_listed() {
         let mut hits = LimitHits::default();
-        hits.add_asked(Limit::LogBytes, 12);
-        hits.add_asked(Limit::LogBytes, 7);
+        hits.add_requested(Limit::LogBytes, 12);
+        hits.add_requested(Limit::LogBytes, 7);
         hits.add(Limit::Memory);
         assert_eq!(hits.iter().collect::<Vec<_>>(), [(Limit::Memory, 1), (Limit::LogBytes, 2)]);
-        assert_eq!((hits.asked(Limit::LogBytes), hits.asked(Limit::Memory)), (Some(12), None));
+        assert_eq!(
+            (hits.requested_max(Limit::LogBytes), hits.requested_max(Limit::Memory)),
+            (Some(12), None)
+        );
     }
 }

@@ -40,11 +40,11 @@ impl Meter {
 
     /// Returns the usage of today.
     pub fn today(&self) -> DayUse {
-        self.of_day(today())
+        self.usage_on(today())
     }
 
     /// Returns the usage on a day, if it is the last one with any usage.
-    pub fn of_day(&self, day: u64) -> DayUse {
+    pub fn usage_on(&self, day: u64) -> DayUse {
         self.lock().on(day)
     }
 
@@ -80,8 +80,8 @@ mod tests {
         let meter = Meter::default();
         meter.add_tokens_on(3, 5);
         meter.add_tokens_on(3, u64::MAX);
-        assert_eq!(meter.of_day(3).model_tokens, u64::MAX);
-        assert_eq!(meter.of_day(4), DayUse { day: 4, ..DayUse::default() });
+        assert_eq!(meter.usage_on(3).model_tokens, u64::MAX);
+        assert_eq!(meter.usage_on(4), DayUse { day: 4, ..DayUse::default() });
         meter.add_cpu(Duration::from_millis(20));
         meter.add_tokens(7);
         let today = meter.today();

@@ -41,7 +41,7 @@ pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Outcome of an accepted rollout, as label values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum OutcomeLabels {
     /// The rollout has a reward.
     Scored,
     /// The rollout has no reward.
@@ -202,10 +202,10 @@ impl Metrics {
     }
 
     /// Counts the end of an accepted rollout.
-    pub fn ended(&self, how: Ended) {
-        match how {
-            Ended::Scored => self.rollouts.scored.inc(),
-            Ended::Unscored { stage, kind, fault } => {
+    pub fn rollout_ended(&self, outcome: OutcomeLabels) {
+        match outcome {
+            OutcomeLabels::Scored => self.rollouts.scored.inc(),
+            OutcomeLabels::Unscored { stage, kind, fault } => {
                 self.rollouts.ended.with_label_values(&["unscored", stage, kind, fault]).inc();
             }
         }
@@ -213,7 +213,7 @@ impl Metrics {
 
     /// Records the duration of a step.
     pub fn took(&self, step: Step, time: Duration) {
-        self.times[step.place()].observe(time.as_secs_f64());
+        self.times[step.index()].observe(time.as_secs_f64());
     }
 
     /// Times a step until the returned guard is dropped.

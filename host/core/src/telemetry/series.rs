@@ -106,7 +106,7 @@ impl<L: Label> Counters<L> {
     }
 
     pub(super) fn at(&self, label: L) -> &IntCounter {
-        &self.each[label.place()]
+        &self.each[label.index()]
     }
 }
 

@@ -79,7 +79,7 @@ impl ToolCall<'_> {
 
 impl Drop for ToolCall<'_> {
     fn drop(&mut self) {
-        let (seconds, ended) = &self.metrics.tool_calls[self.kind.place()];
+        let (seconds, ended) = &self.metrics.tool_calls[self.kind.index()];
         seconds.observe(self.since.elapsed().as_secs_f64());
         ended.at(self.outcome).inc();
     }

@@ -72,8 +72,8 @@ pub(super) fn bytes_kept(component: &[u8]) -> Result<Bytes, BinaryReaderError> {
                 }
             }
             payload => match reading.last_mut() {
-                Some(Reading::Module(bytes)) => *bytes = bytes.saturating_add(of_module(payload)?),
-                Some(Reading::Component(_)) => of_component(payload, &mut reading, largest_module)?,
+                Some(Reading::Module(bytes)) => *bytes = bytes.saturating_add(module_section_bytes(payload)?),
+                Some(Reading::Component(_)) => read_component_section(payload, &mut reading, largest_module)?,
                 None => {}
             },
         }
@@ -83,7 +83,7 @@ pub(super) fn bytes_kept(component: &[u8]) -> Result<Bytes, BinaryReaderError> {
 }
 
 /// Returns the bytes that a section adds to each instance of its module.
-fn of_module(payload: Payload<'_>) -> Result<Bytes, BinaryReaderError> {
+fn module_section_bytes(payload: Payload<'_>) -> Result<Bytes, BinaryReaderError> {
     Ok(match payload {
         Payload::ImportSection(imports) => {
             let mut bytes: Bytes = 0;
@@ -123,7 +123,7 @@ enum Definition {
 }
 
 /// Records a section of a component: modules and components from elsewhere, and instantiations.
-fn of_component(
+fn read_component_section(
     payload: Payload<'_>,
     reading: &mut [Reading],
     largest_module: Bytes,
@@ -134,18 +134,18 @@ fn of_component(
     match payload {
         Payload::ComponentImportSection(imports) => {
             for import in imports {
-                definitions.extend(of_import(import?.ty));
+                definitions.extend(imported_definition(import?.ty));
             }
         }
         Payload::ComponentAliasSection(aliases) => {
             for alias in aliases {
-                definitions.extend(of_alias(alias?, reading));
+                definitions.extend(aliased_definition(alias?, reading));
             }
         }
         Payload::ComponentExportSection(exports) => {
             // An export adds an index for the same item.
             for export in exports {
-                definitions.extend(of_unknown_size(export?.kind));
+                definitions.extend(definition_of_unknown_size(export?.kind));
             }
         }
         Payload::InstanceSection(instances) => {
@@ -176,7 +176,7 @@ fn of_component(
     Ok(())
 }
 
-fn of_import(ty: ComponentTypeRef) -> Option<Definition> {
+fn imported_definition(ty: ComponentTypeRef) -> Option<Definition> {
     match ty {
         ComponentTypeRef::Module(_) => Some(Definition::Module(None)),
         ComponentTypeRef::Component(_) => Some(Definition::Component(None)),
@@ -184,9 +184,9 @@ fn of_import(ty: ComponentTypeRef) -> Option<Definition> {
     }
 }
 
-fn of_alias(alias: ComponentAlias<'_>, reading: &[Reading]) -> Option<Definition> {
+fn aliased_definition(alias: ComponentAlias<'_>, reading: &[Reading]) -> Option<Definition> {
     match alias {
-        ComponentAlias::InstanceExport { kind, .. } => of_unknown_size(kind),
+        ComponentAlias::InstanceExport { kind, .. } => definition_of_unknown_size(kind),
         ComponentAlias::Outer { kind: ComponentOuterAliasKind::CoreModule, count, index } => {
             Some(Definition::Module(module(reading, count, index)))
         }
@@ -197,7 +197,7 @@ fn of_alias(alias: ComponentAlias<'_>, reading: &[Reading]) -> Option<Definition
     }
 }
 
-fn of_unknown_size(kind: ComponentExternalKind) -> Option<Definition> {
+fn definition_of_unknown_size(kind: ComponentExternalKind) -> Option<Definition> {
     match kind {
         ComponentExternalKind::Module => Some(Definition::Module(None)),
         ComponentExternalKind::Component => Some(Definition::Component(None)),

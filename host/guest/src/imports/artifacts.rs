@@ -3,8 +3,8 @@
 
 use super::bindings::rollout::plugin::artifacts::{self, Error};
 use super::bindings::rollout::plugin::observations;
-use super::gate::{FileRefused, Import};
-use super::{Ended, Imports};
+use super::gate::{ArtifactError, Import};
+use super::{ContractViolation, Imports};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::{Limit, ModelRole};
 use rollout_transcript::Exchange;
@@ -50,11 +50,11 @@ fn is_inside(inner: &str, outer: &str) -> bool {
 }
 
 impl artifacts::Host for Imports {
-    fn convert_error(&mut self, refused: FileRefused) -> wasmtime::Result<Error> {
+    fn convert_error(&mut self, refused: ArtifactError) -> wasmtime::Result<Error> {
         refused.for_guest()
     }
 
-    fn write(&mut self, name: String, content: Vec<u8>) -> Result<(), FileRefused> {
+    fn write(&mut self, name: String, content: Vec<u8>) -> Result<(), ArtifactError> {
         self.enter(Import::ARTIFACT_WRITE)?;
         check_name(&name).map_err(Error::InvalidName)?;
         let mut kept = self.record.lock();
@@ -67,14 +67,14 @@ impl artifacts::Host for Imports {
         let old = kept.artifacts.get(&name).map(bytes::Bytes::len);
         if old.is_none() && kept.artifacts.len() >= self.limits.artifacts_max {
             let asked = kept.artifacts.len() + 1;
-            kept.hits.add_asked(Limit::Artifacts, asked);
+            kept.hits.add_requested(Limit::Artifacts, asked);
             let max = self.limits.artifacts_max;
             let why = format!("artifacts-max of {max} files; the operator can raise it");
             return Err(Error::OverLimit(why).into());
         }
         let total = kept.artifact_bytes - old.unwrap_or(0) + content.len();
         if total > self.limits.artifact_bytes_max {
-            kept.hits.add_asked(Limit::ArtifactBytes, total);
+            kept.hits.add_requested(Limit::ArtifactBytes, total);
             let max = self.limits.artifact_bytes_max;
             return Err(Error::OverLimit(format!(
                 "artifact-bytes-max of {max} bytes: this would make {total}; the operator can raise it"
@@ -92,7 +92,7 @@ impl artifacts::Host for Imports {
         Ok(())
     }
 
-    fn read(&mut self, name: String) -> Result<Vec<u8>, FileRefused> {
+    fn read(&mut self, name: String) -> Result<Vec<u8>, ArtifactError> {
         self.enter(Import::ARTIFACT_READ)?;
         check_name(&name).map_err(Error::InvalidName)?;
         let kept = self.record.lock();
@@ -120,7 +120,7 @@ impl observations::Host for Imports {
         let bytes = its().map(|exchange| lists.body_bytes(exchange)).fold(0, usize::saturating_add);
         let max = self.limits.memory_bytes_max;
         if bytes > max {
-            return Err(wasmtime::Error::new(Ended::ManyObserved { bytes, max }));
+            return Err(wasmtime::Error::new(ContractViolation::ManyObserved { bytes, max }));
         }
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         if let Some(charge) = &mut charge {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Imports;
 use super::bindings::rollout::plugin::models::Error;
-use super::gate::AskRefused;
+use super::gate::ModelCallError;
 use super::outside::{ModelQuestion, Outside};
 use super::record::{JudgeFailure, Record, RecordState};
 use rollout_core::budget::{Charge, Use};
@@ -209,12 +209,12 @@ impl Record {
         call: u32,
         reply: &Completion,
         limits: &Limits,
-    ) -> Result<Event, AskRefused> {
+    ) -> Result<Event, ModelCallError> {
         let text = reply.message();
         let mut kept = self.lock();
         kept.sample(sample)?;
         if text.len() > limits.message_bytes_max {
-            kept.hits.add_asked(Limit::MessageBytes, text.len());
+            kept.hits.add_requested(Limit::MessageBytes, text.len());
             let max = limits.message_bytes_max;
             let limit =
                 format!("the reply is longer than message-bytes-max, {max} bytes; the operator can raise it");
@@ -295,7 +295,7 @@ impl RecordState {
         if used < max {
             return Ok(());
         }
-        self.hits.add_asked(limit, usize::try_from(used).unwrap_or(usize::MAX).saturating_add(1));
+        self.hits.add_requested(limit, usize::try_from(used).unwrap_or(usize::MAX).saturating_add(1));
         Err(format!("{} of {max} {unit} in one rollout; the operator can raise it", limit.as_str()))
     }
 }
@@ -323,7 +323,7 @@ impl Imports {
     pub(super) fn may_begin(&self) -> Result<(), String> {
         self.check_under_way(self.calls_under_way).inspect_err(|_| {
             let asked = self.calls_under_way as usize + 1;
-            self.record.lock().hits.add_asked(Limit::ConcurrentCalls, asked);
+            self.record.lock().hits.add_requested(Limit::ConcurrentCalls, asked);
         })
     }
 }

@@ -343,7 +343,7 @@ impl Boundary {
     pub(super) fn asks(&self, taker: Taker, mut time: SystemTime, what: Bytes) -> wasmtime::Result<Begun> {
         let mut state = self.state();
         let (at, call) = (state.at, state.calls + 1);
-        let then = state.past.asked(at, call, &what)?;
+        let then = state.past.match_request(at, call, &what)?;
         state.calls = call;
         let is_live = !state.past.has_answer(call);
         let under_way = UnderWay { taker, task: None, result: None, charge: None };

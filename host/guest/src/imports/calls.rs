@@ -8,7 +8,7 @@ use wasmtime::component::Resource;
 use super::bindings::rollout::plugin::calls;
 use super::boundary::{Arrival, Boundary, News, Taken, Taker};
 use super::gate::Import;
-use super::{Ended, Imports, Record};
+use super::{ContractViolation, Imports, Record};
 use rollout_core::limits::Limits;
 use rollout_core::telemetry::Limit;
 use rollout_transcript::Event;
@@ -20,7 +20,7 @@ impl Taken {
             Taker::Model { .. } => "models",
             Taker::Tool { .. } => "tools",
         };
-        wasmtime::Error::new(Ended::WrongCall(interface, starter))
+        wasmtime::Error::new(ContractViolation::WrongCall(interface, starter))
     }
 }
 
@@ -142,8 +142,8 @@ impl calls::Host for Imports {
         self.enter(Import::CALLS_WAIT)?;
         // A guest may pass a longer list than the calls that it holds. The limit bounds the work per wake-up.
         if calls.len() > self.limits.concurrent_calls_max as usize {
-            self.record.lock().hits.add_asked(Limit::ConcurrentCalls, calls.len());
-            return Err(wasmtime::Error::new(Ended::LongWait {
+            self.record.lock().hits.add_requested(Limit::ConcurrentCalls, calls.len());
+            return Err(wasmtime::Error::new(ContractViolation::LongWait {
                 given: calls.len(),
                 max: self.limits.concurrent_calls_max,
             }));

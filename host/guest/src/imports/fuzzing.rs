@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::bindings::rollout::plugin::samples::{HostSample, OpenError, RecordError};
 use super::bindings::rollout::plugin::{artifacts, log};
-use super::gate::Refused;
+use super::gate::CallError;
 use super::{ClockStart, Imports, Live, Record, Role, RunContext};
 use rollout_core::limits::Limits;
 use rollout_core::telemetry::Metrics;
@@ -32,7 +32,7 @@ fn limits() -> Limits {
 
 /// Returns the error that the guest receives. Panics if the guest would be ended instead: invalid input never
 /// ends a guest.
-fn contract_result<T, E: std::fmt::Debug>(result: Result<T, Refused<E>>) -> Result<T, E> {
+fn contract_result<T, E: std::fmt::Debug>(result: Result<T, CallError<E>>) -> Result<T, E> {
     result.map_err(|refused| refused.for_guest().expect("no trap"))
 }
 

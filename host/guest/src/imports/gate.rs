@@ -2,13 +2,13 @@
 //!
 //! Every import begins with [`Imports::enter`], which counts the call, delivers the answers that arrived
 //! since the previous one, and checks that the role has the import; a test below checks that each import does
-//! so. An import returns a plain `Result`: a [`Refused::Told`] becomes an error of the contract, a
-//! [`Refused::Ended`] ends the guest.
+//! so. An import returns a plain `Result`: a [`CallError::Reported`] becomes an error of the contract, a
+//! [`CallError::Fatal`] ends the guest.
 
 use wasmtime::component::ResourceTableError;
 
 use super::bindings::rollout::plugin::{artifacts, models, samples};
-use super::{Ended, Imports, Role};
+use super::{ContractViolation, Imports, Role};
 use rollout_core::telemetry::Limit;
 
 /// An imported function of the contract.
@@ -19,55 +19,55 @@ pub(super) struct Import {
 }
 
 impl Import {
-    const fn of_all(name: &'static str) -> Self {
+    const fn for_all(name: &'static str) -> Self {
         Self { name, only: None }
     }
 
-    const fn of_workflows(name: &'static str) -> Self {
+    const fn for_workflows(name: &'static str) -> Self {
         Self { name, only: Some(Role::Workflow) }
     }
 
-    const fn of_graders(name: &'static str) -> Self {
+    const fn for_graders(name: &'static str) -> Self {
         Self { name, only: Some(Role::Grader) }
     }
 
-    pub(super) const ROLLOUT_ID: Self = Self::of_all("context.rollout-id");
-    pub(super) const ATTEMPT: Self = Self::of_all("context.attempt");
-    pub(super) const CONFIG: Self = Self::of_all("context.config");
-    pub(super) const METADATA: Self = Self::of_all("context.metadata");
-    pub(super) const TIME_LEFT: Self = Self::of_all("context.time-left-ms");
+    pub(super) const ROLLOUT_ID: Self = Self::for_all("context.rollout-id");
+    pub(super) const ATTEMPT: Self = Self::for_all("context.attempt");
+    pub(super) const CONFIG: Self = Self::for_all("context.config");
+    pub(super) const METADATA: Self = Self::for_all("context.metadata");
+    pub(super) const TIME_LEFT: Self = Self::for_all("context.time-left-ms");
 
-    pub(super) const SAMPLE_LIMIT: Self = Self::of_workflows("samples.limit");
-    pub(super) const SAMPLE_OPEN: Self = Self::of_workflows("samples.sample.open");
-    pub(super) const SAMPLE_ID: Self = Self::of_workflows("samples.sample.id");
-    pub(super) const SAMPLE_PUSH: Self = Self::of_workflows("samples.sample.push");
-    pub(super) const SAMPLE_REPLACE: Self = Self::of_workflows("samples.sample.replace");
-    pub(super) const SAMPLE_HISTORY: Self = Self::of_workflows("samples.sample.history");
-    pub(super) const SAMPLE_SET_METRIC: Self = Self::of_workflows("samples.sample.set-metric");
-    pub(super) const SAMPLE_SET_FIELD: Self = Self::of_workflows("samples.sample.set-field");
-    pub(super) const SAMPLE_WITHDRAW: Self = Self::of_workflows("samples.sample.withdraw");
+    pub(super) const SAMPLE_LIMIT: Self = Self::for_workflows("samples.limit");
+    pub(super) const SAMPLE_OPEN: Self = Self::for_workflows("samples.sample.open");
+    pub(super) const SAMPLE_ID: Self = Self::for_workflows("samples.sample.id");
+    pub(super) const SAMPLE_PUSH: Self = Self::for_workflows("samples.sample.push");
+    pub(super) const SAMPLE_REPLACE: Self = Self::for_workflows("samples.sample.replace");
+    pub(super) const SAMPLE_HISTORY: Self = Self::for_workflows("samples.sample.history");
+    pub(super) const SAMPLE_SET_METRIC: Self = Self::for_workflows("samples.sample.set-metric");
+    pub(super) const SAMPLE_SET_FIELD: Self = Self::for_workflows("samples.sample.set-field");
+    pub(super) const SAMPLE_WITHDRAW: Self = Self::for_workflows("samples.sample.withdraw");
 
-    pub(super) const CALLS_WAIT: Self = Self::of_all("calls.wait");
+    pub(super) const CALLS_WAIT: Self = Self::for_all("calls.wait");
 
-    pub(super) const ASK_POLICY: Self = Self::of_workflows("models for the policy");
-    pub(super) const ASK_JUDGE: Self = Self::of_graders("models for a judge");
-    pub(super) const MODEL_FINISH: Self = Self::of_all("models.finish");
+    pub(super) const ASK_POLICY: Self = Self::for_workflows("models for the policy");
+    pub(super) const ASK_JUDGE: Self = Self::for_graders("models for a judge");
+    pub(super) const MODEL_FINISH: Self = Self::for_all("models.finish");
 
-    pub(super) const TOOLS_AVAILABLE: Self = Self::of_workflows("tools.available");
-    pub(super) const TOOLS_EXECUTE: Self = Self::of_workflows("tools.execute");
-    pub(super) const TOOL_START: Self = Self::of_workflows("tools.start");
-    pub(super) const TOOL_FINISH: Self = Self::of_workflows("tools.finish");
+    pub(super) const TOOLS_AVAILABLE: Self = Self::for_workflows("tools.available");
+    pub(super) const TOOLS_EXECUTE: Self = Self::for_workflows("tools.execute");
+    pub(super) const TOOL_START: Self = Self::for_workflows("tools.start");
+    pub(super) const TOOL_FINISH: Self = Self::for_workflows("tools.finish");
 
-    pub(super) const ARTIFACT_WRITE: Self = Self::of_all("artifacts.write");
-    pub(super) const ARTIFACT_READ: Self = Self::of_all("artifacts.read");
-    pub(super) const ARTIFACT_NAMES: Self = Self::of_all("artifacts.names");
+    pub(super) const ARTIFACT_WRITE: Self = Self::for_all("artifacts.write");
+    pub(super) const ARTIFACT_READ: Self = Self::for_all("artifacts.read");
+    pub(super) const ARTIFACT_NAMES: Self = Self::for_all("artifacts.names");
 
-    pub(super) const LOG_LINE: Self = Self::of_all("log.line");
-    pub(super) const LOG_EVENT: Self = Self::of_all("log.event");
+    pub(super) const LOG_LINE: Self = Self::for_all("log.line");
+    pub(super) const LOG_EVENT: Self = Self::for_all("log.event");
 
-    pub(super) const LOG_REFUSED: Self = Self::of_all("log.refused");
+    pub(super) const LOG_REFUSED: Self = Self::for_all("log.refused");
 
-    pub(super) const OBSERVE: Self = Self::of_graders("observations.exchanges");
+    pub(super) const OBSERVE: Self = Self::for_graders("observations.exchanges");
 }
 
 impl Imports {
@@ -78,80 +78,82 @@ impl Imports {
         self.record.meter().add_host_call();
         if self.host_calls > self.limits.host_calls_max {
             self.record.limit_hit(Limit::HostCalls);
-            return Err(wasmtime::Error::new(Ended::HostCalls(self.limits.host_calls_max)));
+            return Err(wasmtime::Error::new(ContractViolation::HostCalls(self.limits.host_calls_max)));
         }
         self.moves()?;
         match only {
             Some(allowed) if allowed != self.role => {
                 let (role, allowed) = (self.role.as_str(), allowed.as_str());
-                Err(wasmtime::Error::new(Ended::WrongRole { role, import: name, allowed }))
+                Err(wasmtime::Error::new(ContractViolation::WrongRole { role, import: name, allowed }))
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Failure of a guest's call: an error of the contract for the guest, or an error that ends it.
+/// Error of an import.
 #[derive(Debug)]
-pub(crate) enum Refused<E> {
-    Told(E),
-    Ended(wasmtime::Error),
+pub(crate) enum CallError<E> {
+    /// An error of the contract, which the guest receives.
+    Reported(E),
+    /// An error that ends the guest.
+    Fatal(wasmtime::Error),
 }
 
-impl<E> Refused<E> {
+impl<E> CallError<E> {
     /// Returns the error for the guest, or fails with the error that ends it.
     pub(crate) fn for_guest(self) -> wasmtime::Result<E> {
         match self {
-            Self::Told(error) => Ok(error),
-            Self::Ended(error) => Err(error),
+            Self::Reported(error) => Ok(error),
+            Self::Fatal(error) => Err(error),
         }
     }
 
     /// Converts the error for the guest.
-    pub(crate) fn map<F>(self, words: impl FnOnce(E) -> F) -> Refused<F> {
+    pub(crate) fn map<F>(self, words: impl FnOnce(E) -> F) -> CallError<F> {
         match self {
-            Self::Told(error) => Refused::Told(words(error)),
-            Self::Ended(error) => Refused::Ended(error),
+            Self::Reported(error) => CallError::Reported(words(error)),
+            Self::Fatal(error) => CallError::Fatal(error),
         }
     }
 }
 
-impl<E> From<wasmtime::Error> for Refused<E> {
+impl<E> From<wasmtime::Error> for CallError<E> {
     fn from(error: wasmtime::Error) -> Self {
-        Self::Ended(error)
+        Self::Fatal(error)
     }
 }
 
-impl<E> From<Ended> for Refused<E> {
-    fn from(ended: Ended) -> Self {
-        Self::Ended(wasmtime::Error::new(ended))
+impl<E> From<ContractViolation> for CallError<E> {
+    fn from(violation: ContractViolation) -> Self {
+        Self::Fatal(wasmtime::Error::new(violation))
     }
 }
 
-impl<E> From<ResourceTableError> for Refused<E> {
+impl<E> From<ResourceTableError> for CallError<E> {
     fn from(error: ResourceTableError) -> Self {
-        Self::Ended(error.into())
+        Self::Fatal(error.into())
     }
 }
 
 // One implementation per type: a generic one would conflict with that for the engine's error.
-macro_rules! impl_from_refused {
+macro_rules! impl_from_reported {
     ($($error:path),+) => {
-        $(impl From<$error> for Refused<$error> {
+        $(impl From<$error> for CallError<$error> {
             fn from(error: $error) -> Self {
-                Self::Told(error)
+                Self::Reported(error)
             }
         })+
     };
 }
 
 /// Aliases for the bindings, which name the imports' error types and accept no generic types.
-pub(crate) type AskRefused = Refused<models::Error>;
-pub(crate) type OpenRefused = Refused<samples::OpenError>;
-pub(crate) type RecordRefused = Refused<samples::RecordError>;
-pub(crate) type FileRefused = Refused<artifacts::Error>;
+pub(crate) type ModelCallError = CallError<models::Error>;
+pub(crate) type SampleOpenError = CallError<samples::OpenError>;
+pub(crate) type SampleRecordError = CallError<samples::RecordError>;
+pub(crate) type ArtifactError = CallError<artifacts::Error>;
 
-impl_from_refused!(models::Error, samples::OpenError, samples::RecordError, artifacts::Error);
+impl_from_reported!(models::Error, samples::OpenError, samples::RecordError, artifacts::Error);
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@ mod ask;
 mod boundary;
 mod calls;
 mod context;
-mod fork;
+mod fork_origin;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod gate;
@@ -56,10 +56,10 @@ pub(crate) mod bindings {
         exports: { default: async },
         // Error types of the imports, before they are returned to the guest or end it.
         trappable_error_type: {
-            "rollout:plugin/samples.open-error" => super::gate::OpenRefused,
-            "rollout:plugin/samples.record-error" => super::gate::RecordRefused,
-            "rollout:plugin/models.error" => super::gate::AskRefused,
-            "rollout:plugin/artifacts.error" => super::gate::FileRefused,
+            "rollout:plugin/samples.open-error" => super::gate::SampleOpenError,
+            "rollout:plugin/samples.record-error" => super::gate::SampleRecordError,
+            "rollout:plugin/models.error" => super::gate::ModelCallError,
+            "rollout:plugin/artifacts.error" => super::gate::ArtifactError,
         },
         with: {
             "rollout:plugin/samples.sample": super::samples::OpenSample,
@@ -86,7 +86,7 @@ pub use virtual_clock::{ClockStart, InvalidClockStart};
 
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
-pub use fork::{Ancestor, ForkOrigin, ForkPoint};
+pub use fork_origin::{Ancestor, ForkOrigin, ForkPoint};
 pub use host_tools::{HostTool, HostTools, ToolRequest};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};
@@ -148,7 +148,7 @@ pub struct RunContext {
 
 impl RunContext {
     /// Creates the context of an instance that declares a plugin. The id determines only its random numbers.
-    pub fn of_no_rollout(
+    pub fn without_rollout(
         rollout_id: RolloutId,
         config: Option<Arc<RawValue>>,
         metrics: Arc<Metrics>,
@@ -183,10 +183,10 @@ impl RunContext {
     }
 }
 
-/// A breach of the contract that no error of an import can report; it ends the instance.
+/// A violation of the contract that no error of an import can report. It ends the instance.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Ended {
+pub enum ContractViolation {
     /// The guest used an import that its role does not have.
     #[error("a {role} called {import}, which only a {allowed} may")]
     WrongRole {
@@ -202,7 +202,7 @@ pub enum Ended {
     WrongCall(&'static str, &'static str),
     /// The guest was stopped within a call, and its rollout is over.
     #[error("called the host when its rollout was over")]
-    Over,
+    RolloutOver,
     /// The guest called the host more often than it may.
     #[error("called the host more often than host-calls-max, {0} times; the operator can raise it")]
     HostCalls(u64),
@@ -334,7 +334,7 @@ impl Imports {
     }
 
     /// Returns the record, which outlives the instance, and the limits.
-    pub(crate) fn kept(&self) -> (Arc<Record>, Arc<Limits>) {
+    pub(crate) fn record_and_limits(&self) -> (Arc<Record>, Arc<Limits>) {
         (self.record.clone(), self.limits.clone())
     }
 

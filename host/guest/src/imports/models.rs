@@ -15,7 +15,7 @@ use super::bindings::rollout::plugin::samples::RecordError;
 use super::bindings::rollout::plugin::types;
 use super::boundary::{Begun, Taker};
 use super::calls::Call;
-use super::gate::{AskRefused, Import};
+use super::gate::{Import, ModelCallError};
 use super::outside::{ModelFacts, Outside};
 use super::record::RecordState;
 use super::samples::OpenSample;
@@ -27,13 +27,13 @@ use rollout_outbound::RoutingHeaders;
 use rollout_transcript::{CallResult, EXCHANGE_BYTES, Exchange, Owner, Sent, text_bytes};
 use rollout_wire::openai::{self, Frame, InvalidRequest};
 
-impl From<InvalidRequest> for AskRefused {
+impl From<InvalidRequest> for ModelCallError {
     fn from(invalid: InvalidRequest) -> Self {
         invalid_request(invalid.to_string())
     }
 }
 
-fn invalid_request(what: impl Into<String>) -> AskRefused {
+fn invalid_request(what: impl Into<String>) -> ModelCallError {
     Error::InvalidRequest(what.into()).into()
 }
 
@@ -52,7 +52,7 @@ impl Imports {
         role: models::Role,
         sample: Option<&Resource<OpenSample>>,
         request: Request,
-    ) -> Result<u32, AskRefused> {
+    ) -> Result<u32, ModelCallError> {
         let outside = self.outside.clone();
         let question = self.question(&*outside, role, sample)?;
         let Question { asked, owner, .. } = question;
@@ -71,7 +71,7 @@ impl Imports {
         let sample_id = sample_id.map(|open| open.id.clone());
         let routing = match &sample_id {
             Some(sample_id) => RoutingHeaders::new(&self.run.rollout_id, sample_id),
-            None => RoutingHeaders::of_rollout(&self.run.rollout_id),
+            None => RoutingHeaders::for_rollout(&self.run.rollout_id),
         };
         #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
         let exchange = Exchange::new(sample_id, sent, frame, SystemTime::now());
@@ -95,7 +95,7 @@ impl Imports {
         asked: ModelRole,
         place: usize,
         keep_for: Option<usize>,
-    ) -> Result<Begun, AskRefused> {
+    ) -> Result<Begun, ModelCallError> {
         let mut kept = self.record.lock();
         let transcript = &mut kept.transcript;
         let what = match self.boundary.is_kept() {
@@ -123,7 +123,7 @@ impl Imports {
         outside: &'a dyn Outside,
         role: models::Role,
         sample: Option<&'a Resource<OpenSample>>,
-    ) -> Result<Question<'a>, AskRefused> {
+    ) -> Result<Question<'a>, ModelCallError> {
         let asked = match role {
             models::Role::Policy => ModelRole::Policy,
             models::Role::Judge => ModelRole::Judge,
@@ -160,7 +160,7 @@ impl Imports {
         question: &Question<'_>,
         tools: &[String],
         params: Option<&str>,
-    ) -> Result<(Frame, usize), AskRefused> {
+    ) -> Result<(Frame, usize), ModelCallError> {
         let ModelFacts { name, allowed, body } = question.facts;
         let none = openai::CallerParams::default();
         let caller = match question.asked {
@@ -184,7 +184,7 @@ impl Imports {
         question: &Question<'_>,
         new: Vec<String>,
         frame_bytes: usize,
-    ) -> Result<Sent, AskRefused> {
+    ) -> Result<Sent, ModelCallError> {
         let (Some(sample), Owner::Sample(place)) = (question.sample, question.owner) else {
             return Err(invalid_request("a judge has no history; give messages"));
         };
@@ -215,7 +215,7 @@ impl Imports {
         question: &Question<'_>,
         all: Vec<String>,
         frame_bytes: usize,
-    ) -> Result<Sent, AskRefused> {
+    ) -> Result<Sent, ModelCallError> {
         let Question { asked, owner, .. } = *question;
         if all.is_empty() {
             return Err(InvalidRequest::NoMessages.into());
@@ -247,7 +247,7 @@ impl Imports {
 
     /// Waits for the result of a call. A reply that belongs in a history is added to it now, so that replies
     /// are in the order in which the guest receives them.
-    async fn finish_call(&mut self, call: u32) -> Result<Completion, AskRefused> {
+    async fn finish_call(&mut self, call: u32) -> Result<Completion, ModelCallError> {
         let taken = self.result(call).await?;
         let Taker::Model { keep_for } = taken.taker else { return Err(taken.not_of("models").into()) };
         let result = match taken.result {
@@ -274,7 +274,7 @@ struct Cost {
 }
 
 /// Checks that a request to a judge has no history, no tools and no reply to store.
-fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
+fn no_judges_business(request: &Request) -> Result<(), ModelCallError> {
     match request {
         Request { conversation: Conversation::History(_), .. } => {
             Err(invalid_request("a judge has no history; give messages"))
@@ -287,7 +287,7 @@ fn no_judges_business(request: &Request) -> Result<(), AskRefused> {
 
 impl RecordState {
     /// Charges a request to the budgets. The error names an exhausted one.
-    fn charge_call(&mut self, asked: ModelRole, cost: &Cost, limits: &Limits) -> Result<(), AskRefused> {
+    fn charge_call(&mut self, asked: ModelRole, cost: &Cost, limits: &Limits) -> Result<(), ModelCallError> {
         let calls = self.transcript.calls(asked).exchanges().len() as u64;
         let within = match asked {
             ModelRole::Policy => {
@@ -304,7 +304,7 @@ impl RecordState {
         within.map_err(Error::BudgetSpent)?;
         let sent = self.sent_bytes.saturating_add(cost.sent as u64);
         if sent > limits.chat_bytes_max {
-            self.hits.add_asked(Limit::ChatBytes, usize::try_from(sent).unwrap_or(usize::MAX));
+            self.hits.add_requested(Limit::ChatBytes, usize::try_from(sent).unwrap_or(usize::MAX));
             return Err(Error::BudgetSpent(format!(
                 "chat-bytes-max of {} bytes sent in one rollout: {} more would make {sent}; the operator can raise it",
                 limits.chat_bytes_max, cost.sent
@@ -335,14 +335,14 @@ impl From<openai::ToolCall> for types::ToolCall {
     }
 }
 
-impl From<openai::Usage> for types::Usage {
-    fn from(openai::Usage { prompt_tokens, completion_tokens }: openai::Usage) -> Self {
+impl From<openai::TokenUsage> for types::Usage {
+    fn from(openai::TokenUsage { prompt_tokens, completion_tokens }: openai::TokenUsage) -> Self {
         Self { prompt_tokens, completion_tokens }
     }
 }
 
 impl models::Host for Imports {
-    fn convert_error(&mut self, refused: AskRefused) -> wasmtime::Result<Error> {
+    fn convert_error(&mut self, refused: ModelCallError) -> wasmtime::Result<Error> {
         refused.for_guest()
     }
 
@@ -351,7 +351,7 @@ impl models::Host for Imports {
         role: models::Role,
         sample: Option<Resource<OpenSample>>,
         request: Request,
-    ) -> Result<Completion, AskRefused> {
+    ) -> Result<Completion, ModelCallError> {
         self.enter(import_of(role))?;
         let call = self.begin_call(role, sample.as_ref(), request)?;
         self.finish_call(call).await
@@ -362,14 +362,14 @@ impl models::Host for Imports {
         role: models::Role,
         sample: Option<Resource<OpenSample>>,
         request: Request,
-    ) -> Result<Resource<Call>, AskRefused> {
+    ) -> Result<Resource<Call>, ModelCallError> {
         self.enter(import_of(role))?;
         self.may_begin().map_err(Error::BudgetSpent)?;
         let call = self.begin_call(role, sample.as_ref(), request)?;
         Ok(self.hand_over(call)?)
     }
 
-    async fn finish(&mut self, call: Resource<Call>) -> Result<Completion, AskRefused> {
+    async fn finish(&mut self, call: Resource<Call>) -> Result<Completion, ModelCallError> {
         self.enter(Import::MODEL_FINISH)?;
         let call = self.take_back(call)?;
         self.finish_call(call).await

@@ -247,7 +247,12 @@ impl Past {
 
     /// Returns the time at which this call first started, if the guest makes the same request now; `None` if
     /// the history is exhausted.
-    pub(super) fn asked(&mut self, at: u64, call: u32, what: &Bytes) -> wasmtime::Result<Option<SystemTime>> {
+    pub(super) fn match_request(
+        &mut self,
+        at: u64,
+        call: u32,
+        what: &Bytes,
+    ) -> wasmtime::Result<Option<SystemTime>> {
         let differs = |then| {
             let difference = Difference::Asked { call, then, now: Some(what.clone()) };
             wasmtime::Error::new(Diverged { at, difference })

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use super::Ended;
+use super::ContractViolation;
 use super::meter::Meter;
 use super::refused::{KIND_BYTES, RefusedKind, RefusedUses};
 use rollout_core::budget::{Charge, Holder, Use};
@@ -110,7 +110,7 @@ pub struct Remains<'a> {
 /// Reads a stored log, a list of entries.
 pub fn read_log(text: &[u8]) -> Result<Vec<LogEntry>, serde_json::Error> {
     #[derive(serde::Deserialize)]
-    struct Line<'a> {
+    struct StoredLine<'a> {
         level: Option<LogLevel>,
         #[serde(borrow)]
         text: Option<Cow<'a, str>>,
@@ -119,12 +119,12 @@ pub fn read_log(text: &[u8]) -> Result<Vec<LogEntry>, serde_json::Error> {
         #[serde(borrow)]
         data: Option<&'a RawValue>,
     }
-    let lines: Vec<Line<'_>> = serde_json::from_slice(text)?;
+    let lines: Vec<StoredLine<'_>> = serde_json::from_slice(text)?;
     let entry = |line| match line {
-        Line { event: Some(event), data, .. } => {
+        StoredLine { event: Some(event), data, .. } => {
             LogEntry::Event { event: event.into_owned(), data: data.unwrap_or(RawValue::NULL).to_owned() }
         }
-        Line { level, text, .. } => LogEntry::Line {
+        StoredLine { level, text, .. } => LogEntry::Line {
             level: level.unwrap_or(LogLevel::Info),
             text: text.unwrap_or_default().into_owned(),
         },
@@ -261,7 +261,7 @@ impl RecordState {
     pub(super) fn charge(&mut self, bytes: usize, limits: &Limits) -> Result<(), OverLimit> {
         let total = self.bytes.saturating_add(bytes);
         if total > limits.record_bytes_max {
-            self.hits.add_asked(Limit::RecordBytes, total);
+            self.hits.add_requested(Limit::RecordBytes, total);
             let max = limits.record_bytes_max;
             return Err(OverLimit(format!(
                 "record-bytes-max of {max} bytes: {bytes} more would make {total}; the operator can raise it"
@@ -274,13 +274,17 @@ impl RecordState {
 
     /// Returns the sample at this index. Fails once the rollout is over: a guest that was stopped within a
     /// call may finish that call afterwards.
-    pub(super) fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, Ended> {
-        self.transcript.samples.get_mut(place).ok_or(Ended::Over)
+    pub(super) fn sample(&mut self, place: usize) -> Result<&mut SampleRecord, ContractViolation> {
+        self.transcript.samples.get_mut(place).ok_or(ContractViolation::RolloutOver)
     }
 
     /// Replaces a sample's history. Requests that carried the old history keep it.
-    pub(super) fn replace_history(&mut self, place: usize, messages: Messages) -> Result<(), Ended> {
-        let free = self.transcript.replace_history(place, messages).ok_or(Ended::Over)?;
+    pub(super) fn replace_history(
+        &mut self,
+        place: usize,
+        messages: Messages,
+    ) -> Result<(), ContractViolation> {
+        let free = self.transcript.replace_history(place, messages).ok_or(ContractViolation::RolloutOver)?;
         self.release(free);
         Ok(())
     }
@@ -300,7 +304,7 @@ impl RecordState {
         }
         let Some(charge) = &mut self.charge else { return Ok(()) };
         charge.grow(bytes).map_err(|over| {
-            self.hits.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
+            self.hits.note_requested(Limit::MemoryBudget, over.used.saturating_add(over.asked));
             OverLimit(over.to_string())
         })
     }
@@ -368,9 +372,9 @@ impl RecordState {
     fn has_room_for_log(&mut self, bytes: usize, limits: &Limits) -> bool {
         let total = self.log_bytes.saturating_add(bytes);
         if self.log.len() >= limits.log_lines_max {
-            self.hits.add_asked(Limit::LogLines, self.log.len() + 1);
+            self.hits.add_requested(Limit::LogLines, self.log.len() + 1);
         } else if total > limits.log_bytes_max {
-            self.hits.add_asked(Limit::LogBytes, total);
+            self.hits.add_requested(Limit::LogBytes, total);
         } else {
             return true;
         }
@@ -381,12 +385,12 @@ impl RecordState {
 
 impl Record {
     /// Creates the record of a traced rollout, charged to `holder`.
-    pub fn of_rollout(trace: RolloutTrace, holder: Holder) -> Self {
-        Self { trace, ..Self::of_no_rollout(holder) }
+    pub fn for_rollout(trace: RolloutTrace, holder: Holder) -> Self {
+        Self { trace, ..Self::without_rollout(holder) }
     }
 
     /// Creates the record of an instance that belongs to no rollout.
-    pub fn of_no_rollout(holder: Holder) -> Self {
+    pub fn without_rollout(holder: Holder) -> Self {
         let kept = RecordState { charge: Some(holder.nothing(Use::Record)), ..RecordState::default() };
         Self { kept: kept.into(), holder: Some(holder), ..Self::default() }
     }
@@ -508,7 +512,7 @@ impl Record {
     }
 
     /// Returns the samples for which the model received a request.
-    pub fn asked(&self) -> HashSet<SampleId> {
+    pub fn samples_with_request(&self) -> HashSet<SampleId> {
         self.read()
             .transcript
             .policy
@@ -519,7 +523,7 @@ impl Record {
     }
 
     /// Returns the samples that the model replied to.
-    pub fn replied(&self) -> HashSet<SampleId> {
+    pub fn samples_with_reply(&self) -> HashSet<SampleId> {
         let kept = self.read();
         let replied =
             kept.transcript.policy.exchanges().iter().filter(|exchange| exchange.completion().is_some());
@@ -562,13 +566,13 @@ impl Record {
     }
 
     /// Notes the amount that a guest requested when a limit stopped it, without counting a hit.
-    pub(crate) fn note_asked(&self, limit: Limit, asked: usize) {
-        self.read().hits.note_asked(limit, asked);
+    pub(crate) fn note_requested(&self, limit: Limit, asked: usize) {
+        self.read().hits.note_requested(limit, asked);
     }
 
     /// Counts a refused request for this many random bytes.
     pub(crate) fn random_refused(&self, asked: usize) {
-        self.lock().hits.add_asked(Limit::RandomBytes, asked);
+        self.lock().hits.add_requested(Limit::RandomBytes, asked);
     }
 
     /// Counts a hit of a limit outside of the imports.

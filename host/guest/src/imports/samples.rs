@@ -5,9 +5,9 @@ use std::sync::Arc;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::samples::{self, OpenError, RecordError};
-use super::gate::{Import, OpenRefused, RecordRefused};
+use super::gate::{Import, SampleOpenError, SampleRecordError};
 use super::record::{FIELD_BYTES, OverLimit};
-use super::{Ended, Imports, Role, virtual_clock};
+use super::{ContractViolation, Imports, Role, virtual_clock};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::Limit;
 use rollout_transcript::{SampleRecord, message_bytes};
@@ -30,7 +30,7 @@ const TEXT_BYTES: usize = size_of::<String>() + 16;
 /// Maximum length of a metric's or field's name in bytes.
 const NAME_BYTES_MAX: usize = 256;
 
-impl From<OverLimit> for RecordRefused {
+impl From<OverLimit> for SampleRecordError {
     fn from(OverLimit(what): OverLimit) -> Self {
         RecordError::OverLimit(what).into()
     }
@@ -62,7 +62,7 @@ impl Imports {
         if text.len() <= max {
             return Ok(());
         }
-        self.record.lock().hits.add_asked(Limit::MessageBytes, text.len());
+        self.record.lock().hits.add_requested(Limit::MessageBytes, text.len());
         Err(format!("longer than message-bytes-max, {max} bytes; the operator can raise it"))
     }
 
@@ -73,7 +73,7 @@ impl Imports {
         sample: &Resource<OpenSample>,
         messages: Vec<String>,
         in_place: bool,
-    ) -> Result<(), RecordRefused> {
+    ) -> Result<(), SampleRecordError> {
         let place = self.table.get(sample)?.place;
         self.check_messages(&messages).map_err(RecordError::OverLimit)?;
         let charged = message_bytes(messages.iter().map(String::as_str));
@@ -107,11 +107,11 @@ impl Imports {
 }
 
 impl samples::Host for Imports {
-    fn convert_open_error(&mut self, refused: OpenRefused) -> wasmtime::Result<OpenError> {
+    fn convert_open_error(&mut self, refused: SampleOpenError) -> wasmtime::Result<OpenError> {
         refused.for_guest()
     }
 
-    fn convert_record_error(&mut self, refused: RecordRefused) -> wasmtime::Result<RecordError> {
+    fn convert_record_error(&mut self, refused: SampleRecordError) -> wasmtime::Result<RecordError> {
         refused.for_guest()
     }
 
@@ -122,12 +122,12 @@ impl samples::Host for Imports {
 }
 
 impl samples::HostSample for Imports {
-    fn open(&mut self, name: Option<String>) -> Result<Resource<OpenSample>, OpenRefused> {
+    fn open(&mut self, name: Option<String>) -> Result<Resource<OpenSample>, SampleOpenError> {
         self.enter(Import::SAMPLE_OPEN)?;
         let mut kept = self.record.lock();
         let place = kept.transcript.samples.len();
         if place >= self.run.samples_max as usize {
-            kept.hits.add_asked(Limit::Samples, place + 1);
+            kept.hits.add_requested(Limit::Samples, place + 1);
             return Err(OpenError::TooMany(self.run.samples_max).into());
         }
         let id = match name {
@@ -147,12 +147,16 @@ impl samples::HostSample for Imports {
         Ok(self.table.get(&sample)?.id.as_str().to_owned())
     }
 
-    fn push(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), RecordRefused> {
+    fn push(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), SampleRecordError> {
         self.enter(Import::SAMPLE_PUSH)?;
         self.keep(&sample, messages, false)
     }
 
-    fn replace(&mut self, sample: Resource<OpenSample>, messages: Vec<String>) -> Result<(), RecordRefused> {
+    fn replace(
+        &mut self,
+        sample: Resource<OpenSample>,
+        messages: Vec<String>,
+    ) -> Result<(), SampleRecordError> {
         self.enter(Import::SAMPLE_REPLACE)?;
         self.keep(&sample, messages, true)
     }
@@ -173,7 +177,7 @@ impl samples::HostSample for Imports {
         let bytes = messages.text_bytes_of(first, end) + (end - first) * TEXT_BYTES;
         let max = self.limits.memory_bytes_max;
         if bytes > max {
-            return Err(wasmtime::Error::new(Ended::LongHistory { bytes, max }));
+            return Err(wasmtime::Error::new(ContractViolation::LongHistory { bytes, max }));
         }
         let mut charge = self.record.holder().map(|holder| holder.nothing(Use::Record));
         if let Some(charge) = &mut charge {
@@ -187,7 +191,7 @@ impl samples::HostSample for Imports {
         sample: Resource<OpenSample>,
         name: String,
         value: f64,
-    ) -> Result<(), RecordRefused> {
+    ) -> Result<(), SampleRecordError> {
         self.enter(Import::SAMPLE_SET_METRIC)?;
         let place = self.table.get(&sample)?.place;
         if !value.is_finite() {
@@ -209,7 +213,7 @@ impl samples::HostSample for Imports {
         sample: Resource<OpenSample>,
         name: String,
         value: String,
-    ) -> Result<(), RecordRefused> {
+    ) -> Result<(), SampleRecordError> {
         self.enter(Import::SAMPLE_SET_FIELD)?;
         let place = self.table.get(&sample)?.place;
         check_name(&name)?;
@@ -260,8 +264,8 @@ fn brief(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::imports::bindings::rollout::plugin::samples::HostSample;
-    use crate::imports::gate::Refused;
-    use crate::imports::{Ended, Live, Record, RunContext};
+    use crate::imports::gate::CallError;
+    use crate::imports::{ContractViolation, Live, Record, RunContext};
     use rollout_core::limits::Limits;
     use rollout_wire::id::RolloutId;
 
@@ -269,7 +273,7 @@ mod tests {
     fn with_a_sample() -> (Imports, Arc<Record>, u32) {
         let run = RunContext {
             samples_max: 1,
-            ..RunContext::of_no_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
+            ..RunContext::without_rollout(RolloutId::parse("r").unwrap(), None, Arc::default())
         };
         let (record, limits) = (Arc::<Record>::default(), Arc::new(Limits::default()));
         let mut imports =
@@ -287,15 +291,15 @@ mod tests {
 
         record.seal();
 
-        let ended = |result: Result<(), RecordRefused>| {
-            let Err(Refused::Ended(error)) = result else { panic!("{result:?}") };
-            assert!(matches!(error.downcast_ref(), Some(Ended::Over)));
+        let ended = |result: Result<(), SampleRecordError>| {
+            let Err(CallError::Fatal(error)) = result else { panic!("{result:?}") };
+            assert!(matches!(error.downcast_ref(), Some(ContractViolation::RolloutOver)));
         };
         ended(imports.push(sample(), vec!["{}".to_owned()]));
         ended(imports.replace(sample(), vec!["{}".to_owned()]));
         ended(imports.set_metric(sample(), "m".to_owned(), 1.0));
         ended(imports.set_field(sample(), "f".to_owned(), "1".to_owned()));
-        ended(imports.withdraw(sample()).map_err(Refused::Ended));
+        ended(imports.withdraw(sample()).map_err(CallError::Fatal));
         assert_eq!(record.samples()[0].messages.len(), 1);
     }
 

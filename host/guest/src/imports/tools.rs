@@ -21,7 +21,7 @@ use super::host_tools::{HostTool, ToolRequest};
 use super::outside::Outside;
 use super::record::Record;
 use super::virtual_clock::{ANSWER, seed_of};
-use super::{Ended, Imports, Role};
+use super::{ContractViolation, Imports, Role};
 use rollout_core::budget::Use;
 use rollout_core::limits::Limits;
 use rollout_core::telemetry::{Label, Limit, Metrics, ToolKind};
@@ -99,7 +99,7 @@ impl Imports {
     /// Hands the call at this index of the transcript to the boundary.
     fn asks_tool(&self, place: usize, kind: ToolKind) -> wasmtime::Result<Begun> {
         let mut kept = self.record.lock();
-        let entry = kept.transcript.tools.get_mut(place).ok_or(Ended::Over)?;
+        let entry = kept.transcript.tools.get_mut(place).ok_or(ContractViolation::RolloutOver)?;
         entry.kind = kind;
         let what = match self.boundary.is_kept() {
             true => {
@@ -238,7 +238,10 @@ impl tools::Host for Imports {
     async fn execute(&mut self, calls: Vec<ToolCall>) -> wasmtime::Result<Vec<ToolResult>> {
         self.enter(Import::TOOLS_EXECUTE)?;
         if calls.len() > TOOL_CALLS_MAX {
-            return Err(wasmtime::Error::new(Ended::ManyCalls { given: calls.len(), max: TOOL_CALLS_MAX }));
+            return Err(wasmtime::Error::new(ContractViolation::ManyCalls {
+                given: calls.len(),
+                max: TOOL_CALLS_MAX,
+            }));
         }
         calls.iter().try_for_each(check_id)?;
         let mut under_way = self.calls_under_way;
@@ -276,7 +279,7 @@ impl tools::Host for Imports {
 fn check_id(call: &ToolCall) -> wasmtime::Result<()> {
     match call.id.len() {
         0..=CALL_ID_BYTES_MAX => Ok(()),
-        given => Err(wasmtime::Error::new(Ended::LongCallId { given, max: CALL_ID_BYTES_MAX })),
+        given => Err(wasmtime::Error::new(ContractViolation::LongCallId { given, max: CALL_ID_BYTES_MAX })),
     }
 }
 

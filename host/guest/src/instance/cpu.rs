@@ -43,12 +43,12 @@ pub(super) const TICKS: u64 = 1;
 
 /// CPU time that decays.
 #[derive(Clone, Copy, Debug)]
-struct Usage {
+struct DecayingCpuTime {
     secs: f64,
     at: Instant,
 }
 
-impl Usage {
+impl DecayingCpuTime {
     fn none() -> Self {
         Self { secs: 0.0, at: Instant::now() }
     }
@@ -83,13 +83,13 @@ impl Rank {
 
 /// Recent use of the runtime's threads by all guests together.
 pub(super) struct RuntimeShare {
-    used: Mutex<Usage>,
+    used: Mutex<DecayingCpuTime>,
     threads: f64,
 }
 
 impl RuntimeShare {
     pub(super) fn new(threads: usize) -> Self {
-        Self { used: Mutex::new(Usage::none()), threads: threads as f64 }
+        Self { used: Mutex::new(DecayingCpuTime::none()), threads: threads as f64 }
     }
 
     fn add(&self, now: Instant, took: Duration) {
@@ -110,7 +110,7 @@ pub(super) struct CpuMeter {
     stack: StackCharge,
     used: Duration,
     budget: Duration,
-    lately: Usage,
+    lately: DecayingCpuTime,
 }
 
 /// Result of one poll.
@@ -184,7 +184,7 @@ pub(super) async fn interruption() {
 
 impl CpuMeter {
     pub(super) fn new(record: Arc<Record>, budget: Duration, stack: StackCharge) -> Self {
-        Self { record, stack, used: Duration::ZERO, budget, lately: Usage::none() }
+        Self { record, stack, used: Duration::ZERO, budget, lately: DecayingCpuTime::none() }
     }
 
     /// Returns whether recent use is so high that the guest must yield to others.
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn recent_use_decays() {
         let start = Instant::now();
-        let mut usage = Usage { secs: 0.0, at: start };
+        let mut usage = DecayingCpuTime { secs: 0.0, at: start };
         usage.add(start, 10 * MS);
         let after = |time| usage.secs(start + time);
         assert!((after(Duration::ZERO) - 0.010).abs() < 1e-9);
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn short_stints_between_short_waits_add_up() {
         let start = Instant::now();
-        let mut usage = Usage { secs: 0.0, at: start };
+        let mut usage = DecayingCpuTime { secs: 0.0, at: start };
         for stint in 1..=20 {
             usage.add(start + stint * 2 * MS, Duration::from_micros(900));
         }
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_guest_that_used_less_or_earlier_ranks_first() {
         let start = Instant::now();
-        let rank = |secs, later| Usage { secs, at: start + later }.rank();
+        let rank = |secs, later| DecayingCpuTime { secs, at: start + later }.rank();
         let before = |a: Rank, b: Rank| a.cmp(b).is_lt();
         assert!(before(rank(0.0, MS), rank(0.001, MS)));
         assert!(before(rank(0.001, MS), rank(0.002, MS)));

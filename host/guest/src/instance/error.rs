@@ -7,7 +7,7 @@ use wasmtime_wasi::I32Exit;
 use super::InstanceState;
 use super::memory::{CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 use crate::imports::bindings::rollout::plugin::types;
-use crate::imports::{Diverged, Ended, PastOver};
+use crate::imports::{ContractViolation, Diverged, PastOver};
 use rollout_core::error::Fault;
 use rollout_core::telemetry::Limit;
 
@@ -108,7 +108,11 @@ pub(super) fn starting(store: &Store<InstanceState>, error: &wasmtime::Error) ->
         return RunError::Memory { max: memory.bytes_max() };
     }
     // A start function is guest code and fails in the same ways.
-    if error.is::<Trap>() || error.is::<I32Exit>() || error.is::<Ended>() || error.is::<Diverged>() {
+    if error.is::<Trap>()
+        || error.is::<I32Exit>()
+        || error.is::<ContractViolation>()
+        || error.is::<Diverged>()
+    {
         return running(store, error);
     }
     // The engine has no type for this error.
@@ -127,8 +131,8 @@ pub(super) fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> 
     if let Some(I32Exit(code)) = error.downcast_ref() {
         return RunError::Exited(*code);
     }
-    if let Some(ended) = error.downcast_ref::<Ended>() {
-        return RunError::Contract(ended.to_string());
+    if let Some(violation) = error.downcast_ref::<ContractViolation>() {
+        return RunError::Contract(violation.to_string());
     }
     if let Some(diverged) = error.downcast_ref::<Diverged>() {
         return RunError::Diverged(diverged.clone());

@@ -66,7 +66,7 @@ impl StackCharge {
         match self.charge.grow(bytes - self.bytes) {
             Ok(()) => self.bytes = bytes,
             // The rollout is evicted with this.
-            Err(over) => record.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked)),
+            Err(over) => record.note_requested(Limit::MemoryBudget, over.used.saturating_add(over.asked)),
         }
     }
 }
@@ -103,12 +103,12 @@ impl MemoryLimit {
         let total = self.bytes.saturating_add(desired.saturating_sub(current));
         if total > self.bytes_max {
             self.refused = true;
-            self.record.note_asked(Limit::Memory, total);
+            self.record.note_requested(Limit::Memory, total);
             return false;
         }
         if let Err(over) = self.charge.grow(total - self.bytes) {
             // The rollout is evicted with this, even if the guest handles the refusal.
-            self.record.note_asked(Limit::MemoryBudget, over.used.saturating_add(over.asked));
+            self.record.note_requested(Limit::MemoryBudget, over.used.saturating_add(over.asked));
             return false;
         }
         self.bytes = total;

@@ -213,7 +213,7 @@ macro_rules! in_guest {
     ($plugin:ident, $imports:ident, $bounds:ident, $form:ident or $missing:literal,
      |$store:ident, $guest:ident| $work:block) => {{
         let linked = $plugin.0.clone();
-        let kept = $imports.kept();
+        let kept = $imports.record_and_limits();
         let Bounds { memory_bytes_max, deadline, permit } = $bounds;
         let charge = MemoryCharge::new($imports.record());
         let stack = StackCharge::new(charge.clone());
@@ -341,7 +341,7 @@ pub async fn try_start(
     bounds: Bounds,
 ) -> Result<Duration, RunError> {
     let linked = plugin.0.clone();
-    let kept = imports.kept();
+    let kept = imports.record_and_limits();
     let Bounds { memory_bytes_max, deadline, permit } = bounds;
     let charge = MemoryCharge::new(imports.record());
     let stack = StackCharge::new(charge.clone());

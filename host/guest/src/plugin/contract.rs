@@ -56,7 +56,7 @@ impl Grant {
 
     /// Returns the grant for an import's name. The instance's WASI context is built to match (`Imports::wasi`).
     fn of(name: &str) -> Self {
-        if let Some((interface, version)) = of_contract(name) {
+        if let Some((interface, version)) = split_contract_name(name) {
             let is_offered = version == CONTRACT_VERSION && OFFERED.contains(&interface);
             return if is_offered { Self::Granted } else { Self::Missing };
         }
@@ -158,17 +158,17 @@ pub(super) fn import(engine: &wasmtime::Engine, name: String, import: &Component
 }
 
 /// Returns the interface and version of a name in the contract's package.
-fn of_contract(name: &str) -> Option<(&str, &str)> {
+fn split_contract_name(name: &str) -> Option<(&str, &str)> {
     let rest = name.strip_prefix(PACKAGE)?;
     Some(rest.split_once('@').unwrap_or((rest, "")))
 }
 
 pub(super) fn version<'a>(mut items: impl Iterator<Item = &'a Item>) -> Option<String> {
-    items.find_map(|item| of_contract(&item.name)).map(|(_, version)| version.to_owned())
+    items.find_map(|item| split_contract_name(&item.name)).map(|(_, version)| version.to_owned())
 }
 
 pub(super) fn exports(exports: &[Item], interface: &str) -> bool {
-    exports.iter().any(|item| of_contract(&item.name) == Some((interface, CONTRACT_VERSION)))
+    exports.iter().any(|item| split_contract_name(&item.name) == Some((interface, CONTRACT_VERSION)))
 }
 
 pub(super) fn problems(
@@ -178,13 +178,13 @@ pub(super) fn problems(
 ) -> Vec<Problem> {
     let mut problems = Vec::new();
     for item in exported.iter().chain(imported) {
-        if of_contract(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION) {
+        if split_contract_name(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION) {
             problems.push(Problem::OtherVersion { name: item.name.clone() });
         }
     }
     for item in imported {
         let is_other_version =
-            of_contract(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION);
+            split_contract_name(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION);
         if !is_other_version && Grant::of(&item.name) == Grant::Missing {
             problems.push(Problem::UnknownImport { name: item.name.clone() });
         }

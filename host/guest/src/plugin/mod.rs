@@ -16,7 +16,7 @@ use wasmtime::component::{Component, Linker};
 use crate::instance::{BusyThreads, Forms, InstanceState, LinkedPlugin};
 pub use contract::{CONTRACT_VERSION, Grant, Item, Problem};
 use rollout_wire::digest::hex;
-pub use settings::{Declaration, DeclareError, Field, InvalidSettings, Settings, resolve};
+pub use settings::{Declaration, DeclareError, Field, InvalidSettings, PluginSettings, resolve};
 
 /// A component that can be run. Cheap to clone.
 #[derive(Clone)]

@@ -82,7 +82,7 @@ impl ComponentTools {
         bounds: Bounds,
     ) -> ToolAnswer {
         // The instance's memory is charged to the rollout that makes the call.
-        let record = Arc::new(holder.cloned().map(Record::of_no_rollout).unwrap_or_default());
+        let record = Arc::new(holder.cloned().map(Record::without_rollout).unwrap_or_default());
         let imports = self.imports(Role::Tool, seed, bounds.deadline, &record);
         let called =
             instance::call_tool(self.plugin.linked(), imports, bounds, name.to_owned(), arguments.to_owned())

@@ -14,7 +14,7 @@ pub(crate) fn heads(bytes: &[u8]) {
     }
     let _ = chunk_length(bytes);
     let Some(end) = end else { return };
-    for parsed in [Head::of_request(&bytes[..end]), Head::of_response(&bytes[..end])] {
+    for parsed in [Head::parse_request(&bytes[..end]), Head::parse_response(&bytes[..end])] {
         let Ok(head) = parsed else { continue };
         assert!(head.length <= end, "a head has an end");
         let message = Message { bytes: bytes[..head.length].into(), head, body: BytesMut::new() };

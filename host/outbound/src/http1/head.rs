@@ -34,7 +34,7 @@ pub(super) struct Head {
 
 impl Head {
     /// Parses the head of a response. `bytes` end with the head.
-    pub(super) fn of_response(bytes: &[u8]) -> Result<Self, Broken> {
+    pub(super) fn parse_response(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = [EMPTY_HEADER; FIELDS_MAX];
         let mut response = Response::new(&mut fields);
         let parsed = response.parse(bytes).map_err(malformed)?;
@@ -47,12 +47,12 @@ impl Head {
     }
 
     /// Parses the head of a request. `bytes` end with the head.
-    pub(super) fn of_request(bytes: &[u8]) -> Result<Self, Broken> {
+    pub(super) fn parse_request(bytes: &[u8]) -> Result<Self, Broken> {
         let mut fields = [EMPTY_HEADER; FIELDS_MAX];
         let mut request = Request::new(&mut fields);
         let parsed = request.parse(bytes).map_err(malformed)?;
         let mut head = Self::empty(parsed, request.version)?;
-        head.target = request.path.map(|path| place(bytes, path.as_bytes())).unwrap_or_default();
+        head.target = request.path.map(|path| range_within(bytes, path.as_bytes())).unwrap_or_default();
         head.read_fields(bytes, request.headers)?;
         Ok(head)
     }
@@ -91,12 +91,12 @@ impl Head {
                     self.closes |= options.any(|option| option.eq_ignore_ascii_case(b"close"));
                 }
                 13 if name.eq_ignore_ascii_case(b"authorization") => {
-                    self.authorization = Some(place(bytes, value));
+                    self.authorization = Some(range_within(bytes, value));
                 }
                 11 if name.eq_ignore_ascii_case(b"retry-after") => {
-                    self.retry_after = Some(place(bytes, value));
+                    self.retry_after = Some(range_within(bytes, value));
                 }
-                4 if name.eq_ignore_ascii_case(b"date") => self.date = Some(place(bytes, value)),
+                4 if name.eq_ignore_ascii_case(b"date") => self.date = Some(range_within(bytes, value)),
                 _ => {}
             }
         }
@@ -140,7 +140,7 @@ pub(super) fn end(bytes: &[u8], searched: usize) -> Option<usize> {
 }
 
 /// Returns the range of a part within the bytes that it was parsed from.
-fn place(bytes: &[u8], part: &[u8]) -> Range<usize> {
+fn range_within(bytes: &[u8], part: &[u8]) -> Range<usize> {
     let begin = (part.as_ptr() as usize).saturating_sub(bytes.as_ptr() as usize);
     begin..begin + part.len()
 }

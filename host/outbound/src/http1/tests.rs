@@ -106,7 +106,7 @@ async fn a_request_shows_its_target_key_and_body() {
 fn retry_after_is_parsed_from_seconds_and_from_dates() {
     fn check(fields: &str, expected: Option<f64>) {
         let bytes = format!("HTTP/1.1 429 x\r\n{fields}\r\n\r\n");
-        let head = Head::of_response(bytes.as_bytes()).unwrap();
+        let head = Head::parse_response(bytes.as_bytes()).unwrap();
         let message = Message { bytes: bytes.as_bytes().into(), head, body: BytesMut::new() };
         assert_eq!(message.retry_after(), expected.map(Duration::from_secs_f64), "{fields:?}");
     }

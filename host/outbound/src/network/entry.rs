@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use reqwest::Url;
 
 use super::super::address::closed_whole;
-use super::Place;
+use super::HostAndPort;
 
 /// Allowed destinations: a name, all names below one, or an address or a range of them, at any port or at one. A listed
 /// name may resolve to any address that is not always forbidden.
@@ -67,11 +67,11 @@ pub enum InvalidEntry {
 
 impl NetworkEntry {
     /// Returns whether the entry allows an address for a request with this host and port.
-    pub(super) fn is_of(&self, place: Place<'_>, address: IpAddr) -> bool {
-        if self.port.is_some_and(|port| port != place.port) {
+    pub(super) fn is_of(&self, target: HostAndPort<'_>, address: IpAddr) -> bool {
+        if self.port.is_some_and(|port| port != target.port) {
             return false;
         }
-        let name = || place.name.map(|name| name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase());
+        let name = || target.name.map(|name| name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase());
         match &self.host {
             Host::Name(listed) => name().is_some_and(|name| name == *listed),
             Host::Below(listed) => name().is_some_and(|name| {

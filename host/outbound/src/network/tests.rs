@@ -8,7 +8,7 @@ fn rules(allow: &[&str]) -> NetworkRules {
 /// allowed.
 fn verdict(rules: &NetworkRules, name: &str, address: &str, port: u16) -> String {
     let name = Some(name).filter(|name| !name.is_empty());
-    let found = rules.check_address(Place { name, port }, address.parse().unwrap());
+    let found = rules.check_address(HostAndPort { name, port }, address.parse().unwrap());
     found.map_or_else(|why| why.to_string(), |()| "goes".to_owned())
 }
 
@@ -122,11 +122,11 @@ fn an_address_in_a_url_is_recognized_in_every_notation() {
 #[test]
 fn only_the_allowed_addresses_of_a_name_are_used() {
     let found = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<SocketAddr>>();
-    let place = Place { name: Some("n"), port: 80 };
+    let target = HostAndPort { name: Some("n"), port: 80 };
     let both = found(&["10.0.0.1:80", "1.1.1.1:80"]);
-    assert_eq!(rules(&[]).allowed(place, both.into_iter()).unwrap(), found(&["1.1.1.1:80"]));
-    assert!(rules(&[]).allowed(place, found(&["10.0.0.1:80"]).into_iter()).is_err());
-    assert_eq!(rules(&[]).allowed(place, found(&[]).into_iter()).unwrap(), []);
+    assert_eq!(rules(&[]).allowed(target, both.into_iter()).unwrap(), found(&["1.1.1.1:80"]));
+    assert!(rules(&[]).allowed(target, found(&["10.0.0.1:80"]).into_iter()).is_err());
+    assert_eq!(rules(&[]).allowed(target, found(&[]).into_iter()).unwrap(), []);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use rustls::pki_types::ServerName;
 
 use super::super::USER_AGENT;
-use super::super::network::{Place, literal};
+use super::super::network::{HostAndPort, literal};
 use super::spare;
 
 /// A target of requests.
@@ -77,9 +77,9 @@ impl Target {
     }
 
     /// Returns host and port for a check against the network rules.
-    pub(crate) fn place(&self) -> Place<'_> {
+    pub(crate) fn host_and_port(&self) -> HostAndPort<'_> {
         let host = self.authority().rsplit_once(':').map_or("", |(host, _)| host);
-        Place { name: self.is_name.then_some(host), port: self.port }
+        HostAndPort { name: self.is_name.then_some(host), port: self.port }
     }
 
     pub(crate) fn server_name(&self) -> Option<&ServerName<'static>> {

@@ -204,7 +204,7 @@ impl Table {
 
 impl KeptResults {
     /// Finds the results that an earlier process stored in a journal. Reads files.
-    pub(super) fn find(store: &store::Journal, dir: &Path, ttl: Duration) -> io::Result<Self> {
+    pub(super) fn find(store: &store::JournalStore, dir: &Path, ttl: Duration) -> io::Result<Self> {
         let from_file = dir.join("results-from");
         let from = match std::fs::read_to_string(&from_file) {
             Ok(text) => text.trim().parse().unwrap_or(0),
@@ -213,7 +213,7 @@ impl KeptResults {
         };
         let mut table = Table { stored_from: from, ..Table::default() };
         let batch = store::name_hash(BATCH_NAME);
-        let is_batch = |ended: &store::Ended| {
+        let is_batch = |ended: &store::EndedRollout| {
             ended.name == batch && matches!(ended.first_event, Some(kind::READ | kind::RELEASED))
         };
         let is_note = |kind| matches!(kind, kind::KEPT | kind::READ | kind::RELEASED);
@@ -273,7 +273,7 @@ impl KeptResults {
     }
 
     /// Publishes a change of the table.
-    fn publish(&self, table: &Table, store: &store::Journal) {
+    fn publish(&self, table: &Table, store: &store::JournalStore) {
         store.hold_from(table.pinned_from());
         self.awaited.send_if_modified(|awaited| std::mem::replace(awaited, table.awaited) != table.awaited);
     }
@@ -463,14 +463,14 @@ mod tests {
 
     use super::*;
     use crate::seal::Seal;
-    use rollout_journal::Settings;
+    use rollout_journal::JournalSettings;
     use rollout_outbound::Secret;
 
     const TTL: Duration = Duration::from_secs(900);
 
     fn open(dir: &Path) -> Arc<Journal> {
-        let settings = Settings { segment_bytes: 1 << 20, ..Settings::new(dir) };
-        Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0
+        let settings = JournalSettings { segment_bytes: 1 << 20, ..JournalSettings::new(dir) };
+        Journal::open(settings, Seal::from_secret(&Secret::new("secret")), TTL).unwrap().0
     }
 
     /// Appends a short rollout with an outcome.
@@ -543,9 +543,9 @@ mod tests {
     #[tokio::test]
     async fn an_unread_result_keeps_its_segments_and_a_read_one_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let mut settings = Settings { segment_bytes: 64 << 10, ..Settings::new(dir.path()) };
+        let mut settings = JournalSettings { segment_bytes: 64 << 10, ..JournalSettings::new(dir.path()) };
         settings.retention.bytes_max = 0;
-        let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
+        let journal = Journal::open(settings, Seal::from_secret(&Secret::new("secret")), TTL).unwrap().0;
         let kept = keep(&journal, &id("kept")).await;
         let first = dir.path().join("00000000000000000001.seg");
         let fill = async |from: usize| {
@@ -583,8 +583,8 @@ mod tests {
         // To measure in a process that wrote none of it, run the test twice with a directory that is empty at first.
         let dir = std::env::var_os("KEPT_RESULTS_IN").map_or(own.path().to_owned(), PathBuf::from);
         if std::fs::read_dir(&dir).is_ok_and(|mut files| files.next().is_none()) {
-            let settings = Settings { sync: store::Sync::Never, ..Settings::new(&dir) };
-            let journal = Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap().0;
+            let settings = JournalSettings { sync: store::Sync::Never, ..JournalSettings::new(&dir) };
+            let journal = Journal::open(settings, Seal::from_secret(&Secret::new("secret")), TTL).unwrap().0;
             for from in (0..count).step_by(1_000) {
                 let ids: Vec<RolloutId> = (from..count.min(from + 1_000))
                     .map(|number| id(format!("rollout-{number:08}")))
@@ -594,9 +594,9 @@ mod tests {
             journal.close();
         }
         let (before, began) = (rss(), Instant::now());
-        let settings = Settings::new(&dir);
+        let settings = JournalSettings::new(&dir);
         let (journal, unfinished) =
-            Journal::open(settings, Seal::of_secret(&Secret::new("secret")), TTL).unwrap();
+            Journal::open(settings, Seal::from_secret(&Secret::new("secret")), TTL).unwrap();
         let opened = began.elapsed();
         let last = id(format!("rollout-{:08}", count - 1));
         let kept = journal.results().of(ResultOf { id: &last, plugin: None }).unwrap();

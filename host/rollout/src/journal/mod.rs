@@ -8,7 +8,7 @@
 
 mod admission;
 mod file;
-mod fork;
+mod fork_history;
 mod kept;
 mod outcome;
 mod run_clock;
@@ -37,12 +37,13 @@ use rollout_wire::id::RolloutId;
 
 use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};
-pub use fork::{ForkPast, TooFewTurns};
-pub(super) use fork::{NoParent, Parent};
+pub use fork_history::{ForkPast, TooFewTurns};
+pub(super) use fork_history::{NoParent, Parent};
 pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
 pub use run_clock::RunClock;
 pub use store::{
-    Damage, Failed, OpenError, Refused, RepairError, Repaired, Retention, Settings, Sync, repair,
+    Damage, Failed, JournalRefused, JournalSettings, OpenError, RepairError, Repaired, Retention, Sync,
+    repair,
 };
 pub(crate) use stored::RanBy;
 pub use stored::{FoundRollout, StoredRollout};
@@ -73,7 +74,7 @@ mod kind {
 
 /// The journal of a process.
 pub struct Journal {
-    store: store::Journal,
+    store: store::JournalStore,
     seal: Arc<Seal>,
     results: KeptResults,
     /// Permits for reading whole rollouts to fork them: each reader takes a thread and some files.
@@ -87,12 +88,12 @@ impl Journal {
     /// Opens a journal whose secrets are encrypted with `seal`. Returns it with its unfinished rollouts, to be read one
     /// after the other. Results of an earlier process are stored for `results_ttl`. Reads files.
     pub fn open(
-        settings: Settings,
+        settings: JournalSettings,
         seal: impl Into<Arc<Seal>>,
         results_ttl: Duration,
     ) -> Result<(Arc<Self>, Unfinished), OpenError> {
         let path = settings.path.clone();
-        let (store, entries) = store::Journal::open(settings)?;
+        let (store, entries) = store::JournalStore::open(settings)?;
         let results = KeptResults::find(&store, &path, results_ttl);
         let results = results.map_err(|error| OpenError::Io(path, error))?;
         let readers = Semaphore::new(READERS_MAX);
@@ -123,7 +124,7 @@ impl Journal {
     }
 
     /// Checks that rollouts can be admitted.
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    pub(super) fn check(&self) -> Result<(), JournalRefused> {
         self.store.check()
     }
 
@@ -144,12 +145,12 @@ impl Journal {
         deployment: DeploymentId,
         secrets: &JournaledSecrets,
         Continuation { driver, facts, secret: _ }: Continuation,
-    ) -> Result<RolloutLog, Refused> {
+    ) -> Result<RolloutLog, JournalRefused> {
         let name = request.id.as_str();
         let line = AdmissionLine::new(request, deployment, driver, facts);
         let sealed = secrets.seal(&self.seal, name.as_bytes());
         // Neither numbers nor texts fail to serialize, and random numbers are available.
-        let sealed = sealed.map_err(|error| Refused::from(Failed::new(error.to_string())))?;
+        let sealed = sealed.map_err(|error| JournalRefused::from(Failed::new(error.to_string())))?;
         let log = RolloutLog(Arc::new(self.store.begin(name)?));
         log.append(kind::ADMITTED, vec![json_line(&line), sealed.into()]);
         Ok(log)
@@ -220,8 +221,8 @@ impl RolloutLog {
 
     /// Appends the history that a fork shares with another rollout.
     pub(super) fn begins_with(&self, past: ForkPast) {
-        let of_workflow = self.of_run(Role::Workflow);
-        past.events.iter().for_each(|event| of_workflow.append(event));
+        let workflow_log = self.run_log(Role::Workflow);
+        past.events.iter().for_each(|event| workflow_log.append(event));
     }
 
     pub(super) fn cancelled(&self) {
@@ -264,7 +265,7 @@ impl RolloutLog {
     }
 
     /// Returns the log for a run's events.
-    pub(super) fn of_run(&self, role: Role) -> Arc<dyn RunLog> {
+    pub(super) fn run_log(&self, role: Role) -> Arc<dyn RunLog> {
         Arc::new(JournaledRun { log: self.clone(), base: base(role) })
     }
 

@@ -120,7 +120,7 @@ impl Failure {
     }
 
     /// Converts a run's error. Deadlines are converted before, because only the rollout knows which one passed.
-    pub(crate) fn of_run(stage: Stage, error: &RunError) -> Self {
+    pub(crate) fn from_run_error(stage: Stage, error: &RunError) -> Self {
         let kind = match error {
             RunError::Deadline | RunError::TimedOut(_) => FailureKind::Timeout,
             RunError::Failed(_) => FailureKind::Error,

@@ -7,7 +7,7 @@
 mod address;
 mod agent;
 mod failure;
-mod limits;
+mod limit_use;
 mod outcome;
 mod phase;
 mod request;
@@ -16,7 +16,7 @@ mod trajectory;
 pub use address::{ModelAddress, RequestSecrets};
 pub use agent::{AgentForm, LoopOptions, LoopReport};
 pub use failure::{Failure, FailureKind};
-pub use limits::LimitUse;
+pub use limit_use::LimitUse;
 pub use outcome::{Finished, FinishedSample, Outcome};
 pub use phase::{Phase, Stage};
 pub use request::RolloutRequest;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::LoopReport;
 use super::failure::Failure;
-use super::limits::{LimitUse, by_name};
+use super::limit_use::{LimitUse, by_name};
 use super::trajectory::TrajectoryFile;
 use rollout_core::moments::Moments;
 use rollout_guest::imports::{RefusedUses, RolloutUsage};
@@ -39,7 +39,8 @@ pub struct FinishedSample {
     #[serde(with = "exact_option")]
     pub reward: Option<f64>,
     /// Whether the model was called for the sample at least once.
-    pub asked: bool,
+    #[serde(rename = "asked")]
+    pub has_request: bool,
     /// Whether the model replied at least once. A sample without a reply shows nothing of the model's behaviour.
     #[serde(default = "default_true")]
     pub replied: bool,
@@ -151,7 +152,12 @@ mod tests {
         Finished {
             id: RolloutId::parse("r 1").unwrap(),
             outcome,
-            samples: vec![FinishedSample { record, reward: Some(1.0 / 3.0), asked: true, replied: true }],
+            samples: vec![FinishedSample {
+                record,
+                reward: Some(1.0 / 3.0),
+                has_request: true,
+                replied: true,
+            }],
             returned_messages: true,
             loop_report: Some(LoopReport {
                 finish_reason: "stop".to_owned(),
@@ -170,9 +176,15 @@ mod tests {
                     max: Amount::Secs(60.0),
                     used: Some(Amount::Count(2)),
                     hits: 1,
-                    asked: Some(9),
+                    requested_max: Some(9),
                 },
-                LimitUse { name: "a-max".into(), max: Amount::Count(1), used: None, hits: 0, asked: None },
+                LimitUse {
+                    name: "a-max".into(),
+                    max: Amount::Count(1),
+                    used: None,
+                    hits: 0,
+                    requested_max: None,
+                },
             ],
             duration: Duration::from_millis(12),
             queued: Duration::ZERO,

@@ -119,7 +119,7 @@ impl Rollout {
                 "No sample to grade. The workflow must return its messages or open a sample before it is graded.",
             );
         }
-        let none_asked = self.request.samples_must_ask && self.record.asked().is_empty();
+        let none_asked = self.request.samples_must_ask && self.record.samples_with_request().is_empty();
         none_asked.then_some(
             "No sample to grade. This caller takes only samples that asked the model, and none did.",
         )

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::quota::{OverQuota, Whose};
+use super::quota::{OverQuota, QuotaOwner};
 use super::{AdmitError, DECLARATIONS_MAX};
 use rollout_wire::quota::Quota;
 
@@ -71,7 +71,7 @@ struct State {
     next: u64,
     /// Number of waiters for a slot.
     waiting: usize,
-    tenants: BTreeMap<u64, Tenant>,
+    tenants: BTreeMap<u64, TenantQueue>,
 }
 
 /// Counts of a tenant or a plugin.
@@ -106,50 +106,50 @@ impl Counts {
 }
 
 #[derive(Debug)]
-struct Tenant {
+struct TenantQueue {
     counts: Counts,
-    plugins: BTreeMap<u64, Plugin>,
+    plugins: BTreeMap<u64, PluginQueue>,
 }
 
 #[derive(Debug)]
-struct Plugin {
+struct PluginQueue {
     counts: Counts,
     /// Waiters that had a slot before, which go first, and waiters for their first slot, in the order of their arrival.
-    lines: [BTreeMap<u64, Waiter>; 2],
+    waiters: [BTreeMap<u64, Waiter>; 2],
 }
 
 #[derive(Debug)]
 struct Waiter {
-    place: Arc<PluginPlace>,
+    membership: Arc<PluginMembership>,
     granted: oneshot::Sender<Slot>,
 }
 
-/// The line in which a rollout waits.
+/// The queue of a plugin in which a rollout waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum QueueKind {
     /// For rollouts that had a slot before.
-    Again = 0,
+    Returning = 0,
     /// For rollouts without a slot so far.
-    First = 1,
+    New = 1,
 }
 
 /// Membership of a tenant in the pool, which ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct TenantPlace {
+pub(super) struct TenantMembership {
     pub pool: Arc<Pool>,
     number: u64,
 }
 
 /// Membership of a plugin in its tenant, which ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct PluginPlace {
-    pub tenant: Arc<TenantPlace>,
+pub(super) struct PluginMembership {
+    pub tenant: Arc<TenantMembership>,
     number: u64,
 }
 
 /// The permit to run one rollout, released when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Slot(Arc<PluginPlace>);
+pub(crate) struct Slot(Arc<PluginMembership>);
 
 impl SlotPool {
     /// Creates a pool with slots for running rollouts and a queue.
@@ -170,13 +170,13 @@ impl SlotPool {
         (state.live - state.queued, state.queued)
     }
 
-    pub(super) fn place_of_tenant(&self, share: Share) -> TenantPlace {
+    pub(super) fn add_tenant(&self, share: Share) -> TenantMembership {
         let mut state = self.0.lock();
         let number = state.number();
         let served = number;
         let counts = Counts { served, ..Counts::new(share) };
-        state.tenants.insert(number, Tenant { counts, plugins: BTreeMap::new() });
-        TenantPlace { pool: self.0.clone(), number }
+        state.tenants.insert(number, TenantQueue { counts, plugins: BTreeMap::new() });
+        TenantMembership { pool: self.0.clone(), number }
     }
 }
 
@@ -205,9 +205,9 @@ impl State {
     }
 
     /// Returns a plugin with the counts of its tenant.
-    fn of(&mut self, place: &PluginPlace) -> Option<(&mut Counts, &mut Plugin)> {
-        let tenant = self.tenants.get_mut(&place.tenant.number)?;
-        Some((&mut tenant.counts, tenant.plugins.get_mut(&place.number)?))
+    fn of(&mut self, membership: &PluginMembership) -> Option<(&mut Counts, &mut PluginQueue)> {
+        let tenant = self.tenants.get_mut(&membership.tenant.number)?;
+        Some((&mut tenant.counts, tenant.plugins.get_mut(&membership.number)?))
     }
 
     /// Grants the free slots. Returns slots whose waiters are gone, to be dropped without the lock.
@@ -215,7 +215,7 @@ impl State {
         let mut unwanted = Vec::new();
         while self.free > 0 && self.waiting > 0 {
             let Some(waiter) = self.take_next() else { break };
-            if let Err(slot) = waiter.granted.send(Slot(waiter.place)) {
+            if let Err(slot) = waiter.granted.send(Slot(waiter.membership)) {
                 unwanted.push(slot);
             }
         }
@@ -226,7 +226,7 @@ impl State {
     fn take_next(&mut self) -> Option<Waiter> {
         let turn = self.number();
         let all = AllSlots::of(self);
-        let may_have_one = |tenant: &Tenant| tenant.can_run_one() && all.may_go_to(&tenant.counts);
+        let may_have_one = |tenant: &TenantQueue| tenant.can_run_one() && all.may_go_to(&tenant.counts);
         let (_, tenant) =
             self.tenants.iter_mut().filter(|(_, tenant)| may_have_one(tenant)).reduce(|first, other| {
                 if other.1.counts.goes_before(&first.1.counts) { other } else { first }
@@ -235,8 +235,8 @@ impl State {
             tenant.plugins.iter_mut().filter(|(_, plugin)| plugin.counts.can_run_one()).reduce(
                 |first, other| if other.1.counts.goes_before(&first.1.counts) { other } else { first },
             )?;
-        let [again, first] = &mut plugin.lines;
-        let (_, waiter) = again.pop_first().or_else(|| first.pop_first())?;
+        let [returning, new] = &mut plugin.waiters;
+        let (_, waiter) = returning.pop_first().or_else(|| new.pop_first())?;
         for counts in [&mut tenant.counts, &mut plugin.counts] {
             counts.waiting -= 1;
             counts.running += 1;
@@ -248,13 +248,13 @@ impl State {
     }
 
     /// Checks that one more rollout may run or wait.
-    fn check(&mut self, pool: &Pool, place: &PluginPlace) -> Result<(), AdmitError> {
+    fn check(&mut self, pool: &Pool, membership: &PluginMembership) -> Result<(), AdmitError> {
         let places = u64::from(pool.running_max) + u64::from(pool.queue_max);
         let left = places.saturating_sub(self.live);
         let is_alone = self.tenants.len() == 1;
-        let Some((tenant, plugin)) = self.of(place) else { return Err(AdmitError::Closed) };
-        tenant.check(Whose::Tenant, pool.running_max)?;
-        plugin.counts.check(Whose::Plugin, pool.running_max)?;
+        let Some((tenant, plugin)) = self.of(membership) else { return Err(AdmitError::Closed) };
+        tenant.check(QuotaOwner::Tenant, pool.running_max)?;
+        plugin.counts.check(QuotaOwner::Plugin, pool.running_max)?;
         if left == 0 {
             return Err(AdmitError::Full { running_max: pool.running_max, queue_max: pool.queue_max });
         }
@@ -262,17 +262,22 @@ impl State {
         let waits_max = left.saturating_mul(tenant.share.weight.max(1).into());
         if !is_alone && tenant.queued >= waits_max {
             let (used, max) = (tenant.queued, waits_max);
-            return Err(OverQuota::until_less(Quota::Queued, Whose::Tenant, used, max).into());
+            return Err(OverQuota::until_less(Quota::Queued, QuotaOwner::Tenant, used, max).into());
         }
         Ok(())
     }
 
     /// Counts one more rollout in the queue. `has_place` skips the check for one that was admitted before.
-    fn enter(&mut self, pool: &Pool, place: &PluginPlace, has_place: bool) -> Result<(), AdmitError> {
+    fn enter(
+        &mut self,
+        pool: &Pool,
+        membership: &PluginMembership,
+        has_place: bool,
+    ) -> Result<(), AdmitError> {
         if !has_place {
-            self.check(pool, place)?;
+            self.check(pool, membership)?;
         }
-        let Some((tenant, plugin)) = self.of(place) else { return Err(AdmitError::Closed) };
+        let Some((tenant, plugin)) = self.of(membership) else { return Err(AdmitError::Closed) };
         for counts in [tenant, &mut plugin.counts] {
             counts.live += 1;
             counts.queued += 1;
@@ -309,33 +314,33 @@ impl AllSlots {
 
 impl Counts {
     /// Checks that one more rollout may run or wait.
-    fn check(&self, whose: Whose, running_max: u32) -> Result<(), AdmitError> {
+    fn check(&self, owner: QuotaOwner, running_max: u32) -> Result<(), AdmitError> {
         let max = self.share.live_max(running_max);
         if self.live < max {
             return Ok(());
         }
         // Without a queue of its own, the limit is on running rollouts.
         let quota = if self.share.queue_max == 0 { Quota::Running } else { Quota::Queued };
-        Err(OverQuota::until_less(quota, whose, self.live, max).into())
+        Err(OverQuota::until_less(quota, owner, self.live, max).into())
     }
 }
 
-impl Tenant {
+impl TenantQueue {
     fn can_run_one(&self) -> bool {
         self.counts.can_run_one() && self.plugins.values().any(|plugin| plugin.counts.can_run_one())
     }
 }
 
-impl TenantPlace {
-    pub(super) fn place_of_plugin(self: &Arc<Self>, share: Share) -> PluginPlace {
+impl TenantMembership {
+    pub(super) fn add_plugin(self: &Arc<Self>, share: Share) -> PluginMembership {
         let mut state = self.pool.lock();
         let number = state.number();
         let counts = Counts { served: number, ..Counts::new(share) };
         if let Some(tenant) = state.tenants.get_mut(&self.number) {
-            tenant.plugins.insert(number, Plugin { counts, lines: Default::default() });
+            tenant.plugins.insert(number, PluginQueue { counts, waiters: Default::default() });
         }
         drop(state);
-        PluginPlace { tenant: self.clone(), number }
+        PluginMembership { tenant: self.clone(), number }
     }
 
     pub(super) fn set_share(&self, share: Share) {
@@ -347,14 +352,14 @@ impl TenantPlace {
     }
 }
 
-impl Drop for TenantPlace {
+impl Drop for TenantMembership {
     fn drop(&mut self) {
         // The shares of the remaining tenants grow.
         self.pool.change(|state| state.tenants.remove(&self.number));
     }
 }
 
-impl PluginPlace {
+impl PluginMembership {
     pub(super) fn pool(&self) -> &Pool {
         &self.tenant.pool
     }
@@ -419,24 +424,24 @@ impl PluginPlace {
     }
 
     /// Waits for a slot.
-    pub(super) async fn slot(self: &Arc<Self>, line: Line) -> Option<Slot> {
+    pub(super) async fn slot(self: &Arc<Self>, queue: QueueKind) -> Option<Slot> {
         let (granted, slot) = oneshot::channel();
         let number = self.pool().change(|state| {
             let number = state.number();
             let (tenant, plugin) = state.of(self)?;
-            let waiter = Waiter { place: self.clone(), granted };
-            plugin.lines[line as usize].insert(number, waiter);
+            let waiter = Waiter { membership: self.clone(), granted };
+            plugin.waiters[queue as usize].insert(number, waiter);
             tenant.waiting += 1;
             plugin.counts.waiting += 1;
             state.waiting += 1;
             Some(number)
         })?;
-        let _waits = Waits { place: self, line, number };
+        let _waits = Waits { membership: self, queue, number };
         slot.await.ok()
     }
 }
 
-impl Drop for PluginPlace {
+impl Drop for PluginMembership {
     fn drop(&mut self) {
         if let Some(tenant) = self.pool().lock().tenants.get_mut(&self.tenant.number) {
             tenant.plugins.remove(&self.number);
@@ -444,25 +449,25 @@ impl Drop for PluginPlace {
     }
 }
 
-/// A waiter for a slot, which leaves its line when it is dropped.
+/// A waiter for a slot, which leaves its queue when it is dropped.
 struct Waits<'a> {
-    place: &'a Arc<PluginPlace>,
-    line: Line,
+    membership: &'a Arc<PluginMembership>,
+    queue: QueueKind,
     number: u64,
 }
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        let mut state = self.place.pool().lock();
-        let Some((tenant, plugin)) = state.of(self.place) else { return };
-        let left = plugin.lines[self.line as usize].remove(&self.number);
+        let mut state = self.membership.pool().lock();
+        let Some((tenant, plugin)) = state.of(self.membership) else { return };
+        let left = plugin.waiters[self.queue as usize].remove(&self.number);
         if left.is_some() {
             tenant.waiting -= 1;
             plugin.counts.waiting -= 1;
             state.waiting -= 1;
         }
         drop(state);
-        // The waiter holds a [`PluginPlace`], which takes the lock when it is dropped.
+        // The waiter holds a [`PluginMembership`], which takes the lock when it is dropped.
         drop(left);
     }
 }

@@ -9,7 +9,7 @@ use rollout_wire::quota::{Quota, Quotas};
 
 /// Owner of a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum QuotaOwner {
     /// A tenant, with all its plugins.
     Tenant,
     /// One plugin.
@@ -22,7 +22,7 @@ pub struct OverQuota {
     /// The quota.
     pub quota: Quota,
     /// The owner.
-    pub whose: Whose,
+    pub owner: QuotaOwner,
     /// The usage.
     pub used: u64,
     /// The limit.
@@ -36,20 +36,20 @@ const UNTIL_LESS: Duration = Duration::from_secs(5);
 
 impl OverQuota {
     /// Creates the error of a quota that is freed when rollouts end.
-    pub(super) fn until_less(quota: Quota, whose: Whose, used: u64, max: u64) -> Self {
+    pub(super) fn until_less(quota: Quota, owner: QuotaOwner, used: u64, max: u64) -> Self {
         let retry_after = (max > 0).then_some(UNTIL_LESS);
-        Self { quota, whose, used, max, retry_after }
+        Self { quota, owner, used, max, retry_after }
     }
 }
 
 impl fmt::Display for OverQuota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { quota, whose, used, max, retry_after } = self;
-        let whose = match whose {
-            Whose::Tenant => "this tenant",
-            Whose::Plugin => "this plugin",
+        let Self { quota, owner, used, max, retry_after } = self;
+        let owner = match owner {
+            QuotaOwner::Tenant => "this tenant",
+            QuotaOwner::Plugin => "this plugin",
         };
-        write!(f, "the quota {} of {whose} is used up: {used} of {max}; ", quota.as_str())?;
+        write!(f, "the quota {} of {owner} is used up: {used} of {max}; ", quota.as_str())?;
         match retry_after {
             Some(time) => write!(f, "try again in {} s", time.as_secs().max(1)),
             None => write!(f, "waiting does not help, the operator can raise it"),
@@ -65,7 +65,7 @@ const DAY_SECS: u64 = 24 * 60 * 60;
 /// Checks the quotas over time of a tenant or plugin when a rollout is admitted.
 #[derive(Debug)]
 pub struct AdmissionQuotas {
-    whose: Whose,
+    owner: QuotaOwner,
     meter: Arc<Meter>,
     state: Mutex<State>,
 }
@@ -107,9 +107,9 @@ impl fmt::Debug for StoredBytes {
 
 impl AdmissionQuotas {
     /// Creates a check of these quotas against the usage that a meter counts.
-    pub fn new(whose: Whose, quotas: Quotas, meter: Arc<Meter>) -> Self {
+    pub fn new(owner: QuotaOwner, quotas: Quotas, meter: Arc<Meter>) -> Self {
         let tokens = burst(&quotas);
-        Self { whose, meter, state: Mutex::new(State { quotas, tokens, at: Instant::now(), stored: None }) }
+        Self { owner, meter, state: Mutex::new(State { quotas, tokens, at: Instant::now(), stored: None }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -144,10 +144,10 @@ impl AdmissionQuotas {
             let (used, max) = (stored.now(), *max);
             if used >= max {
                 let quota = Quota::StoredBytes;
-                return Err(OverQuota { quota, whose: self.whose, used, max, retry_after: None });
+                return Err(OverQuota { quota, owner: self.owner, used, max, retry_after: None });
             }
         }
-        let used = self.meter.of_day(now_secs / DAY_SECS);
+        let used = self.meter.usage_on(now_secs / DAY_SECS);
         let tomorrow = Duration::from_secs(DAY_SECS - now_secs % DAY_SECS);
         let daily = [
             (Quota::ModelTokensPerDay, used.model_tokens),
@@ -156,7 +156,7 @@ impl AdmissionQuotas {
         for (quota, used) in daily {
             if let Some(max) = state.quotas.get(quota).filter(|max| used >= *max) {
                 let retry_after = (max > 0).then_some(tomorrow);
-                return Err(OverQuota { quota, whose: self.whose, used, max, retry_after });
+                return Err(OverQuota { quota, owner: self.owner, used, max, retry_after });
             }
         }
         let Some(max) = state.quotas.get_u32(Quota::RequestsPerSecond) else { return Ok(()) };
@@ -171,7 +171,7 @@ impl AdmissionQuotas {
         let wait = (1.0 - state.tokens) / rate;
         let retry_after = Duration::try_from_secs_f64(wait).ok();
         let max = u64::from(max);
-        Err(OverQuota { quota: Quota::RequestsPerSecond, whose: self.whose, used: max, max, retry_after })
+        Err(OverQuota { quota: Quota::RequestsPerSecond, owner: self.owner, used: max, max, retry_after })
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
     use rollout_core::telemetry::DayUse;
 
     fn checked(quotas: Quotas) -> AdmissionQuotas {
-        AdmissionQuotas::new(Whose::Tenant, quotas, Arc::default())
+        AdmissionQuotas::new(QuotaOwner::Tenant, quotas, Arc::default())
     }
 
     fn one(quota: Quota, max: u64) -> Quotas {

@@ -87,30 +87,38 @@ pub(super) struct Conversation<'a> {
     messages: Vec<&'a str>,
     kinds: Vec<Kind>,
     replies: &'a [Reply<'a>],
-    /// The steps of the agent whose reply is known, in order, with the index of the reply. Only steps of the agent are counted.
+    /// The messages of the agent whose reply is known, in order, with the index of the reply.
     known: Vec<(usize, usize)>,
+    /// For each reply, the index of the message that it is, if the workflow registered it.
+    pub(super) message_of_reply: Vec<Option<usize>>,
 }
 
 impl<'a> Conversation<'a> {
-    /// Reads the messages and finds the replies behind them. If none is found and there are as many as steps of the agent, they
-    /// belong to the steps one by one.
+    /// Reads the messages and finds the replies behind them. If none is found and there are as many as steps of the agent, their
+    /// usage belongs to the steps one by one; the messages are still not the replies.
     pub(super) fn new(messages: Vec<&'a str>, replies: &'a [Reply<'a>]) -> Self {
         let mut matcher = Matcher::new(&messages, replies);
         let mut kinds = Vec::with_capacity(messages.len());
-        let (mut agents, mut known) = (0, Vec::new());
         for (at, raw) in messages.iter().enumerate() {
             let message = Message::read(raw);
             let kind = message.as_ref().map_or(Kind::Odd, Message::kind);
             kinds.push(kind);
-            let Some(message) = message.filter(|_| kind == Kind::Agent) else { continue };
-            let reply = matcher.next(at, || message.text(), message.tool_calls);
-            known.extend(reply.map(|reply| (agents, reply)));
-            agents += 1;
+            if let Some(message) = message.filter(|_| kind == Kind::Agent) {
+                matcher.note(at, || message.text(), message.tool_calls);
+            }
         }
+        let message_of_reply = matcher.finish(replies);
+        let is_agent = |at: &usize| kinds[*at] == Kind::Agent;
+        let agents = kinds.iter().filter(|kind| **kind == Kind::Agent).count();
+        let found = message_of_reply.iter().enumerate();
+        let mut known: Vec<(usize, usize)> =
+            found.filter_map(|(reply, at)| Some((at.filter(is_agent)?, reply))).collect();
+        known.sort_unstable();
         if known.is_empty() && agents == replies.len() {
-            known = (0..agents).map(|place| (place, place)).collect();
+            let steps = (0..kinds.len()).filter(is_agent);
+            known = steps.enumerate().map(|(reply, at)| (at, reply)).collect();
         }
-        Self { messages, kinds, replies, known }
+        Self { messages, kinds, replies, known, message_of_reply }
     }
 
     /// Returns for each reply whether its step is known.
@@ -156,16 +164,14 @@ pub(super) struct Steps<'a> {
 
 impl Serialize for Steps<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Conversation { messages, kinds, replies, known } = self.conversation;
+        let Conversation { messages, kinds, replies, known, .. } = self.conversation;
         let mut known = known.iter().peekable();
-        let (mut agents, mut count) = (0, 0);
+        let mut count = 0;
         let mut list = to.serialize_seq(None)?;
         for (at, results) in self.conversation.steps() {
             count += 1;
-            let is_agent = at.is_some_and(|at| kinds[at] == Kind::Agent);
-            let reply = known.next_if(|(step, _)| is_agent && *step == agents);
+            let reply = known.next_if(|(message, _)| Some(*message) == at);
             let reply = reply.and_then(|(_, reply)| replies.get(*reply));
-            agents += usize::from(is_agent);
             let raw = at.map(|at| messages[at]);
             let message = at.filter(|at| kinds[*at] != Kind::Odd).and_then(|at| Message::read(messages[at]));
             let results = &messages[results];

@@ -114,7 +114,8 @@ impl Serialize for Written<'_> {
         };
         written.serialize_entry("final_metrics", &final_metrics)?;
         let is_matched = conversation.matched();
-        let extra = Extra { document, marks, replies: &replies, is_matched: &is_matched };
+        let message_of_reply = &conversation.message_of_reply;
+        let extra = Extra { document, marks, replies: &replies, is_matched: &is_matched, message_of_reply };
         written.serialize_entry("extra", &extra)?;
         written.end()
     }
@@ -126,6 +127,7 @@ struct Extra<'a> {
     marks: &'a Marks,
     replies: &'a [Reply<'a>],
     is_matched: &'a [bool],
+    message_of_reply: &'a [Option<usize>],
 }
 
 impl Serialize for Extra<'_> {
@@ -134,7 +136,7 @@ impl Serialize for Extra<'_> {
         if let Some(protocol) = &self.document.job.extra {
             extra.serialize_entry(&protocol.key, &ProtocolExtra { protocol, of: self })?;
         }
-        extra.serialize_entry("rollout_host", &Ours(self.document))?;
+        extra.serialize_entry("rollout_host", &Ours(self))?;
         extra.end()
     }
 }
@@ -147,7 +149,8 @@ struct ProtocolExtra<'a> {
 
 impl Serialize for ProtocolExtra<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Extra { document: Document { job, finished, sample, .. }, marks, replies, is_matched } = self.of;
+        let Extra { document: Document { job, finished, sample, .. }, marks, replies, is_matched, .. } =
+            self.of;
         let facts = Facts {
             rollout_id: &finished.id,
             sample: *sample,
@@ -170,11 +173,12 @@ impl Serialize for ProtocolExtra<'_> {
 }
 
 /// Facts that the host observed.
-struct Ours<'a>(&'a Document<'a>);
+struct Ours<'a>(&'a Extra<'a>);
 
 impl Serialize for Ours<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Document { job, finished, sample, lists, exchanges, tool_uses, .. } = self.0;
+        let Extra { document, message_of_reply, .. } = self.0;
+        let Document { job, finished, sample, lists, exchanges, tool_uses, .. } = document;
         let mut ours = to.serialize_map(None)?;
         ours.serialize_entry("attempt", &job.attempt)?;
         ours.serialize_entry("plugin_digest", &job.plugins.workflow)?;
@@ -187,7 +191,7 @@ impl Serialize for Ours<'_> {
         ours.serialize_entry("outcome", &outcome(&finished.outcome))?;
         ours.serialize_entry(
             "usage",
-            &Usage::of(finished, !job.recorded.transcript.judge.exchanges().is_empty()),
+            &UsageDocument::of(finished, !job.recorded.transcript.judge.exchanges().is_empty()),
         )?;
         if !finished.refused_uses.is_empty() {
             ours.serialize_entry("refused_uses", &finished.refused_uses)?;
@@ -198,7 +202,7 @@ impl Serialize for Ours<'_> {
             ours.serialize_entry("withdrawn", &sample.record.withdrawn)?;
             ours.serialize_entry("claimed_messages", &sample.record.messages.len())?;
         }
-        ours.serialize_entry("observed", &Observed { lists: *lists, exchanges })?;
+        ours.serialize_entry("observed", &Observed { lists: *lists, exchanges, message_of_reply })?;
         if !tool_uses.is_empty() {
             ours.serialize_entry("observed_tool_calls", &ToolCalls(tool_uses))?;
         }
@@ -211,7 +215,7 @@ impl Serialize for Ours<'_> {
 
 /// Usage of the rollout.
 #[derive(Serialize)]
-struct Usage {
+struct UsageDocument {
     chat_calls: u64,
     tool_calls: u64,
     prompt_tokens: u64,
@@ -229,7 +233,7 @@ struct Usage {
     judge_tokens: Option<u64>,
 }
 
-impl Usage {
+impl UsageDocument {
     fn of(finished: &Finished, is_judged: bool) -> Self {
         let usage: &RolloutUsage = &finished.usage;
         let ms = |time: Duration| millis(time);

@@ -30,7 +30,8 @@ impl Serialize for Written<'_> {
             observed: Observed<'a>,
         }
         let steps = Steps { conversation: self.conversation, marks: &self.marks };
-        let observed = Observed { lists: self.lists, exchanges: self.exchanges };
+        let message_of_reply = &self.conversation.message_of_reply;
+        let observed = Observed { lists: self.lists, exchanges: self.exchanges, message_of_reply };
         Parts { steps, unmatched: self.unmatched, observed }.serialize(to)
     }
 }

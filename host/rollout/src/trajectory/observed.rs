@@ -17,19 +17,24 @@ use rollout_wire::stream::members;
 pub(super) struct Observed<'a> {
     pub lists: Lists<'a>,
     pub exchanges: &'a [&'a Exchange],
+    /// For each answered call, the index of the claimed message that is its reply.
+    pub message_of_reply: &'a [Option<usize>],
 }
 
 impl Serialize for Observed<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut before = Vec::new();
+        let mut places = self.message_of_reply.iter();
         let mut list = to.serialize_seq(None)?;
         for exchange in self.exchanges {
+            let reply_at = exchange.completion().and_then(|_| *places.next()?);
             let messages = self.lists.messages(exchange);
             list.serialize_element(&Seen {
                 lists: self.lists,
                 exchange,
                 messages: &messages,
                 before: &before,
+                reply_at,
             })?;
             before = messages;
         }
@@ -42,6 +47,7 @@ struct Seen<'a> {
     exchange: &'a Exchange,
     messages: &'a [Part<'a>],
     before: &'a [Part<'a>],
+    reply_at: Option<usize>,
 }
 
 impl Serialize for Seen<'_> {
@@ -51,6 +57,9 @@ impl Serialize for Seen<'_> {
         serialize_times::<S>(&mut seen, self.exchange)?;
         seen.serialize_entry("request", &Request(self))?;
         serialize_result::<S>(&mut seen, self.exchange, ModelRole::Policy)?;
+        if let Some(reply_at) = self.reply_at {
+            seen.serialize_entry("reply_at", &reply_at)?;
+        }
         seen.end()
     }
 }
@@ -85,7 +94,7 @@ struct Request<'a>(&'a Seen<'a>);
 
 impl Serialize for Request<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Seen { lists, exchange, messages, before } = self.0;
+        let Seen { lists, exchange, messages, before, .. } = self.0;
         let repeated = in_common(before, messages);
         let mut request = to.serialize_map(Some(3))?;
         request.serialize_entry("messages_repeated", &repeated)?;

@@ -1,7 +1,7 @@
 //! The replies of the model behind the steps of a conversation.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 
 use serde::ser::SerializeSeq;
@@ -10,13 +10,15 @@ use serde_json::value::RawValue;
 
 use rollout_transcript::Exchange;
 use rollout_wire::atif::Metrics;
-use rollout_wire::openai::{Completion, Usage, WireCall};
+use rollout_wire::openai::{Completion, TokenUsage, WireCall};
 use rollout_wire::stream::each;
 use rollout_wire::tokens::TokenLists;
 
 /// An answered call of the model.
 pub(super) struct Reply<'a> {
     pub completion: &'a Completion,
+    /// Number of messages of the request.
+    request_len: usize,
     /// Position in the sample's history, if the host pushed the reply there.
     reply_at: Option<usize>,
 }
@@ -24,80 +26,110 @@ pub(super) struct Reply<'a> {
 /// Returns the replies among these calls.
 pub(super) fn answered<'a>(exchanges: &[&'a Exchange]) -> Vec<Reply<'a>> {
     let reply = |exchange: &&'a Exchange| {
-        Some(Reply { completion: exchange.completion()?, reply_at: exchange.reply_at })
+        let completion = exchange.completion()?;
+        Some(Reply { completion, request_len: exchange.request_len(), reply_at: exchange.reply_at })
     };
     exchanges.iter().filter_map(reply).collect()
 }
 
 /// Returns the sum of the tokens that replies report, or `None` if none reports any.
-pub(super) fn sum(replies: &[Reply<'_>], tokens: fn(&Usage) -> u64) -> Option<u64> {
+pub(super) fn sum(replies: &[Reply<'_>], tokens: fn(&TokenUsage) -> u64) -> Option<u64> {
     let reported = replies.iter().filter_map(|reply| reply.completion.usage.as_ref()).map(tokens);
     reported.reduce(u64::saturating_add)
 }
 
-/// Finds the reply that a step of the agent came from.
+/// Maximum number of messages with the content of one reply that are candidates for it. More would take memory, and a
+/// rollout has fewer calls.
+const CANDIDATES_MAX: usize = 1 << 16;
+
+/// Finds the message of a conversation that a reply became.
 ///
 /// The position of a reply that the host pushed to the history is known. A workflow that registers messages itself is
-/// matched by content: the step came from the first reply, after those found before, with the same content. Contents are
-/// compared by a keyed hash, so that a conversation of many steps is not compared with many replies, text by text.
+/// matched by content: a reply is the first message of the agent with its content after the messages of its request, or,
+/// if a workflow did not register all of those, the first one at all. Each message is one reply at most. Contents are
+/// compared by a keyed hash, so that a conversation of many messages is not compared with many replies, text by text.
 pub(super) struct Matcher {
     hasher: RandomState,
-    /// The replies with a known position, by the position.
-    known: HashMap<usize, usize>,
-    /// All other replies, by content.
-    places: HashMap<u64, Vec<usize>>,
-    from: usize,
+    /// For each reply, its message if it is known by the position, else the hash of its content.
+    replies: Vec<Result<usize, u64>>,
+    /// The known messages.
+    known: HashSet<usize>,
+    /// For each content of another reply, the messages of the agent with it.
+    candidates: HashMap<u64, BTreeSet<usize>>,
 }
 
 impl Matcher {
     pub(super) fn new(messages: &[&str], replies: &[Reply<'_>]) -> Self {
-        let (known, places) = (HashMap::new(), HashMap::new());
-        let mut matcher = Self { hasher: RandomState::new(), known, places, from: 0 };
-        for (place, reply) in replies.iter().enumerate() {
+        let hasher = RandomState::new();
+        let mut matcher =
+            Self { hasher, replies: Vec::new(), known: HashSet::new(), candidates: HashMap::new() };
+        for reply in replies {
             // The workflow may have replaced the history since.
             let is_at =
                 |at: &usize| messages.get(*at).is_some_and(|message| *message == reply.completion.message());
-            if let Some(at) = reply.reply_at.filter(is_at) {
-                matcher.known.insert(at, place);
-                continue;
+            let place = reply.reply_at.filter(is_at).ok_or_else(|| matcher.hash_of_reply(reply));
+            match place {
+                Ok(at) => drop(matcher.known.insert(at)),
+                Err(content) => drop(matcher.candidates.entry(content).or_default()),
             }
-            let mut calls = Vec::new();
-            reply.completion.each_tool_call(|at, call| calls.push(matcher.hash_of_call(at, &call)));
-            let key = matcher.hasher.hash_one((&*reply.completion.text(), calls));
-            matcher.places.entry(key).or_default().push(place);
+            matcher.replies.push(place);
         }
         matcher
+    }
+
+    fn hash_of_reply(&self, reply: &Reply<'_>) -> u64 {
+        let mut calls = Vec::new();
+        reply.completion.each_tool_call(|at, call| calls.push(self.hash_of_call(at, &call)));
+        self.hasher.hash_one((&*reply.completion.text(), calls))
     }
 
     fn hash_of_call(&self, at: usize, call: &WireCall<'_>) -> u64 {
         self.hasher.hash_one(&*call.id(at))
     }
 
-    /// Returns the reply that the next step of the agent came from. Its message is at this index; its content is read only if
-    /// that is needed.
-    pub(super) fn next<'t>(
+    /// Notes the message of the agent at this index. Its content is read only if that is needed.
+    pub(super) fn note<'t>(
         &mut self,
         at: usize,
         text: impl FnOnce() -> Cow<'t, str>,
         tool_calls: Option<&RawValue>,
-    ) -> Option<usize> {
-        if let Some(place) = self.known.get(&at) {
-            self.from = self.from.max(place + 1);
-            return Some(*place);
+    ) {
+        if self.candidates.is_empty() || self.known.contains(&at) {
+            return;
         }
-        if self.places.is_empty() {
-            return None;
-        }
-        let (mut calls, mut at) = (Vec::new(), 0);
+        let (mut calls, mut place) = (Vec::new(), 0);
         let _ = each(tool_calls.map_or("[]", RawValue::get), |call: WireCall<'_>| {
-            calls.push(self.hash_of_call(at, &call));
-            at += 1;
+            calls.push(self.hash_of_call(place, &call));
+            place += 1;
             Ok::<(), ()>(())
         });
-        let places = self.places.get(&self.hasher.hash_one((&*text(), calls)))?;
-        let place = *places.get(places.partition_point(|place| *place < self.from))?;
-        self.from = place + 1;
-        Some(place)
+        let content = self.hasher.hash_one((&*text(), calls));
+        if let Some(candidates) = self.candidates.get_mut(&content).filter(|all| all.len() < CANDIDATES_MAX) {
+            candidates.insert(at);
+        }
+    }
+
+    /// Returns for each reply the index of its message, if there is one. All messages of the agent were noted.
+    pub(super) fn finish(mut self, replies: &[Reply<'_>]) -> Vec<Option<usize>> {
+        let mut found: Vec<Option<usize>> = self.replies.iter().map(|place| place.ok()).collect();
+        // The replies with each content, and their messages.
+        let mut equal: HashMap<u64, (Vec<usize>, Vec<usize>)> = HashMap::new();
+        for (reply, place) in self.replies.iter().enumerate() {
+            let Err(content) = place else { continue };
+            let Some(free) = self.candidates.get_mut(content) else { continue };
+            let after = free.range(replies[reply].request_len..).next();
+            let Some(at) = after.or_else(|| free.first()).copied() else { continue };
+            free.remove(&at);
+            let (replies, messages) = equal.entry(*content).or_default();
+            replies.push(reply);
+            messages.push(at);
+        }
+        // Equal replies became their messages in order.
+        for (replies, mut messages) in equal.into_values() {
+            messages.sort_unstable();
+            replies.into_iter().zip(messages).for_each(|(reply, at)| found[reply] = Some(at));
+        }
+        found
     }
 }
 
@@ -110,7 +142,7 @@ impl Reply<'_> {
             completion_tokens: usage.map(|usage| usage.completion_tokens),
             ..Metrics::default()
         };
-        let tokens = TokenLists::of_reply(self.completion.body());
+        let tokens = TokenLists::from_reply(self.completion.body());
         metrics.prompt_token_ids = tokens.prompt_ids;
         metrics.completion_token_ids = tokens.completion_ids;
         metrics.logprobs = tokens.logprobs;

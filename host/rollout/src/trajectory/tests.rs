@@ -160,6 +160,32 @@ fn a_reply_that_the_host_pushed_belongs_to_the_step_at_its_position() {
 }
 
 #[test]
+fn a_reply_is_a_message_after_those_of_its_request_and_each_message_is_one_reply() {
+    const USER: &str = r#"{"role":"user","content":"q"}"#;
+    const FOUR: &str = r#"{"role":"assistant","content":"4"}"#;
+    let reply = |request: &[&str], text: &str| {
+        let body = format!(r#"{{"choices":[{{"message":{{"role":"assistant","content":"{text}"}}}}]}}"#);
+        Exchange::replied(SampleId::parse("main").unwrap(), raw(request), &body)
+    };
+    let check = |messages: &[&str], exchanges: &[Exchange], expected: &[Option<usize>]| {
+        let exchanges: Vec<&Exchange> = exchanges.iter().collect();
+        let replies = answered(&exchanges);
+        let conversation = Conversation::new(messages.to_vec(), &replies);
+        assert_eq!(conversation.message_of_reply, expected);
+    };
+    // A made-up message, although its step has a call.
+    check(&[USER, r#"{"role":"assistant","content":"made up"}"#], &[reply(&[USER], "4")], &[None]);
+    // An example in the prompt with the text of the reply.
+    let few = [USER, FOUR, USER, FOUR];
+    check(&few, &[reply(&few[..3], "4")], &[Some(3)]);
+    check(&few, &[reply(&few[..1], "4"), reply(&few[..3], "4")], &[Some(1), Some(3)]);
+    check(&[FOUR, FOUR, FOUR], &[reply(&[USER], "4")], &[Some(1)]);
+    // A workflow that does not register the question.
+    check(&[FOUR], &[reply(&[USER], "4")], &[Some(0)]);
+    check(&[FOUR], &[reply(&[USER], "4"), reply(&[USER], "4")], &[Some(0), None]);
+}
+
+#[test]
 fn arguments_that_are_no_object_are_kept_as_text() {
     let call = |arguments: &str| {
         let message = format!(
@@ -202,10 +228,13 @@ fn observed_requests_are_written_without_what_they_repeat() {
     let second = Exchange::replied(SampleId::parse("main").unwrap(), messages, &deep);
     let calls = ModelCalls::from_iter([replied(CALLING), second]);
     let exchanges: Vec<&Exchange> = calls.exchanges().iter().collect();
-    let observed = Observed { lists: calls.among(&[]), exchanges: &exchanges };
+    let observed =
+        Observed { lists: calls.among(&[]), exchanges: &exchanges, message_of_reply: &[Some(4), None] };
     let seen = serde_json::to_value(observed).unwrap();
     assert_eq!(seen[0]["request"]["messages_repeated"], 0);
     assert_eq!(seen[0]["reply"]["prompt_token_ids"], json!([1, 2, 3]));
+    assert_eq!(seen[0]["reply_at"], 4);
+    assert_eq!(seen[1].get("reply_at"), None);
     assert_eq!(seen[1]["request"]["messages_repeated"], 1);
     assert_eq!(seen[1]["request"]["messages_new"], json!([{"role": "user", "content": "r"}]));
     assert_eq!(seen[1]["request"]["rest"], json!({"model": "m"}));

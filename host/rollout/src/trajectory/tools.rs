@@ -43,7 +43,7 @@ mod tests {
 
     fn sample(id: &str) -> FinishedSample {
         let record = SampleRecord::new(SampleId::parse(id).unwrap());
-        FinishedSample { reward: None, asked: false, replied: false, record }
+        FinishedSample { reward: None, has_request: false, replied: false, record }
     }
 
     fn asking(sample: &str, call_id: &str) -> Exchange {

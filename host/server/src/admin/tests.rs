@@ -116,7 +116,7 @@ impl TestApi {
         let admin = Admin::new(AdminSettings {
             catalog: catalog.clone(),
             deployments: Arc::new(FakeDeployments(Arc::clone(&fake))),
-            seal: Arc::new(Seal::of_secret(&Secret::new("host"))),
+            seal: Arc::new(Seal::from_secret(&Secret::new("host"))),
             budget: Budget::default(),
             component_bytes_max: COMPONENT_BYTES_MAX,
         });
@@ -581,10 +581,10 @@ async fn a_secret_is_stored_sealed_and_never_returned() {
     api.send(&author, "PUT", "/secrets/judge", json!({"value": "a very secret text"})).await;
     let list = api.send(&author, "GET", "/secrets", Value::Null).await;
     assert_eq!(list, json!({"items": ["judge"]}));
-    let seal = Seal::of_secret(&Secret::new("host"));
+    let seal = Seal::from_secret(&Secret::new("host"));
     let opened = open_secrets(&api.catalog, &seal, api.a).unwrap();
     assert_eq!((&*opened[0].0, opened[0].1.expose()), ("judge", "a very secret text"));
-    let other = Seal::of_secret(&Secret::new("another host"));
+    let other = Seal::from_secret(&Secret::new("another host"));
     assert!(open_secrets(&api.catalog, &other, api.a).unwrap().is_empty());
     for file in ["catalog.db", "catalog.db-wal"] {
         let bytes = std::fs::read(api.catalog.path().join(file)).unwrap();

@@ -168,9 +168,9 @@ pub(super) struct Tenant {
     pub created_at: Time,
 }
 
-impl From<catalog::Tenant> for Tenant {
-    fn from(tenant: catalog::Tenant) -> Self {
-        let catalog::Tenant { id, name, quotas, network, default_plugin, created_at } = tenant;
+impl From<catalog::TenantInfo> for Tenant {
+    fn from(tenant: catalog::TenantInfo) -> Self {
+        let catalog::TenantInfo { id, name, quotas, network, default_plugin, created_at } = tenant;
         let (name, default_plugin) = (name.into(), default_plugin.map(Into::into));
         Self { id: id.0, name, quotas, network, default_plugin, created_at }
     }

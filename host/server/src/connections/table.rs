@@ -61,9 +61,9 @@ pub(super) enum Stage {
     Receiving,
     /// A response is being written.
     Sending,
-    /// The handler of a request runs, for as long as it likes.
+    /// The handler of a request runs, without a time limit.
     Working,
-    /// The handler of a poll waits for news and can be answered early.
+    /// The handler of a poll waits for a change and can be made to answer early.
     Waiting,
     /// The connection speaks another protocol and belongs to its handler until the server stops.
     Upgraded,

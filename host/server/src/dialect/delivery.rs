@@ -1,12 +1,12 @@
-//! The delivery of a rollout's result: what the caller is owed, and what it acknowledged.
+//! The delivery of a rollout's result: the messages to the caller, and their acknowledgements.
 //!
-//! [`Delivery`] is a state machine without I/O, and data: the journal notes it, so that the next process continues it.
-//! The driver (`dialect/driver.rs`) reports each [`Event`] to [`Delivery::advance`] and runs the [`Action`] that is
-//! returned. A dialect renders the bodies; the order of messages, and what follows a refusal, is here.
+//! [`Delivery`] is a state machine without I/O. The journal stores it, so that the next process continues it. The driver
+//! (`dialect/driver.rs`) reports each [`Event`] to [`Delivery::advance`] and runs the returned [`Action`]. A dialect
+//! renders the bodies; this module determines the order of messages and the reaction to a refusal.
 
 use serde::{Deserialize, Serialize};
 
-/// How a result reaches its caller, and how far that is.
+/// The way in which a result reaches its caller, and the progress of the delivery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Delivery {
@@ -19,10 +19,10 @@ pub(super) enum Delivery {
     Callbacks(Callbacks),
     /// The result is posted once. A refused result is not followed by another message.
     OnePost {
-        /// Whether the caller took the result.
+        /// Whether the caller accepted the result.
         #[serde(skip)]
         is_acknowledged: bool,
-        /// Whether no message is due any more.
+        /// Whether no further message is due.
         is_closed: bool,
     },
 }
@@ -32,11 +32,11 @@ pub(super) enum Delivery {
 pub(super) struct Callbacks {
     /// Whether the caller gave an address for the result.
     pub wants_result: bool,
-    /// Whether the caller took the completion; none before that is known.
+    /// Whether the caller accepted the completion; `None` until that is known.
     pub taken: Option<bool>,
-    /// Whether the grader runs once the completion is taken.
+    /// Whether the grader runs once the completion is accepted.
     pub graded: bool,
-    /// The message whose acknowledgement is due. The next process posts it again.
+    /// The message that awaits its acknowledgement. The next process posts it again.
     #[serde(skip)]
     pending: Option<Message>,
     #[serde(skip)]
@@ -51,13 +51,13 @@ pub(super) enum Event {
         /// Whether the grader may run after it.
         is_gradable: bool,
     },
-    /// The caller took the pending message.
+    /// The caller accepted the pending message.
     Acknowledged,
-    /// The caller did not take the pending message, to the last attempt.
+    /// The caller did not accept the pending message, even on the last attempt.
     Undelivered,
     /// The caller's lease expired.
     LeaseExpired,
-    /// The rollout went through its steps.
+    /// The rollout completed its steps.
     Finished {
         /// Whether it has a reward.
         is_scored: bool,
@@ -74,16 +74,16 @@ pub(super) enum Event {
 /// The next step of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Posts a message and reports whether it was taken.
+    /// Posts a message and reports whether it was accepted.
     Post(Message),
-    /// Goes on with the rollout.
+    /// Continues the rollout.
     Continue {
         /// Whether the grader runs.
         graded: bool,
     },
-    /// Keeps the result until the caller polls for it.
+    /// Stores the result until the caller polls for it.
     Keep {
-        /// Whether the caller may still come for it.
+        /// Whether the caller may still poll for it.
         is_awaited: bool,
     },
     /// Does nothing: no message is due.
@@ -93,15 +93,15 @@ pub(super) enum Action {
 /// A message to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// How the workflow ended.
+    /// The end of the workflow.
     Completion,
-    /// A failure, in place of a completion that was refused.
+    /// A failure, after the caller refused the completion.
     CompletionRefused,
-    /// A failure of the host, in place of a completion.
+    /// A failure of the host, instead of a completion.
     Crash,
     /// The result of the rollout.
     Result,
-    /// The rollout failed, and its result has nothing else.
+    /// The rollout failed and has no result.
     NoResult,
 }
 
@@ -121,12 +121,12 @@ impl Delivery {
         Self::OnePost { is_acknowledged: false, is_closed: false }
     }
 
-    /// Whether the caller's lease expired.
+    /// Returns whether the caller's lease expired.
     pub(super) fn is_expired(&self) -> bool {
         matches!(self, Self::Polled { is_expired: true })
     }
 
-    /// Whether the caller acknowledged its last message.
+    /// Returns whether the caller acknowledged its last message.
     pub(super) fn is_acknowledged(&self) -> bool {
         match self {
             Self::Polled { .. } => false,
@@ -168,7 +168,7 @@ impl Callbacks {
         let pending = self.pending.take();
         match event {
             Event::WorkflowEnded { is_gradable } => {
-                // An earlier process posted the completion, and knows whether it was taken.
+                // An earlier process posted the completion and stored the answer.
                 if self.taken.is_some() {
                     return Action::Continue { graded: self.graded };
                 }
@@ -186,13 +186,13 @@ impl Callbacks {
         }
     }
 
-    /// Whether the last message has the result of a finished rollout.
+    /// Returns whether the last message has the result of a finished rollout.
     pub(super) fn has_result(&self, is_scored: bool) -> bool {
         match self.taken {
             // The host ended the rollout before its completion.
             None => true,
             Some(false) => false,
-            // An agent loop may have rated itself.
+            // An agent loop may have graded itself.
             Some(true) => self.graded || is_scored,
         }
     }
@@ -211,7 +211,7 @@ impl Callbacks {
                 Action::Continue { graded: self.graded }
             }
             Message::Crash => self.post_last(Message::NoResult),
-            // A caller that refused the result may still take the message that there is none.
+            // A caller that refused the result may still accept the message that there is none.
             Message::Result if !is_taken => self.post(Message::NoResult),
             Message::Result | Message::NoResult => Action::Close,
         }

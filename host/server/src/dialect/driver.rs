@@ -1,7 +1,7 @@
 //! The driver of a dialect's rollouts: takes each through its steps and runs the actions of its [`Delivery`].
 //!
-//! A dialect implements [`Renderer`] for each form in which it delivers results. The rollout's status and its result are
-//! in the [`ledger`](super::ledger); the delivery is noted in the journal, and [`Progress::read`] continues it.
+//! A dialect implements [`Renderer`] for each form in which it delivers results. The [`ledger`](super::ledger) has the
+//! rollout's status and result. The journal stores the delivery, which [`Progress::read`] restores.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use super::ledger::{LedgerEntry, Over};
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
 use rollout_rollout::{
-    AfterWorkflow, Ended, Failure, Finished, Next, Outcome, Phase, Rollout, RolloutLog, Steps,
+    AfterWorkflow, Failure, Finished, Next, Outcome, Phase, Rollout, RolloutEnd, RolloutLog, Steps,
 };
 
 /// The dialect's part of a driver: bodies of messages, statuses, and its own steps.
@@ -23,10 +23,10 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
     /// Data from which a result in the journal is rendered again.
     type Form: Serialize + Send + Sync;
 
-    /// Renders the body of a message, or of the result that is polled for.
+    /// Renders the body of a message or of a polled result.
     fn body(&self, message: Message, source: &Source<'_>, delivery: &Delivery) -> Bytes;
 
-    /// Returns about how many bytes the result of a finished rollout takes.
+    /// Returns the approximate size of the result of a finished rollout in bytes.
     fn result_bytes(&self, finished: &Finished, delivery: &Delivery) -> usize {
         let _ = (finished, delivery);
         0
@@ -38,7 +38,7 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
     /// Returns the data that the journal stores with a result.
     fn form(&self, delivery: &Delivery) -> Self::Form;
 
-    /// Runs before the workflow, which is skipped where this breaks.
+    /// Runs before the workflow. `Break` skips the workflow.
     fn before_workflow(
         driver: &Driver<Self>,
         rollout: &mut Rollout,
@@ -47,27 +47,27 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
         std::future::ready(ControlFlow::Continue(()))
     }
 
-    /// Whether the rollout's caller knows of it.
+    /// Returns whether the caller knows of the rollout.
     fn is_known(&self) -> bool {
         true
     }
 
-    /// Ends a rollout of which its caller does not know.
+    /// Ends a rollout of which the caller does not know.
     fn refuse(self, entry: LedgerEntry) {
         drop(entry);
     }
 
-    /// Reads the caller's answer to a message.
+    /// Reads the caller's response to a message.
     fn acknowledged(&self, body: &Bytes) {
         let _ = body;
     }
 
-    /// Notes the delivery in the journal.
+    /// Stores the delivery in the journal.
     fn note(driver: &Driver<Self>) {
         driver.note(None);
     }
 
-    /// Posts what is due to the caller of a rollout that finished.
+    /// Posts the due messages of a finished rollout.
     fn deliver_result(
         driver: &Driver<Self>,
         finished: &Finished,
@@ -101,7 +101,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Returns the addresses as they are sealed in the journal: an address may have a key in it.
+    /// Returns the addresses in the form that is sealed in the journal, because an address may contain a key.
     pub(super) fn sealed(&self) -> Option<Secret> {
         let Self { completion, result, key } = self;
         serde_json::to_string(&(completion, result, key.as_ref().map(Secret::expose))).ok().map(Secret::new)
@@ -122,7 +122,7 @@ impl Addresses {
     }
 }
 
-/// A note of a driver in the journal. The last delivery and the last body hold.
+/// A note of a driver in the journal. The last delivery and the last body are valid.
 #[derive(Serialize, Deserialize)]
 struct Note<'a> {
     delivery: Delivery,
@@ -131,16 +131,16 @@ struct Note<'a> {
     body: Option<&'a RawValue>,
 }
 
-/// The progress of a delivery by what an earlier process noted.
+/// The progress of a delivery according to the notes of an earlier process.
 pub(super) struct Progress {
     /// The delivery.
     pub delivery: Delivery,
-    /// The last body that was noted.
+    /// The last body in the notes.
     pub body: Option<Box<RawValue>>,
 }
 
 impl Progress {
-    /// Reads the progress of a delivery that began like this.
+    /// Reads the progress of a delivery with this initial state.
     pub(super) fn read(delivery: Delivery, notes: &[Box<RawValue>]) -> Result<Self, serde_json::Error> {
         let mut progress = Self { delivery, body: None };
         for note in notes {
@@ -151,7 +151,7 @@ impl Progress {
         Ok(progress)
     }
 
-    /// Returns what the caller of callbacks reported last, by these notes.
+    /// Returns the last report of a caller with callbacks, from these notes.
     pub(super) fn report(notes: &[Box<RawValue>]) -> Option<&RawValue> {
         notes.iter().rev().find_map(|note| match serde_json::from_str(note.get()) {
             Ok(Note { delivery: Delivery::Callbacks(_), body }) => body,
@@ -160,19 +160,19 @@ impl Progress {
     }
 }
 
-/// Waits until a rollout's outcome is in its journal, if it has one. Returns whether it may be reported: an outcome that
-/// is not stored could be another one after the next start.
+/// Waits until a rollout's outcome is in its journal, if it has one. Returns whether the outcome may be reported. An
+/// outcome that is not stored could be different after the next start.
 pub(super) async fn may_be_reported(log: Option<&RolloutLog>) -> bool {
     let Some(log) = log else { return true };
     let written = log.written().await;
     if let Err(error) = &written {
-        tracing::error!(%error, "a result is not reported, because it cannot be kept");
+        tracing::error!(%error, "a result is not reported, because the journal cannot store it");
     }
     written.is_ok()
 }
 
-/// A rollout that is run and delivered. Its fields are dropped in this order: a key is free before requests that wait
-/// for its answer read that there is none.
+/// A rollout with its delivery. Its fields are dropped in this order, so that a key is free before requests that wait
+/// for its answer learn that there is none.
 pub(super) struct Driver<R> {
     /// The rollout's entry in the ledger.
     pub entry: LedgerEntry,
@@ -223,10 +223,10 @@ impl<R: Renderer> Steps for Driver<R> {
         self.advance(Event::LeaseExpired);
     }
 
-    async fn finished(self: Box<Self>, ended: Ended) {
+    async fn finished(self: Box<Self>, ended: RolloutEnd) {
         let is_polled = matches!(*self.delivery(), Delivery::Polled { .. });
-        // A polled result is written when it is stored; a crash leaves nothing to store.
-        let is_written_later = is_polled && !matches!(ended, Ended::Crashed(_));
+        // A polled result is written when it is stored; after a crash there is nothing to store.
+        let is_written_later = is_polled && !matches!(ended, RolloutEnd::Crashed(_));
         if !is_written_later && !may_be_reported(self.log.as_ref()).await {
             return;
         }
@@ -239,26 +239,26 @@ impl<R: Renderer> Steps for Driver<R> {
             self.note(None);
         }
         let event = match &ended {
-            Ended::Finished(finished) => Event::Finished { is_scored: is_scored(finished) },
-            Ended::Cancelled(_) => Event::Cancelled { by_server: !is_expired && self.entry.cancel() },
-            Ended::Crashed(_) => Event::Crashed,
+            RolloutEnd::Finished(finished) => Event::Finished { is_scored: is_scored(finished) },
+            RolloutEnd::Cancelled(_) => Event::Cancelled { by_server: !is_expired && self.entry.cancel() },
+            RolloutEnd::Crashed(_) => Event::Crashed,
         };
         if is_polled {
             let is_awaited = self.advance(event) == Action::Keep { is_awaited: true };
             return self.keep(&ended, is_awaited).await;
         }
         self.entry.end(match &ended {
-            Ended::Finished(finished) => self.renderer.over(finished, &self.delivery()),
-            Ended::Cancelled(_) => Over::word("cancelled"),
-            Ended::Crashed(_) => Over::word("failure"),
+            RolloutEnd::Finished(finished) => self.renderer.over(finished, &self.delivery()),
+            RolloutEnd::Cancelled(_) => Over::word("cancelled"),
+            RolloutEnd::Crashed(_) => Over::word("failure"),
         });
         let action = self.advance(event);
         match &ended {
-            Ended::Finished(finished) => R::deliver_result(&self, finished, action).await,
-            Ended::Crashed(crashed) => drop(self.deliver(action, &Source::Crashed(crashed)).await),
-            Ended::Cancelled(_) => {}
+            RolloutEnd::Finished(finished) => R::deliver_result(&self, finished, action).await,
+            RolloutEnd::Crashed(crashed) => drop(self.deliver(action, &Source::Crashed(crashed)).await),
+            RolloutEnd::Cancelled(_) => {}
         }
-        // The caller took the result, or it was abandoned. The first answer is kept longer, and with it the journal.
+        // The caller accepted the result, or it was abandoned. The first answer stays longer, and with it the journal.
         if self.entry.is_answered() { self.note(None) } else { self.end_log() }
     }
 }
@@ -276,7 +276,7 @@ impl<R: Renderer> Driver<R> {
         self.delivery().advance(event)
     }
 
-    /// Notes the delivery in the rollout's journal, with this body.
+    /// Stores the delivery in the rollout's journal, with this body.
     pub(super) fn note(&self, body: Option<&RawValue>) {
         if let Some(log) = &self.log {
             log.note(&Note { delivery: self.delivery().clone(), body });
@@ -289,14 +289,14 @@ impl<R: Renderer> Driver<R> {
         }
     }
 
-    /// Keeps a result until its caller polls for it: in the journal, or in memory where there is none.
-    async fn keep(&self, ended: &Ended, is_awaited: bool) {
+    /// Stores a result until its caller polls for it: in the journal, or in memory if there is none.
+    async fn keep(&self, ended: &RolloutEnd, is_awaited: bool) {
         let delivery = self.delivery().clone();
         let (finished, source) = match ended {
-            Ended::Finished(finished) | Ended::Cancelled(finished) => {
+            RolloutEnd::Finished(finished) | RolloutEnd::Cancelled(finished) => {
                 (Some(finished), Source::Finished(finished))
             }
-            Ended::Crashed(crashed) => (None, Source::Crashed(crashed)),
+            RolloutEnd::Crashed(crashed) => (None, Source::Crashed(crashed)),
         };
         let body = || self.renderer.body(Message::Result, &source, &delivery);
         let over = finished.map_or(Over::word("failure"), |finished| self.renderer.over(finished, &delivery));
@@ -311,11 +311,11 @@ impl<R: Renderer> Driver<R> {
         let copy = copy.map(|charge| (body(), charge));
         let form = self.renderer.form(&delivery);
         if let Err(error) = self.entry.store((&journal, &log), (&form, over), is_awaited, copy).await {
-            tracing::error!(%error, "a result is not reported, because it cannot be kept");
+            tracing::error!(%error, "a result is not reported, because the journal cannot store it");
         }
     }
 
-    /// Posts messages for as long as one is due, and returns what comes after them.
+    /// Posts messages while one is due, and returns the next action.
     pub(super) async fn deliver(&self, mut action: Action, source: &Source<'_>) -> Action {
         while let Action::Post(message) = action {
             let posted = self.post(message, source).await;
@@ -346,7 +346,7 @@ impl<R: Renderer> Driver<R> {
     async fn post(&self, message: Message, source: &Source<'_>) -> Result<Acknowledged, Undelivered> {
         let delivery = self.delivery().clone();
         let body = self.renderer.body(message, source, &delivery);
-        // A message is due only where its address was given.
+        // A message is due only if its address was given.
         let url = self.addresses.of(message).unwrap_or_default();
         let mut span = self.trace.request("callback");
         let posted = self.client.post(url, self.addresses.key.as_ref(), body).await;

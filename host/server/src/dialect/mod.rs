@@ -46,14 +46,14 @@ pub trait Dialect: Send + Sync {
     /// Closes the dialect: no rollout will be requested again. Close admission before.
     fn close(&self);
 
-    /// Waits until every rollout is over and every result is delivered, or until the time is over. Returns whether all is
-    /// done.
+    /// Waits until every rollout has ended and every result is delivered, or until the time is over. Returns whether all
+    /// of them are.
     fn drain(&self, until: Instant) -> BoxFuture<'_, bool>;
 
     /// Answers all waiting polls at once; their callers continue at another process.
     fn answer_waiting(&self) {}
 
-    /// Announces that the server cancels the remaining rollouts. Their callers are still owed a result.
+    /// Announces that the server cancels the remaining rollouts. Their callers must still receive results.
     fn cancels_rest(&self);
 
     /// Returns the rollouts whose callers have not received a result.
@@ -88,7 +88,7 @@ pub enum KeyRule {
 pub struct Health {
     /// Its fields. Fields with the names of the server's own are replaced by those.
     pub fields: Map<String, Value>,
-    /// Whether its callers expect these fields alone and have no key for them. Only the single protocol of a server can have
+    /// Whether its callers expect only these fields and have no key for them. Only the single protocol of a server can have
     /// this.
     pub is_all: bool,
 }

@@ -18,7 +18,7 @@ use rollout_catalog::Deployment;
 use rollout_core::error::Fault;
 use rollout_core::telemetry::{Meter, Metrics};
 use rollout_outbound::Secret;
-use rollout_rollout::{AdmissionQuotas, Host, Runtime, RuntimeSettings, ServedAs, Share, Slots, Whose};
+use rollout_rollout::{AdmissionQuotas, Host, QuotaOwner, Runtime, RuntimeSettings, ServedAs, Share, Slots};
 use rollout_wire::quota::Quotas;
 
 /// A plugin in memory, with the server of its routes.
@@ -88,7 +88,7 @@ impl LoadedPlugin {
         let meters = vec![tenant.quotas.meter().clone(), meter.clone()];
         let shared = SharedParts {
             slots: tenant.slots.plugin(share(&info.quotas)),
-            quotas: Arc::new(AdmissionQuotas::new(Whose::Plugin, info.quotas.clone(), meter)),
+            quotas: Arc::new(AdmissionQuotas::new(QuotaOwner::Plugin, info.quotas.clone(), meter)),
             metrics: Arc::new(Metrics::of(HashMap::from(labels), meters)),
         };
         if let Some(traces) = tenants.0.traces.get() {
@@ -96,7 +96,7 @@ impl LoadedPlugin {
         }
         let LoadedDeployment { host, agent_name, running_max, code_bytes } =
             deploy(tenants, tenant, &shared, name, version).await?;
-        let server = Server::of_plugin(Serving::new(host, agent_name), &tenants.0.config);
+        let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config);
         let plugin = Self {
             name: name.to_owned(),
             tenant: Arc::downgrade(tenant),

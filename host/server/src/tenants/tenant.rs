@@ -15,8 +15,8 @@ use rollout_core::budget::Budget;
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
 use rollout_outbound::Transport;
 use rollout_rollout::{
-    AdmissionQuotas, ArtifactRoot, Host, Journal, JournalSettings, Share, StoredBytes, TenantSlots,
-    Unfinished, Whose,
+    AdmissionQuotas, ArtifactRoot, Host, Journal, JournalSettings, QuotaOwner, Share, StoredBytes,
+    TenantSlots, Unfinished,
 };
 use rollout_wire::quota::{Quota, Quotas};
 
@@ -56,7 +56,7 @@ struct TenantState {
 }
 
 impl TenantState {
-    fn of(tenant: &rollout_catalog::Tenant) -> Self {
+    fn of(tenant: &rollout_catalog::TenantInfo) -> Self {
         let default_plugin = tenant.default_plugin.as_ref().map(ToString::to_string);
         Self { stored_bytes_max: tenant.quotas.get(Quota::StoredBytes), default_plugin }
     }
@@ -109,7 +109,7 @@ impl OpenTenant {
         let tenant = Arc::new(Self {
             id,
             slots: inner.pool.tenant(share(&info.quotas)),
-            quotas: Arc::new(AdmissionQuotas::new(Whose::Tenant, info.quotas.clone(), meter)),
+            quotas: Arc::new(AdmissionQuotas::new(QuotaOwner::Tenant, info.quotas.clone(), meter)),
             transport: inner.transport.for_tenant(network_rules(&info.network)),
             budget: inner.platform.budget().for_others(),
             journal,

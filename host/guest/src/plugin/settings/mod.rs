@@ -72,7 +72,7 @@ fn list(problems: &[String]) -> String {
 
 /// A plugin's configuration as the guest gets it, with the fields that the host reads.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings {
+pub struct PluginSettings {
     /// The whole configuration, or `None` if none is declared and none was set.
     pub values: Option<Map<String, Value>>,
     /// The plugin's name.
@@ -83,7 +83,7 @@ pub struct Settings {
     pub max_concurrent: Option<u32>,
 }
 
-impl Settings {
+impl PluginSettings {
     /// Returns the configuration as JSON text.
     pub fn to_raw(&self) -> Option<Box<RawValue>> {
         // Values that came from JSON can be written as JSON.
@@ -114,7 +114,7 @@ impl Plugin {
             permit: Permit::alone(),
         };
         let id = RolloutId::parse("declare").map_err(|error| RunError::Host(error.to_string()))?;
-        let run = RunContext { clock_begins, ..RunContext::of_no_rollout(id, None, metrics.clone()) };
+        let run = RunContext { clock_begins, ..RunContext::without_rollout(id, None, metrics.clone()) };
         let outside = Live::until(bounds.deadline);
         let imports = Imports::new(Role::Declaration, Arc::new(run), limits, outside, Arc::default());
         let declared = instance::declare(self.linked(), imports, bounds).await?;
@@ -252,9 +252,9 @@ fn object(text: &str) -> Result<Map<String, Value>, String> {
 pub fn resolve(
     declaration: Option<&Declaration>,
     given: Option<&Map<String, Value>>,
-) -> Result<Settings, InvalidSettings> {
+) -> Result<PluginSettings, InvalidSettings> {
     let values = match (declaration, given) {
-        (None, None) => return Ok(Settings::default()),
+        (None, None) => return Ok(PluginSettings::default()),
         (None, Some(given)) => given.clone(),
         (Some(declaration), given) => {
             let mut values = declaration.defaults.clone();
@@ -264,7 +264,7 @@ pub fn resolve(
     };
     let mut mistakes =
         declaration.map(|declaration| declaration.mistakes(&values, Missing::IsAMistake)).unwrap_or_default();
-    let settings = Settings {
+    let settings = PluginSettings {
         name: text(&values, "name", &mut mistakes),
         description: text(&values, "description", &mut mistakes),
         max_concurrent: max_concurrent(&values, &mut mistakes),
@@ -298,7 +298,11 @@ fn text(values: &Map<String, Value>, field: &str, mistakes: &mut Vec<String>) ->
         None | Some(Value::Null) => None,
         Some(Value::String(text)) => Some(text.clone()).filter(|text| !text.is_empty()),
         Some(other) => {
-            add(mistakes, field, format_args!("{}, and the host reads a text here", schema::of_kind(other)));
+            add(
+                mistakes,
+                field,
+                format_args!("{}, and the host reads a text here", schema::describe_value(other)),
+            );
             None
         }
     }
@@ -311,7 +315,8 @@ fn max_concurrent(values: &Map<String, Value>, mistakes: &mut Vec<String>) -> Op
     }
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0);
     if number.is_none() {
-        let mistake = format!("{}, and not a number of rollouts, 1 or more, or null", schema::of_kind(value));
+        let mistake =
+            format!("{}, and not a number of rollouts, 1 or more, or null", schema::describe_value(value));
         add(mistakes, "concurrency.max_concurrent", mistake);
     }
     number
@@ -343,7 +348,7 @@ mod tests {
         Declaration::new(&schema.to_string(), &defaults.to_string()).unwrap()
     }
 
-    fn resolved(given: Value) -> Result<Settings, Vec<String>> {
+    fn resolved(given: Value) -> Result<PluginSettings, Vec<String>> {
         let Value::Object(given) = given else { panic!("an object") };
         resolve(Some(&declaration()), Some(&given)).map_err(|error| error.0)
     }
@@ -452,7 +457,7 @@ mod tests {
         assert_eq!((settings.name.as_deref(), settings.max_concurrent), (Some("n"), None));
         let given = json!({"name": 3, "concurrency": {"max_concurrent": -1}});
         assert_eq!(resolve(None, given.as_object()).unwrap_err().0.len(), 2);
-        assert_eq!(resolve(None, None).unwrap(), Settings::default());
+        assert_eq!(resolve(None, None).unwrap(), PluginSettings::default());
     }
 
     #[test]

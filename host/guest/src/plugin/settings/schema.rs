@@ -326,7 +326,7 @@ pub(super) fn mistakes(schema: &Value, error: &ValidationError<'_>) -> Vec<Mista
         | ValidationErrorKind::Constant { .. }
         | ValidationErrorKind::AnyOf { .. }
         | ValidationErrorKind::OneOfNotValid { .. } => {
-            one(format!("{}, and it has to be {}", of_kind(error.instance()), type_of(parent)))
+            one(format!("{}, and it has to be {}", describe_value(error.instance()), type_of(parent)))
         }
         _ => one(error.to_string()),
     }
@@ -342,7 +342,7 @@ fn no_such(name: &str, parent: &Value) -> String {
 }
 
 /// Formats a value with the name of its type.
-pub(super) fn of_kind(value: &Value) -> String {
+pub(super) fn describe_value(value: &Value) -> String {
     let kind = match value {
         Value::Null | Value::Number(_) | Value::Bool(_) => return shown(&value.to_string()),
         Value::String(_) => "string",

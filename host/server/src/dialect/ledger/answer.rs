@@ -1,8 +1,8 @@
-//! The first answers of requests, so that one that comes again has the same answer.
+//! The first answers of requests, so that a repeated request gets the same answer.
 //!
-//! The first request with a key leads; any other with that key, while it is answered or later, has the leader's answer.
-//! A leader that fails frees the key. The answer is kept for some time after the end of its rollout; until then its key
-//! is taken.
+//! The first request with a key leads. Every other request with that key, during the leader's work or later, gets the
+//! leader's answer. A leader that fails frees the key. The answer stays for some time after the end of its rollout, and
+//! its key is in use until then.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::{HeldBody, Ledger, LedgerEntry, Name};
 use rollout_rollout::{AdmitError, RolloutLog};
 
-/// Bytes of an answer's entry, besides its key and its body.
+/// Memory of an answer's entry in bytes, besides its key and its body.
 const RECORD_BYTES: usize = 512;
 
 /// The answer to a request.
@@ -23,17 +23,17 @@ pub(crate) type Answer = Result<Arc<HeldBody>, NoAnswer>;
 pub(crate) enum NoAnswer {
     /// The rollout was not admitted.
     Admit(AdmitError),
-    /// The answer cannot be made.
+    /// The answer could not be created.
     Failed(String),
-    /// The work for it broke off.
+    /// The leader's work was interrupted.
     Crashed,
 }
 
-/// The part of a request.
+/// The role of a request.
 pub(crate) enum Part {
-    /// It is answered by its own work.
+    /// The request is the leader and does the work for the answer.
     Leader(LedgerEntry, AnswerSender),
-    /// It has an earlier one's answer.
+    /// The request gets the answer of an earlier one.
     Follower(Following),
 }
 
@@ -42,7 +42,7 @@ pub(super) struct StoredAnswer {
     key: Arc<str>,
     answer: watch::Receiver<Option<Answer>>,
     pub(super) is_given: bool,
-    /// The rollout's journal, until the answer is forgotten.
+    /// The rollout's journal, until the answer has expired.
     pub(super) log: Option<RolloutLog>,
 }
 
@@ -52,22 +52,23 @@ impl StoredAnswer {
     }
 }
 
-/// Publishes the answer to a request. Dropped before that, all who wait read that the work broke off.
+/// Publishes the answer to a request. If it is dropped before that, all waiting requests learn that the work was
+/// interrupted.
 pub(crate) struct AnswerSender(watch::Sender<Option<Answer>>);
 
 impl AnswerSender {
-    /// Returns one more that has the answer.
+    /// Returns another receiver of the answer.
     pub(crate) fn following(&self) -> Following {
         Following(self.0.subscribe())
     }
 
-    /// Answers that there is none. The rollout's [`LedgerEntry`] is dropped before, so that the key is free.
+    /// Publishes that there is no answer. Drop the rollout's [`LedgerEntry`] first, so that the key is free.
     pub(crate) fn fail(self, why: NoAnswer) {
         self.0.send_replace(Some(Err(why)));
     }
 }
 
-/// A request that has another's answer.
+/// A request that gets the answer of another one.
 pub(crate) struct Following(watch::Receiver<Option<Answer>>);
 
 impl Following {
@@ -81,7 +82,7 @@ impl Following {
 }
 
 impl Ledger {
-    /// Returns the part of a request with this key.
+    /// Returns the role of a request with this key.
     pub(crate) fn join(self: &Arc<Self>, key: &str) -> Part {
         let mut inner = self.lock();
         let name = Name::Request(key.into());
@@ -101,7 +102,7 @@ impl Ledger {
 }
 
 impl LedgerEntry {
-    /// Answers the requests that wait, and keeps the answer for as long as the entry lives and the time to live after it.
+    /// Answers the waiting requests, and stores the answer until its time to live after the entry's end is over.
     pub(crate) fn answer(&self, sender: AnswerSender, body: Bytes, log: Option<RolloutLog>) {
         let mut inner = self.ledger.lock();
         let stored = inner.slots.get_mut(&self.number).and_then(|slot| slot.answer.as_mut());

@@ -1,9 +1,9 @@
-//! The ledger of a dialect: its live and finished rollouts, with what their callers are owed.
+//! The ledger of a dialect: its live and finished rollouts, and the results that callers have not received.
 //!
-//! A rollout has one entry from its admission until nothing of it is kept: its status, the result that its caller polls
-//! for, the first answer for requests that come again, and whether its caller is still to receive a result. The
-//! rollout's driver holds a [`LedgerEntry`], which changes it. Everything that is kept after the rollout's end expires by
-//! [`retention`] and is charged to the tenant's budget.
+//! A rollout has one entry from its admission until all of its parts have expired: its status, the result for which its
+//! caller polls, the first answer for repeated requests, and whether its caller must still receive a result. The
+//! rollout's driver changes the entry through a [`LedgerEntry`]. The parts that remain after the rollout's end expire
+//! by [`retention`] and are charged to the tenant's budget.
 
 mod answer;
 mod poll;
@@ -29,10 +29,10 @@ pub(crate) use retention::LedgerTimes;
 use answer::StoredAnswer;
 use retention::{Kept, RecentCount, Retention};
 
-/// Bytes of a failure's reason that are kept.
+/// Maximum number of bytes that are stored of a failure's reason.
 const REASON_BYTES_MAX: usize = 512;
 
-/// Results of the journal that are read at once: each takes a thread.
+/// Maximum number of results that are read from the journal at once. Each takes a thread.
 const READERS_MAX: usize = 2;
 
 /// The public part of a rollout's outcome.
@@ -45,12 +45,12 @@ pub(crate) struct Over {
 }
 
 impl Over {
-    /// A status alone, where the rest is for the holder of a lease.
+    /// Creates an outcome with a status only. The rest is for the holder of a lease.
     pub(crate) fn word(status: &'static str) -> Self {
         Self { status, reward: None, err_message: None }
     }
 
-    /// A status with what else is reported of an outcome.
+    /// Creates an outcome with its status, and with the reward or the reason of the failure.
     pub(crate) fn of(status: &'static str, outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Scored { reward } => {
@@ -74,7 +74,7 @@ pub(crate) fn word(phase: Phase) -> &'static str {
     }
 }
 
-/// The body of a result or of an answer, charged for as long as it is held.
+/// The body of a result or of an answer, with the charge for its memory.
 #[derive(Debug)]
 pub(crate) struct HeldBody {
     pub body: Bytes,
@@ -93,11 +93,11 @@ pub(crate) struct Ledger {
     budget: Budget,
     /// The journal in which results are stored, if there is one.
     journal: Option<Arc<Journal>>,
-    /// The plugin of the rollouts, where there are several.
+    /// The plugin of the rollouts, if the server has several plugins.
     plugin: Option<String>,
     clock: Arc<RunClock>,
     inner: Mutex<Inner>,
-    /// Cancelled when polls no longer wait for news.
+    /// Cancelled when polls no longer wait for changes.
     leaving: CancellationToken,
     readers: Arc<Semaphore>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct Ledger {
 enum Name {
     /// The newest rollout of this id, for its status.
     Rollout(RolloutId),
-    /// The rollout that is polled for under this id.
+    /// The rollout with a result for which callers poll under this id.
     Polled(RolloutId),
     /// The rollout of requests with this key.
     Request(Arc<str>),
@@ -121,13 +121,13 @@ struct Inner {
     active: usize,
     completed: RecentCount,
     retentions: [Retention; 5],
-    /// Number of results that callers are owed.
+    /// Number of results that callers have not received.
     owed: watch::Sender<usize>,
-    /// After closing, abandoned results are remembered: they cannot be requested again.
+    /// Whether the ledger is closed. Abandoned results are then listed, because callers cannot request them again.
     is_closing: bool,
-    /// Rollouts that are cancelled are cancelled by the server itself.
+    /// Whether cancellations come from the server, not from callers.
     is_cancelling: bool,
-    /// Rollouts whose owed results were abandoned while the server was closing.
+    /// Rollouts whose results were abandoned after the ledger was closed.
     given_up: Vec<String>,
 }
 
@@ -140,19 +140,19 @@ struct Slot {
     is_active: bool,
     id: Option<RolloutId>,
     status: Option<Status>,
-    /// The id under which it is polled for.
+    /// The id under which its caller polls.
     polled_as: Option<RolloutId>,
     polled: Option<Arc<Polled>>,
-    /// Whether its result is in memory alone and was not read in full.
+    /// Whether its result is in memory only and was not read in full.
     is_unread: bool,
     answer: Option<StoredAnswer>,
-    /// The caller's name of the rollout, while the caller is owed its result.
+    /// The caller's name of the rollout, until the caller has received its result.
     owed: Option<Box<str>>,
 }
 
 enum Status {
     Alive(Handle),
-    /// Over, and the outcome is not known yet.
+    /// The rollout has ended, and its outcome is not known yet.
     Ending,
     Over(Over),
 }
@@ -194,7 +194,7 @@ impl Inner {
         Some((*number, self.slots.get(number)?))
     }
 
-    /// Removes a name, unless it is a later entry's by now.
+    /// Removes a name, unless it now belongs to a later entry.
     fn remove_name(&mut self, name: &Name, number: u64) {
         if self.names.get(name) == Some(&number) {
             self.names.remove(name);
@@ -241,7 +241,7 @@ impl Inner {
         self.owed.send_modify(|owed| *owed -= 1);
     }
 
-    /// Keeps a part of an entry, and gives up the oldest above the limits.
+    /// Starts the retention of an entry's part, and drops the oldest parts above the limits.
     fn keep(&mut self, kept: Kept, now: Duration, bytes: usize, number: u64) {
         self.retentions[kept as usize].push(now, bytes, number);
         while let Some(number) = self.retentions[kept as usize].pop_excess() {
@@ -249,13 +249,13 @@ impl Inner {
         }
     }
 
-    /// Forgets the oldest of these parts, if there is one.
+    /// Drops the oldest of these parts. Returns whether there was one.
     fn forget_oldest(&mut self, kept: Kept) -> bool {
         let oldest = self.retentions[kept as usize].pop();
         oldest.map(|number| self.forget(kept, number)).is_some()
     }
 
-    /// Forgets what is due.
+    /// Drops all expired parts.
     fn sweep(&mut self, now: Duration) {
         for kept in Kept::ALL {
             if self.retentions[kept as usize].begin_sweep(now) {
@@ -270,7 +270,7 @@ impl Inner {
         }
     }
 
-    /// Forgets a part of an entry.
+    /// Drops a part of an entry.
     fn forget(&mut self, kept: Kept, number: u64) {
         match kept {
             Kept::Status => self.forget_status(number),
@@ -297,7 +297,7 @@ impl Inner {
         let Some(polled) = polled else { return };
         polled.forget();
         if is_unread {
-            tracing::info!(rollout_id = %polled.id(), "a result that was not read in its time is forgotten");
+            tracing::info!(rollout_id = %polled.id(), "an unread result has expired");
             self.settle(number, true);
         }
     }
@@ -312,7 +312,7 @@ impl Inner {
 }
 
 impl Ledger {
-    /// The ledger of a host's rollouts, by its journal if it has one.
+    /// Creates the ledger of a host's rollouts. It uses the host's journal, if there is one.
     pub(crate) fn new(times: LedgerTimes, host: &Host) -> Arc<Self> {
         let journal = host.journal().cloned();
         if let Some(journal) = &journal {
@@ -341,7 +341,7 @@ impl Ledger {
         })
     }
 
-    /// Locks the entries. Every look forgets what is due.
+    /// Locks the entries, and first drops all expired parts.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.lock_at(self.clock.now())
     }
@@ -352,7 +352,7 @@ impl Ledger {
         inner
     }
 
-    /// Begins to measure time, within the runtime.
+    /// Starts the clock. Must be called within the runtime.
     pub(crate) fn start(&self) {
         self.clock.start();
     }
@@ -368,7 +368,7 @@ impl Ledger {
         LedgerEntry::new(self.clone(), number)
     }
 
-    /// Forgets what is due, and where the host has no room for new work, the oldest of what can be spared until it has.
+    /// Drops all expired parts. If the host has no room for new work, also drops the oldest dispensable parts until it has.
     pub(crate) fn sweep(&self) {
         let mut inner = self.lock();
         for kept in Kept::SPARED {
@@ -387,7 +387,7 @@ impl Ledger {
         tokio::task::spawn_blocking(move || journal.note_results());
     }
 
-    /// Whether no rollout is known.
+    /// Returns whether the ledger has no entries.
     pub(crate) fn is_empty(&self) -> bool {
         let now = self.clock.now();
         let mut inner = self.lock_at(now);
@@ -395,7 +395,7 @@ impl Ledger {
         inner.slots.is_empty()
     }
 
-    /// Returns the rollouts that began and are not completed, and those that were completed lately.
+    /// Returns the numbers of active and recently completed rollouts.
     pub(crate) fn counts(&self) -> (usize, u64) {
         self.counts_at(self.clock.now())
     }
@@ -416,29 +416,29 @@ impl Ledger {
         })
     }
 
-    /// Closes the ledger: from now on, abandoned results are remembered.
+    /// Closes the ledger. Results that are abandoned from now on are listed by [`unreported`](Self::unreported).
     pub(crate) fn close(&self) {
         self.lock().is_closing = true;
     }
 
-    /// From now on, what is cancelled is cancelled by the server, and its caller is still owed a result.
+    /// Marks all further cancellations as the server's own. The callers must still receive results.
     pub(crate) fn cancel_rest(&self) {
         self.lock().is_cancelling = true;
     }
 
-    /// Whether what is cancelled is cancelled by the server.
+    /// Returns whether cancellations come from the server, not from callers.
     pub(crate) fn is_cancelling(&self) -> bool {
         self.lock().is_cancelling
     }
 
-    /// Waits until no caller is owed a result.
+    /// Waits until every caller has received its result, or the result was abandoned.
     pub(crate) async fn all_settled(&self) {
         let mut owed = self.lock().owed.subscribe();
-        // The sender is in `self`, so it cannot be gone.
+        // The sender is in `self`, so it is not dropped.
         let _ = owed.wait_for(|owed| *owed == 0).await;
     }
 
-    /// Returns the rollouts whose callers are owed a result, or whose results were abandoned since the ledger was closed.
+    /// Returns the rollouts with results that were not received, or were abandoned after the ledger was closed.
     pub(crate) fn unreported(&self) -> Vec<String> {
         let inner = self.lock();
         let owed = inner.slots.values().filter_map(|slot| slot.owed.as_deref());
@@ -450,7 +450,7 @@ impl Ledger {
 }
 
 /// A rollout's entry, held by its driver. Dropping it removes a status without an outcome, a reserved id, and a key
-/// without an answer. A result that is still owed then is abandoned.
+/// without an answer, and abandons a result that was not received.
 pub(crate) struct LedgerEntry {
     ledger: Arc<Ledger>,
     number: u64,
@@ -462,8 +462,8 @@ impl LedgerEntry {
         Self { ledger, number, polled: None }
     }
 
-    /// Makes the status of an admitted rollout known, and promises its caller a result. `name` is the caller's. A rollout
-    /// without a handle was finished by an earlier process.
+    /// Publishes the status of an admitted rollout, and counts a result that its caller must receive. `name` is the
+    /// caller's name of the rollout. A rollout without a handle was finished by an earlier process.
     pub(crate) fn begin(&self, id: RolloutId, name: &str, handle: Option<Handle>) {
         let mut inner = self.ledger.lock();
         inner.activate(self.number);
@@ -476,7 +476,7 @@ impl LedgerEntry {
         }
     }
 
-    /// Keeps the outcome. A later rollout of the same id has the id's status.
+    /// Stores the outcome. If a later rollout has the same id, the status of the id is that rollout's.
     pub(crate) fn end(&self, over: Over) {
         let now = self.ledger.clock.now();
         let mut inner = self.ledger.lock_at(now);
@@ -491,13 +491,13 @@ impl LedgerEntry {
         }
     }
 
-    /// Notes that the caller received the result, or wants none.
+    /// Records that the caller received the result or does not want it.
     pub(crate) fn settle(&self) {
         self.ledger.lock().settle(self.number, false);
     }
 
-    /// Notes that the rollout was cancelled. A caller that cancels wants no result, unless it is the server itself that
-    /// cancels. Returns whether the caller is still owed the result.
+    /// Records that the rollout was cancelled. If the caller cancelled it, the caller wants no result. Returns whether
+    /// the server cancelled it, so that the caller must still receive the result.
     pub(crate) fn cancel(&self) -> bool {
         let mut inner = self.ledger.lock();
         if !inner.is_cancelling {
@@ -506,7 +506,7 @@ impl LedgerEntry {
         inner.is_cancelling
     }
 
-    /// Whether the first answer is kept after the rollout's end, and the rollout's journal with it.
+    /// Returns whether the first answer, and with it the rollout's journal, stays after the rollout's end.
     pub(crate) fn is_answered(&self) -> bool {
         let inner = self.ledger.lock();
         let answer = inner.slots.get(&self.number).and_then(|slot| slot.answer.as_ref());

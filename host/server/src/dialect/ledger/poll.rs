@@ -1,8 +1,8 @@
-//! Results that callers poll for, each under its lease.
+//! Results for which callers poll, each protected by a lease.
 //!
-//! With a journal, a result is in it from the rollout's end on, and is read there when its caller asks. Memory holds a
-//! copy that saves the reading, as long as copies take little; see `rollout::KeptResults`. Without a journal, results
-//! are in memory alone.
+//! With a journal, a result is stored in it when the rollout ends, and is read from it when its caller polls. A copy in
+//! memory saves the reading while all copies together are small; see `rollout::KeptResults`. Without a journal, results
+//! are in memory only.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,7 +24,7 @@ use rollout_rollout::{
 use rollout_wire::digest::sha256_hex;
 use rollout_wire::id::RolloutId;
 
-/// A shorter result that was read stays in memory: it takes less than its source.
+/// Minimum size of a result that is dropped after it was read. A shorter one takes less memory than its source.
 const LEFT_BYTES_MIN: usize = 4 << 10;
 
 /// Bytes of an entry besides its result.
@@ -33,11 +33,11 @@ const ENTRY_BYTES: usize = 1024;
 /// Status of a rollout that is polled for.
 #[derive(Clone, Debug)]
 pub(crate) enum PollStatus {
-    /// It is alive.
+    /// The rollout is live.
     Under(Phase),
-    /// It is over, with its result.
+    /// The rollout has ended; this is its result.
     Ended(Arc<HeldBody>),
-    /// It is over, and its result is in the journal alone.
+    /// The rollout has ended, and its result is in the journal only.
     Journaled,
 }
 
@@ -65,16 +65,16 @@ pub(crate) struct StoredForm<F> {
     pub status: String,
 }
 
-/// The id is in use, or its result is still kept.
+/// Error of an id that is in use or whose result is still stored.
 #[derive(Debug)]
 pub(crate) struct Taken;
 
-/// The reason why a stored result is not returned.
+/// Error of reading a stored result.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     /// No such result is stored.
     Unknown,
-    /// The result is another lease's.
+    /// The result belongs to another lease.
     WrongLease,
     /// Too much memory is held for others.
     NoMemory,
@@ -98,11 +98,11 @@ pub(crate) struct Polled {
 }
 
 struct Polls {
-    /// The last poll, by the clock that stands still where the process does.
+    /// Time of the last poll, by a clock that stops while the process is stopped.
     last: Duration,
-    /// The last phase that the lease's holder heard of; it was told "queued" on admission.
+    /// The last phase that was reported to the lease's holder; admission reports "queued".
     heard: Option<Phase>,
-    /// The poll that waits: dropped, it is answered.
+    /// Sender that answers the waiting poll when it is dropped.
     waiting: Option<oneshot::Sender<()>>,
 }
 
@@ -120,21 +120,21 @@ impl Polled {
     }
 
     /// Returns its result in the journal, if it is stored there.
-    pub(crate) fn kept(&self) -> Option<KeptResult> {
+    pub(crate) fn kept_result(&self) -> Option<KeptResult> {
         self.kept.get().copied()
     }
 
-    /// Leaves the result to the journal, or ends the rollout in it.
+    /// Drops the copy of a result in the journal, or ends the rollout in the journal.
     pub(super) fn forget(&self) {
-        match (self.kept(), &self.log) {
-            // Polls that wait for it have it still, and no other has.
+        match (self.kept_result(), &self.log) {
+            // Waiting polls still receive the result; later ones do not.
             (Some(_), _) => self.set(PollStatus::Journaled),
             (None, Some(log)) => log.end(),
             (None, None) => {}
         }
     }
 
-    /// Returns the bytes of its result, if it is over and in memory.
+    /// Returns the size of its result in memory, or 0 if there is none.
     fn result_bytes(&self) -> usize {
         match &*self.status.borrow() {
             PollStatus::Under(_) | PollStatus::Journaled => 0,
@@ -146,9 +146,9 @@ impl Polled {
         self.polls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Renews the lease, waits for a status that its holder has not heard or until the time is over, and returns the
-    /// status. One poll waits: the next one answers it, because its caller is most likely gone, and each holds a
-    /// connection.
+    /// Renews the lease, waits until the status differs from the last reported one or the time is over, and returns the
+    /// status. Only one poll waits. The next poll answers it, because the caller of the first is probably gone, and
+    /// each waiting poll holds a connection.
     async fn news(&self, wait: Duration) -> PollStatus {
         let (waiting, next_poll) = oneshot::channel();
         let heard = {
@@ -162,7 +162,7 @@ impl Polled {
             PollStatus::Ended(_) | PollStatus::Journaled => true,
             PollStatus::Under(phase) => heard != Some(*phase),
         });
-        // The sender is in `self`; a timeout leaves what was known before.
+        // The sender is in `self`, so only a timeout can end the wait early.
         tokio::select! {
             _ = tokio::time::timeout(wait, new) => {}
             _ = next_poll => {}
@@ -176,7 +176,7 @@ impl Polled {
         status
     }
 
-    /// Waits until no poll came for longer than the lease.
+    /// Waits until the lease has expired without a poll.
     async fn lease_over(&self) {
         loop {
             let left = (self.polls().last + self.lease_time).saturating_sub(self.clock.now());
@@ -189,7 +189,7 @@ impl Polled {
 }
 
 impl LedgerEntry {
-    /// Makes the rollout known to polls under this lease.
+    /// Lets callers poll for the rollout under this lease.
     pub(crate) fn fill(&mut self, id: &RolloutId, lease: Lease, log: Option<RolloutLog>) {
         let clock = self.ledger.clock.clone();
         clock.start();
@@ -217,7 +217,7 @@ impl LedgerEntry {
         }
     }
 
-    /// Waits until the lease is over. A rollout without a lease is never abandoned.
+    /// Waits until the lease has expired. For a rollout without a lease, waits forever.
     pub(crate) async fn lease_over(&self) {
         match &self.polled {
             Some(polled) => polled.lease_over().await,
@@ -225,7 +225,7 @@ impl LedgerEntry {
         }
     }
 
-    /// Keeps a result in memory alone, for as long as results are kept. It is owed until it was read in full.
+    /// Stores a result in memory only, until it expires. The caller has received it once it was read in full.
     pub(crate) fn hold(&self, body: Bytes) {
         let Some(polled) = &self.polled else { return };
         let charge = self.ledger.budget.charge_result(ENTRY_BYTES + body.len());
@@ -239,7 +239,7 @@ impl LedgerEntry {
         polled.set(PollStatus::Ended(Arc::new(HeldBody::new(body, charge))));
     }
 
-    /// Returns a charge for a copy of a result of so many bytes, if it may stay in memory.
+    /// Returns a charge for a copy of a result of this size, if the copy may stay in memory.
     pub(crate) fn copy_charge(&self, bytes: usize) -> Option<Charge> {
         let bytes = ENTRY_BYTES + bytes;
         if bytes > COPIES_BYTES_MAX / 2 {
@@ -248,8 +248,8 @@ impl LedgerEntry {
         self.ledger.budget.charge_copy(bytes)
     }
 
-    /// Stores what a result is rendered from in the journal, ends the rollout with this outcome, and keeps the copy of the
-    /// result in memory while there is room.
+    /// Stores the data for rendering the result in the journal, ends the rollout with this outcome, and stores a copy of
+    /// the result in memory if there is room.
     pub(crate) async fn store(
         &self,
         (journal, log): (&Journal, &RolloutLog),
@@ -276,12 +276,12 @@ impl LedgerEntry {
                 inner.keep(Kept::Copy, now, bytes, self.number);
             }
         }
-        // From here on the journal knows which callers have yet to read.
+        // From here on the journal tracks which results were not read.
         inner.settle(self.number, false);
         Ok(())
     }
 
-    /// Returns the ledger's journal and the rollout's, if the rollout is polled for and stored there.
+    /// Returns the ledger's journal and the rollout's log in it, if callers poll for the rollout and it is journaled.
     pub(crate) fn journal(&self) -> Option<(Arc<Journal>, RolloutLog)> {
         let polled = self.polled.as_ref()?;
         self.ledger.journal.clone().zip(polled.log.clone())
@@ -289,7 +289,7 @@ impl LedgerEntry {
 }
 
 impl Inner {
-    /// Returns the entry that is polled for under this id, if its id is no other rollout's by now.
+    /// Returns the entry of a polled rollout, if the rollout can still be polled.
     fn polled(&mut self, polled: &Polled) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(&polled.number)?;
         slot.polled.is_some().then_some(slot)
@@ -297,20 +297,20 @@ impl Inner {
 }
 
 impl Ledger {
-    /// Reserves an id that no known rollout has, and of which no result is kept.
+    /// Reserves an id. Fails if a known rollout has the id or a result of it is stored.
     pub(crate) fn reserve(self: &Arc<Self>, id: &RolloutId) -> Result<LedgerEntry, Taken> {
-        if self.kept(id).is_some() {
+        if self.kept_result(id).is_some() {
             return Err(Taken);
         }
         self.reserve_anyway(id)
     }
 
-    /// Reserves an id whose result in the journal, if there is one, is this rollout's own.
+    /// Reserves an id for a rollout of the journal, which may have a result there.
     pub(crate) fn reserve_anyway(self: &Arc<Self>, id: &RolloutId) -> Result<LedgerEntry, Taken> {
         let mut inner = self.lock();
         let name = Name::Polled(id.clone());
         if let Some((number, slot)) = inner.named(&name) {
-            // A result that the journal forgot is forgotten here.
+            // A result that expired in the journal is dropped here too.
             if self.has(slot) {
                 return Err(Taken);
             }
@@ -321,20 +321,20 @@ impl Ledger {
         Ok(LedgerEntry::new(self.clone(), number))
     }
 
-    /// Whether the result of an entry is not yet in the journal, or still is.
+    /// Returns false if the result of an entry was stored in the journal and has expired there.
     pub(super) fn has(&self, slot: &Slot) -> bool {
-        let kept = slot.polled.as_ref().and_then(|polled| polled.kept());
+        let kept = slot.polled.as_ref().and_then(|polled| polled.kept_result());
         kept.zip(self.journal.as_ref()).is_none_or(|(kept, journal)| journal.results().has(kept))
     }
 
-    /// Returns a rollout that is alive, or whose result is in memory.
+    /// Returns a rollout that is live or has its result in memory.
     pub(crate) fn find(&self, id: &RolloutId) -> Option<Arc<Polled>> {
         let inner = self.lock();
         let (_, slot) = inner.named(&Name::Polled(id.clone()))?;
         if self.has(slot) { slot.polled.clone() } else { None }
     }
 
-    /// Returns the ids of rollouts that are polled for and match.
+    /// Returns the matching ids of rollouts for which callers poll.
     pub(crate) fn polled_ids(&self, matches: impl Fn(&RolloutId) -> bool) -> Vec<String> {
         let inner = self.lock();
         let ids = inner.names.keys().filter_map(|name| match name {
@@ -344,7 +344,8 @@ impl Ledger {
         ids.collect()
     }
 
-    /// Waits for news of a rollout, until its waiting time is over or its connection is wanted for another caller.
+    /// Waits until the status of a rollout changes, the waiting time is over, or the connection is needed for another
+    /// caller.
     pub(crate) async fn news(&self, polled: &Polled, caller: Option<&Caller>) -> PollStatus {
         let news = polled.news(self.times.result_wait);
         let news = async {
@@ -363,34 +364,34 @@ impl Ledger {
         }
     }
 
-    /// Answers all polls that wait, and those to come at once.
+    /// Answers all waiting polls, and further polls without a wait.
     pub(crate) fn answer_waiting(&self) {
         self.leaving.cancel();
     }
 
-    /// Waits until every result that the journal stores was read.
+    /// Waits until every result in the journal was read.
     pub(crate) async fn all_read(&self) {
         if let Some(journal) = &self.journal {
             journal.results().all_read().await;
         }
     }
 
-    /// Names a result in the journal.
+    /// Returns the key of a rollout's result in the journal.
     fn result_of<'a>(&'a self, id: &'a RolloutId) -> ResultOf<'a> {
         ResultOf { id, plugin: self.plugin.as_deref() }
     }
 
     /// Returns the result of this rollout in the journal, if one is stored there.
-    pub(crate) fn kept(&self, id: &RolloutId) -> Option<KeptResult> {
+    pub(crate) fn kept_result(&self, id: &RolloutId) -> Option<KeptResult> {
         let journal = self.journal.as_ref()?;
         journal.forget_results();
         journal.results().of(self.result_of(id))
     }
 
-    /// Notes that a caller has read a result in full.
+    /// Records that a caller has read a result in full.
     pub(crate) fn was_read(&self, polled: &Polled) {
         let bytes = polled.result_bytes();
-        if let Some((kept, journal)) = polled.kept().zip(self.journal.as_ref()) {
+        if let Some((kept, journal)) = polled.kept_result().zip(self.journal.as_ref()) {
             if journal.was_read(kept) && bytes >= LEFT_BYTES_MIN {
                 self.lock().forget(Kept::Copy, polled.number);
             }
@@ -404,20 +405,21 @@ impl Ledger {
         inner.settle(polled.number, false);
     }
 
-    /// Notes that a caller has read a result of the journal in full.
+    /// Records that a caller has read a result from the journal in full.
     pub(crate) fn was_read_there(&self, kept: KeptResult) {
         if let Some(journal) = &self.journal {
             journal.was_read(kept);
         }
     }
 
-    /// Waits for the turn to read a result of the journal: few are read at a time, apart from what answers others. The
-    /// semaphore is never closed.
+    /// Waits for a permit to read a result from the journal. The number of concurrent readers is limited. The semaphore
+    /// is never closed.
     async fn reader(&self) -> Option<OwnedSemaphorePermit> {
         self.readers.clone().acquire_owned().await.ok()
     }
 
-    /// Returns the result of the journal that this lease may read, charged before it is read and until it is sent.
+    /// Reads a result from the journal for the holder of this lease. Its memory is charged from before the read until it
+    /// is sent.
     pub(crate) async fn read_stored<F: DeserializeOwned + 'static>(
         self: &Arc<Self>,
         id: &RolloutId,
@@ -425,7 +427,7 @@ impl Ledger {
         lease: Lease,
         render: fn(&F, &Finished) -> Bytes,
     ) -> Result<HeldBody, ReadError> {
-        /// The bytes that are read and their meaning are in memory beside the result.
+        /// Copies in memory at once: the stored bytes, the parsed outcome, and the result.
         const COPIES: usize = 3;
         let journal = self.journal.clone().ok_or(ReadError::Unknown)?;
         let turn = self.reader().await;
@@ -450,7 +452,7 @@ impl Ledger {
 
     /// Returns the status of a rollout whose result is in the journal.
     pub(crate) async fn stored_status(self: &Arc<Self>, id: &RolloutId) -> Option<String> {
-        let (journal, kept) = self.journal.clone().zip(self.kept(id))?;
+        let (journal, kept) = self.journal.clone().zip(self.kept_result(id))?;
         let turn = self.reader().await;
         let (ledger, id) = (self.clone(), id.clone());
         let read = tokio::task::spawn_blocking(move || {
@@ -461,7 +463,7 @@ impl Ledger {
         read.await.ok()?
     }
 
-    /// Reads the data beside a result. Blocks.
+    /// Reads the data that is stored with a result. Blocks.
     fn stored<F: DeserializeOwned>(
         &self,
         journal: &Journal,

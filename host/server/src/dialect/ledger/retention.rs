@@ -1,23 +1,23 @@
-//! Expiry: what is kept of finished rollouts, for how long, and up to how much.
+//! Retention of finished rollouts: statuses, results and first answers, each with a time and a limit.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Rollouts whose status is known after their end. With the longest ids and messages they take 8 MiB.
+/// Maximum number of finished rollouts whose status is known. With the longest ids and messages they take 8 MiB.
 const STATUSES_MAX: usize = 4096;
 
-/// Time for which a result is kept that was read, for a caller that lost it on its way. Where the host has no room for
-/// new work it goes sooner, the oldest first.
+/// Time for which a result stays after it was read, in case the response was lost. If the host has no room for new work,
+/// the oldest results are dropped sooner.
 const READ_KEPT: Duration = Duration::from_secs(60);
 
-/// Bytes of such results together. A lost answer is asked for again at once; with thousands of results read a second,
-/// or large ones, they are kept for seconds.
+/// Maximum number of bytes of these results together. They stay for seconds only if thousands are read per second or if
+/// they are large, which is enough because a caller repeats a lost request at once.
 pub(super) const READ_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes of copies of results that the journal has, together.
+/// Maximum number of bytes of all copies of results that the journal has.
 pub(super) const COPIES_BYTES_MAX: usize = 32 << 20;
 
-/// Parts of the time for which completed rollouts are counted. Each is forgotten as a whole.
+/// Number of intervals in the time for which completed rollouts are counted. An interval expires as a whole.
 const PARTS_OF_COUNT: u32 = 60;
 
 /// The parts of an entry that expire.
@@ -31,7 +31,7 @@ pub(super) enum Kept {
     Read,
     /// A copy of a result that the journal has.
     Copy,
-    /// The first answer, for requests that come again.
+    /// The first answer, for repeated requests.
     Answer,
 }
 
@@ -46,9 +46,9 @@ impl Kept {
 /// Times of a ledger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LedgerTimes {
-    /// Time for which a poll waits for news.
+    /// Maximum time for which a poll waits for a change.
     pub result_wait: Duration,
-    /// Time for which a rollout lives without a poll.
+    /// Time after which a rollout without polls is cancelled.
     pub lease: Duration,
     /// Time for which results and statuses are kept.
     pub result_ttl: Duration,
@@ -66,7 +66,7 @@ pub(super) struct Retention {
     count_max: usize,
     bytes_max: usize,
     swept_at: Duration,
-    /// When an entry's part began to be kept, its bytes, and the entry's number.
+    /// Start of the retention of an entry's part, its bytes, and the entry's number.
     queue: VecDeque<(Duration, usize, u64)>,
     bytes: usize,
 }
@@ -93,33 +93,34 @@ impl Retention {
         }
     }
 
-    /// Keeps the part of an entry from now on.
+    /// Starts the retention of an entry's part.
     pub(super) fn push(&mut self, now: Duration, bytes: usize, number: u64) {
         self.queue.push_back((now, bytes, number));
         self.bytes += bytes;
     }
 
-    /// Removes and returns the oldest.
+    /// Removes the oldest part and returns the number of its entry.
     pub(super) fn pop(&mut self) -> Option<u64> {
         let (_, bytes, number) = self.queue.pop_front()?;
         self.bytes -= bytes;
         Some(number)
     }
 
-    /// Removes and returns the oldest if it is above a limit. The newest stays, however large it is.
+    /// Removes the oldest part if a limit is exceeded, and returns the number of its entry. The newest part stays,
+    /// however large it is.
     pub(super) fn pop_excess(&mut self) -> Option<u64> {
         let is_over = self.queue.len() > self.count_max || self.bytes > self.bytes_max;
         if is_over && self.queue.len() > 1 { self.pop() } else { None }
     }
 
-    /// Removes and returns the oldest if its time is over.
+    /// Removes the oldest part if it has expired, and returns the number of its entry.
     pub(super) fn pop_due(&mut self, now: Duration) -> Option<u64> {
         let time = self.time?;
         let is_due = self.queue.front().is_some_and(|(since, ..)| *since + time <= now);
         if is_due { self.pop() } else { None }
     }
 
-    /// Whether expired parts may be removed now. Marks the sweep.
+    /// Returns whether expired parts may be removed now, and stores the time of the sweep.
     pub(super) fn begin_sweep(&mut self, now: Duration) -> bool {
         let is_time = now.saturating_sub(self.swept_at) >= self.interval;
         if is_time {
@@ -129,10 +130,10 @@ impl Retention {
     }
 }
 
-/// Counts what happened within a time.
+/// Counter of events in the recent past.
 pub(super) struct RecentCount {
     time: Duration,
-    /// When each part of the time began, and what happened in it.
+    /// Start of each interval, and the number of events in it.
     parts: VecDeque<(Duration, u64)>,
 }
 

@@ -140,7 +140,7 @@ pub(super) fn resume(
     let renderer = Callbacks::new(osmosis, id.clone(), form, label);
     *renderer.report() = report.map(|report| Reported {
         _charge: inner.budget.charge_result(report.get().len()),
-        report: Report::kept(&report),
+        report: Report::from_stored(&report),
     });
     let entry = inner.ledger.open();
     kept::go_on((osmosis, host), unfinished, id.as_str(), Ok, |rollout| {
@@ -159,7 +159,7 @@ struct Callbacks {
     report: Mutex<Option<Reported>>,
 }
 
-/// A caller's report of the model's calls, held until the last callback was taken.
+/// A caller's report of the model's calls, held until the last callback was accepted.
 struct Reported {
     report: Report,
     _charge: Charge,

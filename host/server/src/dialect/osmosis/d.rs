@@ -256,7 +256,7 @@ pub(super) async fn result(
             PollStatus::Journaled => {}
         }
     }
-    let kept = polled.and_then(|polled| polled.kept()).or_else(|| ledger.kept(&id));
+    let kept = polled.and_then(|polled| polled.kept_result()).or_else(|| ledger.kept_result(&id));
     let kept = kept.ok_or(ApiError::UnknownRollout)?;
     let render = |form: &Form, finished: &Finished| form.result(finished).bytes();
     let copy = ledger.read_stored(&id, kept, Lease::of(lease), render).await?;

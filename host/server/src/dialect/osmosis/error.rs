@@ -88,7 +88,7 @@ impl From<ForkError> for ApiError {
         match error {
             ForkError::Refused(error) => error.into(),
             ForkError::Unreadable(why) => Self::Internal(why.to_string()),
-            wrong => Self::Invalid(vec![Problem::of_value("fork_of", &wrong.to_string())]),
+            wrong => Self::Invalid(vec![Problem::invalid_value("fork_of", &wrong.to_string())]),
         }
     }
 }

@@ -68,7 +68,7 @@ impl Problem {
     }
 
     /// Creates the problem of an impossible value, found by a later reader of the request.
-    pub(crate) fn of_value(name: &str, why: &str) -> Self {
+    pub(crate) fn invalid_value(name: &str, why: &str) -> Self {
         Self::new("value_error", loc(name), format!("Value error, {why}"), Value::Null)
             .with(json!({"error": {}}))
     }
@@ -155,7 +155,7 @@ impl<'a> Fields<'a> {
         self.problems.push(Problem::new("missing", loc(name), "Field required", input));
     }
 
-    fn of_type(&mut self, r#type: &'static str, name: &str, msg: &'static str) {
+    fn add_type_problem(&mut self, r#type: &'static str, name: &str, msg: &'static str) {
         let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
         self.problems.push(Problem::new(r#type, loc(name), msg, input));
     }
@@ -166,9 +166,9 @@ impl<'a> Fields<'a> {
         let read = serde_json::from_str(raw.get()).ok();
         if read.is_none() && raw.get().starts_with('"') {
             let msg = "Input should be a valid string, unable to parse raw data as a unicode string";
-            self.of_type("string_unicode", name, msg);
+            self.add_type_problem("string_unicode", name, msg);
         } else if read.is_none() {
-            self.of_type("string_type", name, "Input should be a valid string");
+            self.add_type_problem("string_type", name, "Input should be a valid string");
         }
         read
     }
@@ -180,7 +180,7 @@ impl<'a> Fields<'a> {
             return None;
         }
         if self.optional(name).is_none() {
-            self.of_type("string_type", name, "Input should be a valid string");
+            self.add_type_problem("string_type", name, "Input should be a valid string");
         }
         self.text(name)
     }
@@ -202,7 +202,7 @@ impl<'a> Fields<'a> {
     /// Reads an object that may be absent but not null, unchanged.
     pub(crate) fn object_if_given(&mut self, name: &str) -> Option<Box<RawValue>> {
         if self.has(name) && self.optional(name).is_none() {
-            self.of_type("dict_type", name, "Input should be a valid dictionary");
+            self.add_type_problem("dict_type", name, "Input should be a valid dictionary");
         }
         self.object(name)
     }
@@ -223,7 +223,7 @@ impl<'a> Fields<'a> {
         match read {
             Ok(number) => Some(number),
             Err((r#type, msg)) => {
-                self.of_type(r#type, name, msg);
+                self.add_type_problem(r#type, name, msg);
                 None
             }
         }
@@ -240,7 +240,7 @@ impl<'a> Fields<'a> {
             }
             return Some(raw.to_owned());
         }
-        self.of_type("dict_type", name, "Input should be a valid dictionary");
+        self.add_type_problem("dict_type", name, "Input should be a valid dictionary");
         None
     }
 
@@ -251,7 +251,7 @@ impl<'a> Fields<'a> {
             return None;
         };
         if !raw.get().starts_with('[') {
-            self.of_type("list_type", name, "Input should be a valid list");
+            self.add_type_problem("list_type", name, "Input should be a valid list");
             return None;
         }
         let messages = Messages::with_capacity(raw.get().len());
@@ -259,7 +259,7 @@ impl<'a> Fields<'a> {
         let mut reader = serde_json::Deserializer::from_str(raw.get());
         let read = serde::Deserializer::deserialize_seq(&mut reader, objects);
         let Ok((mut messages, count)) = read else {
-            self.of_type("list_type", name, "Input should be a valid list");
+            self.add_type_problem("list_type", name, "Input should be a valid list");
             return None;
         };
         if count > count_max {
@@ -281,7 +281,7 @@ impl<'a> Fields<'a> {
         let raw = self.optional(name)?;
         let mut reader = serde_json::Deserializer::from_str(raw.get());
         let Ok((texts, count)) = serde::Deserializer::deserialize_seq(&mut reader, Texts) else {
-            self.of_type("list_type", name, "Input should be a valid list");
+            self.add_type_problem("list_type", name, "Input should be a valid list");
             return None;
         };
         if count > TEXTS_MAX {
@@ -303,13 +303,17 @@ impl<'a> Fields<'a> {
                 _ => None,
             },
             Value::Null | Value::Array(_) | Value::Object(_) => {
-                self.of_type("bool_type", name, "Input should be a valid boolean");
+                self.add_type_problem("bool_type", name, "Input should be a valid boolean");
                 return None;
             }
             Value::Number(_) => None,
         };
         if flag.is_none() {
-            self.of_type("bool_parsing", name, "Input should be a valid boolean, unable to interpret input");
+            self.add_type_problem(
+                "bool_parsing",
+                name,
+                "Input should be a valid boolean, unable to interpret input",
+            );
         }
         flag
     }
@@ -323,7 +327,7 @@ impl<'a> Fields<'a> {
                 Ok(secs) => secs,
                 Err(_) => {
                     let msg = "Input should be a valid number, unable to parse string as a number";
-                    self.of_type("float_parsing", name, msg);
+                    self.add_type_problem("float_parsing", name, msg);
                     return None;
                 }
             },
@@ -331,7 +335,7 @@ impl<'a> Fields<'a> {
             // A number that is too large for a float does not parse as a value.
             Value::Null => f64::INFINITY,
             Value::Array(_) | Value::Object(_) => {
-                self.of_type("float_type", name, "Input should be a valid number");
+                self.add_type_problem("float_type", name, "Input should be a valid number");
                 return None;
             }
         };

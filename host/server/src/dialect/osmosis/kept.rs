@@ -1,5 +1,5 @@
-//! The journal's part of a rollout of this protocol: what the next process needs to continue it, so that its caller
-//! notices nothing.
+//! The data of this protocol that the journal stores, with which the next process continues a rollout without a change
+//! for its caller.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use rollout_core::budget::{Budget, Charge};
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{CallbackClient, ModelEndpoint};
 use rollout_rollout::{
-    AdmitError, Continuation, Ended, Host, Resources, Rollout, RolloutLog, RolloutRequest, Steps,
+    AdmitError, Continuation, Host, Resources, Rollout, RolloutEnd, RolloutLog, RolloutRequest, Steps,
     UnfinishedRollout, drive,
 };
 use rollout_wire::id::RolloutId;
@@ -29,9 +29,9 @@ pub(super) const DRIVER: &str = "osmosis";
 /// Facts that the journal stores with an admission. The addresses are sealed beside them.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Facts {
-    /// The delivery as it began.
+    /// The initial state of the delivery.
     pub delivery: Delivery,
-    /// Whether there is anything for a grader to compare with.
+    /// Whether the request has a label or metadata, with which a grader can compare the answer.
     pub gradable: bool,
     /// Facts of its generation.
     pub form: Form,
@@ -71,7 +71,7 @@ pub(super) fn admit(
     host.admit(rollout, resources)
 }
 
-/// Makes the driver of a rollout.
+/// Creates the driver of a rollout.
 pub(super) fn driver<R: Renderer>(
     host: &Host,
     entry: LedgerEntry,
@@ -100,8 +100,9 @@ pub(super) async fn is_safe(log: Option<&RolloutLog>) -> Result<(), ApiError> {
     }
 }
 
-/// Runs a rollout of an earlier process to its end, or delivers its stored outcome. `name` is the caller's, `asked` sets how
-/// its model is called, and `driver` creates its driver, with the rollout if it still runs.
+/// Runs a rollout of an earlier process to its end, or delivers its stored outcome. `name` is the caller's name of the
+/// rollout, `asked` adds the caller's profile to the model, and `driver` creates the driver, with the rollout if it
+/// still runs.
 pub(super) fn go_on<R: Renderer>(
     (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
@@ -131,7 +132,8 @@ pub(super) fn go_on<R: Renderer>(
     Ok(())
 }
 
-/// Maximum memory of an earlier process's outcomes that are read at once: a part of the budget, and a number of bytes.
+/// Maximum memory of the outcomes of an earlier process that are read at once: a part of the budget, and a number of
+/// bytes.
 const OUTCOMES_PART: usize = 16;
 const OUTCOMES_BYTES_MAX: usize = 64 << 20;
 
@@ -159,7 +161,7 @@ pub(super) struct OutcomeTurn {
 
 /// Reads the stored outcome of an earlier process's rollout when it is its turn. Short outcomes are read together, long
 /// ones one after the other.
-async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<(Ended, OutcomeTurn)> {
+async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<(RolloutEnd, OutcomeTurn)> {
     /// Copies of an outcome that exist at once: the stored bytes and the parsed outcome.
     const COPIES: usize = 2;
     let inner = &osmosis.0;
@@ -177,12 +179,12 @@ async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<
         let finished =
             tokio::task::spawn_blocking(move || of.read_outcome()).await.map_err(io::Error::other)??;
         let finished = finished.ok_or_else(|| io::Error::other("it is not there"))?;
-        Ok::<_, io::Error>((Ended::of(Box::new(finished)), held))
+        Ok::<_, io::Error>((RolloutEnd::from_finished(Box::new(finished)), held))
     };
     match read.await {
         Ok(read) => Some(read),
         Err(error) => {
-            tracing::error!(rollout_id = %id, %error, "an outcome of the journal cannot be read, and is left there");
+            tracing::error!(rollout_id = %id, %error, "an outcome in the journal cannot be read and stays there");
             None
         }
     }
@@ -191,5 +193,5 @@ async fn outcome(osmosis: &Osmosis, id: &RolloutId, log: &RolloutLog) -> Option<
 /// Returns the caller's report of model calls from the notes of a rollout with this driver.
 pub(crate) fn reported(driver: &str, notes: &[Box<RawValue>]) -> Option<Report> {
     let report = Progress::report(notes).filter(|_| driver == DRIVER);
-    report.map(Report::kept)
+    report.map(Report::from_stored)
 }

@@ -95,7 +95,7 @@ impl Report {
     }
 
     /// Reads a stored report.
-    pub(crate) fn kept(report: &RawValue) -> Self {
+    pub(crate) fn from_stored(report: &RawValue) -> Self {
         Self(Bytes::copy_from_slice(report.get().as_bytes()))
     }
 
@@ -109,7 +109,7 @@ impl Report {
     }
 
     /// Assigns the report to the documents of these samples.
-    pub(crate) fn of_samples(&self, ids: &[Option<&str>]) -> Amendments<'_> {
+    pub(crate) fn for_samples(&self, ids: &[Option<&str>]) -> Amendments<'_> {
         let Parts { model_name, samples } = self.parts();
         Amendments { model_name, matched: Matched::find(samples.map_or("{}", RawValue::get), ids) }
     }
@@ -118,7 +118,7 @@ impl Report {
     pub(crate) fn apply(&self, documents: &[impl AmendedDocument]) -> io::Result<()> {
         let ids: Vec<Option<&str>> =
             documents.iter().map(|document| document.sample().map(SampleId::as_str)).collect();
-        let amendments = self.of_samples(&ids);
+        let amendments = self.for_samples(&ids);
         documents.iter().enumerate().try_for_each(|(place, document)| amendments.amend(place, document))
     }
 }

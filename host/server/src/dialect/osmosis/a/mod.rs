@@ -80,7 +80,7 @@ pub fn asked_by(
     form: AgentForm,
 ) -> Option<ModelEndpoint> {
     let id = request.caller_id.as_deref().unwrap_or_else(|| request.id.as_str());
-    Some(model.asked(request::profile(id, settings, form)?))
+    Some(model.with_profile(request::profile(id, settings, form)?))
 }
 
 /// Returns its routes. Their key is passed in this generation's way.
@@ -184,7 +184,7 @@ pub(super) fn resume(
     }
     let asked = |model: ModelEndpoint| {
         let profile = request::profile(id, &inner.init.settings, host.form());
-        Ok(model.asked(profile.ok_or("its id makes no request")?))
+        Ok(model.with_profile(profile.ok_or("its id makes no request")?))
     };
     let renderer = Call { id: id.clone(), answer: Mutex::new(Some(Answer::Given)) };
     let client = (&inner.init.completions, addresses);
@@ -355,7 +355,7 @@ impl Call {
                     ..Completed::failed(&self.id, &failure.reason, metrics)
                 },
                 (None, Stage::Queue | Stage::Workflow) | (Some(_), Stage::Queue) => {
-                    Completed::failed(&self.id, &failure.reason, metrics.of_the_model())
+                    Completed::failed(&self.id, &failure.reason, metrics.without_tools())
                 }
             },
         }
@@ -427,7 +427,7 @@ impl Metrics {
     }
 
     /// Returns the usage of an aborted agent, which is that of its model calls.
-    fn of_the_model(self) -> Self {
+    fn without_tools(self) -> Self {
         Self { total_latency_ms: 0.0, tool_latency_ms: 0.0, num_tool_calls: 0, ..self }
     }
 }

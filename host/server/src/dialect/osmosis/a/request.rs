@@ -106,7 +106,7 @@ fn fields_of(
     let (model, secrets) = ModelAddress::split(&base_url, model_name(&completion_params), api_key.clone());
     let model = model.with_profile(PROFILE);
     let endpoint = match secrets.endpoint(&model) {
-        Ok(endpoint) => Arc::new(endpoint.asked(profile)),
+        Ok(endpoint) => Arc::new(endpoint.with_profile(profile)),
         Err(why) => {
             let field = if why == InvalidEndpoint::Key { "api_key" } else { "server_url" };
             fields.wrong(field, &why.to_string());

@@ -39,7 +39,7 @@ impl Serialize for Samples<'_> {
             Self::Of(finished) => finished.samples.as_slice(),
         };
         let mut map = serializer.serialize_map(None)?;
-        for sample in samples.iter().filter(|sample| sample.asked) {
+        for sample in samples.iter().filter(|sample| sample.has_request) {
             map.serialize_entry(sample.record.id.as_str(), &NamedSample::of(sample))?;
         }
         map.end()

@@ -21,8 +21,8 @@ pub struct LimitUse {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hits: u64,
     /// The largest amount that would have been in use at a hit, if it is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub asked: Option<u64>,
+    #[serde(default, rename = "asked", skip_serializing_if = "Option::is_none")]
+    pub requested_max: Option<u64>,
 }
 
 fn is_zero(times: &u64) -> bool {

@@ -16,7 +16,7 @@ pub(super) struct HalfTimes {
 
 /// Returns every limit in the order of the configuration. `samples_max` is the smaller of the limit and the number that
 /// the caller accepts.
-pub(super) fn table(
+pub(super) fn build(
     limits: &Limits,
     samples_max: u32,
     usage: &RolloutUsage,
@@ -33,7 +33,7 @@ pub(super) fn table(
                 max: if name == Limit::Samples.as_str() { samples_max.into() } else { max },
                 used: limit.and_then(|limit| used(limit, usage, times)),
                 hits: limit.map_or(0, |limit| hits.times(limit)),
-                asked: limit.and_then(|limit| hits.asked(limit)),
+                requested_max: limit.and_then(|limit| hits.requested_max(limit)),
             }
         })
         .collect()
@@ -83,14 +83,14 @@ mod tests {
     #[test]
     fn every_limit_of_a_rollout_can_fire_under_its_name() {
         let mut hits = LimitHits::default();
-        Limit::ALL.iter().for_each(|limit| hits.add_asked(*limit, 7));
+        Limit::ALL.iter().for_each(|limit| hits.add_requested(*limit, 7));
         let limits = Limits::default();
 
-        let table = table(&limits, 1, &RolloutUsage::default(), HalfTimes::default(), &hits);
+        let table = build(&limits, 1, &RolloutUsage::default(), HalfTimes::default(), &hits);
 
         assert_eq!(table.len(), limits.table().len());
         for limit in &table {
-            assert_eq!((limit.hits, limit.asked), (1, Some(7)), "{limit:?}");
+            assert_eq!((limit.hits, limit.requested_max), (1, Some(7)), "{limit:?}");
         }
         let samples = table.iter().find(|limit| limit.name == "samples-max").unwrap();
         assert_eq!(samples.max, Amount::Count(1), "the number that the caller accepts");

@@ -1,0 +1,87 @@
+"""Errors of the client. None of them stands for a reward: a rollout that failed has none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .types import RolloutResult
+
+__all__ = [
+    "HostBusy",
+    "HostRefused",
+    "HostUnreachable",
+    "LeaseLost",
+    "NoReward",
+    "ProtocolError",
+    "RolloutCancelled",
+    "RolloutExists",
+    "RolloutFailed",
+    "RolloutHostError",
+    "RolloutTimeout",
+]
+
+
+class RolloutHostError(Exception):
+    """Base class of all errors of this package."""
+
+
+class HostUnreachable(RolloutHostError):
+    """The host could not be reached, or was not available, for as long as the client tries."""
+
+
+class HostRefused(RolloutHostError):
+    """The host refused a request, and a repetition would not help.
+
+    `status` is the HTTP status: 401 for a wrong key, 404 for an unknown address, 422 for an invalid request.
+    """
+
+    def __init__(self, message: str, status: int, detail: object = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = detail
+
+
+class HostBusy(RolloutHostError):
+    """The host answered 429 until the client's `admission_timeout` was over."""
+
+
+class RolloutExists(HostRefused):
+    """The host has a rollout with the requested id. Ids that the client generates never collide."""
+
+
+class LeaseLost(RolloutHostError):
+    """The host does not know the rollout or its lease any more, so its result cannot be read.
+
+    A host without a journal was restarted, or the result was not read in time.
+    """
+
+
+class ProtocolError(RolloutHostError):
+    """The server's answer is not one of the protocol. The address may be another server's."""
+
+
+class RolloutTimeout(RolloutHostError, TimeoutError):
+    """The caller's `timeout` was over. `run` cancels the rollout, `result` of a handle leaves it running."""
+
+
+class RolloutFailed(RolloutHostError):
+    """The rollout ended without success. It has no reward."""
+
+    def __init__(self, result: RolloutResult) -> None:
+        category = result.err_category or "no category"
+        super().__init__(f"rollout {result.rollout_id}: {result.status}: {category}: {result.reason}")
+        self.result = result
+
+    @property
+    def category(self) -> str | None:
+        """The protocol's word for the reason, such as `timeout`, `http_error` (the model's) or `agent_error`."""
+        return self.result.err_category
+
+
+class RolloutCancelled(RolloutFailed):
+    """The rollout was cancelled."""
+
+
+class NoReward(RolloutHostError):
+    """The rollout succeeded without a reward: grading was not requested, or the workflow withdrew its sample."""
