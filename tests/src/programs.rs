@@ -115,6 +115,37 @@ pub fn npm_packages() -> PathBuf {
     modules
 }
 
+/// Returns the directory of the frameworks that examples in TypeScript use.
+pub fn framework_packages() -> PathBuf {
+    let modules = environments().join("npm-frameworks/node_modules");
+    assert!(
+        modules.is_dir(),
+        "there is no {modules:?}; run: tests/clients/setup {}",
+        environments().display()
+    );
+    modules
+}
+
+/// Creates a copy of a JavaScript project with the frameworks installed.
+pub fn with_frameworks(project: &Path, target: &Path) {
+    copy_dir(project, target);
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(framework_packages(), target.join("node_modules"))
+        .expect("the packages can be linked");
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap_or_else(|error| panic!("{to:?}: {error}"));
+    for entry in std::fs::read_dir(from).unwrap_or_else(|error| panic!("{from:?}: {error}")) {
+        let path = entry.expect("a directory can be read").path();
+        let target = to.join(path.file_name().unwrap_or_default());
+        match path.is_dir() {
+            true => copy_dir(&path, &target),
+            false => drop(std::fs::copy(&path, &target).unwrap_or_else(|error| panic!("{path:?}: {error}"))),
+        }
+    }
+}
+
 /// Returns the program in esbuild's package for this machine, which runs without Node.
 fn esbuild() -> PathBuf {
     let packages = npm_packages().join("@esbuild");
@@ -148,8 +179,18 @@ pub fn javascript_guest(project: &str) -> PathBuf {
     let kept = target_dir().join("javascript-guests");
     std::fs::create_dir_all(&kept).expect("the target directory can be written");
     let component = kept.join(format!("{}-{}.wasm", project.replace('/', "-"), std::process::id()));
+    let mut source = project_root().join(project);
+    let manifest = std::fs::read(source.join("package.json")).expect("the project has a package.json");
+    let manifest: Value = serde_json::from_slice(&manifest).expect("the package.json is JSON");
+    let dependencies = manifest["dependencies"].as_object();
+    let copy = tempfile::tempdir().expect("a temporary directory can be made");
+    if dependencies.is_some_and(|packages| packages.keys().any(|name| name != "rollout-sdk")) {
+        let target = copy.path().join("project");
+        with_frameworks(&source, &target);
+        source = target;
+    }
     let ran = javascript_host("build")
-        .arg(project_root().join(project))
+        .arg(&source)
         .arg("-o")
         .arg(&component)
         .output()

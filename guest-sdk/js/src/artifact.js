@@ -1,6 +1,6 @@
 // Named files that are stored with the rollout. A workflow writes files, and its grader can read them.
 
-import * as artifacts from 'rollout:plugin/artifacts@0.1.0';
+import * as artifacts from '#contract/artifacts';
 
 import { asText, shown } from './check.js';
 import { ArtifactError, Invalid, callHost } from './errors.js';

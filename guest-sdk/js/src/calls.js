@@ -1,6 +1,6 @@
 // Waiting for calls of models and tools.
 
-import { wait } from 'rollout:plugin/calls@0.1.0';
+import { wait } from '#contract/calls';
 
 import { ready, setWait } from './runtime/loop.js';
 

@@ -2,7 +2,7 @@
 
 import './calls.js';
 
-import * as observations from 'rollout:plugin/observations@0.1.0';
+import * as observations from '#contract/observations';
 
 import { answerAfter } from './answer.js';
 import { asFunction, asNumber, asText, shown } from './check.js';

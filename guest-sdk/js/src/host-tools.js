@@ -1,6 +1,6 @@
 // Tools that the operator provides. For workflows only.
 
-import * as tools from 'rollout:plugin/tools@0.1.0';
+import * as tools from '#contract/tools';
 
 import { outcome } from './calls.js';
 import { asText } from './check.js';

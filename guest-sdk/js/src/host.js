@@ -1,13 +1,13 @@
 // The current rollout, as the host knows it.
 
-import * as context from 'rollout:plugin/context@0.1.0';
-import * as hostLog from 'rollout:plugin/log@0.1.0';
+import * as context from '#contract/context';
+import * as hostLog from '#contract/log';
 
 import { asText } from './check.js';
 import { Failed, Invalid, RolloutError, TimedOut } from './errors.js';
 import { dump, parse, parseObject } from './json.js';
 import { setConsole, startClock } from './runtime/globals.js';
-import { runToEnd } from './runtime/loop.js';
+import { isComponent, runToEnd } from './runtime/loop.js';
 import { seed } from './runtime/random.js';
 import { show } from './runtime/text.js';
 import { place, traceOf } from './trace.js';
@@ -89,9 +89,13 @@ export function runPart(part, work) {
   startClock();
   try {
     seed(`${context.rolloutId()}/${context.attempt()}/${part}`);
-    return runToEnd(work, (reason) => {
+    const result = runToEnd(work, (reason) => {
       writeLine('error', 'a promise was rejected and no code handled it:');
       for (const line of traceOf(reason)) writeLine('error', line);
+    });
+    if (isComponent) return result;
+    return result.catch((error) => {
+      throw Object.assign(failure(error), { cause: error });
     });
   } catch (error) {
     throw failure(error);

@@ -1,6 +1,6 @@
 // Requests to models and their replies.
 
-import * as models from 'rollout:plugin/models@0.1.0';
+import * as models from '#contract/models';
 
 import { outcome } from './calls.js';
 import { isObject, shown } from './check.js';

@@ -1,6 +1,6 @@
 // Samples: conversations that are graded and trained on.
 
-import * as samples from 'rollout:plugin/samples@0.1.0';
+import * as samples from '#contract/samples';
 
 import { asNumber, asText } from './check.js';
 import { OpenError, RecordError, callHost } from './errors.js';

@@ -4,7 +4,10 @@
 // `Promise.all` runs concurrently. A module that may wait sets the function with `setWait`; a component of tools
 // has none.
 
-import { drain, stateOf, takeUnhandled } from './promise.js';
+import { currentContext, drain, runInContext, stateOf, takeUnhandled } from './promise.js';
+
+/** Whether this is a component. Under Node, promises and timers work by themselves. */
+export const isComponent = globalThis.__cqjs !== undefined;
 
 /** Calls in progress, with the function that resumes the code that waits for each. */
 const waiting = new Map();
@@ -22,6 +25,7 @@ function now() {
 
 /** Waits until the host can finish a call. If the signal is aborted first, abandons the call. */
 export function ready(call, signal) {
+  if (!isComponent) return settledOrAborted(call.settled, signal);
   return new Promise((resolve, reject) => {
     const aborted = () => {
       if (waiting.delete(call)) {
@@ -34,6 +38,15 @@ export function ready(call, signal) {
       resolve();
     });
     signal?.addEventListener('abort', aborted);
+  });
+}
+
+function settledOrAborted(settled, signal) {
+  if (signal === undefined) return settled;
+  return new Promise((resolve, reject) => {
+    const aborted = () => reject(signal.reason);
+    signal.addEventListener('abort', aborted, { once: true });
+    settled.then(resolve).finally(() => signal.removeEventListener('abort', aborted));
   });
 }
 
@@ -50,7 +63,9 @@ function addTimer(callback, delay, repeats, args) {
   const milliseconds = Math.max(0, Number(delay) || 0);
   lastTimerId += 1;
   const every = repeats ? Math.max(1, milliseconds) : undefined;
-  timers.push({ id: lastTimerId, at: now() + milliseconds, every, run: () => callback(...args) });
+  const values = currentContext();
+  const run = () => runInContext(values, () => callback(...args));
+  timers.push({ id: lastTimerId, at: now() + milliseconds, every, run });
   return lastTimerId;
 }
 
@@ -95,8 +110,9 @@ function step() {
   return true;
 }
 
-/** Runs an async function to its end. Throws what it throws. */
+/** Runs an async function to its end. Throws what it throws. Under Node, returns its promise. */
 export function runToEnd(work, onUnhandled) {
+  if (!isComponent) return Promise.resolve(work());
   const promise = work();
   for (;;) {
     drain();

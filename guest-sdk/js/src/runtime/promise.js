@@ -13,11 +13,34 @@ const COMPACT_AT = 1024;
 
 let jobs = [];
 let next = 0;
+/** Values of `AsyncLocalStorage` for the code that runs: a map, or `undefined` for none. */
+let context;
 /** Rejected promises without a handler. */
 const unhandled = new Set();
 
 function enqueue(job) {
   jobs.push(job);
+}
+
+/** Returns the values of `AsyncLocalStorage` for the code that runs. */
+export function currentContext() {
+  return context;
+}
+
+/** Runs a function with these values of `AsyncLocalStorage`. */
+export function runInContext(values, work) {
+  const outer = context;
+  context = values;
+  try {
+    return work();
+  } finally {
+    context = outer;
+  }
+}
+
+/** Changes the values of `AsyncLocalStorage` for the rest of the code that runs. */
+export function enterContext(values) {
+  context = values;
 }
 
 /** Runs all jobs, including those that they add. */
@@ -30,8 +53,10 @@ export function drain() {
       jobs = jobs.slice(next);
       next = 0;
     }
+    context = undefined;
     job();
   }
+  context = undefined;
   jobs.length = 0;
   next = 0;
 }
@@ -113,8 +138,10 @@ class HostPromise {
       return this.#settle(REJECTED, error);
     }
     if (typeof then !== 'function') return this.#settle(FULFILLED, value);
+    const values = context;
     enqueue(() => {
       const { resolve, reject } = this.#functions();
+      context = values;
       try {
         then.call(value, resolve, reject);
       } catch (error) {
@@ -135,7 +162,9 @@ class HostPromise {
   then(onFulfilled, onRejected) {
     const Species = this.constructor?.[Symbol.species] ?? HostPromise;
     const { promise, resolve, reject } = capability(Species);
+    const values = context;
     const react = () => {
+      context = values;
       const handler = this.#state === FULFILLED ? onFulfilled : onRejected;
       if (typeof handler !== 'function') {
         return this.#state === FULFILLED ? resolve(this.#value) : reject(this.#value);
@@ -255,6 +284,7 @@ if (globalThis.__cqjs) {
   Object.defineProperty(globalThis, 'Promise', { value: HostPromise, writable: true, configurable: true });
   globalThis.queueMicrotask = (callback) => {
     checkCallable(callback, 'the callback of a microtask');
-    enqueue(callback);
+    const values = context;
+    enqueue(() => runInContext(values, callback));
   };
 }

@@ -17,8 +17,8 @@ const OPTIONS: [&str; 15] = [
     "--bundle",
     "--format=esm",
     "--platform=neutral",
-    "--main-fields=module,main",
-    "--conditions=rollout-host,worker,browser",
+    "--main-fields=browser,module,main",
+    "--conditions=rollout-host,workerd,worker,browser",
     "--target=es2023",
     "--supported:async-await=false",
     "--supported:async-generator=false",
@@ -36,12 +36,19 @@ pub(super) struct Esbuild<'a> {
     pub program: PathBuf,
     /// Directory of the project, from which modules are resolved.
     pub project: &'a Path,
-    /// Directory of the SDK's package.
-    pub sdk: &'a Path,
-    /// Targets of further module names.
-    pub aliases: BTreeMap<String, String>,
+    /// Targets of module names that the project does not resolve itself.
+    pub aliases: BTreeMap<String, PathBuf>,
     /// Directory for intermediate files.
     pub work: &'a Path,
+}
+
+/// The author's entry module, bundled with all modules that it imports.
+pub(super) struct Entry {
+    /// Names that the module exports.
+    pub exports: BTreeSet<String>,
+    pub code: String,
+    /// Imports in each source file, as they are written, by the file's path from the project.
+    pub imports: BTreeMap<String, Vec<String>>,
 }
 
 /// A module bundled with all modules that it imports.
@@ -55,6 +62,7 @@ pub(super) struct Bundle {
 /// Report of esbuild.
 #[derive(Deserialize)]
 struct Metafile {
+    inputs: BTreeMap<String, Input>,
     outputs: BTreeMap<String, Output>,
 }
 
@@ -69,34 +77,52 @@ struct Output {
 }
 
 #[derive(Deserialize)]
+struct Input {
+    #[serde(default)]
+    imports: Vec<Import>,
+}
+
+#[derive(Deserialize)]
 struct Import {
     path: String,
+    /// Name as it is written, if the path differs.
+    original: Option<String>,
 }
 
 impl Esbuild<'_> {
-    /// Returns the names that a module of the project exports.
-    pub(super) fn exports_of(&self, entry: &str) -> Result<BTreeSet<String>> {
-        let output = self.run(&[format!("./{entry}").into(), "--sourcemap=external".into()], "entry")?;
-        Ok(output.exports)
+    /// Bundles the entry module to see what it exports and imports.
+    pub(super) fn entry(&self, path: &str) -> Result<Entry> {
+        let metafile = self.run(&[format!("./{path}").into(), "--sourcemap=external".into()], "entry")?;
+        let imports = metafile.inputs.into_iter().map(|(file, input)| {
+            (file, input.imports.into_iter().filter_map(|import| import.original).collect())
+        });
+        let imports = imports.collect();
+        let code = self.read("entry.js")?;
+        Ok(Entry { exports: main_output(metafile.outputs)?.exports, code, imports })
     }
 
     /// Bundles a module with this text, which refers to other modules by absolute paths.
     pub(super) fn bundle(&self, text: &str) -> Result<Bundle> {
         let wrapper = self.work.join("wrapper.js");
         std::fs::write(&wrapper, text).context("cannot write the component's module")?;
-        let output = self.run(
-            &[wrapper.into(), "--sourcemap=external".into(), "--sources-content=false".into()],
-            "bundle",
-        )?;
-        let read = |ending: &str| {
-            let path = self.work.join(format!("bundle.{ending}"));
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
-        };
+        let arguments = [wrapper.into(), "--sourcemap=external".into(), "--sources-content=false".into()];
+        let output = main_output(self.run(&arguments, "bundle")?.outputs)?;
         let imports = output.imports.into_iter().map(|import| import.path).collect();
-        Ok(Bundle { code: read("js")?, source_map: read("js.map")?, imports })
+        Ok(Bundle { code: self.read("bundle.js")?, source_map: self.read("bundle.js.map")?, imports })
     }
 
-    fn run(&self, arguments: &[OsString], name: &str) -> Result<Output> {
+    fn read(&self, file: &str) -> Result<String> {
+        let path = self.work.join(file);
+        std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+
+    /// Returns the directories in which adapters of the SDK find the packages that they adapt: those of the project.
+    fn module_dirs(&self) -> Result<OsString> {
+        let dirs = self.project.ancestors().map(|dir| dir.join("node_modules"));
+        std::env::join_paths(dirs).context("the project's path has a character that separates paths")
+    }
+
+    fn run(&self, arguments: &[OsString], name: &str) -> Result<Metafile> {
         let metafile = self.work.join(format!("{name}.json"));
         let with = |option: &str, path: &Path| {
             let mut argument = OsString::from(option);
@@ -106,22 +132,23 @@ impl Esbuild<'_> {
         let mut command = Command::new(&self.program);
         command
             .current_dir(self.project)
+            .env("NODE_PATH", self.module_dirs()?)
             .args(OPTIONS)
             .args(arguments)
             .arg(with("--outfile=", &self.work.join(format!("{name}.js"))))
             .arg(with("--metafile=", &metafile))
-            .arg(with("--alias:rollout-sdk=", self.sdk))
-            .args(self.aliases.iter().map(|(name, target)| format!("--alias:{name}={target}")))
+            .args(self.aliases.iter().map(|(name, target)| with(&format!("--alias:{name}="), target)))
             .arg("--color=false");
         print(&run(&mut command, &self.program).map_err(explain)?);
         let text = std::fs::read_to_string(&metafile).context("esbuild wrote no report")?;
-        let metafile: Metafile = serde_json::from_str(&text).context("esbuild's report cannot be read")?;
-        metafile
-            .outputs
-            .into_values()
-            .find(|output| output.entry_point.is_some())
-            .context("esbuild's report has no output")
+        serde_json::from_str(&text).context("esbuild's report cannot be read")
     }
+}
+
+/// Returns the output of the entry point.
+fn main_output(outputs: BTreeMap<String, Output>) -> Result<Output> {
+    let mut outputs = outputs.into_values();
+    outputs.find(|output| output.entry_point.is_some()).context("esbuild's report has no output")
 }
 
 /// Runs a program and returns its standard error, or fails with it.
@@ -150,8 +177,7 @@ fn explain(error: anyhow::Error) -> anyhow::Error {
     let Some(PluginFault(output)) = error.downcast_ref::<PluginFault>() else { return error };
     let advice = match output.split_once("Could not resolve \"") {
         Some((_, rest)) if rest.starts_with("node:") || output.contains("is built into node") => {
-            "a component has none of Node's built-in modules: it has no files, processes or network, and the SDK has \
-             artifacts, models and tools"
+            "a component does not have this module of Node, and neither does the SDK replace it"
         }
         Some((_, rest)) if !rest.starts_with(['.', '/']) => {
             "if it is a dependency of the project, run: npm ci"

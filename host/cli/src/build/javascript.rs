@@ -4,7 +4,7 @@
 //! The build installs nothing: dependencies are those in `node_modules`, and esbuild is a program that needs no Node.
 //! The SDK is the one in this program.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -13,9 +13,9 @@ use rollout_quickjs::{ENGINE_VERSION, EngineLibrary, Error, World};
 
 use super::esbuild::{self, Esbuild};
 use super::javascript_manifest::Manifest;
-use super::javascript_sdk;
 use super::source_map::SourceMap;
 use super::{Built, PluginFault};
+use super::{javascript_builtins, javascript_sdk};
 use crate::plugin_file;
 
 /// Tools of JavaScript projects.
@@ -61,20 +61,31 @@ pub(super) fn compile(project: &Path, tools: &Tools, work: &Path) -> Result<Buil
     let engine = engine_library(tools)?;
     let sdk = work.join("sdk");
     javascript_sdk::unpack(&sdk).context("cannot unpack the SDK")?;
+    let mut aliases =
+        javascript_builtins::aliases(&work, &sdk).context("cannot write the built-in modules")?;
+    aliases.extend(manifest.aliases().into_iter().map(|(name, target)| (name, target.into())));
     let esbuild = Esbuild {
         program: esbuild::find(&project, tools.esbuild.as_deref())?,
         project: &project,
-        sdk: &sdk,
-        aliases: manifest.aliases(),
+        aliases,
         work: &work,
     };
 
-    let exports = esbuild.exports_of(&entry)?;
+    let analyzed = esbuild.entry(&entry)?;
+    check_imports(&project, &work, &analyzed.imports)?;
+    let exports = &analyzed.exports;
     let parts: Vec<_> = PARTS.iter().filter(|(name, ..)| exports.contains(*name)).collect();
     if !parts.iter().any(|(name, ..)| *name != "settings") {
-        return Err(PluginFault(nothing_exported(&entry, &exports)).into());
+        return Err(PluginFault(nothing_exported(&entry, exports)).into());
     }
-    let bundle = esbuild.bundle(&wrapper(&project.join(&entry), &sdk, &parts))?;
+    let globals = javascript_builtins::globals(&analyzed.code, &sdk);
+    let globals = globals.map(|text| -> Result<PathBuf> {
+        let path = work.join("globals.js");
+        std::fs::write(&path, text).context("cannot write the globals")?;
+        Ok(path)
+    });
+    let globals = globals.transpose()?;
+    let bundle = esbuild.bundle(&wrapper(&project.join(&entry), &sdk, globals.as_deref(), &parts))?;
     let world = World {
         imports: interfaces(&bundle.imports)?,
         exports: parts.iter().map(|(.., interface)| (*interface).to_owned()).collect(),
@@ -111,14 +122,39 @@ fn engine_library(tools: &Tools) -> Result<EngineLibrary> {
     EngineLibrary::new(bytes).with_context(|| format!("{} cannot be used", path.display()))
 }
 
+/// Checks that no file of the author's imports a module of Node that a component cannot have. Packages may: many import
+/// what they never use.
+fn check_imports(project: &Path, work: &Path, imports: &BTreeMap<String, Vec<String>>) -> Result<()> {
+    for (file, names) in imports {
+        let path = normalized(&project.join(file));
+        if file.contains("node_modules/") || path.starts_with(work) {
+            continue;
+        }
+        let Some(name) = names.iter().find(|name| javascript_builtins::is_absent(name)) else { continue };
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let quoted = [format!("'{name}'"), format!("\"{name}\"")];
+        let line = text.lines().position(|line| quoted.iter().any(|quoted| line.contains(quoted)));
+        let at = line.map_or_else(String::new, |line| format!(":{}", line + 1));
+        return Err(PluginFault(format!(
+            "{}{at} imports {name}: a component has no files, processes or network, and no streams or threads of Node; \
+             the SDK has artifacts, models and tools",
+            shown_path(&path, project, work)
+        ))
+        .into());
+    }
+    Ok(())
+}
+
 /// Returns the component's entry module, which imports the SDK's globals and then the author's module, and checks each
 /// part.
-fn wrapper(entry: &Path, sdk: &Path, parts: &[&(&str, &str, &str)]) -> String {
+fn wrapper(entry: &Path, sdk: &Path, globals: Option<&Path>, parts: &[&(&str, &str, &str)]) -> String {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let in_sdk = |file: &str| quoted(&sdk.join("src").join(file).to_string_lossy());
+    let globals = globals.map(|path| format!("import {};\n", quoted(&path.to_string_lossy())));
     let mut text = format!(
-        "import {};\nimport {{ exported }} from {};\nimport * as plugin from {};\n",
+        "import {};\n{}import {{ exported }} from {};\nimport * as plugin from {};\n",
         in_sdk("runtime/index.js"),
+        globals.unwrap_or_default(),
         in_sdk("part.js"),
         quoted(&entry.to_string_lossy()),
     );

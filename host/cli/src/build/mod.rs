@@ -3,6 +3,7 @@
 mod component_cache;
 mod esbuild;
 pub(super) mod javascript;
+mod javascript_builtins;
 mod javascript_manifest;
 pub(super) mod javascript_sdk;
 pub(super) mod python;

@@ -1,0 +1,3 @@
+// `node:console`.
+
+export default globalThis.console;

@@ -1,0 +1,5 @@
+// `node:constants`.
+
+import { constants } from './fs.js';
+
+export default constants;

@@ -1,0 +1,5 @@
+// `node:stream/web`.
+
+import * as streams from '../web/streams.js';
+
+export default streams;

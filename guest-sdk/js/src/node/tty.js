@@ -1,0 +1,6 @@
+// `node:tty`.
+
+export const isatty = () => false;
+export class ReadStream {}
+export class WriteStream {}
+export default { isatty, ReadStream, WriteStream };
