@@ -68,7 +68,13 @@ def _unpack(library: dict[str, Any], work: Path, toolchain: Path) -> Path:
     sources, digest = toolchain / "sources", library["sha256"]
     if debian.kept(sources, "*.orig.tar.*", digest) is None:
         version = f"{library['debian']}={library['debian-version']}"
-        debian.fetch(toolchain / "apt", "deb-src", ["--download-only", "source"], [version], sources)
+        try:
+            debian.fetch(toolchain / "apt", "deb-src", ["--download-only", "source"], [version], sources)
+        except subprocess.CalledProcessError:
+            sys.exit(
+                f"apt-get cannot fetch the sources {version}. Debian unstable keeps only its newest release: take that one in "
+                f"packages.toml, or put an older one's archive with the SHA-256 {digest} into {sources}"
+            )
     archive = debian.kept(sources, "*.orig.tar.*", digest)
     if archive is None:
         sys.exit(f"the download of Debian's sources of {library['debian']} does not have the hash in packages.toml")

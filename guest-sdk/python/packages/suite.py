@@ -102,18 +102,15 @@ def beside_their_packages() -> None:
         package.__path__.append(str(place.parent))
 
 
-def read_vocabularies() -> None:
-    """Loads tiktoken's vocabularies, which are too large for data files of a component."""
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(HERE / "vocabularies")
-    tiktoken = importlib.import_module("tiktoken")
-    for name in SUITE["vocabularies"]:
-        tiktoken.get_encoding(name)
+def add_vocabularies() -> None:
+    """Adds tiktoken's vocabularies where it caches them. They are too large for data files of a component."""
+    os.environ["TIKTOKEN_CACHE_DIR"] = "/kept/vocabularies"
+    files = importlib.import_module("vocabularies").FILES
+    _archive.add("/kept", {f"/kept/vocabularies/{name}": content for name, content in files.items()})
 
 
 def configured() -> Config:
     os.environ.update(SUITE["environment"])
-    if SUITE["vocabularies"]:
-        read_vocabularies()
     for name in SUITE["stand-ins"]:
         sys.modules[name] = ModuleType(name, "Not in a component: only tests that use it fail.")
     if SUITE["within"]:
@@ -143,6 +140,8 @@ CONFIG = configured()
 class Run(AgentWorkflow[AgentWorkflowConfig]):
     async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> Messages:
         wanted = json.loads(message.text_of(ctx.prompt[-1]))
+        if SUITE["vocabularies"]:
+            add_vocabularies()
         session = Session.from_config(CONFIG)
         CONFIG.hook.pytest_sessionstart(session=session)
         try:
