@@ -40,8 +40,8 @@ pub use memory_group::MemoryGroup;
 pub use oracle::{Answers, Oracle, OracleRequest};
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
 pub use programs::{
-    example, guest, has_javascript, host_program, javascript_guest, javascript_host, native_wheels,
-    npm_packages, project_root, python_guest, python_program, target_dir,
+    client_python, example, guest, has_javascript, host_program, javascript_guest, javascript_host,
+    native_wheels, npm_packages, project_root, python_guest, python_program, target_dir, trainer_python,
 };
 pub use raw::{RawServer, Sends};
 pub use registry::{REGISTRY_USER, TestRegistry};
