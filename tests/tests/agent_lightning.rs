@@ -32,7 +32,7 @@ impl Gateway {
         let dir = std::env::temp_dir();
         let process = server.current_dir(dir).start();
         let url = format!("http://127.0.0.1:{port}");
-        let http = reqwest::Client::builder().no_proxy().build().unwrap();
+        let http = rollout_outbound::http_client().unwrap();
         let healthy = async || http.get(format!("{url}/healthz")).send().await.ok();
         until("the gateway's health", healthy).await;
         Self { _process: process, url, http }
@@ -224,7 +224,8 @@ async fn a_rollout_without_a_reward_is_failed_with_the_reason_and_without_an_eve
              "config": {"timeout_seconds": 2}},
         ]))
         .await;
-    let _process = Worker::of(&gateway).start().await;
+    let worker = Worker::of(&gateway);
+    let _process = worker.start().await;
 
     for (id, reason) in [
         ("number", "the row must be an object or a text, not a number"),
@@ -396,8 +397,8 @@ async fn a_gateway_or_plugin_that_cannot_be_used_ends_the_command_with_the_reaso
     refused(&worker, 2, &["--agl: 'nowhere' is not an http or https URL"]).await;
     refused(&Worker::of(&gateway).guest("only_workflow"), 1, &["it has no grader", "--grader"]).await;
 
-    let mut wrong_key = Worker::of(&gateway).command();
-    let ran = wrong_key.env("AGL_KEY", "another-key").start().ended().await;
+    let worker = Worker::of(&gateway);
+    let ran = worker.command().env("AGL_KEY", "another-key").start().ended().await;
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("it answered 401: Invalid or missing API key"), "{}", ran.stderr);
     assert!(!ran.stderr.contains("another-key"), "{}", ran.stderr);
