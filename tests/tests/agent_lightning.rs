@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use reqwest::Method;
 use rollout_tests::{
-    Answer, Controller, Process, Ran, Start, guest, in_time, rollout_host, trainer_python, until,
+    Answer, Controller, Process, Ran, Start, guest, in_time, project_root, rollout_host, trainer_python,
+    until,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -338,7 +339,7 @@ async fn rollouts_of_a_killed_process_continue_in_the_next_one() {
 }
 
 #[tokio::test]
-async fn workers_beside_each_other_run_each_rollout_once() {
+async fn two_workers_share_a_queue_and_run_each_rollout_once() {
     const COUNT: usize = 60;
     let controller = Controller::start().await;
     let gateway = Gateway::with_model(&controller).await;
@@ -374,6 +375,59 @@ async fn fields_of_rows_are_configurable_and_an_agent_may_rate_itself() {
     assert_eq!(gateway.events("nested", "reward").await[0]["value"], 1.0);
     let status = gateway.ended("missing").await;
     assert_eq!(status["error_message"], "the row has no 'task.result', the field of the label");
+}
+
+/// Returns the shell commands of the page, block by block.
+fn page_commands() -> Vec<String> {
+    let page = std::fs::read_to_string(project_root().join("docs/serve/agent-lightning.md")).unwrap();
+    let blocks = page.split("```sh\n").skip(1);
+    blocks.map(|rest| rest.split("\n```").next().unwrap_or(rest).to_owned()).collect()
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_lead_to_the_first_batch() {
+    let blocks = page_commands();
+    let [start, enqueue, work, events] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
+    for line in ["pip install agentlightning==1.0.2", "agl-server host=127.0.0.1 port=8080 key=secret"] {
+        assert!(start.contains(line), "{start}");
+    }
+    let gateway = Gateway::start().await;
+    let model = rollout_host(["mock-model", "--listen", "127.0.0.1:0"]).start();
+    let model_url = model.line("listening on ").await;
+    let worker = Worker::of(&gateway);
+    let here = |script: &str| {
+        script
+            .replace("http://127.0.0.1:8080", &gateway.url)
+            .replace("http://127.0.0.1:9100/v1", &model_url)
+            .replace("AGL_KEY=secret", &format!("AGL_KEY={KEY}"))
+    };
+    let shell = |script: String| {
+        let mut bash = Command::new("bash");
+        bash.args(["-euo", "pipefail", "-c", &script]).env("AGL_KEY", KEY).current_dir(worker.dir.path());
+        bash.start().ended()
+    };
+    let ran = shell(here(enqueue)).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+
+    let words = shell_words(&here(work));
+    assert_eq!(words[0], "rollout-host", "{work}");
+    let arguments = words[1..].iter().filter(|word| *word != "my_agent.wasm");
+    let mut command = rollout_host(arguments);
+    command.arg(guest("conform")).env("AGL_KEY", KEY).current_dir(worker.dir.path());
+    let _process = command.start();
+
+    for id in ["a", "b"] {
+        assert_eq!(gateway.ended(id).await["state"], "succeeded", "{id}");
+    }
+    let ran = shell(here(events)).await;
+    let shown: Value =
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{}{}", ran.stdout, ran.stderr));
+    assert_eq!(shown[0]["data"], json!({"value": 1.0, "source": "grader"}), "{shown}");
+}
+
+/// Returns the words of a command without quotes.
+fn shell_words(command: &str) -> Vec<String> {
+    command.split_whitespace().map(str::to_owned).collect()
 }
 
 #[tokio::test]

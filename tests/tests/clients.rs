@@ -6,7 +6,6 @@
 //! environments.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use rollout_tests::{

@@ -328,7 +328,7 @@ impl super::Dialect for AgentLightning {
         Health { fields, is_all: false }
     }
 
-    /// Returns none: nobody is connected to this host.
+    /// Returns none: no caller connects to this host.
     fn descriptors_per_rollout(_config: &Config) -> u64 {
         0
     }
