@@ -33,7 +33,7 @@ const LAYERS: [(&str, Layers); 7] = [
     (
         "outbound/src",
         &[
-            &["callback", "chat observer", "mcp", "probe"],
+            &["callback", "chat observer", "mcp", "probe", "service"],
             &["endpoint", "http_tool"],
             &["transport", "retry", "url_template"],
             &["environment", "http1", "network", "tls"],

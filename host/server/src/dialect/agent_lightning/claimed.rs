@@ -54,7 +54,7 @@ pub(super) struct Claim {
     pub decided: Mutex<Option<oneshot::Sender<()>>>,
 }
 
-/// What is reported of a rollout: events, and then the change of its status.
+/// The report of a rollout: events, and then the change of its status.
 #[derive(Serialize, Deserialize)]
 struct Report<'a> {
     #[serde(borrow)]
