@@ -25,6 +25,37 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
+/// Returns the Python of an environment that `clients/setup` creates. It is created if necessary. `ROLLOUT_VENVS` names the
+/// directory of the environments.
+pub async fn client_python(name: &str) -> PathBuf {
+    static VENVS: tokio::sync::OnceCell<PathBuf> = tokio::sync::OnceCell::const_new();
+    let made = async || {
+        set_up(&[]).await;
+        venvs()
+    };
+    VENVS.get_or_init(made).await.join(name).join("bin/python")
+}
+
+/// Returns the Python of the environment of a trainer's package, which `clients/setup` creates alone.
+pub async fn trainer_python(name: &str) -> PathBuf {
+    static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _turn = TURN.lock().await;
+    set_up(&[name]).await;
+    venvs().join(name).join("bin/python")
+}
+
+fn venvs() -> PathBuf {
+    env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from)
+}
+
+/// Runs `clients/setup`.
+async fn set_up(names: &[&str]) {
+    let mut setup = tokio::process::Command::new(project_root().join("tests/clients/setup"));
+    // Installing may take longer than other waits.
+    let made = setup.arg(venvs()).args(names).stdin(Stdio::null()).output().await.expect("it can be run");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
 /// Returns the host's binary.
 pub fn host_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

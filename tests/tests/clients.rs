@@ -6,16 +6,15 @@
 //! environments.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use rollout_tests::{
-    Answer, Controller, Ran, ServeCatalog, Start, TestCatalog, TestHost, guest, host_program, project_root,
-    rollout_host, target_dir,
+    Answer, Controller, Ran, ServeCatalog, Start, TestCatalog, TestHost, client_python, guest, host_program,
+    project_root, rollout_host,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
-use tokio::sync::{Mutex, MutexGuard, OnceCell};
+use tokio::sync::{Mutex, MutexGuard};
 
 /// Maximum number of concurrent rollouts, and of accepted ones before the host answers 429.
 const SLOTS: u32 = 8;
@@ -36,21 +35,7 @@ async fn alone() -> MutexGuard<'static, ()> {
 
 /// Returns the Python of an environment with this version of the package.
 async fn python(version: &str) -> PathBuf {
-    environment(&format!("osmosis-{version}")).await
-}
-
-/// Returns the Python of an environment, which is created if necessary.
-async fn environment(name: &str) -> PathBuf {
-    static VENVS: OnceCell<PathBuf> = OnceCell::const_new();
-    let made = async || {
-        let dir = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
-        let mut setup = Command::new(clients("setup"));
-        // Installing may take longer than other waits.
-        let made = setup.arg(&dir).stdin(Stdio::null()).output().await.expect("it can be run");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        dir
-    };
-    VENVS.get_or_init(made).await.join(name).join("bin/python")
+    client_python(&format!("osmosis-{version}")).await
 }
 
 /// Checks that every line is a scenario that ran and succeeded.
@@ -263,7 +248,7 @@ fn trajectories_below(dir: &Path, found: &mut Vec<PathBuf>) {
 
 #[tokio::test]
 async fn trajectories_are_read_by_the_published_readers() {
-    let (harbor, osmosis) = (environment("atif").await, python("0.3.7").await);
+    let (harbor, osmosis) = (client_python("atif").await, python("0.3.7").await);
 
     // Trajectories of an evaluation have the newest version.
     let dir = tempfile::tempdir().expect("a temporary directory can be made");

@@ -32,6 +32,7 @@ mod test;
 mod trajectory;
 mod validate;
 mod watch;
+mod work;
 
 #[cfg(test)]
 mod documents;
@@ -91,6 +92,8 @@ enum Command {
     Export(export::Export),
     #[command(about = "Serves a plugin to trainers over HTTP")]
     Serve(serve::Serve),
+    #[command(about = "Runs the rollouts of a trainer's queue, which it claims")]
+    Work(work::Work),
     #[command(
         about = "Uploads a component to a server with a catalog, which checks and optionally activates it"
     )]
@@ -179,6 +182,7 @@ impl Command {
     fn is_useful_unread(&self) -> bool {
         match self {
             Self::Serve(_)
+            | Self::Work(_)
             | Self::Eval(_)
             | Self::Fork(_)
             | Self::MockModel(_)
@@ -219,7 +223,7 @@ pub fn main(start_allocator_threads: fn()) -> ExitCode {
         report(arguments.command.run(), false)
     } else {
         let arguments = Arguments::parse();
-        let is_server = matches!(arguments.command, Command::Serve(_));
+        let is_server = matches!(arguments.command, Command::Serve(_) | Command::Work(_));
         let when_full = if is_server { print::WhenFull::LeaveOut } else { print::WhenFull::Wait };
         let start_threads = move || {
             start_allocator_threads();
@@ -263,8 +267,9 @@ fn output_exit_code(exit: Exit, is_useful_unread: bool) -> ExitCode {
 impl Command {
     fn run(self, start_threads: impl FnOnce()) -> anyhow::Result<Exit> {
         let command = match self {
-            // `serve` drops privileges before threads start.
+            // Both drop privileges before threads start.
             Self::Serve(command) => return command.run(start_threads),
+            Self::Work(command) => return command.run(start_threads),
             command => command,
         };
         start_threads();
@@ -278,6 +283,7 @@ impl Command {
             Self::Eval(command) => command.run(),
             Self::Export(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
+            Self::Work(command) => command.run(|| {}),
             Self::Push(command) => command.run(),
             Self::Sign(command) => command.run(),
             Self::Verify(command) => command.run(),

@@ -337,7 +337,7 @@ struct Prepared {
     socket: (Bound, Option<ServerTls>),
 }
 
-fn log_loaded(plugin: &Path, assembled: &Assembled, config: &Config, artifact_root: &Path) {
+pub(super) fn log_loaded(plugin: &Path, assembled: &Assembled, config: &Config, artifact_root: &Path) {
     let Assembled { host, slots, .. } = assembled;
     tracing::info!(
         plugin = %plugin.display(),
@@ -356,14 +356,17 @@ fn log_loaded(plugin: &Path, assembled: &Assembled, config: &Config, artifact_ro
 }
 
 /// Opens the journal of this server, if one is configured, and returns it with its unfinished rollouts.
-fn open_journal(config: &Config, artifact_root: &Path) -> Result<(Option<Arc<Journal>>, Option<Unfinished>)> {
+pub(super) fn open_journal(
+    config: &Config,
+    artifact_root: &Path,
+) -> Result<(Option<Arc<Journal>>, Option<Unfinished>)> {
     let Some(settings) = config.journal.settings(artifact_root) else { return Ok((None, None)) };
     let (journal, unfinished) = journal::open(settings, config)?;
     Ok((Some(journal), Some(unfinished)))
 }
 
 /// Resumes the rollouts of the journal that an earlier process did not finish.
-fn resume(runtime: &Runtime, server: &Server, unfinished: Option<Unfinished>) -> Result<()> {
+pub(super) fn resume(runtime: &Runtime, server: &Server, unfinished: Option<Unfinished>) -> Result<()> {
     let Some(unfinished) = unfinished.filter(|unfinished| unfinished.count_max() > 0) else { return Ok(()) };
     let found = unfinished.count_max();
     let _within = runtime.enter();
@@ -407,7 +410,7 @@ fn limits(config: &Config) -> serde_json::Value {
 }
 
 /// Returns the file's stem, the name of a component that declares none.
-fn file_stem(path: &Path) -> String {
+pub(super) fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "workflow".to_owned(), |stem| stem.to_string_lossy().into_owned())
 }
 
@@ -502,7 +505,11 @@ impl Shutdown {
 }
 
 /// Runs the operator's command for this moment and fails if a stop signal comes while it runs.
-async fn hook(moment: &'static str, command: Option<&str>, stop: &mut setup::StopSignal) -> Result<()> {
+pub(super) async fn hook(
+    moment: &'static str,
+    command: Option<&str>,
+    stop: &mut setup::StopSignal,
+) -> Result<()> {
     let Some(command) = command else { return Ok(()) };
     tokio::select! {
         ran = hooks::run(moment, command) => ran,

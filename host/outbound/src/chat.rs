@@ -23,6 +23,10 @@ const REFUSAL_BYTES_SHOWN: usize = 2048;
 /// other tasks.
 const READ_IN_PLACE_BYTES_MAX: usize = 256 << 10;
 
+/// Delay before a call is repeated whose server pauses, unless the server requests another one, and its maximum.
+const PAUSE_DELAY: Duration = Duration::from_secs(1);
+const PAUSE_DELAY_MAX: Duration = Duration::from_secs(10);
+
 /// The body of a request, serialized again for each attempt, so that no copy is held while the host waits for a
 /// response, perhaps for minutes.
 pub trait RequestBody: Send + Sync {
@@ -47,7 +51,13 @@ pub struct ChatClient {
 /// An attempt without a completion.
 enum Miss {
     Final(ChatFailure),
-    Again { reason: String, retry_after: Option<Duration>, is_host_fault: bool },
+    Again {
+        reason: String,
+        retry_after: Option<Duration>,
+        is_host_fault: bool,
+    },
+    /// The server pauses. The attempt counts as none.
+    Paused(Duration),
 }
 
 impl ChatClient {
@@ -152,6 +162,11 @@ impl ChatClient {
                         return Ok(ChatReply { completion, attempts: tries.failures() + 1 });
                     }
                     Err(Miss::Final(failure)) => break failure,
+                    Err(Miss::Paused(delay)) => {
+                        tracing::debug!(delay_secs = delay.as_secs_f64(), "the model's server pauses");
+                        tokio::time::sleep(delay).await;
+                        continue;
+                    }
                     Err(Miss::Again { reason, retry_after, is_host_fault }) => {
                         (reason, retry_after, is_host_fault)
                     }
@@ -211,6 +226,11 @@ impl ChatClient {
                     )));
                 }
             };
+        if endpoint.pauses.iter().any(|sign| sign.is_in(status, &body)) {
+            return Err(Miss::Paused(
+                retry_after.unwrap_or(PAUSE_DELAY).clamp(PAUSE_DELAY / 4, PAUSE_DELAY_MAX),
+            ));
+        }
         match policy.statuses.meaning(status) {
             Meaning::Taken => Box::pin(read(body, endpoint)).await.map_err(|what| {
                 let reason = format!("its response is not a chat completion: {what}");

@@ -21,6 +21,27 @@ pub struct ModelEndpoint {
     /// Secrets to remove from the server's responses.
     pub(super) secrets: Secrets,
     profile: Option<Arc<RequestProfile>>,
+    /// Responses that mean that the server pauses.
+    pub(super) pauses: &'static [PauseSign],
+}
+
+/// A response that means that the model's server pauses: the call is repeated for as long as the pause lasts, and counts as
+/// no failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PauseSign {
+    /// The status of the response.
+    pub status: u16,
+    /// A part of its body.
+    pub part_of_body: &'static str,
+}
+
+impl PauseSign {
+    /// Returns whether a response has the sign. The beginning of the body is searched.
+    pub(super) fn is_in(&self, status: u16, body: &[u8]) -> bool {
+        const BYTES_SEARCHED: usize = 4 << 10;
+        let beginning = &body[..body.len().min(BYTES_SEARCHED)];
+        self.status == status && memchr::memmem::find(beginning, self.part_of_body.as_bytes()).is_some()
+    }
 }
 
 /// A caller's special requirements for requests to its model's server.
@@ -62,12 +83,17 @@ impl ModelEndpoint {
             secrets.add(key.expose());
         }
         let api_key = api_key.as_ref().map(bearer).transpose()?;
-        Ok(Self { target, model: model.into(), api_key, secrets, profile: None })
+        Ok(Self { target, model: model.into(), api_key, secrets, profile: None, pauses: &[] })
     }
 
     /// Returns the endpoint with a profile for its requests.
     pub fn with_profile(self, profile: RequestProfile) -> Self {
         Self { profile: Some(Arc::new(profile)), ..self }
+    }
+
+    /// Returns the endpoint of a server that pauses with these signs.
+    pub fn pausing(self, pauses: &'static [PauseSign]) -> Self {
+        Self { pauses, ..self }
     }
 
     /// Returns the profile, if there is one.

@@ -20,13 +20,14 @@ mod observer;
 mod probe;
 mod retry;
 mod secrets;
+mod service;
 mod tls;
 mod transport;
 mod url_template;
 
 pub use callback::{Acknowledged, CallbackClient, Undelivered};
 pub use chat::{ChatClient, RequestBody};
-pub use endpoint::{InvalidEndpoint, ModelEndpoint, RequestProfile, RoutingHeaders};
+pub use endpoint::{InvalidEndpoint, ModelEndpoint, PauseSign, RequestProfile, RoutingHeaders};
 pub use environment::{SecretText, is_variable};
 pub use http_tool::{AllowedHost, HttpTool, HttpToolSettings, RemoteFailure};
 pub use mcp::{McpFunction, McpServer, McpSettings};
@@ -36,6 +37,7 @@ pub use probe::{Unreachable, probe};
 pub use retry::{RetryPolicy, Statuses};
 pub use rollout_transcript::{ChatFailure, ChatReply};
 pub use secrets::{Secret, Secrets};
+pub use service::{InvalidService, ServiceClient, ServiceError, ServiceReply};
 pub use transport::{Transport, TransportError};
 pub use url_template::UrlTemplate;
 

@@ -36,12 +36,22 @@ impl Server {
     ///
     /// Returns whether every caller has received its result, or will receive it from the next process.
     pub async fn drain(&self, deadlines: &ShutdownDeadlines) -> bool {
+        self.stop(deadlines, self.has_journal()).await
+    }
+
+    /// Does the same, and cancels and reports the remaining rollouts even with a journal. For a service that would wait for
+    /// them without knowing whether there will be another process.
+    pub async fn drain_completely(&self, deadlines: &ShutdownDeadlines) -> bool {
+        self.stop(deadlines, false).await
+    }
+
+    async fn stop(&self, deadlines: &ShutdownDeadlines, leaves_rest: bool) -> bool {
         let host = self.0.serving.host();
         host.close();
         self.0.dialects.iter().for_each(|dialect| dialect.close());
         if !self.wait_drained(deadlines.cancel_at).await {
             let load = host.load();
-            if host.is_kept() {
+            if leaves_rest {
                 tracing::info!(
                     running = load.running,
                     queued = load.queued,

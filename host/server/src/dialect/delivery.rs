@@ -24,6 +24,9 @@ pub(super) enum Delivery {
         is_acknowledged: bool,
         /// Whether no further message is due.
         is_closed: bool,
+        /// Whether the caller is owed a message of a cancelled rollout, too.
+        #[serde(default)]
+        reports_cancelled: bool,
     },
 }
 
@@ -118,7 +121,12 @@ impl Delivery {
 
     /// Starts a delivery by one post.
     pub(super) fn one_post() -> Self {
-        Self::OnePost { is_acknowledged: false, is_closed: false }
+        Self::OnePost { is_acknowledged: false, is_closed: false, reports_cancelled: false }
+    }
+
+    /// Starts a delivery to a service from which the rollout was claimed, and which waits for its end whatever that is.
+    pub(super) fn claimed() -> Self {
+        Self::OnePost { is_acknowledged: false, is_closed: false, reports_cancelled: true }
     }
 
     /// Returns whether the caller's lease expired.
@@ -149,9 +157,10 @@ impl Delivery {
                 Event::Acknowledged | Event::Undelivered => Action::Close,
             },
             Self::Callbacks(callbacks) => callbacks.advance(event),
-            Self::OnePost { is_acknowledged, is_closed } => match event {
+            Self::OnePost { is_acknowledged, is_closed, reports_cancelled } => match event {
                 Event::WorkflowEnded { is_gradable } => Action::Continue { graded: is_gradable },
                 Event::Finished { .. } | Event::Crashed => Action::Post(Message::Result),
+                Event::Cancelled { .. } if *reports_cancelled => Action::Post(Message::Result),
                 Event::Acknowledged | Event::Undelivered | Event::Cancelled { .. } => {
                     *is_acknowledged |= event == Event::Acknowledged;
                     *is_closed = true;
@@ -313,6 +322,16 @@ mod tests {
         check(new(), &[(NOT_GRADABLE, UNGRADED), (UNSCORED, Post(Result)), (Undelivered, Close)], false);
         check(new(), &[(Crashed, Post(Result)), (Acknowledged, Close)], true);
         check(new(), &[(Cancelled { by_server: true }, Close)], false);
+    }
+
+    #[test]
+    fn a_claimed_rollout_is_reported_once_whatever_its_end_is() {
+        let (new, posted) = (Delivery::claimed, Post(Message::Result));
+        check(new(), &[(GRADABLE, GRADED), (SCORED, posted), (Acknowledged, Close)], true);
+        for end in [UNSCORED, Crashed, Cancelled { by_server: true }, Cancelled { by_server: false }] {
+            check(new(), &[(end, posted), (Undelivered, Close)], false);
+        }
+        check(new(), &[(LeaseExpired, Close), (Cancelled { by_server: false }, posted)], false);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use super::delivery::{Action, Delivery, Event, Message};
 use super::ledger::{LedgerEntry, Over};
+use rollout_core::error::Fault;
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
 use rollout_rollout::{
@@ -60,6 +61,20 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
     /// Reads the caller's response to a message.
     fn acknowledged(&self, body: &Bytes) {
         let _ = body;
+    }
+
+    /// Sends a message to its caller. By default it is posted to its address.
+    fn send(
+        driver: &Driver<Self>,
+        message: Message,
+        body: Bytes,
+    ) -> impl Future<Output = Result<Acknowledged, Undelivered>> + Send {
+        driver.post(message, body)
+    }
+
+    /// Completes when the caller no longer wants the rollout. By default that is the end of its lease.
+    fn abandoned(driver: &Driver<Self>) -> impl Future<Output = ()> + Send {
+        driver.entry.lease_over()
     }
 
     /// Stores the delivery in the journal.
@@ -182,8 +197,8 @@ pub(super) struct Driver<R> {
     pub is_gradable: bool,
     /// The delivery.
     pub delivery: Mutex<Delivery>,
-    /// The client of the addresses.
-    pub client: Arc<CallbackClient>,
+    /// The client of the addresses, if messages are posted to them.
+    pub client: Option<Arc<CallbackClient>>,
     /// The addresses of messages.
     pub addresses: Addresses,
     /// The trace in which messages are spans.
@@ -219,7 +234,7 @@ impl<R: Renderer> Steps for Driver<R> {
     }
 
     async fn abandoned(&self) {
-        self.entry.lease_over().await;
+        R::abandoned(self).await;
         self.advance(Event::LeaseExpired);
     }
 
@@ -256,6 +271,10 @@ impl<R: Renderer> Steps for Driver<R> {
         match &ended {
             RolloutEnd::Finished(finished) => R::deliver_result(&self, finished, action).await,
             RolloutEnd::Crashed(crashed) => drop(self.deliver(action, &Source::Crashed(crashed)).await),
+            // The caller of a rollout that the host claimed is owed the message that it failed.
+            RolloutEnd::Cancelled(finished) if matches!(action, Action::Post(_)) => {
+                R::deliver_result(&self, finished, action).await;
+            }
             RolloutEnd::Cancelled(_) => {}
         }
         // The caller accepted the result, or it was abandoned. The first answer stays longer, and with it the journal.
@@ -315,11 +334,11 @@ impl<R: Renderer> Driver<R> {
         }
     }
 
-    /// Posts messages while one is due, and returns the next action.
+    /// Sends messages while one is due, and returns the next action.
     pub(super) async fn deliver(&self, mut action: Action, source: &Source<'_>) -> Action {
         while let Action::Post(message) = action {
-            let posted = self.post(message, source).await;
-            let event = match &posted {
+            let sent = self.send(message, source).await;
+            let event = match &sent {
                 Ok(acknowledged) => {
                     self.renderer.acknowledged(&acknowledged.body);
                     Event::Acknowledged
@@ -343,14 +362,12 @@ impl<R: Renderer> Driver<R> {
         action
     }
 
-    async fn post(&self, message: Message, source: &Source<'_>) -> Result<Acknowledged, Undelivered> {
+    async fn send(&self, message: Message, source: &Source<'_>) -> Result<Acknowledged, Undelivered> {
         let delivery = self.delivery().clone();
         let body = self.renderer.body(message, source, &delivery);
-        // A message is due only if its address was given.
-        let url = self.addresses.of(message).unwrap_or_default();
         let mut span = self.trace.request("callback");
-        let posted = self.client.post(url, self.addresses.key.as_ref(), body).await;
-        let (status, attempts) = match &posted {
+        let sent = R::send(self, message, body).await;
+        let (status, attempts) = match &sent {
             Ok(acknowledged) => (Some(acknowledged.status), acknowledged.attempts),
             Err(undelivered) => (undelivered.status, undelivered.attempts),
         };
@@ -358,6 +375,20 @@ impl<R: Renderer> Driver<R> {
         if let Some(status) = status {
             span.set("http.response.status_code", i64::from(status));
         }
-        posted.inspect_err(|undelivered| span.failed("undelivered", &undelivered.reason))
+        sent.inspect_err(|undelivered| span.failed("undelivered", &undelivered.reason))
+    }
+
+    async fn post(&self, message: Message, body: Bytes) -> Result<Acknowledged, Undelivered> {
+        // A message is due only where its address was given.
+        let url = self.addresses.of(message).unwrap_or_default();
+        match &self.client {
+            Some(client) => client.post(url, self.addresses.key.as_ref(), body).await,
+            None => Err(Undelivered {
+                attempts: 0,
+                reason: "its driver posts no messages".to_owned(),
+                status: None,
+                fault: Fault::Host,
+            }),
+        }
     }
 }

@@ -4,10 +4,14 @@
 //! A server serves several dialects, which do not know each other. The server itself has the parts that belong to no
 //! protocol: names and keys of callers, `/health`, `/metrics` and connections. A [`Dialect`] provides its own part of them.
 
+pub mod agent_lightning;
+mod continued;
 mod delivery;
 mod driver;
 mod ledger;
 pub mod osmosis;
+mod pull;
+mod row;
 
 use axum::Router;
 use axum::http::{HeaderMap, Method};

@@ -36,6 +36,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::continued::Continued;
 use super::ledger::{Ledger, LedgerTimes};
 use super::{Health, KeyRule, Routes};
 use crate::serving::Serving;
@@ -88,7 +89,7 @@ struct Inner {
     /// One task for each rollout until its caller is notified, or the attempt is abandoned.
     tasks: TaskTracker,
     unfinished: Unfinished,
-    outcomes: kept::OutcomeTurns,
+    continued: Continued,
     sweeping: Once,
 }
 
@@ -106,7 +107,7 @@ impl Osmosis {
             answer_interval: init.init.cleanup_interval,
         };
         Self(Arc::new(Inner {
-            outcomes: kept::OutcomeTurns::of(&budget),
+            continued: Continued::of(&budget),
             serving,
             budget,
             callbacks: Arc::new(callbacks),
