@@ -4,7 +4,10 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-use rollout_tests::{Controller, REGISTRY_USER, Ran, Start, TestHost, TestRegistry, guest, rollout_host};
+use rollout_tests::{
+    Controller, REGISTRY_USER, Ran, Start, TestCatalog, TestHost, TestRegistry, TestTenant, guest,
+    rollout_host,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -32,6 +35,25 @@ impl Home {
         // Pulled components are beside compiled code.
         command.env("XDG_CACHE_HOME", self.0.path().join("cache")).env("DOCKER_CONFIG", self.0.path());
         command.start().ended_within(COMMAND).await
+    }
+
+    /// Runs a command with a key of a server.
+    async fn run_with_key<A: AsRef<OsStr>>(
+        &self,
+        catalog: &TestCatalog,
+        key: &str,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Ran {
+        let mut command = rollout_host(arguments);
+        command.env("XDG_CACHE_HOME", self.0.path().join("cache")).env("DOCKER_CONFIG", self.0.path());
+        command.env("ROLLOUT_HOST_URL", catalog.url()).env("ROLLOUT_HOST_KEY", key);
+        command.start().ended_within(COMMAND).await
+    }
+
+    /// Adds a component of a registry to a tenant of a server.
+    async fn add(&self, catalog: &TestCatalog, tenant: &TestTenant, from: &str) -> Ran {
+        let arguments = ["plugin", "add", "conform", "--from", from, "--plain-http", "--activate", "--json"];
+        self.run_with_key(catalog, &tenant.author, arguments).await
     }
 
     async fn push(&self, component: &Path, reference: &str) -> Ran {
@@ -173,4 +195,72 @@ async fn wrong_references_name_what_is_wrong() {
     let component = guest("conform");
     let arguments = ["push", component.to_str().unwrap(), "--to", &missing, "--name", "calc"];
     refused(&home.run(arguments).await, 2, "--name");
+}
+
+#[tokio::test]
+async fn a_tenant_deploys_a_component_of_a_registry_if_a_trusted_key_signed_it() {
+    let registry = TestRegistry::start().await;
+    let home = Home::new();
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("team-a", serde_json::json!({})).await;
+    let tag = registry.reference("team/conform:1");
+    let by_digest = done(&home.push(&guest("conform"), &tag).await).to_owned();
+    for key in ["mine", "other"] {
+        done(&home.run(["sign", "--generate-key", &home.path(key)]).await);
+    }
+    let trust = ["tenant", "set", "team-a", "--trusted-key", &home.path("mine.pub"), "--json"];
+    let set = home.run_with_key(&catalog, rollout_tests::OPERATOR, trust).await;
+    let set: Value = serde_json::from_str(done(&set)).unwrap();
+    let id = set["trusted_keys"][0]["id"].as_str().unwrap().to_owned();
+
+    refused(&home.add(&catalog, &tenant, &tag).await, 1, "has no signature");
+    let file = guest("conform");
+    let push = ["push", file.to_str().unwrap(), "--name", "conform"];
+    let pushed = home.run_with_key(&catalog, &tenant.author, push).await;
+    refused(&pushed, 1, "the tenant takes only components that a trusted key signed");
+    done(&home.run(["sign", &tag, "--plain-http", "--key", &home.path("other")]).await);
+    refused(&home.add(&catalog, &tenant, &tag).await, 1, "none of a trusted key");
+    done(&home.run(["sign", &tag, "--plain-http", "--key", &home.path("mine")]).await);
+    let added: Value = serde_json::from_str(done(&home.add(&catalog, &tenant, &tag).await)).unwrap();
+    assert_eq!(added["active"], true, "{added:#}");
+    assert_eq!(added["component_origin"]["reference"], by_digest, "{added:#}");
+    assert_eq!(added["component_origin"]["signers"], serde_json::json!([id]), "{added:#}");
+
+    // The tag moves, and the deployment stays what it is.
+    done(&home.push(&guest("only_grader"), &tag).await);
+    let controller = Controller::start().await;
+    let host = catalog.plugin(&tenant, "conform");
+    let result = host.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    assert_eq!(result["status"], "success", "{result:#}");
+    let show = ["plugin", "show", "conform", "1"];
+    let shown = home.run_with_key(&catalog, &tenant.viewer, show).await;
+    assert!(
+        done(&shown).contains(&format!("component: {by_digest}, signed by key {id}")),
+        "{}",
+        shown.stdout
+    );
+
+    // A key that is no longer trusted signs nothing that can be activated.
+    let trust = ["tenant", "set", "team-a", "--trusted-key", &home.path("other.pub")];
+    done(&home.run_with_key(&catalog, rollout_tests::OPERATOR, trust).await);
+    let activate = ["plugin", "activate", "conform", "1"];
+    let activated = home.run_with_key(&catalog, &tenant.author, activate).await;
+    refused(&activated, 1, "no trusted key of the tenant signed");
+}
+
+#[tokio::test]
+async fn a_deployment_from_a_registry_stays_within_rights_and_quotas() {
+    let registry = TestRegistry::start().await;
+    let home = Home::new();
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("team-a", serde_json::json!({"component-bytes": 1000})).await;
+    let tag = registry.reference("conform:1");
+    done(&home.push(&guest("conform"), &tag).await);
+    refused(&home.add(&catalog, &tenant, &tag).await, 2, "quota component-bytes is 1000");
+    let viewer = TestTenant { author: tenant.viewer.clone(), ..tenant };
+    refused(&home.add(&catalog, &viewer, &tag).await, 2, "author");
+    let serve = ["serve", "--catalog", &home.path("catalog"), "--plain-http"];
+    refused(&home.run(serve).await, 2, "with --catalog the server connects to no registry");
+    let serve = ["serve", "--catalog", &home.path("catalog"), "--verify-key", "release.pub"];
+    refused(&home.run(serve).await, 2, "each tenant has a list of trusted keys");
 }

@@ -19,9 +19,10 @@ use rollout_guest::engine::{Compiler, Engine, Loader};
 use rollout_outbound::NetworkRules;
 use rollout_registry::artifact::Interfaces;
 use rollout_registry::credentials;
+use rollout_registry::evidence::Evidence;
 use rollout_registry::signature::{self, PrivateKey, PublicKey};
 use rollout_registry::{Options, Pulled, Reference, Registry};
-use rollout_wire::digest::sha256_hex;
+use rollout_wire::digest::Digest;
 
 /// Maximum size of the cache of pulled components in bytes. The files that were used least recently are removed.
 const CACHE_BYTES_MAX: u64 = 4 << 30;
@@ -46,6 +47,13 @@ pub(super) struct RegistryOptions {
 }
 
 impl RegistryOptions {
+    /// Returns the first of these options that is given.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let options =
+            [("--verify-key", !self.verify_key.is_empty()), ("--plain-http", self.access.plain_http)];
+        options.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
+    }
+
     /// Replaces a reference to a registry by the file of the pulled component. `limits` returns the limits of components.
     pub(super) fn pull(
         &self,
@@ -103,15 +111,34 @@ impl AccessOptions {
     }
 }
 
+/// Pulls a component with the evidence of its origin and of its signatures.
+pub(super) fn pull_with_evidence(
+    reference: &Reference,
+    access: &AccessOptions,
+) -> Result<(Vec<u8>, Evidence)> {
+    let limits = LoadLimits::default();
+    in_runtime(async {
+        let registry = access.registry(reference).await?;
+        let pulled = registry.resolve(limits.component_bytes_max as u64).await?;
+        if reference.digest.is_none() {
+            errln!("{reference} is {}", pulled.reference);
+        }
+        let evidence = Evidence::collect(&registry, &pulled).await?;
+        let file = fetch(&registry, &pulled).await?;
+        let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok((bytes, evidence))
+    })
+}
+
 /// Returns the component of an artifact from the cache, or pulls it.
 async fn fetch(registry: &Registry, pulled: &Pulled) -> Result<PathBuf> {
     let cache = plugin_file::default_dir().and_then(|dir| Some(dir.parent()?.join("components")));
     let cache =
         cache.context("neither XDG_CACHE_HOME nor HOME is set, so a pulled component cannot be stored")?;
-    let file = cache.join(format!("{}.wasm", pulled.layer.digest.hex()));
+    let file = cache.join(format!("{}.wasm", pulled.layer.digest));
     // The digest is checked again, because the file may have been damaged.
     if let Ok(bytes) = fs::read(&file)
-        && sha256_hex(&bytes) == pulled.layer.digest.hex()
+        && Digest::of(&bytes) == pulled.layer.digest
     {
         // Only the order of removal depends on the time.
         let _ = fs::File::open(&file).and_then(|file| file.set_modified(SystemTime::now()));
@@ -286,7 +313,7 @@ impl Verify {
         if !status.success() {
             bail!("{} cannot be built", project.display());
         }
-        let (expected, found) = (sha256_hex(&component), sha256_hex(&fs::read(&built)?));
+        let (expected, found) = (Digest::of(&component), Digest::of(&fs::read(&built)?));
         if expected != found {
             let reason = format!(
                 "{} has SHA-256 {expected}, and {} builds a component with {found}: the source, a dependency, the SDK or \

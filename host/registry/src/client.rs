@@ -9,14 +9,14 @@ use reqwest::header::{
 };
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
 
 use crate::artifact::{self, Descriptor, Interfaces, Manifest};
 use crate::auth::{self, Challenge};
 use crate::credentials::Credentials;
 use crate::error::RegistryError;
-use crate::reference::{Digest, Reference};
+use crate::reference::{Reference, parse_prefixed, prefixed};
 use rollout_outbound::{NetworkRules, Secret, checked_client};
+use rollout_wire::digest::Digest;
 use rollout_wire::text::{beginning, printable};
 
 /// Maximum size of a manifest and of a configuration.
@@ -66,8 +66,8 @@ pub struct Pulled {
     pub reference: Reference,
     /// Digest of the manifest.
     pub digest: Digest,
-    /// The manifest.
-    pub manifest: Manifest,
+    /// The manifest, verbatim.
+    pub manifest_text: String,
     /// The layer with the component.
     pub layer: Descriptor,
 }
@@ -120,27 +120,26 @@ impl Registry {
         Ok(Self { reference: reference.clone(), base, options, authorization: Mutex::default() })
     }
 
-    /// Resolves a reference to a digest and reads its manifest.
+    /// Resolves a tag or digest, and returns the digest and the text of its manifest.
     ///
     /// # Errors
     ///
     /// If the registry does not have it, or the manifest is not the one of the digest.
-    pub async fn manifest(&self, version: &str) -> Result<(Digest, Manifest), RegistryError> {
+    pub async fn manifest(&self, version: &str) -> Result<(Digest, String), RegistryError> {
         let url = self.url(&format!("manifests/{version}"));
         let get = |client: &Client| client.get(url.clone()).header(ACCEPT, artifact::MANIFEST);
         let answer = self.send(Access::Pull, &url, get).await?;
         let answer = self.checked(answer, version).await?;
         let bytes = self.body(answer, "the manifest", MANIFEST_BYTES_MAX).await?;
         let found = Digest::of(&bytes);
-        if let Ok(expected) = version.parse::<Digest>()
+        if let Ok(expected) = parse_prefixed(version)
             && expected != found
         {
             return Err(RegistryError::DigestMismatch { what: "the manifest".to_owned(), expected, found });
         }
-        let manifest = serde_json::from_slice(&bytes).map_err(|error| {
-            RegistryError::NotComponent(format!("its manifest is no image manifest: {error}"))
-        })?;
-        Ok((found, manifest))
+        let text = String::from_utf8(bytes)
+            .map_err(|_| RegistryError::NotComponent("its manifest is not text".to_owned()))?;
+        Ok((found, text))
     }
 
     /// Resolves the reference to a component, without its bytes.
@@ -149,12 +148,12 @@ impl Registry {
     ///
     /// If the registry does not have it, or it is not a component of at most `bytes_max` bytes.
     pub async fn resolve(&self, bytes_max: u64) -> Result<Pulled, RegistryError> {
-        let (digest, manifest) = self.manifest(&self.reference.version()).await?;
-        let layer = manifest.component()?.clone();
+        let (digest, manifest_text) = self.manifest(&self.reference.version()).await?;
+        let layer = artifact::parse(&manifest_text)?.component()?.clone();
         if layer.size > bytes_max {
             return Err(RegistryError::TooLarge { what: "the component".to_owned(), bytes_max });
         }
-        Ok(Pulled { reference: self.reference.at(digest), digest, manifest, layer })
+        Ok(Pulled { reference: self.reference.at(digest), digest, manifest_text, layer })
     }
 
     /// Reads a blob. An interrupted download continues where it stopped. `received` is called with the number of
@@ -164,7 +163,7 @@ impl Registry {
     ///
     /// If the registry does not have it, or the bytes have another size or digest.
     pub async fn blob(&self, blob: &Descriptor, received: impl Fn(u64)) -> Result<Vec<u8>, RegistryError> {
-        let what = format!("the blob {}", blob.digest);
+        let what = format!("the blob {}", prefixed(blob.digest));
         let mut bytes: Vec<u8> = Vec::new();
         let mut failures = 0;
         loop {
@@ -182,7 +181,7 @@ impl Registry {
                 }
             }
         }
-        let found = Digest::from_bytes(Sha256::digest(&bytes).into());
+        let found = Digest::of(&bytes);
         if found == blob.digest {
             Ok(bytes)
         } else {
@@ -198,10 +197,10 @@ impl Registry {
         bytes: &mut Vec<u8>,
         received: &impl Fn(u64),
     ) -> Result<(), RegistryError> {
-        let url = self.url(&format!("blobs/{}", blob.digest));
+        let url = self.url(&format!("blobs/{}", prefixed(blob.digest)));
         let range = (!bytes.is_empty()).then(|| format!("bytes={}-", bytes.len()));
         let mut answer = self.redirected(&url, range.as_deref()).await?;
-        answer = self.checked(answer, &blob.digest.to_string()).await?;
+        answer = self.checked(answer, &prefixed(blob.digest)).await?;
         if answer.status() != StatusCode::PARTIAL_CONTENT {
             // The server knows no ranges, and begins again.
             bytes.clear();
@@ -311,7 +310,7 @@ impl Registry {
         bytes: Bytes,
         sent: &impl Fn(u64),
     ) -> Result<(), RegistryError> {
-        let url = self.url(&format!("blobs/{}", blob.digest));
+        let url = self.url(&format!("blobs/{}", prefixed(blob.digest)));
         let answer = self.send(Access::Push, &url, |client| client.head(url.clone())).await?;
         if answer.status().is_success() {
             return Ok(());
@@ -324,7 +323,7 @@ impl Registry {
         if bytes.len() > PART_BYTES {
             (at, rest) = self.push_parts(at, &bytes, sent).await?;
         }
-        at.query_pairs_mut().append_pair("digest", &blob.digest.to_string());
+        at.query_pairs_mut().append_pair("digest", &prefixed(blob.digest));
         let put = |client: &Client| {
             let request = client.put(at.clone()).header(CONTENT_TYPE, "application/octet-stream");
             request.body(rest.clone())
