@@ -13,16 +13,18 @@ use clap::Args;
 
 use super::print::{errln, outln};
 use super::progress::bytes_bar;
-use super::{Exit, PluginFault, SETTINGS, plugin_file};
+use super::{Exit, PluginFault, SETTINGS, build, plugin_file, watch};
 use rollout_core::limits::{Limits, LoadLimits};
 use rollout_guest::engine::{Compiler, Engine, Loader};
 use rollout_outbound::NetworkRules;
 use rollout_registry::artifact::Interfaces;
+use rollout_registry::attestation::{self, Build};
 use rollout_registry::credentials;
 use rollout_registry::evidence::Evidence;
 use rollout_registry::signature::{self, PrivateKey, PublicKey};
 use rollout_registry::{Options, Pulled, Reference, Registry};
 use rollout_wire::digest::Digest;
+use rollout_wire::text::printable;
 
 /// Maximum size of the cache of pulled components in bytes. The files that were used least recently are removed.
 const CACHE_BYTES_MAX: u64 = 4 << 30;
@@ -99,7 +101,40 @@ impl RegistryOptions {
     }
 }
 
+impl RegistryOptions {
+    /// Returns the statements of the given keys on how a component was built, each with the key's id.
+    fn builds(&self, plugin: &Path) -> Result<Vec<(Build, String)>> {
+        let keys = public_keys(&self.verify_key)?;
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let reference: Reference = plugin.to_string_lossy().parse()?;
+        let digest = reference.digest.context("the reference has no digest")?;
+        in_runtime(async {
+            let registry = self.access.registry(&reference).await?;
+            let builds = attestation::builds(&registry, digest, &keys).await?;
+            Ok(builds.into_iter().map(|(build, key)| (build, key.id())).collect())
+        })
+    }
+}
+
 impl AccessOptions {
+    /// Returns a reference with the digest in place of its tag. Returns the path of a file unchanged.
+    fn pin(&self, plugin: &Path) -> Result<PathBuf> {
+        let text = plugin.to_string_lossy();
+        if !Reference::is_meant(&text) {
+            return Ok(plugin.to_owned());
+        }
+        let reference: Reference = text.parse()?;
+        in_runtime(async {
+            let pulled = self.registry(&reference).await?.resolve(u64::MAX).await?;
+            if reference.digest.is_none() {
+                errln!("{reference} is {}", pulled.reference);
+            }
+            Ok(pulled.reference.to_string().into())
+        })
+    }
+
     /// Returns the repository of a reference, with the credentials that container tools stored.
     pub(super) async fn registry(&self, reference: &Reference) -> Result<Registry> {
         let credentials = match credentials::default_file(|name| std::env::var_os(name)) {
@@ -205,10 +240,14 @@ pub(super) fn push(file: &Path, reference: &Reference, access: &AccessOptions) -
 /// Signs a component in a registry, as cosign does with a key.
 ///
 /// The signature is stored beside the component. It is over the digest of the manifest that the reference has now.
+/// With --attest, the project is built again, and if the result has the component's bytes, a signed statement with
+/// the digest of the source, the SDK and the options of the build is stored, too.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 it is signed; 2 not done.\n\nExamples:\n  \
+#[command(
+    after_help = "Exit codes: 0 it is signed; 1 the project builds other bytes; 2 not done.\n\nExamples:\n  \
     rollout-host sign --generate-key release.key\n  \
-    rollout-host sign oci://registry.example/team/calc:1.0.0 --key release.key")]
+    rollout-host sign oci://registry.example/team/calc:1.0.0 --key release.key --attest calc/"
+)]
 pub(super) struct Sign {
     /// The component, oci://HOST/REPOSITORY:TAG or oci://HOST/REPOSITORY@sha256:….
     #[arg(required_unless_present = "generate_key")]
@@ -216,8 +255,14 @@ pub(super) struct Sign {
     /// Private key of ECDSA with P-256 (PEM, PKCS#8, not encrypted).
     #[arg(long, value_name = "FILE", required_unless_present = "generate_key")]
     key: Option<PathBuf>,
+    /// Project that the component is built from. It is built again and compared.
+    #[arg(long, value_name = "DIR")]
+    attest: Option<PathBuf>,
+    /// Option of `build` for the project; may be repeated.
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true, requires = "attest")]
+    build_option: Vec<String>,
     /// Writes a new private key to FILE and its public key to FILE.pub, and signs nothing.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["reference", "key"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["reference", "key", "attest"])]
     generate_key: Option<PathBuf>,
     #[command(flatten)]
     access: AccessOptions,
@@ -225,26 +270,94 @@ pub(super) struct Sign {
 
 impl Sign {
     pub(crate) fn run(self) -> Result<Exit> {
-        match (self.generate_key, self.reference, self.key) {
-            (Some(file), ..) => generate(&file),
-            (None, Some(reference), Some(key)) => {
-                let text =
-                    fs::read_to_string(&key).with_context(|| format!("cannot read {}", key.display()))?;
-                let key = PrivateKey::from_pem(&text).with_context(|| key.display().to_string())?;
-                let access = self.access;
-                let signed = in_runtime(async move {
-                    let registry = access.registry(&reference).await?;
-                    let pulled = registry.resolve(u64::MAX).await?;
-                    signature::sign(&registry, &reference, pulled.digest, &key).await?;
-                    Ok((pulled.reference, key.public()?))
-                });
-                let (reference, key) = signed?;
-                outln!("{reference} is signed by key {}", key.id());
-                Ok(Exit::Done)
-            }
+        match (&self.generate_key, &self.reference, &self.key) {
+            (Some(file), ..) => generate(file),
+            (None, Some(reference), Some(key)) => self.sign(reference, key),
             // Clap requires one or the other.
             _ => bail!("give a reference and --key, or --generate-key"),
         }
+    }
+
+    fn sign(&self, reference: &Reference, key: &Path) -> Result<Exit> {
+        let text = fs::read_to_string(key).with_context(|| format!("cannot read {}", key.display()))?;
+        let key = PrivateKey::from_pem(&text).with_context(|| key.display().to_string())?;
+        in_runtime(async {
+            let registry = self.access.registry(reference).await?;
+            let pulled = registry.resolve(u64::MAX).await?;
+            let build = match &self.attest {
+                Some(project) => {
+                    let rebuild = Rebuild { project, options: &self.build_option };
+                    rebuild.compare(&pulled.reference.to_string(), pulled.layer.digest)?;
+                    Some(rebuild.describe()?)
+                }
+                None => None,
+            };
+            if let Some(build) = &build {
+                attestation::attest(&registry, reference, pulled.digest, build, &key).await?;
+            }
+            signature::sign(&registry, reference, pulled.digest, &key).await?;
+            outln!("{} is signed by key {}", pulled.reference, key.public()?.id());
+            if let Some(build) = &build {
+                outln!("{}", line(build));
+            }
+            Ok(Exit::Done)
+        })
+    }
+}
+
+/// Renders how a component was built.
+fn line(build: &Build) -> String {
+    let Build { language, options, sdk, program, source } = build;
+    let options = if options.is_empty() { "none".to_owned() } else { options.join(" ") };
+    let text = format!(
+        "built from source sha256:{source} in {language}, SDK {sdk}, options {options}, by rollout-host {program}"
+    );
+    printable(&text)
+}
+
+/// A project that is built again.
+struct Rebuild<'a> {
+    project: &'a Path,
+    /// Options of `build`.
+    options: &'a [String],
+}
+
+impl Rebuild<'_> {
+    /// Builds the project, and fails unless the result has this digest.
+    fn compare(&self, about: &str, expected: Digest) -> Result<()> {
+        let project = self.project.display();
+        let folder = tempfile::tempdir()?;
+        let built = folder.path().join("rebuilt.wasm");
+        let status = std::process::Command::new(plugin_file::this_program()?)
+            .args(["build", "--no-cache", "-o"])
+            .args([&built, self.project])
+            .args(self.options)
+            .status()
+            .context("cannot start the build")?;
+        if !status.success() {
+            bail!("{project} cannot be built");
+        }
+        let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+        let found = Digest::of(&bytes);
+        if expected == found {
+            return Ok(());
+        }
+        let reason = format!(
+            "{about} has SHA-256 {expected}, and {project} builds a component with {found}: the source, a dependency, the SDK, \
+             an option or the program differs"
+        );
+        Err(PluginFault(reason).into())
+    }
+
+    fn describe(&self) -> Result<Build> {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(Build {
+            language: format!("{:?}", build::Language::of(self.project)?).to_lowercase(),
+            options: self.options.to_vec(),
+            sdk: version.clone(),
+            program: version,
+            source: watch::source_digest(self.project)?,
+        })
     }
 }
 
@@ -272,8 +385,9 @@ fn generate(file: &Path) -> Result<Exit> {
 
 /// Verifies who signed a component in a registry, or that a project builds it.
 ///
-/// With --key, one of the given keys has to have signed the component. With --rebuild, the project is built again,
-/// and the result has to have the component's bytes: a build is reproducible.
+/// With --key, one of the given keys has to have signed the component, and statements that they signed on how it was
+/// built are printed. With --rebuild, the project is built again, and the result has to have the component's bytes: a
+/// build is reproducible.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 verified; 1 not signed by a given key, or other bytes; 2 not done.\n\n\
@@ -289,6 +403,9 @@ pub(super) struct Verify {
     /// Project to build.
     #[arg(long, value_name = "DIR")]
     rebuild: Option<PathBuf>,
+    /// Option of `build` for the project; may be repeated.
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true, requires = "rebuild")]
+    build_option: Vec<String>,
     #[command(flatten)]
     access: AccessOptions,
 }
@@ -297,32 +414,18 @@ impl Verify {
     pub(crate) fn run(self) -> Result<Exit> {
         let options = RegistryOptions { access: self.access, verify_key: self.key };
         let limits = LoadLimits::default();
-        let file = options.local(&self.plugin, &limits)?;
+        // A tag is resolved once: signature, statements and bytes are of one manifest.
+        let plugin = options.access.pin(&self.plugin)?;
+        let file = options.local(&plugin, &limits)?;
+        for (build, id) in options.builds(&plugin)? {
+            outln!("key {id} states: {}", line(&build));
+        }
         let Some(project) = self.rebuild else {
             return Ok(Exit::Done);
         };
-        let component = plugin_file::read(&file, &limits)?;
-        let folder = tempfile::tempdir()?;
-        let built = folder.path().join("rebuilt.wasm");
-        let program = plugin_file::this_program()?;
-        let status = std::process::Command::new(program)
-            .args(["build", "--no-cache", "-o"])
-            .args([&built, &project])
-            .status()
-            .context("cannot start the build")?;
-        if !status.success() {
-            bail!("{} cannot be built", project.display());
-        }
-        let (expected, found) = (Digest::of(&component), Digest::of(&fs::read(&built)?));
-        if expected != found {
-            let reason = format!(
-                "{} has SHA-256 {expected}, and {} builds a component with {found}: the source, a dependency, the SDK or \
-                 the program differs",
-                self.plugin.display(),
-                project.display()
-            );
-            return Err(PluginFault(reason).into());
-        }
+        let found = Digest::of(&plugin_file::read(&file, &limits)?);
+        let rebuild = Rebuild { project: &project, options: &self.build_option };
+        rebuild.compare(&self.plugin.display().to_string(), found)?;
         outln!("{} is what {} builds, SHA-256 {found}", self.plugin.display(), project.display());
         Ok(Exit::Done)
     }

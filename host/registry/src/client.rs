@@ -315,10 +315,7 @@ impl Registry {
         if answer.status().is_success() {
             return Ok(());
         }
-        let uploads = self.url("blobs/uploads/");
-        let begun = self.send(Access::Push, &uploads, |client| client.post(uploads.clone())).await?;
-        let begun = self.checked(begun, "an upload").await?;
-        let mut at = self.location(&uploads, &begun)?;
+        let mut at = self.begin_upload().await?;
         let mut rest = bytes.clone();
         if bytes.len() > PART_BYTES {
             (at, rest) = self.push_parts(at, &bytes, sent).await?;
@@ -334,14 +331,23 @@ impl Registry {
         Ok(())
     }
 
-    /// Uploads all but the last part of a blob. After an error the registry is asked how much it has.
+    /// Begins an upload, and returns the address of its first part.
+    async fn begin_upload(&self) -> Result<Url, RegistryError> {
+        let uploads = self.url("blobs/uploads/");
+        let begun = self.send(Access::Push, &uploads, |client| client.post(uploads.clone())).await?;
+        let begun = self.checked(begun, "an upload").await?;
+        self.location(&uploads, &begun)
+    }
+
+    /// Uploads all but the last part of a blob. After an error the registry is asked how much it has. A registry that
+    /// does not know gets the blob from the beginning: Docker's loses an upload that ended within a part.
     async fn push_parts(
         &self,
         mut at: Url,
         bytes: &Bytes,
         sent: &impl Fn(u64),
     ) -> Result<(Url, Bytes), RegistryError> {
-        let (mut done, mut failures) = (0, 0);
+        let (mut done, mut failures, mut restarts) = (0, 0, 0);
         while bytes.len() - done > PART_BYTES {
             let part = bytes.slice(done..done + PART_BYTES);
             let range = format!("{done}-{}", done + PART_BYTES - 1);
@@ -368,6 +374,12 @@ impl Registry {
             }
             tokio::time::sleep(DELAY_BASE * 2_u32.pow(failures)).await;
             let standing = self.send(Access::Push, &at, |client| client.get(at.clone())).await?;
+            if standing.status() == StatusCode::NOT_FOUND && restarts < ATTEMPTS_MAX {
+                tracing::debug!(%error, sent = done, "an upload begins again after an error");
+                restarts += 1;
+                (at, done) = (self.begin_upload().await?, 0);
+                continue;
+            }
             let standing = self.checked(standing, "an upload").await?;
             // The range is of the bytes that arrived, both ends included.
             let range = standing.headers().get(RANGE).and_then(|range| range.to_str().ok());

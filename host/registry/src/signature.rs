@@ -25,7 +25,7 @@ const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 /// Type of the configuration of an artifact of signatures.
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 /// Annotation of a layer with the signature of its payload.
-const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
+pub(crate) const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
 /// Value of `type` in a payload.
 const PAYLOAD_TYPE: &str = "cosign container image signature";
 /// Maximum size of a payload.
@@ -230,10 +230,6 @@ fn is_of(payload: &[u8], digest: Digest) -> bool {
     })
 }
 
-fn tag(digest: Digest) -> String {
-    format!("sha256-{digest}.sig")
-}
-
 /// A payload and its signature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -264,13 +260,55 @@ impl SignedPayload {
     }
 }
 
-/// Returns the layers with signatures of a manifest. None is no error.
-async fn layers(registry: &Registry, digest: Digest) -> Result<Vec<Descriptor>, RegistryError> {
-    match registry.manifest(&tag(digest)).await {
+/// Kind of artifact that is stored beside another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Signatures.
+    Signature,
+    /// Signed statements.
+    Attestation,
+}
+
+impl Kind {
+    /// Returns the tag of the artifact beside the one with this digest.
+    fn tag(self, digest: Digest) -> String {
+        match self {
+            Self::Signature => format!("sha256-{digest}.sig"),
+            Self::Attestation => format!("sha256-{digest}.att"),
+        }
+    }
+}
+
+/// Returns the layers that are stored beside a manifest. None is no error.
+pub(crate) async fn layers(
+    registry: &Registry,
+    digest: Digest,
+    kind: Kind,
+) -> Result<Vec<Descriptor>, RegistryError> {
+    match registry.manifest(&kind.tag(digest)).await {
         Ok((_, text)) => Ok(artifact::parse(&text)?.layers),
         Err(RegistryError::NotFound { .. }) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
+}
+
+/// Stores a layer beside a manifest. Other layers stay.
+pub(crate) async fn attach(
+    registry: &Registry,
+    digest: Digest,
+    kind: Kind,
+    layer: Descriptor,
+    bytes: Vec<u8>,
+) -> Result<(), SignError> {
+    let mut layers = layers(registry, digest, kind).await?;
+    registry.push_blob(&layer, bytes.into(), &|_| {}).await?;
+    layers.push(layer);
+    let config = config(&layers);
+    let config_descriptor = Descriptor::of(CONFIG, &config);
+    registry.push_blob(&config_descriptor, config.into(), &|_| {}).await?;
+    let manifest = Manifest::bytes(config_descriptor, layers, Default::default());
+    registry.push_manifest(&kind.tag(digest), manifest).await?;
+    Ok(())
 }
 
 /// Returns the signatures of a manifest, up to a limit. Layers that are no signatures are left out.
@@ -283,7 +321,7 @@ pub(crate) async fn signatures(
     digest: Digest,
 ) -> Result<Vec<SignedPayload>, RegistryError> {
     let mut found = Vec::new();
-    for layer in layers(registry, digest).await?.into_iter().take(SIGNATURES_MAX) {
+    for layer in layers(registry, digest, Kind::Signature).await?.into_iter().take(SIGNATURES_MAX) {
         let signature = layer.annotations.get(SIGNATURE).filter(|_| layer.size <= PAYLOAD_BYTES_MAX);
         let Some(signature) = signature.cloned() else { continue };
         let Ok(payload) = String::from_utf8(registry.blob(&layer, |_| {}).await?) else { continue };
@@ -306,15 +344,7 @@ pub async fn sign(
     let SignedPayload { payload, signature } = SignedPayload::new(reference, digest, key)?;
     let mut layer = Descriptor::of(PAYLOAD, payload.as_bytes());
     layer.annotations.insert(SIGNATURE.to_owned(), signature);
-    let mut layers = layers(registry, digest).await?;
-    registry.push_blob(&layer, payload.into(), &|_| {}).await?;
-    layers.push(layer);
-    let config = config(&layers);
-    let config_descriptor = Descriptor::of(CONFIG, &config);
-    registry.push_blob(&config_descriptor, config.into(), &|_| {}).await?;
-    let manifest = Manifest::bytes(config_descriptor, layers, Default::default());
-    registry.push_manifest(&tag(digest), manifest).await?;
-    Ok(())
+    attach(registry, digest, Kind::Signature, layer, payload.into()).await
 }
 
 /// Error of signing.
