@@ -1,8 +1,7 @@
-//! Components in OCI registries: references in place of files, and the commands `sign` and `verify`.
+//! Components in OCI registries: references in place of files, pushes, and the cache of what was pulled.
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -11,9 +10,9 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 
-use super::print::{errln, outln};
+use super::print::errln;
 use super::progress::bytes_bar;
-use super::{Exit, PluginFault, SETTINGS, build, plugin_file, watch};
+use super::{PluginFault, SETTINGS, plugin_file};
 use rollout_core::limits::{Limits, LoadLimits};
 use rollout_guest::engine::{Compiler, Engine, Loader};
 use rollout_outbound::NetworkRules;
@@ -21,10 +20,9 @@ use rollout_registry::artifact::Interfaces;
 use rollout_registry::attestation::{self, Build};
 use rollout_registry::credentials;
 use rollout_registry::evidence::Evidence;
-use rollout_registry::signature::{self, PrivateKey, PublicKey};
+use rollout_registry::signature::{self, PublicKey};
 use rollout_registry::{Options, Pulled, Reference, Registry};
 use rollout_wire::digest::Digest;
-use rollout_wire::text::printable;
 
 /// Maximum size of the cache of pulled components in bytes. The files that were used least recently are removed.
 const CACHE_BYTES_MAX: u64 = 4 << 30;
@@ -49,6 +47,11 @@ pub(super) struct RegistryOptions {
 }
 
 impl RegistryOptions {
+    /// Returns options with this access and these files of trusted keys.
+    pub(super) fn new(access: AccessOptions, verify_key: Vec<PathBuf>) -> Self {
+        Self { access, verify_key }
+    }
+
     /// Returns the first of these options that is given.
     pub(super) fn given(&self) -> Option<&'static str> {
         let options =
@@ -69,7 +72,7 @@ impl RegistryOptions {
     }
 
     /// Returns the file of a component: the path itself, or for a reference `oci://…` the pulled component.
-    fn local(&self, path: &Path, limits: &LoadLimits) -> Result<PathBuf> {
+    pub(super) fn local(&self, path: &Path, limits: &LoadLimits) -> Result<PathBuf> {
         let text = path.to_string_lossy();
         if !Reference::is_meant(&text) {
             if !self.verify_key.is_empty() {
@@ -99,11 +102,9 @@ impl RegistryOptions {
             fetch(&registry, &pulled).await
         })
     }
-}
 
-impl RegistryOptions {
     /// Returns the statements of the given keys on how a component was built, each with the key's id.
-    fn builds(&self, plugin: &Path) -> Result<Vec<(Build, String)>> {
+    pub(super) fn builds(&self, plugin: &Path) -> Result<Vec<(Build, String)>> {
         let keys = public_keys(&self.verify_key)?;
         if keys.is_empty() {
             return Ok(Vec::new());
@@ -120,7 +121,7 @@ impl RegistryOptions {
 
 impl AccessOptions {
     /// Returns a reference with the digest in place of its tag. Returns the path of a file unchanged.
-    fn pin(&self, plugin: &Path) -> Result<PathBuf> {
+    pub(super) fn pin(&self, plugin: &Path) -> Result<PathBuf> {
         let text = plugin.to_string_lossy();
         if !Reference::is_meant(&text) {
             return Ok(plugin.to_owned());
@@ -237,201 +238,8 @@ pub(super) fn push(file: &Path, reference: &Reference, access: &AccessOptions) -
     })
 }
 
-/// Signs a component in a registry, as cosign does with a key.
-///
-/// The signature is stored beside the component. It is over the digest of the manifest that the reference has now.
-/// With --attest, the project is built again, and if the result has the component's bytes, a signed statement with
-/// the digest of the source, the SDK and the options of the build is stored, too.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Exit codes: 0 it is signed; 1 the project builds other bytes; 2 not done.\n\nExamples:\n  \
-    rollout-host sign --generate-key release.key\n  \
-    rollout-host sign oci://registry.example/team/calc:1.0.0 --key release.key --attest calc/"
-)]
-pub(super) struct Sign {
-    /// The component, oci://HOST/REPOSITORY:TAG or oci://HOST/REPOSITORY@sha256:….
-    #[arg(required_unless_present = "generate_key")]
-    reference: Option<Reference>,
-    /// Private key of ECDSA with P-256 (PEM, PKCS#8, not encrypted).
-    #[arg(long, value_name = "FILE", required_unless_present = "generate_key")]
-    key: Option<PathBuf>,
-    /// Project that the component is built from. It is built again and compared.
-    #[arg(long, value_name = "DIR")]
-    attest: Option<PathBuf>,
-    /// Option of `build` for the project; may be repeated.
-    #[arg(long, value_name = "OPTION", allow_hyphen_values = true, requires = "attest")]
-    build_option: Vec<String>,
-    /// Writes a new private key to FILE and its public key to FILE.pub, and signs nothing.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["reference", "key", "attest"])]
-    generate_key: Option<PathBuf>,
-    #[command(flatten)]
-    access: AccessOptions,
-}
-
-impl Sign {
-    pub(crate) fn run(self) -> Result<Exit> {
-        match (&self.generate_key, &self.reference, &self.key) {
-            (Some(file), ..) => generate(file),
-            (None, Some(reference), Some(key)) => self.sign(reference, key),
-            // Clap requires one or the other.
-            _ => bail!("give a reference and --key, or --generate-key"),
-        }
-    }
-
-    fn sign(&self, reference: &Reference, key: &Path) -> Result<Exit> {
-        let text = fs::read_to_string(key).with_context(|| format!("cannot read {}", key.display()))?;
-        let key = PrivateKey::from_pem(&text).with_context(|| key.display().to_string())?;
-        in_runtime(async {
-            let registry = self.access.registry(reference).await?;
-            let pulled = registry.resolve(u64::MAX).await?;
-            let build = match &self.attest {
-                Some(project) => {
-                    let rebuild = Rebuild { project, options: &self.build_option };
-                    rebuild.compare(&pulled.reference.to_string(), pulled.layer.digest)?;
-                    Some(rebuild.describe()?)
-                }
-                None => None,
-            };
-            if let Some(build) = &build {
-                attestation::attest(&registry, reference, pulled.digest, build, &key).await?;
-            }
-            signature::sign(&registry, reference, pulled.digest, &key).await?;
-            outln!("{} is signed by key {}", pulled.reference, key.public()?.id());
-            if let Some(build) = &build {
-                outln!("{}", line(build));
-            }
-            Ok(Exit::Done)
-        })
-    }
-}
-
-/// Renders how a component was built.
-fn line(build: &Build) -> String {
-    let Build { language, options, sdk, program, source } = build;
-    let options = if options.is_empty() { "none".to_owned() } else { options.join(" ") };
-    let text = format!(
-        "built from source sha256:{source} in {language}, SDK {sdk}, options {options}, by rollout-host {program}"
-    );
-    printable(&text)
-}
-
-/// A project that is built again.
-struct Rebuild<'a> {
-    project: &'a Path,
-    /// Options of `build`.
-    options: &'a [String],
-}
-
-impl Rebuild<'_> {
-    /// Builds the project, and fails unless the result has this digest.
-    fn compare(&self, about: &str, expected: Digest) -> Result<()> {
-        let project = self.project.display();
-        let folder = tempfile::tempdir()?;
-        let built = folder.path().join("rebuilt.wasm");
-        let status = std::process::Command::new(plugin_file::this_program()?)
-            .args(["build", "--no-cache", "-o"])
-            .args([&built, self.project])
-            .args(self.options)
-            .status()
-            .context("cannot start the build")?;
-        if !status.success() {
-            bail!("{project} cannot be built");
-        }
-        let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
-        let found = Digest::of(&bytes);
-        if expected == found {
-            return Ok(());
-        }
-        let reason = format!(
-            "{about} has SHA-256 {expected}, and {project} builds a component with {found}: the source, a dependency, the SDK, \
-             an option or the program differs"
-        );
-        Err(PluginFault(reason).into())
-    }
-
-    fn describe(&self) -> Result<Build> {
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Build {
-            language: format!("{:?}", build::Language::of(self.project)?).to_lowercase(),
-            options: self.options.to_vec(),
-            sdk: version.clone(),
-            program: version,
-            source: watch::source_digest(self.project)?,
-        })
-    }
-}
-
-/// Writes a new pair of keys. Existing files are not replaced.
-fn generate(file: &Path) -> Result<Exit> {
-    let key = PrivateKey::generate()?;
-    let public = PrivateKey::from_pem(key.expose())?.public()?;
-    let public_file = PathBuf::from(format!("{}.pub", file.display()));
-    let write = |path: &Path, mode: u32, text: &str| {
-        let opened = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-        opened
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .with_context(|| format!("cannot create {}", path.display()))
-    };
-    write(file, 0o600, key.expose())?;
-    write(&public_file, 0o644, &public.to_pem())?;
-    outln!(
-        "wrote the private key {} and the public key {} ({})",
-        file.display(),
-        public_file.display(),
-        public.id()
-    );
-    Ok(Exit::Done)
-}
-
-/// Verifies who signed a component in a registry, or that a project builds it.
-///
-/// With --key, one of the given keys has to have signed the component, and statements that they signed on how it was
-/// built are printed. With --rebuild, the project is built again, and the result has to have the component's bytes: a
-/// build is reproducible.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Exit codes: 0 verified; 1 not signed by a given key, or other bytes; 2 not done.\n\n\
-    Examples:\n  rollout-host verify oci://registry.example/team/calc:1.0.0 --key release.key.pub\n  \
-    rollout-host verify calc.wasm --rebuild calc/"
-)]
-pub(super) struct Verify {
-    /// The component: a reference oci://…, or with --rebuild also a file.
-    plugin: PathBuf,
-    /// Public key (PEM) of a trusted signer.
-    #[arg(long, value_name = "FILE", required_unless_present = "rebuild")]
-    key: Vec<PathBuf>,
-    /// Project to build.
-    #[arg(long, value_name = "DIR")]
-    rebuild: Option<PathBuf>,
-    /// Option of `build` for the project; may be repeated.
-    #[arg(long, value_name = "OPTION", allow_hyphen_values = true, requires = "rebuild")]
-    build_option: Vec<String>,
-    #[command(flatten)]
-    access: AccessOptions,
-}
-
-impl Verify {
-    pub(crate) fn run(self) -> Result<Exit> {
-        let options = RegistryOptions { access: self.access, verify_key: self.key };
-        let limits = LoadLimits::default();
-        // A tag is resolved once: signature, statements and bytes are of one manifest.
-        let plugin = options.access.pin(&self.plugin)?;
-        let file = options.local(&plugin, &limits)?;
-        for (build, id) in options.builds(&plugin)? {
-            outln!("key {id} states: {}", line(&build));
-        }
-        let Some(project) = self.rebuild else {
-            return Ok(Exit::Done);
-        };
-        let found = Digest::of(&plugin_file::read(&file, &limits)?);
-        let rebuild = Rebuild { project: &project, options: &self.build_option };
-        rebuild.compare(&self.plugin.display().to_string(), found)?;
-        outln!("{} is what {} builds, SHA-256 {found}", self.plugin.display(), project.display());
-        Ok(Exit::Done)
-    }
-}
-
-fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
+/// Reads public keys.
+pub(super) fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
     let read = |file: &PathBuf| {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         PublicKey::from_pem(&text).with_context(|| file.display().to_string())
@@ -440,7 +248,7 @@ fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
 }
 
 /// Runs requests to a registry on this thread: `serve` has not dropped its privileges yet, which threads would keep.
-fn in_runtime<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
+pub(super) fn in_runtime<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(requests)
 }

@@ -51,7 +51,7 @@ pub enum EvidenceError {
     #[error("the manifest has digest sha256:{found}, and {reference} names another")]
     OtherManifest {
         /// The reference.
-        reference: Reference,
+        reference: Box<Reference>,
         /// Digest of the manifest.
         found: Digest,
     },
@@ -59,7 +59,7 @@ pub enum EvidenceError {
     #[error("the manifest of {reference} is not valid: {reason}")]
     Manifest {
         /// The reference.
-        reference: Reference,
+        reference: Box<Reference>,
         /// Reason.
         reason: String,
     },
@@ -67,7 +67,7 @@ pub enum EvidenceError {
     #[error("{reference} is the component {found}, not {component}")]
     OtherComponent {
         /// The reference.
-        reference: Reference,
+        reference: Box<Reference>,
         /// The component of the manifest.
         found: Digest,
         /// The component that was to be proven.
@@ -103,14 +103,14 @@ impl Evidence {
         let digest = reference.digest.ok_or_else(|| EvidenceError::NoDigest(reference.clone()))?;
         let found = Digest::of(self.manifest.as_bytes());
         if found != digest {
-            return Err(EvidenceError::OtherManifest { reference, found });
+            return Err(EvidenceError::OtherManifest { reference: reference.into(), found });
         }
-        let wrong = |reason: String| EvidenceError::Manifest { reference: reference.clone(), reason };
+        let wrong = |reason: String| EvidenceError::Manifest { reference: reference.clone().into(), reason };
         let manifest: Manifest =
             serde_json::from_str(&self.manifest).map_err(|error| wrong(error.to_string()))?;
         let found = manifest.component().map_err(|error| wrong(error.to_string()))?.digest;
         if found != component {
-            return Err(EvidenceError::OtherComponent { reference, found, component });
+            return Err(EvidenceError::OtherComponent { reference: reference.into(), found, component });
         }
         let count = self.signatures.len();
         if count > SIGNATURES_MAX {

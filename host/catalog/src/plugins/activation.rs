@@ -105,7 +105,8 @@ fn activate(
         let signers = origin.iter().flat_map(|origin| &origin.signers);
         signers.into_iter().any(|signer| keys.iter().any(|key| key.id == *signer))
     };
-    if !keys.is_empty() && !(is_signed(&component) && grader.as_ref().is_none_or(is_signed)) {
+    let are_signed = is_signed(&component) && grader.as_ref().is_none_or(is_signed);
+    if !keys.is_empty() && !are_signed {
         return Err(CatalogError::Untrusted { plugin: name, version }.into());
     }
     transaction.execute("UPDATE plugins SET active = ?2 WHERE id = ?1", params![plugin.id, version])?;

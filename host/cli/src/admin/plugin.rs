@@ -44,7 +44,7 @@ enum Command {
     /// This command resolves the reference to a digest, pulls the component and uploads it with its manifest and
     /// signatures. The server checks them and keeps the digest: it connects to no registry and needs no credentials for
     /// one. If the operator lists trusted keys for the tenant, one of them has to have signed the component.
-    Add(Add),
+    Add(Box<Add>),
     /// Shows a plugin and its versions, or one version with its report.
     Show(Show),
     /// Activates a version. Running rollouts finish with the version that they started with.
