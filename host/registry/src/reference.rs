@@ -179,15 +179,15 @@ mod tests {
         for text in [
             "oci://registry.example/a".to_owned(),
             "oci://registry.example:5000/team/my-agent:1.0.0".to_owned(),
-            format!("oci://[::1]:5000/a_b/c.d@{digest}"),
-            format!("oci://localhost/a:v1@{digest}"),
+            format!("oci://[::1]:5000/a_b/c.d@sha256:{digest}"),
+            format!("oci://localhost/a:v1@sha256:{digest}"),
         ] {
             let reference: Reference = text.parse().unwrap();
             assert_eq!(reference.to_string(), text);
         }
         let reference: Reference = "oci://h:1/a/b:t".parse().unwrap();
         assert_eq!((&*reference.host, &*reference.repository, &*reference.version()), ("h:1", "a/b", "t"));
-        assert_eq!(reference.at(digest).to_string(), format!("oci://h:1/a/b@{digest}"));
+        assert_eq!(reference.at(digest).to_string(), format!("oci://h:1/a/b@sha256:{digest}"));
         assert_eq!("oci://h/a".parse::<Reference>().unwrap().version(), "latest");
     }
 
