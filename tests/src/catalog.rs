@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::{MemoryGroup, Process, Ran, Reply, Start, TestHost, guest, rollout_host};
 
 /// The operator's key of every test catalog.
-const OPERATOR: &str = "rh_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+pub const OPERATOR: &str = "rh_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
 /// Options of a multi-tenant server.
 #[derive(Clone, Debug, Default)]

@@ -26,7 +26,7 @@ mod raw;
 mod registry;
 mod waiting;
 
-pub use catalog::{ServeCatalog, TestCatalog, TestTenant};
+pub use catalog::{OPERATOR, ServeCatalog, TestCatalog, TestTenant};
 pub use collector::{Collector, TracedSpan};
 pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
 pub use evaluation::{Evaluation, read_json, sums};

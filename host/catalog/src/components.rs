@@ -9,12 +9,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rollout_wire::digest::Digest;
 use rollout_wire::quota::{Quota, Quotas};
 use rusqlite::{OptionalExtension, Transaction, params};
 use sha2::{Digest as _, Sha256};
 
 use crate::Catalog;
-use crate::digest::Digest;
 use crate::error::{Abort, CatalogError, QuotaExceeded, StorageError, at};
 use crate::model::TenantId;
 use crate::store::{Locked, Store, parsed, require_tenant, sync_folder};
@@ -131,7 +131,7 @@ impl ComponentUpload {
 
     /// Finishes the upload: the tenant owns the component if the digest and the quota hold.
     pub fn finish(self) -> Result<Component, CatalogError> {
-        let found = Digest::finish(self.hash.clone());
+        let found = Digest::from_bytes(self.hash.clone().finalize().into());
         if found != self.expected {
             return Err(CatalogError::DigestMismatch { expected: self.expected, found });
         }

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rollout_wire::digest::Digest;
 use rollout_wire::quota::Quota;
-
-use crate::digest::Digest;
 
 /// Error of opening a catalog.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +118,16 @@ pub enum CatalogError {
     /// The deployment failed its checks.
     #[error("version {version} of plugin '{plugin}' failed its checks and cannot be activated")]
     ChecksFailed {
+        /// The plugin.
+        plugin: String,
+        /// The version.
+        version: u32,
+    },
+    /// A component of the deployment is signed by no trusted key of the tenant.
+    #[error(
+        "version {version} of plugin '{plugin}' has a component that no trusted key of the tenant signed, and cannot be activated; deploy it again from a registry where a trusted key signed it"
+    )]
+    Untrusted {
         /// The plugin.
         plugin: String,
         /// The version.

@@ -18,7 +18,6 @@
 //! [`touch`](Catalog::touch), [`add_usage`](Catalog::add_usage) and [`usage_today`](Catalog::usage_today).
 
 mod components;
-mod digest;
 mod error;
 mod keys;
 mod model;
@@ -40,12 +39,11 @@ use keys::Keys;
 use store::Store;
 
 pub use components::{Component, ComponentUpload};
-pub use digest::{Digest, InvalidDigest};
 pub use error::{CatalogError, OpenError, QuotaExceeded, ResourceKind, StorageError};
 pub use keys::{CreatedKey, Identity, KeyInfo, NewKey, Right, Rights};
 pub use model::{
-    Activation, Deployment, DeploymentInfo, KeyId, NetworkRules, NewDeployment, PluginInfo, Public, TenantId,
-    TenantInfo, TenantSettings, Time,
+    Activation, Deployment, DeploymentInfo, KeyId, NetworkRules, NewDeployment, Origin, PluginInfo, Public,
+    TenantId, TenantInfo, TenantSettings, Time, TrustedKey,
 };
 pub use name::{InvalidName, Name};
 pub use pending::TenantUsage;

@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use rollout_wire::quota::Quotas;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
 use crate::name::Name;
+use rollout_wire::digest::Digest;
 
 /// A time, truncated to seconds.
 pub type Time = DateTime<Utc>;
@@ -55,6 +55,26 @@ pub enum Public {
     Listed,
 }
 
+/// A public key of a signer whose components a tenant may deploy. The caller validates it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrustedKey {
+    /// Short id, which tells keys apart.
+    pub id: String,
+    /// The key in PEM.
+    pub pem: String,
+}
+
+/// Origin of a component that came from a registry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// Reference with the digest of the component's manifest.
+    pub reference: String,
+    /// Ids of the tenant's trusted keys that had signed the manifest when the component was deployed.
+    pub signers: Vec<String>,
+}
+
 /// A tenant: the owner of plugins, keys, quotas, rollouts and files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TenantInfo {
@@ -66,6 +86,8 @@ pub struct TenantInfo {
     pub quotas: Quotas,
     /// Destinations that the tenant's requests may reach.
     pub network: NetworkRules,
+    /// Keys of trusted signers. If there are any, only components that one of them signed can be deployed.
+    pub trusted_keys: Vec<TrustedKey>,
     /// The plugin that answers at the root URL.
     pub default_plugin: Option<Name>,
     /// Time of creation.
@@ -73,12 +95,14 @@ pub struct TenantInfo {
 }
 
 /// The part of a tenant that can be changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TenantSettings {
     /// Quotas of the tenant.
     pub quotas: Quotas,
     /// Destinations that the tenant's requests may reach.
     pub network: NetworkRules,
+    /// Keys of trusted signers.
+    pub trusted_keys: Vec<TrustedKey>,
 }
 
 /// A plugin: a name within a tenant for a sequence of deployments.
@@ -116,6 +140,10 @@ pub struct DeploymentInfo {
     pub component: Digest,
     /// The component with the grader, if it is a separate one.
     pub grader: Option<Digest>,
+    /// Origin of the component, if it came from a registry.
+    pub component_origin: Option<Origin>,
+    /// Origin of the grader's component, if it is a separate one and came from a registry.
+    pub grader_origin: Option<Origin>,
     /// Whether the deployment passed its checks, which activation requires.
     pub passed: bool,
     /// Whether this is the active version.
@@ -144,6 +172,10 @@ pub struct NewDeployment {
     pub component: Digest,
     /// The component with the grader, if it is a separate one.
     pub grader: Option<Digest>,
+    /// Origin of the component, if it came from a registry.
+    pub component_origin: Option<Origin>,
+    /// Origin of the grader's component, if it is a separate one and came from a registry.
+    pub grader_origin: Option<Origin>,
     /// Configuration file, verbatim.
     pub config: Option<String>,
     /// Whether the deployment passed its checks.

@@ -4,7 +4,7 @@ use rusqlite_migration::{M, Migrations};
 
 /// Returns the migrations from every earlier version to the current one.
 pub(crate) fn migrations() -> Migrations<'static> {
-    Migrations::new(vec![M::up(VERSION_1)])
+    Migrations::new(vec![M::up(VERSION_1), M::up(VERSION_2)])
 }
 
 /// Times are seconds since 1970, days are counted from 1970, digests are 64 hex digits.
@@ -100,4 +100,11 @@ CREATE TABLE usage (
     guest_cpu_nanos INTEGER NOT NULL,
     PRIMARY KEY (tenant, day)
 ) STRICT, WITHOUT ROWID;
+";
+
+/// Signatures: the keys that a tenant's components have to be signed with, and the origin of each component, as JSON.
+const VERSION_2: &str = "
+ALTER TABLE tenants ADD COLUMN trusted_keys TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE deployments ADD COLUMN component_origin TEXT;
+ALTER TABLE deployments ADD COLUMN grader_origin TEXT;
 ";

@@ -176,6 +176,15 @@ pub(crate) fn parsed<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usiz
     serde_json::from_str(&row.get::<_, String>(column)?).map_err(|error| no_value(column, error))
 }
 
+/// Parses the JSON in a column that may be null.
+pub(crate) fn optional<T: serde::de::DeserializeOwned>(
+    row: &Row<'_>,
+    column: usize,
+) -> rusqlite::Result<Option<T>> {
+    let text: Option<String> = row.get(column)?;
+    text.map(|text| serde_json::from_str(&text).map_err(|error| no_value(column, error))).transpose()
+}
+
 /// Encodes a value as JSON for a column.
 pub(crate) fn json<T: serde::Serialize>(value: &T) -> rusqlite::Result<String> {
     serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))

@@ -9,12 +9,12 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use crate::components;
 use crate::error::{Abort, CatalogError, ResourceKind, StorageError, at};
-use crate::model::{NetworkRules, TenantId, TenantInfo, TenantSettings};
+use crate::model::{NetworkRules, TenantId, TenantInfo, TenantSettings, TrustedKey};
 use crate::name::Name;
 use crate::store::{Store, json, name_of, parsed, sync_folder, time};
 use crate::{Catalog, LIST_MAX, write_behind};
 
-const SELECT: &str = "SELECT t.id, t.name, t.quotas, t.network, t.created_at, p.name
+const SELECT: &str = "SELECT t.id, t.name, t.quotas, t.network, t.created_at, p.name, t.trusted_keys
     FROM tenants t LEFT JOIN plugins p ON p.id = t.default_plugin WHERE NOT t.deleting";
 
 impl Catalog {
@@ -22,7 +22,8 @@ impl Catalog {
     pub fn create_tenant(&self, name: &Name, settings: &TenantSettings) -> Result<TenantInfo, CatalogError> {
         let store = &self.0.store;
         let now = store.now();
-        let insert = "INSERT INTO tenants (name, quotas, network, created_at) VALUES (?1, ?2, ?3, ?4)";
+        let insert = "INSERT INTO tenants (name, quotas, network, created_at, trusted_keys)
+            VALUES (?1, ?2, ?3, ?4, ?5)";
         let id = store.write(|transaction| {
             if find(transaction, name)?.is_some() {
                 return Err(
@@ -30,7 +31,8 @@ impl Catalog {
                 );
             }
             let (quotas, network) = (json(&settings.quotas)?, json(&settings.network)?);
-            transaction.execute(insert, params![&**name, quotas, network, now.timestamp()])?;
+            let trusted_keys = json(&settings.trusted_keys)?;
+            transaction.execute(insert, params![&**name, quotas, network, now.timestamp(), trusted_keys])?;
             let id = TenantId(transaction.last_insert_rowid());
             // If the transaction is not committed, the next sweep removes the folder.
             let folder = folder(&store.path, id);
@@ -38,8 +40,9 @@ impl Catalog {
             sync_folder(&tenants(&store.path))?;
             Ok(id)
         })?;
-        let TenantSettings { quotas, network } = settings.clone();
-        Ok(TenantInfo { id, name: name.clone(), quotas, network, default_plugin: None, created_at: now })
+        let TenantSettings { quotas, network, trusted_keys } = settings.clone();
+        let (name, default_plugin) = (name.clone(), None);
+        Ok(TenantInfo { id, name, quotas, network, trusted_keys, default_plugin, created_at: now })
     }
 
     /// Lists tenants by name, starting after `after`.
@@ -75,12 +78,17 @@ impl Catalog {
     ) -> Result<TenantInfo, CatalogError> {
         self.0.store.write(|transaction| {
             let mut tenant = named(transaction, name)?;
-            let mut settings = TenantSettings { quotas: tenant.quotas, network: tenant.network };
+            let mut settings = TenantSettings {
+                quotas: tenant.quotas,
+                network: tenant.network,
+                trusted_keys: tenant.trusted_keys,
+            };
             change(&mut settings);
-            let (quotas, network) = (json(&settings.quotas)?, json(&settings.network)?);
-            let update = "UPDATE tenants SET quotas = ?2, network = ?3 WHERE id = ?1";
-            transaction.execute(update, params![tenant.id.0, quotas, network])?;
-            TenantSettings { quotas: tenant.quotas, network: tenant.network } = settings;
+            let TenantSettings { quotas, network, trusted_keys } = settings;
+            let update = "UPDATE tenants SET quotas = ?2, network = ?3, trusted_keys = ?4 WHERE id = ?1";
+            let values = [json(&quotas)?, json(&network)?, json(&trusted_keys)?];
+            transaction.execute(update, params![tenant.id.0, values[0], values[1], values[2]])?;
+            (tenant.quotas, tenant.network, tenant.trusted_keys) = (quotas, network, trusted_keys);
             Ok(tenant)
         })
     }
@@ -191,6 +199,7 @@ fn tenant(row: &Row<'_>) -> rusqlite::Result<TenantInfo> {
         name: name_of(row, 1)?,
         quotas: parsed::<Quotas>(row, 2)?,
         network: parsed::<NetworkRules>(row, 3)?,
+        trusted_keys: parsed::<Vec<TrustedKey>>(row, 6)?,
         default_plugin: row.get::<_, Option<String>>(5)?.map(|_| name_of(row, 5)).transpose()?,
         created_at: time(row.get(4)?),
     })

@@ -12,7 +12,7 @@ use super::options::LoadOptions;
 use super::registry::RegistryOptions;
 use super::{Exit, OUTPUT, plugin_file, setup};
 use rollout_guest::engine::{Engine, Loader};
-use rollout_guest::plugin::{CONTRACT_VERSION, Description, Item};
+use rollout_guest::plugin::{CONTRACT_VERSIONS, Description, Item};
 use rollout_guest::toolbox;
 use rollout_wire::text::printable;
 
@@ -82,9 +82,10 @@ impl Inspect {
         };
         let contract = about.contract_version.as_deref().unwrap_or("none");
         let mut text = format!(
-            "{}: {parts}\n  contract  {contract} (this host speaks {CONTRACT_VERSION})\n  size      {} KiB\n  \
+            "{}: {parts}\n  contract  {contract} (this host knows {})\n  size      {} KiB\n  \
              digest    sha256:{}\n",
             self.plugin.display(),
+            CONTRACT_VERSIONS.join(", "),
             about.size_bytes.div_ceil(1024),
             about.digest
         );

@@ -28,6 +28,7 @@ mod registry;
 mod replay;
 mod serve;
 mod setup;
+mod signing;
 mod test;
 mod trajectory;
 mod validate;
@@ -99,9 +100,9 @@ enum Command {
     )]
     Push(admin::push::Push),
     #[command(about = "Signs a component in a registry")]
-    Sign(registry::Sign),
+    Sign(signing::Sign),
     #[command(about = "Verifies who signed a component, or that a project builds it")]
-    Verify(registry::Verify),
+    Verify(signing::Verify),
     #[command(about = "Lists, activates, rolls back and removes plugins of a server with a catalog")]
     Plugin(admin::plugin::PluginCommand),
     #[command(about = "Manages secrets that plugin configurations refer to")]

@@ -68,7 +68,7 @@ pub(super) struct PluginOptions {
     #[command(flatten)]
     pub load: LoadOptions,
     #[command(flatten)]
-    registry: RegistryOptions,
+    pub registry: RegistryOptions,
     /// Sets one value of the plugin's configuration, overriding [plugin]; nested keys are joined by dots.
     /// `rollout-host config PLUGIN` lists the keys.
     #[arg(long, value_name = "KEY=VALUE", help_heading = SETTINGS)]

@@ -1,8 +1,7 @@
-//! Components in OCI registries: references in place of files, and the commands `sign` and `verify`.
+//! Components in OCI registries: references in place of files, pushes, and the cache of what was pulled.
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -11,17 +10,19 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 
-use super::print::{errln, outln};
+use super::print::errln;
 use super::progress::bytes_bar;
-use super::{Exit, PluginFault, SETTINGS, plugin_file};
+use super::{PluginFault, SETTINGS, plugin_file};
 use rollout_core::limits::{Limits, LoadLimits};
 use rollout_guest::engine::{Compiler, Engine, Loader};
 use rollout_outbound::NetworkRules;
 use rollout_registry::artifact::Interfaces;
+use rollout_registry::attestation::{self, Build};
 use rollout_registry::credentials;
-use rollout_registry::signature::{self, PrivateKey, PublicKey};
+use rollout_registry::evidence::Evidence;
+use rollout_registry::signature::{self, PublicKey};
 use rollout_registry::{Options, Pulled, Reference, Registry};
-use rollout_wire::digest::sha256_hex;
+use rollout_wire::digest::Digest;
 
 /// Maximum size of the cache of pulled components in bytes. The files that were used least recently are removed.
 const CACHE_BYTES_MAX: u64 = 4 << 30;
@@ -46,6 +47,18 @@ pub(super) struct RegistryOptions {
 }
 
 impl RegistryOptions {
+    /// Returns options with this access and these files of trusted keys.
+    pub(super) fn new(access: AccessOptions, verify_key: Vec<PathBuf>) -> Self {
+        Self { access, verify_key }
+    }
+
+    /// Returns the first of these options that is given.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let options =
+            [("--verify-key", !self.verify_key.is_empty()), ("--plain-http", self.access.plain_http)];
+        options.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
+    }
+
     /// Replaces a reference to a registry by the file of the pulled component. `limits` returns the limits of components.
     pub(super) fn pull(
         &self,
@@ -59,7 +72,7 @@ impl RegistryOptions {
     }
 
     /// Returns the file of a component: the path itself, or for a reference `oci://…` the pulled component.
-    fn local(&self, path: &Path, limits: &LoadLimits) -> Result<PathBuf> {
+    pub(super) fn local(&self, path: &Path, limits: &LoadLimits) -> Result<PathBuf> {
         let text = path.to_string_lossy();
         if !Reference::is_meant(&text) {
             if !self.verify_key.is_empty() {
@@ -89,9 +102,40 @@ impl RegistryOptions {
             fetch(&registry, &pulled).await
         })
     }
+
+    /// Returns the statements of the given keys on how a component was built, each with the key's id.
+    pub(super) fn builds(&self, plugin: &Path) -> Result<Vec<(Build, String)>> {
+        let keys = public_keys(&self.verify_key)?;
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let reference: Reference = plugin.to_string_lossy().parse()?;
+        let digest = reference.digest.context("the reference has no digest")?;
+        in_runtime(async {
+            let registry = self.access.registry(&reference).await?;
+            let builds = attestation::builds(&registry, digest, &keys).await?;
+            Ok(builds.into_iter().map(|(build, key)| (build, key.id())).collect())
+        })
+    }
 }
 
 impl AccessOptions {
+    /// Returns a reference with the digest in place of its tag. Returns the path of a file unchanged.
+    pub(super) fn pin(&self, plugin: &Path) -> Result<PathBuf> {
+        let text = plugin.to_string_lossy();
+        if !Reference::is_meant(&text) {
+            return Ok(plugin.to_owned());
+        }
+        let reference: Reference = text.parse()?;
+        in_runtime(async {
+            let pulled = self.registry(&reference).await?.resolve(u64::MAX).await?;
+            if reference.digest.is_none() {
+                errln!("{reference} is {}", pulled.reference);
+            }
+            Ok(pulled.reference.to_string().into())
+        })
+    }
+
     /// Returns the repository of a reference, with the credentials that container tools stored.
     pub(super) async fn registry(&self, reference: &Reference) -> Result<Registry> {
         let credentials = match credentials::default_file(|name| std::env::var_os(name)) {
@@ -103,15 +147,34 @@ impl AccessOptions {
     }
 }
 
+/// Pulls a component with the evidence of its origin and of its signatures.
+pub(super) fn pull_with_evidence(
+    reference: &Reference,
+    access: &AccessOptions,
+) -> Result<(Vec<u8>, Evidence)> {
+    let limits = LoadLimits::default();
+    in_runtime(async {
+        let registry = access.registry(reference).await?;
+        let pulled = registry.resolve(limits.component_bytes_max as u64).await?;
+        if reference.digest.is_none() {
+            errln!("{reference} is {}", pulled.reference);
+        }
+        let evidence = Evidence::collect(&registry, &pulled).await?;
+        let file = fetch(&registry, &pulled).await?;
+        let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok((bytes, evidence))
+    })
+}
+
 /// Returns the component of an artifact from the cache, or pulls it.
 async fn fetch(registry: &Registry, pulled: &Pulled) -> Result<PathBuf> {
     let cache = plugin_file::default_dir().and_then(|dir| Some(dir.parent()?.join("components")));
     let cache =
         cache.context("neither XDG_CACHE_HOME nor HOME is set, so a pulled component cannot be stored")?;
-    let file = cache.join(format!("{}.wasm", pulled.layer.digest.hex()));
+    let file = cache.join(format!("{}.wasm", pulled.layer.digest));
     // The digest is checked again, because the file may have been damaged.
     if let Ok(bytes) = fs::read(&file)
-        && sha256_hex(&bytes) == pulled.layer.digest.hex()
+        && Digest::of(&bytes) == pulled.layer.digest
     {
         // Only the order of removal depends on the time.
         let _ = fs::File::open(&file).and_then(|file| file.set_modified(SystemTime::now()));
@@ -175,133 +238,8 @@ pub(super) fn push(file: &Path, reference: &Reference, access: &AccessOptions) -
     })
 }
 
-/// Signs a component in a registry, as cosign does with a key.
-///
-/// The signature is stored beside the component. It is over the digest of the manifest that the reference has now.
-#[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 it is signed; 2 not done.\n\nExamples:\n  \
-    rollout-host sign --generate-key release.key\n  \
-    rollout-host sign oci://registry.example/team/calc:1.0.0 --key release.key")]
-pub(super) struct Sign {
-    /// The component, oci://HOST/REPOSITORY:TAG or oci://HOST/REPOSITORY@sha256:….
-    #[arg(required_unless_present = "generate_key")]
-    reference: Option<Reference>,
-    /// Private key of ECDSA with P-256 (PEM, PKCS#8, not encrypted).
-    #[arg(long, value_name = "FILE", required_unless_present = "generate_key")]
-    key: Option<PathBuf>,
-    /// Writes a new private key to FILE and its public key to FILE.pub, and signs nothing.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["reference", "key"])]
-    generate_key: Option<PathBuf>,
-    #[command(flatten)]
-    access: AccessOptions,
-}
-
-impl Sign {
-    pub(crate) fn run(self) -> Result<Exit> {
-        match (self.generate_key, self.reference, self.key) {
-            (Some(file), ..) => generate(&file),
-            (None, Some(reference), Some(key)) => {
-                let text =
-                    fs::read_to_string(&key).with_context(|| format!("cannot read {}", key.display()))?;
-                let key = PrivateKey::from_pem(&text).with_context(|| key.display().to_string())?;
-                let access = self.access;
-                let signed = in_runtime(async move {
-                    let registry = access.registry(&reference).await?;
-                    let pulled = registry.resolve(u64::MAX).await?;
-                    signature::sign(&registry, &reference, pulled.digest, &key).await?;
-                    Ok((pulled.reference, key.public()?))
-                });
-                let (reference, key) = signed?;
-                outln!("{reference} is signed by key {}", key.id());
-                Ok(Exit::Done)
-            }
-            // Clap requires one or the other.
-            _ => bail!("give a reference and --key, or --generate-key"),
-        }
-    }
-}
-
-/// Writes a new pair of keys. Existing files are not replaced.
-fn generate(file: &Path) -> Result<Exit> {
-    let key = PrivateKey::generate()?;
-    let public = PrivateKey::from_pem(key.expose())?.public()?;
-    let public_file = PathBuf::from(format!("{}.pub", file.display()));
-    let write = |path: &Path, mode: u32, text: &str| {
-        let opened = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-        opened
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .with_context(|| format!("cannot create {}", path.display()))
-    };
-    write(file, 0o600, key.expose())?;
-    write(&public_file, 0o644, &public.to_pem())?;
-    outln!(
-        "wrote the private key {} and the public key {} ({})",
-        file.display(),
-        public_file.display(),
-        public.id()
-    );
-    Ok(Exit::Done)
-}
-
-/// Verifies who signed a component in a registry, or that a project builds it.
-///
-/// With --key, one of the given keys has to have signed the component. With --rebuild, the project is built again,
-/// and the result has to have the component's bytes: a build is reproducible.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Exit codes: 0 verified; 1 not signed by a given key, or other bytes; 2 not done.\n\n\
-    Examples:\n  rollout-host verify oci://registry.example/team/calc:1.0.0 --key release.key.pub\n  \
-    rollout-host verify calc.wasm --rebuild calc/"
-)]
-pub(super) struct Verify {
-    /// The component: a reference oci://…, or with --rebuild also a file.
-    plugin: PathBuf,
-    /// Public key (PEM) of a trusted signer.
-    #[arg(long, value_name = "FILE", required_unless_present = "rebuild")]
-    key: Vec<PathBuf>,
-    /// Project to build.
-    #[arg(long, value_name = "DIR")]
-    rebuild: Option<PathBuf>,
-    #[command(flatten)]
-    access: AccessOptions,
-}
-
-impl Verify {
-    pub(crate) fn run(self) -> Result<Exit> {
-        let options = RegistryOptions { access: self.access, verify_key: self.key };
-        let limits = LoadLimits::default();
-        let file = options.local(&self.plugin, &limits)?;
-        let Some(project) = self.rebuild else {
-            return Ok(Exit::Done);
-        };
-        let component = plugin_file::read(&file, &limits)?;
-        let folder = tempfile::tempdir()?;
-        let built = folder.path().join("rebuilt.wasm");
-        let program = plugin_file::this_program()?;
-        let status = std::process::Command::new(program)
-            .args(["build", "--no-cache", "-o"])
-            .args([&built, &project])
-            .status()
-            .context("cannot start the build")?;
-        if !status.success() {
-            bail!("{} cannot be built", project.display());
-        }
-        let (expected, found) = (sha256_hex(&component), sha256_hex(&fs::read(&built)?));
-        if expected != found {
-            let reason = format!(
-                "{} has SHA-256 {expected}, and {} builds a component with {found}: the source, a dependency, the SDK or \
-                 the program differs",
-                self.plugin.display(),
-                project.display()
-            );
-            return Err(PluginFault(reason).into());
-        }
-        outln!("{} is what {} builds, SHA-256 {found}", self.plugin.display(), project.display());
-        Ok(Exit::Done)
-    }
-}
-
-fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
+/// Reads public keys.
+pub(super) fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
     let read = |file: &PathBuf| {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         PublicKey::from_pem(&text).with_context(|| file.display().to_string())
@@ -310,7 +248,7 @@ fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
 }
 
 /// Runs requests to a registry on this thread: `serve` has not dropped its privileges yet, which threads would keep.
-fn in_runtime<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
+pub(super) fn in_runtime<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(requests)
 }

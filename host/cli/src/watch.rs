@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 
 use super::print::errln;
 use super::setup::StopSignal;
+use rollout_wire::digest::{Digest, sha256_parts};
 
 /// Time between two scans of the files.
 const SCAN_INTERVAL: Duration = Duration::from_millis(200);
@@ -90,6 +91,20 @@ impl Watch {
             }
         })
     }
+}
+
+/// Returns the digest of a project's files, without those that tools write. Paths are relative to the project.
+pub(super) fn source_digest(project: &Path) -> Result<Digest> {
+    let parent = project.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let root = if project.is_dir() { project } else { parent.unwrap_or(Path::new(".")) };
+    let mut parts = Vec::new();
+    for path in scan(root, None).into_keys() {
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+        parts.extend([name.into_bytes(), Digest::of(&bytes).to_string().into_bytes()]);
+    }
+    let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+    Ok(Digest::from_bytes(sha256_parts(&parts)))
 }
 
 /// Lists the files of a project, without those that tools write.

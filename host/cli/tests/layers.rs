@@ -12,10 +12,10 @@ use modules::{OWN_FILE, Uses, circles, uses_by_folder};
 /// crate names of another, the compiler checks.
 const CRATES: [&[&str]; 10] = [
     &["rollout-host"],
-    &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench", "rollout-registry"],
+    &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench"],
     &["rollout-assembly"],
     &["rollout-rollout"],
-    &["rollout-guest"],
+    &["rollout-guest", "rollout-registry"],
     &["rollout-outbound"],
     &["rollout-core"],
     &["rollout-mock-model", "rollout-fuse", "rollout-quickjs", "rollout-journal", "rollout-catalog"],

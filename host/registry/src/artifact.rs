@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RegistryError;
-use crate::reference::Digest;
+use crate::reference::prefixed;
+use rollout_wire::digest::Digest;
 
 /// Type of a manifest.
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -25,6 +26,7 @@ pub struct Descriptor {
     /// Type of the blob.
     pub media_type: String,
     /// Digest of the blob.
+    #[serde(with = "crate::reference::with_prefix")]
     pub digest: Digest,
     /// Size of the blob in bytes.
     pub size: u64,
@@ -66,6 +68,16 @@ pub struct Manifest {
 
 fn manifest_type() -> String {
     MANIFEST.to_owned()
+}
+
+/// Parses a manifest.
+///
+/// # Errors
+///
+/// If it is not an image manifest.
+pub(crate) fn parse(text: &str) -> Result<Manifest, RegistryError> {
+    serde_json::from_str(text)
+        .map_err(|error| RegistryError::NotComponent(format!("its manifest is no image manifest: {error}")))
 }
 
 impl Manifest {
@@ -115,7 +127,7 @@ struct Config<'a> {
     created: &'static str,
     architecture: &'static str,
     os: &'static str,
-    layer_digests: [Digest; 1],
+    layer_digests: [String; 1],
     component: Interfaces<'a>,
 }
 
@@ -144,7 +156,7 @@ pub fn config(component: &[u8], interfaces: Interfaces<'_>) -> Vec<u8> {
         created: "1970-01-01T00:00:00Z",
         architecture: "wasm",
         os: "wasip2",
-        layer_digests: [Digest::of(component)],
+        layer_digests: [prefixed(Digest::of(component))],
         component: interfaces,
     };
     serde_json::to_vec(&config).unwrap_or_default()
@@ -167,7 +179,7 @@ mod tests {
     fn a_component_has_one_manifest_in_the_format_of_other_tools() {
         let exports = ["rollout:plugin/workflow@0.1.0".to_owned()];
         let text = String::from_utf8(config(b"\0asm", Interfaces::new(&exports, &[]))).unwrap();
-        let digest = Digest::of(b"\0asm");
+        let digest = prefixed(Digest::of(b"\0asm"));
         assert_eq!(
             text,
             format!(

@@ -9,14 +9,14 @@ use reqwest::header::{
 };
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
 
 use crate::artifact::{self, Descriptor, Interfaces, Manifest};
 use crate::auth::{self, Challenge};
 use crate::credentials::Credentials;
 use crate::error::RegistryError;
-use crate::reference::{Digest, Reference};
+use crate::reference::{Reference, parse_prefixed, prefixed};
 use rollout_outbound::{NetworkRules, Secret, checked_client};
+use rollout_wire::digest::Digest;
 use rollout_wire::text::{beginning, printable};
 
 /// Maximum size of a manifest and of a configuration.
@@ -66,8 +66,8 @@ pub struct Pulled {
     pub reference: Reference,
     /// Digest of the manifest.
     pub digest: Digest,
-    /// The manifest.
-    pub manifest: Manifest,
+    /// The manifest, verbatim.
+    pub manifest_text: String,
     /// The layer with the component.
     pub layer: Descriptor,
 }
@@ -120,27 +120,26 @@ impl Registry {
         Ok(Self { reference: reference.clone(), base, options, authorization: Mutex::default() })
     }
 
-    /// Resolves a reference to a digest and reads its manifest.
+    /// Resolves a tag or digest, and returns the digest and the text of its manifest.
     ///
     /// # Errors
     ///
     /// If the registry does not have it, or the manifest is not the one of the digest.
-    pub async fn manifest(&self, version: &str) -> Result<(Digest, Manifest), RegistryError> {
+    pub async fn manifest(&self, version: &str) -> Result<(Digest, String), RegistryError> {
         let url = self.url(&format!("manifests/{version}"));
         let get = |client: &Client| client.get(url.clone()).header(ACCEPT, artifact::MANIFEST);
         let answer = self.send(Access::Pull, &url, get).await?;
         let answer = self.checked(answer, version).await?;
         let bytes = self.body(answer, "the manifest", MANIFEST_BYTES_MAX).await?;
         let found = Digest::of(&bytes);
-        if let Ok(expected) = version.parse::<Digest>()
+        if let Ok(expected) = parse_prefixed(version)
             && expected != found
         {
             return Err(RegistryError::DigestMismatch { what: "the manifest".to_owned(), expected, found });
         }
-        let manifest = serde_json::from_slice(&bytes).map_err(|error| {
-            RegistryError::NotComponent(format!("its manifest is no image manifest: {error}"))
-        })?;
-        Ok((found, manifest))
+        let text = String::from_utf8(bytes)
+            .map_err(|_| RegistryError::NotComponent("its manifest is not text".to_owned()))?;
+        Ok((found, text))
     }
 
     /// Resolves the reference to a component, without its bytes.
@@ -149,12 +148,12 @@ impl Registry {
     ///
     /// If the registry does not have it, or it is not a component of at most `bytes_max` bytes.
     pub async fn resolve(&self, bytes_max: u64) -> Result<Pulled, RegistryError> {
-        let (digest, manifest) = self.manifest(&self.reference.version()).await?;
-        let layer = manifest.component()?.clone();
+        let (digest, manifest_text) = self.manifest(&self.reference.version()).await?;
+        let layer = artifact::parse(&manifest_text)?.component()?.clone();
         if layer.size > bytes_max {
             return Err(RegistryError::TooLarge { what: "the component".to_owned(), bytes_max });
         }
-        Ok(Pulled { reference: self.reference.at(digest), digest, manifest, layer })
+        Ok(Pulled { reference: self.reference.at(digest), digest, manifest_text, layer })
     }
 
     /// Reads a blob. An interrupted download continues where it stopped. `received` is called with the number of
@@ -164,7 +163,7 @@ impl Registry {
     ///
     /// If the registry does not have it, or the bytes have another size or digest.
     pub async fn blob(&self, blob: &Descriptor, received: impl Fn(u64)) -> Result<Vec<u8>, RegistryError> {
-        let what = format!("the blob {}", blob.digest);
+        let what = format!("the blob {}", prefixed(blob.digest));
         let mut bytes: Vec<u8> = Vec::new();
         let mut failures = 0;
         loop {
@@ -182,7 +181,7 @@ impl Registry {
                 }
             }
         }
-        let found = Digest::from_bytes(Sha256::digest(&bytes).into());
+        let found = Digest::of(&bytes);
         if found == blob.digest {
             Ok(bytes)
         } else {
@@ -198,10 +197,10 @@ impl Registry {
         bytes: &mut Vec<u8>,
         received: &impl Fn(u64),
     ) -> Result<(), RegistryError> {
-        let url = self.url(&format!("blobs/{}", blob.digest));
+        let url = self.url(&format!("blobs/{}", prefixed(blob.digest)));
         let range = (!bytes.is_empty()).then(|| format!("bytes={}-", bytes.len()));
         let mut answer = self.redirected(&url, range.as_deref()).await?;
-        answer = self.checked(answer, &blob.digest.to_string()).await?;
+        answer = self.checked(answer, &prefixed(blob.digest)).await?;
         if answer.status() != StatusCode::PARTIAL_CONTENT {
             // The server knows no ranges, and begins again.
             bytes.clear();
@@ -311,20 +310,17 @@ impl Registry {
         bytes: Bytes,
         sent: &impl Fn(u64),
     ) -> Result<(), RegistryError> {
-        let url = self.url(&format!("blobs/{}", blob.digest));
+        let url = self.url(&format!("blobs/{}", prefixed(blob.digest)));
         let answer = self.send(Access::Push, &url, |client| client.head(url.clone())).await?;
         if answer.status().is_success() {
             return Ok(());
         }
-        let uploads = self.url("blobs/uploads/");
-        let begun = self.send(Access::Push, &uploads, |client| client.post(uploads.clone())).await?;
-        let begun = self.checked(begun, "an upload").await?;
-        let mut at = self.location(&uploads, &begun)?;
+        let mut at = self.begin_upload().await?;
         let mut rest = bytes.clone();
         if bytes.len() > PART_BYTES {
             (at, rest) = self.push_parts(at, &bytes, sent).await?;
         }
-        at.query_pairs_mut().append_pair("digest", &blob.digest.to_string());
+        at.query_pairs_mut().append_pair("digest", &prefixed(blob.digest));
         let put = |client: &Client| {
             let request = client.put(at.clone()).header(CONTENT_TYPE, "application/octet-stream");
             request.body(rest.clone())
@@ -335,14 +331,23 @@ impl Registry {
         Ok(())
     }
 
-    /// Uploads all but the last part of a blob. After an error the registry is asked how much it has.
+    /// Begins an upload, and returns the address of its first part.
+    async fn begin_upload(&self) -> Result<Url, RegistryError> {
+        let uploads = self.url("blobs/uploads/");
+        let begun = self.send(Access::Push, &uploads, |client| client.post(uploads.clone())).await?;
+        let begun = self.checked(begun, "an upload").await?;
+        self.location(&uploads, &begun)
+    }
+
+    /// Uploads all but the last part of a blob. After an error the registry is asked how much it has. A registry that
+    /// does not know gets the blob from the beginning: Docker's loses an upload that ended within a part.
     async fn push_parts(
         &self,
         mut at: Url,
         bytes: &Bytes,
         sent: &impl Fn(u64),
     ) -> Result<(Url, Bytes), RegistryError> {
-        let (mut done, mut failures) = (0, 0);
+        let (mut done, mut failures, mut restarts) = (0, 0, 0);
         while bytes.len() - done > PART_BYTES {
             let part = bytes.slice(done..done + PART_BYTES);
             let range = format!("{done}-{}", done + PART_BYTES - 1);
@@ -369,6 +374,12 @@ impl Registry {
             }
             tokio::time::sleep(DELAY_BASE * 2_u32.pow(failures)).await;
             let standing = self.send(Access::Push, &at, |client| client.get(at.clone())).await?;
+            if standing.status() == StatusCode::NOT_FOUND && restarts < ATTEMPTS_MAX {
+                tracing::debug!(%error, sent = done, "an upload begins again after an error");
+                restarts += 1;
+                (at, done) = (self.begin_upload().await?, 0);
+                continue;
+            }
             let standing = self.checked(standing, "an upload").await?;
             // The range is of the bytes that arrived, both ends included.
             let range = standing.headers().get(RANGE).and_then(|range| range.to_str().ok());

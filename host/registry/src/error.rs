@@ -1,6 +1,6 @@
 //! Errors of requests to registries.
 
-use crate::reference::Digest;
+use rollout_wire::digest::Digest;
 
 /// Error of a push, a pull or the search for signatures.
 #[derive(Debug, thiserror::Error)]

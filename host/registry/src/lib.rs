@@ -2,19 +2,23 @@
 //!
 //! [`Registry`] pushes and pulls components as artifacts of the CNCF's format for WebAssembly: one layer of type
 //! `application/wasm`, whose digest is the component's SHA-256, and a configuration that lists exports and imports. Other
-//! tools for components read the same format. [`signature`] signs and verifies manifests as cosign does with keys.
+//! tools for components read the same format. [`signature`] signs and verifies manifests as cosign does with keys, and
+//! [`evidence`] proves to a server without network access who signed a component.
+//! [`attestation`] states how a component was built.
 //!
 //! Requests follow the rules of the host's outbound connections. A redirect is followed without credentials, answers
 //! have a size limit, and whatever is addressed by a digest is checked against it.
 
 pub mod artifact;
+pub mod attestation;
 mod auth;
 mod client;
 pub mod credentials;
 mod error;
+pub mod evidence;
 mod reference;
 pub mod signature;
 
 pub use client::{Options, Pulled, Registry};
 pub use error::RegistryError;
-pub use reference::{Digest, InvalidReference, Reference};
+pub use reference::{InvalidReference, Reference};

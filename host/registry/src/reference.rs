@@ -3,72 +3,36 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rollout_wire::digest::{hex, sha256};
+use rollout_wire::digest::Digest;
 
 /// Scheme of references on command lines and in requests.
 const SCHEME: &str = "oci://";
 
-/// SHA-256 of a blob or manifest.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Digest([u8; 32]);
+/// Prefix of digests in registries.
+const ALGORITHM: &str = "sha256:";
 
-impl Digest {
-    /// Returns the digest of some bytes.
-    pub fn of(bytes: &[u8]) -> Self {
-        Self(sha256(bytes))
-    }
-
-    /// Returns the digest with these bytes.
-    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
-    /// Returns the digest as 64 hex digits, without `sha256:`.
-    pub fn hex(&self) -> String {
-        hex(&self.0)
-    }
+/// Returns a digest as registries write it: `sha256:` and 64 hex digits.
+pub(crate) fn prefixed(digest: Digest) -> String {
+    format!("{ALGORITHM}{digest}")
 }
 
-impl fmt::Display for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sha256:{}", self.hex())
-    }
+/// Parses a digest with its prefix.
+pub(crate) fn parse_prefixed(text: &str) -> Result<Digest, InvalidReference> {
+    let digits = text.strip_prefix(ALGORITHM).and_then(|digits| digits.parse().ok());
+    digits.ok_or_else(|| InvalidReference::Digest(text.to_owned()))
 }
 
-impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+/// Digests with their prefix in JSON, for `#[serde(with = …)]`.
+pub(crate) mod with_prefix {
+    use rollout_wire::digest::Digest;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&super::prefixed(*digest))
     }
-}
 
-impl FromStr for Digest {
-    type Err = InvalidReference;
-
-    fn from_str(text: &str) -> Result<Self, InvalidReference> {
-        let invalid = || InvalidReference::Digest(text.to_owned());
-        let digits = text.strip_prefix("sha256:").ok_or_else(invalid)?;
-        let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        if digits.len() != 64 || !digits.bytes().all(is_hex) {
-            return Err(invalid());
-        }
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| invalid())?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| invalid())?;
-        }
-        Ok(Self(bytes))
-    }
-}
-
-impl serde::Serialize for Digest {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl<'de> serde::Deserialize<'de> for Digest {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
+        super::parse_prefixed(&String::deserialize(from)?).map_err(serde::de::Error::custom)
     }
 }
 
@@ -121,7 +85,7 @@ impl Reference {
     /// Returns what a registry is asked for: the digest, or else the tag, or else `latest`.
     pub(crate) fn version(&self) -> String {
         match (&self.digest, &self.tag) {
-            (Some(digest), _) => digest.to_string(),
+            (Some(digest), _) => prefixed(*digest),
             (None, Some(tag)) => tag.clone(),
             (None, None) => "latest".to_owned(),
         }
@@ -155,7 +119,7 @@ impl FromStr for Reference {
             return Err(InvalidReference::Host(text.to_owned()));
         }
         let (rest, digest) = match rest.split_once('@') {
-            Some((rest, digest)) => (rest, Some(digest.parse()?)),
+            Some((rest, digest)) => (rest, Some(parse_prefixed(digest)?)),
             None => (rest, None),
         };
         let (repository, tag) = match rest.rsplit_once(':') {
@@ -184,7 +148,7 @@ impl fmt::Display for Reference {
         if let Some(tag) = tag {
             write!(f, ":{tag}")?;
         }
-        digest.iter().try_for_each(|digest| write!(f, "@{digest}"))
+        digest.iter().try_for_each(|digest| write!(f, "@{ALGORITHM}{digest}"))
     }
 }
 
@@ -215,15 +179,15 @@ mod tests {
         for text in [
             "oci://registry.example/a".to_owned(),
             "oci://registry.example:5000/team/my-agent:1.0.0".to_owned(),
-            format!("oci://[::1]:5000/a_b/c.d@{digest}"),
-            format!("oci://localhost/a:v1@{digest}"),
+            format!("oci://[::1]:5000/a_b/c.d@sha256:{digest}"),
+            format!("oci://localhost/a:v1@sha256:{digest}"),
         ] {
             let reference: Reference = text.parse().unwrap();
             assert_eq!(reference.to_string(), text);
         }
         let reference: Reference = "oci://h:1/a/b:t".parse().unwrap();
         assert_eq!((&*reference.host, &*reference.repository, &*reference.version()), ("h:1", "a/b", "t"));
-        assert_eq!(reference.at(digest).to_string(), format!("oci://h:1/a/b@{digest}"));
+        assert_eq!(reference.at(digest).to_string(), format!("oci://h:1/a/b@sha256:{digest}"));
         assert_eq!("oci://h/a".parse::<Reference>().unwrap().version(), "latest");
     }
 

@@ -13,24 +13,25 @@ use ring::signature::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::artifact::{Descriptor, Manifest};
+use crate::artifact::{self, Descriptor, Manifest};
 use crate::client::Registry;
 use crate::error::RegistryError;
-use crate::reference::{Digest, Reference};
+use crate::reference::{Reference, prefixed};
 use rollout_outbound::Secret;
+use rollout_wire::digest::Digest;
 
 /// Type of a layer with a payload.
 const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 /// Type of the configuration of an artifact of signatures.
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 /// Annotation of a layer with the signature of its payload.
-const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
+pub(crate) const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
 /// Value of `type` in a payload.
 const PAYLOAD_TYPE: &str = "cosign container image signature";
 /// Maximum size of a payload.
 const PAYLOAD_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of signatures that are checked.
-const SIGNATURES_MAX: usize = 100;
+pub(crate) const SIGNATURES_MAX: usize = 100;
 
 /// Beginning of a public key of P-256 in the form SubjectPublicKeyInfo, before the point.
 const PUBLIC_KEY_PREFIX: [u8; 26] = [
@@ -112,7 +113,7 @@ impl PublicKey {
 
     /// Returns the first digits of the key's SHA-256, to tell keys apart.
     pub fn id(&self) -> String {
-        Digest::of(&self.der()).hex()[..16].to_owned()
+        Digest::of(&self.der()).to_string()[..16].to_owned()
     }
 
     fn der(&self) -> Vec<u8> {
@@ -204,11 +205,12 @@ struct Identity {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Image {
+    #[serde(with = "crate::reference::with_prefix")]
     docker_manifest_digest: Digest,
 }
 
 /// Returns the document that a signature of an artifact is over.
-pub fn payload(reference: &Reference, digest: Digest) -> Vec<u8> {
+pub fn payload(reference: &Reference, digest: Digest) -> String {
     let payload = Payload {
         critical: Critical {
             identity: Identity { docker_reference: format!("{}/{}", reference.host, reference.repository) },
@@ -217,7 +219,7 @@ pub fn payload(reference: &Reference, digest: Digest) -> Vec<u8> {
         },
         optional: None,
     };
-    serde_json::to_vec(&payload).unwrap_or_default()
+    serde_json::to_string(&payload).unwrap_or_default()
 }
 
 /// Returns whether a payload is of a manifest.
@@ -228,17 +230,104 @@ fn is_of(payload: &[u8], digest: Digest) -> bool {
     })
 }
 
-fn tag(digest: Digest) -> String {
-    format!("sha256-{}.sig", digest.hex())
+/// A payload and its signature.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SignedPayload {
+    /// The payload, verbatim.
+    pub payload: String,
+    /// The signature in base64.
+    pub signature: String,
 }
 
-/// Returns the signatures of a manifest. None is no error.
-async fn signatures(registry: &Registry, digest: Digest) -> Result<Vec<Descriptor>, RegistryError> {
-    match registry.manifest(&tag(digest)).await {
-        Ok((_, manifest)) => Ok(manifest.layers),
+impl SignedPayload {
+    /// Signs an artifact.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no random numbers.
+    pub fn new(reference: &Reference, digest: Digest, key: &PrivateKey) -> Result<Self, KeyError> {
+        let payload = payload(reference, digest);
+        let signature = BASE64_STANDARD.encode(key.sign(payload.as_bytes())?);
+        Ok(Self { payload, signature })
+    }
+
+    /// Returns whether it is a valid signature of a manifest under a key.
+    pub fn is_valid(&self, digest: Digest, key: &PublicKey) -> bool {
+        let signature = BASE64_STANDARD.decode(&self.signature);
+        is_of(self.payload.as_bytes(), digest)
+            && signature.is_ok_and(|signature| key.verifies(self.payload.as_bytes(), &signature))
+    }
+}
+
+/// Kind of artifact that is stored beside another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Signatures.
+    Signature,
+    /// Signed statements.
+    Attestation,
+}
+
+impl Kind {
+    /// Returns the tag of the artifact beside the one with this digest.
+    fn tag(self, digest: Digest) -> String {
+        match self {
+            Self::Signature => format!("sha256-{digest}.sig"),
+            Self::Attestation => format!("sha256-{digest}.att"),
+        }
+    }
+}
+
+/// Returns the layers that are stored beside a manifest. None is no error.
+pub(crate) async fn layers(
+    registry: &Registry,
+    digest: Digest,
+    kind: Kind,
+) -> Result<Vec<Descriptor>, RegistryError> {
+    match registry.manifest(&kind.tag(digest)).await {
+        Ok((_, text)) => Ok(artifact::parse(&text)?.layers),
         Err(RegistryError::NotFound { .. }) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
+}
+
+/// Stores a layer beside a manifest. Other layers stay.
+pub(crate) async fn attach(
+    registry: &Registry,
+    digest: Digest,
+    kind: Kind,
+    layer: Descriptor,
+    bytes: Vec<u8>,
+) -> Result<(), SignError> {
+    let mut layers = layers(registry, digest, kind).await?;
+    registry.push_blob(&layer, bytes.into(), &|_| {}).await?;
+    layers.push(layer);
+    let config = config(&layers);
+    let config_descriptor = Descriptor::of(CONFIG, &config);
+    registry.push_blob(&config_descriptor, config.into(), &|_| {}).await?;
+    let manifest = Manifest::bytes(config_descriptor, layers, Default::default());
+    registry.push_manifest(&kind.tag(digest), manifest).await?;
+    Ok(())
+}
+
+/// Returns the signatures of a manifest, up to a limit. Layers that are no signatures are left out.
+///
+/// # Errors
+///
+/// If the registry cannot be asked.
+pub(crate) async fn signatures(
+    registry: &Registry,
+    digest: Digest,
+) -> Result<Vec<SignedPayload>, RegistryError> {
+    let mut found = Vec::new();
+    for layer in layers(registry, digest, Kind::Signature).await?.into_iter().take(SIGNATURES_MAX) {
+        let signature = layer.annotations.get(SIGNATURE).filter(|_| layer.size <= PAYLOAD_BYTES_MAX);
+        let Some(signature) = signature.cloned() else { continue };
+        let Ok(payload) = String::from_utf8(registry.blob(&layer, |_| {}).await?) else { continue };
+        found.push(SignedPayload { payload, signature });
+    }
+    Ok(found)
 }
 
 /// Signs an artifact in its registry. Other signatures stay.
@@ -252,19 +341,10 @@ pub async fn sign(
     digest: Digest,
     key: &PrivateKey,
 ) -> Result<(), SignError> {
-    let payload = payload(reference, digest);
-    let signature = BASE64_STANDARD.encode(key.sign(&payload)?);
-    let mut layer = Descriptor::of(PAYLOAD, &payload);
+    let SignedPayload { payload, signature } = SignedPayload::new(reference, digest, key)?;
+    let mut layer = Descriptor::of(PAYLOAD, payload.as_bytes());
     layer.annotations.insert(SIGNATURE.to_owned(), signature);
-    let mut layers = signatures(registry, digest).await?;
-    registry.push_blob(&layer, payload.into(), &|_| {}).await?;
-    layers.push(layer);
-    let config = config(&layers);
-    let config_descriptor = Descriptor::of(CONFIG, &config);
-    registry.push_blob(&config_descriptor, config.into(), &|_| {}).await?;
-    let manifest = Manifest::bytes(config_descriptor, layers, Default::default());
-    registry.push_manifest(&tag(digest), manifest).await?;
-    Ok(())
+    attach(registry, digest, Kind::Signature, layer, payload.into()).await
 }
 
 /// Error of signing.
@@ -293,7 +373,7 @@ fn config(layers: &[Descriptor]) -> Vec<u8> {
     #[derive(Serialize)]
     struct RootFs {
         r#type: &'static str,
-        diff_ids: Vec<Digest>,
+        diff_ids: Vec<String>,
     }
     #[derive(Serialize)]
     struct Empty {}
@@ -302,7 +382,10 @@ fn config(layers: &[Descriptor]) -> Vec<u8> {
         created: "0001-01-01T00:00:00Z",
         history: [],
         os: "",
-        rootfs: RootFs { r#type: "layers", diff_ids: layers.iter().map(|layer| layer.digest).collect() },
+        rootfs: RootFs {
+            r#type: "layers",
+            diff_ids: layers.iter().map(|layer| prefixed(layer.digest)).collect(),
+        },
         config: Empty {},
     };
     serde_json::to_vec(&config).unwrap_or_default()
@@ -319,22 +402,19 @@ pub async fn verify<'a>(
     digest: Digest,
     keys: &'a [PublicKey],
 ) -> Result<&'a PublicKey, SignatureError> {
-    let layers = signatures(registry, digest).await?;
-    let count = layers.len();
-    for layer in layers.into_iter().take(SIGNATURES_MAX) {
-        let signature = layer.annotations.get(SIGNATURE).and_then(|text| BASE64_STANDARD.decode(text).ok());
-        let Some(signature) = signature.filter(|_| layer.size <= PAYLOAD_BYTES_MAX) else { continue };
-        let payload = registry.blob(&layer, |_| {}).await?;
-        let key = keys.iter().find(|key| key.verifies(&payload, &signature));
-        if let Some(key) = key.filter(|_| is_of(&payload, digest)) {
-            return Ok(key);
+    let signatures = signatures(registry, digest).await?;
+    let signed = |key: &&PublicKey| signatures.iter().any(|signature| signature.is_valid(digest, key));
+    keys.iter().find(signed).ok_or_else(|| SignatureError::of(reference.at(digest), signatures.len()))
+}
+
+impl SignatureError {
+    /// Returns the error of an artifact with this number of signatures, none of a listed key.
+    pub fn of(reference: Reference, count: usize) -> Self {
+        match count {
+            0 => Self::Unsigned(reference),
+            count => Self::Foreign { reference, count },
         }
     }
-    let reference = reference.at(digest);
-    Err(match count {
-        0 => SignatureError::Unsigned(reference),
-        count => SignatureError::Foreign { reference, count },
-    })
 }
 
 /// Decodes a PEM block.
@@ -396,13 +476,13 @@ mod tests {
         let digest = Digest::of(b"x");
         let payload = payload(&reference, digest);
         assert_eq!(
-            String::from_utf8_lossy(&payload),
+            payload,
             format!(
-                r#"{{"critical":{{"identity":{{"docker-reference":"h:1/a/b"}},"image":{{"docker-manifest-digest":"{digest}"}},"type":"cosign container image signature"}},"optional":null}}"#
+                r#"{{"critical":{{"identity":{{"docker-reference":"h:1/a/b"}},"image":{{"docker-manifest-digest":"sha256:{digest}"}},"type":"cosign container image signature"}},"optional":null}}"#
             )
         );
-        assert!(is_of(&payload, digest));
-        assert!(!is_of(&payload, Digest::of(b"y")));
+        assert!(is_of(payload.as_bytes(), digest));
+        assert!(!is_of(payload.as_bytes(), Digest::of(b"y")));
         assert!(!is_of(b"{}", digest));
     }
 

@@ -4,8 +4,8 @@ use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::named;
 use crate::error::{Abort, CatalogError, ResourceKind};
-use crate::model::{Activation, PluginInfo, TenantId, Time};
-use crate::store::time;
+use crate::model::{Activation, Origin, PluginInfo, TenantId, Time, TrustedKey};
+use crate::store::{optional, parsed, time};
 use crate::{Catalog, LIST_MAX};
 
 /// Maximum number of activations in a plugin's history.
@@ -86,19 +86,28 @@ fn activate(
     now: Time,
     by: &str,
 ) -> Result<Activation, Abort> {
-    let passed = transaction
-        .query_row(
-            "SELECT passed FROM deployments WHERE plugin = ?1 AND version = ?2",
-            params![plugin.id, version],
-            |row| row.get(0),
-        )
-        .optional()?;
-    match passed {
-        None => return Err(CatalogError::not_found(ResourceKind::Deployment, version).into()),
-        Some(false) => {
-            return Err(CatalogError::ChecksFailed { plugin: plugin.name.to_string(), version }.into());
-        }
-        Some(true) => {}
+    let select = "SELECT passed, component_origin, grader IS NOT NULL, grader_origin
+        FROM deployments WHERE plugin = ?1 AND version = ?2";
+    let found = transaction.query_row(select, params![plugin.id, version], |row| {
+        let grader: Option<Option<Origin>> = if row.get(2)? { Some(optional(row, 3)?) } else { None };
+        Ok((row.get::<_, bool>(0)?, optional::<Origin>(row, 1)?, grader))
+    });
+    let Some((passed, component, grader)) = found.optional()? else {
+        return Err(CatalogError::not_found(ResourceKind::Deployment, version).into());
+    };
+    let name = plugin.name.to_string();
+    if !passed {
+        return Err(CatalogError::ChecksFailed { plugin: name, version }.into());
+    }
+    let select = "SELECT trusted_keys FROM tenants WHERE id = ?1";
+    let keys: Vec<TrustedKey> = transaction.query_row(select, [plugin.tenant.0], |row| parsed(row, 0))?;
+    let is_signed = |origin: &Option<Origin>| {
+        let signers = origin.iter().flat_map(|origin| &origin.signers);
+        signers.into_iter().any(|signer| keys.iter().any(|key| key.id == *signer))
+    };
+    let are_signed = is_signed(&component) && grader.as_ref().is_none_or(is_signed);
+    if !keys.is_empty() && !are_signed {
+        return Err(CatalogError::Untrusted { plugin: name, version }.into());
     }
     transaction.execute("UPDATE plugins SET active = ?2 WHERE id = ?1", params![plugin.id, version])?;
     transaction.execute(

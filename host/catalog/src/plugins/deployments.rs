@@ -4,19 +4,20 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::{find_or_create, named};
 use crate::components;
-use crate::digest::Digest;
 use crate::error::{Abort, CatalogError, ResourceKind};
 use crate::model::{Deployment, DeploymentInfo, NewDeployment, TenantId};
 use crate::name::Name;
-use crate::store::{name_of, no_value, time};
+use crate::store::{json, name_of, no_value, optional, time};
 use crate::{Catalog, LIST_MAX};
+use rollout_wire::digest::Digest;
 
 /// Number of newest versions that [`Catalog::prune`] leaves, besides those that are in use.
 pub const VERSIONS_MAX: u32 = 20;
 
 /// Selects the deployments of one plugin.
 const SELECT: &str = "SELECT d.id, p.name, d.version, d.component, d.grader, d.passed,
-    coalesce(d.version = p.active, 0), d.created_at, d.created_by, d.config, d.report
+    coalesce(d.version = p.active, 0), d.created_at, d.created_by, d.config, d.report,
+    d.component_origin, d.grader_origin
     FROM deployments d JOIN plugins p ON p.id = d.plugin WHERE d.plugin = ?1";
 
 impl Catalog {
@@ -40,8 +41,9 @@ impl Catalog {
             let created_by = new.created_by.clone();
             transaction.execute(
                 "INSERT INTO deployments
-                 (plugin, version, tenant, component, grader, config, passed, report, created_at, created_by)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+                 (plugin, version, tenant, component, grader, config, passed, report, created_at, created_by,
+                  component_origin, grader_origin)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
                 params![
                     id,
                     version,
@@ -53,6 +55,8 @@ impl Catalog {
                     new.report,
                     now.timestamp(),
                     created_by,
+                    new.component_origin.as_ref().map(json).transpose()?,
+                    new.grader_origin.as_ref().map(json).transpose()?,
                 ],
             )?;
             Ok(DeploymentInfo {
@@ -61,6 +65,8 @@ impl Catalog {
                 version,
                 component: new.component,
                 grader: new.grader,
+                component_origin: new.component_origin.clone(),
+                grader_origin: new.grader_origin.clone(),
                 passed: new.passed,
                 active: false,
                 created_at: now,
@@ -153,6 +159,8 @@ fn info(row: &Row<'_>) -> rusqlite::Result<DeploymentInfo> {
         version: row.get(2)?,
         component: digest(row.get(3)?)?,
         grader: row.get::<_, Option<String>>(4)?.map(digest).transpose()?,
+        component_origin: optional(row, 11)?,
+        grader_origin: optional(row, 12)?,
         passed: row.get(5)?,
         active: row.get(6)?,
         created_at: time(row.get(7)?),

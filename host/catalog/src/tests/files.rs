@@ -106,7 +106,7 @@ fn a_full_disk_is_reported_with_its_path_and_changes_nothing() {
     let mut failed = None;
     for n in 0..2000 {
         let name = format!("t{n}").parse().unwrap();
-        let settings = TenantSettings { quotas: Quotas::default(), network: NetworkRules::default() };
+        let settings = TenantSettings::default();
         if let Err(error) = scene.at().create_tenant(&name, &settings) {
             failed = Some((name, error));
             break;

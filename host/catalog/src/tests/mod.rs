@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use chrono::DateTime;
-use rollout_wire::quota::{Quota, Quotas};
+use rollout_wire::digest::Digest;
+use rollout_wire::quota::Quota;
 use tempfile::TempDir;
 
 use crate::*;
@@ -64,7 +65,7 @@ impl Scene {
 
     pub(super) fn tenant_with(&self, name: &str, quotas: &str) -> TenantId {
         let quotas = serde_json::from_str(quotas).unwrap();
-        let settings = TenantSettings { quotas, network: NetworkRules::default() };
+        let settings = TenantSettings { quotas, ..TenantSettings::default() };
         self.at().create_tenant(&name.parse().unwrap(), &settings).unwrap().id
     }
 
@@ -88,6 +89,8 @@ impl Scene {
         let new = NewDeployment {
             component,
             grader: None,
+            component_origin: None,
+            grader_origin: None,
             config: Some("[limits]\n".to_owned()),
             passed,
             report: "{}".to_owned(),

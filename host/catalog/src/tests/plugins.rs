@@ -58,6 +58,8 @@ fn plugins_of_the_same_name_in_two_tenants_are_independent() {
     let new = NewDeployment {
         component: Digest::of(b"same"),
         grader: None,
+        component_origin: None,
+        grader_origin: None,
         config: None,
         passed: true,
         report: "{}".to_owned(),
@@ -105,6 +107,8 @@ fn quotas_of_plugins_and_components_hold_under_concurrent_pushes() {
     let new = NewDeployment {
         component: Digest::of(&existing),
         grader: None,
+        component_origin: None,
+        grader_origin: None,
         config: None,
         passed: true,
         report: String::new(),
@@ -161,4 +165,51 @@ fn the_history_has_the_last_thousand_activations() {
     let count: u32 = scene.at().0.store.read(|t| Ok(t.query_row(count, [], |row| row.get(0))?)).unwrap();
     assert_eq!(count, 1000);
     assert_eq!(scene.at().rollback(a, "calc", "k").unwrap().version, 2);
+}
+
+#[test]
+fn a_version_is_activated_only_if_a_trusted_key_of_the_tenant_signed_its_components() {
+    let mut scene = Scene::new();
+    let a = scene.tenant("a");
+    let (component, grader) = (scene.upload(a, b"c").unwrap(), scene.upload(a, b"g").unwrap());
+    let origin = |signers: &[&str]| Origin {
+        reference: "oci://registry.example/a".to_owned(),
+        signers: signers.iter().map(|id| (*id).to_owned()).collect(),
+    };
+    let add = |scene: &Scene, component_origin: Option<Origin>, grader_origin: Option<Origin>| {
+        let new = NewDeployment {
+            component,
+            grader: Some(grader),
+            component_origin,
+            grader_origin,
+            config: None,
+            passed: true,
+            report: "{}".to_owned(),
+            created_by: "rh_tests".to_owned(),
+        };
+        scene.at().add_deployment(a, &"p".parse().unwrap(), &new).unwrap().version
+    };
+    let trust = |scene: &Scene, ids: &[&str]| {
+        let keys = ids.iter().map(|id| TrustedKey { id: (*id).to_owned(), pem: String::new() }).collect();
+        scene.at().update_tenant("a", |settings| settings.trusted_keys = keys).unwrap();
+    };
+    let unsigned = add(&scene, None, None);
+    let half = add(&scene, Some(origin(&["1"])), None);
+    let foreign = add(&scene, Some(origin(&["1"])), Some(origin(&[])));
+    let signed = add(&scene, Some(origin(&["1"])), Some(origin(&["2", "1"])));
+    scene.at().activate(a, "p", unsigned, "k").unwrap();
+    trust(&scene, &["1"]);
+    for version in [unsigned, half, foreign] {
+        let error = scene.at().activate(a, "p", version, "k").unwrap_err().to_string();
+        assert!(error.contains("no trusted key of the tenant signed"), "{error}");
+    }
+    scene.at().activate(a, "p", signed, "k").unwrap();
+    let stored = scene.reopen().deployment(a, "p", signed).unwrap().info;
+    assert_eq!(stored.grader_origin, Some(origin(&["2", "1"])));
+    // A rollback goes to no version that could not be activated now.
+    assert!(matches!(scene.at().rollback(a, "p", "k"), Err(CatalogError::Untrusted { .. })));
+    trust(&scene, &["3"]);
+    assert!(matches!(scene.at().activate(a, "p", signed, "k"), Err(CatalogError::Untrusted { .. })));
+    trust(&scene, &[]);
+    scene.at().rollback(a, "p", "k").unwrap();
 }

@@ -28,7 +28,7 @@ fn tenants_survive_a_restart_unchanged() {
 }
 
 fn settings() -> TenantSettings {
-    TenantSettings { quotas: Quotas::default(), network: NetworkRules::default() }
+    TenantSettings::default()
 }
 
 #[test]
@@ -117,6 +117,7 @@ fn a_catalog_of_version_1_opens_with_all_its_data() {
     assert_eq!(catalog.plugin(tenant.id, "calc").unwrap().active, Some(1));
     let deployment = catalog.deployment(tenant.id, "calc", 1).unwrap();
     assert_eq!(deployment.info.component, Digest::of(b"abc"));
+    assert_eq!((deployment.info.component_origin, tenant.trusted_keys), (None, Vec::new()));
     assert_eq!(catalog.activations(tenant.id, "calc", 9).unwrap().len(), 1);
     assert_eq!(catalog.secrets(tenant.id).unwrap().len(), 1);
     let day = NaiveDate::from_ymd_opt(2026, 11, 20).unwrap();

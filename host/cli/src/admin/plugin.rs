@@ -1,24 +1,32 @@
 //! The command `plugin`, which manages a tenant's plugins and their active versions.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use reqwest::{Method, StatusCode};
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::client::{self, Client, RequestRefused};
+use super::client::{self, Client};
+use super::push::{Component, NewVersion, refusal_is_plugin_fault};
 use super::quota::{self, QuotaArg};
 use super::table::Table;
 use super::{AnswerOptions, TenantServerOptions, moment, plain};
+use crate::Exit;
 use crate::print::{out, outln};
-use crate::{Exit, PluginFault};
+use crate::registry::AccessOptions;
+use rollout_catalog::Name;
+use rollout_registry::Reference;
+use rollout_wire::text::printable;
 
 /// Maximum number of versions that `show` prints.
 const VERSIONS_SHOWN: usize = 20;
 
-/// Lists, activates, rolls back and removes plugins of a server with a catalog.
+/// Adds, lists, activates, rolls back and removes plugins of a server with a catalog.
 #[derive(Debug, Args)]
 #[command(after_help = "Exit codes: 0 done; 1 a version cannot be loaded; 2 not done.\n\nExamples:\n  \
     rollout-host plugin list --to https://rollouts.example\n  \
+    rollout-host plugin add calc --from oci://registry.example/team/calc:1.0.0 --activate\n  \
     rollout-host plugin activate calc 3\n  \
     rollout-host plugin rollback calc\n  \
     rollout-host plugin set calc --default --quota running=8")]
@@ -31,6 +39,12 @@ pub(crate) struct PluginCommand {
 enum Command {
     /// Lists the tenant's plugins.
     List(List),
+    /// Adds a component of a registry as the next version of a plugin.
+    ///
+    /// This command resolves the reference to a digest, pulls the component and uploads it with its manifest and
+    /// signatures. The server checks them and keeps the digest: it connects to no registry and needs no credentials for
+    /// one. If the operator lists trusted keys for the tenant, one of them has to have signed the component.
+    Add(Box<Add>),
     /// Shows a plugin and its versions, or one version with its report.
     Show(Show),
     /// Activates a version. Running rollouts finish with the version that they started with.
@@ -47,6 +61,35 @@ enum Command {
 struct List {
     #[command(flatten)]
     server: TenantServerOptions,
+    #[command(flatten)]
+    answer: AnswerOptions,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 the version passed, and is active if --activate is given; 1 the plugin is at \
+    fault, or no trusted key signed it; 2 not done.\n\nExamples:\n  \
+    rollout-host plugin add calc --from oci://registry.example/team/calc:1.0.0 --activate"
+)]
+struct Add {
+    /// Name of the plugin, which is created if it does not exist.
+    name: Name,
+    /// The component: oci://HOST/REPOSITORY:TAG or oci://HOST/REPOSITORY@sha256:….
+    #[arg(long, value_name = "REFERENCE")]
+    from: Reference,
+    /// Separate component with the grader, also a reference.
+    #[arg(long, value_name = "REFERENCE")]
+    grader: Option<Reference>,
+    /// Configuration file of the plugin, as for push.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Activates the version if it passes.
+    #[arg(long)]
+    activate: bool,
+    #[command(flatten)]
+    server: TenantServerOptions,
+    #[command(flatten)]
+    registry: AccessOptions,
     #[command(flatten)]
     answer: AnswerOptions,
 }
@@ -118,6 +161,7 @@ impl PluginCommand {
                 let plugins = server.run(async |client| client.list(&["plugins"], &[]).await)?;
                 answer.show(&Value::Array(plugins.clone()), || list(&plugins));
             }
+            Command::Add(add) => return add.run(),
             Command::Show(Show { name, number: None, server, answer }) => {
                 let (mut plugin, versions) = server.run(async |client| {
                     let plugin = client.get(&["plugins", &name]).await?;
@@ -151,6 +195,20 @@ impl PluginCommand {
     }
 }
 
+impl Add {
+    fn run(self) -> Result<Exit> {
+        let pull = |reference: &Reference| Component::pull(reference, &self.registry);
+        let version = NewVersion {
+            name: &self.name,
+            component: pull(&self.from)?,
+            grader: self.grader.as_ref().map(pull).transpose()?,
+            config: self.config.as_deref(),
+            activate: self.activate,
+        };
+        version.push(&self.server, self.answer)
+    }
+}
+
 impl Set {
     fn run(self) -> Result<()> {
         let mut change = json!({ "quotas": quota::change(&self.quotas) });
@@ -169,10 +227,7 @@ impl Set {
 /// Activates a version. A conflict is the plugin's fault: the version failed its checks or cannot be loaded.
 async fn activate(client: &Client, name: &str, verb: &str, body: Option<Value>) -> Result<Value> {
     let done = client.call(Method::POST, &["plugins", name, verb], body).await;
-    done.map_err(|error| match error.downcast_ref::<RequestRefused>() {
-        Some(refused) if refused.status == StatusCode::CONFLICT => PluginFault(refused.to_string()).into(),
-        _ => error,
-    })
+    done.map_err(refusal_is_plugin_fault)
 }
 
 fn print_active(name: &str, done: &Value) {
@@ -194,7 +249,10 @@ fn list(plugins: &[Value]) {
             quota::line(&plugin["quotas"]),
         ]);
     }
-    out!("{}", table.text("there are no plugins; add one with `rollout-host push`"));
+    out!(
+        "{}",
+        table.text("there are no plugins; add one with `rollout-host push` or `rollout-host plugin add`")
+    );
 }
 
 fn show(plugin: &Value) {
@@ -223,11 +281,23 @@ fn show(plugin: &Value) {
 fn show_version(deployment: &Value) {
     use serde::Deserialize as _;
     let title = format!("version {}", deployment["version"]);
+    for part in ["component", "grader"] {
+        let origin = &deployment[format!("{part}_origin")];
+        let signers = origin["signers"].as_array().into_iter().flatten().map(plain).collect::<Vec<_>>();
+        if let Some(reference) = origin["reference"].as_str() {
+            let by = if signers.is_empty() {
+                String::new()
+            } else {
+                format!(", signed by key {}", signers.join(" and "))
+            };
+            outln!("{part}: {}{by}", printable(reference));
+        }
+    }
     match crate::validate::Report::deserialize(&deployment["report"]) {
         Ok(report) => out!("{}", report.text(&title)),
         Err(_) => outln!("{title}\n\nits report comes from another version of this program; --json shows it"),
     }
     if let Some(config) = deployment["config"].as_str() {
-        outln!("\n{}", rollout_wire::text::printable(config.trim_end()));
+        outln!("\n{}", printable(config.trim_end()));
     }
 }

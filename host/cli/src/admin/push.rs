@@ -22,6 +22,7 @@ use crate::validate::Report;
 use crate::{Exit, PluginFault};
 use rollout_catalog::Name;
 use rollout_registry::Reference;
+use rollout_registry::evidence::Evidence;
 use rollout_wire::digest::sha256_hex;
 
 /// Uploads a component to a server, which checks it as `validate` does and adds it as the next version of a
@@ -72,24 +73,14 @@ impl Push {
         let Some(name) = &self.name else {
             bail!("--name NAME is required: the component becomes a version of that plugin");
         };
-        let component = read(&self.file)?;
-        let grader = self.grader.as_deref().map(read).transpose()?;
-        let config = self.config.as_deref().map(read_text).transpose()?;
-        let pushed = self.server.run(async |client| {
-            let component = upload(&client, &self.file, component).await?;
-            let grader = match (&self.grader, grader) {
-                (Some(path), Some(bytes)) => Some(upload(&client, path, bytes).await?),
-                _ => None,
-            };
-            let body =
-                json!({"component": component, "grader": grader, "config": config, "activate": self.activate});
-            let waiting = waiting("the server compiles and checks the component");
-            let path = ["plugins", name, "deployments"];
-            let pushed = client.call(Method::POST, &path, Some(body)).await;
-            waiting.finish_and_clear();
-            pushed
-        })?;
-        self.show(name, &pushed)
+        let version = NewVersion {
+            name,
+            component: Component::read(&self.file)?,
+            grader: self.grader.as_deref().map(Component::read).transpose()?,
+            config: self.config.as_deref(),
+            activate: self.activate,
+        };
+        version.push(&self.server, self.answer)
     }
 
     /// Pushes the component to a registry.
@@ -108,55 +99,115 @@ impl Push {
         self.answer.show(&json!({"reference": pushed.to_string()}), || outln!("{pushed}"));
         Ok(Exit::Done)
     }
+}
 
-    fn show(&self, name: &Name, pushed: &Value) -> Result<Exit> {
-        let report = Report::deserialize(&pushed["report"]).context("the server's report is invalid")?;
-        let version = &pushed["version"];
-        let activation_error = pushed["activation_error"].as_str();
-        self.answer.show(pushed, || {
-            out!("{}", report.text(&self.file.display().to_string()));
-            outln!();
-            let state = match (pushed["passed"] == true, pushed["active"] == true) {
-                (_, true) => "is active",
-                (true, false) => "can be activated",
-                (false, false) => "did not pass and cannot be activated",
-            };
-            outln!("version {version} of plugin '{name}' {state}");
-        });
-        match activation_error {
-            Some(why) => Err(PluginFault(why.to_owned()).into()),
-            None => Ok(report.exit()),
+/// A component that is uploaded.
+pub(super) struct Component {
+    /// Its file or reference, for messages.
+    about: String,
+    bytes: Bytes,
+    /// Its origin and signatures, if it came from a registry.
+    evidence: Option<Evidence>,
+}
+
+impl Component {
+    fn read(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Self { about: path.display().to_string(), bytes: bytes.into(), evidence: None })
+    }
+
+    /// Pulls a component with the evidence of its origin.
+    pub(super) fn pull(reference: &Reference, access: &registry::AccessOptions) -> Result<Self> {
+        let (bytes, evidence) = registry::pull_with_evidence(reference, access)?;
+        Ok(Self { about: evidence.reference.clone(), bytes: bytes.into(), evidence: Some(evidence) })
+    }
+
+    /// Uploads the component unless the server has it for this tenant. Returns its digest.
+    async fn upload(&self, client: &Client) -> Result<String> {
+        let digest = sha256_hex(&self.bytes);
+        let path_segments = ["components", &digest];
+        match client.get(&path_segments).await {
+            Ok(_) => {
+                errln!("the server already has {}", self.about);
+                return Ok(digest);
+            }
+            Err(error) if is_not_found(&error) => {}
+            Err(error) => return Err(error),
         }
+        let bar = Arc::new(bytes_bar("uploading", &self.about, self.bytes.len() as u64));
+        let progress = Arc::clone(&bar);
+        let done =
+            client.put(&path_segments, self.bytes.clone(), move |sent| progress.set_position(sent)).await;
+        bar.finish_and_clear();
+        done.with_context(|| format!("cannot upload {}", self.about))?;
+        Ok(digest)
     }
 }
 
-fn read(path: &Path) -> Result<Bytes> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(bytes.into())
+/// The next version of a plugin on a server.
+pub(super) struct NewVersion<'a> {
+    pub name: &'a Name,
+    pub component: Component,
+    pub grader: Option<Component>,
+    /// File with the plugin's configuration.
+    pub config: Option<&'a Path>,
+    pub activate: bool,
+}
+
+impl NewVersion<'_> {
+    /// Uploads the components, has the server check and add the version, and prints the report.
+    pub(super) fn push(self, server: &TenantServerOptions, answer: AnswerOptions) -> Result<Exit> {
+        let Self { name, component, grader, config, activate } = self;
+        let config = config.map(read_text).transpose()?;
+        let pushed = server.run(async |client| {
+            let mut body = json!({"config": config, "activate": activate});
+            body["component"] = json!(component.upload(&client).await?);
+            body["component_evidence"] = json!(component.evidence);
+            if let Some(grader) = &grader {
+                body["grader"] = json!(grader.upload(&client).await?);
+                body["grader_evidence"] = json!(grader.evidence);
+            }
+            let waiting = waiting("the server compiles and checks the component");
+            let path = ["plugins", name, "deployments"];
+            let pushed = client.call(Method::POST, &path, Some(body)).await;
+            waiting.finish_and_clear();
+            pushed.map_err(refusal_is_plugin_fault)
+        })?;
+        show(name, &component.about, &pushed, answer)
+    }
+}
+
+/// Prints the server's report on a new version.
+fn show(name: &Name, about: &str, pushed: &Value, answer: AnswerOptions) -> Result<Exit> {
+    let report = Report::deserialize(&pushed["report"]).context("the server's report is invalid")?;
+    let version = &pushed["version"];
+    let activation_error = pushed["activation_error"].as_str();
+    answer.show(pushed, || {
+        out!("{}", report.text(about));
+        outln!();
+        let state = match (pushed["passed"] == true, pushed["active"] == true) {
+            (_, true) => "is active",
+            (true, false) => "can be activated",
+            (false, false) => "did not pass and cannot be activated",
+        };
+        outln!("version {version} of plugin '{name}' {state}");
+    });
+    match activation_error {
+        Some(why) => Err(PluginFault(why.to_owned()).into()),
+        None => Ok(report.exit()),
+    }
+}
+
+/// Converts the server's refusal of a version to the plugin's fault: no trusted key signed it, or it cannot be loaded.
+pub(super) fn refusal_is_plugin_fault(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<RequestRefused>() {
+        Some(refused) if refused.status == StatusCode::CONFLICT => PluginFault(refused.to_string()).into(),
+        _ => error,
+    }
 }
 
 fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-/// Uploads a component unless the server has it for this tenant. Returns its digest.
-async fn upload(client: &Client, path: &Path, bytes: Bytes) -> Result<String> {
-    let digest = sha256_hex(&bytes);
-    let path_segments = ["components", &digest];
-    match client.get(&path_segments).await {
-        Ok(_) => {
-            errln!("the server already has {}", path.display());
-            return Ok(digest);
-        }
-        Err(error) if is_not_found(&error) => {}
-        Err(error) => return Err(error),
-    }
-    let bar = Arc::new(bytes_bar("uploading", &path.display().to_string(), bytes.len() as u64));
-    let progress = Arc::clone(&bar);
-    let done = client.put(&path_segments, bytes, move |sent| progress.set_position(sent)).await;
-    bar.finish_and_clear();
-    done.with_context(|| format!("cannot upload {}", path.display()))?;
-    Ok(digest)
 }
 
 fn is_not_found(error: &anyhow::Error) -> bool {

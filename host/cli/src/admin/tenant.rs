@@ -1,6 +1,8 @@
 //! The command `tenant`, which manages tenants.
 
-use anyhow::{Result, bail};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -16,6 +18,7 @@ use crate::print::{out, outln};
 #[command(after_help = "Examples:\n  \
     rollout-host tenant create team-a --quota running=16 --quota weight=2 --to https://rollouts.example\n  \
     rollout-host tenant set team-a --quota running=none --allow 10.1.0.0/16 --allow '*.models.internal:8000'\n  \
+    rollout-host tenant set team-a --trusted-key release.key.pub\n  \
     rollout-host tenant show team-a")]
 pub(crate) struct TenantCommand {
     #[command(subcommand)]
@@ -50,6 +53,13 @@ struct Changes {
     /// Whether requests may go to all public addresses, or only to those that are listed.
     #[arg(long, value_enum)]
     public: Option<Public>,
+    /// Public key (PEM) of a trusted signer; may be repeated. The tenant can then deploy only components that one of
+    /// the keys signed. The new list replaces the old one.
+    #[arg(long, value_name = "FILE")]
+    trusted_key: Vec<PathBuf>,
+    /// Lets the tenant deploy components without a signature.
+    #[arg(long, conflicts_with = "trusted_key")]
+    no_trusted_keys: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -125,8 +135,15 @@ impl Changes {
         network
     }
 
-    fn body(&self) -> Value {
-        json!({"quotas": quota::change(&self.quotas), "network": self.network()})
+    fn body(&self) -> Result<Value> {
+        let mut body = json!({"quotas": quota::change(&self.quotas), "network": self.network()});
+        if self.no_trusted_keys || !self.trusted_key.is_empty() {
+            let read = |file: &PathBuf| {
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+            };
+            body["trusted_keys"] = json!(self.trusted_key.iter().map(read).collect::<Result<Vec<_>>>()?);
+        }
+        Ok(body)
     }
 }
 
@@ -134,7 +151,7 @@ impl TenantCommand {
     pub(crate) fn run(self) -> Result<Exit> {
         match self.command {
             Command::Create(Create { name, changes, server, answer }) => {
-                let mut body = changes.body();
+                let mut body = changes.body()?;
                 body["name"] = json!(name);
                 let created =
                     server.run(async |client| client.call(Method::POST, &["tenants"], Some(body)).await)?;
@@ -153,9 +170,11 @@ impl TenantCommand {
                 answer.show(&tenant, || show(&tenant));
             }
             Command::Set(Set { name, changes, server, answer }) => {
-                let body = changes.body();
+                let body = changes.body()?;
                 if body == json!({"quotas": {}, "network": {}}) {
-                    bail!("no change is given; give --quota, --allow, --allow-none or --public");
+                    bail!(
+                        "no change is given; give --quota, --allow, --allow-none, --public, --trusted-key or --no-trusted-keys"
+                    );
                 }
                 let path = ["tenants", &name];
                 let tenant =
@@ -177,18 +196,20 @@ impl TenantCommand {
 }
 
 fn list(tenants: &[Value]) {
-    let mut table = Table::new(["name", "default plugin", "since", "quotas", "network"]);
+    let mut table = Table::new(["name", "default plugin", "since", "quotas", "network", "trusted keys"]);
     for tenant in tenants {
         let network = &tenant["network"];
         let listed = if network["public"] == "listed" { "listed only: " } else { "" };
         let allow = network["allow"].as_array().into_iter().flatten();
         let allow = allow.map(plain).collect::<Vec<_>>().join(" ");
+        let keys = tenant["trusted_keys"].as_array().into_iter().flatten();
         table.row([
             plain(&tenant["name"]),
             plain(&tenant["default_plugin"]),
             moment(&tenant["created_at"]),
             quota::line(&tenant["quotas"]),
             format!("{listed}{allow}"),
+            keys.map(|key| plain(&key["id"])).collect::<Vec<_>>().join(" "),
         ]);
     }
     out!("{}", table.text("there are no tenants; create one with `rollout-host tenant create`"));

@@ -76,6 +76,11 @@ fn manifest() -> Result<String> {
             inherit(value, from.get(name.as_str()));
         }
     }
+    // A project's copy is not the crate.
+    if let Some(package) = manifest.get_mut("package").and_then(Value::as_table_mut) {
+        package.remove("exclude");
+        package.insert("publish".to_owned(), Value::Boolean(false));
+    }
     // Only the SDK's own workspace uses these.
     manifest.remove("dev-dependencies");
     manifest.remove("lints");
@@ -116,6 +121,8 @@ mod tests {
             for entry in std::fs::read_dir(dir).unwrap() {
                 let path = entry.unwrap().path();
                 match path.is_dir() {
+                    // The published versions, which only the host needs.
+                    true if path.parent() == Some(&root.join("wit")) => {}
                     true => dirs.push(path),
                     false => drop(found.insert(path.strip_prefix(&root).unwrap().to_owned())),
                 }

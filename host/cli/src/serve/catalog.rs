@@ -158,6 +158,12 @@ pub(super) fn refuse_plugin_options(serve: &Serve) -> Result<()> {
     if serve.host.rollout.grader.is_some() {
         bail!("with --catalog a grader is pushed with its plugin: rollout-host push PLUGIN --grader FILE");
     }
+    if let Some(option) = serve.host.rollout.plugin.registry.given() {
+        bail!(
+            "{option}: with --catalog the server connects to no registry; each tenant has a list of trusted keys \
+             (rollout-host tenant set NAME --trusted-key FILE), and `rollout-host plugin add` pulls components"
+        );
+    }
     if serve.server_key_env.is_some() || serve.api_key.is_some() {
         bail!(
             "with --catalog callers have keys of their tenant instead: rollout-host key create --tenant NAME"

@@ -4,7 +4,15 @@ use std::fmt;
 
 use wasmtime::component::types::ComponentItem;
 
-/// Version of the package `rollout:plugin` that this host implements.
+/// Published versions of the package `rollout:plugin`, from the oldest. This host serves plugins of all of them. Each has
+/// a frozen folder in `wit/`.
+///
+/// A version that only adds to the one before (0.1.1 after 0.1.0) needs no code: the linker serves an import of 0.1.0 from
+/// 0.1.1. A version that changes something (0.2.0) needs the imports and exports of the one before as an adapter over its
+/// own, as `docs/adr/0124` describes.
+pub const CONTRACT_VERSIONS: [&str; 1] = [CONTRACT_VERSION];
+
+/// Newest version of the package `rollout:plugin`.
 pub const CONTRACT_VERSION: &str = "0.1.0";
 
 const PACKAGE: &str = "rollout:plugin/";
@@ -57,7 +65,7 @@ impl Grant {
     /// Returns the grant for an import's name. The instance's WASI context is built to match (`Imports::wasi`).
     fn of(name: &str) -> Self {
         if let Some((interface, version)) = split_contract_name(name) {
-            let is_offered = version == CONTRACT_VERSION && OFFERED.contains(&interface);
+            let is_offered = CONTRACT_VERSIONS.contains(&version) && OFFERED.contains(&interface);
             return if is_offered { Self::Granted } else { Self::Missing };
         }
         if !is_offered_wasi(name) {
@@ -85,7 +93,7 @@ pub enum Problem {
     NothingToRun,
     /// It exports both forms of agent, which is ambiguous.
     TwoAgentForms,
-    /// It was built for another version of the contract.
+    /// It was built for a version of the contract that this host does not know.
     OtherVersion {
         /// The import or export.
         name: String,
@@ -116,11 +124,21 @@ impl fmt::Display for Problem {
                 "it exports both {PACKAGE}workflow@{CONTRACT_VERSION} and {PACKAGE}agent-loop@{CONTRACT_VERSION}; \
                  export one of them"
             ),
-            Self::OtherVersion { name } => write!(
-                f,
-                "'{name}' is of another version of the contract; this host speaks {CONTRACT_VERSION}, so rebuild \
-                 the plugin with an SDK of that version (in a Rust project, `rollout-host update-sdk` brings it)"
-            ),
+            Self::OtherVersion { name } => {
+                let versions = CONTRACT_VERSIONS.join(", ");
+                write!(
+                    f,
+                    "'{name}' is of a version of the contract that this host does not know; it knows {versions}"
+                )?;
+                match split_contract_name(name) {
+                    Some((_, version)) if is_newer(version) => write!(
+                        f,
+                        "; serve the plugin with a newer rollout-host, or rebuild it with the SDK of this one"
+                    )?,
+                    _ => write!(f, "; rebuild the plugin with the SDK of this host")?,
+                }
+                write!(f, " (in a Rust project, `rollout-host update-sdk` brings that SDK)")
+            }
             Self::UnknownImport { name } => {
                 write!(f, "it imports '{name}', which this host does not provide")?;
                 if name.starts_with("wasi:http") || name.starts_with("wasi:sockets") {
@@ -163,12 +181,22 @@ fn split_contract_name(name: &str) -> Option<(&str, &str)> {
     Some(rest.split_once('@').unwrap_or((rest, "")))
 }
 
+/// Returns whether a version is newer than all that this host knows.
+fn is_newer(version: &str) -> bool {
+    let numbers = |version: &str| {
+        let parts: Result<Vec<u64>, _> = version.split('.').map(str::parse).collect();
+        parts.ok().filter(|parts| parts.len() == 3)
+    };
+    numbers(version).is_some_and(|numbers_of| Some(numbers_of) > numbers(CONTRACT_VERSION))
+}
+
 pub(super) fn version<'a>(mut items: impl Iterator<Item = &'a Item>) -> Option<String> {
     items.find_map(|item| split_contract_name(&item.name)).map(|(_, version)| version.to_owned())
 }
 
 pub(super) fn exports(exports: &[Item], interface: &str) -> bool {
-    exports.iter().any(|item| split_contract_name(&item.name) == Some((interface, CONTRACT_VERSION)))
+    let is_it = |(name, version): (&str, &str)| name == interface && CONTRACT_VERSIONS.contains(&version);
+    exports.iter().any(|item| split_contract_name(&item.name).is_some_and(is_it))
 }
 
 pub(super) fn problems(
@@ -176,16 +204,17 @@ pub(super) fn problems(
     imported: &[Item],
     link_error: Option<&wasmtime::Error>,
 ) -> Vec<Problem> {
+    let is_unknown = |item: &Item| {
+        split_contract_name(&item.name).is_some_and(|(_, version)| !CONTRACT_VERSIONS.contains(&version))
+    };
     let mut problems = Vec::new();
     for item in exported.iter().chain(imported) {
-        if split_contract_name(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION) {
+        if is_unknown(item) {
             problems.push(Problem::OtherVersion { name: item.name.clone() });
         }
     }
     for item in imported {
-        let is_other_version =
-            split_contract_name(&item.name).is_some_and(|(_, version)| version != CONTRACT_VERSION);
-        if !is_other_version && Grant::of(&item.name) == Grant::Missing {
+        if !is_unknown(item) && Grant::of(&item.name) == Grant::Missing {
             problems.push(Problem::UnknownImport { name: item.name.clone() });
         }
     }
@@ -214,7 +243,71 @@ fn is_offered_wasi(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
+
+    /// SHA-256 of each published version's `wit/VERSION/plugin.wit` without comments.
+    const FROZEN: [(&str, &str); CONTRACT_VERSIONS.len()] =
+        [("0.1.0", "2b60c99bd0be136370464ca067a19b5be8b8041e413c1e81e0437e064e010ef8")];
+
+    fn wit() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../wit")
+    }
+
+    /// Returns a contract without comments and line breaks, which may change.
+    fn contract(file: &Path) -> String {
+        let text = std::fs::read_to_string(file).unwrap();
+        let code = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+        code.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_published_version_of_the_contract_never_changes() {
+        let entries = std::fs::read_dir(wit()).unwrap().map(|entry| entry.unwrap());
+        let folders = entries.filter(|entry| entry.path().is_dir());
+        let mut folders: Vec<String> =
+            folders.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        folders.sort();
+        assert_eq!(
+            folders, CONTRACT_VERSIONS,
+            "each published version has a folder in wit/, and no other has"
+        );
+        for (version, expected) in FROZEN {
+            let contract = contract(&wit().join(version).join("plugin.wit"));
+            assert!(contract.starts_with(&format!("package rollout:plugin@{version};")), "{version}");
+            let found = rollout_wire::digest::sha256_hex(contract.as_bytes());
+            assert_eq!(
+                found, expected,
+                "wit/{version} has changed, and plugins of that version exist; put it back, and give the change a new version"
+            );
+        }
+    }
+
+    #[test]
+    fn the_current_contract_is_its_newest_published_version() {
+        let frozen = contract(&wit().join(CONTRACT_VERSION).join("plugin.wit"));
+        assert!(
+            contract(&wit().join("plugin.wit")) == frozen,
+            "wit/plugin.wit differs from wit/{CONTRACT_VERSION}; give it a new version in its first line, copy it to \
+             wit/VERSION/plugin.wit, and add the version to CONTRACT_VERSIONS and FROZEN"
+        );
+    }
+
+    #[test]
+    fn a_version_that_this_host_does_not_know_is_refused_with_advice() {
+        let check = |version: &str, expected: &str| {
+            let name = format!("rollout:plugin/workflow@{version}");
+            let item = Item { name, kind: "interface", functions: Vec::new(), grant: None };
+            let [problem, ..] = &problems(&[item], &[], None)[..] else { panic!("{version} is accepted") };
+            assert!(problem.to_string().contains(expected), "{problem}");
+        };
+        check("0.9.0", "it knows 0.1.0; serve the plugin with a newer rollout-host, or rebuild it");
+        check("0.1.1", "serve the plugin with a newer rollout-host");
+        check("1.0.0", "serve the plugin with a newer rollout-host");
+        check("0.0.9", "it knows 0.1.0; rebuild the plugin with the SDK of this host");
+        check("next", "rebuild the plugin with the SDK of this host");
+    }
 
     #[test]
     fn the_grant_of_an_import_follows_from_its_name() {

@@ -8,8 +8,9 @@ use super::error::ApiError;
 use super::extract::{Author, BodyChunks, Path, Viewer};
 use super::request_limits::RequestPermit;
 use super::wire::{Component, TenantParam};
-use rollout_catalog::{ComponentUpload, Digest};
+use rollout_catalog::ComponentUpload;
 use rollout_core::budget::{Charge, Use};
+use rollout_wire::digest::Digest;
 
 /// Number of bytes of a body that are written to disk at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -81,5 +82,5 @@ async fn write_piece(upload: UploadInProgress, piece: Vec<u8>) -> Result<UploadI
 }
 
 fn parse_digest(digest: &str) -> Result<Digest, ApiError> {
-    digest.parse().map_err(|error: rollout_catalog::InvalidDigest| ApiError::Invalid(error.to_string()))
+    digest.parse().map_err(|error: rollout_wire::digest::InvalidDigest| ApiError::Invalid(error.to_string()))
 }

@@ -10,7 +10,10 @@ use super::extract::{Author, JsonBody, NewName, Params, Path, Viewer};
 use super::plugins::ActivationTarget;
 use super::wire::{Deployment, List, NewDeployment, Page, PushedDeployment, TenantParam, WholeDeployment};
 use super::{Admin, CheckReport, CheckRequest};
-use rollout_catalog::{self as catalog, CatalogError, Digest, KeyId, TenantId};
+use rollout_catalog::{self as catalog, CatalogError, KeyId, Origin, TenantId};
+use rollout_registry::evidence::{Checked, Evidence};
+use rollout_registry::signature::PublicKey;
+use rollout_wire::digest::Digest;
 
 /// Lists the deployments of a plugin, newest first.
 #[utoipa::path(get, path = "/plugins/{name}/deployments", tag = "deployments",
@@ -58,25 +61,67 @@ pub(super) async fn push(
     let invalid = |error: String| ApiError::Invalid(error);
     let permit = admin.0.pushes.acquire(author.tenant)?;
     let JsonBody { value, charge } = JsonBody::from_request(request, &admin).await?;
-    let NewDeployment { component, grader, config, activate } = value;
+    let NewDeployment { component, grader, component_evidence, grader_evidence, config, activate } = value;
     let component = component.parse().map_err(|error| invalid(format!("component: {error}")))?;
     let grader = grader.map(|grader| grader.parse()).transpose();
     let grader = grader.map_err(|error| invalid(format!("grader: {error}")))?;
+    if grader.is_none() && grader_evidence.is_some() {
+        return Err(invalid("grader_evidence: there is no grader".to_owned()));
+    }
     let Author { tenant, key } = author;
+    let origins = admin.check_origins(
+        tenant,
+        (component, component_evidence),
+        grader.map(|grader| (grader, grader_evidence)),
+    );
+    let origins = origins.await?;
     let request = CheckRequest { tenant, plugin, component, grader, config };
     let pushed = Admin::run_detached(async move {
         // Moved into the task, which continues after the caller disconnects.
         let _held = (permit, charge);
-        admin.push(request, key, activate).await
+        admin.push(request, origins, key, activate).await
     });
     Ok((StatusCode::CREATED, Json(pushed.await?)))
 }
 
+/// Origins of a deployment's component and of its grader.
+type Origins = (Option<Origin>, Option<Origin>);
+
+/// A component and the evidence that was sent for it.
+type Proven = (Digest, Option<Evidence>);
+
 impl Admin {
+    /// Checks the evidence of a deployment's components. If the tenant has trusted keys, one of them has to have signed
+    /// each component.
+    async fn check_origins(
+        &self,
+        tenant: TenantId,
+        component: Proven,
+        grader: Option<Proven>,
+    ) -> Result<Origins, ApiError> {
+        let tenant = self.on_disk(move |catalog| catalog.tenant(tenant)).await?;
+        // Signatures of a large list take a while.
+        let checked = tokio::task::spawn_blocking(move || {
+            let keys: Result<Vec<PublicKey>, _> =
+                tenant.trusted_keys.iter().map(|key| PublicKey::from_pem(&key.pem)).collect();
+            let keys = keys.map_err(|error| {
+                tracing::error!(%error, "a trusted key in the catalog is not valid");
+                ApiError::Internal
+            })?;
+            let grader = match grader {
+                Some(grader) => check_origin("grader", grader, &keys)?,
+                None => None,
+            };
+            Ok((check_origin("component", component, &keys)?, grader))
+        });
+        checked.await.map_err(ApiError::panicked)?
+    }
+
     /// Checks a deployment, adds it to the catalog, and activates it if it is to be active.
     async fn push(
         &self,
         request: CheckRequest,
+        (component_origin, grader_origin): Origins,
         key: KeyId,
         activate: bool,
     ) -> Result<PushedDeployment, ApiError> {
@@ -89,6 +134,8 @@ impl Admin {
         let new = catalog::NewDeployment {
             component: request.component,
             grader: request.grader,
+            component_origin,
+            grader_origin,
             config: request.config,
             passed,
             report: report.clone(),
@@ -126,6 +173,37 @@ impl Admin {
         })
         .await
     }
+}
+
+/// Checks the evidence of a component.
+fn check_origin(
+    what: &str,
+    (component, evidence): Proven,
+    keys: &[PublicKey],
+) -> Result<Option<Origin>, ApiError> {
+    let Some(evidence) = evidence else {
+        if keys.is_empty() {
+            return Ok(None);
+        }
+        return Err(ApiError::Conflict(format!(
+            "the {what} has no signature, and the tenant takes only components that a trusted key signed; deploy it from a \
+             registry: rollout-host plugin add NAME --from oci://HOST/REPOSITORY:TAG"
+        )));
+    };
+    let checked = evidence.check(component, keys);
+    let Checked { reference, signers, signature_count } =
+        checked.map_err(|error| ApiError::Invalid(format!("{what}_evidence: {error}")))?;
+    if signers.is_empty() && !keys.is_empty() {
+        let trusted = keys.iter().map(PublicKey::id).collect::<Vec<_>>().join(", ");
+        let found = match signature_count {
+            0 => "no signature".to_owned(),
+            count => format!("{count} signature(s), none of a trusted key"),
+        };
+        return Err(ApiError::Conflict(format!(
+            "the {what} {reference} has {found}; the tenant takes only components that one of these keys signed: {trusted}"
+        )));
+    }
+    Ok(Some(Origin { reference: reference.to_string(), signers }))
 }
 
 fn as_json(report: String) -> Result<Box<RawValue>, ApiError> {

@@ -55,6 +55,7 @@ impl From<CatalogError> for ApiError {
             CatalogError::NotFound { .. } | CatalogError::NoEarlierVersion(_) => Self::NotFound(message),
             CatalogError::Exists { .. }
             | CatalogError::ChecksFailed { .. }
+            | CatalogError::Untrusted { .. }
             | CatalogError::UnknownComponent(_)
             | CatalogError::Revoked(_) => Self::Conflict(message),
             // Not `TooMany`, because a retry does not help.

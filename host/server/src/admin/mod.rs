@@ -33,10 +33,11 @@ use utoipa_axum::routes;
 use error::ApiError;
 use keyed_locks::KeyedLocks;
 use request_limits::RequestLimits;
-use rollout_catalog::{Catalog, CatalogError, Digest, KeyId, Name, TenantId};
+use rollout_catalog::{Catalog, CatalogError, KeyId, Name, TenantId};
 use rollout_core::budget::Budget;
 use rollout_outbound::{NetworkRules, Reach};
 use rollout_rollout::seal::Seal;
+use rollout_wire::digest::Digest;
 
 pub use secrets::open_all as open_secrets;
 

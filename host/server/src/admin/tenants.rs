@@ -11,11 +11,15 @@ use super::Admin;
 use super::error::ApiError;
 use super::extract::{JsonBody, Operator, Params, Path};
 use super::wire::{DayUsage, List, NewTenant, Page, Tenant, TenantChange, TenantUsage};
-use rollout_catalog::{Name, TenantSettings};
+use rollout_catalog::{Name, TenantSettings, TrustedKey};
 use rollout_outbound::NetworkEntry;
+use rollout_registry::signature::{KeyError, PublicKey};
 
 /// Default number of days of usage.
 const DAYS_DEFAULT: u32 = 30;
+
+/// Maximum number of trusted keys of a tenant.
+const TRUSTED_KEYS_MAX: usize = 20;
 
 /// Maximum number of entries in the network rules of a tenant.
 const ALLOW_MAX: usize = 1000;
@@ -42,10 +46,10 @@ pub(super) async fn create(
     _: Operator,
     body: JsonBody<NewTenant>,
 ) -> Result<(StatusCode, Json<Tenant>), ApiError> {
-    let NewTenant { name, quotas, network } = body.value;
+    let NewTenant { name, quotas, network, trusted_keys } = body.value;
     let name = Name::new(name).map_err(|error| ApiError::Invalid(error.to_string()))?;
     check_allow_list(&network.allow)?;
-    let settings = TenantSettings { quotas, network };
+    let settings = TenantSettings { quotas, network, trusted_keys: parse_keys(&trusted_keys)? };
     let tenant = admin.on_disk(move |catalog| catalog.create_tenant(&name, &settings)).await?;
     Ok((StatusCode::CREATED, Json(tenant.into())))
 }
@@ -62,7 +66,7 @@ pub(super) async fn show(
     Ok(Json(tenant.into()))
 }
 
-/// Changes a tenant's quotas and network rules.
+/// Changes a tenant's quotas, network rules and trusted keys. A version that is active stays active.
 #[utoipa::path(patch, path = "/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)),
     request_body = TenantChange, responses((status = 200, body = Tenant)))]
 pub(super) async fn change(
@@ -71,11 +75,15 @@ pub(super) async fn change(
     Path(name): Path<String>,
     body: JsonBody<TenantChange>,
 ) -> Result<Json<Tenant>, ApiError> {
-    let TenantChange { quotas, network } = body.value;
+    let TenantChange { quotas, network, trusted_keys } = body.value;
     check_allow_list(network.allow.as_deref().unwrap_or_default())?;
+    let trusted_keys = trusted_keys.map(|keys| parse_keys(&keys)).transpose()?;
     let change = move |settings: &mut TenantSettings| {
         settings.quotas.apply(&quotas);
         network.apply(&mut settings.network);
+        if let Some(keys) = trusted_keys {
+            settings.trusted_keys = keys;
+        }
     };
     let tenant = admin.on_disk(move |catalog| catalog.update_tenant(&name, change)).await?;
     admin.0.settings.deployments.tenant_changed(tenant.id);
@@ -133,6 +141,19 @@ pub(super) async fn usage(
         guest_cpu_seconds: usage.guest_cpu_nanos as f64 / 1e9,
     });
     Ok(Json(TenantUsage { component_bytes, days: days.collect() }))
+}
+
+/// Parses the keys of trusted signers.
+fn parse_keys(keys: &[String]) -> Result<Vec<TrustedKey>, ApiError> {
+    if keys.len() > TRUSTED_KEYS_MAX {
+        return Err(ApiError::Invalid(format!("trusted_keys has more than {TRUSTED_KEYS_MAX} keys")));
+    }
+    let parse = |text: &String| {
+        let key = PublicKey::from_pem(text)?;
+        Ok(TrustedKey { id: key.id(), pem: key.to_pem() })
+    };
+    let parsed: Result<_, KeyError> = keys.iter().map(parse).collect();
+    parsed.map_err(|error| ApiError::Invalid(format!("trusted_keys: {error}")))
 }
 
 /// Checks the list of allowed destinations in network rules.

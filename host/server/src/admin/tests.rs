@@ -122,7 +122,7 @@ impl TestApi {
         });
         let router = authenticate(&catalog, admin.router());
         let [a, _] = ["a", "b"].map(|name| {
-            let settings = TenantSettings { quotas: Default::default(), network: Default::default() };
+            let settings = TenantSettings::default();
             catalog.create_tenant(&name.parse().unwrap(), &settings).unwrap().id
         });
         let api = Self { _folder: folder, catalog, fake, router, a, operator: String::new() };

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use rollout_catalog::{self as catalog, Time};
+use rollout_registry::evidence::Evidence;
 use rollout_wire::quota::{Quota, Quotas, QuotasChange};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -152,6 +153,17 @@ pub(super) struct NetworkRulesSchema {
     public: String,
 }
 
+/// A public key of a trusted signer.
+#[derive(ToSchema)]
+#[schema(as = TrustedKey)]
+#[expect(dead_code, reason = "describes `rollout_catalog::TrustedKey`")]
+pub(super) struct TrustedKeySchema {
+    /// The beginning of the key's SHA-256.
+    id: String,
+    /// The key in PEM.
+    pem: String,
+}
+
 /// A tenant.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Tenant {
@@ -162,6 +174,9 @@ pub(super) struct Tenant {
     pub quotas: Quotas,
     #[schema(value_type = NetworkRulesSchema)]
     pub network: catalog::NetworkRules,
+    /// The keys of trusted signers. If there are any, only components that one of them signed can be deployed.
+    #[schema(value_type = Vec<TrustedKeySchema>)]
+    pub trusted_keys: Vec<catalog::TrustedKey>,
     /// The name of the plugin that answers at the tenant's root.
     pub default_plugin: Option<String>,
     #[schema(value_type = String, format = DateTime)]
@@ -170,9 +185,10 @@ pub(super) struct Tenant {
 
 impl From<catalog::TenantInfo> for Tenant {
     fn from(tenant: catalog::TenantInfo) -> Self {
-        let catalog::TenantInfo { id, name, quotas, network, default_plugin, created_at } = tenant;
+        let catalog::TenantInfo { id, name, quotas, network, trusted_keys, default_plugin, created_at } =
+            tenant;
         let (name, default_plugin) = (name.into(), default_plugin.map(Into::into));
-        Self { id: id.0, name, quotas, network, default_plugin, created_at }
+        Self { id: id.0, name, quotas, network, trusted_keys, default_plugin, created_at }
     }
 }
 
@@ -188,6 +204,9 @@ pub(super) struct NewTenant {
     #[serde(default)]
     #[schema(value_type = Option<NetworkRulesSchema>)]
     pub network: catalog::NetworkRules,
+    /// The keys of trusted signers (ECDSA with P-256), in PEM.
+    #[serde(default)]
+    pub trusted_keys: Vec<String>,
 }
 
 /// Changes of a tenant.
@@ -199,6 +218,8 @@ pub(super) struct TenantChange {
     pub quotas: QuotasChange,
     #[serde(default)]
     pub network: NetworkChange,
+    /// The new list of keys of trusted signers, in PEM, which replaces the old one.
+    pub trusted_keys: Option<Vec<String>>,
 }
 
 /// Changes of network rules. A missing field keeps its value.
@@ -364,6 +385,41 @@ impl From<catalog::Activation> for Activation {
     }
 }
 
+/// The origin of a component that came from a registry.
+#[derive(ToSchema)]
+#[schema(as = Origin)]
+#[expect(dead_code, reason = "describes `rollout_catalog::Origin`")]
+pub(super) struct OriginSchema {
+    /// The reference with the digest of the component's manifest.
+    reference: String,
+    /// The ids of the tenant's trusted keys that had signed the manifest when the component was deployed.
+    signers: Vec<String>,
+}
+
+/// The evidence of where a component comes from and who signed it.
+#[derive(ToSchema)]
+#[schema(as = Evidence)]
+#[expect(dead_code, reason = "describes `rollout_registry::evidence::Evidence`")]
+pub(super) struct EvidenceSchema {
+    /// The reference `oci://HOST/REPOSITORY@sha256:DIGEST`.
+    reference: String,
+    /// The manifest with that digest, verbatim.
+    manifest: String,
+    /// The signatures of the manifest, as cosign makes them with keys.
+    signatures: Vec<SignedPayloadSchema>,
+}
+
+/// A payload and its signature.
+#[derive(ToSchema)]
+#[schema(as = SignedPayload)]
+#[expect(dead_code, reason = "describes `rollout_registry::signature::SignedPayload`")]
+pub(super) struct SignedPayloadSchema {
+    /// The payload, verbatim.
+    payload: String,
+    /// The signature in base64.
+    signature: String,
+}
+
 /// A deployment: one version of a plugin.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Deployment {
@@ -372,6 +428,12 @@ pub(super) struct Deployment {
     pub component: String,
     /// The SHA-256 of the component with the grader, if it is another one.
     pub grader: Option<String>,
+    /// The origin of the component, if it came from a registry.
+    #[schema(value_type = Option<OriginSchema>)]
+    pub component_origin: Option<catalog::Origin>,
+    /// The origin of the grader's component, if it is another one and came from a registry.
+    #[schema(value_type = Option<OriginSchema>)]
+    pub grader_origin: Option<catalog::Origin>,
     /// Whether it passed its checks and so may be activated.
     pub passed: bool,
     pub active: bool,
@@ -387,6 +449,8 @@ impl From<catalog::DeploymentInfo> for Deployment {
             version: info.version,
             component: info.component.to_string(),
             grader: info.grader.map(|grader| grader.to_string()),
+            component_origin: info.component_origin,
+            grader_origin: info.grader_origin,
             passed: info.passed,
             active: info.active,
             created_at: info.created_at,
@@ -415,6 +479,12 @@ pub(super) struct NewDeployment {
     pub component: String,
     /// The SHA-256 of the component with the grader, if it is another one.
     pub grader: Option<String>,
+    /// The evidence for the component. Required if the tenant has trusted keys.
+    #[schema(value_type = Option<EvidenceSchema>)]
+    pub component_evidence: Option<Evidence>,
+    /// The evidence for the grader's component, if it is another one.
+    #[schema(value_type = Option<EvidenceSchema>)]
+    pub grader_evidence: Option<Evidence>,
     /// The configuration in TOML: the sections `[plugin]`, `[grader]`, `[limits]`, `[model]` and `[judge]` of a file for
     /// `serve --config`.
     pub config: Option<String>,
