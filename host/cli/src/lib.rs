@@ -119,7 +119,9 @@ enum Command {
     Bench(bench::Bench),
     #[command(about = "Serves an OpenAI-compatible endpoint that stands in for a model")]
     MockModel(mock_model::MockModelCommand),
-    #[command(about = "Updates the SDK in a Rust, TypeScript or JavaScript project to the version in this program")]
+    #[command(
+        about = "Updates the SDK in a Rust, TypeScript or JavaScript project to the version in this program"
+    )]
     UpdateSdk(new::UpdateSdk),
     #[command(about = "Writes a completion script for a shell")]
     Completions(completions::Completions),
