@@ -31,6 +31,7 @@ mod setup;
 mod test;
 mod trajectory;
 mod validate;
+mod view;
 mod watch;
 
 #[cfg(test)]
@@ -87,6 +88,8 @@ enum Command {
     Test(test::Test),
     #[command(about = "Runs a plugin over a data set and summarises the rewards")]
     Eval(eval::Eval),
+    #[command(about = "Shows the results of an evaluation in a browser, or compares two")]
+    View(view::View),
     #[command(about = "Writes training rows of finished rollouts as Parquet or JSON Lines")]
     Export(export::Export),
     #[command(about = "Serves a plugin to trainers over HTTP")]
@@ -180,6 +183,7 @@ impl Command {
         match self {
             Self::Serve(_)
             | Self::Eval(_)
+            | Self::View(_)
             | Self::Fork(_)
             | Self::MockModel(_)
             | Self::Build(_)
@@ -276,6 +280,7 @@ impl Command {
             Self::Validate(command) => command.run(),
             Self::Test(command) => command.run(),
             Self::Eval(command) => command.run(),
+            Self::View(command) => command.run(),
             Self::Export(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
             Self::Push(command) => command.run(),

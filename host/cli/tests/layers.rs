@@ -60,7 +60,7 @@ const LAYERS: [(&str, Layers); 7] = [
         "server/src",
         &[
             &[
-                "mod access any_server connections error shutdown tenants tls trajectories trajectory_route viewed",
+                "mod access any_server connections error pages shutdown tenants tls trajectories trajectory_route viewed",
             ],
             &["admin", "dialect", "ui"],
             &["connection", "random", "serving"],

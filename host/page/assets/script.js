@@ -27,7 +27,7 @@ function replaceChildren(list, fresh) {
     else if (now.id) list.append(now);
   }
   for (const part of [...list.children]) {
-    if (part.id && !fresh.ownerDocument.getElementById(part.id) && !list.querySelector(":scope > #" + CSS.escape(part.id) + ".kept")) part.remove();
+    if (part.id && !fresh.ownerDocument.getElementById(part.id)) part.remove();
   }
 }
 

@@ -160,21 +160,6 @@ impl Activity {
         }
     }
 
-    /// Adds rollouts that an earlier process finished, the latest first, before those of this process. They are not counted.
-    pub fn add_earlier(&self, rollouts: impl IntoIterator<Item = EndedRollout>) {
-        let mut inner = self.lock();
-        for rollout in rollouts {
-            let is_full = self.total.0.load(Ordering::Relaxed) >= ENDED_TOTAL_MAX;
-            if inner.ended.len() >= ENDED_MAX || is_full {
-                break;
-            }
-            self.total.0.fetch_add(1, Ordering::Relaxed);
-            inner.ended.push_front(rollout);
-        }
-        drop(inner);
-        self.changed();
-    }
-
     /// Notes that a live rollout was admitted or entered another phase.
     pub(super) fn changed(&self) {
         self.changes.send_modify(|changes| *changes += 1);

@@ -10,6 +10,7 @@ pub mod dialect;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod pages;
 mod random;
 mod serving;
 mod shutdown;
@@ -40,6 +41,7 @@ use rollout_rollout::{Host, Load, Unfinished, UnfinishedRollout};
 pub use access::Access;
 pub use any_server::AnyServer;
 pub use connections::{Bound, Listening, bind, listen, serve};
+pub use pages::{MadePage, PageMaker, pages};
 pub use serving::Serving;
 pub use shutdown::ShutdownDeadlines;
 pub use tls::{ServerTls, TlsError};

@@ -166,7 +166,7 @@ pub(crate) fn router(viewed: impl Viewed) -> Router {
 }
 
 /// Adds the headers that keep a page to itself.
-fn protected(mut response: Response) -> Response {
+pub(crate) fn protected(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let all: [(HeaderName, &'static str); 7] = [
         (header::CONTENT_SECURITY_POLICY, SECURITY_POLICY),
@@ -554,7 +554,8 @@ async fn sign_out(State(ui): State<Arc<Ui>>, headers: HeaderMap) -> Response {
     ([(header::SET_COOKIE, cookie)], Redirect::to("/ui/sign-in")).into_response()
 }
 
-async fn asset(Path(name): Path<String>) -> Response {
+/// Returns a file that pages need.
+pub(crate) async fn asset(Path(name): Path<String>) -> Response {
     match ASSETS.iter().find(|asset| asset.name == name) {
         Some(asset) => {
             let headers = [(header::CONTENT_TYPE, asset.media_type), (header::CACHE_CONTROL, "no-cache")];
@@ -562,6 +563,11 @@ async fn asset(Path(name): Path<String>) -> Response {
         }
         None => StatusCode::NOT_FOUND.into_response(),
     }
+}
+
+/// Returns a file that the pages below another folder need.
+pub(crate) async fn asset_of(Path((_, name)): Path<(String, String)>) -> Response {
+    asset(Path(name)).await
 }
 
 async fn unknown(State(ui): State<Arc<Ui>>, request: Request) -> Response {
