@@ -18,7 +18,11 @@ impl BrowserDriver {
     /// Starts the driver on a free port.
     pub async fn start() -> Self {
         let driver = folder().join("usr/bin/chromedriver");
-        assert!(driver.is_file(), "there is no {driver:?}; run: tests/clients/setup {}", environments().display());
+        assert!(
+            driver.is_file(),
+            "there is no {driver:?}; run: tests/clients/setup {}",
+            environments().display()
+        );
         let profiles = tempfile::tempdir().expect("a temporary directory can be created");
         let mut command = Command::new(driver);
         command.arg("--port=0").env("LD_LIBRARY_PATH", libraries()).env("HOME", profiles.path());

@@ -83,7 +83,9 @@ fn calculator_reply(expression: &str) -> Answer {
     let call = json!({"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": arguments}});
     let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
     let usage = json!({"prompt_tokens": 41, "completion_tokens": 12});
-    Answer::Json(json!({"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}).to_string())
+    Answer::Json(
+        json!({"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}).to_string(),
+    )
 }
 
 #[tokio::test]
@@ -142,7 +144,9 @@ async fn hostile_text_does_nothing() {
     let attack = "</pre></script><script>window.hit=1</script><img src=x onerror='window.hit=2'><a href='javascript:window.hit=3'>x</a>\u{202e}\u{2066}";
     let message = json!({"role": "assistant", "content": attack, "reasoning_content": attack, "tool_calls": [
         {"id": attack, "type": "function", "function": {"name": attack, "arguments": attack}}]});
-    controller.answer_chats([Answer::Json(json!({"choices": [{"message": message, "finish_reason": attack}]}).to_string())]);
+    controller.answer_chats([Answer::Json(
+        json!({"choices": [{"message": message, "finish_reason": attack}]}).to_string(),
+    )]);
     let id = "<img src=x onerror='window.hit=4'>\u{202e}";
     host.run(&controller.rollout(&format!("print {attack}{}", "y".repeat(10 << 20))).id(id)).await;
     let window = Window::open(WIDE, false).await;
@@ -156,7 +160,12 @@ async fn hostile_text_does_nothing() {
         assert_ne!(window.value(page).await, json!(null));
     }
     assert_eq!(window.value("typeof window.hit").await, "undefined");
-    assert_eq!(window.value("document.querySelectorAll('main img, main script, main a[href^=javascript]').length").await, 0);
+    assert_eq!(
+        window
+            .value("document.querySelectorAll('main img, main script, main a[href^=javascript]').length")
+            .await,
+        0
+    );
     let turned = "/[\\u202a-\\u202e\\u2066-\\u2069]/.test(document.documentElement.outerHTML)";
     assert_eq!(window.value(turned).await, false, "characters that turn the text are escapes");
     assert_eq!(window.value("document.documentElement.outerHTML.length < 3000000").await, true);
@@ -170,10 +179,12 @@ async fn hostile_text_does_nothing() {
 #[tokio::test]
 async fn a_narrow_dark_window_shows_everything() {
     let controller = Controller::start().await;
-    let host = TestHost::of_component(example("example-calculator")).option("--journal", "journal").start().await;
+    let host =
+        TestHost::of_component(example("example-calculator")).option("--journal", "journal").start().await;
     controller.answer_chats([calculator_reply("2 + 3")]);
     let long = format!("a-{}", "long-id-".repeat(20));
-    host.run(&controller.rollout(&format!("What is 2 + 3? {}", "word".repeat(200))).id(&long).label("5")).await;
+    host.run(&controller.rollout(&format!("What is 2 + 3? {}", "word".repeat(200))).id(&long).label("5"))
+        .await;
     let window = Window::open(NARROW, true).await;
     window.goto(&format!("{}/ui/", host.url())).await;
     window.check_layout().await;
@@ -199,10 +210,8 @@ async fn two_evaluations_are_sorted_filtered_and_compared() {
         assert!(ran.stdout.contains("rollout-host view "), "{}{}", ran.stdout, ran.stderr);
         std::fs::rename(evaluation.path("out"), evaluation.path(["before", "after"][at])).unwrap();
     }
-    let view = rollout_host(["view"])
-        .arg(evaluations[0].path("before"))
-        .arg(evaluations[1].path("after"))
-        .start();
+    let view =
+        rollout_host(["view"]).arg(evaluations[0].path("before")).arg(evaluations[1].path("after")).start();
     let url = view.line("listening on ").await;
     let window = Window::open(WIDE, false).await;
 
@@ -211,8 +220,19 @@ async fn two_evaluations_are_sorted_filtered_and_compared() {
     window.check_layout().await;
     window.picture("evaluation").await;
     window.click("th:nth-child(2) a").await;
-    assert_eq!(window.value("document.querySelector('#rows tbody strong').innerText").await, "0", "the worst first");
-    window.driver.find(By::Css("input[name=text]")).await.unwrap().send_keys("Calculate 7 +" + Key::Enter).await.unwrap();
+    assert_eq!(
+        window.value("document.querySelector('#rows tbody strong').innerText").await,
+        "0",
+        "the worst first"
+    );
+    window
+        .driver
+        .find(By::Css("input[name=text]"))
+        .await
+        .unwrap()
+        .send_keys("Calculate 7 +" + Key::Enter)
+        .await
+        .unwrap();
     window.holds("document.querySelectorAll('#rows tbody tr').length === 1").await;
     window.click("#rows tbody a").await;
     window.holds("document.body.innerText.includes('The sum is #### 10')").await;

@@ -139,7 +139,7 @@ async fn a_host_without_keys_shows_its_rollouts_with_their_conversations() {
     browser.get("/ui/?id=nothing").await.assert_lacks(&["/ui/rollouts/first"]);
     let text = browser.get("/ui/rollouts/first/text?turn=1&message=0").await;
     assert_eq!(
-        (text.status, &*text.headers[CONTENT_TYPE].to_str().unwrap()),
+        (text.status, text.headers[CONTENT_TYPE].to_str().unwrap()),
         (200, "text/plain; charset=utf-8")
     );
     text.assert_shows(&["The sum is #### 3"]);
@@ -157,15 +157,14 @@ async fn what_does_not_exist_gets_a_page_that_says_so() {
     let host = TestHost::start("conform").await;
     let browser = Browser::at(host.url());
     for (path, title, reason) in [
-        ("/ui/rollouts/none", "No such rollout", "There is no rollout &#x27;none&#x27; here"),
-        ("/ui/rollouts/%3Cscript%3E%E2%80%AE", "No such rollout", "&lt;script&gt;\\u{202e}"),
+        ("/ui/rollouts/none", "No such rollout", "There is no rollout &#39;none&#39; here"),
+        ("/ui/rollouts/%3Cscript%3E%E2%80%AE", "No such rollout", "&#60;script&#62;\\u{202e}"),
         ("/ui/rollouts/a%2Fb", "No such rollout", "no valid id"),
         ("/ui/elsewhere", "No such page", "no page at /ui/elsewhere"),
     ] {
         let page = browser.get(path).await;
         assert_eq!(page.status, 404, "{path}");
-        let text = page.text.replace("&#39;", "&#x27;");
-        assert!(text.contains(title) && text.contains(reason), "{path}: {text}");
+        page.assert_shows(&[title, reason]);
         page.assert_lacks(&["<script>"]);
     }
     assert_eq!(browser.get("/ui").await.location(), "/ui/");
@@ -192,7 +191,7 @@ async fn hostile_text_is_text() {
     let path = "/ui/rollouts/%3Cimg%20src%3Dx%20onerror%3Dalert%281%29%3E%E2%80%AE";
     home.assert_shows(&[path]);
     let page = browser.get(path).await;
-    page.assert_lacks(&["<img src=x", "\u{202e}", "\u{2066}", "<script>", "</pre><"]);
+    page.assert_lacks(&["<img src=x", "\u{202e}", "\u{2066}", "<script>"]);
     page.assert_shows(&["&#60;/pre&#62;", "\\u{2066}", "the whole text"]);
     assert!(page.text.len() < 2 << 20, "{}", page.text.len());
     let whole = browser.get(&format!("{path}/text?turn=1&message=1")).await;
@@ -272,7 +271,7 @@ async fn a_tenant_sees_only_what_is_its_own_and_a_revoked_key_nothing() {
     assert_eq!(operator.get("/ui/rollouts/of-two").await.status, 404);
 
     let keys = catalog.operate(reqwest::Method::GET, "/keys?tenant=one", json!(null)).await;
-    let viewer = keys["keys"].as_array().unwrap().iter().find(|key| key["rights"] == "viewer").unwrap();
+    let viewer = keys["items"].as_array().unwrap().iter().find(|key| key["rights"] == "viewer").unwrap();
     catalog.operate(reqwest::Method::DELETE, &format!("/keys/{}", viewer["id"]), json!(null)).await;
     assert_eq!(browser.get("/ui/").await.status, 303, "the key was revoked");
 }
@@ -337,15 +336,11 @@ async fn failures_are_counted_by_cause_with_examples() {
     let host = kept("trap").start().await;
     let browser = Browser::at(host.url());
     for id in ["bad-1", "bad-2"] {
-        host.run(&controller.rollout("x").id(id)).await;
+        host.run(&controller.rollout("misbehave").id(id)).await;
     }
 
     let home = browser.get("/ui/").await;
-    home.assert_shows(&[
-        "outcome=workflow%2Etrap%2Eplugin".replace("%2E", ".").as_str(),
-        "/ui/rollouts/bad-2",
-        "fault-plugin",
-    ]);
+    home.assert_shows(&["outcome=workflow.trap.plugin", "/ui/rollouts/bad-2", "fault-plugin"]);
     browser.get("/ui/?outcome=workflow.trap.plugin").await.assert_shows(&["bad-1"]);
     browser
         .get("/ui/?outcome=grader.trap.plugin")

@@ -36,10 +36,12 @@ impl Viewer {
     }
 }
 
-/// Returns an evaluation of five sums, of which the last has a wrong label, and one more row that is hostile.
+/// Returns an evaluation of five sums, of which the last has a wrong label, and a hostile prompt that the model gets wrong.
 async fn evaluated(controller: &Controller) -> Evaluation {
     let mut rows = sums(5);
-    rows.push(json!({"user_prompt": "Calculate 4 + 4. <script>alert(1)</script>\u{202e}", "ground_truth": "8"}));
+    rows.push(
+        json!({"user_prompt": "Calculate 4 + 4. <script>alert(1)</script>\u{202e}", "ground_truth": "8"}),
+    );
     let evaluation = Evaluation::of("conform", &rows).model(controller).options(["--n", "2"]);
     let ran = evaluation.run().await;
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
@@ -56,17 +58,20 @@ async fn an_evaluation_is_shown_with_its_conversations() {
 
     let (status, home) = viewer.get("").await;
     assert_eq!(status, 200);
-    Viewer::shows(&home, &["mean reward", "0.8333", "pass@k", "href=\"/rollouts/row-00000-run-0\"", "row-00005-run-1"]);
+    Viewer::shows(
+        &home,
+        &["mean reward", "0.6667", "pass@k", "href=\"/rollouts/row-00000-run-0\"", "row-00005-run-1"],
+    );
     assert!(!home.contains("<script>") && !home.contains('\u{202e}'), "hostile text is text");
     let rows = |text: &str| text.matches("href=\"/rollouts/").count();
     assert_eq!(rows(&home), 12);
     for (query, count) in [
-        ("?outcome=passed", 10),
-        ("?outcome=failed", 2),
+        ("?outcome=passed", 8),
+        ("?outcome=failed", 4),
         ("?outcome=unscored", 0),
         ("?text=4+%2B+4", 2),
-        ("?from=0.5", 10),
-        ("?to=0.5", 2),
+        ("?from=0.5", 8),
+        ("?to=0.5", 4),
         ("?page=9", 12),
     ] {
         assert_eq!(rows(&viewer.get(query).await.1), count, "{query}");
@@ -77,7 +82,10 @@ async fn an_evaluation_is_shown_with_its_conversations() {
 
     let (status, page) = viewer.get("rollouts/row-00001-run-1").await;
     assert_eq!(status, 200);
-    Viewer::shows(&page, &["Calculate 2 + 3.", "The sum is #### 5", "reward <strong>1", "rollout-host replay --journal"]);
+    Viewer::shows(
+        &page,
+        &["Calculate 2 + 3.", "The sum is #### 5", "reward <strong>1", "rollout-host replay --journal"],
+    );
     let (_, text) = viewer.get("rollouts/row-00001-run-1/text?turn=1&message=0").await;
     Viewer::shows(&text, &["The sum is #### 5"]);
     for (path, reason) in [

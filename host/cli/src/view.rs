@@ -11,8 +11,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rollout_eval::{LineOutcome, Manifest, ResultLine, Summary, Tally};
 use rollout_page::{
-    ComparisonPage, EvaluationFigures, EvaluationPage, Frame, Links, NoticePage, PageOfTurns, PassAtK, RolloutPage,
-    RolloutSource, RowLine, RowQuery, Side, SideBySidePage, Template, duration, number, reward, whole_text,
+    ComparisonPage, EvaluationFigures, EvaluationPage, Frame, Links, NoticePage, PageOfTurns, PassAtK,
+    RolloutPage, RolloutSource, RowLine, RowQuery, Side, SideBySidePage, Template, duration, number, reward,
+    whole_text,
 };
 use rollout_rollout::StoredRollout;
 use rollout_server::{Listening, MadePage, PageMaker, pages};
@@ -57,7 +58,10 @@ pub(super) struct View {
 impl View {
     pub(crate) fn run(self) -> Result<Exit> {
         if !self.listen.ip().is_loopback() {
-            bail!("--listen {} is not an address of this machine only; give one such as 127.0.0.1:0", self.listen);
+            bail!(
+                "--listen {} is not an address of this machine only; give one such as 127.0.0.1:0",
+                self.listen
+            );
         }
         let open = |dir: &Path, root| Evaluation::open(dir, root);
         let other = self.other.as_deref().map(|dir| open(dir, OTHER)).transpose()?;
@@ -66,12 +70,17 @@ impl View {
             let mut stop = setup::StopSignal::new()?;
             let socket = rollout_server::bind(self.listen);
             let listener = socket.and_then(rollout_server::listen);
-            let listener = listener
-                .with_context(|| format!("cannot listen on {}; choose another address with --listen", self.listen))?;
+            let listener = listener.with_context(|| {
+                format!("cannot listen on {}; choose another address with --listen", self.listen)
+            })?;
             let address = listener.local_addr().context("cannot determine the address")?;
             let stopped = CancellationToken::new();
-            let serving =
-                rollout_server::serve(Listening::from(listener), pages(maker), CONNECTIONS_MAX, stopped.clone());
+            let serving = rollout_server::serve(
+                Listening::from(listener),
+                pages(maker),
+                CONNECTIONS_MAX,
+                stopped.clone(),
+            );
             let serving = tokio::spawn(serving);
             outln!("listening on http://{address}/");
             stop.next().await;
@@ -116,8 +125,9 @@ impl Evaluation {
             );
         }
         let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let manifest = serde_json::from_slice(&text)
-            .with_context(|| format!("cannot parse {}; another version of this program may have written it", path.display()))?;
+        let manifest = serde_json::from_slice(&text).with_context(|| {
+            format!("cannot parse {}; another version of this program may have written it", path.display())
+        })?;
         let full = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
         let name = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let evaluation = Self {
@@ -168,10 +178,16 @@ impl Evaluation {
                 break;
             }
             let line: ResultLine = serde_json::from_slice(&text).with_context(|| {
-                format!("line {} of {} is not a result; correct or remove it", lines.len() + 1, path.display())
+                format!(
+                    "line {} of {} is not a result; correct or remove it",
+                    lines.len() + 1,
+                    path.display()
+                )
             })?;
             tally.add(&line);
-            lines.push(row_line(line).with_context(|| format!("line {} of {}", lines.len() + 1, path.display()))?);
+            lines.push(
+                row_line(line).with_context(|| format!("line {} of {}", lines.len() + 1, path.display()))?,
+            );
         }
         RowLine::add_row_figures(&mut lines);
         let figures = self.figures(&tally.summary());
@@ -181,15 +197,17 @@ impl Evaluation {
     fn figures(&self, summary: &Summary) -> EvaluationFigures {
         let pair = |name: &str, value: String| (name.to_owned(), value);
         let setting = |name: &str| self.manifest.settings.get(name).and_then(serde_json::Value::as_str);
+        let file =
+            |path: &str| Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut about = vec![
-            pair("plugin", self.manifest.plugin_file.clone()),
-            pair("data", self.manifest.data_file.clone()),
+            pair("plugin", file(&self.manifest.plugin_file)),
+            pair("data", file(&self.manifest.data_file)),
         ];
         about.extend(setting("model").map(|model| pair("model", model.to_owned())));
         let mut figures = Vec::new();
         if let Some(stats) = &summary.reward {
-            let error = stats.standard_error.map(|error| format!(" ± {}", reward(error))).unwrap_or_default();
-            figures.push(pair("mean reward", format!("{}{error}", reward(stats.mean))));
+            figures.push(pair("mean reward", reward(stats.mean)));
+            figures.extend(stats.standard_error.map(|error| pair("standard error", reward(error))));
         }
         figures.push(pair("rollouts", number(summary.rollouts as u64)));
         figures.push(pair("passed", number(summary.passed as u64)));
@@ -215,11 +233,7 @@ impl Evaluation {
     }
 
     fn frame(&self) -> Frame {
-        Frame {
-            links: Links { root: self.root, tenant: None },
-            name: self.name.clone(),
-            ..Frame::default()
-        }
+        Frame { links: Links { root: self.root, tenant: None }, name: self.name.clone(), ..Frame::default() }
     }
 
     /// Reads a rollout from the journal beside the results, if there is one.
@@ -362,13 +376,17 @@ impl EvaluationPages {
                 let results = evaluation.results()?;
                 match results.lines.iter().find(|line| line.id.as_str() == id) {
                     Some(line) => html(evaluation.rollout_page(line, query)?),
-                    None => Ok(missing(evaluation, &format!("There is no rollout '{id}' in this evaluation."))),
+                    None => {
+                        Ok(missing(evaluation, &format!("There is no rollout '{id}' in this evaluation.")))
+                    }
                 }
             }
             ["rollouts", id, "text"] => {
-                let (turn, message) = (query.number("turn").unwrap_or(0), query.number("message").unwrap_or(0));
+                let (turn, message) =
+                    (query.number("turn").unwrap_or(0), query.number("message").unwrap_or(0));
                 let recorded = RolloutId::parse(id).ok().map(|id| evaluation.recorded(&id)).transpose()?;
-                let text = recorded.flatten().and_then(|(_, transcript)| whole_text(&transcript, turn, message));
+                let text =
+                    recorded.flatten().and_then(|(_, transcript)| whole_text(&transcript, turn, message));
                 Ok(text.map_or_else(
                     || missing(evaluation, &format!("There is no recorded text at turn {turn} of '{id}'.")),
                     MadePage::Text,
@@ -376,7 +394,9 @@ impl EvaluationPages {
             }
             ["compare"] => match &self.other {
                 Some(other) => html(self.comparison_page(other, query)?),
-                None => Ok(missing(evaluation, "There is one evaluation only; 'view DIR OTHER' compares two.")),
+                None => {
+                    Ok(missing(evaluation, "There is one evaluation only; 'view DIR OTHER' compares two."))
+                }
             },
             ["compare", row] => match (&self.other, row.parse()) {
                 (Some(other), Ok(row)) => html(self.side_by_side_page(other, row)?),
@@ -390,7 +410,8 @@ impl EvaluationPages {
         let results = evaluation.results()?;
         let rows = RowQuery::read(query.0.iter().map(|(name, value)| (&**name, &**value)));
         let compare = self.other.as_ref().map(|_| "/compare".to_owned());
-        Ok(EvaluationPage::new(evaluation.frame(), &results.figures, &results.lines, rows, compare).render()?)
+        Ok(EvaluationPage::new(evaluation.frame(), &results.figures, &results.lines, rows, compare)
+            .render()?)
     }
 
     fn comparison_page(&self, other: &Evaluation, query: &Query) -> Result<String> {
@@ -407,7 +428,10 @@ impl EvaluationPages {
             let Some(line) = results.lines.iter().find(|line| line.row == row) else { continue };
             let recorded = evaluation.recorded(&line.id)?;
             let recorded = recorded.as_ref().map(|(stored, transcript)| {
-                (transcript, stored.outcome.as_ref().map(|finished| &finished.samples[..]).unwrap_or_default())
+                (
+                    transcript,
+                    stored.outcome.as_ref().map(|finished| &finished.samples[..]).unwrap_or_default(),
+                )
             });
             let link = evaluation.frame().links.rollout(&line.id);
             sides.push(Side::new(&evaluation.name, anchor, line, link, recorded));
