@@ -142,13 +142,13 @@ async fn hostile_text_does_nothing() {
     let controller = Controller::start().await;
     let host = TestHost::of("noisy").option("--journal", "journal").start().await;
     let attack = "</pre></script><script>window.hit=1</script><img src=x onerror='window.hit=2'><a href='javascript:window.hit=3'>x</a>\u{202e}\u{2066}";
-    let message = json!({"role": "assistant", "content": attack, "reasoning_content": attack, "tool_calls": [
+    let message = json!({"role": "assistant", "content": format!("{attack}{}", "y".repeat(10 << 20)), "reasoning_content": attack, "tool_calls": [
         {"id": attack, "type": "function", "function": {"name": attack, "arguments": attack}}]});
     controller.answer_chats([Answer::Json(
         json!({"choices": [{"message": message, "finish_reason": attack}]}).to_string(),
     )]);
     let id = "<img src=x onerror='window.hit=4'>\u{202e}";
-    host.run(&controller.rollout(&format!("print {attack}{}", "y".repeat(10 << 20))).id(id)).await;
+    host.run(&controller.rollout(&format!("print {attack}")).id(id)).await;
     let window = Window::open(WIDE, false).await;
 
     window.goto(&format!("{}/ui/", host.url())).await;

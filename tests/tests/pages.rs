@@ -178,12 +178,12 @@ async fn hostile_text_is_text() {
     let browser = Browser::at(host.url());
     let id = "<img src=x onerror=alert(1)>\u{202e}";
     let reply = json!({"choices": [{"finish_reason": "</pre><script>alert(2)</script>", "message": {
-        "role": "assistant", "content": "</pre><script>alert(3)</script>\u{2066}",
+        "role": "assistant", "content": format!("</pre><script>alert(3)</script>\u{2066}{}", "x".repeat(10 << 20)),
         "tool_calls": [{"id": "\"><b>", "type": "function",
             "function": {"name": "<b>", "arguments": "<script>alert(4)</script>"}}]}}]});
     controller.answer_chats([Answer::Json(reply.to_string())]);
-    let prompt = format!("print </pre><script>alert(5)</script> {}", "x".repeat(10 << 20));
-    let result = host.run(&controller.rollout(&prompt).id(id)).await;
+    let prompt = "print </pre><script>alert(5)</script>";
+    let result = host.run(&controller.rollout(prompt).id(id)).await;
     assert!(result["status"].is_string(), "{result}");
 
     let home = browser.get("/ui/").await;
@@ -194,7 +194,7 @@ async fn hostile_text_is_text() {
     page.assert_lacks(&["<img src=x", "\u{202e}", "\u{2066}", "<script>"]);
     page.assert_shows(&["&#60;/pre&#62;", "\\u{2066}", "the whole text"]);
     assert!(page.text.len() < 2 << 20, "{}", page.text.len());
-    let whole = browser.get(&format!("{path}/text?turn=1&message=1")).await;
+    let whole = browser.get(&format!("{path}/text?turn=1&message=0")).await;
     assert!(whole.text.len() > 10 << 20, "{}", whole.text.len());
     assert_eq!(whole.headers["x-content-type-options"], "nosniff");
 }

@@ -36,7 +36,7 @@ pub struct Turn {
     pub number: usize,
     /// The sample, if the rollout has several.
     pub sample: Option<String>,
-    /// What is unusual about the request.
+    /// A warning about the request.
     pub warning: Option<String>,
     /// The messages that are new in the request.
     pub messages: Vec<Message>,
@@ -61,7 +61,7 @@ pub enum Reply {
     Awaited,
 }
 
-/// What a workflow registered after the last reply of a sample.
+/// The messages that a workflow registered after the last reply of a sample.
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// The sample, if the rollout has several.
@@ -85,7 +85,7 @@ pub struct Conversation {
     pub page: usize,
     /// Number of pages.
     pub page_count: usize,
-    /// What follows the last turns, on the last page.
+    /// The messages after the last turns, on the last page.
     pub endings: Vec<Ending>,
     /// The calls of the judge, on the last page.
     pub judge: Vec<Turn>,
@@ -93,7 +93,7 @@ pub struct Conversation {
     pub judge_left_out: usize,
 }
 
-/// What is new in a request.
+/// The new part of a request.
 struct News<'a> {
     messages: Vec<&'a str>,
     warning: Option<String>,

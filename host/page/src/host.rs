@@ -197,7 +197,7 @@ fn cause_word((stage, kind, fault): &FailureCause) -> String {
     format!("{}.{}.{}", stage.as_str(), kind.as_str(), fault.as_str())
 }
 
-/// What the page of a host is made from.
+/// The data of the page of a host.
 pub struct HostSource {
     /// Slots, memory and the like.
     pub gauges: Vec<Gauge>,

@@ -60,7 +60,7 @@ impl Links {
     }
 }
 
-/// What every page has around its content.
+/// The frame of every page around its content.
 #[derive(Clone, Debug, Default)]
 pub struct Frame {
     /// The addresses of other pages.

@@ -26,7 +26,7 @@ pub struct Message {
     pub style: &'static str,
     /// Its role as it was written.
     pub role: String,
-    /// What it is besides its role.
+    /// A note beside its role.
     pub note: Option<String>,
     /// The model's reasoning, if the server sent it.
     pub reasoning: Text,

@@ -10,11 +10,11 @@ use crate::links::Frame;
 pub struct NoticePage {
     /// The frame.
     pub frame: Frame,
-    /// What happened, as a title.
+    /// A title that says what happened.
     pub title: String,
     /// The reason.
     pub reason: String,
-    /// What to do.
+    /// Advice for the reader.
     pub advice: String,
 }
 
@@ -24,7 +24,7 @@ pub struct NoticePage {
 pub struct SignInPage {
     /// The frame.
     pub frame: Frame,
-    /// Why the browser is not signed in, if it tried to.
+    /// The reason why a sign-in failed, if one did.
     pub error: Option<String>,
     /// The page to which the sign-in leads.
     pub next: String,

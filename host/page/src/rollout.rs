@@ -25,7 +25,7 @@ const LOG_LINE_BYTES: usize = 2000;
 /// Maximum number of artifacts, samples or metrics that are listed.
 const LIST_MAX: usize = 200;
 
-/// What the page of a rollout is made from.
+/// The data of the page of a rollout.
 pub struct RolloutSource<'a> {
     /// Its id.
     pub id: &'a RolloutId,
@@ -53,7 +53,7 @@ pub struct RolloutSource<'a> {
     pub artifacts: Vec<(&'a str, usize)>,
     /// The directory of the journal for commands, if they need it.
     pub journal: Option<&'a str>,
-    /// What the page cannot show, and why.
+    /// A note on missing data, with its reason.
     pub caveat: Option<String>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) struct LogLine {
 /// A command to copy.
 #[derive(Clone, Debug)]
 pub(crate) struct CommandLine {
-    /// What it does.
+    /// Its purpose.
     pub about: &'static str,
     /// The command.
     pub command: String,

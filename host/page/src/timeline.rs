@@ -31,7 +31,7 @@ pub(crate) struct Bar {
     pub left: String,
     /// Its width.
     pub width: String,
-    /// What it is.
+    /// Its title.
     pub title: String,
 }
 

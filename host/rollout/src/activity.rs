@@ -210,7 +210,7 @@ impl Drop for Activity {
     }
 }
 
-/// What a page shows of a live rollout besides its phase.
+/// Facts of a live rollout for pages, besides its phase.
 #[derive(Clone, Debug)]
 pub struct LiveFacts {
     /// The plugin that runs it, if the process serves several.

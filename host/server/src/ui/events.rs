@@ -17,7 +17,7 @@ use super::shares::Held;
 /// Interval without an event after which a comment is sent, so that the connection counts as read.
 const BEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What a page's stream is to send next.
+/// The next event of a page's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// Nothing has changed.

@@ -57,7 +57,7 @@ const READS_MAX: [usize; 2] = [2, 4];
 /// Maximum number of bytes of a request to sign in.
 const FORM_BYTES_MAX: usize = 8 << 10;
 
-/// What the pages of a server show.
+/// A server as its pages show it.
 pub(crate) trait Viewed: Send + Sync + 'static {
     /// Returns the name of the server.
     fn name(&self) -> String;
@@ -90,7 +90,7 @@ pub(crate) trait Viewed: Send + Sync + 'static {
     fn metrics(&self) -> &Arc<Metrics>;
 }
 
-/// What a key may see.
+/// The rights of a browser.
 #[derive(Clone, Debug)]
 pub(crate) struct Viewer {
     /// The tenant; none for operators and on a server of one plugin.
@@ -117,7 +117,7 @@ pub(crate) struct Scope {
     pub gauges: Vec<Gauge>,
 }
 
-/// Why a page cannot be shown.
+/// The reason why a page cannot be shown.
 #[derive(Debug)]
 pub(crate) enum NotShown {
     /// There is no such thing.

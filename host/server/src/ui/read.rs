@@ -30,7 +30,7 @@ pub(super) enum Source<'a> {
     Summary(&'a EndedRollout),
 }
 
-/// What shows that a live rollout has changed.
+/// Numbers that change when a live rollout does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
     phase: Phase,
