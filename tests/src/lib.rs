@@ -8,6 +8,7 @@
 
 #![warn(missing_docs)]
 
+mod browser;
 mod catalog;
 mod collector;
 mod controller;
@@ -26,6 +27,7 @@ mod raw;
 mod registry;
 mod waiting;
 
+pub use browser::BrowserDriver;
 pub use catalog::{OPERATOR, ServeCatalog, TestCatalog, TestTenant};
 pub use collector::{Collector, TracedSpan};
 pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
@@ -39,6 +41,7 @@ pub use made::component_text;
 pub use memory_group::MemoryGroup;
 pub use oracle::{Answers, Oracle, OracleRequest};
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
+use programs::environments;
 pub use programs::{
     client_python, example, framework_packages, guest, has_javascript, host_program, javascript_guest,
     javascript_host, native_wheels, npm_packages, project_root, python_guest, python_program, target_dir,

@@ -32,6 +32,7 @@ mod signing;
 mod test;
 mod trajectory;
 mod validate;
+mod view;
 mod watch;
 mod work;
 
@@ -89,6 +90,8 @@ enum Command {
     Test(test::Test),
     #[command(about = "Runs a plugin over a data set and summarises the rewards")]
     Eval(eval::Eval),
+    #[command(about = "Shows the results of an evaluation in a browser, or compares two")]
+    View(view::View),
     #[command(about = "Writes training rows of finished rollouts as Parquet or JSON Lines")]
     Export(export::Export),
     #[command(about = "Serves a plugin to trainers over HTTP")]
@@ -185,6 +188,7 @@ impl Command {
             Self::Serve(_)
             | Self::Work(_)
             | Self::Eval(_)
+            | Self::View(_)
             | Self::Fork(_)
             | Self::MockModel(_)
             | Self::Build(_)
@@ -282,6 +286,7 @@ impl Command {
             Self::Validate(command) => command.run(),
             Self::Test(command) => command.run(),
             Self::Eval(command) => command.run(),
+            Self::View(command) => command.run(),
             Self::Export(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
             Self::Work(command) => command.run(|| {}),

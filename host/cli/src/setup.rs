@@ -39,7 +39,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// Crates of this program, as they appear in log targets.
-const CRATES: [&str; 18] = [
+const CRATES: [&str; 19] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
@@ -52,6 +52,7 @@ const CRATES: [&str; 18] = [
     "rollout_journal",
     "rollout_mock_model",
     "rollout_outbound",
+    "rollout_page",
     "rollout_quickjs",
     "rollout_registry",
     "rollout_rollout",

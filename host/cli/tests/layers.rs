@@ -10,10 +10,11 @@ use modules::{OWN_FILE, Uses, circles, uses_by_folder};
 
 /// The crates from the top down. A crate depends on none that is on its own line or above. What a
 /// crate names of another, the compiler checks.
-const CRATES: [&[&str]; 10] = [
+const CRATES: [&[&str]; 11] = [
     &["rollout-host"],
     &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench"],
     &["rollout-assembly"],
+    &["rollout-page"],
     &["rollout-rollout"],
     &["rollout-guest", "rollout-registry"],
     &["rollout-outbound"],
@@ -50,7 +51,7 @@ const LAYERS: [(&str, Layers); 7] = [
             &["host"],
             &["runtime", "deployment"],
             &["slots", "trajectory"],
-            &["limit_table", "events", "journal"],
+            &["activity", "limit_table", "events", "journal"],
             &["model", "seal"],
         ],
     ),
@@ -58,8 +59,10 @@ const LAYERS: [(&str, Layers); 7] = [
     (
         "server/src",
         &[
-            &["mod access any_server connections error shutdown tenants tls trajectories trajectory_route"],
-            &["admin", "dialect"],
+            &[
+                "mod access any_server connections error pages shutdown tenants tls trajectories trajectory_route viewed",
+            ],
+            &["admin", "dialect", "ui"],
             &["connection", "random", "serving"],
         ],
     ),

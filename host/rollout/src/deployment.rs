@@ -51,6 +51,7 @@ pub struct Deployment {
     pub(super) tools: Option<Arc<dyn HostTools>>,
     pub(super) judge: Option<ModelAccess>,
     id: DeploymentId,
+    plugin_name: Option<Arc<str>>,
 }
 
 /// Returns a digest of what guests see of their deployment.
@@ -122,8 +123,14 @@ impl Deployment {
             grader_config: grader_config.map(Into::into),
             tools,
             judge,
+            plugin_name: id.served_as.as_ref().map(|served| served.plugin.as_str().into()),
             id,
         })
+    }
+
+    /// Returns the plugin's name, if the process serves several.
+    pub(super) fn plugin_name(&self) -> Option<Arc<str>> {
+        self.plugin_name.clone()
     }
 
     /// Returns the identity of the deployment, which another process compares with its own.

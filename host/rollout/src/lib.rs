@@ -11,6 +11,7 @@
 //!
 //! This module knows no protocol and no JSON of one.
 
+mod activity;
 mod admission;
 mod deployment;
 mod drive;
@@ -29,6 +30,7 @@ pub mod seal;
 mod slots;
 mod trajectory;
 
+pub use activity::{Activity, EndedCounts, EndedRollout, FailureCause, FailureCount, LiveFacts, LiveRollout};
 pub use admission::Replay;
 pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
 pub use drive::{AfterWorkflow, Next, RolloutEnd, Steps, drive};

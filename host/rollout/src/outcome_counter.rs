@@ -6,11 +6,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::activity::EndedRollout;
 use super::host::Host;
 use super::model::{Failure, Outcome, Phase};
 use rollout_core::error::Fault;
 use rollout_core::telemetry::{OutcomeLabels, Step, Used};
 use rollout_guest::imports::{Record, RolloutUsage};
+use rollout_wire::id::RolloutId;
 use rollout_wire::text::both_ends;
 
 /// Maximum size of a reason in the log, in bytes. The result and the trajectory have the whole reason.
@@ -22,6 +24,7 @@ pub(super) struct OutcomeCounter {
     record: Arc<Record>,
     phase: watch::Receiver<Phase>,
     admitted_at: Instant,
+    id: RolloutId,
     settled: bool,
 }
 
@@ -31,8 +34,9 @@ impl OutcomeCounter {
         record: Arc<Record>,
         phase: watch::Receiver<Phase>,
         admitted_at: Instant,
+        id: RolloutId,
     ) -> Self {
-        Self { host, record, phase, admitted_at, settled: false }
+        Self { host, record, phase, admitted_at, id, settled: false }
     }
 
     /// Counts the outcome of a rollout. To be called before the record is emptied.
@@ -55,8 +59,13 @@ impl OutcomeCounter {
         });
         self.trace(outcome);
         let (limits_hit, log_dropped) = self.record.limits_hit();
-        let RolloutUsage { guest_cpu, memory_bytes_peak, host_calls, .. } = self.record.usage();
+        let usage = self.record.usage();
+        let RolloutUsage { guest_cpu, memory_bytes_peak, host_calls, .. } = usage;
         metrics.used(&Used { guest_cpu, memory_bytes_peak, host_calls, limits_hit, log_dropped });
+        let plugin = self.host.0.deployment.plugin_name();
+        let time = self.admitted_at.elapsed();
+        let ended = EndedRollout::now(self.id.clone(), plugin, outcome, time, &usage);
+        self.host.0.runtime.slots().tenant().activity().ended(ended);
     }
 
     /// Adds the outcome and the usage to the rollout's trace.

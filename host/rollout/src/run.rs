@@ -7,11 +7,12 @@ mod past;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::activity::LiveFacts;
 use super::host::Host;
 use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
 use super::limit_table::{self, HalfTimes};
@@ -94,6 +95,7 @@ pub struct Rollout {
 const SLOT_KEPT_MAX: Duration = Duration::from_millis(100);
 
 impl Rollout {
+    #[expect(clippy::disallowed_methods, reason = "people read the time of the admission")]
     pub(super) fn new(
         host: Host,
         mut request: RolloutRequest,
@@ -130,9 +132,20 @@ impl Rollout {
         let holder = host.budget().holder(handle.cancel.clone());
         let record = Arc::new(Record::for_rollout(trace, holder.clone()));
         let admitted_at = resumed.as_ref().map_or_else(Instant::now, |resumed| ago(resumed.admitted_at));
+        handle.set_facts(LiveFacts {
+            plugin: host.0.deployment.plugin_name(),
+            admitted_at: SystemTime::now() - admitted_at.elapsed(),
+            record: Arc::downgrade(&record),
+        });
         Self {
             run: Arc::new(run),
-            account: OutcomeCounter::new(host.clone(), record.clone(), handle.phases(), admitted_at),
+            account: OutcomeCounter::new(
+                host.clone(),
+                record.clone(),
+                handle.phases(),
+                admitted_at,
+                request.id.clone(),
+            ),
             record,
             holder,
             admitted_at,
@@ -228,6 +241,12 @@ impl Rollout {
         Err(Failure::new(stage, FailureKind::Limit, Fault::Plugin, reason))
     }
 
+    /// Enters a phase.
+    fn enter(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+        self.host.0.runtime.slots().tenant().activity().changed();
+    }
+
     async fn wait_and_run(&mut self) -> Result<(), Failure> {
         let limits = self.host.0.deployment.limits.clone();
         if let Some(differs) = self.resumed.as_ref().and_then(|resumed| resumed.differs.as_ref()) {
@@ -254,7 +273,7 @@ impl Rollout {
         }
         self.guard.leave_queue();
         self.host.metrics().took(Step::Queue, self.queued);
-        self.phase.send_replace(Phase::Running);
+        self.enter(Phase::Running);
 
         let began = self.begins(Role::Workflow);
         let deadline = Deadline::new(requested_secs, self.admitted_at, began, limits.workflow_time_max);

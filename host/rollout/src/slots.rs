@@ -14,6 +14,7 @@ use pool::{PluginMembership, QueueKind, Slot, TenantMembership};
 pub use pool::{Share, SlotPool};
 pub use quota::{AdmissionQuotas, OverQuota, QuotaOwner, StoredBytes};
 
+use super::activity::{Activity, LiveFacts, LiveRollout};
 use super::journal::{self, RolloutLog};
 use super::model::Phase;
 use rollout_core::budget::OverBudget;
@@ -84,6 +85,7 @@ pub struct Handle {
     pub(super) cancel: CancellationToken,
     phase: watch::Receiver<Phase>,
     log: Arc<OnceLock<RolloutLog>>,
+    facts: Arc<OnceLock<LiveFacts>>,
 }
 
 impl Handle {
@@ -112,6 +114,16 @@ impl Handle {
         let _ = self.log.set(log);
     }
 
+    /// Returns what a page shows of the rollout; none in the moment of its admission.
+    pub fn facts(&self) -> Option<&LiveFacts> {
+        self.facts.get()
+    }
+
+    pub(super) fn set_facts(&self, facts: LiveFacts) {
+        // Called once, at admission.
+        let _ = self.facts.set(facts);
+    }
+
     /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         *self.phase.borrow()
@@ -138,6 +150,7 @@ impl SlotPool {
             live: Mutex::default(),
             live_count: watch::Sender::new(0),
             closed: AtomicBool::new(false),
+            activity: Activity::new(self.0.ended_total.clone()),
         }))
     }
 
@@ -174,6 +187,7 @@ struct TenantSlotsInner {
     live_count: watch::Sender<usize>,
     closed: AtomicBool,
     stop: CancellationToken,
+    activity: Arc<Activity>,
 }
 
 #[derive(Debug)]
@@ -215,6 +229,49 @@ impl TenantSlots {
     /// Cancels every live rollout of the tenant.
     pub fn cancel_all(&self) {
         self.0.stop.cancel();
+    }
+
+    /// Returns the summaries of the tenant's rollouts that have ended.
+    pub fn activity(&self) -> &Arc<Activity> {
+        &self.0.activity
+    }
+
+    /// Returns a live rollout of any plugin of the tenant.
+    pub fn find(&self, id: &RolloutId) -> Option<Handle> {
+        self.0.live().get(id).map(|live| live.handle.clone())
+    }
+
+    /// Returns the tenant's numbers of running and queued rollouts.
+    pub fn busy(&self) -> [usize; 2] {
+        let live = self.0.live();
+        let queued = live.values().filter(|live| live.handle.phase() == Phase::Queued).count();
+        [live.len() - queued, queued]
+    }
+
+    /// Returns live rollouts in a phase that matches, those that were admitted first, and the number of all of them.
+    pub fn live_page(
+        &self,
+        skip: usize,
+        limit: usize,
+        matches: impl Fn(Phase) -> bool,
+    ) -> (Vec<LiveRollout>, usize) {
+        let live = self.0.live();
+        let mut all: Vec<_> = live.iter().filter(|(_, live)| matches(live.handle.phase())).collect();
+        let admitted_at = |live: &Live| live.handle.facts().map(|facts| facts.admitted_at);
+        let found = all.len();
+        let end = skip.saturating_add(limit).min(found);
+        if end > 0 && end < found {
+            // Only the page is sorted; a tenant may have ten thousand live rollouts.
+            all.select_nth_unstable_by_key(end - 1, |(id, live)| (admitted_at(live), *id));
+        }
+        all.truncate(end);
+        all.sort_unstable_by_key(|(id, live)| (admitted_at(live), *id));
+        let page = all.into_iter().skip(skip).map(|(id, live)| LiveRollout {
+            id: id.clone(),
+            phase: live.handle.phase(),
+            facts: live.handle.facts().cloned(),
+        });
+        (page.collect(), found)
     }
 
     /// Waits until the tenant has no live rollouts.
@@ -264,6 +321,7 @@ impl Drop for SlotGuard {
         };
         self.slots.membership.leave();
         tenant.live_count.send_replace(live);
+        tenant.activity.changed();
     }
 }
 
@@ -282,6 +340,11 @@ impl Slots {
     /// Creates the slots of a process with one plugin.
     pub fn alone(running_max: u32, queue_max: u32) -> Self {
         SlotPool::new(running_max, queue_max).tenant(Share::default()).plugin(Share::default())
+    }
+
+    /// Returns the slots of the tenant.
+    pub fn tenant(&self) -> &TenantSlots {
+        &self.0.tenant
     }
 
     /// Changes the share from here on.
@@ -309,13 +372,15 @@ impl Slots {
         let inner = &self.0;
         let tenant = &inner.tenant.0;
         let (sender, phase) = watch::channel(Phase::Queued);
-        let handle = Handle { cancel: inner.stop.child_token(), phase, log: Arc::default() };
+        let handle =
+            Handle { cancel: inner.stop.child_token(), phase, log: Arc::default(), facts: Arc::default() };
         let mut live = tenant.live();
         self.check_id(id, &live)?;
         inner.membership.enter(has_place)?;
         live.insert(id.clone(), Live { handle: handle.clone(), plugin: inner.membership.number() });
         tenant.live_count.send_replace(live.len());
         drop(live);
+        tenant.activity.changed();
         let guard = SlotGuard { slots: inner.clone(), id: id.clone(), waiting: true };
         Ok(Entered { guard, handle, phase: sender })
     }

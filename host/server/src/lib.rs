@@ -10,6 +10,7 @@ pub mod dialect;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod pages;
 mod random;
 mod serving;
 mod shutdown;
@@ -17,6 +18,8 @@ pub mod tenants;
 mod tls;
 mod trajectories;
 mod trajectory_route;
+mod ui;
+mod viewed;
 
 use std::io;
 use std::sync::Arc;
@@ -38,6 +41,7 @@ use rollout_rollout::{Host, Load, Unfinished, UnfinishedRollout};
 pub use access::Access;
 pub use any_server::AnyServer;
 pub use connections::{Bound, Listening, bind, listen, serve};
+pub use pages::{MadePage, PageMaker, pages};
 pub use serving::Serving;
 pub use shutdown::ShutdownDeadlines;
 pub use tls::{ServerTls, TlsError};
@@ -46,6 +50,7 @@ pub use trajectories::Trajectories;
 use access::{Gate, is_given};
 use error::RequestRefused;
 use trajectory_route::TrajectoryPermits;
+use viewed::ViewedServer;
 
 /// The parts of a server.
 pub struct ServerSettings {
@@ -57,6 +62,8 @@ pub struct ServerSettings {
     pub access: Access,
     /// The `instance_id` of `/health`, by which a supervisor recognizes the process that it started.
     pub instance_id: Option<String>,
+    /// Whether callers connect by TLS.
+    pub is_encrypted: bool,
 }
 
 /// The server's identity as callers see it.
@@ -80,6 +87,7 @@ struct Inner {
     instance_id: Option<String>,
     process_id: String,
     trajectory_permits: TrajectoryPermits,
+    is_encrypted: bool,
 }
 
 impl Server {
@@ -95,7 +103,8 @@ impl Server {
             allowed_origins: config.allowed_origins.clone(),
         };
         let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
-        Self::new(ServerSettings { serving, dialects, access, instance_id })
+        let is_encrypted = config.tls.is_some();
+        Self::new(ServerSettings { serving, dialects, access, instance_id, is_encrypted })
     }
 
     /// Creates the server of one plugin of a tenant. The dispatcher authenticates requests before they reach it.
@@ -104,7 +113,7 @@ impl Server {
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
         let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
-        Self::new(ServerSettings { serving, dialects, access, instance_id: None })
+        Self::new(ServerSettings { serving, dialects, access, instance_id: None, is_encrypted: false })
     }
 
     /// Creates the Osmosis dialect. `is_keyed` is whether callers have a key.
@@ -134,7 +143,7 @@ impl Server {
 
     /// Creates a server from its parts.
     pub fn new(settings: ServerSettings) -> Self {
-        let ServerSettings { serving, dialects, access, instance_id } = settings;
+        let ServerSettings { serving, dialects, access, instance_id, is_encrypted } = settings;
         let process_id = crate::random::uuid4();
         let trajectory_permits = TrajectoryPermits::default();
         Self(Arc::new(Inner {
@@ -144,6 +153,7 @@ impl Server {
             instance_id,
             process_id,
             trajectory_permits,
+            is_encrypted,
         }))
     }
 
@@ -197,9 +207,12 @@ impl Server {
         let (keyed, open, short) = self.routes();
         // The layers check a request's head before the handlers read its body.
         let metrics = self.0.serving.host().metrics().clone();
-        let gate = Arc::new(Gate { access: self.0.access.clone(), short, metrics });
+        let gate = Arc::new(Gate { access: self.0.access.clone(), short, metrics: metrics.clone() });
+        let pages =
+            ui::router(ViewedServer { server: self.clone(), is_encrypted: self.0.is_encrypted, metrics });
         self.require_key(keyed, is_given, "unauthorized")
             .merge(open)
+            .merge(pages)
             .layer(middleware::from_fn_with_state(gate, access::check_names))
     }
 

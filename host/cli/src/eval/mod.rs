@@ -305,6 +305,7 @@ impl Eval {
         if !self.no_trajectories {
             outln!("trajectories  {}", dir.join("rollouts").display());
         }
+        outln!("in a browser  rollout-host view {}", dir.display());
     }
 
     /// Prints what to do next if something is left to do.

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::path::Path;
+use std::time::SystemTime;
 
 use rollout_journal as store;
 use serde_json::value::RawValue;
 
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
-use super::{DeploymentId, RanByLine, events_of, kind, outcome};
+use super::{DeploymentId, RanByLine, admission, events_of, kind, outcome};
 use crate::model::{Finished, RolloutRequest};
 use rollout_guest::imports::{ArtifactFile, LogEntry, Role, read_log};
 use rollout_transcript::Event;
@@ -43,6 +44,8 @@ impl FoundRollout {
 pub struct StoredRollout {
     /// The request.
     pub request: RolloutRequest,
+    /// Time of its admission.
+    pub admitted_at: SystemTime,
     /// The deployment that it ran on.
     pub deployment: DeploymentId,
     /// The events of its workflow's run.
@@ -110,6 +113,7 @@ impl StoredRollout {
                 .map_err(|error| unreadable(error.to_string()))?
                 .map(Box::new),
             request: line.request.into_owned(),
+            admitted_at: admission::time(line.nanos),
             deployment: line.deployment,
             driver: line.driver.into_owned(),
             notes: Vec::new(),
@@ -145,6 +149,21 @@ impl StoredRollout {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Returns its log, once its guests have ended.
+    pub fn log(&self) -> &[LogEntry] {
+        &self.log
+    }
+
+    /// Returns the number of log entries that were dropped at the limit.
+    pub fn log_dropped(&self) -> u64 {
+        self.log_dropped
+    }
+
+    /// Returns its artifacts, sorted by name.
+    pub fn artifacts(&self) -> &[ArtifactFile] {
+        &self.artifacts
     }
 
     /// Returns the rollout up to, and without, one of its workflow's calls, counted from 1.

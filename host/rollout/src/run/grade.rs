@@ -26,7 +26,7 @@ impl Rollout {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        self.phase.send_replace(Phase::Grading);
+        self.enter(Phase::Grading);
         let cancel = self.handle.cancel.clone();
         let mut span = self.record.trace().phase("grader");
         let result = tokio::select! {

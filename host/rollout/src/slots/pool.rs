@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::quota::{OverQuota, QuotaOwner};
 use super::{AdmitError, DECLARATIONS_MAX};
+use crate::activity::EndedTotal;
 use rollout_wire::quota::Quota;
 
 /// The reserve is one slot in this many. A tenant that has its share of all slots gets none of the reserve.
@@ -55,6 +56,7 @@ pub(super) struct Pool {
     pub declarations: Arc<Semaphore>,
     pub closed: AtomicBool,
     pub stop: CancellationToken,
+    pub ended_total: Arc<EndedTotal>,
     state: Mutex<State>,
 }
 
@@ -160,6 +162,7 @@ impl SlotPool {
             declarations: Arc::new(Semaphore::new(DECLARATIONS_MAX)),
             closed: AtomicBool::new(false),
             stop: CancellationToken::new(),
+            ended_total: Arc::default(),
             state: Mutex::new(State { total: running_max, free: running_max, ..State::default() }),
         }))
     }

@@ -13,13 +13,14 @@ use serde_json::json;
 use tower::ServiceExt;
 
 use super::plugin::LoadedPlugin;
+use super::viewed::ViewedTenants;
 use super::{TenantError, Tenants};
 use crate::access::given_key;
 use crate::admin;
 use crate::connection::{Caller, Crowded, Owner};
 use crate::dialect::osmosis::a;
 use crate::error::RequestRefused;
-use crate::readiness;
+use crate::{readiness, ui};
 use rollout_catalog::{Identity, Right, TenantId};
 use rollout_core::telemetry::{Metrics, TEXT_FORMAT};
 
@@ -46,12 +47,15 @@ const SHORT: [(Method, &str); 5] = [
 struct Dispatcher {
     tenants: Tenants,
     admin: Router,
+    pages: Router,
 }
 
 impl Tenants {
     /// Returns all routes of a server of many tenants. `admin` has those of the admin API.
     pub fn router(&self, admin: Router) -> Router {
-        Router::new().fallback(dispatch).with_state(Dispatcher { tenants: self.clone(), admin })
+        let is_encrypted = self.0.config.tls.is_some();
+        let pages = ui::router(ViewedTenants { tenants: self.clone(), is_encrypted });
+        Router::new().fallback(dispatch).with_state(Dispatcher { tenants: self.clone(), admin, pages })
     }
 }
 
@@ -109,6 +113,10 @@ impl Dispatcher {
         let is_short = SHORT.iter().any(|(method, path)| request.method() == method && target.path == *path);
         if request.extensions().get::<Crowded>().is_some() && !is_short {
             return Err(RequestRefused::Crowded);
+        }
+        if path == ui::ROOT || path.strip_prefix(ui::ROOT).is_some_and(|rest| rest.starts_with('/')) {
+            // Browsers have a session instead of a key in each request.
+            return Ok(infallible(self.pages.oneshot(request).await));
         }
         let key = target.key(request.headers());
         let identity = key.and_then(|key| inner.catalog.authenticate(&key));

@@ -13,6 +13,7 @@ mod dispatch;
 mod loading;
 mod plugin;
 mod tenant;
+mod viewed;
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -136,6 +136,11 @@ impl LoadedPlugin {
         self.shared.metrics.clone()
     }
 
+    /// Returns the load of the plugin.
+    pub(super) fn load_now(&self) -> rollout_rollout::Load {
+        self.shared.slots.load()
+    }
+
     fn state(&self) -> std::sync::MutexGuard<'_, PluginState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

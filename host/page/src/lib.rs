@@ -1,0 +1,42 @@
+//! Pages for people: a host, a rollout, an evaluation.
+//!
+//! Every page is made on the server from a [`Conversation`] or from figures, as HTML with one style sheet and one small
+//! script, all of which are in the program. A browser needs no network for them.
+//!
+//! Everything that a guest, a model or a caller wrote is text. Templates escape it, [`Text`] limits its size, and
+//! characters that would turn the direction of the text around it are shown as their escapes. The
+//! [`SECURITY_POLICY`] forbids scripts and styles other than the program's own files.
+//!
+//! This crate opens no connection and knows no protocol.
+
+mod assets;
+mod command;
+mod conversation;
+mod evaluation;
+mod format;
+mod host;
+mod links;
+mod message;
+mod notice;
+mod plot;
+mod rollout;
+mod text;
+mod timeline;
+
+pub use assets::{ASSETS, Asset, SECURITY_POLICY};
+pub use conversation::{Conversation, PageOfTurns, TURNS_PER_PAGE};
+pub use evaluation::{
+    ComparisonPage, EvaluationFigures, EvaluationPage, PassAtK, ROWS_PER_PAGE, RowLine, RowQuery, Side,
+    SideBySidePage, SortBy,
+};
+pub use format::{bytes, duration, number, reward};
+pub use host::{
+    ENDED_PER_PAGE, EndedFilter, Gauge, HostPage, HostSource, LIVE_PER_PAGE, PluginLine, TenantLine,
+    phase_word,
+};
+pub use links::{Frame, Links, path_segment};
+pub use notice::{NoticePage, SignInPage};
+pub use rollout::{LOG_LINES_PER_PAGE, RolloutPage, RolloutSource, whole_text};
+pub use text::{Text, visible};
+
+pub use askama::Template;

@@ -1,0 +1,31 @@
+//! Pages without data: a notice about what cannot be shown, and the sign-in.
+
+use askama::Template;
+
+use crate::links::Frame;
+
+/// A page that says why something cannot be shown, and what to do.
+#[derive(Debug, Template)]
+#[template(path = "notice.html")]
+pub struct NoticePage {
+    /// The frame.
+    pub frame: Frame,
+    /// A title that says what happened.
+    pub title: String,
+    /// The reason.
+    pub reason: String,
+    /// Advice for the reader.
+    pub advice: String,
+}
+
+/// The page that requests a key.
+#[derive(Debug, Template)]
+#[template(path = "sign_in.html")]
+pub struct SignInPage {
+    /// The frame.
+    pub frame: Frame,
+    /// The reason why a sign-in failed, if one did.
+    pub error: Option<String>,
+    /// The page to which the sign-in leads.
+    pub next: String,
+}

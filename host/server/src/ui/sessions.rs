@@ -1,0 +1,152 @@
+//! Sessions of browsers that signed in with a key.
+//!
+//! A session has the key, which is checked again with each request: a session of a key that was revoked, or that expired,
+//! ends with it. The browser has a random token in a cookie that scripts cannot read and that no other site can send. The
+//! server stores the token's digest.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::http::header::{COOKIE, HOST};
+use axum::http::{HeaderMap, HeaderValue};
+use tokio::time::Instant;
+
+use crate::random;
+use rollout_outbound::Secret;
+use rollout_wire::digest::sha256_hex;
+
+/// Maximum time of a session.
+const TIME_MAX: Duration = Duration::from_secs(12 * 3600);
+
+/// Maximum number of sessions of all keys. The oldest one ends for another.
+const SESSIONS_MAX: usize = 4096;
+
+/// Maximum number of sessions of one key.
+const PER_KEY_MAX: usize = 32;
+
+/// The sessions of a server.
+#[derive(Default)]
+pub(super) struct Sessions(Mutex<HashMap<String, Session>>);
+
+struct Session {
+    key: Secret,
+    began: Instant,
+}
+
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Session>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a session and returns its token.
+    pub(super) fn begin(&self, key: &str, now: Instant) -> String {
+        let token = random::token();
+        let mut sessions = self.lock();
+        sessions.retain(|_, session| now < session.began + TIME_MAX);
+        let oldest = |sessions: &HashMap<String, Session>, matches: &dyn Fn(&Session) -> bool| {
+            let matching = sessions.iter().filter(|(_, session)| matches(session));
+            matching.min_by_key(|(_, session)| session.began).map(|(digest, _)| digest.clone())
+        };
+        let is_of_key = |session: &Session| session.key.expose() == key;
+        let is_over = [
+            (sessions.values().filter(|session| is_of_key(session)).count() >= PER_KEY_MAX)
+                .then(|| oldest(&sessions, &is_of_key)),
+            (sessions.len() >= SESSIONS_MAX).then(|| oldest(&sessions, &|_| true)),
+        ];
+        for digest in is_over.into_iter().flatten().flatten() {
+            sessions.remove(&digest);
+        }
+        sessions.insert(sha256_hex(token.as_bytes()), Session { key: Secret::new(key), began: now });
+        token
+    }
+
+    /// Returns the key of a session that has not ended.
+    pub(super) fn key(&self, token: &str, now: Instant) -> Option<Secret> {
+        let sessions = self.lock();
+        let session = sessions.get(&sha256_hex(token.as_bytes()))?;
+        (now < session.began + TIME_MAX).then(|| session.key.clone())
+    }
+
+    /// Ends a session.
+    pub(super) fn end(&self, token: &str) {
+        self.lock().remove(&sha256_hex(token.as_bytes()));
+    }
+}
+
+/// Returns the name of the cookie. Browsers send the cookies of a host to all of its ports, so the name has the port.
+fn cookie_name(headers: &HeaderMap) -> String {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let port = host
+        .rsplit_once(':')
+        .map(|(_, port)| port)
+        .filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+    match port {
+        Some(port) => format!("rollout-host-{port}"),
+        None => "rollout-host".to_owned(),
+    }
+}
+
+/// Returns the token in a request's cookies.
+pub(super) fn token_of(headers: &HeaderMap) -> Option<String> {
+    let name = cookie_name(headers);
+    let cookies = headers.get_all(COOKIE).iter().filter_map(|header| header.to_str().ok());
+    let mut pairs =
+        cookies.flat_map(|header| header.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(found, _)| *found == name).map(|(_, token)| token.to_owned())
+}
+
+/// Returns the header that gives a browser its token, or takes it away. With `is_encrypted`, the browser sends it over TLS
+/// only.
+pub(super) fn set_cookie(headers: &HeaderMap, token: Option<&str>, is_encrypted: bool) -> HeaderValue {
+    let secure = if is_encrypted { "; Secure" } else { "" };
+    let age = if token.is_some() { TIME_MAX.as_secs() } else { 0 };
+    let cookie = format!(
+        "{}={}; Path={}; Max-Age={age}; HttpOnly; SameSite=Strict{secure}",
+        cookie_name(headers),
+        token.unwrap_or_default(),
+        super::ROOT
+    );
+    // Name and token have visible ASCII only.
+    HeaderValue::try_from(cookie).unwrap_or(HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_ends_by_its_time_its_number_and_on_request() {
+        let (sessions, began) = (Sessions::default(), Instant::now());
+        let first = sessions.begin("a", began);
+        assert_eq!(sessions.key(&first, began).unwrap().expose(), "a");
+        assert!(sessions.key("guessed", began).is_none());
+        let later = began + Duration::from_secs(1);
+        let others: Vec<String> = (0..PER_KEY_MAX).map(|_| sessions.begin("a", later)).collect();
+        assert!(sessions.key(&first, later).is_none(), "the oldest of a key");
+        sessions.end(&others[0]);
+        assert!(sessions.key(&others[0], later).is_none());
+        let end = later + TIME_MAX;
+        assert!(sessions.key(&others[1], end).is_none());
+        sessions.begin("b", end);
+        assert_eq!(sessions.lock().len(), 1);
+    }
+
+    #[test]
+    fn the_cookie_is_found_by_the_port() {
+        let headers = |host: &str, cookie: &str| {
+            HeaderMap::from_iter([(HOST, host.parse().unwrap()), (COOKIE, cookie.parse().unwrap())])
+        };
+        let both = "x=1; rollout-host-9000=one; rollout-host-9001=two;rollout-host=three";
+        assert_eq!(token_of(&headers("localhost:9001", both)).unwrap(), "two");
+        assert_eq!(token_of(&headers("localhost", both)).unwrap(), "three");
+        assert_eq!(token_of(&headers("localhost:9002", both)), None);
+        let set = set_cookie(&headers("localhost:9000", "x=1"), Some("t"), true);
+        let set = set.to_str().unwrap();
+        for part in
+            ["rollout-host-9000=t;", "Path=/ui;", "Max-Age=43200;", "HttpOnly;", "SameSite=Strict;", "Secure"]
+        {
+            assert!(set.contains(part), "{set}: {part}");
+        }
+    }
+}
