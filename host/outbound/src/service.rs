@@ -80,7 +80,7 @@ impl ServiceClient {
         if !matches!(base.scheme(), "http" | "https") || !base.has_host() {
             return Err(invalid());
         }
-        let mut secrets = Secrets::of_url(&base);
+        let mut secrets = Secrets::from_url(&base);
         if let Some(key) = key {
             secrets.add(key.expose());
         }

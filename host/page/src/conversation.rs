@@ -373,7 +373,7 @@ mod tests {
 
     fn finished(texts: &[&str]) -> [FinishedSample; 1] {
         let record = SampleRecord { messages: messages(texts), ..SampleRecord::new(main_sample()) };
-        [FinishedSample { record, reward: Some(1.0), asked: true, replied: true }]
+        [FinishedSample { record, reward: Some(1.0), has_request: true, replied: true }]
     }
 
     fn read(calls: Vec<Exchange>, samples: Option<&[FinishedSample]>, page: usize) -> Conversation {

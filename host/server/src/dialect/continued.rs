@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 use super::driver::{Driver, Renderer};
 use rollout_core::budget::{Budget, Charge};
 use rollout_outbound::ModelEndpoint;
-use rollout_rollout::{RolloutEnd, Host, Rollout, RolloutLog, Steps, UnfinishedRollout, drive};
+use rollout_rollout::{Host, Rollout, RolloutEnd, RolloutLog, Steps, UnfinishedRollout, drive};
 use rollout_wire::id::RolloutId;
 
 /// Maximum memory of the outcomes of an earlier process that are read at once: a part of the budget, and a number of bytes.

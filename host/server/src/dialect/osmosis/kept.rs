@@ -15,7 +15,6 @@ use crate::dialect::ledger::{Lease, LedgerEntry};
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{CallbackClient, ModelEndpoint};
 use rollout_rollout::{
-use rollout_rollout::{
     AdmitError, Continuation, Host, Resources, Rollout, RolloutLog, RolloutRequest, UnfinishedRollout,
 };
 
