@@ -5,6 +5,7 @@ use std::process::Output;
 use std::time::Duration;
 
 use rollout_tests::{Controller, TestHost, project_root, python_program, target_dir};
+use serde_json::Value;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
@@ -96,6 +97,31 @@ async fn install(python: &Path, wheel: &Path, dir: &Path) -> PathBuf {
     dir.join("bin")
 }
 
+/// Checks the bill of materials and the licences that `scripts/release` writes beside a wheel.
+async fn lists_of_a_release_name_what_is_in_it(wheel: &Path) {
+    let script = project_root().join("scripts/release.d/dependencies.py");
+    let list = async |kind: &str| {
+        let ran = run(Command::new(python_program("python")).arg(&script).arg(kind).arg(wheel)).await;
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let sbom: Value = serde_json::from_str(&list("wheel-sbom").await).unwrap();
+    assert_eq!(sbom["metadata"]["component"]["purl"], "pkg:pypi/rollout-host@0.1.0", "{sbom:#}");
+    let components = sbom["components"].as_array().unwrap();
+    let named = |name: &str| {
+        let found = components.iter().find(|each| each["name"] == name);
+        found.unwrap_or_else(|| panic!("there is no {name} in {sbom:#}"))
+    };
+    for bundled in ["numpy", "lxml", "componentize-qjs"] {
+        assert_eq!(named(bundled)["hashes"][0]["content"].as_str().map(str::len), Some(64), "{bundled}");
+    }
+    assert_eq!(named("componentize-py")["scope"], "required");
+
+    let licences = list("wheel-licences").await;
+    let line = licences.lines().find(|line| line.starts_with("Levenshtein ")).expect("it is in the wheel");
+    assert!(line.contains(": GPL-2.0-or-later; source: "), "{line}");
+    assert!(licences.contains("Redistribution and use in source and binary forms"), "the texts are there");
+}
+
 /// Returns a command that finds only the environment's own programs.
 fn alone(program: &Path, bin: &Path, home: &Path) -> Command {
     let mut command = Command::new(program);
@@ -126,6 +152,7 @@ async fn the_readme_works_in_an_environment_with_the_wheel_and_no_compiler() {
     let wheel = make_wheel(&dir.path().join("wheels")).await;
     let name = wheel.file_name().unwrap().to_string_lossy().into_owned();
     assert!(name.contains("-py3-none-manylinux_"), "{name}");
+    lists_of_a_release_name_what_is_in_it(&wheel).await;
     let bin = install(&python_program("python"), &wheel, &dir.path().join("environment")).await;
     let program = bin.join("rollout-host");
     let home = dir.path().join("home");

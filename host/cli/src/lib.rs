@@ -7,6 +7,7 @@ mod compile_component;
 mod completions;
 mod config;
 mod data;
+mod doctor;
 mod eval;
 mod export;
 mod fork;
@@ -130,6 +131,8 @@ enum Command {
         about = "Updates the SDK in a Rust, TypeScript or JavaScript project to the version in this program"
     )]
     UpdateSdk(new::UpdateSdk),
+    #[command(about = "Checks this machine, its tools for builds, and the access to registries")]
+    Doctor(doctor::Doctor),
     #[command(about = "Writes a completion script for a shell")]
     Completions(completions::Completions),
     #[command(about = "Writes the manual pages")]
@@ -212,6 +215,7 @@ impl Command {
             | Self::Journal(_)
             // A new key is printed once and useless if it was not read.
             | Self::Key(_)
+            | Self::Doctor(_)
             | Self::Completions(_) => false,
         }
     }
@@ -304,6 +308,7 @@ impl Command {
             Self::Bench(command) => command.run(),
             Self::MockModel(command) => command.run(),
             Self::UpdateSdk(command) => command.run(),
+            Self::Doctor(command) => command.run(),
             Self::Completions(command) => command.run(),
             Self::Man(command) => command.run(),
         }

@@ -133,7 +133,7 @@ impl Rebuild<'_> {
     fn describe(&self) -> Result<Build> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(Build {
-            language: format!("{:?}", build::Language::of(self.project)?).to_lowercase(),
+            language: build::Language::of(self.project)?.name().to_owned(),
             options: self.options.to_vec(),
             sdk: version.clone(),
             program: version,

@@ -72,6 +72,15 @@ pub struct Pulled {
     pub layer: Descriptor,
 }
 
+/// What a registry says of a repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RepositoryState {
+    /// Its tags can be read.
+    Readable,
+    /// The registry has no repository of this name. The first push usually creates it.
+    Missing,
+}
+
 /// Rights that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
@@ -118,6 +127,46 @@ impl Registry {
             answer: error.to_string(),
         })?;
         Ok(Self { reference: reference.clone(), base, options, authorization: Mutex::default() })
+    }
+
+    /// Returns whether requests have credentials.
+    pub fn has_credentials(&self) -> bool {
+        self.options.credentials.is_some()
+    }
+
+    /// Asks the registry for the repository's tags.
+    ///
+    /// # Errors
+    ///
+    /// If the registry cannot be reached, refuses access or does not answer as a registry does.
+    pub async fn repository_state(&self) -> Result<RepositoryState, RegistryError> {
+        let url = self.url("tags/list?n=1");
+        let answer = self.send(Access::Pull, &url, |client| client.get(url.clone())).await?;
+        if answer.status() != StatusCode::NOT_FOUND {
+            self.checked(answer, "a list of tags").await?;
+            return Ok(RepositoryState::Readable);
+        }
+        let body = self.body(answer, "an error", ANSWER_BYTES_MAX).await?;
+        // Any other server answers 404, too.
+        match serde_json::from_slice::<Errors>(&body) {
+            Ok(Errors { errors }) if !errors.is_empty() => Ok(RepositoryState::Missing),
+            _ => Err(self.unexpected("a list of tags", "404, but not as a registry does".to_owned())),
+        }
+    }
+
+    /// Begins an upload and cancels it, to learn whether pushes are permitted.
+    ///
+    /// # Errors
+    ///
+    /// If the registry cannot be reached or refuses access.
+    pub async fn try_upload(&self) -> Result<(), RegistryError> {
+        let upload = self.begin_upload().await?;
+        // An upload that a registry does not cancel expires there.
+        let cancelled = self.send_once(Access::Push, &upload, |client| client.delete(upload.clone())).await;
+        if let Err(error) = cancelled {
+            tracing::debug!(%error, "an upload is not cancelled");
+        }
+        Ok(())
     }
 
     /// Resolves a tag or digest, and returns the digest and the text of its manifest.

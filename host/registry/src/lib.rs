@@ -19,6 +19,6 @@ pub mod evidence;
 mod reference;
 pub mod signature;
 
-pub use client::{Options, Pulled, Registry};
+pub use client::{Options, Pulled, Registry, RepositoryState};
 pub use error::RegistryError;
 pub use reference::{InvalidReference, Reference};

@@ -107,6 +107,15 @@ pub(super) enum Language {
 }
 
 impl Language {
+    /// Returns the name in statements on how a component was built.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Rust => "rust",
+            Self::Python => "python",
+            Self::JavaScript => "javascript",
+        }
+    }
+
     /// Returns the language of a project by the manifest in its directory. The path of a Python project may be that of
     /// its entry module.
     ///
@@ -129,6 +138,16 @@ impl Language {
             ),
         }
     }
+}
+
+/// Returns the tools for builds that this machine has, by language, or the reason why there are none.
+pub(super) fn tools() -> [(&'static str, Result<String>); 3] {
+    let here = Path::new(".");
+    [
+        ("Rust", rust::tools(here)),
+        ("Python", python::tool(here)),
+        ("TypeScript and JavaScript", esbuild::find(here, None).map(|program| program.display().to_string())),
+    ]
 }
 
 /// A temporary directory for a build, removed on drop.

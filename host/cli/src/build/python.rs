@@ -229,6 +229,13 @@ fn fuse(component: Vec<u8>) -> Vec<u8> {
     }
 }
 
+/// Returns the tool and the Python that it is installed in, or the reason why there is none.
+pub(super) fn tool(dir: &Path) -> Result<String> {
+    let tool = find_tool(dir, None)?;
+    let python = interpreter_of(&tool)?;
+    Ok(format!("{} with {}", tool.display(), python.display()))
+}
+
 /// Finds the tool: the configured one, or the first in its usual places.
 fn find_tool(dir: &Path, named: Option<&Path>) -> Result<PathBuf> {
     let from_environment = std::env::var_os("COMPONENTIZE_PY").map(PathBuf::from);

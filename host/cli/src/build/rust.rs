@@ -43,6 +43,12 @@ fn check_target(dir: &Path) -> Result<()> {
     bail!("the compilation target {TARGET} is not installed; run: rustup target add {TARGET}")
 }
 
+/// Returns the compiler and its target, or the reason why there is none.
+pub(super) fn tools(dir: &Path) -> Result<String> {
+    check_target(dir)?;
+    Ok(format!("rustc with the target {TARGET}"))
+}
+
 /// The part of an author's `Cargo.toml` that this program reads.
 #[derive(Default, Deserialize)]
 #[serde(default)]

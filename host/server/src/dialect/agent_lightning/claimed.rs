@@ -227,7 +227,7 @@ impl Renderer for Claimed {
         match sent {
             Ok(change) => {
                 if change != Change::Made {
-                    tracing::info!(?change, "the trainer no longer waits for this rollout");
+                    tracing::info!("the trainer no longer waits for this rollout");
                 }
                 Ok(Acknowledged { status: 200, attempts, body: Bytes::new() })
             }
@@ -241,13 +241,13 @@ impl Renderer for Claimed {
             loop {
                 tokio::time::sleep(LOOK_INTERVAL).await;
                 let state = claimed.dialect.gateway.state(&claimed.id).await;
-                if let Ok(state @ (RolloutState::Deleted | RolloutState::Ended)) = state {
-                    tracing::info!(
-                        ?state,
-                        "the trainer no longer waits for this rollout, which is cancelled"
-                    );
-                    return;
-                }
+                let reason = match state {
+                    Ok(RolloutState::Deleted) => "deleted",
+                    Ok(RolloutState::Ended) => "ended",
+                    _ => continue,
+                };
+                tracing::info!(reason, "the trainer no longer waits for this rollout, which is cancelled");
+                return;
             }
         };
         let late = async {
