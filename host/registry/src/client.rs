@@ -72,7 +72,7 @@ pub struct Pulled {
     pub layer: Descriptor,
 }
 
-/// What a registry says of a repository.
+/// The answer of a registry to a question about a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepositoryState {
     /// Its tags can be read.
