@@ -249,7 +249,8 @@ fn compilers(report: &mut Report) {
         Err(error) => return report.failed(CHECK, &error),
     };
     let mut lines = attempts.lines().filter_map(|line| line.split_once(": "));
-    let enforced = lines.next().map(|(_, enforced)| enforced.to_owned()).unwrap_or_default();
+    let enforced =
+        lines.next().map(|(_, enforced)| enforced.trim_start_matches("confined: ")).unwrap_or_default();
     let succeeded: Vec<&str> =
         lines.filter(|(_, result)| *result == SUCCEEDED).map(|(name, _)| name).collect();
     if succeeded.is_empty() {
