@@ -206,8 +206,8 @@ impl Connection {
             (Side::Server, _) if matches!(head.status()?, 204 | 304) => Ok(BytesMut::new()),
             (_, Framing::Length(length)) => self.read_sized(length).await,
             (_, Framing::Chunked) => self.read_chunked().await,
-            (Side::Server, Framing::Unsaid) => self.read_to_end().await,
-            (Side::Client, Framing::Unsaid) => Ok(BytesMut::new()),
+            (Side::Server, Framing::Unspecified) => self.read_to_end().await,
+            (Side::Client, Framing::Unspecified) => Ok(BytesMut::new()),
         };
         let body = body.map_err(|cause| match head.status {
             Some(status) => Broken::Body { status, cause: Box::new(cause) },
