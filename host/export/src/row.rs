@@ -162,8 +162,8 @@ fn index(at: Option<usize>) -> Cell<'static> {
     Cell::int(at.and_then(|at| i64::try_from(at).ok()))
 }
 
-/// Returns the messages of the conversation and the answered calls. Token lists that the server did not return are taken
-/// from the metrics that were reported with the step.
+/// Returns the messages of the conversation and the answered calls. Token lists that the server did not return are
+/// taken from the metrics that were reported with the step.
 ///
 /// # Errors
 ///

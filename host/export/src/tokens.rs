@@ -1,7 +1,7 @@
 //! The conversation as one sequence of tokens, if the turns align.
 //!
-//! The prompt of each turn must begin with the prompt and completion of the previous turn. The tokens that a prompt adds
-//! come from other parties, such as tools; the completion comes from the model. If a server tokenizes its own text
+//! The prompt of each turn must begin with the prompt and completion of the previous turn. The tokens that a prompt
+//! adds come from other parties, such as tools; the completion comes from the model. If a server tokenizes its own text
 //! differently in a later prompt, there is no sequence, and the row has the reason instead.
 
 use crate::reply::Tokens;
