@@ -11,7 +11,7 @@ use wasmparser::{
 use super::error::{Result, unknown};
 use super::sections::{EXPORTS, GLOBALS, sections};
 
-/// Mark at the beginning of the list of objects. It is followed by the number of addresses, the addresses and their sum.
+/// Mark at the beginning of the list of objects. The number of addresses, the addresses and their sum follow it.
 pub(super) const MARK: &[u8] = b"ROLLOUT-OBJECTS:";
 
 /// Reference count that marks an object whose references CPython 3.14 does not count, where addresses have 32 bits, and
