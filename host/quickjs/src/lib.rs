@@ -4,8 +4,8 @@
 //! with conversions for the interfaces of a world ([`wit_dylib`]), evaluates the program in an instance, and stores
 //! that instance's memory in the component. A rollout therefore starts with the program evaluated.
 //!
-//! The clocks and random numbers of that instance are constant, and it has no files, arguments or environment variables.
-//! The same program therefore results in the same bytes on any machine.
+//! The clocks and random numbers of that instance are constant, and it has no files, arguments or environment
+//! variables. The same program therefore results in the same bytes on any machine.
 //!
 //! This crate knows neither the SDK nor the host.
 

@@ -43,8 +43,8 @@ fn support_name(module: &str, name: &str) -> Option<String> {
     SUPPORT.iter().find(is_it).map(|(module, name, _)| format!("{module}#{name}"))
 }
 
-/// Returns the engine's library with its imports of [`SUPPORT`] redirected to the support library, so that the component
-/// does not import them.
+/// Returns the engine's library with its imports of [`SUPPORT`] redirected to the support library, so that the
+/// component does not import them.
 fn with_support(library: &[u8]) -> Result<Vec<u8>> {
     let mut module = Module::new();
     for payload in Parser::new(0).parse_all(library) {
@@ -67,8 +67,8 @@ fn with_support(library: &[u8]) -> Result<Vec<u8>> {
     Ok(module.finish())
 }
 
-/// Returns a library with the functions of [`SUPPORT`]. Those with parameters are never called and trap; the one without
-/// parameters does nothing.
+/// Returns a library with the functions of [`SUPPORT`]. Those with parameters are never called and trap; the one
+/// without parameters does nothing.
 fn support_library() -> Vec<u8> {
     // One subsection, which requests no memory and no table, both without an alignment.
     const MEMORY_AND_TABLE: [u8; 6] = [1, 4, 0, 0, 0, 0];

@@ -14,8 +14,8 @@ use wasmtime_wizer::{ComponentInstanceState, Wizer};
 
 use crate::Error;
 
-/// The export that evaluates a program. The finished component keeps it, although it can then only report that a program
-/// was evaluated: `Wizer` would also remove the function of this name from the core modules, which refer to it.
+/// The export that evaluates a program. The finished component keeps it, although it can then only report that a
+/// program was evaluated: `Wizer` would also remove the function of this name from the core modules, which refer to it.
 const INIT: &str = "init";
 
 /// Maximum memory of the evaluation, in bytes.
