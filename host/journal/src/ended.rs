@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::index::{self, Index, Records};
 use crate::record::Kind;
-use crate::recover::{self, Lies, Reader};
+use crate::recover::{self, Located, Reader};
 use crate::{Entry, Event, Found, JournalStore, Location, found};
 
 /// Hashes a rollout's name as in [`EndedRollout`].
@@ -113,11 +113,11 @@ impl JournalStore {
         let shared = &self.0.shared;
         let hash = name_hash(name);
         let is_it = |records: &&Records| records.name == hash;
-        let in_memory: Vec<Lies> = {
+        let in_memory: Vec<Located> = {
             let tables = shared.tables();
             let sealed = tables.unwritten.iter().rev().map(|(_, index)| &**index);
             let all = std::iter::once(&tables.index).chain(sealed).flat_map(|index| index.ended.iter().rev());
-            all.filter(is_it).map(|records| Lies::ended(tables.readable(&records.places))).collect()
+            all.filter(is_it).map(|records| Located::ended(tables.readable(&records.places))).collect()
         };
         if let Some(found) = found::named(&shared.folder, in_memory, name)?.into_iter().next() {
             return Ok(Some(found));
@@ -128,7 +128,7 @@ impl JournalStore {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
             };
-            let places = places.into_iter().map(Lies::ended).collect();
+            let places = places.into_iter().map(Located::ended).collect();
             if let Some(found) = found::named(&shared.folder, places, name)?.into_iter().next() {
                 return Ok(Some(found));
             }

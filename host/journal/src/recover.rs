@@ -266,13 +266,13 @@ pub(crate) fn unopened(path: &Path) -> Folder {
 
 /// Locations of a rollout's records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Lies {
+pub(crate) struct Located {
     pub places: Vec<Location>,
     /// Number and hash of the name while the rollout is unfinished, because its records may be copied.
     pub live: Option<(u64, u64)>,
 }
 
-impl Lies {
+impl Located {
     pub(crate) fn ended(places: Vec<Location>) -> Self {
         Self { places, live: None }
     }
@@ -293,7 +293,7 @@ pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Loca
 
 /// Returns the locations of rollouts with this name, the latest first, in a journal that another process may
 /// be writing.
-pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Lies>> {
+pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Located>> {
     let numbers = folder.numbers()?;
     let sealed = numbers.iter().copied().filter(|number| folder.index(*number).exists()).max();
     let mut index = Index::default();
@@ -306,19 +306,19 @@ pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Lies>>
     while let Some((number, rest)) = unsealed.split_first() {
         unsealed = if scan_unsealed(folder, *number, rest, &mut index)? { rest } else { &[] };
     }
-    let ended: Vec<Lies> = index
+    let ended: Vec<Located> = index
         .ended
         .iter()
         .rev()
         .filter(|records| records.name == name)
-        .map(|records| Lies::ended(records.places.clone()))
+        .map(|records| Located::ended(records.places.clone()))
         .collect();
-    let mut found: Vec<Lies> = Vec::new();
+    let mut found: Vec<Located> = Vec::new();
     for (number, records) in index.take_live().into_iter().rev().filter(|(_, records)| records.name == name) {
-        found.push(Lies { places: records.places, live: Some((number, name)) });
+        found.push(Located { places: records.places, live: Some((number, name)) });
     }
     found.extend(ended);
-    found.extend(find_sealed(folder, name)?.into_iter().map(Lies::ended));
+    found.extend(find_sealed(folder, name)?.into_iter().map(Located::ended));
     Ok(found)
 }
 

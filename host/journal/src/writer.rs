@@ -257,12 +257,12 @@ impl Writer {
         self.shared.sealed_bytes.fetch_add(end, Ordering::Relaxed);
         self.shared.syncs().seal(end, index);
         self.shared.to_sync.notify_one();
-        let begun = self.spare.recv().map_err(|_| io::Error::other("its other thread is gone"));
+        let begun = self.spare.recv().map_err(|_| io::Error::other("the allocating thread has ended"));
         let begun = begun.and_then(|mut next| next.begin(end).map(|()| next));
         match begun {
             Ok(next) => self.current = next,
             Err(error) => {
-                self.broken = Some(self.shared.fail("go on", &error));
+                self.broken = Some(self.shared.fail("begin the next segment", &error));
                 return;
             }
         }

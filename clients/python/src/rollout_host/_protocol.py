@@ -145,9 +145,9 @@ def _words(detail: Any) -> str:
 class Admitting:
     """A rollout that is being started.
 
-    A request whose answer was lost is repeated. If the host then answers that it already has the rollout, the rollout's lease
-    is unknown, so its result cannot be read: the rollout is cancelled and started again under another id. This is safe only
-    for an id that no other caller can have, so an id that the caller chose is never replaced.
+    A request whose answer was lost is repeated. If the host then answers that it already has the rollout, the rollout's
+    lease is unknown, so its result cannot be read: the rollout is cancelled and started again under another id. This is
+    safe only for an id that no other caller can have, so an id that the caller chose is never replaced.
     """
 
     def __init__(self, request: RolloutRequest, retries: Retries) -> None:

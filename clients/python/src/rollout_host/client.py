@@ -8,9 +8,9 @@
 
 `AsyncClient` has the same methods as coroutines. The address of a plugin of a catalog ends in `/p/NAME`.
 
-**A result is read once or not at all.** A rollout that fails raises `RolloutFailed`. The client waits for a host that is
-down, full or restarting, and raises an error when its timeout expires. Neither becomes a reward. A repeated request never
-leads to two results of one rollout: see `_protocol.Admitting`.
+**A result is read once or not at all.** A rollout that fails raises `RolloutFailed`. The client waits for a host that
+is down, full or restarting, and raises an error when its timeout expires. Neither becomes a reward. A repeated request
+never leads to two results of one rollout: see `_protocol.Admitting`.
 
 The package httpx is required: `pip install 'rollout-host[client]'`.
 """
@@ -127,8 +127,8 @@ class Client:
         url: The server's address; `http://HOST/p/NAME` for a plugin of a catalog.
         api_key: The server's key, if it requires one.
         reconnect_timeout: Seconds for which a host that cannot be reached is tried again, for example while it restarts.
-        admission_timeout: Seconds for which a request to a full host is repeated, after the delays that the host requests.
-            None waits without limit.
+        admission_timeout: Seconds for which a request to a full host is repeated, after the delays that the host
+            requests. None waits without limit.
         http: A client of httpx with settings of its own, such as certificates. The caller closes it.
     """
 

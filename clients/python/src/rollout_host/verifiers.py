@@ -5,8 +5,8 @@
         --env.agent.runtime.type subprocess …
 
 The model is verifiers' own endpoint of the rollout, so tokens and calls are recorded in its trace. A rollout that fails
-raises a `HarnessError`, and a sample without a reward a `TaskError`: the episode then counts as failed, not as an episode
-with a reward of 0.
+raises a `HarnessError`, and a sample without a reward a `TaskError`: the episode then counts as failed, not as an
+episode with a reward of 0.
 """
 
 from __future__ import annotations
