@@ -23,8 +23,8 @@ use crate::frame::{Found, JOURNAL_ROLLOUT, Record, Stamp};
 /// Beginning of every segment, followed by the version.
 const MAGIC: &[u8; 7] = b"ROLLSEG";
 
-/// Version of the format. Other versions are rejected. It differs from versions 1, 4 and 7 in at least two bits, so that
-/// one flipped bit is damage and not another version.
+/// Version of the format. Other versions are rejected. It differs from versions 1, 4 and 7 in at least two bits, so
+/// that one flipped bit is damage and not another version.
 pub(crate) const VERSION: u8 = b'8';
 
 /// Size of the header.
