@@ -127,8 +127,8 @@ impl Past {
         self.moves.iter().any(|(_, made)| made.call().is_some_and(|made| made > call))
     }
 
-    /// Charges the history to `holder` until it is replayed. If the memory budget is exhausted, the host ends a rollout,
-    /// as it does for live answers.
+    /// Charges the history to `holder` until it is replayed. If the memory budget is exhausted, the host ends a
+    /// rollout, as it does for live answers.
     pub fn charged_to(mut self, holder: &Holder) -> Self {
         let mut charge = holder.nothing(Use::Record);
         for (_, made) in &self.moves {
