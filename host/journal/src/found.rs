@@ -57,7 +57,9 @@ impl Found {
 
     /// Reads the rollout, or returns `None` if a part was deleted. Reads files.
     pub fn read(&self) -> io::Result<Option<Written>> {
-        with_places(&self.folder, &self.located, |located| Reader::new(&self.folder).read_any(&located.places))
+        with_places(&self.folder, &self.located, |located| {
+            Reader::new(&self.folder).read_any(&located.places)
+        })
     }
 }
 
@@ -131,7 +133,7 @@ pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Found>> {
     named(&folder, places, name)
 }
 
-/// Returns all rollouts in the journal in a directory, each once: finished ones in the order of their end,
+/// Returns all rollouts in the journal in a directory, each once: finished ones in the order in which they ended,
 /// then unfinished ones. Another process may have the journal open; records that it writes in the meantime
 /// may be included. Reads one segment's index at a time and changes no files.
 pub fn all_in(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Found>> + use<>> {
@@ -159,8 +161,10 @@ impl All {
         let Some(number) = self.segments.pop_front() else {
             self.is_over = true;
             let live = self.known.take_live().into_iter();
-            let live = live
-                .map(|(number, records)| Located { places: records.places, live: Some((number, records.name)) });
+            let live = live.map(|(number, records)| Located {
+                places: records.places,
+                live: Some((number, records.name)),
+            });
             self.found = live.collect();
             return Ok(());
         };

@@ -188,7 +188,7 @@ impl Index {
         words.0.is_empty().then_some(Self { next, ended: Vec::new(), live })
     }
 
-    /// Decodes an index including the finished rollouts, in the order of their end.
+    /// Decodes an index including the finished rollouts, in the order in which they ended.
     pub(crate) fn read_whole(bytes: &[u8]) -> Option<Self> {
         let (table, of_ended, ..) = Self::parts(bytes)?;
         let (rows, _) = table.as_chunks::<{ ROW_BYTES as usize }>();
@@ -204,7 +204,7 @@ impl Index {
         Some(Self { ended, ..Self::read(bytes)? })
     }
 
-    /// Decodes the finished rollouts whose first event has a wanted kind, in the order of their end. Returns
+    /// Decodes the finished rollouts whose first event has a wanted kind, in the order in which they ended. Returns
     /// `None` for invalid bytes.
     pub(crate) fn read_ended(bytes: &[u8], wanted: impl Fn(u8) -> bool) -> Option<Vec<Records>> {
         let (table, of_ended, ..) = Self::parts(bytes)?;
