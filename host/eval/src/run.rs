@@ -130,7 +130,8 @@ async fn run_all(
 ) -> Result<(), RunError> {
     let mut todo = todo.into_iter().peekable();
     let mut running = JoinSet::new();
-    // Whether the rollouts were cancelled. The token alone does not show this, because it may be set between two checks.
+    // Whether the rollouts were cancelled. The token alone does not show this, because it may be set between two
+    // checks.
     let mut cancelled = false;
     loop {
         // If memory is short, running rollouts finish before another one starts.
@@ -261,8 +262,8 @@ impl<S: FnMut(&Tally)> Sink<'_, S> {
     }
 }
 
-/// Returns the id of an attempt. It is the same in every run of the evaluation, so that a model's server that uses it as
-/// a seed gives the same answers.
+/// Returns the id of an attempt. It is the same in every run of the evaluation, so that a model's server that uses it
+/// as a seed gives the same answers.
 fn rollout_id(row: usize, run: usize) -> RolloutId {
     let text = format!("row-{row:05}-run-{run}");
     RolloutId::parse(text).unwrap_or_else(|_| unreachable!("letters, digits and dashes are one segment"))
