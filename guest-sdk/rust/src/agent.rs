@@ -35,7 +35,7 @@ pub struct Agent {
     sample: Sample,
     /// Number of messages at the beginning that only the host stores, to save memory of the guest.
     left: usize,
-    /// The messages after those.
+    /// The messages after the first `left` messages.
     messages: Vec<Message>,
     /// Number of messages that were pushed to the sample's history.
     pushed: usize,
@@ -139,9 +139,9 @@ impl Agent {
         let stop = loop {
             self.leave();
             let request = self.request()?.params(&self.params);
-            let asked = request.tools_as_json(&tools).send();
+            let outcome = request.tools_as_json(&tools).send();
             self.pushed = self.left + self.messages.len();
-            let reply = match asked {
+            let reply = match outcome {
                 Ok(reply) => reply,
                 Err(ChatError::BudgetSpent(_)) => break Stop::BudgetSpent,
                 Err(error) => return Err(error.into()),
@@ -247,7 +247,8 @@ impl AgentRun {
         last_assistant_text(if is_here { here } else { self.messages() }).unwrap_or_default()
     }
 
-    /// Returns the whole conversation including the prompt. Fetches messages that only the host stores once.
+    /// Returns the whole conversation including the prompt. Messages that only the host stores are fetched by the first
+    /// call.
     pub fn messages(&self) -> &[Message] {
         match self.agent.left {
             0 => &self.agent.messages,

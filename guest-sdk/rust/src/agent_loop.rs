@@ -41,7 +41,7 @@ const SAMPLE: &str = "main";
 /// }
 /// ```
 pub trait AgentLoop<C: DeserializeOwned = ()> {
-    /// Returns the loop's name, always the same.
+    /// Returns the loop's name, which must always be the same.
     fn name() -> String;
 
     /// Returns the tools of this rollout in OpenAI's form, as [`Tool::schema`](crate::Tool::schema) does;
@@ -163,7 +163,7 @@ impl<C> LoopContext<C> {
     }
 
     /// Creates a request to the model with the loop's tools. The host adds sampling parameters that the
-    /// request does not set, and omits the tools if the caller has had them since the start of the rollout.
+    /// request does not set, and omits the tools if the caller received them at the start of the rollout.
     pub fn chat(&self, messages: &[Message]) -> ChatRequest<'_> {
         self.sample.chat(messages).tools(&self.tools)
     }

@@ -20,7 +20,7 @@ pub fn write(name: &str, content: impl AsRef<[u8]>) -> Result<(), ArtifactError>
 ///
 /// # Errors
 ///
-/// Fails if the name is invalid or no file has it.
+/// Fails if the name is invalid or there is no file with this name.
 pub fn read(name: &str) -> Result<Vec<u8>, ArtifactError> {
     Ok(artifacts::read(name)?)
 }
@@ -38,7 +38,7 @@ pub enum ArtifactError {
     InvalidName(String),
     /// No file has this name.
     NotFound,
-    /// A limit of this rollout is reached: which, and its value.
+    /// A limit of this rollout is reached. The text names the limit and its value.
     OverLimit(String),
 }
 

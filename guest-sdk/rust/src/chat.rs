@@ -137,8 +137,8 @@ struct HistoryState {
 }
 
 impl HistoryState {
-    /// Records that the messages were pushed, unless the request was invalid. If a budget was spent, it may
-    /// have been the budget of messages.
+    /// Records that the messages were pushed. After an invalid request or a spent budget, which may be that of
+    /// messages, it is unknown whether they were.
     fn note_request(&self, error: Option<&models::Error>) {
         match error {
             _ if self.pushed == 0 => {}
@@ -155,7 +155,7 @@ impl HistoryState {
 pub fn chat_all<'a>(
     requests: impl IntoIterator<Item = ChatRequest<'a>>,
 ) -> Vec<Result<Completion, ChatError>> {
-    // Collected first, because each request must be started before the first is waited for.
+    // Collected first, so that all requests are started before the first reply is awaited.
     let started: Vec<_> = requests.into_iter().map(ChatRequest::start).collect();
     started.into_iter().map(|call| call?.wait()).collect()
 }
@@ -247,9 +247,9 @@ impl std::ops::AddAssign for Usage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// The request is invalid: what and where. Sending it again does not help.
+    /// The request is invalid. The text says what is wrong and where. Sending the request again does not help.
     InvalidRequest(String),
-    /// A budget of this rollout is spent: which. Stop and return the results so far.
+    /// A budget of this rollout is spent. The text names it. Stop and return the results so far.
     BudgetSpent(String),
     /// The model's server rejected the request.
     Refused {
@@ -258,8 +258,8 @@ pub enum ChatError {
         /// Beginning of the server's answer.
         answer: String,
     },
-    /// The model's server was unreachable, or answered with something other than a chat completion, until the
-    /// host gave up retrying.
+    /// The model's server was unreachable, or answered with something other than a chat completion, until the host
+    /// stopped retrying.
     Unavailable(String),
 }
 

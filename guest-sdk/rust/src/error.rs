@@ -1,10 +1,10 @@
-//! Errors of a plugin, by who must act.
+//! Errors of a plugin, classified by the party that must act.
 //!
 //! [`Error`] ends a workflow or a grader. `?` converts any standard error to one, so the narrower errors of
 //! this crate, such as [`ChatError`](crate::ChatError), are matched by code that can react and propagated by
 //! code that cannot.
 //!
-//! This module does not know how errors reach the host; that is the module `export`.
+//! The module `export` reports errors to the host.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -22,29 +22,29 @@ pub struct Error {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// Kind of an [`Error`], by who must act.
+/// Kind of an [`Error`], which determines the party that must act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The plugin could not do its work.
     Failed,
     /// An input is invalid: prompt, configuration, metadata or label.
     Invalid,
-    /// A time limit of the plugin's own passed.
+    /// A time limit that the plugin set itself expired.
     TimedOut,
 }
 
 impl Error {
-    /// Creates the error of a plugin that could not do its work. The text should say what and where.
+    /// Creates the error of a plugin that could not do its work. The text should say what failed and where.
     pub fn failed(text: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Failed, text: text.to_string(), source: None }
     }
 
-    /// Creates the error of an invalid input. The text should say what and where.
+    /// Creates the error of an invalid input. The text should say what is invalid and where.
     pub fn invalid(text: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Invalid, ..Self::failed(text) }
     }
 
-    /// Creates the error of a time limit of the plugin's own. The text should say what took too long.
+    /// Creates the error of an expired time limit that the plugin set itself. The text should say what took too long.
     pub fn timed_out(text: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::TimedOut, ..Self::failed(text) }
     }

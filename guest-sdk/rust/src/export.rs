@@ -63,7 +63,7 @@ use crate::{
 ///
 /// The declaration is derived from the type: names and types of the fields, doc comments as descriptions, and
 /// the defaults that `serde` uses, here those of [`Default`]. A field without a default is required. The
-/// default of a field with a structure of the plugin's own is shown if that type implements `Serialize`.
+/// default of a field whose type is a structure of the plugin is shown if that type implements `Serialize`.
 #[macro_export]
 macro_rules! export {
     ($($part:ident = $of:ty),+ $(,)?) => {

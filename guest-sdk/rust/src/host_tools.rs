@@ -16,8 +16,8 @@ pub fn available() -> Vec<Value> {
     tools::available().into_iter().filter_map(parse).collect()
 }
 
-/// Makes the calls concurrently, waits for all and returns the results in the order of the calls. The result
-/// of an unknown tool says so.
+/// Makes the calls concurrently, waits for all and returns the results in the order of the calls. The result of a call
+/// of an unknown tool states that there is no such tool.
 pub fn execute(calls: &[ToolCall]) -> Vec<ToolResult> {
     let calls: Vec<types::ToolCall> = calls.iter().map(Into::into).collect();
     tools::execute(&calls).into_iter().map(Into::into).collect()

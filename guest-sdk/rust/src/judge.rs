@@ -147,9 +147,9 @@ impl JudgeReply {
 pub enum JudgeError {
     /// The operator provides no judge.
     NotProvided,
-    /// The request is invalid: what and where. Sending it again does not help.
+    /// The request is invalid. The text names the mistake and its position. Sending the request again does not help.
     InvalidRequest(String),
-    /// The judge's budget for this rollout is spent: which.
+    /// A budget of the judge for this rollout is spent. The text names the budget.
     BudgetSpent(String),
     /// The judge's server rejected the request.
     Refused {

@@ -31,7 +31,7 @@
 //! A plugin is a library crate of type `cdylib`, built for `wasm32-wasip2`. A call of the model suspends the
 //! instance and blocks no thread. For concurrent calls see [`chat_all`] and [`wait_any`].
 //!
-//! Functions that call the host panic outside of it, for example in a native test. Pure functions, such as
+//! Functions that call the host panic outside the host, for example in a native test. Pure functions, such as
 //! [`Tool::call`] and [`answer_after`], run anywhere.
 
 #![warn(missing_docs)]

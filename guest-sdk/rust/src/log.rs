@@ -1,7 +1,6 @@
 //! Log lines and events for debugging a rollout.
 //!
-//! The host limits their number; it counts and drops the rest. Formatted text is passed as
-//! `log::info(format_args!("{turns} turns"))`.
+//! The host limits the number of lines and events; it counts and drops the rest. Formatted text is passed as
 //! `log::info(format_args!("{turns} turns"))`.
 
 use std::fmt::Display;
@@ -35,7 +34,7 @@ pub fn event(name: &str, data: impl Into<Value>) {
     log::event(name, &data.into().to_string());
 }
 
-/// A thing that a component does not have and a library may ask for.
+/// A feature that a component does not have and that a library may try to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused {
@@ -53,11 +52,12 @@ pub enum Refused {
     Module,
 }
 
-/// Reports that the guest did without something that a component does not have, at this place.
+/// Reports that the guest tried to use a feature that a component does not have, and continued without it. `place`
+/// describes the use.
 ///
-/// The host counts such uses by kind and shows them beside the reward, because a reward that was computed without them may mean
-/// nothing. The standard library returns an error for a file, a process or a thread and reports nothing; a grader that goes on
-/// after such an error reports it with this function.
+/// The host counts such uses by kind and shows them beside the reward, because a reward that was computed without the
+/// feature may be meaningless. The standard library returns an error for a file, a process or a thread and reports
+/// nothing; a grader that continues after such an error reports it with this function.
 ///
 /// ```no_run
 /// # use rollout_sdk::log::{self, Refused};

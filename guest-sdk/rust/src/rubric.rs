@@ -98,8 +98,8 @@ impl Rubric {
     ///
     /// # Errors
     ///
-    /// Fails if the judge fails or returns no score or no reason. If a grader returns the error with `?`, the
-    /// rollout has no reward.
+    /// Fails if the call of the judge fails, or if its reply lacks a score or a reason. If a grader returns the error
+    /// with `?`, the rollout has no reward.
     pub fn rate(&self, candidate: &str) -> Result<Rating, RubricError> {
         self.check()?;
         let reply = match self.request(candidate, self.schema()).send() {
@@ -229,7 +229,7 @@ impl From<JudgeError> for RubricError {
     }
 }
 
-/// Returns whether a rejection is about the requested form of the reply.
+/// Returns whether the server rejected the requested form of the reply.
 fn names_the_format(answer: &str) -> bool {
     ["response_format", "json_schema"].iter().any(|word| answer.contains(word))
 }
@@ -265,7 +265,7 @@ fn read(text: &str) -> Result<Rating, String> {
     Ok(Rating { score, explanation })
 }
 
-/// Returns the contents of the first code fence, if it is around the object.
+/// Returns the contents of the first code fence, unless the text begins with an object.
 fn unfenced(text: &str) -> &str {
     if text.starts_with('{') {
         return text;

@@ -30,7 +30,7 @@ pub(crate) struct Recorded {
     epoch: Cell<u32>,
     /// Number of messages at the beginning that the guest no longer stores.
     left: Cell<usize>,
-    /// The dropped messages, fetched when the history that had them was replaced.
+    /// The dropped messages, fetched when the history that contained them was replaced.
     saved: RefCell<Vec<Message>>,
 }
 
@@ -145,7 +145,7 @@ impl Sample {
         }
         let texts = self.handle.history(0, u32::try_from(count).unwrap_or(u32::MAX));
         // The host accepts only JSON objects.
-        let read = |text: &String| Message::from_json(text).expect("a history is of JSON objects");
+        let read = |text: &String| Message::from_json(text).expect("a history consists of JSON objects");
         texts.iter().map(read).collect()
     }
 
@@ -192,7 +192,7 @@ pub enum OpenError {
     TooMany(u32),
     /// Another sample of this rollout has this name.
     Taken(String),
-    /// The name is not 1 to 128 visible ASCII characters, for this reason.
+    /// The name is invalid, for this reason. A valid name has 1 to 128 visible ASCII characters.
     Invalid(String),
 }
 
@@ -225,9 +225,9 @@ impl From<samples::OpenError> for OpenError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// A value is invalid: which, and why.
+    /// A value is invalid. The text names the value and the reason.
     Invalid(String),
-    /// A limit of this rollout is reached: which, and its value.
+    /// A limit of this rollout is reached. The text names the limit and its value.
     OverLimit(String),
 }
 

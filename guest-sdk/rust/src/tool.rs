@@ -132,7 +132,7 @@ impl Tool {
 ///
 /// #[derive(serde::Deserialize, schemars::JsonSchema)]
 /// struct Text {
-///     /// What to turn round.
+///     /// Text to reverse.
 ///     text: String,
 /// }
 ///
@@ -144,14 +144,14 @@ impl Tool {
 ///
 /// impl ToolPlugin for Texts {
 ///     fn tools((): ()) -> Result<Vec<Tool>> {
-///         Ok(vec![tool!(reverse, "Turns a text round.")])
+///         Ok(vec![tool!(reverse, "Reverses a text.")])
 ///     }
 /// }
 ///
 /// rollout_sdk::export!(tool = Texts);
 /// ```
 pub trait ToolPlugin<C: DeserializeOwned = ()> {
-    /// Returns the tools, always the same.
+    /// Returns the tools, which must always be the same.
     ///
     /// # Errors
     ///

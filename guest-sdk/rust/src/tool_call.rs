@@ -92,8 +92,7 @@ pub fn create_tool_error_result(call_id: &str, error: &str) -> Message {
     create_tool_result(call_id, format!("Error: {error}"))
 }
 
-/// Formats a tool's result as text for the model: a string verbatim, a number or boolean in words, anything
-/// else as JSON. `3.0` stays `3.0`.
+/// Formats a tool's result as text for the model: a string verbatim, anything else as JSON. `3.0` stays `3.0`.
 pub fn serialize_tool_result(result: impl Into<Value>) -> String {
     match result.into() {
         Value::String(text) => text,

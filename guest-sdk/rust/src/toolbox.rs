@@ -50,7 +50,7 @@ impl Toolbox {
     }
 
     /// Makes the calls and returns the results in the order of the calls. Host-provided tools run
-    /// concurrently and before the plugin's own. The result of an unknown tool says so.
+    /// concurrently and before the plugin's own. The result of a call of an unknown tool is an error.
     pub fn execute(&mut self, calls: &[ToolCall]) -> Vec<ToolResult> {
         let mut host_results = self.execute_on_host(calls).into_iter();
         let mut results = Vec::with_capacity(calls.len());

@@ -9,8 +9,8 @@ use super::outcome::{ErrorKind, Failure};
 use super::trainer::{TrainerContext, Worker};
 use super::{Background, BenchError};
 
-/// Running background rollouts. They must be cancelled with [`end`](Self::end): the server runs forgotten
-/// ones until their lease expires.
+/// Running background rollouts. They must be cancelled with [`end`](Self::end), because the server otherwise
+/// runs them until their leases expire.
 #[must_use]
 pub(super) struct BackgroundRollouts {
     worker: Worker,

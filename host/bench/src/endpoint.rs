@@ -44,9 +44,9 @@ pub(super) struct Endpoint {
 /// Behaviour of the stub model.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
-    /// Number of calls including the final answer.
+    /// Number of model calls, including the one that returns the final answer.
     turns: u32,
-    /// Arguments of the tool calls before that, as JSON text.
+    /// Arguments of the tool calls before the final answer, as JSON text.
     arguments: String,
 }
 
@@ -110,9 +110,9 @@ pub(super) struct Ending {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Counts {
     pub(super) model_calls: u64,
-    /// Model calls without the key of their rollout.
+    /// Number of model calls without the key of their rollout.
     pub(super) without_key: u64,
-    /// Second results.
+    /// Number of results that arrived for a rollout that already had one.
     pub(super) doubled: u64,
 }
 
@@ -279,7 +279,7 @@ impl Shared {
             Ok(Judgement::NotYet) => Err(Failure::from_body(ErrorKind::Malformed, body)),
             Err(failure) => Err(failure),
         };
-        // The receiver is closed if the rollout's time ended at this moment.
+        // The receiver is closed if the rollout timed out at this moment.
         let _ = ended.send(outcome);
         true
     }

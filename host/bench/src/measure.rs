@@ -15,7 +15,7 @@ use super::stats::percentile;
 use super::tally::{Amount, Tally};
 use super::trainer::{TrainerContext, Worker};
 
-/// Interval of reading the server's memory. Listing tens of thousands of mappings takes milliseconds.
+/// Interval between readings of the server's memory. Listing tens of thousands of mappings takes milliseconds.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Runs a single rollout to check that the server works.

@@ -40,7 +40,8 @@ pub(super) struct Footprint {
     pub(super) rss_kib: u64,
     /// Peak resident memory since the process started, in KiB.
     pub(super) rss_peak_kib: u64,
-    /// Proportional memory, in KiB: a page that is mapped many times counts once. `None` if the kernel does not tell it.
+    /// Proportional memory, in KiB: a page that is mapped many times counts once. `None` if the kernel does not report
+    /// it.
     pub(super) pss_kib: Option<u64>,
     pub(super) mappings: u64,
     pub(super) fds: u64,
@@ -74,8 +75,8 @@ impl Footprint {
     }
 }
 
-/// Returns the CPU time of a process in seconds: user and system time of all threads, including ended ones.
-/// Its children are not in it. The kernel counts in ticks, usually of 10 ms.
+/// Returns the CPU time of a process in seconds: user and system time of all threads, including ended ones. Child
+/// processes are not included. The kernel counts in ticks, usually of 10 ms.
 pub(super) fn cpu_secs(pid: u32) -> Result<f64, ProcError> {
     let path = file(pid, "stat")?;
     let stat = Stat::parse(&read(&path)?).ok_or(unexpected(&path, "utime and stime"))?;

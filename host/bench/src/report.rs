@@ -116,8 +116,8 @@ pub struct ServerFigures {
     pub rss_mib: f64,
     /// Peak resident memory since the process started, in MiB.
     pub rss_peak_mib: f64,
-    /// Maximum proportional memory during the measurement, in MiB: a page that is mapped many times counts once, as it does
-    /// in a control group. `None` if the kernel does not tell it.
+    /// Maximum proportional memory during the measurement, in MiB: a page that is mapped many times counts once, as it
+    /// does in a control group. `None` if the kernel does not report it.
     pub pss_mib: Option<f64>,
     /// Maximum number of memory mappings.
     pub mappings: f64,

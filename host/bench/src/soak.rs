@@ -16,7 +16,7 @@ use super::tally::Amount;
 use super::trainer::TrainerContext;
 use super::{BenchError, Progress};
 
-/// Number of readings, at equal numbers of rollouts.
+/// Number of readings, each after the same number of rollouts.
 const LOOKS: usize = 100;
 
 /// Maximum growth between the first and the last tenth of the readings, as a share. Growth below the floors

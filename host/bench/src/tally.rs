@@ -8,12 +8,12 @@ use super::outcome::{ErrorKind, Failure};
 /// Tally of some rollouts.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Latencies of right rollouts, from the first attempt at admission to the result.
+    /// Latencies of correct rollouts, from the first attempt at admission to the result.
     pub(super) latencies: Vec<Duration>,
     pub(super) errors: Errors,
     /// Number of 429 answers. Each was retried after a wait and is not an error.
     pub(super) refused: u64,
-    /// Number of reads of a result.
+    /// Number of requests for a result.
     pub(super) polls: u64,
     /// Whether the run ended early because every rollout failed.
     pub(super) gave_up: bool,

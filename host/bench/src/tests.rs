@@ -23,7 +23,7 @@ type Faults = HashMap<usize, Fault>;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
-    /// Answers 429 once, with a wait.
+    /// Answers 429 once, with a delay before the retry.
     Refuse,
     /// Answers 500.
     Break,
@@ -51,7 +51,7 @@ struct Fake {
     /// Number and chat URL of the admitted rollouts.
     rollouts: Arc<Mutex<HashMap<String, (usize, String)>>>,
     cancelled: Arc<Mutex<Vec<String>>>,
-    /// Number of background rollouts that were admitted.
+    /// Ids of the background rollouts that are running.
     going_on: Arc<Mutex<BTreeSet<String>>>,
     /// Number of background rollouts at the admission of each other rollout.
     background: Arc<Mutex<Vec<usize>>>,
@@ -216,7 +216,7 @@ async fn in_generation_d_each_wrong_result_is_counted_by_kind() {
     assert_eq!(errors(figures), expected);
     assert_eq!((figures.scored, figures.refused, figures.gave_up), (7, 1, false));
     assert_eq!(figures.model_calls_without_key, 1);
-    // All but the one that failed at admission and the one that was lost.
+    // Every rollout called the model, except the one that failed at admission and the one that was lost.
     assert_eq!(figures.model_calls_per_rollout, Some(10.0 / 12.0));
     assert_eq!(figures.errors.0["admission 500"].first, "it broke");
     assert_eq!(fake.cancelled.lock().unwrap().len(), 1);

@@ -26,7 +26,7 @@ const RETRY_AFTER_MIN: Duration = Duration::from_millis(50);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of idle connections.
 const IDLE_CONNECTIONS_MAX: usize = 1024;
-/// Maximum time of a cancellation.
+/// Timeout of a cancellation.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Address of a measured server.
@@ -144,7 +144,7 @@ impl Worker {
         Ok(id)
     }
 
-    /// Runs one rollout and adds its outcome to the tally. Returns whether it was right.
+    /// Runs one rollout and adds its outcome to the tally. Returns whether the outcome was correct.
     pub(super) async fn rollout(&mut self) -> bool {
         let begun = Instant::now();
         let id = self.context.endpoint.next_id();

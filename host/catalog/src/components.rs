@@ -217,7 +217,7 @@ pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<V
     Ok(digests.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Removes those of the files that have no owner.
+/// Removes the files of those of the components that no tenant owns.
 pub(crate) fn remove_unowned(
     store: &Store,
     locked: &mut Locked<'_>,

@@ -123,7 +123,7 @@ pub enum CatalogError {
         /// The version.
         version: u32,
     },
-    /// A component of the deployment is signed by no trusted key of the tenant.
+    /// No trusted key of the tenant signed a component of the deployment.
     #[error(
         "version {version} of plugin '{plugin}' has a component that no trusted key of the tenant signed, and cannot be activated; deploy it again from a registry where a trusted key signed it"
     )]

@@ -1,8 +1,8 @@
 //! API keys.
 //!
-//! A key is 32 random bytes. The catalog stores its SHA-256. A slow hash would protect secrets that can be
-//! guessed, and 256 random bits cannot be. A key that an operator supplies must therefore have the same
-//! form.
+//! A key is 32 random bytes. The catalog stores its SHA-256. A slow hash is not needed, because it would only protect
+//! secrets that can be guessed, and 256 random bits cannot be guessed. A key that an operator supplies must therefore
+//! have the same form.
 //!
 //! Keys are looked up in memory by their digests. The time of a lookup depends on the digest of the presented
 //! key and reveals nothing about the stored digests.

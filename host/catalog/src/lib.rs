@@ -54,7 +54,7 @@ pub use write_behind::Day;
 /// Maximum length of a list. The next list starts after the last element.
 pub const LIST_MAX: u32 = 1000;
 
-/// Returns the current time.
+/// A function that returns the current time.
 pub type Clock = Arc<dyn Fn() -> Time + Send + Sync>;
 
 /// Settings of a catalog.
@@ -103,8 +103,8 @@ impl Catalog {
         &self.0.store.path
     }
 
-    /// Writes the updates in memory: last uses of keys and usage. A background thread does the same every
-    /// second and when the catalog closes.
+    /// Writes the updates in memory: last uses of keys and usage. A background thread also writes them, at intervals
+    /// and when the catalog closes.
     pub fn flush(&self) -> Result<(), StorageError> {
         write_behind::write(&self.0.store, true)
     }

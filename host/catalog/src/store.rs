@@ -17,7 +17,7 @@ use crate::name::Name;
 use crate::pending::PendingUpdates;
 use crate::{CatalogSettings, Clock, schema};
 
-/// Longest wait of a statement for another reader, such as a backup.
+/// Maximum time for which a statement waits for another reader, such as a backup.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The database, its lock and the state that exists once per catalog.
@@ -105,7 +105,7 @@ impl Locked<'_> {
         self.transact(TransactionBehavior::Immediate, change)
     }
 
-    /// Changes the catalog in one transaction that outlives the process, but maybe not a crash of the machine.
+    /// Changes the catalog in one transaction, which survives a crash of the process, but possibly not of the machine.
     pub(crate) fn write_without_sync<T>(
         &mut self,
         change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,

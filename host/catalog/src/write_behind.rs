@@ -1,7 +1,7 @@
 //! Write-behind of the last use of keys and of the usage of tenants.
 //!
-//! A process that is killed loses the updates of the last [`WRITE_EVERY`]. That is the price of not waiting
-//! for the disk at each rollout; no reply depends on these updates.
+//! A process that is killed loses the usage since its last write, at most that of [`WRITE_EVERY`]. In return, no
+//! rollout waits for the disk. No reply depends on these updates.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -17,10 +17,10 @@ use crate::pending::{PendingUpdates, TenantUsage, Used};
 use crate::store::Store;
 use crate::{Catalog, LIST_MAX};
 
-/// Time between two writes of usage. A kill loses at most what was used in that time.
+/// Time between two writes of usage. A killed process loses at most the usage of that time.
 const WRITE_EVERY: Duration = Duration::from_millis(50);
 
-/// Time between two looks for last uses of keys that are due, and between two attempts of a write that failed.
+/// Interval at which the writer checks whether the last uses of keys are due, and at which it retries a failed write.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Interval between writes of the last use of keys.
@@ -155,7 +155,7 @@ pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
         return Ok(());
     }
     let write = |transaction: &Transaction<'_>| write_all(transaction, &touched, &usage);
-    // A process that is killed leaves what it wrote to the kernel. Only a machine that stops may lose the last usage.
+    // The kernel keeps the data that a killed process wrote. Only a crash of the machine may lose the last usage.
     let written = if all { locked.write(write) } else { locked.write_without_sync(write) };
     let today = number(store.now());
     let mut pending = pending(store);
@@ -163,7 +163,7 @@ pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
         return Err(storage(store, error));
     }
     if !touched.is_empty() {
-        // These stayed in memory until the database had them.
+        // The written uses stayed in memory until the database had them. Later ones stay for the next write.
         pending.touched.retain(|key, at| touched.get(key) != Some(at));
         pending.touches_written = Some(Instant::now());
     }

@@ -1,4 +1,4 @@
-//! Components in OCI registries: references in place of files, pushes, and the cache of what was pulled.
+//! Components in OCI registries: references in place of files, pushes, and the cache of pulled components.
 
 use std::fs;
 use std::io::Write as _;
@@ -59,7 +59,8 @@ impl RegistryOptions {
         options.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
     }
 
-    /// Replaces a reference to a registry by the file of the pulled component. `limits` returns the limits of components.
+    /// Replaces a reference to a registry by the file of the pulled component. `limits` returns the limits of
+    /// components.
     pub(super) fn pull(
         &self,
         plugin: &mut PathBuf,
@@ -190,19 +191,19 @@ async fn fetch(registry: &Registry, pulled: &Pulled) -> Result<PathBuf> {
 /// Writes a component into the cache in one step, after making room.
 fn store(cache: &Path, file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::create_dir_all(cache)?;
-    let mut kept: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+    let mut cached: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
     for entry in fs::read_dir(cache)? {
         let entry = entry?;
         let about = entry.metadata()?;
-        kept.push((about.modified()?, about.len(), entry.path()));
+        cached.push((about.modified()?, about.len(), entry.path()));
     }
-    kept.sort();
-    let mut total: u64 = kept.iter().map(|(_, size, _)| size).sum::<u64>() + bytes.len() as u64;
-    for (_, size, path) in kept {
+    cached.sort();
+    let mut total: u64 = cached.iter().map(|(_, size, _)| size).sum::<u64>() + bytes.len() as u64;
+    for (_, size, path) in cached {
         if total <= CACHE_BYTES_MAX {
             break;
         }
-        // Another process may have removed it.
+        // An error is ignored, because another process may have removed the file.
         let _ = fs::remove_file(path);
         total -= size;
     }
@@ -247,7 +248,8 @@ pub(super) fn public_keys(files: &[PathBuf]) -> Result<Vec<PublicKey>> {
     files.iter().map(read).collect()
 }
 
-/// Runs requests to a registry on this thread: `serve` has not dropped its privileges yet, which threads would keep.
+/// Runs requests to a registry on this thread. When `serve` calls this, it has not dropped its privileges yet, and
+/// other threads would keep them.
 pub(super) fn in_runtime<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(requests)

@@ -210,7 +210,7 @@ impl Serve {
         self.harden(&config, &artifact_root)?;
         start_threads();
         let runtime = setup::runtime()?;
-        // Loaded after privileges are dropped: a reload has the same rights.
+        // The TLS files are read after privileges are dropped, with the same rights as at a later reload.
         let tls = config.tls.as_ref().map(|files| ServerTls::load(&files.certificate, &files.key));
         let tls = tls.transpose().context("--tls-cert, --tls-key")?;
         runtime.spawn(lifecycle::reload_at_hangups(tls.clone()));
@@ -517,7 +517,7 @@ pub(super) async fn hook(
     }
 }
 
-/// Waits until connections are closed, until the deadline at most.
+/// Waits until all connections are closed, but no longer than until the deadline.
 async fn wait_closed(serving: JoinHandle<()>, until: Instant) -> Result<()> {
     if serving.is_finished() {
         return Ok(());

@@ -15,9 +15,9 @@
 //! Tenants are groups of one budget. A group within its share (the total divided by the number of groups) is never
 //! refused because of other groups: the first threshold does not apply to it, and if the total is used up, its requests
 //! evict rollouts as the growth of a rollout does. Requests of all groups together are limited to `REQUESTS_PERCENT`,
-//! of which each group leaves as much to the others as it has.
+//! and each group leaves as many of these bytes to the others as it uses itself.
 //!
-//! This module knows bytes and no rollouts: each holder supplies a token that cancels it.
+//! This module counts bytes and knows nothing about rollouts: each holder supplies a token that cancels it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -159,7 +159,7 @@ struct Shared {
     used: AtomicUsize,
     by_use: [AtomicUsize; Use::ALL.len()],
     holders: Mutex<Holders>,
-    /// Number of rollouts whose guest has started and is still there.
+    /// Number of rollouts whose guest has started and still exists.
     started: AtomicUsize,
     freed: Notify,
     /// Number of groups besides the budget's own.
@@ -408,7 +408,7 @@ impl Shared {
             let max = percent(self.total, REQUESTS_PERCENT);
             let all = self.by_use[Use::Request as usize].load(Ordering::Relaxed);
             let own = group.requests.load(Ordering::Relaxed);
-            // A group leaves as much to the others as it has.
+            // A group leaves as many bytes to the others as it uses itself.
             let left = max.saturating_sub(all.saturating_add(bytes));
             if own.saturating_add(bytes) > left {
                 return Err(OverBudget { asked: bytes, used: all, total: max });

@@ -16,16 +16,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// connections of host-provided tools, and the two constants below.
 const DESCRIPTORS_KEPT: u64 = 128;
 
-/// Of those, connections of callers without a rollout: requests for `/health` or `/metrics`, and callers that are
-/// refused because the host is full.
+/// Part of the reserved descriptors: connections of callers without a rollout, which are requests for `/health` or
+/// `/metrics`, and callers that are refused because the host is full.
 const DESCRIPTORS_FOR_ANYBODY: u64 = 32;
 
-/// Of those, connections to callback addresses: the last callback of a rollout is sent when its slot is already taken
-/// by another one.
+/// Part of the reserved descriptors: connections to callback addresses. The last callback of a rollout is sent when
+/// its slot may already be taken by another rollout.
 const DESCRIPTORS_FOR_CALLBACKS: u64 = 16;
 
-/// Of those, connections that are accepted beyond all that are served, so that `/health` and `/rollout/cancel` work on
-/// a full server.
+/// Part of the reserved descriptors: connections that are accepted in addition to those that are served, so that
+/// `/health` and `/rollout/cancel` work on a full server.
 pub const CALLERS_SPARE: usize = 16;
 
 /// Memory mappings reserved for the process itself: its code, its threads, its allocator.

@@ -1,5 +1,5 @@
-//! The ground that every other part of the host stands on: memory budget, limits, the machine's capacity, metrics, logs and
-//! traces, hardening of processes, child processes.
+//! Basic services for all other crates of the host: memory budget, limits, the machine's capacity, metrics, logs and
+//! traces, hardening of processes, and child processes.
 //!
 //! This crate knows no guest, no rollout, no connection and no protocol.
 

@@ -53,8 +53,8 @@ pub struct Limits {
     pub log_lines_max: usize,
     /// Log lines and events of one rollout together, in bytes.
     pub log_bytes_max: usize,
-    /// Refused uses of the guest's own language runtime in one rollout; alarms do not count. With 0, a rollout that
-    /// swallowed a refusal gets no reward.
+    /// Uses that the guest's own language runtime refused in one rollout; alarms do not count. With 0, a rollout gets
+    /// no reward after any refused use, even if the guest handled the error.
     pub refused_uses_max: u64,
     /// Random bytes that a guest may request in one call.
     pub random_bytes_max: u64,
@@ -219,8 +219,8 @@ impl Default for LoadLimits {
     fn default() -> Self {
         const MIB: usize = 1 << 20;
         Self {
-            // Six times a Python guest with its interpreter, 20 MB. The packages of such a guest come on top, as data
-            // that the compiler only copies: with SymPy it has 80 MB.
+            // Six times the size of a Python guest with its interpreter, which is 20 MB. Packages make such a guest
+            // larger, but are data that the compiler only copies: with SymPy, a guest has 80 MB.
             component_bytes_max: 128 * MIB,
             // A Python guest takes 25 s on two cores.
             compile_time_max: Duration::from_secs(120),

@@ -19,9 +19,9 @@ const VALUE_SHOWN_CHARS: usize = 60;
 /// which are informational.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT`] of the host that wrote it.
+    /// [`FORMAT`] of the host that wrote the manifest.
     pub format: u32,
-    /// Version of the host that wrote it.
+    /// Version of the host that wrote the manifest.
     pub host_version: String,
     /// SHA-256 of the plugin, in hex.
     pub plugin_digest: String,

@@ -173,7 +173,7 @@ fn read(
     receiver
 }
 
-/// Returns whether a line is of this rollout. The journal may have an earlier rollout of the same id, which
+/// Returns whether a line belongs to this rollout. The journal may have an earlier rollout of the same id, which
 /// had no reward and ran again.
 fn is_of(line: &ResultLine, stored: &StoredRollout) -> bool {
     let took = stored.outcome.as_ref().map(|finished| millis(finished.duration));

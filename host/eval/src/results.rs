@@ -33,7 +33,7 @@ pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 pub(crate) const RESULTS_FILE: &str = "results.jsonl";
 /// Name of the file with the figures of the run.
 pub(crate) const SUMMARY_FILE: &str = "summary.json";
-/// Name of the file that the writing process holds locked.
+/// Name of the file that the writing process keeps locked.
 pub(crate) const LOCK_FILE: &str = "lock";
 /// Name of the file with the rewards before and after, if an evaluation was graded again.
 pub(crate) const REWARDS_FILE: &str = "rewards.json";
@@ -41,7 +41,7 @@ pub(crate) const REWARDS_FILE: &str = "rewards.json";
 /// Maximum number of bytes of a prompt, a label or an answer in a line. The trajectory has the full text.
 pub(crate) const TEXT_BYTES_MAX: usize = 64 << 10;
 
-/// How to treat results of an earlier process.
+/// Treatment of the results of an earlier process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
     /// Drops unscored results, so that their rollouts run again.
@@ -139,7 +139,7 @@ pub enum ResultsError {
         /// Their run.
         run: usize,
     },
-    /// A line to be written is invalid, which is a bug of the host.
+    /// A line to be written is invalid, which is a bug in the host.
     #[error("cannot store the result of row {row}, run {run}: {what}; report this as a bug of the host")]
     InvalidLine {
         /// Its row.
@@ -254,6 +254,7 @@ impl ResultsDir {
 
     /// Appends one result. The line survives a crash of the process once this returns, and a crash of the
     /// machine after [`ResultsDir::sync`].
+    ///
     /// # Errors
     ///
     /// Fails with [`ResultsError::InvalidLine`] if the attempt has a result already, a number is not finite,
@@ -315,7 +316,7 @@ fn failed(action: &'static str, path: &Path, source: io::Error) -> ResultsError 
     ResultsError::Io { action, path: path.to_owned(), source }
 }
 
-/// How a manifest compares with the stored one.
+/// Result of comparing a manifest with the stored one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Matches {
     /// They are equal.

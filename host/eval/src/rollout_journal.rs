@@ -42,7 +42,7 @@ pub(crate) struct UnreportedRollout {
     pub log: RolloutLog,
 }
 
-/// The journal of an evaluation with the rollouts that an earlier process left in it.
+/// The journal of an evaluation, with the rollouts that an earlier process left there.
 pub struct RolloutJournal {
     journal: Arc<Journal>,
     unfinished: HashMap<Attempt, UnfinishedRollout>,
@@ -90,7 +90,7 @@ impl RolloutJournal {
         Ok(sorted)
     }
 
-    /// Returns the number of rollouts that are resumed.
+    /// Returns the number of rollouts that have to be resumed.
     pub fn unfinished_count(&self) -> usize {
         self.unfinished.len()
     }

@@ -1,7 +1,7 @@
 //! Rows of a data set: prompts, labels and metadata from a file.
 //!
 //! [`load`] reads a whole file, checks every row and returns either all rows or an error that lists the
-//! problems (the first `PROBLEMS_SHOWN_MAX` in words).
+//! problems (it describes the first `PROBLEMS_SHOWN_MAX` and counts the rest).
 //!
 //! # Columns
 //!
@@ -20,7 +20,7 @@
 //!
 //! In CSV, TSV and Parquet, a `prompt` text that begins with `[{` is read as the JSON text of
 //! a list of messages; in JSON a text is always text. Other columns are ignored: data that a
-//! workflow or grader needs belongs into `metadata`.
+//! workflow or grader needs belongs in `metadata`.
 //!
 //! Messages and metadata of a JSON file, or of JSON text in a cell, are preserved byte for
 //! byte. In nested Parquet columns, a null field of a message is left out, because a
@@ -108,7 +108,7 @@ pub enum DataError {
         #[source]
         source: io::Error,
     },
-    /// The file's extension is no known format.
+    /// The file's extension is not that of a known format.
     #[error(
         "cannot tell the format of data set {} from its name; name it {EXTENSIONS}, \
          or give --data-format ({FORMATS})",
@@ -220,7 +220,7 @@ pub fn load(path: &Path, options: &Options) -> Result<DataSet, DataError> {
     Ok(DataSet { rows, digest })
 }
 
-/// Reads the rows of a format of text.
+/// Reads the rows of a text format.
 fn read_text(format: Format, text: &[u8], found: &mut Collector<'_>) {
     match format {
         Format::JsonLines => from_json::read_lines(text, found),

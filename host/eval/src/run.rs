@@ -36,7 +36,7 @@ pub struct Work {
     pub concurrency: usize,
     /// The model that is evaluated.
     pub model: Model,
-    /// The journal of the rollouts with those of an earlier process; without one, nothing is stored.
+    /// The journal of the rollouts, including those that an earlier process left. Without one, no rollout is stored.
     pub journal: Option<RolloutJournal>,
 }
 
@@ -66,12 +66,12 @@ impl Model {
     }
 }
 
-/// How an evaluation ended.
+/// The way in which an evaluation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Every rollout has a result.
     Complete,
-    /// It was stopped; the results so far are stored.
+    /// The evaluation was stopped; the results so far are stored.
     Stopped,
 }
 
@@ -130,7 +130,8 @@ async fn run_all(
 ) -> Result<(), RunError> {
     let mut todo = todo.into_iter().peekable();
     let mut running = JoinSet::new();
-    // Whether the rollouts were cancelled. The token alone does not tell: it may be set between two checks.
+    // Whether the rollouts were cancelled. The token alone does not show this, because it may be set between two
+    // checks.
     let mut cancelled = false;
     loop {
         // If memory is short, running rollouts finish before another one starts.
@@ -261,8 +262,8 @@ impl<S: FnMut(&Tally)> Sink<'_, S> {
     }
 }
 
-/// Returns the id of an attempt. It is the same in every run of the evaluation, so a model's server that is
-/// seeded by it answers the same.
+/// Returns the id of an attempt. It is the same in every run of the evaluation, so that a model's server that uses it
+/// as a seed gives the same answers.
 fn rollout_id(row: usize, run: usize) -> RolloutId {
     let text = format!("row-{row:05}-run-{run}");
     RolloutId::parse(text).unwrap_or_else(|_| unreachable!("letters, digits and dashes are one segment"))

@@ -19,7 +19,7 @@ use crate::columns::{COLUMNS, Cell, Kind, METRICS};
 pub struct InvalidCondition {
     condition: String,
     reason: String,
-    /// Index of the character at which the mistake is, if known.
+    /// Index of the character at which the mistake begins, if it is known.
     at: Option<usize>,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for InvalidCondition {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition(Predicate);
 
-/// A predicate, which is true, false or, because of a null, neither.
+/// A predicate, which is true or false, or neither if a value that it needs is null.
 #[derive(Clone, Debug, PartialEq)]
 enum Predicate {
     Is(Operand),
@@ -69,8 +69,8 @@ enum Comparison {
     GreaterOrEqual,
 }
 
-/// The dialect of conditions. A text may be in single or double quotes, because a shell needs one of them; a
-/// name that is not a word is in backticks.
+/// The dialect of conditions. A text may be in single or double quotes, because the shell may need the other kind for
+/// the whole condition. A name that is not a word is in backticks.
 #[derive(Debug)]
 struct ConditionDialect;
 
@@ -347,7 +347,7 @@ impl Operand {
         }
     }
 
-    /// Returns the operand's value in a row. A list is empty unless it is null, because its elements do not
+    /// Returns the operand's value in a row. A list that is not null is returned without its elements, which do not
     /// matter.
     fn evaluate<'c>(&'c self, row: &'c [Cell<'_>]) -> Cell<'c> {
         match self {

@@ -19,14 +19,14 @@ pub(crate) struct Document<'a> {
     pub model: Option<Cow<'a, str>>,
     pub claimed: Vec<ClaimedMessage<'a>>,
     pub host: HostExtra<'a>,
-    /// `None` if the rollout did not come through a protocol.
+    /// The protocol's record, or `None` if the rollout was not started through a protocol.
     pub protocol: Option<Protocol<'a>>,
 }
 
 /// A message that the workflow registered.
 pub(crate) struct ClaimedMessage<'a> {
     pub message: Message<'a>,
-    /// Tokens that a caller or the host reported for the call behind the message.
+    /// Tokens that a caller or the host reported for the call that returned the message.
     pub tokens: Tokens,
 }
 

@@ -152,7 +152,7 @@ fn calls(list: &RawValue) -> Option<(Vec<Call<'_>>, bool)> {
     read.ok().map(|()| (found, are_whole))
 }
 
-/// Gives the messages that the workflow registered the wording of those in observed requests.
+/// Replaces each message that the workflow registered by the same message in an observed request, if there is one.
 pub(crate) fn take_wording<'a>(messages: &mut [Message<'a>], requested: impl Iterator<Item = &'a RawValue>) {
     let hasher = RandomState::new();
     let mut seen: HashMap<u64, Message<'a>> = HashMap::new();

@@ -58,7 +58,7 @@ enum Rows {
 }
 
 impl Output {
-    /// Creates an output to a file, which appears when it is complete. An existing file is replaced then.
+    /// Creates an output to a file, which appears when it is complete. An existing file is replaced at that moment.
     ///
     /// # Errors
     ///

@@ -59,7 +59,7 @@ struct Choice<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// Parses a reply. Invalid parts are missing.
+    /// Parses a reply. Invalid parts are treated as missing.
     pub(crate) fn read(json: &'a str) -> Self {
         let Ok(body) = serde_json::from_str::<Body<'_>>(json) else { return Self::default() };
         let choice: Choice<'_> = body.choices.and_then(first).and_then(read).unwrap_or_default();
@@ -128,7 +128,7 @@ fn numbers(list: &RawValue) -> Option<Vec<f64>> {
     collect(list, number)
 }
 
-/// Parses log-probabilities in the forms of servers: numbers, or objects that contain one.
+/// Parses log-probabilities in the forms that servers use: numbers, or objects that contain one.
 pub(crate) fn logprob_numbers(json: &RawValue) -> Option<Vec<f64>> {
     numbers(&logprobs(json)?)
 }

@@ -122,7 +122,7 @@ fn metric<'c>((name, value): &'c (Cow<'_, str>, f64)) -> Cell<'c> {
     Cell::Struct(vec![Cell::Text(name), Cell::Double(*value)])
 }
 
-/// Returns null without any refused uses, so that a condition can select such rows.
+/// Returns the cell of the refused uses. It is null if there are none, so that a condition can select such rows.
 fn refused_uses(uses: &RefusedUses) -> Cell<'_> {
     if uses.is_empty() {
         return Cell::Null;
@@ -162,12 +162,12 @@ fn index(at: Option<usize>) -> Cell<'static> {
     Cell::int(at.and_then(|at| i64::try_from(at).ok()))
 }
 
-/// Returns the messages of the conversation and the answered calls. Token lists that the server did not
-/// return are those that were reported with the step.
+/// Returns the messages of the conversation and the answered calls. Token lists that the server did not return are
+/// taken from the metrics that were reported with the step.
 ///
 /// # Errors
 ///
-/// A reply is said to be a message that is not there.
+/// Fails if the index of a reply's message is out of range.
 fn conversation<'a>(
     claimed: Vec<ClaimedMessage<'a>>,
     exchanges: &[Exchange<'a>],

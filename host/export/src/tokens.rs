@@ -1,8 +1,8 @@
 //! The conversation as one sequence of tokens, if the turns align.
 //!
-//! The prompt of each turn must begin with the prompt and completion of the previous turn. The tokens that it
-//! adds come from others, and its completion from the model. A server that tokenizes its own text differently
-//! in a later prompt breaks the sequence, and the reason is recorded instead.
+//! The prompt of each turn must begin with the prompt and completion of the previous turn. The tokens that a prompt
+//! adds come from other parties, such as tools; the completion comes from the model. If a server tokenizes its own text
+//! differently in a later prompt, there is no sequence, and the row has the reason instead.
 
 use crate::reply::Tokens;
 
@@ -12,7 +12,7 @@ pub(crate) struct Sequence {
     pub ids: Option<Vec<i64>>,
     /// For each token, 1 if the model wrote it, else 0.
     pub mask: Option<Vec<i64>>,
-    /// Log-probabilities of the model's tokens; 0 for others.
+    /// Log-probabilities of the model's tokens; 0 for other tokens.
     pub logprobs: Option<Vec<f64>>,
     /// Reason why `ids` or `logprobs` is missing.
     pub missing: Option<String>,
@@ -23,7 +23,7 @@ impl Sequence {
         Self { missing: Some(reason), ..Self::default() }
     }
 
-    /// Joins turns, each with the index of its request, to a sequence.
+    /// Joins turns, each with the index of its request, into one sequence.
     pub(crate) fn join<'t>(turns: impl Iterator<Item = (usize, &'t Tokens)>) -> Self {
         let (mut ids, mut mask, mut logprobs) = (Vec::new(), Vec::new(), Some(Vec::new()));
         let mut without_logprobs = None;
@@ -70,7 +70,7 @@ impl Sequence {
     }
 }
 
-/// Returns the index at which `prompt` differs from `before`, if it does not begin with it.
+/// Returns the first index at which `prompt` differs from `before`, or `None` if `prompt` begins with `before`.
 fn first_difference(before: &[i64], prompt: &[i64]) -> Option<usize> {
     if prompt.starts_with(before) {
         return None;

@@ -72,7 +72,9 @@ fn renumber(linked: &Linked<'_, '_>, member: usize, operator: &Operator<'_>) -> 
         }
         Operator::GlobalSet { global_index } => {
             let number = linked.globals[map.globals[*global_index as usize]].number;
-            Instruction::GlobalSet(number.unwrap_or_else(|| unreachable!("what is set has a number")))
+            Instruction::GlobalSet(
+                number.unwrap_or_else(|| unreachable!("a global that is set has a number")),
+            )
         }
         Operator::TableGet { table: index } => Instruction::TableGet(table(index)),
         Operator::TableSet { table: index } => Instruction::TableSet(table(index)),

@@ -91,7 +91,7 @@ pub(crate) struct Component<'a> {
     pub items: Vec<Item<'a>>,
     /// Bytes of the core modules.
     pub modules: Vec<&'a [u8]>,
-    /// Index of the item that makes each definition.
+    /// Index of the item that contains each definition.
     definitions: HashMap<Core, usize>,
     counts: HashMap<Space, u32>,
 }
@@ -190,7 +190,7 @@ impl<'a> Component<'a> {
         self.items.push(item);
     }
 
-    /// Returns the index of the item that makes a definition.
+    /// Returns the index of the item that contains a definition.
     pub(crate) fn definition(&self, core: Core) -> usize {
         self.definitions[&core]
     }

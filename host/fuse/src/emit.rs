@@ -110,7 +110,7 @@ impl Emitter<'_, '_, '_> {
         }
     }
 
-    /// Returns for each item the core definition that it makes.
+    /// Returns for each item the core definition that it adds.
     fn defined_cores(&self) -> Vec<Option<Core>> {
         let mut counts: HashMap<Space, u32> = HashMap::new();
         let mut next = |space| {

@@ -121,7 +121,7 @@ pub(crate) struct Linked<'a, 'm> {
     pub exports: Vec<Export>,
     /// Indices into `exports` by instance, index space and the member's own name.
     exported: HashMap<(u32, Space, &'a str), usize>,
-    /// Trampolines, which only call another function through a table, with that function.
+    /// Trampolines, which only call another function through a table, each with the function that it calls.
     trampolines: HashMap<Func, Func>,
     /// The reachable functions in the order of their indices.
     numbered: Vec<Func>,
@@ -273,7 +273,7 @@ impl<'a> Linked<'a, '_> {
         Ok(())
     }
 
-    /// Returns the mapping of an earlier member, and that of a later one for writing.
+    /// Returns the mapping of an earlier member, and a mutable reference to the mapping of a later one.
     fn pair(&mut self, earlier: usize, later: usize) -> (&IndexMap, &mut IndexMap) {
         let (before, after) = self.maps.split_at_mut(later);
         (&before[earlier], &mut after[0])

@@ -33,7 +33,7 @@ fn libraries_become_one_module_that_owns_memory_and_tables() {
     let fused = fuse(&wat::parse_str(LIBRARIES).unwrap()).unwrap();
 
     assert_eq!(fused.modules, 5);
-    // Unreachable functions are gone: trampolines to libraries, and functions for the linker.
+    // Unreachable functions are removed: trampolines to libraries, and functions for the linker.
     assert_eq!(fused.functions, Change { before: 15, after: 10 });
     assert_eq!(fused.imports, Change { before: 21, after: 1 });
     let modules = modules(&fused.bytes);
@@ -89,7 +89,7 @@ fn calls_between_libraries_are_direct() {
             .filter(|operator| matches!(operator, Ok(Operator::CallIndirect { .. })))
             .count();
     }
-    // The library makes two itself, and one goes through the shim.
+    // Two of them are in the library itself, and one goes through the shim.
     assert_eq!(indirect, 3);
 }
 

@@ -1,7 +1,7 @@
-//! Fuzz target: texts, numbers and files that a guest passes to its imports. A target takes any bytes and panics if an
-//! invariant does not hold.
+//! The crate's fuzz target, which tests the texts, numbers and files that a guest passes to its imports. A target takes
+//! any bytes and panics if an invariant does not hold.
 //!
-//! Compiled only in tests and with the feature `fuzzing`, which no released build has.
+//! This module is compiled only in tests and with the feature `fuzzing`, which released builds do not enable.
 
 /// A fuzz target.
 pub type Target = fn(&[u8]);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::index::{self, Index, Records};
 use crate::record::Kind;
-use crate::recover::{self, Lies, Reader};
+use crate::recover::{self, Located, Reader};
 use crate::{Entry, Event, Found, JournalStore, Location, found};
 
 /// Hashes a rollout's name as in [`EndedRollout`].
@@ -18,9 +18,9 @@ pub fn name_hash(name: &str) -> u64 {
 /// A finished rollout according to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedRollout {
-    /// [Hash](name_hash) of its name.
+    /// [Hash](name_hash) of the rollout's name.
     pub name: u64,
-    /// Kind of its first event, if it has one.
+    /// Kind of the rollout's first event, if it has one.
     pub first_event: Option<u8>,
     /// Segment in which it started.
     pub first_segment: u64,
@@ -45,7 +45,7 @@ impl EndedRollout {
 }
 
 impl JournalStore {
-    /// Starts a rollout even if the disk has no room for new ones: it is a note on one that was admitted.
+    /// Starts a rollout even if the disk has no room for new ones. The new rollout is a note on an admitted one.
     pub fn begin_note(&self, name: &str) -> Entry {
         self.start(name)
     }
@@ -61,7 +61,7 @@ impl JournalStore {
     }
 
     /// Calls a function with each rollout that ended in this segment or a later one and whose first event has
-    /// a wanted kind, in the order of their end. The function can read their events. Reads the indexes of
+    /// a wanted kind, in the order in which they ended. The function can read their events. Reads the indexes of
     /// sealed segments one after the other.
     pub fn for_each_ended(
         &self,
@@ -71,7 +71,7 @@ impl JournalStore {
         mut each: impl FnMut(EndedRollout, Vec<Event>),
     ) -> io::Result<()> {
         let shared = &self.0.shared;
-        let mut give = |records: &[Records]| -> io::Result<()> {
+        let mut pass_on = |records: &[Records]| -> io::Result<()> {
             for records in records {
                 let Some(ended) = EndedRollout::of(records) else { continue };
                 if !ended.first_event.is_some_and(&wanted) {
@@ -88,12 +88,12 @@ impl JournalStore {
         for number in shared.folder.numbers()?.into_iter().filter(|number| *number >= from) {
             match std::fs::read(shared.folder.index(number)) {
                 Ok(bytes) => match Index::read_ended(&bytes, &wanted) {
-                    Some(ended) => give(&ended)?,
+                    Some(ended) => pass_on(&ended)?,
                     // Without an index, finished rollouts are found by scanning the records.
                     None => {
                         let mut index = Index::default();
                         recover::scan_unsealed(&shared.folder, number, &[], &mut index)?;
-                        give(&index.ended)?;
+                        pass_on(&index.ended)?;
                     }
                 },
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -105,7 +105,7 @@ impl JournalStore {
             let sealed = tables.unwritten.iter().flat_map(|(_, index)| index.ended.iter());
             sealed.chain(&tables.index.ended).cloned().collect()
         };
-        give(&in_memory)
+        pass_on(&in_memory)
     }
 
     /// Finds the rollout of this name that ended last in these segments. Reads files.
@@ -113,11 +113,11 @@ impl JournalStore {
         let shared = &self.0.shared;
         let hash = name_hash(name);
         let is_it = |records: &&Records| records.name == hash;
-        let in_memory: Vec<Lies> = {
+        let in_memory: Vec<Located> = {
             let tables = shared.tables();
             let sealed = tables.unwritten.iter().rev().map(|(_, index)| &**index);
             let all = std::iter::once(&tables.index).chain(sealed).flat_map(|index| index.ended.iter().rev());
-            all.filter(is_it).map(|records| Lies::ended(tables.readable(&records.places))).collect()
+            all.filter(is_it).map(|records| Located::ended(tables.readable(&records.places))).collect()
         };
         if let Some(found) = found::named(&shared.folder, in_memory, name)?.into_iter().next() {
             return Ok(Some(found));
@@ -128,7 +128,7 @@ impl JournalStore {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
             };
-            let places = places.into_iter().map(Lies::ended).collect();
+            let places = places.into_iter().map(Located::ended).collect();
             if let Some(found) = found::named(&shared.folder, places, name)?.into_iter().next() {
                 return Ok(Some(found));
             }

@@ -167,18 +167,18 @@ mod tests {
             read_file(&path).unwrap_err()
         };
         for end in 0..whole.len() {
-            let is_said = match error(&whole[..end]) {
+            let is_reported = match error(&whole[..end]) {
                 FileError::Another(_) => end < 8,
                 FileError::Damaged { at, .. } => at <= end && end >= 8,
                 _ => false,
             };
-            assert!(is_said, "cut at {end}");
+            assert!(is_reported, "cut at {end}");
         }
         for at in 8..whole.len() {
             let mut changed = whole.clone();
             changed[at] ^= 0x20;
-            let FileError::Damaged { at: said, .. } = error(&changed) else { panic!("changed at {at}") };
-            assert!(said <= at, "changed at {at}, said {said}");
+            let FileError::Damaged { at: reported, .. } = error(&changed) else { panic!("changed at {at}") };
+            assert!(reported <= at, "changed at {at}, reported {reported}");
         }
         let more = [&whole[..], b"x"].concat();
         assert!(

@@ -9,26 +9,26 @@ use bytes::Bytes;
 
 use crate::index::{self, Index};
 use crate::record::Kind;
-use crate::recover::{self, Lies, Reader};
+use crate::recover::{self, Located, Reader};
 use crate::segment::Folder;
 use crate::{Event, Location, Written};
 
-/// A rollout in a journal whose events are not read yet.
+/// A rollout that was found in a journal. Its events have not been read yet.
 pub struct Found {
     folder: Folder,
-    lies: Lies,
+    located: Located,
     name: Bytes,
 }
 
 impl Found {
     /// Returns the rollout with records at these locations, or `None` if its first record was deleted.
-    fn at(folder: &Folder, lies: Lies) -> io::Result<Option<Self>> {
-        let first = |lies: &Lies| {
-            let first = lies.places.get(..1).unwrap_or_default();
-            Ok((Reader::new(folder).read_any(first)?.name, lies.clone()))
+    fn at(folder: &Folder, located: Located) -> io::Result<Option<Self>> {
+        let first = |located: &Located| {
+            let first = located.places.get(..1).unwrap_or_default();
+            Ok((Reader::new(folder).read_any(first)?.name, located.clone()))
         };
-        let began = with_places(folder, &lies, first)?;
-        Ok(began.map(|(name, lies)| Self { folder: folder.clone(), lies, name }))
+        let began = with_places(folder, &located, first)?;
+        Ok(began.map(|(name, located)| Self { folder: folder.clone(), located, name }))
     }
 
     /// Returns the rollout's name.
@@ -38,26 +38,28 @@ impl Found {
 
     /// Returns whether the rollout has an event of this kind.
     pub fn has(&self, kind: u8) -> bool {
-        self.lies.places.iter().any(|place| place.kind() == Kind::Event(kind))
+        self.located.places.iter().any(|place| place.kind() == Kind::Event(kind))
     }
 
     /// Returns whether the rollout ended.
     pub fn has_ended(&self) -> bool {
-        self.lies.places.last().is_some_and(|last| last.kind() == Kind::End)
+        self.located.places.last().is_some_and(|last| last.kind() == Kind::End)
     }
 
     /// Returns the size of all records, which is the memory that reading needs. Reads files.
     pub fn bytes(&self) -> io::Result<u64> {
-        let lengths = |lies: &Lies| {
+        let lengths = |located: &Located| {
             let mut reader = Reader::new(&self.folder);
-            lies.places.iter().map(|place| reader.bytes_at(*place)).sum()
+            located.places.iter().map(|place| reader.bytes_at(*place)).sum()
         };
-        Ok(with_places(&self.folder, &self.lies, lengths)?.unwrap_or(0))
+        Ok(with_places(&self.folder, &self.located, lengths)?.unwrap_or(0))
     }
 
     /// Reads the rollout, or returns `None` if a part was deleted. Reads files.
     pub fn read(&self) -> io::Result<Option<Written>> {
-        with_places(&self.folder, &self.lies, |lies| Reader::new(&self.folder).read_any(&lies.places))
+        with_places(&self.folder, &self.located, |located| {
+            Reader::new(&self.folder).read_any(&located.places)
+        })
     }
 }
 
@@ -65,17 +67,17 @@ impl Found {
 /// unfinished rollout may be copied to another segment in the meantime, so they are located a second time.
 fn with_places<T>(
     folder: &Folder,
-    lies: &Lies,
-    read: impl Fn(&Lies) -> io::Result<T>,
+    located: &Located,
+    read: impl Fn(&Located) -> io::Result<T>,
 ) -> io::Result<Option<T>> {
-    let mut lies = lies.clone();
+    let mut located = located.clone();
     loop {
-        if let Some(read) = if_exists(read(&lies))? {
+        if let Some(read) = if_exists(read(&located))? {
             return Ok(Some(read));
         }
-        let Some(live) = lies.live else { return Ok(None) };
+        let Some(live) = located.live else { return Ok(None) };
         match recover::find_again(folder, live)? {
-            Some(places) if places != lies.places => lies.places = places,
+            Some(places) if places != located.places => located.places = places,
             Some(_) | None => return Ok(None),
         }
     }
@@ -84,27 +86,27 @@ fn with_places<T>(
 impl Found {
     /// Returns the size of the events of the wanted kinds. Reads files.
     pub fn bytes_of(&self, wanted: impl Fn(u8) -> bool) -> io::Result<u64> {
-        let lengths = |lies: &Lies| {
+        let lengths = |located: &Located| {
             let mut reader = Reader::new(&self.folder);
-            events_of(lies, &wanted).map(|place| reader.bytes_at(place)).sum()
+            events_of(located, &wanted).map(|place| reader.bytes_at(place)).sum()
         };
-        Ok(with_places(&self.folder, &self.lies, lengths)?.unwrap_or(0))
+        Ok(with_places(&self.folder, &self.located, lengths)?.unwrap_or(0))
     }
 
     /// Reads the events of the wanted kinds, or returns `None` if a part was deleted. Reads files.
     pub fn events(&self, wanted: impl Fn(u8) -> bool) -> io::Result<Option<Vec<Event>>> {
-        let read = |lies: &Lies| {
-            let places: Vec<Location> = events_of(lies, &wanted).collect();
+        let read = |located: &Located| {
+            let places: Vec<Location> = events_of(located, &wanted).collect();
             Ok(Reader::new(&self.folder).read_any(&places)?.events)
         };
-        with_places(&self.folder, &self.lies, read)
+        with_places(&self.folder, &self.located, read)
     }
 }
 
 /// Returns the locations of the events of the wanted kinds.
-fn events_of(lies: &Lies, wanted: impl Fn(u8) -> bool) -> impl Iterator<Item = Location> {
+fn events_of(located: &Located, wanted: impl Fn(u8) -> bool) -> impl Iterator<Item = Location> {
     let is_wanted = move |place: &&Location| matches!(place.kind(), Kind::Event(kind) if wanted(kind));
-    lies.places.iter().filter(is_wanted).copied()
+    located.places.iter().filter(is_wanted).copied()
 }
 
 /// Converts the error of a file that does not exist, such as that of a deleted segment, to `None`.
@@ -117,8 +119,8 @@ fn if_exists<T>(read: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 /// Returns the rollouts with this name. Others may have the same hash.
-pub(crate) fn named(folder: &Folder, all: Vec<Lies>, name: &str) -> io::Result<Vec<Found>> {
-    let found = all.into_iter().map(|lies| Found::at(folder, lies));
+pub(crate) fn named(folder: &Folder, all: Vec<Located>, name: &str) -> io::Result<Vec<Found>> {
+    let found = all.into_iter().map(|located| Found::at(folder, located));
     let found = found.filter_map(Result::transpose);
     found.filter(|found| found.as_ref().map_or(true, |found| found.name() == name.as_bytes())).collect()
 }
@@ -131,7 +133,7 @@ pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Found>> {
     named(&folder, places, name)
 }
 
-/// Returns all rollouts in the journal in a directory, each once: finished ones in the order of their end,
+/// Returns all rollouts in the journal in a directory, each once: finished ones in the order in which they ended,
 /// then unfinished ones. Another process may have the journal open; records that it writes in the meantime
 /// may be included. Reads one segment's index at a time and changes no files.
 pub fn all_in(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Found>> + use<>> {
@@ -148,8 +150,8 @@ struct All {
     segments: VecDeque<u64>,
     /// Index at the end of the previous segment.
     known: Index,
-    /// Locations of rollouts that were found and not returned yet.
-    found: VecDeque<Lies>,
+    /// Locations of rollouts that were found but not returned yet.
+    found: VecDeque<Located>,
     is_over: bool,
 }
 
@@ -159,8 +161,10 @@ impl All {
         let Some(number) = self.segments.pop_front() else {
             self.is_over = true;
             let live = self.known.take_live().into_iter();
-            let live = live
-                .map(|(number, records)| Lies { places: records.places, live: Some((number, records.name)) });
+            let live = live.map(|(number, records)| Located {
+                places: records.places,
+                live: Some((number, records.name)),
+            });
             self.found = live.collect();
             return Ok(());
         };
@@ -174,7 +178,7 @@ impl All {
                 }
             }
         }
-        self.found = self.known.take_ended().into_iter().map(Lies::ended).collect();
+        self.found = self.known.take_ended().into_iter().map(Located::ended).collect();
         Ok(())
     }
 }
@@ -184,8 +188,8 @@ impl Iterator for All {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some(lies) = self.found.pop_front() {
-                return Some(Found::at(&self.folder, lies));
+            if let Some(located) = self.found.pop_front() {
+                return Some(Found::at(&self.folder, located));
             }
             if self.is_over {
                 return None;

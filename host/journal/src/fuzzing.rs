@@ -1,7 +1,7 @@
 //! Fuzz targets: a segment whose tail is truncated or overwritten, as after a loss of power, and a segment
 //! with damage anywhere. A target takes any bytes and panics if an invariant does not hold.
 //!
-//! Compiled only in tests and with the feature `fuzzing`, which no released build has.
+//! This module is compiled only in tests and with the feature `fuzzing`, which released builds do not enable.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -38,15 +38,15 @@ struct Record {
     end: usize,
 }
 
-/// Interprets the bytes as operations of a journal, one byte each, and returns what it wrote.
+/// Interprets the bytes as operations of a journal, one byte each. Returns the segment and the records in it.
 fn written(doings: &[u8], progress: Progress) -> (Vec<u8>, Vec<Record>) {
     let mut bytes = [segment::stamp_bytes(STAMP), segment::progress_bytes(progress)].concat();
     let mut records: Vec<Record> = Vec::new();
     let (mut live, mut next) = (Vec::new(), 0);
     let mut counts: HashMap<u64, u32> = HashMap::new();
     for (at, doing) in doings.iter().enumerate() {
-        let whose = usize::from(doing >> 3).checked_rem(live.len()).and_then(|at| live.get(at).copied());
-        let (rollout, kind, payload) = match (doing % 8, whose) {
+        let owner = usize::from(doing >> 3).checked_rem(live.len()).and_then(|at| live.get(at).copied());
+        let (rollout, kind, payload) = match (doing % 8, owner) {
             (0, _) | (_, None) => {
                 next += 1;
                 live.push(next - 1);
@@ -67,7 +67,7 @@ fn written(doings: &[u8], progress: Progress) -> (Vec<u8>, Vec<Record>) {
             // A copy of an existing record, as made before a segment is deleted.
             (5, Some(rollout)) if *doing > 128 => {
                 let of_it = records.iter().filter(|record| record.rollout == rollout);
-                let copied = of_it.last().cloned().expect("a rollout that lives began");
+                let copied = of_it.last().cloned().expect("an unfinished rollout has a record");
                 let start = bytes.len();
                 let head = (rollout, copied.sequence, copied.kind);
                 STAMP.write(&mut bytes, start as u64, head, std::slice::from_ref(&copied.payload));
@@ -131,7 +131,7 @@ fn is_cut(place: usize, how: u8, doings: &[u8], garbage: &[u8]) {
     goes_on(dir.path(), &whole);
 }
 
-/// Checks that damage of durable records is reported and that a repair saves the readable ones.
+/// Checks that damage to durable records is reported and that a repair saves the readable ones.
 fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
     let synced = if is_synced { written(doings, Progress::default()).0.len() as u64 } else { 0 };
     let (mut bytes, records) = written(doings, Progress { synced, previous_end: 0, boot: BOOT });
@@ -140,7 +140,7 @@ fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
     let (dir, hit) = (temporary(), records.iter().position(|record| record.end > at));
     std::fs::write(folder(dir.path()).segment(1), &bytes).expect("it can be written");
     let is_header = at < HEADER_BYTES as usize;
-    // Damage of the progress loses no records.
+    // Damage to the progress loses no records.
     let loses_nothing = records.is_empty() || (32..HEADER_BYTES as usize).contains(&at);
     let is_last = !is_header && hit == records.len().checked_sub(1);
     if loses_nothing || (is_last && !is_synced) {
@@ -149,7 +149,7 @@ fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
         return goes_on(dir.path(), &whole);
     }
     let opened = recover::open(&mut folder(dir.path()));
-    assert!(matches!(opened, Err(OpenError::Damaged { .. })), "damage at byte {at} is not said");
+    assert!(matches!(opened, Err(OpenError::Damaged { .. })), "damage at byte {at} is not reported");
     assert!(crate::all_in(dir.path()).expect("there is a segment").any(|found| found.is_err()));
     drop(opened);
     let repaired = crate::repair(dir.path()).expect("it can be repaired");
@@ -201,9 +201,9 @@ fn lost_power(place: usize, doings: &[u8]) {
 /// Opens the journal, compares its records with these, and appends more.
 fn goes_on(path: &Path, whole: &[&Record]) {
     let mut folder = folder(path);
-    let mut opened = recover::open(&mut folder).expect("nothing that was promised is missing");
+    let mut opened = recover::open(&mut folder).expect("no durable record is missing");
     let end = whole.last().map_or(HEADER_BYTES as usize, |record| record.end);
-    assert_eq!(opened.current.end, end as u64, "it goes on behind the last whole record");
+    assert_eq!(opened.current.end, end as u64, "the journal continues after the last intact record");
     check(&folder, &opened.tables.index.live, whole);
 
     let mut more = Vec::new();
@@ -211,9 +211,9 @@ fn goes_on(path: &Path, whole: &[&Record]) {
     opened.current.stamp.write(&mut more, end as u64, begin, &[Bytes::from_static(b"new")]);
     opened.current.write(&more).expect("there is room");
     drop(opened);
-    let again = recover::open(&mut folder).expect("it was mended");
+    let again = recover::open(&mut folder).expect("the journal was repaired");
     assert_eq!(again.current.end, (end + more.len()) as u64);
-    assert!(again.tables.index.live.contains_key(&(1 << 40)), "what was written since is there");
+    assert!(again.tables.index.live.contains_key(&(1 << 40)), "later records survive");
     check_all_of(path);
 }
 
@@ -236,7 +236,7 @@ fn check(folder: &Folder, live: &HashMap<u64, crate::index::Records>, whole: &[&
     assert_eq!(found, numbers);
     let mut reader = Reader::new(folder);
     for (number, records) in expected {
-        let read = reader.read(number, &live[&number].places).expect("its records are whole");
+        let read = reader.read(number, &live[&number].places).expect("its records are intact");
         assert_eq!(read.name, records[0].payload);
         let events: Vec<(Kind, &Bytes)> =
             read.events.iter().map(|event| (Kind::Event(event.kind), &event.payload)).collect();
@@ -249,7 +249,7 @@ fn check(folder: &Folder, live: &HashMap<u64, crate::index::Records>, whole: &[&
 /// Checks that readers that do not open the journal reach its end.
 fn check_all_of(path: &Path) {
     for found in crate::all_in(path).expect("it can be read") {
-        let found = found.expect("a rollout that is whole is found");
+        let found = found.expect("a complete rollout is found");
         assert!(found.read().expect("and read").is_some());
     }
 }

@@ -2,9 +2,11 @@
 //! and those that were unfinished at its end, with which the next start continues.
 //!
 //! ```text
-//! magic | bytes of the file | next number | count | check of these | count × (hash of name, first place,
-//! places, check) | count | all places of these
-//!       | count | count × (number, hash of name, places, its places) | CRC-32
+//! magic | bytes of the file | next number | rollouts that ended | checksum of these
+//!       | for each: hash of name, index of its first location, number of locations, checksum
+//!       | number of locations | the locations of these rollouts
+//!       | unfinished rollouts | for each: number, hash of name, number of locations, its locations
+//!       | CRC-32
 //! ```
 //!
 //! A location is two words: the segment with the kind in the upper bits, and the offset. All words are u64,
@@ -132,15 +134,15 @@ impl Index {
         before - self.live.len()
     }
 
-    /// Encodes the index of the segment that ends here and continues with the unfinished rollouts, which may
-    /// be many.
+    /// Takes the finished rollouts, as the index of the segment that ends here. This index continues with the
+    /// unfinished rollouts, which may be many.
     pub(crate) fn take_sealed(&mut self) -> Self {
         Self { next: self.next, ended: std::mem::take(&mut self.ended), live: HashMap::new() }
     }
 
     pub(crate) fn write(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        // Equal hashes stay in the order of their end.
+        // Rollouts with equal hashes stay in the order in which they ended.
         let mut ended: Vec<&Records> = self.ended.iter().collect();
         ended.sort_by_key(|records| records.name);
         word(&mut bytes, 0);
@@ -186,7 +188,7 @@ impl Index {
         words.0.is_empty().then_some(Self { next, ended: Vec::new(), live })
     }
 
-    /// Decodes an index including the finished rollouts, in the order of their end.
+    /// Decodes an index including the finished rollouts, in the order in which they ended.
     pub(crate) fn read_whole(bytes: &[u8]) -> Option<Self> {
         let (table, of_ended, ..) = Self::parts(bytes)?;
         let (rows, _) = table.as_chunks::<{ ROW_BYTES as usize }>();
@@ -202,7 +204,7 @@ impl Index {
         Some(Self { ended, ..Self::read(bytes)? })
     }
 
-    /// Decodes the finished rollouts whose first event has a wanted kind, in the order of their end. Returns
+    /// Decodes the finished rollouts whose first event has a wanted kind, in the order in which they ended. Returns
     /// `None` for invalid bytes.
     pub(crate) fn read_ended(bytes: &[u8], wanted: impl Fn(u8) -> bool) -> Option<Vec<Records>> {
         let (table, of_ended, ..) = Self::parts(bytes)?;
@@ -224,7 +226,7 @@ impl Index {
         Some(ended)
     }
 
-    /// Splits an index into its table, the offset of the locations, the rest and the next number.
+    /// Splits an index into its table, the locations of finished rollouts, the rest and the next number.
     fn parts(bytes: &[u8]) -> Option<(&[u8], &[u8], Words<'_>, u64)> {
         let (body, checksum) = bytes.split_last_chunk::<8>()?;
         if u64::from_le_bytes(*checksum) != u64::from(crc32fast::hash(body)) {
@@ -241,12 +243,12 @@ impl Index {
         Some((table, places, words, next))
     }
 
-    /// Decodes the locations of finished rollouts, in the order of their end.
+    /// Takes the locations of finished rollouts, in the order in which they ended.
     pub(crate) fn take_ended(&mut self) -> Vec<Vec<Location>> {
         std::mem::take(&mut self.ended).into_iter().map(|records| records.places).collect()
     }
 
-    /// Decodes the unfinished rollouts by number, the oldest first.
+    /// Takes the unfinished rollouts with their numbers, the oldest first. Drops incomplete ones.
     pub(crate) fn take_live(&mut self) -> Vec<(u64, Records)> {
         self.drop_incomplete();
         let mut live: Vec<_> = std::mem::take(&mut self.live).into_iter().collect();
@@ -276,7 +278,7 @@ pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Location>>> {
     if !head.starts_with(MAGIC) || check != Some(hash(&head[..32])) {
         return Err(wrong());
     }
-    // A damaged row is not mistaken for a row of another name.
+    // The checksum prevents that a damaged row is mistaken for the row of another name.
     let row_at = |at: u64| -> io::Result<[u64; 3]> {
         let mut row = [0; ROW_BYTES as usize];
         index.read_exact_at(&mut row, TABLE_AT + at * ROW_BYTES)?;

@@ -1,4 +1,4 @@
-//! Work that the threads of a journal give each other.
+//! Work that the threads of a journal pass to each other.
 
 use std::collections::VecDeque;
 use std::sync::mpsc;
@@ -89,9 +89,9 @@ pub(crate) enum Waiting {
 }
 
 impl Waiting {
-    pub(crate) fn notify(self, how: Result<(), Failed>, errands: &mpsc::Sender<Errand>) {
-        match (self, how) {
-            (Self::Caller(who), how) => drop(who.send(how)),
+    pub(crate) fn notify(self, result: Result<(), Failed>, errands: &mpsc::Sender<Errand>) {
+        match (self, result) {
+            (Self::Caller(who), result) => drop(who.send(result)),
             (Self::Errand(errand), Ok(())) => drop(errands.send(errand)),
             (Self::Errand(_), Err(_)) => {}
         }

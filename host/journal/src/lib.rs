@@ -39,7 +39,7 @@ use tokio::sync::{Notify, oneshot};
 use index::Records;
 use jobs::{Errand, Job, Level, Queue, Waiting};
 use record::{Kind, PAYLOAD_BYTES_MAX};
-use recover::Lies;
+use recover::Located;
 use segment::Folder;
 use sync::Syncs;
 use tables::Tables;
@@ -425,10 +425,10 @@ impl JournalStore {
     }
 
     async fn reaches(&self, level: Level) -> Result<(), Failed> {
-        let (tell, told) = oneshot::channel();
-        self.0.shared.add([Job::Tell(level, Waiting::Caller(tell))]);
-        let gone = |_| Failed("the journal is closed".into());
-        told.await.map_err(gone)?
+        let (sender, receiver) = oneshot::channel();
+        self.0.shared.add([Job::Tell(level, Waiting::Caller(sender))]);
+        let closed = |_| Failed("the journal is closed".into());
+        receiver.await.map_err(closed)?
     }
 
     /// Waits until all records that were appended so far can be found.
@@ -477,13 +477,13 @@ impl JournalStore {
     pub fn find(&self, name: &str) -> io::Result<Vec<Found>> {
         let shared = &self.0.shared;
         let hash = index::hash(name.as_bytes());
-        let mut found: Vec<Lies> = Vec::new();
+        let mut found: Vec<Located> = Vec::new();
         {
             let tables = shared.tables();
             let is_it = |records: &&Records| records.name == hash;
             let mut live: Vec<_> = tables.index.live.iter().filter(|(_, records)| is_it(records)).collect();
             live.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(**number));
-            let readable = |(number, records): (&u64, &Records)| Lies {
+            let readable = |(number, records): (&u64, &Records)| Located {
                 places: tables.readable(&records.places),
                 live: Some((*number, hash)),
             };
@@ -491,13 +491,13 @@ impl JournalStore {
             let sealed = tables.unwritten.iter().rev().map(|(_, index)| &**index);
             let ended =
                 std::iter::once(&tables.index).chain(sealed).flat_map(|index| index.ended.iter().rev());
-            found.extend(ended.filter(is_it).map(|records| Lies::ended(tables.readable(&records.places))));
-            found.retain(|lies| !lies.places.is_empty());
+            found.extend(ended.filter(is_it).map(|records| Located::ended(tables.readable(&records.places))));
+            found.retain(|located| !located.places.is_empty());
         }
         for places in recover::find_sealed(&shared.folder, hash)? {
             // The index may have been written to its file in the meantime.
             if !found.iter().any(|known| known.places == places) {
-                found.push(Lies::ended(places));
+                found.push(Located::ended(places));
             }
         }
         found::named(&shared.folder, found, name)
@@ -555,7 +555,7 @@ impl Entry {
     /// Appends an event of a kind from 1 to 254, with a payload in parts. The event is written soon;
     /// [`Entry::written`] waits for that.
     pub fn append(&self, kind: u8, payload: Vec<Bytes>) -> Result<(), TooLong> {
-        debug_assert!(matches!(Kind::of(kind), Kind::Event(_)), "a kind of the journal's own");
+        debug_assert!(matches!(Kind::of(kind), Kind::Event(_)), "the journal reserves this kind");
         let bytes = payload.iter().map(Bytes::len).fold(0, usize::saturating_add);
         if bytes > PAYLOAD_BYTES_MAX {
             return Err(TooLong(bytes));

@@ -24,7 +24,7 @@ pub(crate) const PAYLOAD_BYTES_MAX: usize = 1 << 30;
 pub(crate) enum Kind {
     /// Start of a rollout; the payload is its name.
     Begin,
-    /// End of a rollout, after which the start of a process ignores it.
+    /// End of a rollout. A process that opens the journal ignores ended rollouts.
     End,
     /// An event with a kind that its owner chose.
     Event(u8),

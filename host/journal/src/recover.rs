@@ -107,13 +107,13 @@ pub(crate) enum Verdict {
 
 /// Interprets the end of a segment's records.
 pub(crate) fn verdict(header: &Header, (end, tail): (u64, Tail), later: &Later) -> Verdict {
-    let is_as_promised = end >= header.synced();
+    let has_all_synced = end >= header.synced();
     match (later.is_begun, tail) {
-        (false, Tail::Clean) if is_as_promised => Verdict::Whole,
-        (false, Tail::Torn) if is_as_promised => Verdict::Torn,
+        (false, Tail::Clean) if has_all_synced => Verdict::Whole,
+        (false, Tail::Torn) if has_all_synced => Verdict::Torn,
         // The writer switches segments only for a record that does not fit.
         (true, Tail::Clean)
-            if is_as_promised && end > HEADER_BYTES && later.end.is_none_or(|expected| expected == end) =>
+            if has_all_synced && end > HEADER_BYTES && later.end.is_none_or(|expected| expected == end) =>
         {
             Verdict::Whole
         }
@@ -170,7 +170,7 @@ fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenErro
             tracing::warn!(
                 segment = number,
                 at = end,
-                "the machine stopped before all that was written was on the disk; what follows was not promised, and is cut"
+                "the machine stopped before all writes were on the disk; removing writes that were not synced"
             );
             for next in &numbers[at + 1..] {
                 std::fs::remove_file(folder.segment(*next)).map_err(io)?;
@@ -179,7 +179,12 @@ fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenErro
         }
         if verdict == Verdict::Torn {
             let bytes = bytes.len() as u64 - end;
-            tracing::warn!(segment = number, at = end, bytes, "the journal's tail was torn, and is cut");
+            tracing::warn!(
+                segment = number,
+                at = end,
+                bytes,
+                "the last write to the journal is incomplete; removing it"
+            );
         }
         if later.is_begun {
             seal(folder, number, end, &index).map_err(io)?;
@@ -213,7 +218,7 @@ fn indexed(folder: &Folder, numbers: &[u64]) -> io::Result<BTreeSet<u64>> {
             Ok(_) => {
                 tracing::warn!(
                     segment = number,
-                    "the index of a journal's segment is wrong, and is made again"
+                    "the index of a journal's segment is wrong; building it again"
                 );
                 std::fs::remove_file(path)?;
             }
@@ -242,7 +247,7 @@ fn known(folder: &Folder, index: Result<Index, u64>) -> Result<Option<Index>, Op
     let (path, io) = (folder.index(number), |error| OpenError::Io(folder.path.clone(), error));
     let read = Index::read(&std::fs::read(&path).map_err(io)?);
     if read.is_none() {
-        tracing::warn!(segment = number, "the index of a journal's segment is wrong, and is made again");
+        tracing::warn!(segment = number, "the index of a journal's segment is wrong; building it again");
         std::fs::remove_file(&path).map_err(io)?;
     }
     Ok(read)
@@ -266,13 +271,13 @@ pub(crate) fn unopened(path: &Path) -> Folder {
 
 /// Locations of a rollout's records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Lies {
+pub(crate) struct Located {
     pub places: Vec<Location>,
     /// Number and hash of the name while the rollout is unfinished, because its records may be copied.
     pub live: Option<(u64, u64)>,
 }
 
-impl Lies {
+impl Located {
     pub(crate) fn ended(places: Vec<Location>) -> Self {
         Self { places, live: None }
     }
@@ -293,7 +298,7 @@ pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Loca
 
 /// Returns the locations of rollouts with this name, the latest first, in a journal that another process may
 /// be writing.
-pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Lies>> {
+pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Located>> {
     let numbers = folder.numbers()?;
     let sealed = numbers.iter().copied().filter(|number| folder.index(*number).exists()).max();
     let mut index = Index::default();
@@ -306,19 +311,19 @@ pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Lies>>
     while let Some((number, rest)) = unsealed.split_first() {
         unsealed = if scan_unsealed(folder, *number, rest, &mut index)? { rest } else { &[] };
     }
-    let ended: Vec<Lies> = index
+    let ended: Vec<Located> = index
         .ended
         .iter()
         .rev()
         .filter(|records| records.name == name)
-        .map(|records| Lies::ended(records.places.clone()))
+        .map(|records| Located::ended(records.places.clone()))
         .collect();
-    let mut found: Vec<Lies> = Vec::new();
+    let mut found: Vec<Located> = Vec::new();
     for (number, records) in index.take_live().into_iter().rev().filter(|(_, records)| records.name == name) {
-        found.push(Lies { places: records.places, live: Some((number, name)) });
+        found.push(Located { places: records.places, live: Some((number, name)) });
     }
     found.extend(ended);
-    found.extend(find_sealed(folder, name)?.into_iter().map(Lies::ended));
+    found.extend(find_sealed(folder, name)?.into_iter().map(Located::ended));
     Ok(found)
 }
 

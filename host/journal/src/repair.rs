@@ -164,8 +164,8 @@ impl Repair<'_> {
         let written = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         let tail = if written == 0 { Tail::Clean } else { Tail::Torn };
         if recover::verdict(header, (at as u64, tail), later) == Verdict::Missing {
-            let promised = later.end.unwrap_or(0).max(header.synced()) as usize;
-            let to = (at + written).max(promised);
+            let durable = later.end.unwrap_or(0).max(header.synced()) as usize;
+            let to = (at + written).max(durable);
             self.adds(path, at, to.max(at + 1));
             // The next segment continues at the recorded end.
             if let Some(end) = later.end.map(|end| end as usize).filter(|end| *end >= at + framed_bytes(0)) {
@@ -178,7 +178,7 @@ impl Repair<'_> {
     }
 }
 
-/// Writes a record of the journal's own over a range.
+/// Overwrites a range with a record that belongs to the journal itself.
 fn cover(bytes: &mut [u8], stamp: Stamp, from: usize, to: usize) {
     let payload = Bytes::from(vec![0; to - from - framed_bytes(0)]);
     let mut cover = Vec::new();

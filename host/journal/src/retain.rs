@@ -18,10 +18,10 @@ use crate::recover::Reader;
 use crate::segment::{Folder, Segment};
 use crate::{Location, Shared};
 
-/// Interval of retrying an allocation.
+/// Interval between attempts at an allocation for which there is no room.
 pub(crate) const NO_ROOM_PAUSE: Duration = Duration::from_millis(200);
 
-/// Maximum number of bytes that are copied at once; other records wait for them.
+/// Maximum number of bytes that are copied at once. Other records wait in the meantime.
 const COPIED_BYTES: u64 = 1 << 20;
 
 /// A record of an unfinished rollout that is to be copied.
@@ -140,7 +140,7 @@ impl Files<'_> {
         let free: Vec<u64> =
             due.iter().filter(|(number, _)| !live.contains_key(number)).map(|(number, _)| *number).collect();
         if !free.is_empty() {
-            // The end of the rollouts may be written but not synced.
+            // The records that end the rollouts may be written but not yet synced.
             self.is_deleting = true;
             self.shared.add([Job::Tell(Level::Synced, Waiting::Errand(Errand::Delete(free)))]);
             return Ok(());
@@ -169,14 +169,14 @@ impl Files<'_> {
         let now = SystemTime::now();
         let mut due = Vec::new();
         let held_from = self.shared.held_from.load(Ordering::Relaxed);
-        for (number, of_it, modified) in segments {
+        for (number, size, modified) in segments {
             let age = now.duration_since(modified).unwrap_or_default();
             let is_kept = bytes <= bytes_max && age <= age_max;
             if is_kept || number >= held_from {
                 break;
             }
-            due.push((number, of_it));
-            bytes -= of_it;
+            due.push((number, size));
+            bytes -= size;
         }
         Ok(due)
     }
@@ -213,7 +213,7 @@ impl Files<'_> {
         Ok(true)
     }
 
-    /// Requests copies of the next records of the segment. After the last ones the segment is deleted.
+    /// Requests copies of the next records of the segment. The segment is deleted after its last records are copied.
     fn copy(&mut self) {
         let Some(emptying) = &mut self.emptying else { return };
         let mut reader = Reader::new(&self.shared.folder);
@@ -269,7 +269,7 @@ impl Files<'_> {
         Ok(())
     }
 
-    /// Deletes segments without records of unfinished rollouts after everything is synced and writing has
+    /// Deletes segments without records of unfinished rollouts. Called when all records are synced and writing has
     /// ended.
     fn close(&self) {
         if self.shared.broken().is_some() {

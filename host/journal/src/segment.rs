@@ -23,8 +23,8 @@ use crate::frame::{Found, JOURNAL_ROLLOUT, Record, Stamp};
 /// Beginning of every segment, followed by the version.
 const MAGIC: &[u8; 7] = b"ROLLSEG";
 
-/// Version of the format. Other versions are rejected. It differs from versions 1, 4 and 7 in at least two bits, so that one
-/// flipped bit is damage and not another version.
+/// Version of the format. Other versions are rejected. It differs from versions 1, 4 and 7 in at least two bits, so
+/// that one flipped bit is damage and not another version.
 pub(crate) const VERSION: u8 = b'8';
 
 /// Size of the header.
@@ -44,7 +44,7 @@ pub enum Operation {
     Sync,
 }
 
-/// Function that is called before each operation and may fail it.
+/// Function that is called before each operation and may make it fail.
 pub type Faults = Arc<dyn Fn(Operation) -> io::Result<()> + Send + Sync>;
 
 /// Directory of a journal.
@@ -236,11 +236,11 @@ impl Folder {
     /// durable.
     pub(crate) fn create(&self, number: u64) -> io::Result<Segment> {
         let path = self.segment(number);
-        let made = self.make(number, &path);
-        if made.is_err() {
+        let created = self.make(number, &path);
+        if created.is_err() {
             let _ = std::fs::remove_file(&path);
         }
-        made
+        created
     }
 
     fn make(&self, number: u64, path: &Path) -> io::Result<Segment> {

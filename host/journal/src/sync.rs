@@ -92,18 +92,18 @@ pub(crate) fn run(shared: &Shared, errands: &mpsc::Sender<Errand>) {
         let Some(Step { handle, end, waiting, index, is_last }) = next(shared, synced_at) else { return };
         let is_whole = index.is_some() || is_last;
         // A failed sync is final, because the kernel may have dropped the pages that it could not write.
-        let how = match shared.broken() {
+        let result = match shared.broken() {
             Some(failed) => Err(failed),
             None => sync(&handle, end, is_whole).map_err(|error| shared.fail("sync", &error)),
         };
         synced_at = Instant::now();
-        if how.is_ok() {
+        if result.is_ok() {
             named(shared, handle.number);
         }
         for who in waiting {
-            who.notify(how.clone(), errands);
+            who.notify(result.clone(), errands);
         }
-        if let (Some(index), Ok(())) = (index, &how) {
+        if let (Some(index), Ok(())) = (index, &result) {
             let _ = errands.send(Errand::Sealed { number: handle.number, index });
         }
         if is_last {

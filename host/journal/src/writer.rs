@@ -21,8 +21,8 @@ use crate::{Failed, Location, Shared, Sync};
 /// Maximum size of one write, in bytes.
 pub(crate) const BATCH_BYTES_MAX: usize = 2 << 20;
 
-/// Time for which records without a waiting caller are batched. Waking the writer for each event would cost
-/// more than writing it.
+/// Time for which records without a waiting caller are batched. Waking the writer for each event would cost more than
+/// writing the event.
 const GATHERED: Duration = Duration::from_millis(20);
 
 /// Duration of a write to the page cache above which a warning is logged: a kill in that time loses records.
@@ -60,10 +60,10 @@ impl Writer {
         let (errands, todo) = mpsc::channel();
         let (made, spare) = mpsc::channel();
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        let (its, sealed) = (shared.clone(), current.number - 1);
-        let files = thread("journal-files").spawn(move || retain::run(&its, sealed, &todo, &made))?;
-        let (its, its_errands) = (shared.clone(), errands.clone());
-        let syncs = thread("journal-sync").spawn(move || sync::run(&its, &its_errands));
+        let (owned, sealed) = (shared.clone(), current.number - 1);
+        let files = thread("journal-files").spawn(move || retain::run(&owned, sealed, &todo, &made))?;
+        let (owned, owned_errands) = (shared.clone(), errands.clone());
+        let syncs = thread("journal-sync").spawn(move || sync::run(&owned, &owned_errands));
         let syncs = syncs?;
         for ahead in 1..=segments_ahead {
             let _ = errands.send(Errand::Allocate(current.number + ahead));
@@ -115,7 +115,7 @@ impl Writer {
     fn next(&mut self) -> Option<VecDeque<Job>> {
         let shared = self.shared.clone();
         let mut queue = shared.queue();
-        // Polls once before it sleeps: after some jobs more follow soon, and waking the writer costs the
+        // The writer polls once before it sleeps, because more jobs often follow soon, and waking the writer costs the
         // caller time.
         let mut since = Instant::now();
         loop {
@@ -236,7 +236,7 @@ impl Writer {
             tracing::warn!(
                 took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
                 bytes = self.buffer.len(),
-                "the system took long to take what the journal writes"
+                "a write to the journal was slow"
             );
         }
         self.copied.clear();
@@ -257,17 +257,17 @@ impl Writer {
         self.shared.sealed_bytes.fetch_add(end, Ordering::Relaxed);
         self.shared.syncs().seal(end, index);
         self.shared.to_sync.notify_one();
-        let begun = self.spare.recv().map_err(|_| io::Error::other("its other thread is gone"));
+        let begun = self.spare.recv().map_err(|_| io::Error::other("the allocating thread has ended"));
         let begun = begun.and_then(|mut next| next.begin(end).map(|()| next));
         match begun {
             Ok(next) => self.current = next,
             Err(error) => {
-                self.broken = Some(self.shared.fail("go on", &error));
+                self.broken = Some(self.shared.fail("begin the next segment", &error));
                 return;
             }
         }
         self.shared.syncs().begin(&self.current);
-        // The thread ends with the journal, after this point.
+        // Cannot fail: the thread runs until the journal is closed.
         let _ = self.errands.send(Errand::Allocate(self.current.number + self.segments_ahead));
     }
 }

@@ -489,7 +489,7 @@ async fn every_rollout_is_returned_once_while_another_process_writes() {
     let seen: Vec<String> = first.into_iter().chain(begun).collect();
 
     let names: Vec<String> = expected.iter().map(|(name, _)| name.clone()).collect();
-    assert!(seen.len() >= 41 && names.starts_with(&seen), "{seen:?} of what was written meanwhile");
+    assert!(seen.len() >= 41 && names.starts_with(&seen), "{seen:?} were written in the meantime");
     assert_eq!(all(dir.path()), expected);
     drop(journal);
     assert_eq!(all(dir.path()), expected);
@@ -691,7 +691,7 @@ async fn an_idle_rollout_does_not_retain_the_records_of_others() {
         };
         most = most.max(on_disk("seg"));
         let (said, is) = (journal.bytes(), on_disk("seg") + on_disk("idx"));
-        assert!(said.abs_diff(is) <= 8 * 4096, "{said} is said and {is} is there");
+        assert!(said.abs_diff(is) <= 8 * 4096, "{said} bytes are reported, and {is} are on disk");
     }
     // The test wrote 1.5 MB.
     assert!(most < 128 << 10, "{most} bytes were retained");

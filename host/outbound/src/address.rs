@@ -60,8 +60,8 @@ impl fmt::Display for Closed {
     }
 }
 
-/// Metadata and other services of clouds for their machines that are not link-local: of Alibaba, of Azure (its wire
-/// server), and of Oracle's first cloud.
+/// Addresses, other than link-local ones, of clouds' metadata services and similar services for their machines: those
+/// of Alibaba, of Azure (its wire server), and of Oracle's first cloud.
 const METADATA_V4: [Ipv4Addr; 3] =
     [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
 

@@ -179,7 +179,7 @@ struct Address {
 }
 
 impl Address {
-    /// Parses a URL and a key. The error says why no callback can be sent.
+    /// Parses a URL and a key. The error is the reason why no callback can be sent.
     fn of(url: &str, key: Option<&Secret>) -> Result<Self, String> {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         let target = Target::of(&url)

@@ -23,7 +23,8 @@ const REFUSAL_BYTES_SHOWN: usize = 2048;
 /// other tasks.
 const READ_IN_PLACE_BYTES_MAX: usize = 256 << 10;
 
-/// Delay before a call is repeated whose server pauses, unless the server requests another one, and its maximum.
+/// Delay before a call to a pausing server is repeated, unless the server requests another delay; and the maximum of
+/// this delay.
 const PAUSE_DELAY: Duration = Duration::from_secs(1);
 const PAUSE_DELAY_MAX: Duration = Duration::from_secs(10);
 
@@ -56,7 +57,7 @@ enum Miss {
         retry_after: Option<Duration>,
         is_host_fault: bool,
     },
-    /// The server pauses. The attempt counts as none.
+    /// The server pauses. The attempt is not counted.
     Paused(Duration),
 }
 
@@ -196,7 +197,7 @@ impl ChatClient {
             ChatFailure::Unavailable { .. } => ModelOutcome::Unavailable,
             ChatFailure::Forbidden { .. } => ModelOutcome::Forbidden,
             ChatFailure::Host { .. } => ModelOutcome::Host,
-            // Only a guest or its record ends a call so.
+            // Only a guest or its record ends a call in this way.
             ChatFailure::OverLimit { .. } | ChatFailure::Abandoned => ModelOutcome::Abandoned,
         });
         Err(failure)

@@ -25,13 +25,13 @@ pub struct ModelEndpoint {
     pub(super) pauses: &'static [PauseSign],
 }
 
-/// A response that means that the model's server pauses: the call is repeated for as long as the pause lasts, and counts as
-/// no failure.
+/// A response that means that the model's server pauses. The call is repeated for as long as the pause lasts, and does
+/// not count as a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PauseSign {
     /// The status of the response.
     pub status: u16,
-    /// A part of its body.
+    /// A text that the body contains.
     pub part_of_body: &'static str,
 }
 

@@ -1,7 +1,7 @@
 //! Fuzz targets: heads of HTTP messages, and keys in replies. A target takes any bytes and panics if an
 //! invariant does not hold.
 //!
-//! Compiled only in tests and with the feature `fuzzing`, which no released build has.
+//! This module is compiled only in tests and with the feature `fuzzing`, which released builds do not enable.
 
 use crate::Secrets;
 
@@ -11,7 +11,7 @@ pub type Target = fn(&[u8]);
 /// The crate's targets with the names of their programs and corpora.
 pub const TARGETS: [(&str, Target); 2] = [("http1", crate::http1::fuzzing::heads), ("secrets", secrets)];
 
-/// Removes a key, the first line, from the text of a server that received it, the other lines.
+/// Removes a key from the text of a server that received it. The first line is the key, the other lines are the text.
 fn secrets(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let Some((key, text)) = text.split_once('\n') else { return };

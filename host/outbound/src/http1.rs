@@ -3,12 +3,12 @@
 //! A rollout that waits for its model holds a connection that waits for a response, and ten thousand of them wait at
 //! once. Such a connection is a socket and 200 bytes here; in a general client it has 27 KiB of channels and buffers.
 //! Processor time is small for the same reason: a message is one write of prepared bytes and one read, of which only
-//! the relevant fields are parsed. The load generator needs this, because its own processor time is missing for the
-//! server under test.
+//! the relevant fields are parsed. The load generator needs this, because it shares the processor with the server under
+//! test.
 //!
 //! The peer is not trusted. Everything that it may send around the bytes of a body is limited (`INTERIM_MAX`,
 //! `HEAD_BYTES_MAX`, `FRAMING_BYTES_MAX`) and is searched once, however small the pieces are. The reader yields to
-//! other tasks between reads, so that a deadline around the exchange is kept.
+//! other tasks between reads, so that a deadline around the exchange takes effect.
 //!
 //! This module knows framing (content length, chunks, end of stream) and a few header fields. It knows no routes, no
 //! JSON and no rollouts.
@@ -37,7 +37,7 @@ use stream::Stream;
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum size of a body by default. A longer one is a mistake of the peer.
 const BODY_BYTES_MAX: usize = 16 << 20;
-/// Interim responses (1xx) before a response. Servers send one, or a few early hints.
+/// Maximum number of interim responses (1xx) before a response. Servers send one, or a few early hints.
 const INTERIM_MAX: usize = 16;
 /// Maximum size of the chunk extensions and trailers of one body together. They are ignored.
 const FRAMING_BYTES_MAX: usize = 16 << 10;
@@ -46,7 +46,7 @@ const CHUNK_LINE_BYTES: usize = 18;
 /// Idle time after which a connection is replaced. Servers close idle connections (some after 5 s), and a request sent
 /// at that moment is lost.
 const IDLE_MAX: Duration = Duration::from_secs(1);
-/// Maximum wait. A longer one comes from a wrong unit or date.
+/// Maximum delay before a retry. A longer one comes from a wrong unit or date.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
 /// Error of receiving a message.
@@ -206,8 +206,8 @@ impl Connection {
             (Side::Server, _) if matches!(head.status()?, 204 | 304) => Ok(BytesMut::new()),
             (_, Framing::Length(length)) => self.read_sized(length).await,
             (_, Framing::Chunked) => self.read_chunked().await,
-            (Side::Server, Framing::Unsaid) => self.read_to_end().await,
-            (Side::Client, Framing::Unsaid) => Ok(BytesMut::new()),
+            (Side::Server, Framing::Unspecified) => self.read_to_end().await,
+            (Side::Client, Framing::Unspecified) => Ok(BytesMut::new()),
         };
         let body = body.map_err(|cause| match head.status {
             Some(status) => Broken::Body { status, cause: Box::new(cause) },
@@ -336,7 +336,7 @@ impl Message {
         self.head.authorization.as_ref().map(|range| self.text(range))
     }
 
-    /// Returns the wait that a response demands, in seconds or until a date.
+    /// Returns the delay before a retry that a response requests, in seconds or until a date.
     #[expect(clippy::disallowed_methods, reason = "the header has a date")]
     pub fn retry_after(&self) -> Option<Duration> {
         let date = self.head.date.as_ref().map(|range| self.text(range));
@@ -365,7 +365,7 @@ impl Message {
 }
 
 /// Parses `Retry-After`. A date is relative to the sender's own `Date` if there is one, so that a wrong clock does not
-/// turn into a wait of hours.
+/// result in a delay of hours.
 fn wait(value: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     let wait = match value.parse() {

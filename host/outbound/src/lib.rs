@@ -2,8 +2,8 @@
 //! provides, some of which are child processes. No other module opens connections.
 //!
 //! Models, judges and callers share one [`Transport`] and one mechanism of retries (`retry`); each tool has its own
-//! client. None follows redirects by itself, because a key must not reach another server, and none uses a proxy of the
-//! environment.
+//! client. None follows redirects by itself, because a key must not reach another server, and none uses a proxy that is
+//! configured in the environment.
 
 mod address;
 mod callback;
@@ -72,12 +72,12 @@ pub enum CheckedClientError {
     Client(#[from] ClientError),
 }
 
-/// Returns a client for requests to the host and port of a URL. It connects only to addresses that the rules permit, and
-/// follows no redirects.
+/// Returns a client for requests to the host and port of a URL. The client connects only to addresses that the rules
+/// permit, and follows no redirects.
 ///
 /// # Errors
 ///
-/// If the URL has an address that the rules forbid.
+/// Fails if the URL has an address that the rules forbid.
 pub fn checked_client(
     rules: &std::sync::Arc<NetworkRules>,
     url: &reqwest::Url,
@@ -91,7 +91,7 @@ pub fn checked_client(
 /// Returns the settings of all clients.
 #[expect(clippy::disallowed_methods, reason = "the only place that creates clients")]
 fn client_builder() -> reqwest::ClientBuilder {
-    // Another user of the library may have installed a provider before; any will do.
+    // Another user of the library may have installed a provider before, which serves as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())

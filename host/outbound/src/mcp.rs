@@ -1,8 +1,8 @@
 //! MCP servers, started as child processes or reached over HTTP.
 //!
 //! The host connects to a server and lists its tools once, when it starts. Afterwards a task watches the connection.
-//! When it is lost, the task restarts the server or reconnects, with a delay that grows with each failure. Calls wait
-//! for a short time meanwhile.
+//! When the connection is lost, the task restarts the server or reconnects, with a delay that grows with each failure.
+//! In the meantime, calls wait for a short time.
 
 #![expect(clippy::disallowed_types, reason = "the protocol's library has trees in its interface")]
 
@@ -61,7 +61,7 @@ pub enum McpSettings {
     Process {
         /// The program and its arguments.
         command: Vec<String>,
-        /// Variables of the host's environment that it inherits.
+        /// Variables of the host's environment that the process inherits.
         environment: Vec<String>,
         /// Further variables, which may contain secrets.
         variables: Vec<(String, SecretText)>,
@@ -80,11 +80,11 @@ pub enum McpSettings {
 /// A function of a server.
 #[derive(Clone, Debug)]
 pub struct McpFunction {
-    /// Its name.
+    /// The function's name.
     pub name: String,
-    /// Its description.
+    /// The function's description.
     pub description: Option<String>,
-    /// JSON Schema of its arguments.
+    /// JSON Schema of the arguments.
     pub parameters: Value,
 }
 
@@ -375,8 +375,8 @@ fn read(arguments: &str) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// Returns a result as text for the model: its texts, and placeholders for other content. The structured data counts if
-/// there is no content.
+/// Returns a result as text for the model: its texts, and placeholders for other content. If there is no content,
+/// returns the structured data.
 fn text_of(result: &CallToolResult) -> String {
     if result.content.is_empty()
         && let Some(data) = &result.structured_content

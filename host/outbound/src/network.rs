@@ -105,7 +105,7 @@ impl NetworkRules {
         Self { public: Reach::Open, private: Reach::Listed, allow }
     }
 
-    /// Checks a URL, as far as that is possible before its name is resolved. To be called when a URL is configured or
+    /// Checks a URL, as far as that is possible before its name is resolved. Call this when a URL is configured or
     /// received, so that the error is reported immediately.
     pub fn check(&self, url: &Url) -> Result<(), Forbidden> {
         let Some(address) = literal(url) else { return Ok(()) };

@@ -33,10 +33,10 @@ pub struct Retry<'a> {
     pub reason: &'a str,
 }
 
-/// Observes every call of a client's models, and may delay it or replace the server's reply. For tools that debug
-/// plugins. A replacement counts as the server's reply, in the record as well.
+/// Observes every call of a client's models, and may delay it or replace the server's reply. Tools for debugging
+/// plugins implement it. A replacement counts as the server's reply, also in the record.
 pub trait Observer: fmt::Debug + Send + Sync {
-    /// Called before a call is sent. The call waits for it.
+    /// Called before a call is sent. The call is sent when the returned future completes.
     fn asking<'a>(&'a self, call: Watched<'a>) -> BoxFuture<'a, ()>;
 
     /// Called when an attempt has failed and will be retried after a delay.

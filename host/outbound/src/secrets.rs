@@ -32,7 +32,7 @@ const ENCODED_SECRET_BYTES_MIN: usize = 6;
 /// Parts of the names of query parameters that carry secrets.
 const SECRET_QUERIES: [&str; 5] = ["key", "token", "secret", "password", "sig"];
 
-/// Maximum number of backslashes before one character: JSON in JSON in JSON needs seven.
+/// Maximum number of backslashes before one character: a JSON text in a JSON text in a JSON text needs seven.
 const BACKSLASHES_MAX: usize = 15;
 
 /// A secret. Its debug output does not contain it.
@@ -96,8 +96,8 @@ impl Secrets {
         }
     }
 
-    /// Removes the secrets from a model's reply or a caller's response, if they are long enough. Both are data, which
-    /// removing a key of one letter would corrupt.
+    /// Removes the secrets from a model's reply or a caller's response, if they are long enough. Both are data, and the
+    /// removal of a key of one letter would corrupt them.
     pub(crate) fn cut_from_reply(&self, body: Bytes) -> Bytes {
         self.cut(&body, REPLY_SECRET_BYTES_MIN).map_or(body, Bytes::from)
     }
@@ -190,8 +190,8 @@ fn words_of(bytes: &[u8], length_min: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Removes the secret. Each byte of it may be literal, escaped as in JSON (in JSON in JSON), or percent-encoded, in any
-/// mixture.
+/// Removes the secret. Each byte of it may be literal, escaped as in JSON (also as in nested JSON texts), or
+/// percent-encoded, in any mixture.
 fn without_escaped(bytes: &[u8], secret: &[u8]) -> Option<Vec<u8>> {
     let first = *secret.first()?;
     let mut rest: Option<Vec<u8>> = None;
@@ -328,7 +328,8 @@ fn base64_within(secret: &[u8], shift: usize, alphabet: &GeneralPurpose) -> Vec<
     text.as_bytes()[base64_place(secret, shift)].to_vec()
 }
 
-/// Returns the range of these characters, from that multiple of three.
+/// Returns the range of the base64 characters that do not depend on the bytes around the secret. It is counted from the
+/// multiple of three before the secret.
 fn base64_place(secret: &[u8], shift: usize) -> Range<usize> {
     (shift * 8).div_ceil(6)..(shift + secret.len()) * 8 / 6
 }

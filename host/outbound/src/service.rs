@@ -49,7 +49,7 @@ pub enum InvalidService {
     /// The key contains characters that a header cannot have.
     #[error("the key contains characters that an HTTP header cannot have")]
     Key,
-    /// No client can be created for it.
+    /// No client can be created for the service.
     #[error(transparent)]
     Client(#[from] CheckedClientError),
 }
@@ -67,8 +67,8 @@ pub enum ServiceError {
 }
 
 impl ServiceClient {
-    /// Creates a client of the service at this base URL, with at most `requests_max` requests in progress. The rules apply
-    /// to its address.
+    /// Creates a client of the service at this base URL, with at most `requests_max` requests in progress. The rules
+    /// apply to its address.
     pub fn new(
         rules: &Arc<NetworkRules>,
         base_url: &str,
@@ -99,7 +99,8 @@ impl ServiceClient {
         url
     }
 
-    /// Sends a request once, with a JSON body if there is one, and reads at most `reply_bytes_max` bytes of the response.
+    /// Sends a request once, with a JSON body if there is one, and reads at most `reply_bytes_max` bytes of the
+    /// response.
     pub async fn send(
         &self,
         method: Method,

@@ -31,8 +31,8 @@ pub(super) use target::Target;
 /// Timeout for resolving a name, connecting and, if required, the TLS handshake.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Maximum number of connections reserved for callbacks, so that they are delivered while all models hang. With few
-/// connections it is one in eight. `capacity` includes them.
+/// Maximum number of connections reserved for callbacks, so that callbacks are delivered while all models hang. If
+/// there are few connections, one in eight is reserved. The transport's total number of connections includes them.
 const FOR_CALLBACKS_MAX: usize = 16;
 
 /// Purpose of a connection.
@@ -265,7 +265,7 @@ async fn connect(target: &Target, rules: &NetworkRules) -> Result<TcpStream, Una
     for address in addresses {
         match TcpStream::connect(address).await {
             Ok(stream) => return Ok(stream),
-            // A missing local address of one family says nothing if the server failed on the other family.
+            // If the server failed on one address family, the lack of a local address of the other is not the cause.
             Err(error) if is_host_fault(&error) && last.raw_os_error().is_some() && !is_host_fault(&last) => {
             }
             Err(error) => last = error,

@@ -106,7 +106,7 @@ impl UrlTemplate {
             }
         }
         let url = Url::parse(&text).map_err(|_| "the arguments form no valid URL".to_owned())?;
-        // The parser has applied `..`, in any spelling, as a step out of the placeholder.
+        // The parser resolves `.` and `..`, in any spelling, which changes the number of segments.
         if !self.is_whole() && segments(&url) != self.segments {
             return Err("an argument is '.' or '..', which leads elsewhere".to_owned());
         }

@@ -4,7 +4,7 @@ use sha2::{Digest, Sha256};
 
 use crate::Error;
 
-/// Release of the crate `componentize-qjs` that the library is from.
+/// Release of the crate `componentize-qjs` that contains the library.
 pub const ENGINE_VERSION: &str = "0.4.5";
 
 /// SHA-256 of `prebuilt/runtime-sync.wasm` in that crate.
@@ -19,7 +19,7 @@ impl EngineLibrary {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OtherEngine`] for any others.
+    /// Returns [`Error::OtherEngine`] for any other bytes.
     pub fn new(bytes: Vec<u8>) -> Result<Self, Error> {
         let digest = Sha256::digest(&bytes);
         if base16(&digest) == SHA256 { Ok(Self(bytes)) } else { Err(Error::OtherEngine) }

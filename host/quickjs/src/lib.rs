@@ -1,11 +1,11 @@
-//! Makes a component of a JavaScript program and the QuickJS engine.
+//! Builds a component from a JavaScript program and the QuickJS engine.
 //!
 //! The engine is the prebuilt library of the crate `componentize-qjs`, see [`EngineLibrary`]. [`componentize`] links it
 //! with conversions for the interfaces of a world ([`wit_dylib`]), evaluates the program in an instance, and stores
 //! that instance's memory in the component. A rollout therefore starts with the program evaluated.
 //!
-//! Clock and random numbers of that instance are constants, and it has no files, arguments or variables: the same
-//! program makes the same bytes on any machine.
+//! The clocks and random numbers of that instance are constant, and it has no files, arguments or environment
+//! variables. The same program therefore results in the same bytes on any machine.
 //!
 //! This crate knows neither the SDK nor the host.
 
@@ -17,7 +17,7 @@ mod world;
 pub use engine::{ENGINE_VERSION, EngineLibrary};
 pub use world::World;
 
-/// Reason why there is no component.
+/// Error of building a component.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,7 +27,7 @@ pub enum Error {
     /// The engine's library has another SHA-256.
     #[error("the library of the JavaScript engine is not that of componentize-qjs {ENGINE_VERSION}")]
     OtherEngine,
-    /// The component could not be made, which is a fault of this crate or of the engine.
+    /// The component could not be built, which is a bug in this crate or in the engine.
     #[error("the JavaScript engine cannot be linked")]
     Link(#[source] anyhow::Error),
     /// The instance that evaluates the program failed.

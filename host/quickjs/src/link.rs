@@ -14,10 +14,10 @@ use crate::world::World;
 /// Module of the functions that libraries import from each other.
 const LIBRARIES: &str = "env";
 
-/// Functions that the engine imports from outside of the contract and of WASI, and that [`support_library`] has: the
-/// module and name of the import, and the number of its parameters.
+/// Functions that the engine imports from outside of the contract and of WASI, and that [`support_library`] provides:
+/// the module and name of the import, and the number of its parameters.
 ///
-/// By the first two the engine loads further modules. There are none, because the program is one module. The third
+/// The engine calls the first two to load further modules. There are none, because the program is one module. The third
 /// resets an adapter for WASI's first version, which is not linked.
 const SUPPORT: [(&str, &str, usize); 3] = [
     ("local:init/module-loader", "resolve", 5),
@@ -43,8 +43,8 @@ fn support_name(module: &str, name: &str) -> Option<String> {
     SUPPORT.iter().find(is_it).map(|(module, name, _)| format!("{module}#{name}"))
 }
 
-/// Returns the engine's library with the functions of [`SUPPORT`] imported from the library that has them. The
-/// component then imports none of them.
+/// Returns the engine's library with its imports of [`SUPPORT`] redirected to the support library, so that the
+/// component does not import them.
 fn with_support(library: &[u8]) -> Result<Vec<u8>> {
     let mut module = Module::new();
     for payload in Parser::new(0).parse_all(library) {
@@ -67,10 +67,10 @@ fn with_support(library: &[u8]) -> Result<Vec<u8>> {
     Ok(module.finish())
 }
 
-/// Returns a library with the functions of [`SUPPORT`]. One with parameters is never called and traps, the other does
-/// nothing.
+/// Returns a library with the functions of [`SUPPORT`]. Those with parameters are never called and trap; the one
+/// without parameters does nothing.
 fn support_library() -> Vec<u8> {
-    // One subsection, of memory and table: none of either, without an alignment.
+    // One subsection, which requests no memory and no table, both without an alignment.
     const MEMORY_AND_TABLE: [u8; 6] = [1, 4, 0, 0, 0, 0];
     let (mut types, mut functions) = (TypeSection::new(), FunctionSection::new());
     let (mut exports, mut code) = (ExportSection::new(), CodeSection::new());

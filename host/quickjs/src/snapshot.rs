@@ -14,22 +14,22 @@ use wasmtime_wizer::{ComponentInstanceState, Wizer};
 
 use crate::Error;
 
-/// The export that evaluates a program. The finished component still has it, where it only reports that a program was
-/// evaluated: `Wizer` would remove the function of this name from the core modules as well, which refer to it.
+/// The export that evaluates a program. The finished component keeps it, although it can then only report that a
+/// program was evaluated: `Wizer` would also remove the function of this name from the core modules, which refer to it.
 const INIT: &str = "init";
 
-/// Bytes of memory that the evaluation may use.
+/// Maximum memory of the evaluation, in bytes.
 const MEMORY_BYTES_MAX: usize = 1 << 30;
 
-/// Bytes of what the engine writes when it fails.
+/// Maximum size of the engine's output, which explains a failure, in bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
-/// Time of all clocks while the program is evaluated: the time at which the clock of a rollout begins, 2025-01-01.
+/// Time of all clocks while the program is evaluated: 2025-01-01, at which the clock of a rollout begins.
 const NOW: Duration = Duration::from_secs(1_735_689_600);
 
-/// Evaluates the program, and returns the component with the memory that this leaves.
+/// Evaluates the program, and returns the component with the resulting memory.
 pub(crate) fn snapshot(component: &[u8], program: &str) -> Result<Vec<u8>, Error> {
-    // Its own thread, because the caller may run within a runtime.
+    // A separate thread is needed because the caller may run within a runtime.
     std::thread::scope(|scope| {
         let work = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -63,7 +63,7 @@ fn link_error(error: impl Into<anyhow::Error>) -> Error {
 
 async fn instantiate(component: &[u8], output: &MemoryOutputPipe) -> Result<(Store<State>, Instance)> {
     let mut config = Config::new();
-    // The code runs for milliseconds.
+    // The code runs only for milliseconds, so optimizing it would take longer.
     config.cranelift_opt_level(OptLevel::None);
     let engine = Engine::new(&config)?;
     let component = Component::new(&engine, component)?;
@@ -76,10 +76,10 @@ async fn instantiate(component: &[u8], output: &MemoryOutputPipe) -> Result<(Sto
     Ok((store, instance))
 }
 
-/// Defines the imports that are not WASI's, which work in a rollout only, by functions that fail.
+/// Defines the imports of the contract, which work only in a rollout, as functions that fail.
 ///
-/// `Linker::define_unknown_imports_as_traps` would define WASI's interfaces as well where the component names another
-/// compatible version of them.
+/// `Linker::define_unknown_imports_as_traps` would also replace the interfaces of WASI that the component imports in
+/// another, compatible version.
 fn refuse_contract(linker: &mut Linker<State>, component: &Component) -> Result<()> {
     let engine = linker.engine().clone();
     for (interface, item) in component.component_type().imports(&engine) {
@@ -105,8 +105,8 @@ fn refuse_contract(linker: &mut Linker<State>, component: &Component) -> Result<
     Ok(())
 }
 
-/// Calls `init` of the engine: an initial module, the program, its path (none, so that it is in no memory), and
-/// whether the collector is off.
+/// Calls the engine's `init`. The arguments are an initial module, the program, its path (none, so that the memory
+/// contains no path), and whether the garbage collector is off.
 async fn call_init(
     store: &mut Store<State>,
     instance: Instance,
@@ -119,7 +119,8 @@ async fn call_init(
     Ok(outcome)
 }
 
-/// The world of the instance: no files, arguments or variables, and clocks that stand still.
+/// State of the instance's store. The instance has no files, arguments or environment variables, and its clocks stand
+/// still.
 struct State {
     wasi: WasiCtx,
     table: ResourceTable,
@@ -174,17 +175,17 @@ impl HostMonotonicClock for Clock {
     }
 }
 
-/// Reads an instance's globals and memory by the functions that instrumentation exports.
+/// Reads an instance's globals and memory through the functions that instrumentation exports.
 struct InstanceMemory<'a> {
     store: &'a mut Store<State>,
     instance: Instance,
 }
 
-/// The interface of those functions.
+/// Interface of the functions that instrumentation exports.
 const ACCESS: &str = "wasmtime:wizer/access";
 
 impl InstanceMemory<'_> {
-    /// Calls a function that instrumentation added. It has no parameters and cannot fail.
+    /// Calls a function that instrumentation exports. The function has no parameters and cannot fail.
     async fn call<R, T>(
         &mut self,
         interface: &str,

@@ -4,5 +4,5 @@
 - [`rollout_host.verifiers`](verifiers.py): a taskset and a harness for `verifiers`.
 - [`rollout_host.trl`](trl.py): a `rollout_func` for TRL's `GRPOTrainer`.
 
-Each module says at import which optional packages it needs.
+A module whose optional packages are missing names them when it is imported.
 """

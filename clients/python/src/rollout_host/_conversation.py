@@ -18,7 +18,7 @@ class Misaligned(Exception):
 
 
 def normal(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a message in one spelling: no empty members, text as a string, arguments of calls as objects."""
+    """Returns a message in its normal form: no empty members, text as a string, arguments of calls as objects."""
     kept = {name: value for name, value in message.items() if value is not None and value != []}
     content = kept.get("content")
     if isinstance(content, list) and all(part.get("type") == "text" for part in content):
@@ -43,7 +43,7 @@ def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class TokenSequence:
-    """One sequence of tokens: a prompt, then what the model wrote and what the workflow added, in turns."""
+    """One sequence of tokens: a prompt, followed by tokens of the model and tokens that the workflow added."""
 
     messages: Messages
     tools: Any
@@ -79,7 +79,7 @@ class Conversation:
     """The sequences of one rollout.
 
     A request that continues an earlier reply extends its sequence by the new messages: the model sees exactly the tokens that
-    it wrote, not a repeated encoding of its text. Any other request begins a sequence.
+    it wrote, not a repeated encoding of its text. Any other request begins a new sequence.
     """
 
     def __init__(self, render: Render, end_ids: Sequence[int]) -> None:
@@ -101,7 +101,7 @@ class Conversation:
         return sequence
 
     def _suffix(self, sequence: TokenSequence, wanted: Messages) -> list[int]:
-        """Returns the tokens of the new messages, and of the end of the reply where the model did not write it."""
+        """Returns the tokens of the new messages, preceded by the end of the reply if the model did not write it."""
         before = self._render(sequence.messages, sequence.tools, False)
         full = self._render(wanted, sequence.tools, True)
         # Templates may write more after the end of a turn, such as a line break, which the model does not.

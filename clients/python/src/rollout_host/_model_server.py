@@ -83,7 +83,7 @@ class ModelServer:
         self._http.server_close()
 
     def open(self, rollout: Any) -> str:
-        """Registers a rollout, and returns the key under which it calls."""
+        """Registers a rollout, and returns the key that its calls must carry."""
         key = secrets.token_urlsafe(24)
         with self._changed:
             self._rollouts[key] = rollout
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
     model: ModelServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECS
-    # Head and body leave in one segment.
+    # Head and body are sent in one segment.
     wbufsize = -1
     disable_nagle_algorithm = True
 
@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except ConnectionError:
-            # The host gave the rollout up.
+            # The host abandoned the rollout.
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:

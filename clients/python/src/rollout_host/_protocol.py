@@ -19,7 +19,7 @@ from .types import Admission, RolloutRequest, RolloutResult
 
 LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 
-# Statuses of a host that starts or stops, or of a proxy before one.
+# Statuses of a host that starts or stops, or of a proxy in front of one.
 UNAVAILABLE = frozenset({502, 503, 504})
 
 # Pauses before a repetition, in seconds. Results of a host can be read again for a minute.
@@ -28,7 +28,7 @@ PAUSE_FIRST, PAUSE_MAX = 0.1, 8.0
 # Bounds of `Retry-After`, in seconds, and its default.
 RETRY_AFTER_MIN, RETRY_AFTER_MAX, RETRY_AFTER_DEFAULT = 0.05, 60.0, 1.0
 
-# Time that a request may take in addition to what the host waits, in seconds.
+# Time that a request may take in addition to the time for which the host holds it open, in seconds.
 ANSWER_SECS = 30.0
 CANCEL_SECS = 5.0
 
@@ -123,7 +123,7 @@ class Outage:
 
 
 def path_of(rollout_id: str, what: str) -> str:
-    """Returns the path of something of a rollout."""
+    """Returns the path of a resource of a rollout, such as its result."""
     return f"/rollout/{quote(rollout_id, safe='')}/{what}"
 
 
@@ -135,7 +135,7 @@ def refusal(reply: Reply, what: str) -> HostRefused:
 
 
 def _words(detail: Any) -> str:
-    """Returns the reason of a refusal as text, each invalid field with its place."""
+    """Returns the reason of a refusal as text, with the location of each invalid field."""
     if isinstance(detail, list):
         fields = [problem for problem in detail if isinstance(problem, dict)]
         return "; ".join(f"{'.'.join(map(str, one.get('loc', [])))}: {one.get('msg')}" for one in fields)
@@ -145,9 +145,9 @@ def _words(detail: Any) -> str:
 class Admitting:
     """A rollout that is being started.
 
-    A post whose answer was lost is repeated. If the host then says that it has the rollout, its lease is unknown, and no one
-    will ever read its result: it is cancelled and started again under another id. That needs an id that no other caller can
-    have, so an id that the caller chose is never replaced.
+    A request whose answer was lost is repeated. If the host then answers that it already has the rollout, the rollout's
+    lease is unknown, so its result cannot be read: the rollout is cancelled and started again under another id. This is
+    safe only for an id that no other caller can have, so an id that the caller chose is never replaced.
     """
 
     def __init__(self, request: RolloutRequest, retries: Retries) -> None:
@@ -199,7 +199,7 @@ class Admitting:
 
 
 def poll(admission: Admission, retries: Retries) -> Steps:
-    """Renews the lease, waits for news and returns them."""
+    """Renews the lease, waits for a change of the status and returns it."""
     path = path_of(admission.rollout_id, "result")
     outage = Outage(max(retries.reconnect, admission.lease_secs))
     send = Send("GET", path, None, {LEASE_HEADER: admission.lease}, admission.result_wait_secs + ANSWER_SECS)
@@ -232,7 +232,7 @@ def result(admission: Admission, retries: Retries) -> Steps:
 
 
 def cancel(rollout_ids: Iterable[str]) -> Steps:
-    """Cancels rollouts, and returns what happened to each."""
+    """Cancels rollouts, and returns the disposition of each."""
     outage = Outage(CANCEL_SECS)
     while True:
         try:

@@ -8,9 +8,9 @@
 
 `AsyncClient` has the same methods as coroutines. The address of a plugin of a catalog ends in `/p/NAME`.
 
-**A result is read once or not at all.** A rollout that fails raises `RolloutFailed`; a host that is down, full or
-restarted is waited for and then raises. Neither becomes a reward. A repeated post never runs a rollout twice with both
-results read: see `_protocol.Admitting`.
+**A result is read once or not at all.** A rollout that fails raises `RolloutFailed`. The client waits for a host that
+is down, full or restarting, and raises an error when its timeout expires. Neither becomes a reward. A repeated request
+never leads to two results of one rollout: see `_protocol.Admitting`.
 
 The package httpx is required: `pip install 'rollout-host[client]'`.
 """
@@ -73,7 +73,7 @@ CONNECT_SECS = 10.0
 
 
 class _Settings:
-    """Address, key and waits of a server, for both clients."""
+    """Address, key and timeouts of a server, for both clients."""
 
     def __init__(
         self,
@@ -127,7 +127,8 @@ class Client:
         url: The server's address; `http://HOST/p/NAME` for a plugin of a catalog.
         api_key: The server's key, if it requires one.
         reconnect_timeout: Seconds for which a host that cannot be reached is tried again, for example while it restarts.
-        admission_timeout: Seconds for which a full host is asked again, at its own pace. None waits without limit.
+        admission_timeout: Seconds for which a request to a full host is repeated, after the delays that the host
+            requests. None waits without limit.
         http: A client of httpx with settings of its own, such as certificates. The caller closes it.
     """
 
@@ -332,7 +333,7 @@ class AsyncClient:
     async def run_many(
         self, requests: Iterable[RolloutRequest], *, max_concurrent: int = 1024, timeout: float | None = None
     ) -> list[RolloutResult | RolloutHostError]:
-        """Runs rollouts at once, and returns for each, in their order, its result or the reason why it has none."""
+        """Runs rollouts concurrently, and returns the result of each, or its error, in the order of the requests."""
         slots = asyncio.Semaphore(max_concurrent)
 
         async def run(request: RolloutRequest) -> RolloutResult | RolloutHostError:

@@ -43,7 +43,7 @@ class HostRefused(RolloutHostError):
 
 
 class HostBusy(RolloutHostError):
-    """The host answered 429 until the client's `admission_timeout` was over."""
+    """The host answered 429 until the client's `admission_timeout` expired."""
 
 
 class RolloutExists(HostRefused):
@@ -51,18 +51,18 @@ class RolloutExists(HostRefused):
 
 
 class LeaseLost(RolloutHostError):
-    """The host does not know the rollout or its lease any more, so its result cannot be read.
+    """The host no longer knows the rollout or its lease, so its result cannot be read.
 
     A host without a journal was restarted, or the result was not read in time.
     """
 
 
 class ProtocolError(RolloutHostError):
-    """The server's answer is not one of the protocol. The address may be another server's."""
+    """The server's answer does not follow the protocol. The address may belong to another server."""
 
 
 class RolloutTimeout(RolloutHostError, TimeoutError):
-    """The caller's `timeout` was over. `run` cancels the rollout, `result` of a handle leaves it running."""
+    """The caller's `timeout` expired. `run` cancels the rollout; `result` of a handle leaves it running."""
 
 
 class RolloutFailed(RolloutHostError):
@@ -75,7 +75,7 @@ class RolloutFailed(RolloutHostError):
 
     @property
     def category(self) -> str | None:
-        """The protocol's word for the reason, such as `timeout`, `http_error` (the model's) or `agent_error`."""
+        """The reason's name in the protocol, such as `timeout`, `http_error` (of the model) or `agent_error`."""
         return self.result.err_category
 
 

@@ -1,4 +1,4 @@
-"""A `rollout_func` for TRL 1.16: plugins on a host play and grade, and `GRPOTrainer` learns from the tokens.
+"""A `rollout_func` for TRL 1.16: plugins on a host run and grade rollouts, and `GRPOTrainer` learns from the tokens.
 
     from rollout_host.trl import HostRollouts, rollout_reward
 
@@ -10,12 +10,12 @@
         …
     )
 
-For each batch of prompts the trainer's process serves its own model as an OpenAI endpoint, starts a rollout per prompt on
-the host, generates what their workflows request, in batches, and returns the tokens that the model wrote. Tokens of tools and
-users are masked. Generation is the trainer's own, by transformers or vLLM.
+For each batch of prompts the trainer's process serves its own model as an OpenAI endpoint, starts a rollout per prompt
+on the host, generates the replies to the workflows' requests in batches, and returns the tokens that the model wrote.
+Tokens of tools and users are masked. The trainer itself generates the tokens, with transformers or vLLM.
 
-**A failed rollout has no reward.** TRL leaves it out of its group's baseline and gives it no advantage; no token of it is
-trained on. A host that cannot be reached, or that refuses requests, ends the training with an exception.
+**A failed rollout has no reward.** TRL leaves it out of its group's baseline and gives it no advantage; none of its
+tokens is trained on. A host that cannot be reached, or that refuses requests, ends the training with an exception.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class HostRollouts:
 
 
 def _scored(rollout: _Rollout) -> tuple[TokenSequence | None, float | None, str | None]:
-    """Returns tokens and reward of a rollout, or the reason why it has none."""
+    """Returns the tokens and the reward of a rollout, or the reason why the rollout has none."""
     outcome = rollout.outcome
     if not isinstance(outcome, RolloutResult):
         return None, None, str(outcome)
@@ -251,7 +251,8 @@ def _by_prompt(rows: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
             row = Row([normal(message) for message in row.prompt], row.system_prompt, row.label, row.metadata)
         known = found.setdefault(_key(row.messages), row)
         if (known.label, known.metadata) != (row.label, row.metadata):
-            raise ValueError(f"two rows have the same prompt and other labels or metadata: {str(row.messages)[:200]}")
+            start = str(row.messages)[:200]
+            raise ValueError(f"two rows have the same prompt but different labels or metadata: {start}")
     return found
 
 
@@ -299,7 +300,7 @@ class _Model:
         return sequence
 
     def answer(self, calls: list[Call]) -> None:
-        """Generates the replies to calls, together."""
+        """Generates the replies to calls in one batch."""
         admitted: list[tuple[Call, TokenSequence, int]] = []
         for call in calls:
             try:
@@ -324,7 +325,7 @@ class _Model:
             call.answer(message, finish_reason, prompt_tokens, len(ids))
 
     def _admit(self, call: Call) -> tuple[TokenSequence, int]:
-        """Returns the sequence that a call continues, and the number of tokens that it has room for."""
+        """Returns the sequence that a call continues, and the number of tokens that can be added to it."""
         try:
             sequence = call.rollout.conversation.extend(call.messages, call.tools)
         except Misaligned as error:
@@ -338,7 +339,7 @@ class _Model:
         return sequence, room
 
     def _reply(self, sequence: TokenSequence, ids: list[int]) -> tuple[dict[str, Any], str]:
-        """Returns the message that the tokens are."""
+        """Returns the message that the tokens encode."""
         ended = bool(ids) and ids[-1] in self._trainer.eos_token_ids
         if not self._can_parse:
             text = self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -44,13 +44,13 @@ class RolloutRequest:
     llm_api_key: str | None = field(default=None, repr=False)
     """Key of the model's server."""
     grade: bool = True
-    """Whether to grade the sample. Without it the result has no reward."""
+    """Whether to grade the sample. If False, the result has no reward."""
     agent_timeout_sec: float | None = None
     grader_timeout_sec: float | None = None
     extra_fields: Mapping[str, Any] | None = None
     fork_of: ForkPoint | None = None
     rollout_id: str | None = None
-    """The client generates an id if this is None, and only then it can repeat a post whose answer was lost."""
+    """The client generates an id if this is None. Only then can it repeat a request whose answer was lost."""
 
     def fork(self, rollout_id: str, turn: int) -> RolloutRequest:
         """Returns a request that continues another rollout after `turn` calls of the model."""
@@ -116,7 +116,7 @@ class RolloutResult:
 
     @property
     def reward(self) -> float:
-        """The reward. Raises where there is none, so that a failure never counts as a reward of 0."""
+        """The reward. Raises an error if there is none, so that a failure never counts as a reward of 0."""
         self.raise_for_status()
         if self.sample is None or self.sample.reward is None:
             withdrawn = self.sample is not None and self.sample.remove_sample
@@ -172,7 +172,7 @@ class Admission:
 
     rollout_id: str
     lease: str = field(repr=False)
-    """The token that reads the result."""
+    """The token with which the result is read."""
     result_wait_secs: float
     """Maximum time for which the host holds a poll open."""
     lease_secs: float

@@ -1,11 +1,12 @@
-"""A taskset and a harness for `verifiers` 0.4: a plugin on a host plays the agent and grades it.
+"""A taskset and a harness for `verifiers` 0.4: a plugin on a host runs the agent and grades it.
 
     vf-eval rollout-host-env -m MODEL --env.taskset.data rows.jsonl \\
         --env.agent.harness.id rollout-host-env --env.agent.harness.url http://127.0.0.1:9000 \\
         --env.agent.runtime.type subprocess …
 
-The model is verifiers' own endpoint of the rollout, so tokens and calls are recorded in its trace. A rollout that fails is a
-`HarnessError`, and a sample without a reward a `TaskError`: the episode has failed, and has no reward of 0.
+The model is verifiers' own endpoint of the rollout, so tokens and calls are recorded in its trace. A rollout that fails
+raises a `HarnessError`, and a sample without a reward a `TaskError`: the episode then counts as failed, not as an
+episode with a reward of 0.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class RolloutHostHarness(vf.Harness[RolloutHostHarnessConfig]):
             result = await self._client().run(request)
         except RolloutFailed as error:
             if trace.stop_condition is not None:
-                # verifiers refused the model's next call; this is an end like any other.
+                # verifiers refused the next call of the model, which is a normal end of the episode.
                 return ProgramResult(0, "", "")
             raise vf.HarnessError(str(error)) from error
         except RolloutHostError as error:

@@ -2,7 +2,8 @@
 
 They cover only the modules that well-known packages import without needing them: `ctypes`, because SymPy asks it for
 the sizes of C's numbers; `bz2`, which NetworkX imports for files; `ssl`, which every HTTP client imports; and the
-modules that clients of agent protocols import for servers. Any other use of a stand-in raises an error that says so.
+modules that clients of agent protocols import for servers. Any other use of a stand-in raises an error that explains
+this.
 """
 
 from __future__ import annotations

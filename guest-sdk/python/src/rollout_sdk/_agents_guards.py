@@ -55,7 +55,7 @@ class InputGuardrail:
     """The function that checks. Its arguments are the context, the agent and the input."""
     name: str | None = None
     run_in_parallel: bool = True
-    """Whether it runs concurrently with other input guardrails."""
+    """Whether the guardrail runs concurrently with other input guardrails."""
 
     def get_name(self) -> str:
         """Returns its name."""
@@ -141,14 +141,14 @@ async def check_input(
     for each in listed:
         if not each.run_in_parallel:
             results.append(await each.run(agent, input, context))
-            _pass(results)
+            _raise_if_triggered(results)
     together = (each.run(agent, input, context) for each in listed if each.run_in_parallel)
     results += await asyncio.gather(*together)
-    _pass(results)
+    _raise_if_triggered(results)
     return results
 
 
-def _pass(results: list[InputGuardrailResult]) -> None:
+def _raise_if_triggered(results: list[InputGuardrailResult]) -> None:
     for each in results:
         if each.output.tripwire_triggered:
             raise InputGuardrailTripwireTriggered(each)

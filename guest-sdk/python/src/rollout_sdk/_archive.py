@@ -369,7 +369,7 @@ def _opened(file: Any, mode: str, *args: Any, **kwargs: Any) -> IO[Any]:
     )
 
 
-# Status and contents of files and directories: programs look before they open.
+# Status and contents of files and directories, because programs check a file before they open it.
 
 
 def _place(path: Any) -> str | None:

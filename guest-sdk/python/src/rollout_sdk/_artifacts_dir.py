@@ -1,5 +1,5 @@
-"""`artifacts_dir` of the published package, in which a program leaves files that are looked at after the rollout. Its
-paths are names of artifacts here; a component has no such directory."""
+"""`artifacts_dir` of the published package: a directory for files that people read after the rollout. A component has
+no such directory, so paths in it are names of artifacts here."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The cache key of a component: a digest of all inputs. Part of `_build.py`.
 
-Builds are reproducible: the same inputs make the same bytes. So a component that was built once is reused for every later
-build with the same key. The inputs are the program (which rewrites the component that componentize-py makes), the SDK, the
-contract, componentize-py, the Python that runs it, the project's settings and files, and the installed dependencies. The
-component's Python does not see the environment.
+Builds are reproducible: the same inputs result in the same bytes. So a component that was built once is reused for
+every later build with the same key. The inputs are the program (which rewrites the component that componentize-py
+creates), the SDK, the contract, componentize-py, the Python that runs it, the project's settings and files, and the
+installed dependencies. The component's Python does not see the environment.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _digests(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _times(directory: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields sizes and times of installed files, which are many and large and change only by an installation."""
+    """Yields sizes and times of installed files, which are too many and too large for digests and change only when
+    packages are installed."""
     for name, file in _files(directory):
         if file is not None:
             about = file.stat()

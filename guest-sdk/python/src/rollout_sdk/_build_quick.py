@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ._modules import Text
 
 FILE_BYTES_MAX = 1 << 20
-"""The largest data file that is included: the same limit as in the archive of a component."""
+"""Maximum size of a data file that is included: the same limit as in the archive of a component."""
 
 FILES_BYTES_MAX = 32 << 20
-"""The largest total: each instance reads all of it."""
+"""Maximum size of all files together. Each instance reads all of them."""
 
 
 def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
@@ -97,7 +97,7 @@ _NOT_OF_PROJECT = ("__pycache__", "node_modules", "target")
 
 
 def _packed(of: Any, project: Project, files: Any) -> bytes:
-    """Returns a line that lists the files, and then their contents."""
+    """Returns a line with a list of the files, followed by their contents."""
     listed: list[tuple[str, int]] = []
     contents: list[bytes] = []
     total = 0

@@ -92,7 +92,7 @@ def _is_class(value: Any) -> TypeGuard[type[Any]]:
 
 
 def _concrete(module: ModuleType, base: type) -> list[type[Any]]:
-    """Returns the module's concrete subclasses of the base; one with two names counts once."""
+    """Returns the module's concrete subclasses of the base; a class with two names counts once."""
     found: list[type[Any]] = []
     for value in vars(module).values():
         if _is_class(value) and issubclass(value, base) and value is not base:
@@ -119,7 +119,7 @@ def _app_config(module: ModuleType, loops: list[type[Any]]) -> Declared | None:
 
 
 def _hint(module: ModuleType, base: type, method: str) -> str:
-    """Returns a hint about the class that comes close, for the error."""
+    """Returns a hint for the error message about the class that is almost a subclass of the base."""
     for value in vars(module).values():
         if _is_class(value) and issubclass(value, base) and value is not base:
             missing = ", ".join(sorted(getattr(value, "__abstractmethods__", ())))

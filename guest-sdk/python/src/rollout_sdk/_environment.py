@@ -2,11 +2,12 @@
 
 A WebAssembly library is linked into the component, and its start function runs before the interpreter starts:
 
-- It sets environment variables: texts have the same hashes in every build, because the order of sets and the addresses of
-  objects depend on them, and no compiled modules are written.
+- It sets environment variables, so that texts have the same hashes in every build (the order of sets and the addresses
+  of objects depend on them) and no compiled modules are written.
 - It wraps Python's allocators with one that clears memory. Otherwise, old contents (times, random numbers) would remain
   where an object does not use all of its memory, and differ in every build.
-- It records the original allocators. `rollout-host build` (`python_repeat.rs`) restores them in the finished memory.
+- It records the original allocators. `rollout-host build` (`host/fuse/src/python/repeat.rs`) restores them in the
+  finished memory.
 
 As a Python module it has one member, `memory`: the component's whole memory. `_memory.py` uses it for changes that Python
 code cannot make to the interpreter.
@@ -22,7 +23,7 @@ FILE = "_rollout_environment.cpython-314-wasm32-wasi.so"
 """The library's file name, which componentize-py recognizes as a library."""
 
 MARK = b"ROLLOUT-ALLOCATE"
-"""The start of the record. Then follow three original allocators, and the one that replaces them."""
+"""The start of the record. The three original allocators and the one that replaces them follow it."""
 
 DOMAINS = 3
 """The number of Python's memory domains: raw, mem, and object. Each has an allocator."""

@@ -10,8 +10,8 @@ from .sample import Completion, Sample
 
 
 class RecordedHistory:
-    """Records a list of messages in a sample. Added messages are pushed; if earlier messages changed, the sample's are
-    replaced."""
+    """Records a list of messages in a sample. Added messages are pushed; if earlier messages changed, all messages of
+    the sample are replaced."""
 
     def __init__(self, messages: list[dict[str, Any]], name: str | None, what: str) -> None:
         rollout = current_rollout(what)

@@ -1,16 +1,16 @@
 """Arranges the memory of a finished component.
 
-A component's memory is an image that all of its instances share. An instance that writes to a page gets its own copy of that
-page, so the pages that every rollout writes to should be few. Four causes make them many; the last step of a build removes
-them:
+A component's memory is an image that all of its instances share. An instance that writes to a page gets its own copy of
+that page, so the pages that every rollout writes to should be few. Four causes increase their number; the last step of
+a build removes these causes:
 
-- A rollout allocates in freed gaps, and after all modules were imported the gaps are everywhere. They are filled, so that
-  allocations go to the end of the memory.
+- A rollout allocates in freed gaps. After all modules were imported, there are gaps in all parts of the memory. They
+  are filled, so that allocations go to the end of the memory.
 - The interpreter writes counters into the code that it runs. The code that a rollout runs is moved to one place.
-- Each access to an object changes its reference count, except for immortal objects, which are never freed. All objects of
-  the image become immortal. Counts are set here (`_memory.py`), so that code specializes to a form that does not count;
-  the final objects are listed at a marked address, and `rollout-host build` writes the counts of those that were created
-  later into the component.
+- Each access to an object changes its reference count, except for immortal objects, which are never freed. All objects
+  of the image become immortal. Counts are set here (`_memory.py`), so that code specializes to a form that does not
+  count references; the final objects are listed at a marked address, and `rollout-host build` writes the counts of
+  those that were created later into the component.
 - The garbage collector visits every object. It is configured to ignore the objects of the image.
 """
 
@@ -59,7 +59,7 @@ def settle(
     is_close: Callable[[str], bool],
     renew: Sequence[Callable[[], None]],
 ) -> None:
-    """Arranges the memory for the parts of a rollout, and runs them last.
+    """Arranges the memory for the parts of a rollout, which it runs several times.
 
     `is_authors` returns whether a source file is the author's, whose code does not run here, and `is_close` whether its
     code is likely to run in a rollout; `renew` recreates objects that every rollout writes to."""
@@ -98,8 +98,8 @@ def _run(parts: Sequence[Callable[[], None]]) -> None:
 
 
 def _let_go() -> None:
-    """Frees cached objects now, when it costs no rollout anything. Compiling all modules leaves names in the cache of
-    attributes."""
+    """Frees cached objects during the build, so that no rollout has to do it. Compiling all modules leaves names in the
+    cache of attributes."""
     # The replacement is not a Python function; and the author may have turned warnings into errors.
     system: Any = sys
     with warnings.catch_warnings():
@@ -131,7 +131,7 @@ def _arrange_code(
     is_close: Callable[[str], bool],
     renew: Sequence[Callable[[], None]],
 ) -> None:
-    """Moves the code that runs to one place, and first the code that is written to as it runs."""
+    """Moves the code that runs to one place, beginning with the code that the interpreter writes to on every run."""
     ran = [_code_run_by(memory, functions, part) for part in parts]
     _run(parts)
     rewritten = [_rewritten_by(part, codes) for part, codes in zip(parts, ran, strict=True)]
@@ -200,7 +200,7 @@ def _move_code(
 
 
 def _reserve_list() -> None:
-    """Reserves memory for the list now, so that it does not lie where a rollout allocates."""
+    """Reserves memory for the list early, so that the list is not where a rollout allocates."""
     objects = sum(1 for _ in _reachable())
     _listed.frombytes(bytes(4 * (int(objects * _SLACK) + _WORDS_BEFORE + 1)))
 
@@ -220,7 +220,7 @@ def _list_objects() -> None:
 def _reachable() -> Iterator[int]:
     """Yields the addresses of all objects that the collector knows or that are reachable from them, except temporary
     ones of this function."""
-    # One flag for each possible address: a set would leave number objects all over the memory.
+    # One flag for each possible address: a set would leave integer objects in all parts of the memory.
     seen = bytearray((id(bytes(1 << 20)) >> 3) + (2 << 20))
     todo: list[Any] = [*gc.get_objects(), sys.modules]
     passing = (id(seen), id(todo))
@@ -229,7 +229,7 @@ def _reachable() -> Iterator[int]:
         address = id(found)
         kind = class_of(found)
         if address >> 3 >= len(seen):
-            # Large objects lie at the end of the memory, unless there was a gap for them.
+            # Large objects are at the end of the memory, unless there was a gap for them.
             seen.extend(bytes((address >> 3) - len(seen) + (2 << 20)))
         if seen[address >> 3] or address in passing or kind in (types.FrameType, types.GeneratorType):
             continue

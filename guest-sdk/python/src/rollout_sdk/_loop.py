@@ -1,11 +1,11 @@
 """An event loop whose only idle step is the host's `calls.wait`.
 
-Tasks, futures and timers of `asyncio` are those of the standard library; this module replaces the wait for sockets. A call in
-progress is a future, so the calls of one `gather` run concurrently, and timers follow the host's clock.
+Tasks, futures and timers of `asyncio` are those of the standard library; this module replaces the wait for sockets. A
+call in progress is a future, so the calls of one `gather` run concurrently, and timers follow the host's clock.
 
-The first loop is created while the component is built and used for one run, because an instance exists for one run. Code
-that creates its own loop, for example in a thread, gets another one: meanwhile the first does not run, as if its thread were
-busy.
+The first loop is created while the component is built and used for one run, because an instance exists for one run.
+Code that creates its own loop, for example in a thread, gets another one. The first loop does not run while another one
+runs, as if its thread were busy.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class GuestLoop(base_events.BaseEventLoop):
         return finish(call)
 
     def run_main(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine to its end. Tasks that it leaves behind are cancelled, as in `asyncio.run`."""
+        """Runs a coroutine to its end. Tasks that are unfinished then are cancelled, as in `asyncio.run`."""
         task = self.create_task(main)
         try:
             return self.run_until_complete(task)
@@ -161,7 +161,7 @@ loop = GuestLoop()
 
 
 def renew() -> None:
-    """Recreates the loop, so that it lies at the end of the memory."""
+    """Recreates the loop, so that it is at the end of the memory."""
     global loop
     loop = GuestLoop()
 

@@ -1,7 +1,7 @@
 """The component's own memory while it is built, for changes that Python code cannot make to its interpreter.
 
-The layout is that of CPython 3.14 at 32 bits. Before a write, the memory is compared with what Python reports about the same
-objects; the build fails if they differ.
+The layout is that of CPython 3.14 for a 32-bit target. Before a write, the memory is compared with what Python reports
+about the same objects; the build fails if they differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 _MODULE = "_rollout_environment"
 _BEGIN = 8
 
-# Words of objects: of all, of variable-sized ones, and of `PyFunctionObject` and `PyCodeObject`.
+# Indices of words in all objects, in variable-sized objects, in `PyFunctionObject` and in `PyCodeObject`.
 _COUNT, _SIZE = 0, 2
 _FUNCTION_CODE, _FUNCTION_VERSION = 6, 18
 _CODE_LINE, _CODE_VERSION, _CODE_NAME = 11, 17, 21
@@ -24,7 +24,7 @@ _UNCOUNTED = 5 << 28
 """The reference count of an immortal object, which is not counted and never freed."""
 
 _FIRST_VERSION = 2
-"""The first valid version of a function. Lower ones mean that it has none, or lost it."""
+"""The first valid version of a function. A lower number means that the function has no version or lost it."""
 
 
 class Memory:
@@ -48,7 +48,7 @@ class Memory:
             (self._word(function, _FUNCTION_VERSION), self._word(code, _CODE_VERSION)),
         )
         if any(found != right for found, right in known):
-            raise RuntimeError("the component's Python has its objects in another form than 3.14")
+            raise RuntimeError("the component's Python stores objects in another form than Python 3.14")
 
     def close(self) -> None:
         """Releases the access to the memory."""
@@ -74,8 +74,8 @@ class Memory:
             self._words[(id(function) - _BEGIN >> 2) + _FUNCTION_VERSION] = self._word(code, _CODE_VERSION)
 
     def forget_runs(self, codes: Iterable[CodeType]) -> list[tuple[CodeType, int]]:
-        """Makes the interpreter treat code as if it had not run: it replaces the first instruction of a function by a
-        quicker one on the first run. Returns the addresses of these instructions."""
+        """Makes the interpreter treat code as if it had not run. On the first run of a function, the interpreter
+        replaces its first instruction by a quicker one. Returns the addresses of these instructions."""
         special: Any = opcode
         quick = special._specialized_opmap["RESUME_CHECK"]
         begins = (opcode.opmap["RESUME"], quick)

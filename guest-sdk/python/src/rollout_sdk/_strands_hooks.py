@@ -128,7 +128,7 @@ class BeforeToolCallEvent(HookEvent):
     tool_use: JsonObject
     invocation_state: JsonObject = field(default_factory=dict[str, Any])
     cancel_tool: bool | str = False
-    """Skips the tool call; the text is its result, an error."""
+    """Skips the tool call; the text is its result and counts as an error."""
 
 
 @dataclass
@@ -166,8 +166,8 @@ class HookRegistry:
         event_type: type[HookEvent] | list[type[HookEvent]] | HookCallback | None,
         callback: HookCallback | None = None,
     ) -> None:
-        """Registers a callback for events of this type, or these; without a type, for those in the type hint of its
-        parameter."""
+        """Registers a callback for events of one type or of several types. Without a type, they are those in the type
+        hint of the callback's parameter."""
         if callback is None:
             given: Any = event_type
             if not callable(given) or isinstance(given, type):

@@ -42,7 +42,7 @@ class AgentRun:
     agent: Agent
     """The agent, which can be given more messages and run again."""
     stop: Stop
-    """The reason why it stopped."""
+    """The reason why the agent stopped."""
     turns: int
     """Number of replies of the model in this run."""
     tool_calls: int
@@ -123,7 +123,7 @@ class Agent:
             self._known.append(dict(reply.message))
             stop: Stop | None = None
             if reply.finish_reason == "length":
-                # Its tool calls may be cut off too.
+                # The tool calls of this reply may be cut off too.
                 stop = Stop.LENGTH
             elif not reply.tool_calls:
                 stop = Stop.STOPPED

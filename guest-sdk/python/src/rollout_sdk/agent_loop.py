@@ -1,4 +1,4 @@
-"""Agent loops: the other form of agent, which declares its tools before it runs.
+"""Agent loops: agents that declare their tools before they run.
 
     class Calculator(RolloutAgentLoop):
         name = "calculator"
@@ -105,7 +105,7 @@ class RolloutContext:
 
     async def chat(self, messages: Iterable[Message], **params: Any) -> CompletionsResult:
         """Calls the model with the loop's tools. `params` are sampling parameters that override those of the request.
-        Those of the request may be passed too, under any name."""
+        The request's own parameters may be passed too, whatever their names are."""
         reply: Completion = await chat_with(self.sample, messages, self.tools, params)
         usage = reply.usage or Usage()
         self.metrics.num_llm_calls += 1

@@ -95,7 +95,7 @@ class Settings:
 
     @classmethod
     def own_of(cls, values: Mapping[str, Any], others: type[Settings] | None) -> Mapping[str, Any]:
-        """Returns the values for this class, of those for it and another class."""
+        """Selects the values for this class from values for this class and another one."""
         if others is None or not cls.is_closed():
             return values
         own, theirs = ({field.name for field in kind.fields()} for kind in (cls, others))
@@ -167,7 +167,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a deep copy if the value can be copied: one that holds a lock or a module cannot."""
+    """Returns a deep copy, or the value itself if it cannot be copied, as one that holds a lock or a module."""
     try:
         return copy.deepcopy(value)
     except Exception:

@@ -144,7 +144,7 @@ TURNS_MAX = 10
 
 @dataclass
 class ModelSettings:
-    """Sampling parameters. None leaves one to the model's server."""
+    """Sampling parameters. None leaves a parameter to the model's server."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -340,7 +340,7 @@ class Agent(Generic[ContextT]):
     output_guardrails: list[OutputGuardrail] = field(default_factory=list[OutputGuardrail])
     """Guardrails for the output of a run that ends with this agent."""
     output_type: Any = None
-    """The type of its output; None for text."""
+    """The type of the agent's output; None for text."""
     hooks: AgentHooks[Any] | None = None
     tool_use_behavior: ToolUseBehavior = "run_llm_again"
     reset_tool_choice: bool = True
@@ -367,7 +367,7 @@ class Agent(Generic[ContextT]):
         return {way.tool_name: way for way in ways if await is_enabled(way.is_enabled, context, self)}
 
     def output_schema(self) -> AgentOutputSchema | None:
-        """Returns the type of its output, unless that is text."""
+        """Returns the type of the agent's output, or None if the output is text."""
         if self.output_type is None or self.output_type is str:
             return None
         given: Any = self.output_type
@@ -507,13 +507,13 @@ class RunConfig:
     """Settings of a whole run."""
 
     model: RolloutModel | None = None
-    """Replaces the agents' own."""
+    """The model that replaces the agents' own models."""
     model_settings: ModelSettings | None = None
     """Sampling parameters that override the agents' own."""
     input_guardrails: list[InputGuardrail] | None = None
     output_guardrails: list[OutputGuardrail] | None = None
     handoff_input_filter: Callable[[HandoffInputData], Any] | None = None
-    """The filter of handoffs without their own."""
+    """The input filter of handoffs that have none of their own."""
     tool_not_found_behavior: Literal["raise_error", "return_error_to_model"] = "raise_error"
     workflow_name: str = "Agent workflow"
     tracing_disabled: bool = False

@@ -26,7 +26,7 @@ class Usage(Mapping[str, int]):
 
     @property
     def total_tokens(self) -> int:
-        """The sum of both."""
+        """The sum of both numbers."""
         return self.prompt_tokens + self.completion_tokens
 
     def __getitem__(self, name: str) -> int:
@@ -149,7 +149,7 @@ class Sample:
         self._recorded = len(texts)
 
     def has_recorded(self, count: int) -> bool:
-        """Returns whether its history has this number of messages, all recorded by this object."""
+        """Returns whether the sample's history has this number of messages, all recorded by this object."""
         return self._recorded == count
 
     def metric(self, name: str, value: float) -> None:

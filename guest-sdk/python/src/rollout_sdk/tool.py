@@ -62,7 +62,7 @@ class Tool(Generic[P, R]):
         return f"<tool {self.name}>"
 
     async def run(self, arguments: str, context: dict[str, Any] | None = None) -> Any:
-        """Calls the function with the arguments that the model wrote, JSON text. `context` has the framework's
+        """Calls the function with the arguments that the model wrote as JSON text. `context` has the framework's
         additional arguments. Raises `Invalid` for invalid arguments, and the function's exceptions."""
         # Models write an empty text for a function without parameters.
         given = load_object(arguments if arguments.strip() else None, "the arguments")

@@ -206,7 +206,7 @@ fn a_version_is_activated_only_if_a_trusted_key_of_the_tenant_signed_its_compone
     scene.at().activate(a, "p", signed, "k").unwrap();
     let stored = scene.reopen().deployment(a, "p", signed).unwrap().info;
     assert_eq!(stored.grader_origin, Some(origin(&["2", "1"])));
-    // A rollback goes to no version that could not be activated now.
+    // A rollback does not activate a version that could not be activated now.
     assert!(matches!(scene.at().rollback(a, "p", "k"), Err(CatalogError::Untrusted { .. })));
     trust(&scene, &["3"]);
     assert!(matches!(scene.at().activate(a, "p", signed, "k"), Err(CatalogError::Untrusted { .. })));

@@ -49,7 +49,7 @@ fn deleting_a_tenant_hides_it_at_once_and_removes_its_data_later() {
     assert!(scene.at().keys(None, None, 10).unwrap().is_empty());
     assert!(scene.at().revoke_key(key.info.id).is_err());
     assert!(scene.at().upload(a, Digest::of(b""), 10).is_err());
-    // Its name is free, and a new tenant of that name does not inherit its data.
+    // The name is free, and a new tenant with this name does not inherit the data.
     let again = scene.tenant("a");
     assert_ne!(again, a);
     assert_eq!(scene.reopen().tenants_being_deleted().unwrap(), [a]);

@@ -16,8 +16,9 @@ mod allocator {
     /// They turn background threads off: threads that start before `main` would keep privileges that the
     /// program drops later. [`start_threads`] turns them on.
     ///
-    /// Freed memory is returned to the kernel within a second instead of ten: what a start or a deployment needed for a
-    /// moment, some 100 MiB for a Python component, would otherwise count as the server's for that long.
+    /// Freed memory is returned to the kernel within a second instead of ten. Otherwise, memory that the start or a
+    /// deployment needs only briefly, some 100 MiB for a Python component, would count as used by the server for ten
+    /// seconds.
     #[unsafe(export_name = "_rjem_malloc_conf")]
     pub(super) static ALLOCATOR_SETTINGS: &[u8] = b"background_thread:false,dirty_decay_ms:1000\0";
 

@@ -1,5 +1,5 @@
-//! Builds JavaScript and TypeScript projects: esbuild bundles the project to one module, and `rollout-quickjs` makes a
-//! component of the module.
+//! Builds JavaScript and TypeScript projects: esbuild bundles the project into one module, and `rollout-quickjs` builds
+//! a component from the module.
 //!
 //! The build installs nothing: dependencies are those in `node_modules`, and esbuild is a program that needs no Node.
 //! The SDK is the one in this program.
@@ -122,8 +122,8 @@ fn engine_library(tools: &Tools) -> Result<EngineLibrary> {
     EngineLibrary::new(bytes).with_context(|| format!("{} cannot be used", path.display()))
 }
 
-/// Checks that no file of the author's imports a module of Node that a component cannot have. Packages may: many import
-/// what they never use.
+/// Checks that none of the author's own files imports a module of Node that a component cannot have. Packages may
+/// import one, because many packages import modules that they never use.
 fn check_imports(project: &Path, work: &Path, imports: &BTreeMap<String, Vec<String>>) -> Result<()> {
     for (file, names) in imports {
         let path = normalized(&project.join(file));

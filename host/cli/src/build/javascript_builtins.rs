@@ -1,8 +1,8 @@
 //! Built-in modules of Node and globals of the web for JavaScript projects.
 //!
-//! A built-in module is a file of the SDK. One that a component cannot have can still be imported, because packages
-//! import modules that they never use; its members fail when they are used. A global is part of a component only if
-//! the program has its name.
+//! A built-in module is a file of the SDK. A module that a component cannot have can still be imported, because
+//! packages import modules that they never use; its members fail when they are used. A global is part of a component
+//! only if the program contains its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -68,7 +68,7 @@ const ABSENT: [&str; 25] = [
     "zlib",
 ];
 
-/// Modules about files. A component has none, so the author's own code does not import them.
+/// Modules that work with files. A component has no files, so the author's own code must not import these modules.
 const OF_FILES: [&str; 2] = ["fs", "fs/promises"];
 
 /// Entry points of the SDK's package beside its main one, and their files in `src`.
@@ -106,14 +106,15 @@ const GLOBALS: [(&str, &[&str]); 5] = [
     ("node/process.js", &["process"]),
 ];
 
-/// Interfaces of the contract that the SDK imports as `#contract/NAME`. Under Node, its package has scripted ones.
+/// Interfaces of the contract that the SDK imports as `#contract/NAME`. Under Node, the SDK's package replaces them by
+/// scripted implementations.
 const CONTRACT: [&str; 8] =
     ["artifacts", "calls", "context", "log", "models", "observations", "samples", "tools"];
 
 /// Version of the contract's package.
 const CONTRACT_VERSION: &str = "0.1.0";
 
-/// The file with `crypto.subtle`, and the name that a program has if it uses it.
+/// The file with `crypto.subtle`, and the name that a program contains if it uses `crypto.subtle`.
 const SUBTLE: (&str, &str) = ("web/subtle.js", "subtle");
 
 /// Returns the targets of all module names that are not the project's, after writing the files that they refer to.

@@ -18,7 +18,7 @@ use crate::plugin_file;
 
 pub(crate) const TOOL: &str = "componentize-py";
 
-/// Release of the tool with which components are tested.
+/// Release of the tool that this program is tested with.
 pub(crate) const TOOL_VERSION: &str = "0.25.1";
 
 /// Exit code of the SDK's builder if the project is at fault.
@@ -141,7 +141,7 @@ pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
     std::fs::write(component, finished).context("cannot write the component")
 }
 
-/// Returns the directory for later builds, if a cache directory is known.
+/// Returns the cache directory of builds, if one is known.
 fn cache_dir() -> Option<PathBuf> {
     plugin_file::default_dir().and_then(|compiled| Some(compiled.parent()?.to_owned()))
 }

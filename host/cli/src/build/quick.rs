@@ -93,7 +93,7 @@ fn store(fresh: &Path, cached: &Path) -> Result<()> {
     let mut all: Vec<PathBuf> = paths.collect();
     all.sort_by_key(used);
     for old in all.iter().rev().skip(CACHED_MAX) {
-        // A process that runs it has it open already, and another start creates it again.
+        // A process that runs this component has its file open already, and another start creates the file again.
         let _ = fs::remove_file(old);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Confinement of the compiler process: it has the processor, memory, and the three standard streams.
+//! Confinement of the compiler process: it may use only the processor, memory, and the three standard streams.
 //!
 //! A component may exploit a bug of the compiler. The attacker then has a process that can open no file, connect to
 //! nothing, start no process and run no new machine code. The process ends with its work, so its output is the only
@@ -58,7 +58,7 @@ pub fn confinement_said(stderr: &str) -> (Option<(&str, bool)>, &str) {
     (Some((line, line.ends_with(FILTERED))), rest)
 }
 
-/// Confines this process irrevocably and starts the threads that compile. To be called before the process has other
+/// Confines this process irrevocably and starts the threads that compile. Must be called before the process has other
 /// threads and before it reads anything.
 pub fn confine(limits: CompilerLimits) -> io::Result<Confinement> {
     bound(limits)?;

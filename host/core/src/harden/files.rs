@@ -1,8 +1,8 @@
 //! Restriction of the files and folders that a process may access, by Landlock: rules of the kernel that a process sets
 //! for itself and that cannot be removed.
 //!
-//! Kernels support different versions of Landlock, and old ones none. Rules that a kernel does not support are not
-//! enforced, and [`Enforced`] says so.
+//! Kernels support different versions of Landlock, and old kernels none. Rules that a kernel does not support are not
+//! enforced; [`Enforced`] reports to what extent they are.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use landlock::{
 /// The newest version of the rules that is requested.
 const VERSION: ABI = ABI::V6;
 
-/// Files that every program reads: itself, its libraries, names and certificates of the network, the kernel's
-/// information on the machine.
+/// Files that every program reads: its own executable, its libraries, the configuration of name resolution,
+/// certificates, and the kernel's information about the machine.
 const SYSTEM: [&str; 18] = [
     "/proc/self/exe",
     "/usr",
@@ -38,7 +38,7 @@ const SYSTEM: [&str; 18] = [
     "/sys/devices/system",
 ];
 
-/// Device files that are also written to. They give access to nothing.
+/// Device files that are also written to. They give access to no data.
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/urandom"];
 
 /// Folders that a process may access in addition to the system's libraries.
@@ -55,9 +55,9 @@ pub struct Folders {
 pub enum Enforced {
     /// All rules.
     Fully,
-    /// The rules that it supports.
+    /// The rules that the kernel supports.
     Partly,
-    /// None; the kernel has no Landlock.
+    /// No rules, because the kernel has no Landlock.
     No,
 }
 

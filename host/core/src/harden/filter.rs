@@ -1,8 +1,8 @@
 //! Filter of the system calls that a process may make while it compiles.
 //!
-//! It allows the calls that compiling needs: memory, time, waiting for its own threads, reading and writing open
-//! descriptors. All others fail with EPERM instead of killing the process. Libraries take it for a missing right, so a
-//! library that tries an optional new call continues without it.
+//! The filter allows the calls that compiling needs: memory, time, waiting for its own threads, reading and writing
+//! open descriptors. All other calls fail with EPERM instead of killing the process. Libraries treat this error as a
+//! missing permission, so a library that tries an optional new call continues without it.
 
 use std::collections::BTreeMap;
 

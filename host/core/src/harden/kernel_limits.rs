@@ -1,4 +1,4 @@
-//! Kernel limits on a process, which it cannot raise again.
+//! Kernel limits that a process sets for itself and cannot raise again.
 
 use std::io;
 

@@ -1,8 +1,9 @@
-//! Privileges that a process drops, so that an attacker who controls it has little.
+//! Privileges that a process drops, so that an attacker who controls it can do little.
 //!
-//! The process that compiles a component of unknown origin needs processor and memory only ([`compiler`]). The process
-//! that serves needs files, connections and children, and drops the rest ([`server`]). Both are given their permissions
-//! as parameters and know no components and no rollouts. `docs/understand/threat-model.md` describes the attackers.
+//! The process that compiles a component of unknown origin needs only the processor and memory ([`compiler`]). The
+//! process that serves needs files, connections and child processes, and drops all other privileges ([`server`]). Both
+//! modules receive the permissions as parameters and know no components and no rollouts.
+//! `docs/understand/threat-model.md` describes the attackers.
 
 pub mod compiler;
 mod files;

@@ -1,4 +1,4 @@
-//! Attempts at operations that the compiler process must not be able to do, with their results. For tests, and for
+//! Attempts at operations that the compiler process must not be able to do, with their results. They serve tests, and
 //! operators who want to know what a kernel enforces.
 
 use std::ffi::CStr;
@@ -35,7 +35,7 @@ impl Part {
 /// Name of an operation, and the function that attempts it.
 type Attempt = (&'static str, fn() -> io::Result<()>);
 
-/// Number of attempts, from the first, that need a new descriptor.
+/// Number of attempts at the beginning of the list that need a new descriptor.
 const NEED_A_DESCRIPTOR: usize = 4;
 
 /// Confines this process and attempts to break out. Returns the enforced confinement, followed by each attempt and its
@@ -67,7 +67,7 @@ fn check(result: i32) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Returns the symbolic name of an error, as manuals have it.
+/// Returns the symbolic name of an error, as in manual pages.
 fn name(result: io::Result<()>) -> String {
     match result.map_err(|error| (error.raw_os_error(), error)) {
         Ok(()) => "done".to_owned(),
@@ -98,7 +98,7 @@ mod unsafe_calls {
         if mapped == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it was mapped just now, and nothing refers to it.
+        // SAFETY: the memory was mapped just now, and nothing refers to it.
         unsafe { libc::munmap(mapped, LENGTH) };
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Privileges of the process that serves: it needs files, connections and children, and no capabilities.
+//! Privileges of the process that serves: it needs files, connections and child processes, but no capabilities.
 //!
-//! Capabilities belong to a thread and are inherited by threads that it starts, so they are dropped before there are
-//! others.
+//! Capabilities belong to a thread and are inherited by threads that it starts, so they are dropped before other
+//! threads start.
 
 use std::io;
 

@@ -15,7 +15,7 @@ labels! {
         Memory = "memory",
         /// The id is in use.
         Duplicate = "duplicate",
-        /// The journal cannot store it.
+        /// The journal cannot store the rollout.
         NotKept = "not-kept",
         /// The host is shutting down.
         Closed = "closed",
@@ -31,11 +31,11 @@ labels! {
         Replied = "replied",
         /// The server refused the request.
         Refused = "refused",
-        /// The server returned no completion until the last retry.
+        /// The server returned no completion, even after the last retry.
         Unavailable = "unavailable",
         /// This host may not connect to the server's address.
         Forbidden = "forbidden",
-        /// The host could not send the request until the last retry.
+        /// The host could not send the request, even at the last retry.
         Host = "host",
         /// The rollout ended before a reply arrived.
         Abandoned = "abandoned",
@@ -49,11 +49,11 @@ labels! {
         Delivered = "delivered",
         /// The caller refused it.
         Refused = "refused",
-        /// The caller was not reached until the last retry.
+        /// The caller could not be reached, even at the last retry.
         Unavailable = "unavailable",
         /// This host may not connect to the caller's address.
         Forbidden = "forbidden",
-        /// The host could not open a connection until the last retry.
+        /// The host could not open a connection, even at the last retry.
         Host = "host",
         /// The host stopped before a reply arrived.
         Abandoned = "abandoned",
@@ -84,7 +84,7 @@ labels! {
     }
 }
 
-/// Number of hits of each limit of one rollout, and the amount requested at them.
+/// Number of hits of each limit in one rollout, and the largest amount that was requested at a hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitHits([Hits; Limit::ALL.len()]);
 

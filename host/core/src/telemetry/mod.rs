@@ -2,7 +2,7 @@
 //!
 //! [`Metrics`] belongs to one host and is passed to all components that count. Every series of a closed set of labels
 //! exists from the start and is found by index, so that counting is an atomic addition without a lock or an allocation.
-//! Only a rollout that ends without a reward looks its series up.
+//! Only the end of a rollout without a reward has to look up its series.
 //!
 //! This module knows no rollouts. Its parameters are words and durations.
 
@@ -58,11 +58,11 @@ pub enum OutcomeLabels {
 /// Resources that the guests of one rollout used.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
-    /// CPU time of both.
+    /// CPU time of both guests.
     pub guest_cpu: Duration,
-    /// The larger memory peak of the two, in bytes.
+    /// The larger memory peak of the two guests, in bytes.
     pub memory_bytes_peak: usize,
-    /// Host calls of both.
+    /// Host calls of both guests.
     pub host_calls: u64,
     /// Limits that were hit.
     pub limits_hit: LimitHits,
@@ -79,9 +79,9 @@ pub struct Busy {
     pub queued: u32,
     /// Number of slots.
     pub running_max: u32,
-    /// Bytes held for others, by purpose.
+    /// Bytes held for rollouts and callers, by purpose.
     pub held_bytes: [(&'static str, usize); 4],
-    /// Bytes that may be held for others.
+    /// Maximum number of bytes held for rollouts and callers.
     pub held_bytes_max: usize,
 }
 

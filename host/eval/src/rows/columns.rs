@@ -89,11 +89,11 @@ impl fmt::Display for Mapping {
 pub struct ColumnMap(Vec<Mapping>);
 
 impl ColumnMap {
-    /// Collects mappings, each of another target.
+    /// Collects mappings, which must have different targets.
     ///
     /// # Errors
     ///
-    /// Fails with [`InvalidMapping::Twice`] if two have the same target.
+    /// Fails with [`InvalidMapping::Twice`] if two mappings have the same target.
     pub fn new(mappings: Vec<Mapping>) -> Result<Self, InvalidMapping> {
         for (at, mapping) in mappings.iter().enumerate() {
             if mappings[..at].iter().any(|other| other.target == mapping.target) {
@@ -172,8 +172,8 @@ impl CellPath {
         &self.column
     }
 
-    /// Returns the value at this path within the cell of its column, if there is one. With
-    /// `text_holds_json`, a text may be JSON to step into.
+    /// Returns the value at this path within the cell of its column, if there is one. With `text_holds_json`, the path
+    /// may lead into a text that is JSON.
     pub(super) fn within(&self, cell: &Cell, text_holds_json: bool) -> Result<Option<Cell>, String> {
         let mut value: &RawValue = match (cell, self.steps.as_slice()) {
             (Cell::Null, _) => return Ok(None),

@@ -47,8 +47,8 @@ fn problem(error: &csv::Error, delimiter: u8) -> String {
     }
 }
 
-/// Computes line numbers from byte offsets. The csv reader's own line of a record is one too
-/// small after a blank line and after CR LF.
+/// Computes line numbers from byte offsets. The line that the csv reader reports for a record is one too small after a
+/// blank line and after CR LF.
 struct Lines<'a> {
     bytes: &'a [u8],
     counted: usize,

@@ -2,7 +2,7 @@
 
 use wasmparser::BinaryReaderError;
 
-/// Reason why the memory of a Python component cannot be settled.
+/// Reason why the memory of a Python component cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
@@ -12,14 +12,14 @@ pub enum ImageError {
     /// A section is damaged.
     #[error(transparent)]
     Damaged(#[from] BinaryReaderError),
-    /// Another SDK, componentize-py or Python made the component.
+    /// The component was built with another version of the SDK, componentize-py or Python.
     #[error("{0}")]
     Unknown(String),
 }
 
 pub(super) type Result<T, E = ImageError> = std::result::Result<T, E>;
 
-/// Returns the error of a component that another tool made.
+/// Returns the error for a component that was built with other tools.
 pub(super) fn unknown(reason: impl Into<String>) -> ImageError {
     ImageError::Unknown(reason.into())
 }

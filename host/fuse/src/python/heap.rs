@@ -1,15 +1,15 @@
-//! Takes the free chunks of a Python component's heap, so that allocations of a rollout go to the end of the heap, all in
-//! one place.
+//! Marks the free chunks of a Python component's heap as used, so that all allocations of a rollout are together at the
+//! end of the heap.
 //!
-//! Importing modules and preparing the interpreter frees chunks of all sizes everywhere. The SDK (`_image.py`) fills most of
-//! them, but code of the guest cannot fill those that the SDK and its callers free afterwards. A rollout would get those
-//! first, and with each a page of its own. Here they are marked as used, for good: they are in the image, which all
-//! instances share.
+//! Importing modules and preparing the interpreter frees chunks of all sizes in all parts of the heap. The SDK
+//! (`_image.py`) fills most of them, but code of the guest cannot fill the chunks that the SDK and its callers free
+//! afterwards. A rollout would get these chunks first, and would need its own copy of the page of each. Here they are
+//! marked as used. They are never freed, because they are in the image, which all instances share.
 //!
 //! The heap is that of wasi-libc, Doug Lea's `dlmalloc`: chunks one after another from its least address to the topmost
-//! chunk. Each begins with its size and two flags, whether it and whether the chunk before it is used. Lists and trees
-//! have the free ones by size. If chunks and lists disagree anywhere, it is another allocator or another version, and the
-//! image does not change.
+//! chunk. Each begins with its size and two flags: whether it is used, and whether the chunk before it is used. Lists
+//! and trees contain the free chunks, by size. If the chunks differ from the lists anywhere, the allocator is another
+//! one or another version, and the image does not change.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ const CHUNK_HEADER_BYTES: u32 = 8;
 const LISTS: u32 = 32;
 const TREES: u32 = 32;
 
-/// Members of `struct malloc_state`, at 32 bits.
+/// Offsets of the members of `struct malloc_state` on a 32-bit target.
 const LISTS_THERE: u32 = 0;
 const TREES_THERE: u32 = 4;
 const VICTIM_SIZE: u32 = 8;
@@ -45,15 +45,15 @@ const NEXT: u32 = 8;
 const PREVIOUS: u32 = 12;
 const CHILDREN: [u32; 2] = [16, 20];
 
-/// Offset of the interpreter's lists of freed objects, which it uses again before it allocates memory: the first object and
-/// the number of objects for each kind, in the memory of its library. The offset is that of the release of
-/// componentize-py that makes the components.
+/// Offset of the interpreter's lists of freed objects, which it uses again before it allocates memory: the first object
+/// and the number of objects for each kind, in the memory of its library. The offset is that of the release of
+/// componentize-py that builds the components.
 const FREED_OBJECTS_AT: u32 = 0x0028_D938;
 const KINDS: u32 = 40;
 const FREED_OF_A_KIND_MAX: u32 = 2000;
 
-/// Empties the interpreter's lists of freed objects, which lie anywhere. Returns their number, or `None` if a list is not as
-/// long as its number says.
+/// Empties the interpreter's lists of freed objects, which can be anywhere in the memory. Returns the number of
+/// objects, or `None` if the length of a list differs from its recorded number.
 pub(super) fn take_freed_objects(image: &mut Image, library: u32) -> Option<u32> {
     let lists = || (0..KINDS).map(|kind| library + FREED_OBJECTS_AT + 8 * kind);
     let mut taken = 0;
@@ -103,8 +103,8 @@ pub(super) fn take_free(image: &mut Image) -> Option<usize> {
     Some(free.len())
 }
 
-/// Returns the address of the allocator's state and its free chunks: the only place that looks like a state and whose
-/// chunks are those of its lists. Lists of sizes that no chunk has begin and end at themselves.
+/// Returns the address of the allocator's state and its free chunks. The state is the only place that has the form of a
+/// state and whose free chunks are those in its lists. A list of a size that no chunk has begins and ends at itself.
 fn find_heap(image: &Image) -> Option<(u32, BTreeSet<(u32, u32)>)> {
     let is_empty = |state: u32, list: u32| {
         let head = state + LIST_HEADS + 8 * list;
@@ -155,7 +155,7 @@ fn free_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
 fn listed_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
     let size_of = |chunk: u32| Some(image.word_at(chunk.checked_add(HEAD)?)? & !FLAGS);
     let mut listed = BTreeSet::new();
-    // The head of a list still names its last chunk after that was taken.
+    // The head of a list still refers to its last chunk after this chunk was allocated.
     let there = image.word_at(state + LISTS_THERE)?;
     for list in (0..LISTS).filter(|list| there & (1 << list) != 0) {
         let head = state + LIST_HEADS + 8 * list;
@@ -205,8 +205,8 @@ mod tests {
     const STATE: u32 = 0x100;
     const HEAP: u32 = 0x400;
 
-    /// Returns a heap of chunks of these sizes, some of them free, and a topmost one. Small free chunks are in lists, one of
-    /// 592 bytes is in a tree, and the last one of 48 is used first.
+    /// Returns a heap of chunks of these sizes, some of them free, and a topmost chunk. Small free chunks are in lists,
+    /// a chunk of 592 bytes is in a tree, and the last chunk of 48 bytes is used first.
     fn heap(chunks: &[(u32, bool)]) -> Image {
         let mut image = Image::zeroed(0x2000);
         let set = |image: &mut Image, member: u32, value: u32| image.set_word(STATE + member, value);

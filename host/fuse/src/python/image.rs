@@ -1,4 +1,4 @@
-//! The initial memory of a Python component and the addresses that its tool names.
+//! The initial memory of a Python component and the addresses in it that componentize-py names.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -11,15 +11,15 @@ use wasmparser::{
 use super::error::{Result, unknown};
 use super::sections::{EXPORTS, GLOBALS, sections};
 
-/// Beginning of the list of objects. Behind it are the number of addresses, the addresses and their sum.
+/// Mark at the beginning of the list of objects. The number of addresses, the addresses and their sum follow it.
 pub(super) const MARK: &[u8] = b"ROLLOUT-OBJECTS:";
 
-/// Reference count at which CPython 3.14 does not count references where addresses have 32 bits, and the least count at
-/// which it does not.
+/// Reference count that marks an object whose references CPython 3.14 does not count, where addresses have 32 bits, and
+/// the smallest count that has this effect.
 pub(super) const UNCOUNTED: u32 = 5 << 28;
 pub(super) const UNCOUNTED_MIN: u32 = 1 << 30;
 
-/// Maximum number of zeros inside a segment. A new segment costs as much.
+/// Maximum number of consecutive zeros inside a segment. A new segment takes as many bytes.
 const GAP_BYTES: usize = 32;
 
 /// Maximum number of segments of an image. A module with more than 100,000 is not valid, and merging the core modules adds
@@ -29,11 +29,12 @@ const SEGMENTS_MAX: usize = 80_000;
 /// Maximum size of a component's initial memory.
 const IMAGE_BYTES_MAX: usize = 1 << 30;
 
-/// A memory before anything runs.
+/// A memory before any code runs.
 #[derive(Clone, PartialEq)]
 pub(super) struct Image(Vec<u8>);
 
-/// Addresses that the tool names: of each library's memory, of the stack, and of variables that libraries share.
+/// Addresses that componentize-py names: those of each library's memory, of the stack, and of variables that libraries
+/// share.
 pub(super) struct Places(HashMap<String, u32>);
 
 impl Places {
@@ -51,7 +52,7 @@ impl Places {
                     });
                 }
             } else if id == EXPORTS {
-                // Sections are in order, so the globals are read.
+                // Sections are in order, so the globals have been read already.
                 for export in ExportSectionReader::new(reader)? {
                     let export = export?;
                     let value = constants.get(export.index as usize).copied().flatten();
@@ -74,7 +75,7 @@ impl Places {
     }
 }
 
-/// The list of objects and its place in the image.
+/// The list of objects and its position in the image.
 pub(super) struct List {
     pub(super) place: Range<usize>,
     pub(super) addresses: Vec<u32>,
@@ -87,10 +88,10 @@ impl Image {
         for segment in DataSectionReader::new(BinaryReader::new(data, 0))? {
             let segment = segment?;
             let DataKind::Active { memory_index: 0, offset_expr } = segment.kind else {
-                return Err(unknown("a data segment is not of the initial memory"));
+                return Err(unknown("a data segment does not belong to the initial memory"));
             };
             let Operator::I32Const { value } = offset_expr.get_operators_reader().read()? else {
-                return Err(unknown("a data segment's place is no constant"));
+                return Err(unknown("a data segment's offset is not a constant"));
             };
             let begin = value.cast_unsigned() as usize;
             let end = begin + segment.data.len();
@@ -105,7 +106,7 @@ impl Image {
         Ok(Self(image))
     }
 
-    /// Sets the bytes of a range, as far as they are in the image.
+    /// Sets the bytes of the part of a range that is in the image.
     pub(super) fn fill(&mut self, place: Range<usize>, with: u8) {
         let end = place.end.min(self.0.len());
         if let Some(bytes) = self.0.get_mut(place.start..end) {
@@ -127,7 +128,7 @@ impl Image {
         self.0.get(at..at.checked_add(count)?)
     }
 
-    /// Returns the addresses of whole words at which these bytes are.
+    /// Returns the addresses at which these bytes are, as far as they are multiples of four.
     pub(super) fn find(&self, bytes: &[u8]) -> impl Iterator<Item = u32> {
         let starts = (0..self.len()).step_by(4);
         starts.filter(move |at| self.0[*at as usize..].starts_with(bytes))
@@ -158,7 +159,7 @@ impl Image {
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     }
 
-    /// Returns the list of objects: a mark with addresses and their sum behind it.
+    /// Finds the list of objects: a mark, followed by the number of addresses, the addresses and their sum.
     pub(super) fn find_list(&self) -> Option<List> {
         (0..self.0.len()).step_by(4).find_map(|mark| {
             self.0[mark..].strip_prefix(MARK)?;
@@ -175,7 +176,7 @@ impl Image {
     /// Sets the reference counts of the objects that still exist.
     ///
     /// An object begins with its count and the address of its type. An object that was freed after it was listed has a
-    /// count of zero, the address of another freed object in its place, or no type.
+    /// count of zero, has the address of another freed object instead of a count, or has no type.
     pub(super) fn stop_counting(&mut self, addresses: &[u32]) {
         let objects: HashSet<u32> = addresses.iter().copied().collect();
         let Some(first) = addresses.iter().copied().min() else { return };

@@ -1,5 +1,5 @@
-//! Settles the memory of a Python component: its instances do not count references to objects in the image, and two builds
-//! of one source are equal.
+//! Prepares the initial memory of a Python component, so that its instances do not count references to objects in the
+//! image, and that two builds of the same source are equal.
 //!
 //! The initial memory of a component is one image. Its instances share a page of it until one of them writes to the page.
 //! An interpreter writes to each object that it uses, because it counts references, unless the count is so high that the
@@ -17,14 +17,15 @@ use error::{Result, unknown};
 use image::{Image, Places};
 use sections::{CORE_MODULE, DATA, sections, with_data, with_module};
 
-/// Reason of a component with another Python.
+/// Error of a component with another version of Python.
 const UNKNOWN_PYTHON: &str = "the component's Python is not the one that this program knows";
 
-/// Returns the component with counts set, without the list, and without bytes that differ from build to build.
+/// Returns the component with the reference counts set, without the list of objects, and without bytes that differ from
+/// build to build.
 ///
 /// # Errors
 ///
-/// Fails if another SDK, componentize-py or Python made the component.
+/// Fails if the component was built with another version of the SDK, of componentize-py or of Python.
 pub fn settle(component: &[u8]) -> Result<Vec<u8>> {
     with_image(component, |image, module| {
         let places = Places::read(module)?;
@@ -35,7 +36,7 @@ pub fn settle(component: &[u8]) -> Result<Vec<u8>> {
     })
 }
 
-/// Sets the counts, removes the list and applies a change to the image.
+/// Sets the reference counts, removes the list of objects and applies `change` to the image.
 fn with_image(component: &[u8], change: impl FnOnce(&mut Image, &[u8]) -> Result<()>) -> Result<Vec<u8>> {
     let outer = sections(component)?;
     for (at, (id, range)) in outer.iter().enumerate() {

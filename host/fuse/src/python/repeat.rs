@@ -1,30 +1,32 @@
-//! Removes bytes of a Python component's memory that differ from build to build, so that one source gives one component.
+//! Removes bytes of a Python component's memory that differ from build to build, so that builds of the same source give
+//! the same component.
 //!
-//! While a component is built, its interpreter runs with the builder's clock and random numbers. Their traces stay where
-//! libraries store what they drew and measured at their start, on the stack, and in unused memory of objects. An instance
-//! has the clock and the random numbers of its rollout and reads none of these traces. The SDK (`_environment.py`) has
-//! Python's memory cleared when it is allocated. Its allocator is removed here because an instance does not need it.
+//! While a component is built, its interpreter runs with the builder's clock and random numbers. Traces of them stay in
+//! three places: where libraries store the random numbers and times from their start, on the stack, and in unused
+//! memory of objects. An instance has the clock and the random numbers of its rollout and reads none of these traces.
+//! The SDK (`_environment.py`) installs an allocator that clears Python's memory when it is allocated. This allocator
+//! is removed here because an instance does not need it.
 
 use super::UNKNOWN_PYTHON;
 use super::error::{Result, unknown};
 use super::image::{Image, Places};
 
-/// Beginning of the SDK's record. Behind it are three allocators and the SDK's.
+/// Beginning of the SDK's record. It is followed by Python's three allocators and the allocator of the SDK.
 const MARK: &[u8] = b"ROLLOUT-ALLOCATE";
 
 /// Number of Python's kinds of memory, and size of an allocator: a context and four functions.
 const DOMAINS: usize = 3;
 const ALLOCATOR_BYTES: usize = 20;
 
-/// Guard behind the variables of a function, which finds it changed after a write beyond them. Its zero byte and ends of
-/// lines stop functions that copy a text that far.
+/// Guard behind the variables of a function. If a write goes beyond the variables, the function finds the guard
+/// changed. The guard's zero byte and its line breaks stop functions that copy a text.
 const GUARD: u32 = 0xFF0A_0D00;
 
 /// Beginning of mimalloc's generator of random numbers.
 const GENERATOR: &[u8] = b"expand 32-byte k";
 
-/// Values that libraries draw and measure at their start: library, offset in its memory, number of bytes. They have no
-/// names; the offsets are those of the release of componentize-py that makes the components.
+/// Random numbers and times that libraries store at their start: library, offset in its memory, number of bytes. They
+/// have no names; the offsets are those of the release of componentize-py that builds the components.
 const BEGUN: [(&str, u32, u32); 5] = [
     // mimalloc, which is in libpython and allocates nothing here: cookies of its heap, and the generator's key and last
     // block, which are around its constant and its counter.
@@ -56,7 +58,7 @@ pub(super) fn forget(image: &mut Image, places: &Places) -> Result<()> {
     Ok(())
 }
 
-/// Restores Python's allocators where the SDK's is. They are together in the interpreter's state.
+/// Replaces the SDK's allocator by Python's own allocators, which are together in the interpreter's state.
 fn restore_allocators(image: &mut Image) -> Result<()> {
     let all = DOMAINS * ALLOCATOR_BYTES;
     let record = image.find(MARK).next();

@@ -1,4 +1,4 @@
-//! Sections of components and modules, as far as a change of the initial memory needs them.
+//! The sections of components and modules that are needed to change the initial memory.
 
 use std::ops::Range;
 
@@ -59,7 +59,7 @@ pub(super) fn with_data(
     made.finish()
 }
 
-/// Returns the component with another module in the section of this index.
+/// Returns the component with another module in the section with the index `place`.
 pub(super) fn with_module(
     component: &[u8],
     sections: &[(u8, Range<usize>)],

@@ -3,8 +3,8 @@
 //! The host runs code from the cache without further checks, so it loads an entry only if the host itself wrote it:
 //! each entry has an authentication code, under a random key that is stored beside the entries and readable by this
 //! user only. Any other entry is removed and compiled again. Files are opened relative to the directory that was
-//! checked, even if its path names another one later. This module knows no components and no engines, only their
-//! digests.
+//! checked, even if its path refers to another directory later. This module uses neither components nor engines, only
+//! their digests.
 
 use std::fs::{DirBuilder, File, Metadata};
 use std::io::{self, Read, Write};
@@ -138,7 +138,7 @@ impl CodeCache {
         match self.read(&key.file_name()) {
             Ok(Some((file, bytes))) => match self.verify(key, bytes) {
                 Ok(entry) => {
-                    // Marks it as used. If that fails, it is only removed earlier.
+                    // Marks the entry as used. If that fails, the entry is only removed earlier.
                     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                     let _ =
                         rustix::fs::futimens(&file, &Timestamps { last_access: now, last_modification: now });

@@ -26,20 +26,20 @@ use rollout_wire::text::{both_ends, printable};
 /// Exit code of the process for an invalid component. The reason is on its standard error.
 pub const INVALID_EXIT_CODE: u8 = 3;
 
-/// Number of cores that compile one component. More would cost more memory than they save time: each has a stack and an
-/// arena of the allocator.
+/// Maximum number of cores that compile one component. More cores would save little time, and each needs memory for a
+/// stack and an arena of the allocator.
 const THREADS_MAX: usize = 8;
 
 /// Maximum size of the process's standard error that is stored, in bytes.
 const STDERR_BYTES_MAX: u64 = 16 << 10;
 
-/// Maximum size of it in an error message, in bytes.
+/// Maximum size of the standard error in an error message, in bytes.
 const SHOWN_BYTES_MAX: usize = 1000;
 
-/// Maximum size of the code in bytes for each byte of the component. Usual is 3 to 5.
+/// Maximum number of bytes of code for each byte of the component. Usual values are 3 to 5.
 const CODE_PER_COMPONENT_MAX: u64 = 64;
 
-/// Bytes of code that a component of any size may have.
+/// Number of bytes of code that a component of any size may have.
 const CODE_BYTES_FREE: u64 = 1 << 20;
 
 /// Starts compiler processes.
@@ -118,7 +118,7 @@ impl Compiler {
             Some((confined, false)) => {
                 tracing::warn!(confined, "components are compiled without a filter of system calls");
             }
-            // It ended before it was confined, and reports the reason.
+            // The process ended before it was confined, and reports the reason.
             None => {}
         }
         if status.success() { Ok(output.code) } else { Err(self.failed(status, stderr)) }
@@ -178,7 +178,7 @@ fn converse(child: &mut Child, component: &[u8], code_bytes_max: u64, time: Dura
         let code = read(stdout, code_bytes_max + 1);
         let stderr = stderr.join().unwrap_or_default();
         let output = Output { code, stderr: String::from_utf8_lossy(&stderr).into_owned() };
-        // The receiver is gone after a timeout.
+        // There is no receiver after a timeout.
         let _ = sender.send(output);
     });
     std::thread::scope(|scope| {
@@ -191,7 +191,7 @@ fn converse(child: &mut Child, component: &[u8], code_bytes_max: u64, time: Dura
             // Unblocks the threads that read and write its pipes.
             let _ = child.kill();
         }
-        // It panics only if memory is exhausted, and then there is nothing to report.
+        // The thread panics only if memory is exhausted, and then there is nothing to report.
         let _ = reader.join();
         output
     })
@@ -199,7 +199,7 @@ fn converse(child: &mut Child, component: &[u8], code_bytes_max: u64, time: Dura
 
 fn read(stream: impl Read, bytes_max: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // Bytes read before an error are used; the exit code tells the rest.
+    // Bytes read before an error are used; the exit code shows whether the process failed.
     let _ = stream.take(bytes_max).read_to_end(&mut bytes);
     bytes
 }

@@ -13,21 +13,22 @@ use crate::instance::{ASYNC_STACK_BYTES, CORE_INSTANCES_MAX, MEMORIES_MAX, TABLE
 const POOLED_MEMORIES_MAX: u64 = 18_432;
 
 /// Bytes of a slot's memory that are zeroed in place when it is released, instead of being returned to the kernel.
-/// Returning pages interrupts every core that runs a thread of this process, which at thousands of rollouts a second
-/// cost more than anything else. A Rust guest writes to less than a tenth of this, and a Python guest that takes one
-/// turn to less than all of it. An idle slot keeps these bytes, so the number is smaller if many slots share little
-/// memory.
+/// Returning pages interrupts every core that runs a thread of this process. At thousands of rollouts a second these
+/// interruptions cost more than anything else. A Rust guest writes to less than a tenth of these bytes, and a Python
+/// guest that takes one turn does not write to all of them. An idle slot keeps these bytes, so the number is smaller if
+/// many slots share little memory.
 const KEEP_RESIDENT_BYTES: usize = 512 << 10;
 
-/// Bytes of each of its tables that are zeroed in place.
+/// Bytes of each table of a slot that are zeroed in place.
 const KEEP_RESIDENT_TABLE_BYTES: usize = 128 << 10;
 
-/// Bytes of its stack that are zeroed in place. A waiting guest uses 12 to 20 KiB.
+/// Bytes of a slot's stack that are zeroed in place. A waiting guest uses 12 to 20 KiB.
 const KEEP_RESIDENT_STACK_BYTES: usize = 32 << 10;
 
-/// Number of slots whose remaining pages are returned to the kernel together: each separately, before its store is
-/// gone. Pages that wait for others would be resident without being charged, and a slot may have hundreds of MiB. A
-/// guest that wrote to no more than its slot keeps has nothing to return.
+/// Number of slots whose remaining pages are returned to the kernel together. With 1, the pages of each slot are
+/// returned before its store is dropped. Pages that wait for those of other slots would be resident without being
+/// charged, and a slot may have hundreds of MiB. There is nothing to return if a guest wrote to no more pages than its
+/// slot keeps.
 const DECOMMIT_BATCH: usize = 1;
 
 /// Size up to which a component's initial memory is mapped into its instances, even if little of it is non-zero. Larger
@@ -52,14 +53,14 @@ pub(super) const FEATURES: WasmFeatures = WasmFeatures::WASM2
     .union(WasmFeatures::MULTI_MEMORY)
     .union(WasmFeatures::COMPONENT_MODEL);
 
-/// Allocation of guests' memory, which the code compiled for them depends on.
+/// Allocation of guests' memory. The code that is compiled for guests depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPlan {
     /// Preallocated slots, into which a component's initial memory is mapped: all instances share the pages that they
-    /// only read. For few and for large guests.
+    /// only read. This plan is for few guests and for large ones.
     Pooled,
-    /// Preallocated slots, into which initial memory is copied. Saves two mappings an instance. For thousands of
-    /// guests.
+    /// Preallocated slots, into which initial memory is copied. This saves two mappings per instance and is for
+    /// thousands of guests.
     PooledEager,
     /// Allocated from the kernel as needed.
     OnDemand,
@@ -83,8 +84,8 @@ impl MemoryPlan {
     }
 
     /// Returns the memory mappings of one instance: as measured with thousands of waiting instances (6, 4 and 3.5), and
-    /// half as many again for the first because the kernel splits regions. A process may have 65,530 by default and is
-    /// killed beyond.
+    /// half as many again for the first because the kernel splits regions. A process may have 65,530 mappings by
+    /// default and is killed if it has more.
     pub fn mappings_per_instance(self) -> u64 {
         match self {
             Self::Pooled => 9,
@@ -126,8 +127,8 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
         .max_wasm_stack(WASM_STACK_BYTES)
         .async_stack_size(ASYNC_STACK_BYTES)
         .memory_guaranteed_dense_image_size(IMAGE_BYTES_MAX)
-        // Function names are reported, addresses are not, and no debugger unwinds guests. The tables for both have 3 of
-        // the 54 MiB of a compiled Python component.
+        // Function names are reported, addresses are not, and no debugger unwinds guests. The tables for addresses and
+        // unwinding would take 3 of the 54 MiB of a compiled Python component.
         .generate_address_map(false)
         .native_unwind_info(false)
         // NaN bits are the only machine-dependent results of core wasm.
@@ -185,7 +186,7 @@ fn slots(instances_max: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kept {
     memory: usize,
-    /// For each of its tables.
+    /// The bytes of each table of the slot.
     table: usize,
     stack: usize,
 }

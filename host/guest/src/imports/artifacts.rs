@@ -12,7 +12,7 @@ use rollout_transcript::Exchange;
 /// Maximum length of a file's name in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Maximum number of directories in a name. Each is an inode of its own, however small the file.
+/// Maximum number of directories in a name. Each takes an inode, however small the file is.
 const DIRECTORIES_MAX: usize = 4;
 
 /// Number of bytes that a file takes in the host besides its name and content.
@@ -28,7 +28,7 @@ fn check_name(name: &str) -> Result<(), String> {
         return Err(format!("it is longer than {NAME_BYTES_MAX} bytes"));
     }
     if name.split('/').count() > DIRECTORIES_MAX + 1 {
-        return Err(format!("it leads through more than {DIRECTORIES_MAX} directories"));
+        return Err(format!("it has more than {DIRECTORIES_MAX} directories"));
     }
     for segment in name.split('/') {
         if segment.is_empty() {
@@ -116,7 +116,7 @@ impl observations::Host for Imports {
         let is_its =
             |exchange: &&Exchange| exchange.sample.as_ref().is_some_and(|id| id.as_str() == sample_id);
         let its = || transcript.policy.exchanges().iter().filter(is_its);
-        // The requests together may be far larger than their stored form.
+        // The requests, which repeat the conversation, may be far larger than their stored form.
         let bytes = its().map(|exchange| lists.body_bytes(exchange)).fold(0, usize::saturating_add);
         let max = self.limits.memory_bytes_max;
         if bytes > max {

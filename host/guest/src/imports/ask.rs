@@ -95,7 +95,7 @@ impl Record {
             return (CallResult::Tool(ToolAnswer::abandoned()), None);
         };
         if !is_known {
-            // The rollout is over, or the past has an answer to a call that the guest did not make.
+            // The rollout is over, or its recorded past has an answer to a call that the guest did not make.
             return (result, None);
         }
         let retries = result.retries();
@@ -228,7 +228,7 @@ impl Record {
         let reply_at = Some(history.len());
         history.push(message);
         let ended = Event::Ended { call, end: End::Kept { reply_at } };
-        // The call is in the transcript, as its sample is.
+        // The call is in the transcript, because its sample is.
         let _ = kept.transcript.apply(run, &ended);
         Ok(ended)
     }
@@ -237,7 +237,7 @@ impl Record {
 /// Returns the failure of a model call whose stored answer is a tool's, or the reverse. Only a past of
 /// another origin has such answers.
 pub(super) fn not_its_answer() -> ChatFailure {
-    ChatFailure::Host { attempts: 0, reason: "what was kept of the call is no answer to it".to_owned() }
+    ChatFailure::Host { attempts: 0, reason: "the stored answer belongs to another kind of call".to_owned() }
 }
 
 /// Converts the failure of a call to the contract's type.
@@ -289,8 +289,8 @@ fn describe(span: &mut Span, result: &Result<ChatReply, ChatFailure>) {
 }
 
 impl RecordState {
-    /// Checks that less is used than a rollout may. Otherwise counts a hit of the limit and returns the
-    /// message.
+    /// Checks that less than the maximum of a rollout is used. Otherwise counts a hit of the limit and returns the
+    /// error message.
     pub(super) fn within(&mut self, limit: Limit, used: u64, max: u64, unit: &str) -> Result<(), String> {
         if used < max {
             return Ok(());
@@ -301,7 +301,7 @@ impl RecordState {
 }
 
 impl Imports {
-    /// Checks that no message of a request is too long; the error names the one that is.
+    /// Checks that no message of a request is too long. The error contains the index of the message.
     pub(super) fn check_messages(&self, messages: &[String]) -> Result<(), String> {
         messages.iter().enumerate().try_for_each(|(at, message)| {
             self.check_message(message).map_err(|what| format!("messages[{at}] is {what}"))

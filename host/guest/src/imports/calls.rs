@@ -14,7 +14,7 @@ use rollout_core::telemetry::Limit;
 use rollout_transcript::Event;
 
 impl Taken {
-    /// Returns the error of a guest that finishes a call through an interface that did not start it.
+    /// Returns the error for a guest that finishes a call through another interface than the one that started it.
     pub(super) fn not_of(&self, interface: &'static str) -> wasmtime::Error {
         let starter = match self.taker {
             Taker::Model { .. } => "models",
@@ -54,7 +54,7 @@ impl Boundary {
         }
     }
 
-    /// Ends the calls of the run that have no end, once the rollout is over.
+    /// Ends the calls of the run that are still open when the rollout is over.
     pub fn close_calls(&self, record: &Record) {
         self.closes();
         record.close_calls(self.run()).iter().for_each(|ended| self.keep_end(ended));
@@ -65,7 +65,7 @@ impl Boundary {
 }
 
 impl Imports {
-    /// Counts the guest's next move. Answers that arrived earlier are delivered first.
+    /// Counts the guest's next action, and delivers the answers that arrived before it.
     pub(super) fn moves(&self) -> wasmtime::Result<()> {
         self.boundary.moves().map_err(wasmtime::Error::new)?;
         while let Some(arrival) = self.boundary.take_arrival() {
@@ -103,7 +103,7 @@ impl Imports {
         Ok(self.table.delete(call)?.number)
     }
 
-    /// Waits for any of these calls. Returns the indices of those that are ready, none after the timeout.
+    /// Waits for any of these calls. Returns the indices of the calls that are ready, or none if the timeout expires.
     async fn any_of(&mut self, calls: &[u32], time: Option<Duration>) -> wasmtime::Result<Vec<u32>> {
         // A timeout beyond the clock's range never expires.
         let until = time.and_then(|time| Instant::now().checked_add(time));

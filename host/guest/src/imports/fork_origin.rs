@@ -20,8 +20,8 @@ pub struct ForkPoint {
 pub struct ForkOrigin {
     /// The point at which the fork continues.
     pub point: ForkPoint,
-    /// Rollouts that the fork's events come from, the oldest first. The workflow sees the first one's id, so
-    /// that it behaves as it did there.
+    /// Rollouts from which the fork's events come, the oldest first. The workflow sees the id of the first, so that it
+    /// behaves as it did in that rollout.
     pub ancestors: Vec<Ancestor>,
 }
 
@@ -30,7 +30,7 @@ pub struct ForkOrigin {
 pub struct Ancestor {
     /// The id of the rollout.
     pub id: RolloutId,
-    /// The caller's name for it, if that is not a valid id.
+    /// The caller's name for the rollout, if that is not a valid id.
     pub caller_id: Option<String>,
     /// Number of the attempt.
     pub attempt: u32,

@@ -47,7 +47,7 @@ fn check<T>(taken: &Result<T, RecordError>) -> bool {
 pub(crate) fn imports(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let run = RunContext {
-        rollout_id: RolloutId::parse("fuzzed").expect("it is one"),
+        rollout_id: RolloutId::parse("fuzzed").expect("a valid id"),
         caller_id: None,
         attempt: 1,
         config: None,
@@ -109,7 +109,7 @@ pub(crate) fn imports(bytes: &[u8]) {
                     Err(artifacts::Error::InvalidName(why) | artifacts::Error::OverLimit(why)) => {
                         assert!(why.len() < ERROR_BYTES_MAX, "an error of {} bytes", why.len());
                     }
-                    Err(artifacts::Error::NotFound) => panic!("nothing is looked for when writing"),
+                    Err(artifacts::Error::NotFound) => panic!("a write looks up no file"),
                 }
             }
             (Some('l'), _) => {

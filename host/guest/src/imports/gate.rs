@@ -1,8 +1,8 @@
 //! The single entry point of guests into the host.
 //!
-//! Every import begins with [`Imports::enter`], which counts the call, delivers the answers that arrived
-//! since the previous one, and checks that the role has the import; a test below checks that each import does
-//! so. An import returns a plain `Result`: a [`CallError::Reported`] becomes an error of the contract, a
+//! Every import begins with [`Imports::enter`], which counts the call, delivers the answers that arrived since the
+//! previous call, and checks that the guest's role may use the import. A test below checks that every import calls it.
+//! An import returns a plain `Result`: a [`CallError::Reported`] becomes an error of the contract, a
 //! [`CallError::Fatal`] ends the guest.
 
 use wasmtime::component::ResourceTableError;
@@ -71,7 +71,7 @@ impl Import {
 }
 
 impl Imports {
-    /// Counts a call, and checks that calls are left and that the guest's role has the import.
+    /// Counts a call. Fails if the limit on calls is exceeded or the guest's role may not use the import.
     pub(super) fn enter(&mut self, Import { name, only }: Import) -> wasmtime::Result<()> {
         crate::stack::note_place();
         self.host_calls += 1;
@@ -109,10 +109,10 @@ impl<E> CallError<E> {
         }
     }
 
-    /// Converts the error for the guest.
-    pub(crate) fn map<F>(self, words: impl FnOnce(E) -> F) -> CallError<F> {
+    /// Converts the error for the guest; a fatal error stays as it is.
+    pub(crate) fn map<F>(self, convert: impl FnOnce(E) -> F) -> CallError<F> {
         match self {
-            Self::Reported(error) => CallError::Reported(words(error)),
+            Self::Reported(error) => CallError::Reported(convert(error)),
             Self::Fatal(error) => CallError::Fatal(error),
         }
     }
@@ -159,7 +159,7 @@ impl_from_reported!(models::Error, samples::OpenError, samples::RecordError, art
 mod tests {
     use std::path::Path;
 
-    /// Returns the functions in a source that guests call, each with the first line of its body.
+    /// Returns the functions of a source file that guests call, each with the first line of its body.
     fn imports_in(source: &str) -> Vec<(String, String)> {
         let mut found = Vec::new();
         let of_imports = source.split("\nimpl ").filter(|block| {
@@ -196,7 +196,7 @@ mod tests {
             }
             let source = std::fs::read_to_string(path).unwrap();
             for (name, first_line) in imports_in(&source) {
-                // Dropping a handle and the bindings' conversions are not calls.
+                // Drops of handles and conversions for the bindings are not calls of the contract.
                 if name == "drop" || name.starts_with("convert_") {
                     continue;
                 }

@@ -1,8 +1,8 @@
 //! The tools that the operator provides to a workflow, as the imports see them.
 //!
-//! The tools themselves (components, servers, addresses) are outside of this module, which receives a
-//! [`HostTools`] and knows none of them. The imports count, record and answer every call, so that no tool
-//! runs unseen.
+//! The implementations of the tools (components, servers, HTTP endpoints) are outside of this module, which receives a
+//! [`HostTools`] and knows none of them. Every call passes through the imports, which count it, record it and answer
+//! it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub trait HostTools: Send + Sync + Debug {
     fn call(self: Arc<Self>, request: ToolRequest) -> BoxFuture<'static, ToolAnswer>;
 }
 
-/// Properties of a host-provided tool that its calls are counted by.
+/// Properties of a host-provided tool that are needed to count its calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostTool {
     /// The tool's index among those provided.
@@ -41,11 +41,11 @@ pub struct HostTool {
 pub struct ToolRequest {
     /// The tool's index among those provided.
     pub place: usize,
-    /// JSON text as the model wrote it, which may not be valid JSON.
+    /// The arguments as the model wrote them: JSON text, which may be invalid.
     pub arguments: String,
-    /// A value that is unique to this call and the same in every repetition of the rollout. It reveals
-    /// nothing about the rollout.
+    /// A value that is unique to this call, is the same whenever the rollout is repeated, and reveals nothing about
+    /// the rollout.
     pub seed: String,
-    /// Holder of the memory that the call takes.
+    /// The rollout that the call's memory is charged to.
     pub holder: Option<Holder>,
 }

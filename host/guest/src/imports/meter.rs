@@ -1,4 +1,4 @@
-//! The guests' use of the machine.
+//! Meters for the CPU time, memory, host calls and wall time of guests.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Meter {
         self.memory_bytes_peak.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// Counts a call of the host.
+    /// Counts a call of an import.
     pub(super) fn add_host_call(&self) {
         self.host_calls.fetch_add(1, Ordering::Relaxed);
     }

@@ -126,7 +126,7 @@ impl Role {
 pub struct RunContext {
     /// The id of the rollout.
     pub rollout_id: RolloutId,
-    /// The caller's name for it, if that is not a valid id.
+    /// The caller's name for the rollout, if that is not a valid id.
     pub caller_id: Option<String>,
     /// Number of the attempt: 1 at first.
     pub attempt: u32,
@@ -176,7 +176,7 @@ impl RunContext {
         }
     }
 
-    /// Returns the rollouts that a run in this role repeats events of. A grader repeats none.
+    /// Returns the rollouts whose events a run in this role repeats. A grader repeats none.
     fn ancestors(&self, role: Role) -> &[Ancestor] {
         let fork = self.fork.as_ref().filter(|_| role != Role::Grader);
         fork.map(|fork| fork.ancestors.as_slice()).unwrap_or_default()
@@ -217,7 +217,7 @@ pub enum ContractViolation {
     /// The guest passed more tool calls at once than a model's reply may have.
     #[error("tools.execute was given {given} calls, more than the {max} that a reply of a model may ask for")]
     ManyCalls {
-        /// Number of calls that it passed.
+        /// Number of calls that the guest passed.
         given: usize,
         /// Maximum number of calls.
         max: usize,
@@ -249,7 +249,7 @@ pub enum ContractViolation {
          once; name each once, or the operator can raise it"
     )]
     LongWait {
-        /// Number of calls that it passed.
+        /// Number of calls that the guest passed.
         given: usize,
         /// Maximum number of calls.
         max: u32,
@@ -351,7 +351,7 @@ impl Drop for Imports {
     }
 }
 
-/// Adds the contract's imports to a linker. `imports` finds them in a store.
+/// Adds the contract's imports to a linker. `imports` returns the imports in a store's data.
 pub(crate) fn add_to_linker<T: Send + 'static>(
     linker: &mut Linker<T>,
     imports: fn(&mut T) -> &mut Imports,

@@ -89,7 +89,7 @@ impl Imports {
         Ok(call)
     }
 
-    /// Hands the request at this index of the record to the boundary.
+    /// Passes the request at this index of the record to the boundary.
     fn asks_model(
         &self,
         asked: ModelRole,

@@ -1,6 +1,6 @@
-//! The sources of a guest's answers outside of it: models, tools and the time left. The
-//! [boundary](super::Boundary) decides the order of the answers. The answers, their order and the rollout's
-//! request are enough to repeat a run; clocks and random numbers belong to the rollout.
+//! Sources outside of the guest that answer its requests: models, tools and the time left. The
+//! [boundary](super::Boundary) decides the order of the answers. The answers, their order and the rollout's request are
+//! enough to repeat a run, because the rollout determines clocks and random numbers.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use rollout_wire::openai::AllowedParams;
 
 /// Access to models, tools and the deadline of a rollout.
 pub trait Outside: Send + Sync + Debug {
-    /// Returns the facts of a model that a request is made with; `None` if there is no such model.
+    /// Returns the properties of a model that shape its requests; `None` if there is no such model.
     fn model(&self, asked: ModelRole) -> Option<ModelFacts<'_>>;
 
     /// Sends a request to a model, with retries. Fails with a failure of the host if there is no such model.
@@ -63,7 +63,7 @@ pub struct ModelQuestion<'a> {
 /// A model that a guest may call: the policy for a workflow, a judge for a grader.
 #[derive(Clone, Debug)]
 pub struct ModelAccess {
-    /// The client that reaches it.
+    /// The client that connects to the model.
     pub client: ChatClient,
     /// The model's endpoint.
     pub endpoint: Arc<ModelEndpoint>,

@@ -117,7 +117,7 @@ impl Past {
         self.ended.retain(|call, _| *call <= calls);
     }
 
-    /// Returns whether the history has this event, the end of a call.
+    /// Returns whether the history contains this event, if it is the end of a call.
     pub(super) fn has_end(&self, event: &Event) -> bool {
         matches!(event, Event::Ended { call, end } if self.ended.get(call) == Some(end))
     }
@@ -127,8 +127,8 @@ impl Past {
         self.moves.iter().any(|(_, made)| made.call().is_some_and(|made| made > call))
     }
 
-    /// Charges the history to `holder` until it is replayed. If the memory budget is exhausted, a rollout is
-    /// ended, as with live answers.
+    /// Charges the history to `holder` until it is replayed. If the memory budget is exhausted, the host ends a
+    /// rollout, as it does for live answers.
     pub fn charged_to(mut self, holder: &Holder) -> Self {
         let mut charge = holder.nothing(Use::Record);
         for (_, made) in &self.moves {
@@ -193,7 +193,7 @@ impl Past {
         let (number, arrival) = self.answers.front()?;
         let came = match when {
             When::Until(at) => arrival.at <= at,
-            // A wait that timed out received the answers from before its timeout only.
+            // A wait that timed out received only the answers from before its timeout.
             When::Within(at) => {
                 let timed_out = |(then, made): &(usize, Move)| {
                     matches!(made, Move::TimedOut { at: then_at } if *then_at == at) && then < number

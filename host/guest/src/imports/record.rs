@@ -79,7 +79,7 @@ pub enum LogEntry {
     },
 }
 
-/// Data that a rollout's guests left, taken out of the record after both have ended.
+/// Data that a rollout's guests left, taken out of the record after both guests have ended.
 #[derive(Debug, Default)]
 pub struct Recorded {
     /// The samples and calls.
@@ -90,7 +90,7 @@ pub struct Recorded {
     pub log: Vec<LogEntry>,
     /// Number of log entries that were dropped at the limit.
     pub log_dropped: u64,
-    /// The charge for all of it, until it is dropped.
+    /// The memory charge for all of this data. Dropping it releases the memory.
     pub charge: Option<Charge>,
 }
 
@@ -184,8 +184,7 @@ pub struct RolloutUsage {
 }
 
 impl RolloutUsage {
-    /// Returns the time for which guests were alive and idle: they waited for the model, for tools, or for
-    /// their turn.
+    /// Returns the time for which guests were alive and idle: waiting for the model, for tools, or for a processor.
     pub fn waited(&self) -> Duration {
         self.guest_wall.saturating_sub(self.guest_cpu)
     }
@@ -252,7 +251,7 @@ pub(super) struct RecordState {
     pub model_failed: Option<Fault>,
 }
 
-/// Error of a limit of the record that is reached; the text names it and its value.
+/// Error of a request that exceeds a limit of the record. The text names the limit and its value.
 #[derive(Debug)]
 pub(super) struct OverLimit(pub String);
 
@@ -296,8 +295,8 @@ impl RecordState {
         self.let_go(bytes);
     }
 
-    /// Charges bytes to the host's memory budget. If the budget is exhausted, a rollout is ended, possibly
-    /// this one.
+    /// Charges bytes to the host's memory budget. If the budget is exhausted, the host ends a rollout, possibly this
+    /// one.
     pub(super) fn hold(&mut self, bytes: usize) -> Result<(), OverLimit> {
         if self.closed {
             return Err(OverLimit("the rollout is over".to_owned()));
@@ -316,8 +315,8 @@ impl RecordState {
         }
     }
 
-    /// Stores a log entry, or counts it as dropped if the limit is reached. Calls `entry` only if the log has
-    /// room for `text_bytes`, the size of the text that it is made from.
+    /// Stores a log entry, or counts it as dropped if a limit is reached. `entry` is called only if the log has room
+    /// for `text_bytes`, the size of the text from which it creates the entry.
     pub(super) fn log(&mut self, text_bytes: usize, limits: &Limits, entry: impl FnOnce() -> LogEntry) {
         if !self.has_room_for_log(text_bytes, limits) {
             return;
@@ -412,11 +411,11 @@ impl Record {
 
     /// Locks the state that guests write to.
     pub(super) fn lock(&self) -> MutexGuard<'_, RecordState> {
-        // A panic elsewhere in this rollout leaves plain data, which is still readable.
+        // The state is plain data, so it is still readable after a panic elsewhere in this rollout.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the state that the rollout reads: the sealed one once there is one.
+    /// Locks the state that the rollout reads: the sealed state if the record is sealed.
     pub(super) fn read(&self) -> MutexGuard<'_, RecordState> {
         self.sealed.get().map_or(&self.kept, |sealed| sealed).lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -535,8 +534,8 @@ impl Record {
         self.read().transcript.tools.iter().map(|call| hasher.hash_one(call.call_id.as_str())).collect()
     }
 
-    /// Stores a workflow's returned messages and metrics in its only sample, which is created if it returned
-    /// messages and has none. Fails with the number of samples if there are several.
+    /// Stores a workflow's returned messages and metrics in its only sample. If the workflow returned messages and
+    /// has no sample, one is created. Fails with the number of samples if there are several.
     pub fn settle(
         &self,
         only: SampleId,
@@ -551,7 +550,7 @@ impl Record {
             return Err(kept.transcript.samples.len());
         }
         if let Some(messages) = messages {
-            // The sample exists.
+            // Cannot fail, because the sample exists.
             let _ = kept.replace_history(0, messages);
         }
         if let Some(sample) = kept.transcript.samples.first_mut() {

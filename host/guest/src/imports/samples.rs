@@ -282,7 +282,7 @@ mod tests {
         (imports, record, number)
     }
 
-    /// A guest that is stopped during a call of the host finishes the call after its record is sealed.
+    /// A guest that is stopped during a call of the host may finish this call after its record was sealed.
     #[test]
     fn a_call_of_a_rollout_that_is_over_ends_the_guest_and_nothing_else() {
         let (mut imports, record, number) = with_a_sample();

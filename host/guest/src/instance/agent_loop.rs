@@ -20,17 +20,17 @@ pub struct LoopRequest {
 pub struct LoopOutcome {
     /// The reason of a failure that the guest reports.
     pub error: Option<String>,
-    /// The conversation, one JSON object a message.
+    /// The conversation, one JSON object for each message.
     pub messages: Vec<String>,
-    /// The reason why it stopped.
+    /// The reason why the loop stopped.
     pub finish_reason: String,
-    /// Its own reward.
+    /// The reward that the loop gives itself.
     pub reward: Option<f64>,
-    /// Its metrics.
+    /// The loop's metrics.
     pub metrics: Vec<(String, f64)>,
-    /// Number of tool calls that it reports.
+    /// Number of tool calls that the loop reports.
     pub tool_calls: u32,
-    /// Milliseconds that they took, as it reports.
+    /// Total duration of the tool calls that the loop reports, in milliseconds.
     pub tool_time_ms: f64,
 }
 

@@ -1,11 +1,11 @@
 //! Separate threads for guests that use much CPU time, so that they yield to others.
 //!
 //! A rollout is polled on the runtime's threads while its guest uses little CPU time. A guest that has used more
-//! lately, at once or in many short stints, is polled on [`BusyThreads`], where such guests take turns at a lower
-//! priority, those with the least recent use first. It moves back once its recent use has decayed. At each tick within
-//! a turn the thread yields its core, because the kernel alone may let another thread wait for the kernel's own tick,
-//! which is longer. A rollout with little to do thus hardly waits for guests that compute, even if there are more of
-//! them than cores.
+//! lately, in one long period or in many short ones, is polled on [`BusyThreads`], where such guests take turns at a
+//! lower priority. The guest with the least recent use is first. A guest moves back to the runtime's threads once its
+//! recent use has decayed. At each tick within a turn the thread yields its core, because the kernel alone may let
+//! another thread wait for the kernel's own tick, which is longer. A rollout with little to do thus hardly waits for
+//! guests that compute, even if there are more of them than cores.
 
 use std::cmp::Ordering::Equal;
 use std::collections::BinaryHeap;
@@ -95,7 +95,7 @@ enum Back<R> {
     Panicked(Box<dyn std::any::Any + Send>),
 }
 
-/// A run among the busy ones. Empty during a turn and after the run has ended.
+/// The place of a run on the busy threads. It is empty during a turn and after the run has ended.
 struct Seat<R> {
     going: Mutex<Option<Going<R>>>,
     link: Arc<Link>,
@@ -122,8 +122,8 @@ impl<R> Seat<R> {
     }
 }
 
-/// Stops the run in a seat when it is dropped. It does not wait for the run's turn: until then the guest would keep its
-/// memory.
+/// Stops the run in a seat when it is dropped. The drop does not wait for the run's next turn, because the guest would
+/// keep its memory until then.
 struct Stopper<R>(Arc<Seat<R>>);
 
 impl<R> Drop for Stopper<R> {

@@ -22,20 +22,21 @@ use crate::imports::Record;
 /// The future of a running guest.
 pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
-/// Time after which use counts for a third; after five times as long it counts for nothing. Long enough to add up short
-/// stints between waits, and short enough that a guest that computed for a second is soon treated like the others.
+/// Time after which use counts for a third; after five times as long it counts for nothing. It is long enough to add up
+/// short computations between waits, and short enough that a guest that computed for a second is soon treated like the
+/// others.
 const DECAY: Duration = Duration::from_millis(100);
 
 /// Recent use, in seconds, above which a guest is polled on the busy threads: 1 % of a core. Most guests compute less
 /// between two replies of the model.
 const HEAVY_SECS: f64 = 1e-3;
 
-/// Maximum share of the runtime's threads for guests. The closer their recent use is to it, the less makes a guest
+/// Maximum share of the runtime's threads for guests. The closer their recent use is to it, the less use makes a guest
 /// heavy, so that many guests that use little each still leave half of the threads to connections.
 const RUNTIME_SHARE_MAX: f64 = 0.5;
 
-/// Length of a turn on the busy threads. Longer than most guests compute between two waits, so that a guest usually
-/// finishes within its turn.
+/// Length of a turn on the busy threads. It is longer than most guests compute between two waits, so that a guest
+/// usually finishes within its turn.
 const TURN: Duration = Duration::from_millis(5);
 
 /// Number of ticks between two checks of a running guest.
@@ -130,7 +131,7 @@ pub(super) struct Exhausted;
 /// Kind of thread that polls a guest.
 #[derive(Clone, Copy)]
 pub(super) enum PolledOn<'a> {
-    /// On a thread of the runtime.
+    /// A thread of the runtime.
     Runtime(&'a RuntimeShare),
     /// A busy thread, until the flag is set.
     Busy(&'a Arc<AtomicBool>),
@@ -139,11 +140,11 @@ pub(super) enum PolledOn<'a> {
 /// The poll of a guest in progress on a thread.
 struct UnderWay {
     began: Instant,
-    /// Maximum length.
+    /// Maximum length of the poll.
     turn: Duration,
-    /// Set when no task waits for the guest any more. Only on a busy thread.
+    /// Set when no task waits for the guest any more. Exists only on a busy thread.
     stopped: Option<Arc<AtomicBool>>,
-    /// Whether a tick interrupted it.
+    /// Whether a tick interrupted the poll.
     interrupted: bool,
 }
 
@@ -279,7 +280,7 @@ mod tests {
         assert!(before(rank(0.0, MS), rank(0.001, MS)));
         assert!(before(rank(0.001, MS), rank(0.002, MS)));
         assert!(before(rank(0.001, MS), rank(0.001, 2 * MS)));
-        // No guest starves: one that has waited for a second ranks before a newcomer.
+        // Every guest gets a turn: a guest that has waited for a second ranks before a new one.
         assert!(before(rank(0.1, MS), rank(0.001, 1000 * MS)));
     }
 

@@ -23,7 +23,7 @@ pub enum RunError {
     /// The guest reported that its input is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The guest reported that a time limit of its own passed.
+    /// The guest reported that a time limit that it set itself expired.
     #[error("{0}")]
     TimedOut(String),
     /// The guest needed more memory than allowed.
@@ -61,7 +61,7 @@ pub enum RunError {
     /// The plugin has no such export.
     #[error("the plugin has no {0}")]
     Missing(&'static str),
-    /// The host could not run it.
+    /// The host could not run the guest.
     #[error("the host failed while running the plugin: {0}")]
     Host(String),
 }
@@ -96,7 +96,7 @@ impl From<types::Failure> for RunError {
     }
 }
 
-/// Converts an error that is not the guest's.
+/// Converts an error that the guest did not cause.
 pub(super) fn host_failed(error: wasmtime::Error) -> RunError {
     RunError::Host(format!("{error:#}"))
 }

@@ -4,8 +4,8 @@
 //! the guest and drops the store. The guest's whole state is in that store. Two runs share compiled code and nothing
 //! else.
 //!
-//! This module knows no HTTP and no rollouts. It takes imports, a deadline and input, and returns the guest's result or
-//! a [`RunError`].
+//! This module depends neither on HTTP nor on rollouts. It takes imports, a deadline and input, and returns the guest's
+//! result or a [`RunError`].
 
 mod agent_loop;
 mod busy;
@@ -182,7 +182,7 @@ pub struct SampleToGrade {
 /// A grader's verdict on one sample, unchecked.
 #[derive(Debug)]
 pub struct GuestVerdict {
-    /// The sample that it names.
+    /// The id of the sample that the verdict refers to.
     pub sample_id: String,
     /// The reward.
     pub reward: Option<f64>,
@@ -195,17 +195,17 @@ pub struct GuestVerdict {
 /// Limits of an instance, and the permit to create it.
 #[derive(Clone, Debug)]
 pub struct Bounds {
-    /// Linear memories and tables together, in bytes.
+    /// Maximum size of linear memories and tables together, in bytes.
     pub memory_bytes_max: usize,
-    /// Time when it is stopped, running or waiting.
+    /// Time when the instance is stopped, whether it runs or waits.
     pub deadline: Option<Instant>,
-    /// Held until the store is dropped.
+    /// The permit, which is held until the store is dropped.
     pub permit: Permit,
 }
 
-/// Creates an instance within the bounds, finds the component's export of one form in it, and calls it: returns the
-/// future of the call. A macro, because each form has its own type and the future of a closure cannot be declared
-/// `Send`.
+/// Creates an instance within the bounds, finds the component's export of one form in it, calls the export, and returns
+/// the future of the call. This is a macro, because each form has its own type and the future of a closure cannot be
+/// declared `Send`.
 ///
 /// Starting is boxed separately and dropped when the guest runs, because its future is three times as large as that of
 /// a waiting guest.
@@ -420,8 +420,8 @@ async fn within<R: Send + 'static>(
         }
     };
     let Some(deadline) = deadline else { return metered.await };
-    // The timer has a resolution of milliseconds, in which a whole rollout may run: a run with no time left does not
-    // start, and one that ends late is late.
+    // The timer has a resolution of milliseconds, and a whole rollout may run in less. Therefore a run with no time
+    // left does not start, and a run that ended after the deadline fails.
     if Instant::now() >= deadline {
         return Err(RunError::Deadline);
     }

@@ -13,7 +13,7 @@ pub struct Permit {
 
 impl Permit {
     /// Creates a permit for an instance that is created while there are no others: before a host accepts rollouts, or
-    /// by a command that runs one after the other.
+    /// by a command that runs one instance after the other.
     pub fn alone() -> Self {
         Self { _counted: None }
     }

@@ -9,18 +9,18 @@ use std::time::Duration;
 /// guest that computes.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Number of ticks without a running guest after which they become [less frequent](SLOW_TICK).
+/// Number of ticks without a running guest after which ticks become [less frequent](SLOW_TICK).
 const QUICK_TICKS: u32 = 4;
 
-/// Time between two ticks if guests run for moments only, so that a tick hardly ever finds one: each useless tick costs
-/// as much as waking a guest. The first turn of a guest that computes may be longer by this time.
+/// Time between two ticks if guests run only briefly, so that a tick rarely finds a running guest: each useless tick
+/// costs as much as waking a guest. The first turn of a guest that computes may be longer by this time.
 const SLOW_TICK: Duration = Duration::from_millis(8);
 
-/// Number of ticks without a running guest after which the ticker sleeps. Large, so that waking it costs the guests of
-/// an almost idle host next to nothing.
+/// Number of ticks without a running guest after which the ticker sleeps. The number is large, so that waking the
+/// ticker costs the guests of an almost idle host next to nothing.
 const IDLE_TICKS: u32 = 30;
 
-/// Time that it sleeps before it checks whether the engine still exists.
+/// Time that the ticker sleeps before it checks whether the engine still exists.
 const SLEEP: Duration = Duration::from_secs(1);
 
 /// The thread that ticks. It is separate, because guests on the runtime's threads could keep it from running. It lives

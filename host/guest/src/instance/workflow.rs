@@ -7,7 +7,7 @@ use crate::imports::bindings::exports::rollout::plugin::workflow::Outcome;
 pub struct WorkflowOutcome {
     /// The conversation, one JSON object a message, if the workflow returned it.
     pub messages: Option<Vec<String>>,
-    /// Its metrics.
+    /// The metrics that the workflow returned.
     pub metrics: Vec<(String, f64)>,
 }
 

@@ -17,7 +17,7 @@ use rollout_transcript::{ToolAnswer, error_text};
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::CallerParams;
 
-/// Maximum number of log entries of one call, and of their bytes. They go to the host's own log.
+/// Maximum number of log entries of one call, and of their bytes. The entries go to the host's own log.
 const LOG_LINES_MAX: usize = 100;
 const LOG_BYTES_MAX: usize = 16 << 10;
 
@@ -60,7 +60,7 @@ impl ComponentTools {
         Self { plugin, config, limits: limits.into(), clock_begins, metrics }
     }
 
-    /// Asks the component for its tools: unchecked JSON text.
+    /// Asks the component for its tools. The result is unchecked JSON text.
     pub async fn describe(&self, deadline: Instant, permit: Permit) -> Result<Vec<String>, String> {
         let record = Arc::<Record>::default();
         let imports = self.imports(Role::Declaration, "describe", Some(deadline), &record);

@@ -29,16 +29,16 @@ use rollout_outbound::{HttpTool, HttpToolSettings, McpFunction, McpServer, McpSe
 use rollout_transcript::{ToolAnswer, error_text};
 use rollout_wire::function::FunctionTool;
 
-/// Maximum number of functions of one entry. A model uses none well if it has more, and each is in every request.
+/// Maximum number of functions of one entry. Models choose badly among more, and every request contains all of them.
 const FUNCTIONS_MAX: usize = 256;
 
 /// Timeout for listing the functions of an entry. A server may have to be started first.
 const LISTING_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Memory of one call of a component's tool: a Python guest needs 30 MiB.
+/// Default memory limit of one call of a component's tool. A Python guest needs 30 MiB.
 const MEMORY_BYTES_MAX: usize = 64 << 20;
 
-/// CPU time of one call of a component's tool.
+/// Default CPU time limit of one call of a component's tool.
 const CPU_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The tools that the operator provides to one plugin, as configured. Every field is validated, but not the files and
@@ -146,7 +146,7 @@ impl Default for CallLimits {
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(30),
-            // The model reads it, and it is stored with the rollout.
+            // The model reads the result, and the rollout's record stores it.
             result_bytes_max: 256 << 10,
             concurrent_max: 16,
             calls_max: 200,
@@ -185,7 +185,7 @@ impl CallLimits {
         ToolAnswer::over(Limit::ToolConcurrent, reason)
     }
 
-    /// Returns the answer of a call, or of a timeout.
+    /// Waits for a call and returns its answer, or [`late`](Self::late) if the deadline passes first.
     async fn in_time(
         &self,
         deadline: Instant,
@@ -430,7 +430,7 @@ impl ToolEntry {
     }
 }
 
-/// Marks a tool's own message as an error, unless it starts with that word.
+/// Marks a tool's own message as an error, unless the message starts with the word "error".
 fn failure_text(reason: String) -> String {
     let start = reason.get(.."error".len()).unwrap_or_default();
     if start.eq_ignore_ascii_case("error") { reason } else { error_text(reason) }

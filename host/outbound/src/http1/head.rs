@@ -14,7 +14,7 @@ pub(super) const FIELDS_MAX: usize = 100;
 pub(super) enum Framing {
     Length(usize),
     Chunked,
-    Unsaid,
+    Unspecified,
 }
 
 /// The relevant fields of a head, as ranges in its bytes.
@@ -42,7 +42,7 @@ impl Head {
         head.status = response.code;
         head.read_fields(bytes, response.headers)?;
         // A response without a length ends with its connection.
-        head.closes |= head.framing == Framing::Unsaid;
+        head.closes |= head.framing == Framing::Unspecified;
         Ok(head)
     }
 
@@ -63,7 +63,7 @@ impl Head {
             length,
             target: 0..0,
             status: None,
-            framing: Framing::Unsaid,
+            framing: Framing::Unspecified,
             closes: version == Some(0),
             authorization: None,
             retry_after: None,
@@ -109,7 +109,7 @@ impl Head {
         let length =
             text.and_then(|text| text.parse().ok()).ok_or(Broken::Malformed("the content length"))?;
         match self.framing {
-            Framing::Unsaid => self.framing = Framing::Length(length),
+            Framing::Unspecified => self.framing = Framing::Length(length),
             Framing::Length(earlier) if earlier != length => {
                 return Err(Broken::Malformed("two content lengths"));
             }

@@ -116,7 +116,7 @@ fn retry_after_is_parsed_from_seconds_and_from_dates() {
     check("retry-after: inf", None);
     check("retry-after: soon", None);
     check("x: y", None);
-    // Long past by this machine's clock; in three seconds by the server's.
+    // This date has long passed by this machine's clock, but may be in the future by the server's clock.
     let date = "Wed, 21 Oct 2015 07:28:00 GMT";
     check(&format!("retry-after: {date}"), Some(0.0));
     check(&format!("Date: Wed, 21 Oct 2015 07:27:57 GMT\r\nretry-after: {date}"), Some(3.0));

@@ -15,8 +15,8 @@ use crate::Secrets;
 use rollout_core::child::OwnedChild;
 use rollout_wire::text::printable;
 
-/// Size of the end of a server's output that is stored for an error message, in bytes.
-const LAST_WORDS_BYTES: usize = 1024;
+/// Number of bytes at the end of a server's standard error that are stored for an error message.
+const STDERR_END_BYTES: usize = 1024;
 
 /// Size above which a line is logged in parts.
 const LINE_BYTES_MAX: usize = 16 << 10;
@@ -39,7 +39,7 @@ pub(super) struct Start {
 pub(super) struct Process {
     owned: OwnedChild,
     group: Option<Pid>,
-    last_words: Arc<Mutex<String>>,
+    stderr_end: Arc<Mutex<String>>,
     listening: AbortOnDropHandle<()>,
 }
 
@@ -61,15 +61,15 @@ impl Process {
         let mut owned = OwnedChild::start(command).await?;
         let child = &mut owned.child;
         let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let gone = || std::io::Error::other("the pipes of the process are missing");
-        let stdin = child.stdin.take().ok_or_else(gone)?;
-        let stdout = child.stdout.take().ok_or_else(gone)?;
-        let stderr = child.stderr.take().ok_or_else(gone)?;
-        let last_words = Arc::<Mutex<String>>::default();
+        let missing = || std::io::Error::other("the pipes of the process are missing");
+        let stdin = child.stdin.take().ok_or_else(missing)?;
+        let stdout = child.stdout.take().ok_or_else(missing)?;
+        let stderr = child.stderr.take().ok_or_else(missing)?;
+        let stderr_end = Arc::<Mutex<String>>::default();
         let listening =
-            tokio::spawn(listen(stderr, about.to_owned(), last_words.clone(), start.secrets.clone()));
+            tokio::spawn(listen(stderr, about.to_owned(), stderr_end.clone(), start.secrets.clone()));
         let listening = AbortOnDropHandle::new(listening);
-        Ok((Self { owned, group, last_words, listening }, stdin, stdout))
+        Ok((Self { owned, group, stderr_end, listening }, stdin, stdout))
     }
 
     /// Waits until the process ends, and returns its status in words.
@@ -85,14 +85,14 @@ impl Process {
         let reason = timeout(END_TIMEOUT, self.ended()).await.unwrap_or(reason);
         // All output of an ended process can be read immediately.
         let _ = timeout(END_TIMEOUT, &mut self.listening).await;
-        match self.last_words() {
+        match self.stderr_end() {
             words if words.is_empty() => reason,
             words => format!("{reason}; the end of its standard error: {words}"),
         }
     }
 
-    fn last_words(&self) -> String {
-        self.last_words.lock().unwrap_or_else(PoisonError::into_inner).trim().to_owned()
+    fn stderr_end(&self) -> String {
+        self.stderr_end.lock().unwrap_or_else(PoisonError::into_inner).trim().to_owned()
     }
 }
 
@@ -106,7 +106,7 @@ impl Drop for Process {
 }
 
 /// Logs a server's standard error line by line, so that no secret is missed because it is split in two.
-async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<String>>, secrets: Secrets) {
+async fn listen(mut stderr: ChildStderr, about: String, stderr_end: Arc<Mutex<String>>, secrets: Secrets) {
     let mut written = Vec::new();
     loop {
         let read = stderr.read_buf(&mut written).await.unwrap_or(0);
@@ -121,10 +121,10 @@ async fn listen(mut stderr: ChildStderr, about: String, last_words: Arc<Mutex<St
         for line in text.lines().filter(|line| !line.is_empty()) {
             tracing::debug!(server = about, line, "output of a tool server");
         }
-        let mut end = last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut end = stderr_end.lock().unwrap_or_else(PoisonError::into_inner);
         *end += &text;
-        if end.len() > LAST_WORDS_BYTES {
-            let from = (end.len() - LAST_WORDS_BYTES..end.len()).find(|at| end.is_char_boundary(*at));
+        if end.len() > STDERR_END_BYTES {
+            let from = (end.len() - STDERR_END_BYTES..end.len()).find(|at| end.is_char_boundary(*at));
             end.drain(..from.unwrap_or_default());
         }
         if read == 0 {

@@ -10,8 +10,8 @@ use reqwest::Url;
 use super::super::address::closed_whole;
 use super::HostAndPort;
 
-/// Allowed destinations: a name, all names below one, or an address or a range of them, at any port or at one. A listed
-/// name may resolve to any address that is not always forbidden.
+/// Allowed destinations: a name, all names below one, an address, or a range of addresses, each at any port or at one
+/// port. A listed name may resolve to any address that is not always forbidden.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NetworkEntry {
@@ -22,7 +22,7 @@ pub struct NetworkEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Host {
     Name(String),
-    /// All names below this one, without itself.
+    /// All names below this one, without the name itself.
     Below(String),
     Addresses(IpNet),
 }
@@ -31,12 +31,12 @@ enum Host {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidEntry {
-    /// It is neither a host nor a range.
+    /// The entry is neither a host nor a range.
     #[error(
         "'{0}' is not a host or a range of addresses, such as model.example, *.svc.example, 10.0.0.7, 10.1.0.0/16, [::1] or 10.0.0.7:8000"
     )]
     NoHost(String),
-    /// It is a URL, which is more than a host.
+    /// The entry is a URL, which is more than a host.
     #[error("'{0}' is a URL; an entry consists of a host and optionally a port")]
     Url(String),
     /// The port is invalid.
@@ -55,7 +55,7 @@ pub enum InvalidEntry {
         /// The range that contains the address.
         meant: String,
     },
-    /// All of its addresses are always forbidden.
+    /// All addresses of the entry are always forbidden.
     #[error("'{entry}' is {closed}; no request of this host goes there, listed or not")]
     Closed {
         /// The whole text.

@@ -5,8 +5,8 @@
 //! it is a span for each phase, and below those the calls of the model. [`Traces::start`] starts the export. Without it
 //! a [`RolloutTrace`] is empty and its methods do nothing.
 //!
-//! Spans are created here and not with `tracing`, so neither the log filter nor the log lines of the exporter's HTTP
-//! client hide or add any.
+//! Spans are created here and not with `tracing`, so that the log filter hides none and the exporter's HTTP client adds
+//! none.
 
 mod export;
 
@@ -107,7 +107,7 @@ impl RolloutTrace {
         self.0.is_none()
     }
 
-    /// Makes the rollout a part of its caller's trace. To be called before the first phase.
+    /// Makes the rollout a part of its caller's trace. Must be called before the first phase.
     pub fn child_of(&self, parent: TraceParent) {
         let Some(live) = &self.0 else { return };
         let mut state = live.state();
