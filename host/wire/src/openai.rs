@@ -261,11 +261,11 @@ impl Completion {
 
     /// Passes each tool call with its index to `take`.
     pub fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
-        let mut place = 0_usize;
+        let mut index = 0_usize;
         // `parse` has parsed the calls, so this cannot fail.
         let _ = each(text_of(&self.tool_calls), |call: WireCall<'_>| {
-            take(place, call);
-            place += 1;
+            take(index, call);
+            index += 1;
             Ok::<(), Infallible>(())
         });
     }
@@ -295,10 +295,10 @@ struct WireFunction<'a> {
 
 impl<'a> WireCall<'a> {
     /// Returns the id of the call, or `call_<index>` if it has none.
-    pub fn id(&self, place: usize) -> Cow<'_, str> {
+    pub fn id(&self, index: usize) -> Cow<'_, str> {
         match &self.id {
             Some(Text(id)) => Cow::Borrowed(id),
-            None => Cow::Owned(format!("call_{place}")),
+            None => Cow::Owned(format!("call_{index}")),
         }
     }
 
@@ -312,9 +312,9 @@ impl<'a> WireCall<'a> {
         self.function.as_ref()?.arguments
     }
 
-    fn owned(&self, place: usize) -> ToolCall {
+    fn owned(&self, index: usize) -> ToolCall {
         ToolCall {
-            id: self.id(place).into_owned(),
+            id: self.id(index).into_owned(),
             name: self.name().unwrap_or_default().to_owned(),
             arguments: self.arguments().map_or_else(|| "{}".to_owned(), unquote),
         }
