@@ -8,22 +8,22 @@ use crate::error::RegistryError;
 use crate::reference::prefixed;
 use rollout_wire::digest::Digest;
 
-/// Type of a manifest.
+/// Media type of a manifest.
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-/// Type of a component's configuration.
+/// Media type of a component's configuration.
 pub const CONFIG: &str = "application/vnd.wasm.config.v0+json";
-/// Type of the layer with the component.
+/// Media type of the layer that contains the component.
 pub const COMPONENT: &str = "application/wasm";
-/// Types of layers with a component that older tools wrote.
+/// Media types that older tools gave to the layer with the component.
 const OLDER_COMPONENTS: [&str; 1] = ["application/vnd.wasm.content.layer.v1+wasm"];
-/// Annotation with the title of the artifact.
+/// Name of the annotation that contains the title of the artifact.
 pub const TITLE: &str = "org.opencontainers.image.title";
 
 /// Reference from a manifest to a blob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// Type of the blob.
+    /// Media type of the blob.
     pub media_type: String,
     /// Digest of the blob.
     #[serde(with = "crate::reference::with_prefix")]
@@ -36,7 +36,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// Returns the descriptor of some bytes.
+    /// Returns the descriptor of a blob with these bytes.
     pub fn of(media_type: &str, bytes: &[u8]) -> Self {
         let annotations = BTreeMap::new();
         Self {
@@ -54,7 +54,7 @@ impl Descriptor {
 pub struct Manifest {
     /// Version of the format, 2.
     pub schema_version: u32,
-    /// Type of the manifest.
+    /// Media type of the manifest.
     #[serde(default = "manifest_type")]
     pub media_type: String,
     /// Configuration of the artifact.
@@ -76,19 +76,20 @@ fn manifest_type() -> String {
 ///
 /// If it is not an image manifest.
 pub(crate) fn parse(text: &str) -> Result<Manifest, RegistryError> {
-    serde_json::from_str(text)
-        .map_err(|error| RegistryError::NotComponent(format!("its manifest is no image manifest: {error}")))
+    serde_json::from_str(text).map_err(|error| {
+        RegistryError::NotComponent(format!("its manifest is not an image manifest: {error}"))
+    })
 }
 
 impl Manifest {
-    /// Returns the manifest with these parts, as bytes. The same parts give the same bytes.
+    /// Serializes a manifest with these parts. The same parts always result in the same bytes.
     pub fn bytes(
         config: Descriptor,
         layers: Vec<Descriptor>,
         annotations: BTreeMap<String, String>,
     ) -> Vec<u8> {
         let manifest = Self { schema_version: 2, media_type: manifest_type(), config, layers, annotations };
-        // Texts and numbers can always be written.
+        // Strings and numbers cannot fail to serialize.
         serde_json::to_vec(&manifest).unwrap_or_default()
     }
 
@@ -131,14 +132,14 @@ struct Config<'a> {
     component: Interfaces<'a>,
 }
 
-/// Interfaces of a component, by their names with versions.
+/// Interfaces of a component: their names with versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Interfaces<'a> {
     /// Exported interfaces.
     pub exports: &'a [String],
     /// Imported interfaces.
     pub imports: &'a [String],
-    /// World that the component was made for, unknown.
+    /// World that the component was built for. It is unknown, and therefore always `None`.
     target: Option<&'a str>,
 }
 
@@ -149,8 +150,8 @@ impl<'a> Interfaces<'a> {
     }
 }
 
-/// Returns the configuration of a component. It has no date, so that a component has one configuration and one
-/// manifest.
+/// Returns the configuration of a component. Its date is fixed, so that a component always has the same configuration
+/// and the same manifest.
 pub fn config(component: &[u8], interfaces: Interfaces<'_>) -> Vec<u8> {
     let config = Config {
         created: "1970-01-01T00:00:00Z",

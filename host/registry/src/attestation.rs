@@ -1,7 +1,8 @@
 //! Attestations: signed statements of how a component was built.
 //!
-//! A statement is one of in-toto about the digest of a manifest, with provenance as SLSA describes it. It is signed in an
-//! envelope (DSSE) and stored as a layer of an artifact with the tag `sha256-HEX.att`, where cosign looks for it.
+//! A statement has the in-toto format: its subject is the digest of a manifest, and its predicate is SLSA provenance.
+//! It is signed in a DSSE envelope and stored as a layer of an artifact with the tag `sha256-HEX.att`, where cosign
+//! looks for it.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde::{Deserialize, Serialize};
@@ -13,15 +14,15 @@ use crate::reference::Reference;
 use crate::signature::{self, Kind, PrivateKey, PublicKey, SIGNATURE, SignError};
 use rollout_wire::digest::Digest;
 
-/// Type of a layer with an envelope.
+/// Media type of a layer that contains an envelope.
 const ENVELOPE: &str = "application/vnd.dsse.envelope.v1+json";
-/// Type of the statement in an envelope.
+/// Media type of the statement in an envelope.
 const STATEMENT: &str = "application/vnd.in-toto+json";
-/// Version of the statement's form.
+/// Value of `_type` in a statement: the version of its format.
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
-/// Annotation of a layer with the type of its statement.
+/// Name of the layer's annotation that contains the type of the statement's predicate.
 const PREDICATE_TYPE: &str = "predicateType";
-/// Type of statements about a build.
+/// Type of a predicate about a build.
 const PROVENANCE: &str = "https://slsa.dev/provenance/v1";
 /// Type of builds by this program.
 const BUILD_TYPE: &str = "urn:rollout-host:build:1";
@@ -36,9 +37,9 @@ pub struct Build {
     pub language: String,
     /// Options of the build.
     pub options: Vec<String>,
-    /// Version of the SDK, which is part of the program that built.
+    /// Version of the SDK, which is part of the program that built the component.
     pub sdk: String,
-    /// Version of the program that built.
+    /// Version of the program that built the component.
     pub program: String,
     /// Digest of the project's files.
     pub source: Digest,
@@ -154,7 +155,7 @@ impl Statement {
         }
     }
 
-    /// Returns the build if the statement is about a build of this manifest by this program.
+    /// Returns the build if the statement says that this program built the component of the manifest.
     fn build_of(self, digest: Digest) -> Option<Build> {
         let Predicate { build_definition, run_details } = self.predicate;
         let is_about = self.subject.iter().any(|subject| subject.digest.sha256 == digest);
@@ -199,14 +200,14 @@ impl Envelope {
     }
 }
 
-/// Returns the bytes that a signature of an envelope is over.
+/// Returns the bytes that an envelope's signature covers.
 fn signed_bytes(kind: &str, payload: &[u8]) -> Vec<u8> {
     let mut bytes = format!("DSSEv1 {} {kind} {} ", kind.len(), payload.len()).into_bytes();
     bytes.extend_from_slice(payload);
     bytes
 }
 
-/// Signs a statement about the build of an artifact and stores it beside it. Other statements stay.
+/// Signs a statement about the build of an artifact, and adds it to those that the registry has for the artifact.
 ///
 /// # Errors
 ///
@@ -226,11 +227,11 @@ pub async fn attest(
     signature::attach(registry, digest, Kind::Attestation, layer, envelope).await
 }
 
-/// Returns the statements about the build of an artifact that one of the keys signed, each with its key.
+/// Returns the builds of an artifact according to statements that one of the keys signed, each with that key.
 ///
 /// # Errors
 ///
-/// If the registry cannot be asked.
+/// If the registry cannot be reached or refuses access.
 pub async fn builds<'a>(
     registry: &Registry,
     digest: Digest,
@@ -254,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_envelope_is_believed_if_a_listed_key_signed_it_for_this_manifest() {
+    fn an_envelope_is_accepted_if_a_listed_key_signed_it_for_this_manifest() {
         let key = || PrivateKey::from_pem(PrivateKey::generate().unwrap().expose()).unwrap();
         let (mine, other) = (key(), key());
         let build = Build {

@@ -10,13 +10,13 @@ use crate::credentials::Credentials;
 /// A challenge in a `WWW-Authenticate` header.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Challenge {
-    /// User and password with every request.
+    /// The registry requires user and password in every request.
     Basic,
-    /// A token of another address.
+    /// The registry requires a token, which a token server issues.
     Bearer {
-        /// Address that gives tokens.
+        /// Address of the token server.
         realm: String,
-        /// Name of the registry there.
+        /// Name of the registry at the token server.
         service: Option<String>,
         /// Rights that the request needs.
         scope: Option<String>,
@@ -24,7 +24,7 @@ pub(crate) enum Challenge {
 }
 
 impl Challenge {
-    /// Parses a header. `None` means that the scheme is unknown.
+    /// Parses a header. Returns `None` if the scheme is unknown or a bearer challenge has no realm.
     pub(crate) fn parse(header: &str) -> Option<Self> {
         let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
         if scheme.eq_ignore_ascii_case("basic") {
@@ -59,14 +59,14 @@ fn parameters(text: &str) -> HashMap<String, String> {
     found
 }
 
-/// Returns the header for user and password.
+/// Returns the header value with user and password.
 pub(crate) fn basic(credentials: &Credentials) -> Option<HeaderValue> {
     let Credentials::Basic { user, password } = credentials else { return None };
     let pair = BASE64_STANDARD.encode(format!("{user}:{}", password.expose()));
     sensitive(&format!("Basic {pair}"))
 }
 
-/// Returns a header that is not shown in logs.
+/// Returns a header value that logs do not show.
 pub(crate) fn sensitive(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);

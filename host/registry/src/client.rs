@@ -21,7 +21,7 @@ use rollout_wire::text::{beginning, printable};
 
 /// Maximum size of a manifest and of a configuration.
 const MANIFEST_BYTES_MAX: u64 = 4 << 20;
-/// Maximum size of an answer with a token or an error.
+/// Maximum size of a response with a token or an error.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 /// Maximum size of an error's text that is shown.
 const SHOWN_BYTES_MAX: usize = 300;
@@ -29,21 +29,21 @@ const SHOWN_BYTES_MAX: usize = 300;
 const REDIRECTS_MAX: u32 = 3;
 /// Size of a part of an upload. A smaller blob is uploaded in one request.
 const PART_BYTES: usize = 8 << 20;
-/// Time for an answer to a request without a long body.
+/// Maximum time until a request is answered.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
-/// Time within which more of a download has to arrive.
+/// Maximum time between two chunks of a response.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(30);
-/// Number of attempts of a request, and of failures in a row while a blob is transferred.
+/// Maximum number of attempts of a request, and of successive failures while a blob is transferred.
 const ATTEMPTS_MAX: u32 = 4;
-/// Wait before the second attempt. It doubles with each attempt.
+/// Base of the delay before another attempt, which doubles with each attempt.
 const DELAY_BASE: Duration = Duration::from_millis(250);
 
-/// How a registry is reached.
+/// Options of the connections to a registry.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Credentials, or anonymous access.
+    /// Credentials. Without them access is anonymous.
     pub credentials: Option<Credentials>,
-    /// Use of HTTP without TLS. For registries on loopback addresses only.
+    /// Whether to use HTTP without TLS, which is only permitted for registries on loopback addresses.
     pub plain_http: bool,
     /// Rules for the addresses of the registry and of the stores that it redirects to.
     pub network: Arc<NetworkRules>,
@@ -55,11 +55,11 @@ pub struct Registry {
     reference: Reference,
     base: Url,
     options: Options,
-    /// Header that the registry accepted last.
+    /// The `Authorization` header that answered the registry's latest challenge.
     authorization: Mutex<Option<HeaderValue>>,
 }
 
-/// A component that was pulled.
+/// A component in a registry whose manifest was read.
 #[derive(Clone, Debug)]
 pub struct Pulled {
     /// The reference with the digest of the manifest.
@@ -72,7 +72,7 @@ pub struct Pulled {
     pub layer: Descriptor,
 }
 
-/// The answer of a registry to a question about a repository.
+/// State of a repository, as far as the registry reveals it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepositoryState {
     /// Its tags can be read.
@@ -88,14 +88,14 @@ enum Access {
     Push,
 }
 
-/// Answer of a server for tokens.
+/// Response of a token server.
 #[derive(Deserialize)]
 struct Token {
     #[serde(alias = "access_token")]
     token: String,
 }
 
-/// Error of a registry's answer.
+/// Body of a registry's error response.
 #[derive(Deserialize)]
 struct Errors {
     errors: Vec<OneError>,
@@ -129,12 +129,12 @@ impl Registry {
         Ok(Self { reference: reference.clone(), base, options, authorization: Mutex::default() })
     }
 
-    /// Returns whether requests have credentials.
+    /// Returns whether there are credentials for the registry.
     pub fn has_credentials(&self) -> bool {
         self.options.credentials.is_some()
     }
 
-    /// Asks the registry for the repository's tags.
+    /// Requests the repository's tags, to learn whether the repository can be read.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl Registry {
             return Ok(RepositoryState::Readable);
         }
         let body = self.body(answer, "an error", ANSWER_BYTES_MAX).await?;
-        // Any other server answers 404, too.
+        // Servers that are not registries respond with 404, too.
         match serde_json::from_slice::<Errors>(&body) {
             Ok(Errors { errors }) if !errors.is_empty() => Ok(RepositoryState::Missing),
             _ => Err(self.unexpected("a list of tags", "404, but not as a registry does".to_owned())),
@@ -164,7 +164,7 @@ impl Registry {
         // An upload that a registry does not cancel expires there.
         let cancelled = self.send_once(Access::Push, &upload, |client| client.delete(upload.clone())).await;
         if let Err(error) = cancelled {
-            tracing::debug!(%error, "an upload is not cancelled");
+            tracing::debug!(%error, "an upload was not cancelled and expires in the registry");
         }
         Ok(())
     }
@@ -173,7 +173,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// If the registry does not have it, or the manifest is not the one of the digest.
+    /// If the registry does not have it, or the manifest has another digest.
     pub async fn manifest(&self, version: &str) -> Result<(Digest, String), RegistryError> {
         let url = self.url(&format!("manifests/{version}"));
         let get = |client: &Client| client.get(url.clone()).header(ACCEPT, artifact::MANIFEST);
@@ -251,7 +251,7 @@ impl Registry {
         let mut answer = self.redirected(&url, range.as_deref()).await?;
         answer = self.checked(answer, &prefixed(blob.digest)).await?;
         if answer.status() != StatusCode::PARTIAL_CONTENT {
-            // The server knows no ranges, and begins again.
+            // The server does not support ranges, and sends the blob from its beginning.
             bytes.clear();
         }
         loop {
@@ -331,7 +331,7 @@ impl Registry {
         Ok(self.reference.at(digest))
     }
 
-    /// Pushes a manifest under a tag or digest. Its blobs have to be there.
+    /// Pushes a manifest under a tag or digest. The registry must have its blobs already.
     ///
     /// # Errors
     ///
@@ -388,8 +388,11 @@ impl Registry {
         self.location(&uploads, &begun)
     }
 
-    /// Uploads all but the last part of a blob. After an error the registry is asked how much it has. A registry that
-    /// does not know gets the blob from the beginning: Docker's loses an upload that ended within a part.
+    /// Uploads all but the last part of a blob, and returns the address for the last part and its bytes.
+    ///
+    /// After an error, the upload continues after the bytes that the registry reports to have. If the registry no
+    /// longer knows the upload, the blob is sent from its beginning: Docker's registry loses an upload that is
+    /// interrupted within a part.
     async fn push_parts(
         &self,
         mut at: Url,
@@ -422,19 +425,19 @@ impl Registry {
                 return Err(error);
             }
             tokio::time::sleep(DELAY_BASE * 2_u32.pow(failures)).await;
-            let standing = self.send(Access::Push, &at, |client| client.get(at.clone())).await?;
-            if standing.status() == StatusCode::NOT_FOUND && restarts < ATTEMPTS_MAX {
+            let progress = self.send(Access::Push, &at, |client| client.get(at.clone())).await?;
+            if progress.status() == StatusCode::NOT_FOUND && restarts < ATTEMPTS_MAX {
                 tracing::debug!(%error, sent = done, "an upload begins again after an error");
                 restarts += 1;
                 (at, done) = (self.begin_upload().await?, 0);
                 continue;
             }
-            let standing = self.checked(standing, "an upload").await?;
-            // The range is of the bytes that arrived, both ends included.
-            let range = standing.headers().get(RANGE).and_then(|range| range.to_str().ok());
+            let progress = self.checked(progress, "an upload").await?;
+            // The range contains the bytes that arrived, its end included.
+            let range = progress.headers().get(RANGE).and_then(|range| range.to_str().ok());
             let end = range.and_then(|range| range.rsplit_once('-')?.1.parse::<usize>().ok());
             done = end.map_or(0, |end| if end == 0 { 0 } else { end + 1 }).min(bytes.len());
-            at = self.location(&at, &standing)?;
+            at = self.location(&at, &progress)?;
         }
         Ok((at, bytes.slice(done..)))
     }
@@ -456,7 +459,7 @@ impl Registry {
             .map_err(|error| RegistryError::Forbidden { host: host_of(url), reason: error.to_string() })
     }
 
-    /// Sends a request, again after errors that pass.
+    /// Sends a request, and repeats it after temporary errors.
     async fn send(
         &self,
         access: Access,
@@ -466,11 +469,11 @@ impl Registry {
         let mut attempt = 1;
         loop {
             let sent = self.send_once(access, url, &request).await;
-            let passes = match &sent {
-                Ok(answer) => is_passing(answer.status()),
+            let is_temporary = match &sent {
+                Ok(answer) => is_temporary_status(answer.status()),
                 Err(error) => is_worth_another_attempt(error),
             };
-            if !passes || attempt >= ATTEMPTS_MAX {
+            if !is_temporary || attempt >= ATTEMPTS_MAX {
                 return sent;
             }
             let delay = DELAY_BASE * 2_u32.pow(attempt);
@@ -480,7 +483,7 @@ impl Registry {
         }
     }
 
-    /// Sends a request, and answers a challenge.
+    /// Sends a request. If the registry responds with a challenge, sends it again with the authorization.
     async fn send_once(
         &self,
         access: Access,
@@ -488,7 +491,7 @@ impl Registry {
         request: impl Fn(&Client) -> RequestBuilder,
     ) -> Result<Response, RegistryError> {
         let client = self.client(url)?;
-        // An upload may be at another host, which has nothing to do with the credentials.
+        // An upload may be at another host, which must not receive the credentials.
         let is_registry = url.origin() == self.base.origin();
         let send = async |authorization: Option<HeaderValue>| {
             let mut request = request(&client);
@@ -572,12 +575,12 @@ impl Registry {
         })
     }
 
-    /// Returns the answer if it is a success.
+    /// Returns the response if it is a success.
     async fn checked(&self, answer: Response, what: &str) -> Result<Response, RegistryError> {
         if answer.status().is_success() { Ok(answer) } else { Err(self.refused(answer, what).await) }
     }
 
-    /// Returns the error of an answer that is not a success.
+    /// Returns the error of a response that is not a success.
     async fn refused(&self, answer: Response, what: &str) -> RegistryError {
         match answer.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.denied(answer).await,
@@ -660,7 +663,7 @@ impl Registry {
     }
 }
 
-/// Returns the body of a request that exchanges a token.
+/// Returns the body of a request that exchanges a refresh token for an access token.
 fn form<'a>(parameters: impl Iterator<Item = (&'a str, &'a str)>, token: &'a Secret) -> String {
     let mut url = Url::parse("form://x").ok();
     if let Some(url) = &mut url {
@@ -674,12 +677,12 @@ fn form<'a>(parameters: impl Iterator<Item = (&'a str, &'a str)>, token: &'a Sec
     url.and_then(|url| url.query().map(str::to_owned)).unwrap_or_default()
 }
 
-/// Returns whether a later attempt may succeed.
+/// Returns whether another attempt may succeed.
 fn is_worth_another_attempt(error: &RegistryError) -> bool {
     matches!(error, RegistryError::Unreachable { .. })
 }
 
-fn is_passing(status: StatusCode) -> bool {
+fn is_temporary_status(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 429 | 500 | 502 | 503 | 504)
 }
 

@@ -1,7 +1,7 @@
 //! Credentials for registries, from the files and helpers that container tools use.
 //!
 //! The file is `config.json` of Docker or `auth.json` of Podman. An entry of `credHelpers`, or else `credsStore`, names
-//! a helper, the program `docker-credential-NAME`; without a helper, `auths` has user and password.
+//! a helper, the program `docker-credential-NAME`; without a helper, `auths` contains user and password.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,10 +15,10 @@ use tokio::io::AsyncWriteExt as _;
 
 use rollout_outbound::Secret;
 
-/// Time that a helper may take. It may ask a keyring, which may ask a person.
+/// Maximum time that a helper may take. It may use a keyring that waits for a person to unlock it.
 const HELPER_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// User name with which helpers and files mark a token.
+/// User name that a helper returns if its secret is a token.
 const TOKEN_USER: &str = "<token>";
 
 /// Error of reading credentials.
@@ -33,7 +33,7 @@ pub enum CredentialsError {
         /// Reason.
         source: std::io::Error,
     },
-    /// The file is not what container tools write.
+    /// The file does not have the format that container tools write.
     #[error("the registry credentials in {} are not valid: {reason}", path.display())]
     Invalid {
         /// Path of the file.
@@ -41,7 +41,7 @@ pub enum CredentialsError {
         /// Reason, without values of the file.
         reason: String,
     },
-    /// A helper cannot be started or fails.
+    /// A helper cannot be started, or it fails.
     #[error("the credential helper {program} fails: {reason}; run it by hand, or log in again")]
     Helper {
         /// Name of the program.
@@ -58,7 +58,7 @@ pub enum Credentials {
     Basic {
         /// Name of the user.
         user: String,
-        /// Password, or an access token in its place.
+        /// Password, or an access token that is used as one.
         password: Secret,
     },
     /// A token that is exchanged for access tokens.
@@ -74,7 +74,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Finds the file with credentials: `REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`, or the default places of Podman and Docker.
+/// Finds the file with credentials: `REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`, or the default paths of Podman and Docker.
 /// `variable` reads an environment variable.
 pub fn default_file(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -106,7 +106,7 @@ struct AuthEntry {
     identitytoken: Option<String>,
 }
 
-/// Answer of a helper.
+/// Response of a helper.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Answer {
@@ -114,7 +114,7 @@ struct Answer {
     secret: String,
 }
 
-/// Reads the credentials for a registry. A missing entry is anonymous access.
+/// Reads the credentials for a registry. Returns `None`, for anonymous access, if the file has no entry for it.
 ///
 /// # Errors
 ///
@@ -123,12 +123,12 @@ pub async fn find(file: &Path, host: &str) -> Result<Option<Credentials>, Creden
     let text = std::fs::read_to_string(file)
         .map_err(|source| CredentialsError::Read { path: file.to_owned(), source })?;
     let invalid = |reason: String| CredentialsError::Invalid { path: file.to_owned(), reason };
-    // The error of serde has line and column, and no values of strings.
+    // The message of serde's error may quote the file, so only line and column are reported.
     let parsed: File = serde_json::from_str(&text)
         .map_err(|error| invalid(format!("line {}, column {}", error.line(), error.column())))?;
     let helper = parsed.cred_helpers.get(host).or(parsed.creds_store.as_ref());
     if let Some(helper) = helper
-        && let Some(found) = ask_helper(helper, host).await?
+        && let Some(found) = run_helper(helper, host).await?
     {
         return Ok(Some(found));
     }
@@ -156,14 +156,16 @@ impl AuthEntry {
     }
 }
 
-/// Asks a helper for the credentials of a registry.
-async fn ask_helper(name: &str, host: &str) -> Result<Option<Credentials>, CredentialsError> {
+/// Runs a helper that returns the credentials for a registry.
+async fn run_helper(name: &str, host: &str) -> Result<Option<Credentials>, CredentialsError> {
     let program = format!("docker-credential-{name}");
     let failed = |reason: String| CredentialsError::Helper { program: program.clone(), reason };
     if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
-        return Err(failed("its name has characters that no program's has".to_owned()));
+        return Err(failed(
+            "its name has characters other than letters, digits, '-', '_' and '.'".to_owned(),
+        ));
     }
-    let asking = async {
+    let run = async {
         let mut child = tokio::process::Command::new(&program)
             .arg("get")
             .stdin(Stdio::piped())
@@ -172,14 +174,14 @@ async fn ask_helper(name: &str, host: &str) -> Result<Option<Credentials>, Crede
             .kill_on_drop(true)
             .spawn()?;
         if let Some(mut input) = child.stdin.take() {
-            // A helper that reads nothing closes the pipe; its exit code tells why.
+            // A helper that reads nothing closes the pipe. Its exit status says whether it failed.
             let _ = input.write_all(format!("{host}\n").as_bytes()).await;
         }
         child.wait_with_output().await
     };
-    let output = tokio::time::timeout(HELPER_TIME_MAX, asking)
+    let output = tokio::time::timeout(HELPER_TIME_MAX, run)
         .await
-        .map_err(|_| failed(format!("no answer within {} s", HELPER_TIME_MAX.as_secs())))?
+        .map_err(|_| failed(format!("no response within {} s", HELPER_TIME_MAX.as_secs())))?
         .map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stdout);
@@ -189,7 +191,7 @@ async fn ask_helper(name: &str, host: &str) -> Result<Option<Credentials>, Crede
         return Err(failed(output.status.to_string()));
     }
     let Answer { username, secret } =
-        serde_json::from_slice(&output.stdout).map_err(|_| failed("its answer is not JSON".to_owned()))?;
+        serde_json::from_slice(&output.stdout).map_err(|_| failed("its response is not JSON".to_owned()))?;
     Ok(Some(if username == TOKEN_USER {
         Credentials::Refresh(Secret::new(&secret))
     } else {

@@ -14,19 +14,19 @@ pub enum RegistryError {
         /// Reason, without the URL.
         reason: String,
     },
-    /// The connection is against the network rules.
+    /// The network rules forbid the connection.
     #[error("{host} may not be reached: {reason}")]
     Forbidden {
         /// Host and port.
         host: String,
-        /// The rule.
+        /// The rule that forbids it.
         reason: String,
     },
-    /// A connection without TLS to another machine.
+    /// Plain HTTP was requested for a registry on another machine.
     #[error("{0} is not on this machine: --plain-http is for registries on loopback addresses only")]
     PlainHttp(String),
-    /// The registry asks for credentials, or refuses those that it got.
-    #[error("{host} refuses access to {repository}{}: {hint}", shown(.message))]
+    /// The registry requires credentials, or refuses those that it received.
+    #[error("{host} refuses access to {repository}{}: {hint}", in_parentheses(.message))]
     Denied {
         /// Host and port.
         host: String,
@@ -47,30 +47,30 @@ pub enum RegistryError {
         /// The tag or digest.
         what: String,
     },
-    /// The registry answers with an error, or not as a registry does.
+    /// The registry responds with an error, or in a way that no registry does.
     #[error("{host} answers {what} with {answer}")]
     Unexpected {
         /// Host and port.
         host: String,
         /// The request.
         what: String,
-        /// The answer, shortened.
+        /// The response, shortened.
         answer: String,
     },
-    /// The answer is longer than permitted.
+    /// A response or an artifact is larger than permitted.
     #[error("{what} has more than {bytes_max} bytes")]
     TooLarge {
-        /// Manifest, component or the like.
+        /// Name of the object, such as `the manifest`.
         what: String,
         /// Limit in bytes.
         bytes_max: u64,
     },
-    /// Bytes do not have the digest that they were requested by.
+    /// The received bytes do not have the requested digest.
     #[error(
         "{what} has digest {found} instead of {expected}: the registry, or something before it, changed it"
     )]
     DigestMismatch {
-        /// Manifest, component or the like.
+        /// Name of the object, such as `the manifest`.
         what: String,
         /// The requested digest.
         expected: Digest,
@@ -88,7 +88,7 @@ pub enum RegistryError {
     Client(#[from] rollout_outbound::ClientError),
 }
 
-/// Returns the registry's message as an addition, if there is one.
-fn shown(message: &str) -> String {
+/// Returns the registry's message in parentheses, or an empty text if there is none.
+fn in_parentheses(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" ({message})") }
 }

@@ -1,7 +1,7 @@
 //! Evidence of where a component comes from and who signed it, which is checked without the registry.
 //!
-//! A client that pulls a component collects its [`Evidence`]: the manifest, which has the component's digest, and the
-//! signatures of the manifest. A server that receives both needs neither the network nor trust in the client:
+//! A client that pulls a component collects its [`Evidence`]: the manifest, which contains the component's digest, and
+//! the signatures of the manifest. A server that receives both needs neither the network nor trust in the client:
 //! [`Evidence::check`] follows the digests from the component to a signature of a trusted key.
 
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub struct Evidence {
 /// A component whose evidence was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// Reference to the component, with the digest of its manifest. The host and the repository are the client's word.
+    /// Reference to the component, with the digest of its manifest. The host and the repository are not verified.
     pub reference: Reference,
     /// Ids of the trusted keys that signed the manifest.
     pub signers: Vec<String>,
@@ -37,7 +37,7 @@ pub struct Checked {
     pub signature_count: usize,
 }
 
-/// Error of evidence that does not fit its component.
+/// Error of evidence that does not prove the origin of its component.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvidenceError {
@@ -70,10 +70,10 @@ pub enum EvidenceError {
         reference: Box<Reference>,
         /// The component of the manifest.
         found: Digest,
-        /// The component that was to be proven.
+        /// The component that the evidence was checked for.
         component: Digest,
     },
-    /// There are more signatures than are checked.
+    /// There are more signatures than the check accepts.
     #[error("{0} signatures, more than the {SIGNATURES_MAX} that are checked")]
     TooMany(usize),
 }
@@ -83,7 +83,7 @@ impl Evidence {
     ///
     /// # Errors
     ///
-    /// If the registry cannot be asked for signatures.
+    /// If the registry cannot be reached, or refuses to return signatures.
     pub async fn collect(registry: &Registry, pulled: &Pulled) -> Result<Self, RegistryError> {
         let signatures = signature::signatures(registry, pulled.digest).await?;
         Ok(Self {
@@ -97,7 +97,8 @@ impl Evidence {
     ///
     /// # Errors
     ///
-    /// If the parts do not fit each other. A missing signature is no error.
+    /// If the reference, the manifest and the component do not match, or there are too many signatures. A missing
+    /// signature is not an error.
     pub fn check(&self, component: Digest, keys: &[PublicKey]) -> Result<Checked, EvidenceError> {
         let reference: Reference = self.reference.parse()?;
         let digest = reference.digest.ok_or_else(|| EvidenceError::NoDigest(reference.clone()))?;
@@ -116,8 +117,8 @@ impl Evidence {
         if count > SIGNATURES_MAX {
             return Err(EvidenceError::TooMany(count));
         }
-        let signs = |key: &&PublicKey| self.signatures.iter().any(|signed| signed.is_valid(digest, key));
-        let signers = keys.iter().filter(signs).map(PublicKey::id).collect();
+        let is_signer = |key: &&PublicKey| self.signatures.iter().any(|signed| signed.is_valid(digest, key));
+        let signers = keys.iter().filter(is_signer).map(PublicKey::id).collect();
         Ok(Checked { reference: reference.at(digest), signers, signature_count: count })
     }
 }
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_do_not_fit_each_other_are_refused() {
+    fn parts_that_do_not_match_are_refused() {
         let component = Digest::of(b"\0asm");
         let good = evidence(b"\0asm", &[]);
         let check = |evidence: Evidence, expected: &str| {

@@ -36,7 +36,7 @@ pub(crate) mod with_prefix {
     }
 }
 
-/// Error of a text that is not a reference.
+/// Error of parsing a text that is not a reference.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidReference {
@@ -77,12 +77,12 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Returns whether a text is meant as a reference, because it begins with `oci://`.
+    /// Returns whether a text begins with `oci://`, and so is meant to be a reference.
     pub fn is_meant(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
 
-    /// Returns what a registry is asked for: the digest, or else the tag, or else `latest`.
+    /// Returns the version to request from the registry: the digest, or else the tag, or else `latest`.
     pub(crate) fn version(&self) -> String {
         match (&self.digest, &self.tag) {
             (Some(digest), _) => prefixed(*digest),
@@ -97,7 +97,7 @@ impl Reference {
         Self { tag: None, digest: Some(digest), ..self.clone() }
     }
 
-    /// Returns whether the registry is on this machine, by its name.
+    /// Returns whether the host is a loopback address or `localhost`, so that the registry is on this machine.
     pub fn is_loopback(&self) -> bool {
         let name = match self.host.rsplit_once(':') {
             Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,

@@ -1,8 +1,8 @@
-//! Signatures of manifests, as cosign makes and finds them with keys.
+//! Signatures of manifests, in the format of cosign's signatures with keys.
 //!
-//! A signature is one of ECDSA with P-256 and SHA-256 over a small JSON document, the payload, which names the digest of
-//! the manifest. All signatures of a manifest are layers of an artifact with the tag `sha256-HEX.sig` in the same
-//! repository.
+//! A signature is made by ECDSA with P-256 and SHA-256. It signs a small JSON document, the payload, which contains the
+//! digest of the manifest. All signatures of a manifest are layers of an artifact with the tag `sha256-HEX.sig` in the
+//! same repository.
 
 use std::fmt;
 
@@ -20,11 +20,11 @@ use crate::reference::{Reference, prefixed};
 use rollout_outbound::Secret;
 use rollout_wire::digest::Digest;
 
-/// Type of a layer with a payload.
+/// Media type of a layer that contains a payload.
 const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
-/// Type of the configuration of an artifact of signatures.
+/// Media type of the configuration of an artifact that contains signatures.
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-/// Annotation of a layer with the signature of its payload.
+/// Name of the layer's annotation that contains the signature of its payload.
 pub(crate) const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
 /// Value of `type` in a payload.
 const PAYLOAD_TYPE: &str = "cosign container image signature";
@@ -33,7 +33,7 @@ const PAYLOAD_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of signatures that are checked.
 pub(crate) const SIGNATURES_MAX: usize = 100;
 
-/// Beginning of a public key of P-256 in the form SubjectPublicKeyInfo, before the point.
+/// Beginning of a P-256 public key in SubjectPublicKeyInfo (DER). The point follows it.
 const PUBLIC_KEY_PREFIX: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
     0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
@@ -45,7 +45,7 @@ const POINT_BYTES: usize = 65;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The text is not PEM of the expected kind.
+    /// The text has no PEM block of the expected kind.
     #[error("no PEM block '{0}'; a key has lines -----BEGIN {0}----- and -----END {0}-----")]
     NotPem(&'static str),
     /// The key is encrypted, as cosign writes private keys.
@@ -56,8 +56,8 @@ pub enum KeyError {
     /// The key is of another kind.
     #[error("not a key of ECDSA with P-256, the only kind of key that is supported")]
     OtherKind,
-    /// The system has no random numbers.
-    #[error("the system has no random numbers")]
+    /// The operating system cannot generate random numbers.
+    #[error("the operating system cannot generate random numbers")]
     Random,
 }
 
@@ -68,7 +68,7 @@ pub enum SignatureError {
     /// The artifact has no signature at all.
     #[error("{0} is not signed")]
     Unsigned(Reference),
-    /// No signature is valid under a listed key.
+    /// None of the signatures was made with a listed key.
     #[error(
         "{reference} has {count} signature{}, none of a listed key; sign it with a listed key, or list the key that signed it",
         if *count == 1 { "" } else { "s" }
@@ -79,7 +79,7 @@ pub enum SignatureError {
         /// Number of signatures that it has.
         count: usize,
     },
-    /// The registry cannot be asked.
+    /// The registry cannot be reached or refuses access.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
@@ -95,11 +95,11 @@ impl fmt::Debug for PublicKey {
 }
 
 impl PublicKey {
-    /// Parses a public key in PEM, as `cosign.pub` has it.
+    /// Parses a public key in PEM, the format of `cosign.pub`.
     ///
     /// # Errors
     ///
-    /// If it is not PEM, or another kind of key.
+    /// If it is not PEM, or is another kind of key.
     pub fn from_pem(text: &str) -> Result<Self, KeyError> {
         let der = pem(text, "PUBLIC KEY")?;
         let point = der.strip_prefix(&PUBLIC_KEY_PREFIX).and_then(|point| point.try_into().ok());
@@ -120,7 +120,7 @@ impl PublicKey {
         [&PUBLIC_KEY_PREFIX[..], &self.0].concat()
     }
 
-    /// Returns whether a signature of a payload is valid under the key.
+    /// Returns whether a signature of a payload was made with the key's private key.
     pub fn verifies(&self, payload: &[u8], signature: &[u8]) -> bool {
         UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, &self.0).verify(payload, signature).is_ok()
     }
@@ -138,7 +138,7 @@ impl PrivateKey {
     ///
     /// # Errors
     ///
-    /// If the system has no random numbers.
+    /// If the operating system cannot generate random numbers.
     pub fn generate() -> Result<Secret, KeyError> {
         let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new())
             .map_err(|_| KeyError::Random)?;
@@ -149,7 +149,7 @@ impl PrivateKey {
     ///
     /// # Errors
     ///
-    /// If it is not PEM, is encrypted or another kind of key.
+    /// If it is not PEM, is encrypted, or is another kind of key.
     pub fn from_pem(text: &str) -> Result<Self, KeyError> {
         if text.contains("-----BEGIN ENCRYPTED") {
             return Err(KeyError::Encrypted);
@@ -173,7 +173,7 @@ impl PrivateKey {
     ///
     /// # Errors
     ///
-    /// If the system has no random numbers.
+    /// If the operating system cannot generate random numbers.
     pub fn sign(&self, payload: &[u8]) -> Result<Vec<u8>, KeyError> {
         let signature = self.pair.sign(&self.random, payload).map_err(|_| KeyError::Random)?;
         Ok(signature.as_ref().to_vec())
@@ -209,7 +209,7 @@ struct Image {
     docker_manifest_digest: Digest,
 }
 
-/// Returns the document that a signature of an artifact is over.
+/// Returns the document that a signature of an artifact signs.
 pub fn payload(reference: &Reference, digest: Digest) -> String {
     let payload = Payload {
         critical: Critical {
@@ -222,7 +222,7 @@ pub fn payload(reference: &Reference, digest: Digest) -> String {
     serde_json::to_string(&payload).unwrap_or_default()
 }
 
-/// Returns whether a payload is of a manifest.
+/// Returns whether a payload is about the manifest with this digest.
 fn is_of(payload: &[u8], digest: Digest) -> bool {
     let parsed = serde_json::from_slice::<Payload>(payload);
     parsed.is_ok_and(|Payload { critical, .. }| {
@@ -245,14 +245,14 @@ impl SignedPayload {
     ///
     /// # Errors
     ///
-    /// If the system has no random numbers.
+    /// If the operating system cannot generate random numbers.
     pub fn new(reference: &Reference, digest: Digest, key: &PrivateKey) -> Result<Self, KeyError> {
         let payload = payload(reference, digest);
         let signature = BASE64_STANDARD.encode(key.sign(payload.as_bytes())?);
         Ok(Self { payload, signature })
     }
 
-    /// Returns whether it is a valid signature of a manifest under a key.
+    /// Returns whether this is a valid signature of a manifest by a key.
     pub fn is_valid(&self, digest: Digest, key: &PublicKey) -> bool {
         let signature = BASE64_STANDARD.decode(&self.signature);
         is_of(self.payload.as_bytes(), digest)
@@ -260,7 +260,7 @@ impl SignedPayload {
     }
 }
 
-/// Kind of artifact that is stored beside another one.
+/// Kind of an artifact that is stored for another one, under a tag that contains its digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Signatures.
@@ -270,7 +270,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the tag of the artifact beside the one with this digest.
+    /// Returns the tag of the artifact that is stored for the one with this digest.
     fn tag(self, digest: Digest) -> String {
         match self {
             Self::Signature => format!("sha256-{digest}.sig"),
@@ -279,7 +279,7 @@ impl Kind {
     }
 }
 
-/// Returns the layers that are stored beside a manifest. None is no error.
+/// Returns the layers that are stored for a manifest. If there are none, the list is empty.
 pub(crate) async fn layers(
     registry: &Registry,
     digest: Digest,
@@ -292,7 +292,7 @@ pub(crate) async fn layers(
     }
 }
 
-/// Stores a layer beside a manifest. Other layers stay.
+/// Stores a layer for a manifest, in addition to those that the registry has.
 pub(crate) async fn attach(
     registry: &Registry,
     digest: Digest,
@@ -311,11 +311,11 @@ pub(crate) async fn attach(
     Ok(())
 }
 
-/// Returns the signatures of a manifest, up to a limit. Layers that are no signatures are left out.
+/// Returns at most [`SIGNATURES_MAX`] signatures of a manifest. Layers that are not signatures are ignored.
 ///
 /// # Errors
 ///
-/// If the registry cannot be asked.
+/// If the registry cannot be reached or refuses access.
 pub(crate) async fn signatures(
     registry: &Registry,
     digest: Digest,
@@ -330,7 +330,7 @@ pub(crate) async fn signatures(
     Ok(found)
 }
 
-/// Signs an artifact in its registry. Other signatures stay.
+/// Signs an artifact, and adds the signature to those in its registry.
 ///
 /// # Errors
 ///
@@ -359,7 +359,7 @@ pub enum SignError {
     Registry(#[from] RegistryError),
 }
 
-/// Returns the configuration of an artifact with these layers, as an image has it.
+/// Returns an image configuration for an artifact with these layers.
 fn config(layers: &[Descriptor]) -> Vec<u8> {
     #[derive(Serialize)]
     struct Config {
@@ -395,7 +395,7 @@ fn config(layers: &[Descriptor]) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// If no listed key signed it, or the registry cannot be asked.
+/// If no listed key signed it, or the registry cannot be reached or refuses access.
 pub async fn verify<'a>(
     registry: &Registry,
     reference: &Reference,
@@ -403,12 +403,12 @@ pub async fn verify<'a>(
     keys: &'a [PublicKey],
 ) -> Result<&'a PublicKey, SignatureError> {
     let signatures = signatures(registry, digest).await?;
-    let signed = |key: &&PublicKey| signatures.iter().any(|signature| signature.is_valid(digest, key));
-    keys.iter().find(signed).ok_or_else(|| SignatureError::of(reference.at(digest), signatures.len()))
+    let is_signer = |key: &&PublicKey| signatures.iter().any(|signature| signature.is_valid(digest, key));
+    keys.iter().find(is_signer).ok_or_else(|| SignatureError::of(reference.at(digest), signatures.len()))
 }
 
 impl SignatureError {
-    /// Returns the error of an artifact with this number of signatures, none of a listed key.
+    /// Returns the error of an artifact with this number of signatures, none of them by a listed key.
     pub fn of(reference: Reference, count: usize) -> Self {
         match count {
             0 => Self::Unsigned(reference),
@@ -443,7 +443,7 @@ fn to_pem(kind: &str, der: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// A key pair and a signature that OpenSSL made: `openssl ecparam -genkey`, `openssl dgst -sha256 -sign`.
+    /// A key pair and a signature by OpenSSL: `openssl ecparam -genkey`, `openssl dgst -sha256 -sign`.
     const OPENSSL_PUBLIC: &str = include_str!("../testdata/openssl.pub");
     const OPENSSL_PRIVATE: &str = include_str!("../testdata/openssl.key");
     const OPENSSL_SIGNATURE: &str = include_str!("../testdata/openssl.sig.base64");
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generated_key_signs_what_its_public_key_verifies_and_no_other() {
+    fn only_its_public_key_verifies_signatures_of_a_generated_key() {
         let key = PrivateKey::from_pem(PrivateKey::generate().unwrap().expose()).unwrap();
         let other = PrivateKey::from_pem(PrivateKey::generate().unwrap().expose()).unwrap();
         let signature = key.sign(b"x").unwrap();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_is_of_one_manifest() {
+    fn a_payload_is_about_one_manifest() {
         let reference: Reference = "oci://h:1/a/b".parse().unwrap();
         let digest = Digest::of(b"x");
         let payload = payload(&reference, digest);

@@ -1,4 +1,4 @@
-//! The limits of a rollout with their usage and their hits.
+//! The limits of a rollout, each with its usage and the number of its hits.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub(super) fn build(
         .collect()
 }
 
-/// Returns the usage of a limit on a sum. Other limits apply to one call or one moment.
+/// Returns the usage that counts towards a limit of the whole rollout. Limits of a single call or moment have none.
 fn used(limit: Limit, usage: &RolloutUsage, times: HalfTimes) -> Option<Amount> {
     Some(match limit {
         Limit::Memory => usage.memory_bytes_peak.into(),

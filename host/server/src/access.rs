@@ -60,11 +60,11 @@ pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request,
     next.run(request).await
 }
 
-/// Returns the key of a request: the text after `Bearer ` (case-sensitive), or the password of `Basic` credentials with any
-/// user name.
+/// Returns the key of a request: the text after `Bearer ` (case-sensitive), or the password of `Basic` credentials with
+/// any user name.
 ///
-/// HTTP clients send `Basic` credentials for a URL with a password, `https://rollout:KEY@host`. The published clients of
-/// generations B and C, which know no server key, pass one this way.
+/// HTTP clients send `Basic` credentials for a URL with a password, `https://rollout:KEY@host`. The published clients
+/// of generations B and C, which know no server key, pass one this way.
 pub(super) fn given_key(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     // A key may have any text, and `HeaderValue::to_str` accepts only ASCII.
     let header = std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?;
@@ -118,8 +118,8 @@ impl Access {
     fn check_origin(&self, headers: &HeaderMap, host: Option<&Authority>) -> Result<(), String> {
         for origin in headers.get_all(ORIGIN) {
             let origin = String::from_utf8_lossy(origin.as_bytes());
-            let own = host.is_some_and(|host| is_origin_of(&origin, host));
-            if !own && !self.allowed_origins.iter().any(|allowed| allowed.is(&origin)) {
+            let is_own = host.is_some_and(|host| is_origin_of(&origin, host));
+            if !is_own && !self.allowed_origins.iter().any(|allowed| allowed.is(&origin)) {
                 let origin = beginning(&origin, SHOWN_BYTES_MAX);
                 return Err(format!(
                     "web pages of '{origin}', the header Origin of this request, may not use this server; to allow \
@@ -132,14 +132,14 @@ impl Access {
     }
 }
 
-/// Returns the server's name and port in a request. Every browser sends one.
+/// Returns the name and port under which a request addresses the server. Every browser sends them.
 fn given_host(request: &Request) -> Result<Option<Authority>, String> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let (first, second) = (hosts.next(), hosts.next());
     if second.is_some() {
         return Err("the request has several Host headers; send one".to_owned());
     }
-    // A request in absolute form has it in its target, which has priority over `Host`.
+    // A request target in absolute form contains the name, and takes precedence over `Host`.
     if let Some(authority) = request.uri().authority() {
         return Ok(Some(authority.clone()));
     }

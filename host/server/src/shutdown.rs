@@ -1,5 +1,5 @@
-//! Graceful shutdown: running rollouts may end and be reported; the remaining ones are cancelled, or left in the journal
-//! for the next process.
+//! Graceful shutdown: running rollouts have time to end and to be reported; the remaining ones are cancelled, or left
+//! in the journal for the next process.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub struct ShutdownDeadlines {
     cancel_at: Instant,
     /// The time after which no result is reported.
     report_until: Instant,
-    /// The time after which open connections are not waited for.
+    /// The time after which the server no longer waits for open connections.
     pub end_at: Instant,
 }
 
@@ -31,16 +31,16 @@ impl ShutdownDeadlines {
 }
 
 impl Server {
-    /// Closes admission, waits for live rollouts and their reports, and cancels the remaining rollouts. With a journal they
-    /// are not cancelled: the next process continues them.
+    /// Closes admission, waits for live rollouts and their reports, and cancels the remaining rollouts. With a journal
+    /// they are not cancelled: the next process continues them.
     ///
     /// Returns whether every caller has received its result, or will receive it from the next process.
     pub async fn drain(&self, deadlines: &ShutdownDeadlines) -> bool {
         self.stop(deadlines, self.has_journal()).await
     }
 
-    /// Does the same, and cancels and reports the remaining rollouts even with a journal. For a service that would wait for
-    /// them without knowing whether there will be another process.
+    /// Drains like [`Self::drain`], but cancels and reports the remaining rollouts even with a journal. This is for a
+    /// host whose callers would wait for results although no other process may follow.
     pub async fn drain_completely(&self, deadlines: &ShutdownDeadlines) -> bool {
         self.stop(deadlines, false).await
     }

@@ -1,9 +1,9 @@
-//! `GET /rollout/{id}/trajectory`: the trajectory of a finished rollout, from the journal. The route is the same for all
-//! protocols.
+//! `GET /rollout/{id}/trajectory`: the trajectory of a finished rollout, from the journal. The route is the same for
+//! all protocols.
 //!
-//! A blocking thread reads the files and builds the documents, for a few requests at a time. The memory is charged before
-//! the files are read. The response starts when the documents are complete, so a slow reader holds bytes of its tenant's
-//! share but no permit that another request waits for.
+//! A blocking thread reads the files and builds the documents, for a few requests at a time. The memory is charged
+//! before the files are read. The response starts when the documents are complete, so a slow reader holds bytes of its
+//! tenant's share but no permit that another request waits for.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -29,8 +29,8 @@ use rollout_wire::text::{beginning, printable};
 /// Maximum number of requests whose documents are built at once. Each has a thread and open files.
 const BUILDS_MAX: usize = 4;
 
-/// Memory of a rollout while its documents are built, as a multiple of its size in files: its events, the record made of
-/// them, the documents, and another copy of them if the caller's report is merged.
+/// Memory of a rollout while its documents are built, as a multiple of its size in files: its events, the record made
+/// of them, the documents, and another copy of them if the caller's report is merged.
 const MEMORY_FACTOR: u64 = 7;
 
 /// Number of bytes of a chunk of the response.
@@ -75,7 +75,7 @@ pub(super) async fn trajectory(
         let _permit = permit;
         build_documents(&host, &journal, &id, sample.as_deref())
     });
-    // A panic is in the log already.
+    // The log already contains the panic.
     let documents = build.await.unwrap_or(Err(RequestRefused::Internal))?;
     Ok(([(CONTENT_TYPE, "application/json")], documents.into_body(READING_TIME_MIN)).into_response())
 }
@@ -152,7 +152,7 @@ fn read_trajectories(
     };
     let not_found =
         || RequestRefused::NotFound(format!("there is no rollout '{}' in this server's journal", name()));
-    // A live rollout is the last one with its id, and may not be in files yet.
+    // A live rollout is the newest one with its id, and the journal's files may not contain it yet.
     let is_alive = host.find(id).is_some();
     let found = journal.find(id).map_err(unreadable)?;
     let found = match found {
@@ -203,7 +203,7 @@ fn selected_indices(
     })
 }
 
-/// A writer into chunks, which are freed one by one as they are sent.
+/// A writer that fills chunks, which are freed one by one as they are sent.
 struct ChunkWriter {
     chunks: VecDeque<Bytes>,
     buffer: Vec<u8>,

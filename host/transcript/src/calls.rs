@@ -1,7 +1,8 @@
-//! Calls of a model as the host saw them, with each conversation stored once.
+//! Calls of a model, as the host observed them. Each message of a conversation is stored once.
 //!
-//! A request carries the whole conversation so far. Its messages are stored as a position in a sample's history, or in
-//! an earlier request, and those that are new. The whole is assembled when it is sent, shown to a grader or written.
+//! A request contains the whole conversation so far. It is stored as a reference to the beginning of a sample's history
+//! or of an earlier request, followed by the messages that are new. The whole request is assembled when it is sent,
+//! shown to a grader or written to a trajectory.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,18 +16,18 @@ use crate::request::StoredRequest;
 use crate::result::{ChatFailure, ChatReply};
 use crate::sample::{MESSAGE_BYTES, SampleRecord};
 
-/// Bytes of the record for an exchange besides its messages, its frame and its reply: about its size in memory. The
-/// number is fixed, so that a limit admits the same calls in every version.
+/// Number of bytes that an exchange counts for in the record, besides its messages, its frame and its reply: about its
+/// size in memory. The number is fixed, so that a limit admits the same calls in every version.
 pub const EXCHANGE_BYTES: usize = 320;
 
 const _: () = assert!(size_of::<Exchange>() < EXCHANGE_BYTES + EXCHANGE_BYTES / 8);
 
-/// One call of a model as the host saw it.
+/// One call of a model, as the host observed it.
 #[derive(Clone, Debug)]
 pub struct Exchange {
-    /// Number of the call in its run, from 1; 0 before it has one.
+    /// Number of the call in its run, from 1. It is 0 until the number is assigned.
     pub(crate) call: u32,
-    /// The sample that it was made for; `None` for the judge.
+    /// The sample that the call was made for; `None` for the judge.
     pub sample: Option<SampleId>,
     /// The messages of the request.
     pub(crate) sent: Sent,
@@ -36,9 +37,9 @@ pub struct Exchange {
     pub started_at: SystemTime,
     /// Time until the end of the last attempt.
     pub duration: Duration,
-    /// Its result. A call without an answer counts as abandoned.
+    /// Result of the call. A call without an answer counts as abandoned.
     pub result: Result<ChatReply, ChatFailure>,
-    /// Whether its end is known.
+    /// Whether the end of the call is known.
     pub(crate) has_ended: bool,
     /// Position of the reply in the sample's history, if the host pushed it there.
     pub reply_at: Option<usize>,
@@ -60,7 +61,7 @@ impl Exchange {
         }
     }
 
-    /// Creates a call with these messages that was answered with this body, for tests.
+    /// Creates a call with these messages and this response body, for tests.
     pub fn replied(sample: SampleId, messages: Messages, body: &str) -> Self {
         let sent = Sent { base: Base::Nothing, new: messages };
         let none = std::collections::BTreeMap::<String, ()>::new();
@@ -84,7 +85,7 @@ impl Exchange {
     }
 }
 
-/// The messages of a request: the first ones of a list that is stored already, then new ones.
+/// The messages of a request: the beginning of a list that is stored already, then new messages.
 #[derive(Clone, Debug, Default)]
 pub struct Sent {
     base: Base,
@@ -95,10 +96,10 @@ pub struct Sent {
 enum Base {
     #[default]
     Nothing,
-    /// The first messages of a sample's history, as it was before it was replaced `epoch` times.
+    /// The first messages of a sample's history after `epoch` replacements of that history.
     History { sample: usize, epoch: usize, count: usize },
     /// The first messages of an earlier request to the same model.
-    Request { place: usize, count: usize },
+    Request { index: usize, count: usize },
 }
 
 impl Base {
@@ -109,11 +110,11 @@ impl Base {
         }
     }
 
-    /// Returns the first messages of the same list.
-    fn of(self, first: usize) -> Self {
+    /// Returns a reference to the first messages of the same list.
+    fn shortened_to(self, first: usize) -> Self {
         match self {
             Self::History { sample, epoch, .. } if first > 0 => Self::History { sample, epoch, count: first },
-            Self::Request { place, .. } if first > 0 => Self::Request { place, count: first },
+            Self::Request { index, .. } if first > 0 => Self::Request { index, count: first },
             Self::Nothing | Self::History { .. } | Self::Request { .. } => Self::Nothing,
         }
     }
@@ -128,9 +129,9 @@ impl Sent {
 /// The requests of one sample.
 #[derive(Debug, Default)]
 struct SentOf {
-    /// Histories that were replaced after a request had carried them.
-    past: Vec<Messages>,
-    /// Whether a request carries the history that it has now.
+    /// Histories that were replaced after a request had contained them.
+    replaced: Vec<Messages>,
+    /// Whether a request contains the sample's current history.
     carried: bool,
     /// Index of the last request.
     last: Option<usize>,
@@ -156,7 +157,7 @@ impl ModelCalls {
         &self.exchanges
     }
 
-    /// Returns the calls, to change them.
+    /// Returns the calls for changes.
     pub(crate) fn exchanges_mut(&mut self) -> &mut [Exchange] {
         &mut self.exchanges
     }
@@ -167,12 +168,13 @@ impl ModelCalls {
         self.exchanges.len() - 1
     }
 
-    /// Returns the calls with the samples that have their messages.
+    /// Returns a view of the calls with the samples whose histories contain their messages.
     pub fn among<'a>(&'a self, samples: &'a [SampleRecord]) -> Lists<'a> {
         Lists { calls: self, samples }
     }
 
-    /// Returns the frame of the last call if it is the same, and the bytes that the frame takes.
+    /// Returns a frame and the bytes that it adds to the record. If the last call has the same frame, that one is
+    /// shared and adds none.
     pub fn share(&self, frame: Frame) -> (Frame, usize) {
         match self.exchanges.last() {
             Some(last) if last.frame == frame => (last.frame.clone(), 0),
@@ -192,57 +194,60 @@ impl ModelCalls {
         &mut self.sent_of[sample]
     }
 
-    /// Returns the whole history of a sample, for the next call.
+    /// Returns the messages of the sample's next call: its whole history, of `count` messages.
     pub fn send_history(&mut self, sample: usize, count: usize) -> Sent {
         let last = self.exchanges.len();
-        let of = self.sent_of_mut(sample);
-        of.carried = true;
-        of.last = Some(last);
-        Sent { base: Base::History { sample, epoch: of.past.len(), count }, new: Messages::default() }
+        let requests = self.sent_of_mut(sample);
+        requests.carried = true;
+        requests.last = Some(last);
+        let epoch = requests.replaced.len();
+        Sent { base: Base::History { sample, epoch, count }, new: Messages::default() }
     }
 
-    /// Notes that a sample's history is replaced. Returns whether the old one is still needed.
+    /// Records that a sample's history is replaced. Returns whether a request still needs the old one.
     pub(crate) fn replaced(&mut self, sample: usize, old: &Messages) -> bool {
-        let Some(of) = self.sent_of.get_mut(sample).filter(|of| of.carried) else { return false };
-        of.past.push(old.clone());
-        of.carried = false;
+        let requests = self.sent_of.get_mut(sample).filter(|requests| requests.carried);
+        let Some(requests) = requests else { return false };
+        requests.replaced.push(old.clone());
+        requests.carried = false;
         true
     }
 
-    /// Returns what a list of a guest has in common with the history, or with the request before.
+    /// Returns the beginning of a guest's list that the sample's history or the owner's previous request contains
+    /// already.
     pub fn begin(&self, samples: &[SampleRecord], owner: Owner, given: &[String]) -> Beginning {
         let last = match owner {
-            Owner::Sample(sample) => self.sent_of.get(sample).and_then(|of| of.last),
+            Owner::Sample(sample) => self.sent_of.get(sample).and_then(|requests| requests.last),
             Owner::Judge => self.exchanges.len().checked_sub(1),
         };
-        let before = last.and_then(|place| Some((place, &self.exchanges.get(place)?.sent)));
-        let as_before = before.map_or(0, |(_, sent)| common(&self.among(samples).parts(sent), given));
+        let before = last.and_then(|index| Some((index, &self.exchanges.get(index)?.sent)));
+        let count_before = before.map_or(0, |(_, sent)| common(&self.among(samples).parts(sent), given));
         if let Owner::Sample(sample) = owner
             && let Some(record) = samples.get(sample)
         {
             let count = common(&[Part::all(&record.messages)], given);
-            if count >= as_before {
-                let epoch = self.sent_of.get(sample).map_or(0, |of| of.past.len());
+            if count >= count_before {
+                let epoch = self.sent_of.get(sample).map_or(0, |requests| requests.replaced.len());
                 return Beginning(Base::History { sample, epoch, count });
             }
         }
-        Beginning(before.map_or(Base::Nothing, |(place, _)| self.first_with(place, as_before)))
+        Beginning(before.map_or(Base::Nothing, |(index, _)| self.first_with(index, count_before)))
     }
 
-    /// Returns the first messages of the request at this index: of the request that had them first, so that chains stay
-    /// short.
-    fn first_with(&self, place: usize, count: usize) -> Base {
-        let mut base = Base::Request { place, count };
-        while let Base::Request { place, .. } = base
-            && let Some(Exchange { sent: earlier, .. }) = self.exchanges.get(place)
+    /// Returns a reference to the first `count` messages of the request at `index`. It refers to the earliest request
+    /// that contains them, so that chains of references stay short.
+    fn first_with(&self, index: usize, count: usize) -> Base {
+        let mut base = Base::Request { index, count };
+        while let Base::Request { index, .. } = base
+            && let Some(Exchange { sent: earlier, .. }) = self.exchanges.get(index)
             && earlier.base.count() >= count
         {
-            base = earlier.base.of(count);
+            base = earlier.base.shortened_to(count);
         }
         base
     }
 
-    /// Adds a stored request. The error says what of it cannot be read.
+    /// Adds a stored request. The error describes the part that cannot be read.
     pub(crate) fn add_stored(
         &mut self,
         call: u32,
@@ -250,19 +255,19 @@ impl ModelCalls {
         time: SystemTime,
     ) -> Result<(), String> {
         let StoredRequest { asked: _, sample, before, shared, frame, new } = request;
-        let earlier = before.map(|place| {
-            let earlier = self.exchanges.get(place).filter(|earlier| earlier.sent.len() >= shared);
+        let earlier = before.map(|index| {
+            let earlier = self.exchanges.get(index).filter(|earlier| earlier.sent.len() >= shared);
             earlier
-                .map(|earlier| (place, earlier))
+                .map(|earlier| (index, earlier))
                 .ok_or("a request continues an earlier one that is missing")
         });
-        let (base, as_before) = match earlier.transpose()? {
-            Some((place, earlier)) => (self.first_with(place, shared), Some(earlier.frame.clone())),
+        let (base, frame_before) = match earlier.transpose()? {
+            Some((index, earlier)) => (self.first_with(index, shared), Some(earlier.frame.clone())),
             None => (Base::Nothing, None),
         };
         let frame = match frame {
             Some(frame) => Frame::read(&frame).ok_or("a request has no position for its messages")?,
-            None => as_before.ok_or("a request has messages only")?,
+            None => frame_before.ok_or("a request has messages only")?,
         };
         let sample = sample.map(|id| SampleId::parse(&id)).transpose()?;
         let sent = Sent { base, new: new.into_iter().collect() };
@@ -270,20 +275,20 @@ impl ModelCalls {
         Ok(())
     }
 
-    /// Removes the calls from this index on.
+    /// Removes all calls but the first `calls`.
     pub fn truncate(&mut self, calls: usize) {
         self.exchanges.truncate(calls);
     }
 
-    /// Returns the list that begins so, with these messages after it, for the next call.
+    /// Returns the messages of the owner's next call: a stored beginning, then new messages.
     pub fn send_list(&mut self, owner: Owner, Beginning(base): Beginning, new: Messages) -> Sent {
         if let Owner::Sample(sample) = owner {
             let last = self.exchanges.len();
-            let of = self.sent_of_mut(sample);
-            of.last = Some(last);
-            // The part that a list has in common with a history is stored there.
-            let epoch_now = of.past.len();
-            of.carried |=
+            let requests = self.sent_of_mut(sample);
+            requests.last = Some(last);
+            // A request that begins with messages of the current history refers to that history.
+            let epoch_now = requests.replaced.len();
+            requests.carried |=
                 matches!(base, Base::History { epoch, count, .. } if epoch == epoch_now && count > 0);
         }
         Sent { base, new }
@@ -293,9 +298,9 @@ impl ModelCalls {
 /// The conversation that a request continues.
 #[derive(Clone, Copy, Debug)]
 pub enum Owner {
-    /// The sample of this index.
+    /// The conversation of the sample at this index.
     Sample(usize),
-    /// That of the judge.
+    /// The conversation with the judge.
     Judge,
 }
 
@@ -304,30 +309,33 @@ pub enum Owner {
 pub struct Beginning(Base);
 
 impl Beginning {
-    /// Returns their number.
+    /// Returns the number of these messages.
     pub fn count(self) -> usize {
         self.0.count()
     }
 }
 
-/// Returns how many of these messages a guest sends again. White space around a message is not stored.
-fn common(kept: &[Part<'_>], given: &[String]) -> usize {
-    let kept = kept.iter().flat_map(Part::iter);
-    kept.zip(given).take_while(|(kept, given)| *kept == given.trim_matches([' ', '\n', '\r', '\t'])).count()
+/// Returns how many stored messages a guest's list begins with. White space around a message is not stored.
+fn common(stored: &[Part<'_>], given: &[String]) -> usize {
+    let stored = stored.iter().flat_map(Part::iter);
+    stored
+        .zip(given)
+        .take_while(|(stored, given)| *stored == given.trim_matches([' ', '\n', '\r', '\t']))
+        .count()
 }
 
-/// Messages that follow each other in one list.
+/// Consecutive messages of one list.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    of: &'a Messages,
+    messages: &'a Messages,
     from: usize,
     to: usize,
 }
 
 impl<'a> Part<'a> {
     /// Returns all messages of a list.
-    pub fn all(of: &'a Messages) -> Self {
-        Self { of, from: 0, to: of.len() }
+    pub fn all(messages: &'a Messages) -> Self {
+        Self { messages, from: 0, to: messages.len() }
     }
 
     fn len(&self) -> usize {
@@ -336,8 +344,8 @@ impl<'a> Part<'a> {
 
     /// Returns the messages.
     pub fn iter(&self) -> impl Iterator<Item = &'a str> + Clone + use<'a> {
-        let of = self.of;
-        (self.from..self.to).map(|at| of.get(at).unwrap_or_default())
+        let messages = self.messages;
+        (self.from..self.to).map(|index| messages.get(index).unwrap_or_default())
     }
 }
 
@@ -348,7 +356,7 @@ pub fn in_common(a: &[Part<'_>], b: &[Part<'_>]) -> usize {
     let (mut left, mut right) = (a.next(), b.next());
     let mut count = 0;
     while let (Some(x), Some(y)) = (left, right) {
-        let same = match x.of.is_same_list(y.of) && x.from == y.from {
+        let same = match x.messages.is_same_list(y.messages) && x.from == y.from {
             true => x.len().min(y.len()),
             false => x.iter().zip(y.iter()).take_while(|(x, y)| x == y).count(),
         };
@@ -362,7 +370,7 @@ pub fn in_common(a: &[Part<'_>], b: &[Part<'_>]) -> usize {
     count
 }
 
-/// Calls with the samples that have their messages.
+/// A view of calls with the samples whose histories contain their messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Lists<'a> {
     calls: &'a ModelCalls,
@@ -385,18 +393,19 @@ impl<'a> Lists<'a> {
         let mut left = sent.len();
         loop {
             let of_base = left.min(sent.base.count());
-            let part = Part { of: &sent.new, from: 0, to: left - of_base };
+            let part = Part { messages: &sent.new, from: 0, to: left - of_base };
             parts.extend(Some(part).filter(|part| part.len() > 0));
             left = of_base;
             match sent.base {
-                Base::Request { place, .. } if left > 0 => match self.calls.exchanges.get(place) {
+                Base::Request { index, .. } if left > 0 => match self.calls.exchanges.get(index) {
                     Some(earlier) => sent = &earlier.sent,
                     None => break,
                 },
                 Base::History { sample, epoch, .. } if left > 0 => {
-                    let past = self.calls.sent_of.get(sample).and_then(|of| of.past.get(epoch));
-                    let of = past.or_else(|| Some(&self.samples.get(sample)?.messages));
-                    parts.extend(of.map(|of| Part { of, from: 0, to: left }));
+                    let requests = self.calls.sent_of.get(sample);
+                    let replaced = requests.and_then(|requests| requests.replaced.get(epoch));
+                    let history = replaced.or_else(|| Some(&self.samples.get(sample)?.messages));
+                    parts.extend(history.map(|messages| Part { messages, from: 0, to: left }));
                     break;
                 }
                 Base::Nothing | Base::Request { .. } | Base::History { .. } => break,
@@ -406,7 +415,7 @@ impl<'a> Lists<'a> {
         parts
     }
 
-    /// Returns the body of the request as it was sent.
+    /// Returns the request's body, exactly as it was sent.
     pub fn body(&self, exchange: &'a Exchange) -> Vec<u8> {
         let unassembled = self.unassembled(exchange);
         let mut body = Vec::with_capacity(unassembled.bytes());
@@ -419,30 +428,30 @@ impl<'a> Lists<'a> {
         exchange.frame.around(std::iter::empty(), 0)
     }
 
-    /// Returns the bytes of the body.
+    /// Returns the size of the body in bytes.
     pub fn body_bytes(&self, exchange: &'a Exchange) -> usize {
         self.unassembled(exchange).bytes()
     }
 
-    /// Returns the stored form of the request at this index: what is new in it against the one before to the same
-    /// model, of the same sample.
-    pub fn stored(&self, asked: ModelRole, place: usize) -> Bytes {
+    /// Returns the stored form of the request at `index`: its differences from the sample's previous request to the
+    /// same model.
+    pub fn stored(&self, role: ModelRole, index: usize) -> Bytes {
         let exchanges = self.exchanges();
-        let Some(exchange) = exchanges.get(place) else { return Bytes::new() };
-        let before = exchanges[..place].iter().rposition(|other| other.sample == exchange.sample);
-        let before = before.map(|place| (place, &exchanges[place]));
+        let Some(exchange) = exchanges.get(index) else { return Bytes::new() };
+        let before = exchanges[..index].iter().rposition(|other| other.sample == exchange.sample);
+        let before = before.map(|index| (index, &exchanges[index]));
         let parts = self.messages(exchange);
         let shared = before.map_or(0, |(_, other)| in_common(&self.messages(other), &parts));
         let has_frame = before.is_none_or(|(_, other)| other.frame != exchange.frame);
         let stored = StoredRequest {
-            asked,
+            asked: role,
             sample: exchange.sample.as_ref().map(|id| id.as_str().into()),
-            before: before.map(|(place, _)| place),
+            before: before.map(|(index, _)| index),
             shared,
             frame: has_frame.then(|| exchange.frame.written()),
             new: Vec::new(),
         };
-        // Text and numbers; the messages are added unchanged.
+        // Strings and numbers cannot fail to serialize. The messages are appended unchanged.
         let mut text = serde_json::to_vec(&stored).unwrap_or_default();
         text.truncate(text.len() - b"]}".len());
         let new = parts.iter().flat_map(Part::iter).skip(shared);
@@ -459,23 +468,23 @@ impl<'a> Lists<'a> {
         text.into()
     }
 
-    /// Returns the parts of the body.
+    /// Returns the body in parts.
     pub fn unassembled(&self, exchange: &'a Exchange) -> UnassembledBody<'a> {
         UnassembledBody { frame: &exchange.frame, parts: self.messages(exchange) }
     }
 }
 
-/// The parts of a body.
+/// A request's body in parts: its frame and its messages.
 pub struct UnassembledBody<'a> {
     frame: &'a Frame,
     parts: Vec<Part<'a>>,
 }
 
 impl UnassembledBody<'_> {
-    /// Returns the bytes of the body.
+    /// Returns the size of the body in bytes.
     pub fn bytes(&self) -> usize {
         let (messages, texts) = self.parts.iter().fold((0, 0), |(messages, texts), part| {
-            (messages + part.len(), texts + part.of.text_bytes_of(part.from, part.to))
+            (messages + part.len(), texts + part.messages.text_bytes_of(part.from, part.to))
         });
         self.frame.body_bytes(messages, texts)
     }
@@ -486,7 +495,7 @@ impl UnassembledBody<'_> {
     }
 }
 
-/// Returns the bytes of the record for texts that become messages of it.
+/// Returns the number of bytes that these texts count for in the record as messages.
 pub fn text_bytes(texts: &[String]) -> usize {
     texts.iter().map(|text| text.len() + MESSAGE_BYTES).sum()
 }

@@ -10,8 +10,8 @@ use crate::calls::{ModelCalls, Part, in_common};
 use crate::sample::SampleRecord;
 use crate::transcript::Transcript;
 
-/// Minimum size in bytes of a conversation that is stored as a reference. A shorter one is written out, so that most
-/// outcomes of one turn are read without their requests.
+/// Minimum size in bytes of a conversation that is stored as a reference. Shorter ones are stored in full, so that most
+/// outcomes of rollouts with one turn can be read without their requests.
 const BYTES_MIN: usize = 1 << 10;
 
 /// Reference to the beginning of a sample's conversation in a request.
@@ -30,7 +30,8 @@ impl Transcript {
         samples.iter().map(|sample| Carried::find(sample, samples, policy)).collect()
     }
 
-    /// Assembles a conversation from the beginning in a request and the rest. The error names the missing part.
+    /// Assembles a conversation from its beginning, which a request contains, and the rest. The error names the missing
+    /// part.
     pub fn whole(&self, carried: Carried, rest: &Messages) -> Result<Messages, String> {
         let Carried { request, count } = carried;
         let exchange = self.policy.exchanges().get(request);
@@ -85,13 +86,13 @@ mod tests {
         format!(r#"{{"role":"user","content":"{number}{}"}}"#, "x".repeat(bytes))
     }
 
-    /// A sample whose conversation is `has`, after requests with the messages `requests`.
-    fn check(has: &[&str], requests: &[&[&str]], expected: Option<Carried>) {
+    /// Checks the reference for a sample with this conversation after these requests.
+    fn check(conversation: &[&str], requests: &[&[&str]], expected: Option<Carried>) {
         let id = SampleId::parse("main").unwrap();
-        let sample = SampleRecord { messages: messages(has), ..SampleRecord::new(id.clone()) };
-        let other = Exchange::replied(SampleId::parse("other").unwrap(), messages(has), REPLY);
-        let asked = requests.iter().map(|texts| Exchange::replied(id.clone(), messages(texts), REPLY));
-        let policy: ModelCalls = asked.chain([other]).collect();
+        let sample = SampleRecord { messages: messages(conversation), ..SampleRecord::new(id.clone()) };
+        let other = Exchange::replied(SampleId::parse("other").unwrap(), messages(conversation), REPLY);
+        let exchanges = requests.iter().map(|texts| Exchange::replied(id.clone(), messages(texts), REPLY));
+        let policy: ModelCalls = exchanges.chain([other]).collect();
         let samples = [sample];
         let carried = Carried::find(&samples[0], &samples, &policy);
         assert_eq!(carried, expected);
@@ -99,15 +100,15 @@ mod tests {
 
         let lists = policy.among(&samples);
         let events: Vec<Event> = (0..policy.exchanges().len())
-            .map(|place| Event::Started {
-                at: place as u64,
-                call: place as u32 + 1,
+            .map(|index| Event::Started {
+                at: index as u64,
+                call: index as u32 + 1,
                 time: SystemTime::UNIX_EPOCH,
-                request: lists.stored(ModelRole::Policy, place),
+                request: lists.stored(ModelRole::Policy, index),
             })
             .collect();
         let rest = carried.rest(&samples[0].messages);
-        assert_eq!(rest.len(), has.len() - carried.count);
+        assert_eq!(rest.len(), conversation.len() - carried.count);
         let read = Transcript::read(&events, []).unwrap();
         assert_eq!(read.whole(carried, &rest).unwrap(), samples[0].messages);
         let lost = Transcript::read(&events[..carried.request], []).unwrap();
@@ -115,17 +116,17 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_is_put_together_of_its_last_request_and_the_rest() {
+    fn a_conversation_is_assembled_from_its_last_request_and_the_rest() {
         let long = [0, 1, 2, 3].map(|number| message(number, 600));
         let [a, b, c, d] = [&*long[0], &*long[1], &*long[2], &*long[3]];
         let at = |request, count| Some(Carried { request, count });
         check(&[a, b, c, d], &[&[a], &[a, b, c]], at(1, 3));
         check(&[a, b], &[&[a, b]], at(0, 2));
-        // The last request begins differently, or contains nothing of the conversation.
+        // The last request differs after two messages, or contains no message of the conversation.
         check(&[a, b, c], &[&[a, b, c], &[a, b, d]], at(1, 2));
         check(&[a, b, c], &[&[a, b, c], &[d]], None);
         check(&[a, b, c], &[], None);
-        // Short conversations are written out.
+        // Short conversations are stored in full.
         let short = message(0, 10);
         check(&[&short, b], &[&[&short]], None);
     }

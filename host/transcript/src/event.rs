@@ -1,4 +1,4 @@
-//! Events: what happened between a guest and the world outside, in order. Together they suffice to repeat the run.
+//! Events: the interactions of a guest with the outside world, in order. Together they suffice to repeat the run.
 //!
 //! An event is stored as a line of JSON, which derives from the type, followed by the bytes that the event is about.
 //! This module knows neither files nor rollouts.
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::request::StoredRequest;
 use crate::result::{CallResult, ToolAnswer};
 
-/// One event of a run. `at` is the guest's move at which it happened: the number of calls of the host so far.
+/// One event of a run. `at` is the guest's move at which it happened: the number of host calls that the guest had made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -29,25 +29,25 @@ pub enum Event {
         #[serde(skip)]
         request: Bytes,
     },
-    /// An answer arrived. The guest receives it at a later move, or never.
+    /// The answer of a call arrived. The guest receives it at a later move, or never.
     Answered {
-        /// The guest's last move before it.
+        /// The guest's last move before the answer.
         at: u64,
         /// The call.
         call: u32,
-        /// Time that it took.
+        /// Time that the call took.
         #[serde(with = "nanos")]
         took: Duration,
         /// The answer.
         result: CallResult,
     },
-    /// The guest waited, and its own timeout expired before anything arrived. Stored only if an answer arrived before
-    /// the guest's next move, or the run ended: all other waits without an event timed out, too.
+    /// The guest waited, and its own timeout expired before an answer arrived. Stored only if an answer arrived before
+    /// the guest's next move, or the run ended: any other wait without an event is known to have timed out.
     TimedOut {
         /// The guest's move.
         at: u64,
     },
-    /// The guest read its remaining time, which differed from what it read before.
+    /// The guest read its remaining time, which differed from the value that it had read before.
     TimeLeft {
         /// The guest's move.
         at: u64,
@@ -62,11 +62,12 @@ pub enum Event {
         /// How it ended.
         end: End,
     },
-    /// The run was repeated and ended after this many calls. Later calls, of an earlier process, are no part of it.
+    /// The run was repeated and ended after this many calls. Later calls, which an earlier process made, do not belong
+    /// to it.
     Cut {
         /// The guest's last move.
         at: u64,
-        /// Number of calls that it made.
+        /// Number of calls that the guest made.
         calls: u32,
     },
 }
@@ -81,7 +82,7 @@ pub enum End {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reply_at: Option<usize>,
     },
-    /// An answer arrived, and the record had no room for it.
+    /// An answer arrived, but the record had no room for it.
     OverLimit {
         /// The limit, with its value.
         reason: String,
@@ -117,7 +118,7 @@ impl Event {
     const STARTED: u8 = 0;
     const CUT: u8 = 5;
 
-    /// Returns whether events of this kind decide which calls there are. Requests can be read from these alone.
+    /// Returns whether events of this kind start or remove calls. They suffice to read the requests of a run.
     pub fn decides_calls(kind: u8) -> bool {
         kind == Self::STARTED || kind == Self::CUT
     }
@@ -144,7 +145,7 @@ impl Event {
         }
     }
 
-    /// Returns the same event for a workflow's model of another name.
+    /// Returns the same event with another name of the workflow's model.
     pub fn with_model(self, name: &str) -> Self {
         match self {
             Self::Started { at, call, time, request } => {
@@ -154,9 +155,9 @@ impl Event {
         }
     }
 
-    /// Returns the stored form: its kind and its parts.
+    /// Returns the stored form: the event's kind, and the parts of its payload.
     pub fn parts(&self) -> (u8, [Bytes; 2]) {
-        // Numbers and texts.
+        // Strings and numbers cannot fail to serialize.
         let mut line = serde_json::to_vec(self).unwrap_or_default();
         line.push(b'\n');
         let rest = match self {
@@ -291,10 +292,10 @@ mod tests {
     }
 
     #[test]
-    fn stored_bytes_that_are_no_event_are_an_error_with_its_cause() {
-        fn check(kind: u8, text: &'static str, says: &str) {
+    fn stored_bytes_that_are_not_an_event_are_an_error_with_its_cause() {
+        fn check(kind: u8, text: &'static str, expected: &str) {
             let error = Event::read(kind, &Bytes::from_static(text.as_bytes())).unwrap_err();
-            assert!(error.to_string().contains(says), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
         let answered = Event::Answered {
             at: 1,

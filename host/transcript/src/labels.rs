@@ -16,7 +16,7 @@ pub trait Label: Copy + 'static {
     fn index(self) -> usize;
 }
 
-/// Declares an enumeration of words that implements [`Label`](crate::Label). On disk a value is its word.
+/// Declares an enumeration of words that implements [`Label`](crate::Label). A value is serialized as its word.
 #[macro_export]
 macro_rules! labels {
     ($(#[$doc:meta])* $set:ident { $($(#[$case_doc:meta])* $case:ident = $word:literal,)* }) => {
@@ -72,7 +72,7 @@ pub enum ModelRole {
     Judge,
 }
 
-/// The party that must act on a failure. It follows from the cause, not from the place where the failure surfaced.
+/// The party that must act on a failure. It depends on the cause of the failure, not on the component that noticed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
@@ -107,13 +107,13 @@ impl fmt::Display for Fault {
 labels! {
     /// Implementation of a host-provided tool.
     ToolKind {
-        /// A component of the contract's kind.
+        /// A WebAssembly component that implements the contract.
         Component = "component",
         /// An MCP server.
         Mcp = "mcp",
         /// An HTTP endpoint.
         Http = "http",
-        /// None: no tool has the name.
+        /// No implementation, because no tool has the name.
         None = "none",
     }
 }
@@ -135,25 +135,25 @@ labels! {
 }
 
 labels! {
-    /// A limit of one rollout, by the name of the key that raises it.
+    /// A limit of one rollout. Its word is the configuration key that raises it.
     Limit {
-        /// Memories and tables of an instance.
+        /// Bytes of an instance's memories and tables.
         Memory = "memory-bytes-max",
-        /// Memory held for all rollouts together.
+        /// Memory of all rollouts together.
         MemoryBudget = "memory-budget-bytes",
         /// CPU time of an instance.
         GuestCpu = "guest-cpu-secs-max",
-        /// The host's wall time for a workflow.
+        /// Wall time that the host permits a workflow.
         WorkflowTime = "workflow-secs-max",
-        /// The host's wall time for a grader.
+        /// Wall time that the host permits a grader.
         GraderTime = "grader-secs-max",
-        /// The wall time that the caller set for workflow or grader.
+        /// Wall time that the caller permits the workflow or the grader.
         CallerTime = "caller-deadline",
         /// Calls of the contract's imports by an instance.
         HostCalls = "host-calls-max",
         /// Bytes passed in one host call.
         HostCallBytes = "host-call-bytes-max",
-        /// Handles held at once.
+        /// Handles that a guest holds at once.
         Handles = "handles-max",
         /// Samples of one rollout.
         Samples = "samples-max",
@@ -169,9 +169,9 @@ labels! {
         JudgeCalls = "judge-calls-max",
         /// Tokens of all calls of the judge.
         JudgeTokens = "judge-tokens-max",
-        /// One message.
+        /// Bytes of one message.
         MessageBytes = "message-bytes-max",
-        /// Stored messages, fields and exchanges.
+        /// Bytes of stored messages, fields and exchanges.
         RecordBytes = "record-bytes-max",
         /// Number of artifacts.
         Artifacts = "artifacts-max",
@@ -185,11 +185,11 @@ labels! {
         RefusedUses = "refused-uses-max",
         /// Random bytes requested in one call.
         RandomBytes = "random-bytes-max",
-        /// A reply of the model's server.
+        /// Bytes of one reply of the model's server.
         ReplyBytes = "reply-bytes-max",
         /// Calls of one host-provided tool.
         ToolCalls = "tools.calls-max",
-        /// Calls in progress at once of the tools of one configuration entry.
+        /// Concurrent calls of the tools of one configuration entry.
         ToolConcurrent = "tools.concurrent-max",
         /// Wall time of one call of a host-provided tool.
         ToolTime = "tools.deadline-secs",
@@ -197,7 +197,7 @@ labels! {
         ToolCpu = "tools.cpu-secs-max",
         /// Memory of one call of a component's tool.
         ToolMemory = "tools.memory-bytes-max",
-        /// The result of one call of a host-provided tool.
+        /// Bytes of the result of one call of a host-provided tool.
         ToolResultBytes = "tools.result-bytes-max",
     }
 }

@@ -1,13 +1,13 @@
-//! The history of a rollout: the events of its runs, and the [`Transcript`] that they add up to.
+//! The history of a rollout: the events of its runs, and the [`Transcript`] that results from them.
 //!
-//! An [`Event`] is one thing that happened between a guest and the world outside. [`Transcript::apply`] adds an event
+//! An [`Event`] is one interaction of a guest with the outside world. [`Transcript::apply`] adds an event
 //! to the transcript. The host applies events while a guest runs, and a reader of a journal applies the same events in
 //! the same order, so both have the same calls with the same results.
 //!
 //! A call has one event at its start and one at its end ([`End`]): its result is kept, exceeds a limit, or is
 //! abandoned. [`CallResult`] is the only type of a call's result, from the connection to the trajectory.
 //!
-//! This crate opens no connection, reads no file and knows no guest.
+//! This crate opens no connections, reads no files and does not depend on the guest runtime.
 
 mod calls;
 mod carried;

@@ -1,6 +1,6 @@
-//! Calls as events store them.
+//! Calls in the form in which events store them.
 //!
-//! Of a request to a model, only the new parts are stored: its messages after those that it shares with an earlier
+//! Only the new parts of a request to a model are stored: the messages after those that it shares with an earlier
 //! request, and its other fields if they differ. [`StoredCall::read`] is the only decoder.
 
 use std::borrow::Cow;
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::labels::{ModelRole, ToolKind};
 
-/// A call as the event of its start stores it.
+/// A call in the form in which its start event stores it.
 #[derive(Debug)]
 pub enum StoredCall<'a> {
     /// A request to a model.
@@ -21,19 +21,19 @@ pub enum StoredCall<'a> {
     Tool(StoredToolCall<'a>),
 }
 
-/// A request to a model as it is stored.
+/// Stored form of a request to a model.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StoredRequest<'a> {
-    /// The model.
+    /// Role of the model that receives the request.
     pub asked: ModelRole,
-    /// The sample that it was made for.
+    /// Id of the sample that the request was made for.
     #[serde(borrow)]
     pub sample: Option<Cow<'a, str>>,
     /// Index of the sample's last request to the same model, from 0.
     pub before: Option<usize>,
     /// Number of messages that both requests begin with.
     pub shared: usize,
-    /// The rest of the request, if it differs from that of the previous request.
+    /// The request without its messages, if it differs from that of the previous request.
     #[serde(borrow)]
     pub frame: Option<WrittenFrame<'a>>,
     /// The messages after the shared ones.
@@ -41,7 +41,7 @@ pub struct StoredRequest<'a> {
     pub new: Vec<&'a RawValue>,
 }
 
-/// A call of a tool as it is stored.
+/// Stored form of a call of a tool.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StoredToolCall<'a> {
     /// The tool's name.
@@ -49,10 +49,10 @@ pub struct StoredToolCall<'a> {
     pub tool: Cow<'a, str>,
     /// The implementation behind the name.
     pub kind: ToolKind,
-    /// The id that the call came with.
+    /// The id that the caller gave to the call.
     #[serde(borrow)]
     pub id: Cow<'a, str>,
-    /// The arguments as they came.
+    /// The arguments, verbatim.
     #[serde(borrow)]
     pub arguments: Cow<'a, str>,
 }
@@ -67,19 +67,19 @@ impl<'a> StoredCall<'a> {
         request.map(Self::Model).map_err(|error| format!("a request cannot be read: {error}"))
     }
 
-    /// Returns whether this is a request to the policy, without reading the rest of it.
+    /// Returns whether a call is a request to the policy. Parses only its `asked` field.
     pub fn is_to_policy(request: &[u8]) -> bool {
         #[derive(Deserialize)]
-        struct Asked {
+        struct Role {
             asked: ModelRole,
         }
-        serde_json::from_slice::<Asked>(request).is_ok_and(|request| request.asked == ModelRole::Policy)
+        serde_json::from_slice::<Role>(request).is_ok_and(|request| request.asked == ModelRole::Policy)
     }
 }
 
 impl StoredRequest<'_> {
-    /// Returns a stored request of a workflow for a model of another name. Other calls, and requests without a name of
-    /// their own, stay unchanged.
+    /// Returns a stored request to the policy with another name of the model. Other calls, and requests that do not
+    /// store a name, stay unchanged.
     pub(crate) fn with_model(request: &Bytes, name: &str) -> Bytes {
         let Ok(StoredCall::Model(stored)) = StoredCall::read(request) else { return request.clone() };
         let StoredRequest { asked: ModelRole::Policy, frame: Some(frame), .. } = stored else {

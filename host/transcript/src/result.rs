@@ -1,7 +1,7 @@
 //! The result of a call of a model or a tool: one type from the connection to the trajectory.
 //!
-//! On disk a result is its JSON, followed by its text or body as it is, so that a long one is neither copied nor
-//! escaped.
+//! On disk a result is JSON without its text or body, which follows the JSON verbatim, so that a long text is neither
+//! copied nor escaped.
 
 use bytes::Bytes;
 use rollout_wire::openai::Completion;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::labels::{Fault, Limit, ModelRole, ToolOutcome};
 
-/// Result of a call. Its JSON has everything but the text or body that follows it on disk.
+/// Result of a call. Its JSON omits the text or body, which follows it on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallResult {
@@ -29,7 +29,7 @@ pub struct ChatReply {
     pub attempts: u32,
 }
 
-/// Error of a call without a reply.
+/// Error of a call of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChatFailure {
@@ -67,7 +67,7 @@ pub enum ChatFailure {
         #[serde(skip)]
         reason: String,
     },
-    /// A reply came, and the rollout's record has no room for it.
+    /// A reply arrived, but the rollout's record has no room for it.
     #[error("{reason}")]
     OverLimit {
         /// The limit, with its value.
@@ -80,9 +80,8 @@ pub enum ChatFailure {
 }
 
 impl ChatFailure {
-    /// Returns the party that must act. The address of the policy's model is the caller's choice, and that of the judge
-    /// the operator's.
-    /// `None` if no server or host failed.
+    /// Returns the party that must act, or `None` if no server or host failed. The caller chooses the address of the
+    /// policy, and the operator that of the judge.
     pub fn fault(&self, role: ModelRole) -> Option<Fault> {
         match (self, role) {
             (Self::Refused { .. } | Self::Unavailable { .. }, _) => Some(Fault::Model),
@@ -92,7 +91,7 @@ impl ChatFailure {
         }
     }
 
-    /// Returns the message for the model of this role.
+    /// Returns the message of the failure of a model in this role.
     pub fn message(&self, role: ModelRole) -> String {
         match (role, self) {
             (ModelRole::Judge, Self::Refused { status, body }) => {
@@ -157,7 +156,7 @@ pub struct ToolAnswer {
 }
 
 impl ToolAnswer {
-    /// Creates the result that the tool returned.
+    /// Creates the result of a tool that returned this content.
     pub fn answered(content: String) -> Self {
         Self { content, outcome: ToolOutcome::Answered, limit: None }
     }
@@ -167,12 +166,12 @@ impl ToolAnswer {
         Self { content, outcome: ToolOutcome::Failed, limit: None }
     }
 
-    /// Creates the result of a tool that returned none.
+    /// Creates the result of a call for which the tool returned no result.
     pub fn unavailable(reason: impl std::fmt::Display) -> Self {
         Self { content: error_text(reason), outcome: ToolOutcome::Unavailable, limit: None }
     }
 
-    /// Creates the result of a call that a limit prevented, or whose result a limit prevented.
+    /// Creates the result of a call that exceeded a limit, or whose result exceeded it.
     pub fn over(limit: Limit, reason: impl std::fmt::Display) -> Self {
         Self { content: error_text(reason), outcome: ToolOutcome::OverLimit, limit: Some(limit) }
     }
@@ -194,7 +193,7 @@ pub fn error_text(reason: impl std::fmt::Display) -> String {
 }
 
 impl CallResult {
-    /// Returns the number of attempts after the first, for a model.
+    /// Returns the number of attempts after the first. Calls of tools have none.
     pub fn retries(&self) -> u32 {
         let attempts = match self {
             Self::Model(Ok(reply)) => reply.attempts,
@@ -204,7 +203,7 @@ impl CallResult {
         attempts.saturating_sub(1)
     }
 
-    /// Returns the bytes of the text or body.
+    /// Returns the size of the text or body in bytes.
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Model(Ok(reply)) => reply.completion.body().len(),
@@ -222,7 +221,7 @@ impl CallResult {
         }
     }
 
-    /// Puts the text or body into a result that was read without it.
+    /// Adds the text or body to a result that was parsed from its JSON.
     pub(crate) fn set_text(&mut self, text: Bytes) -> Result<(), String> {
         let string = |text: Bytes| String::from_utf8(text.into()).map_err(|error| error.to_string());
         match self {

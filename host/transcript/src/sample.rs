@@ -1,4 +1,4 @@
-//! Samples as a workflow registers them.
+//! Samples that a workflow registers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,23 +8,23 @@ use rollout_wire::messages::Messages;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Bytes of the record for a message besides its text: its entries in lists, and the allocator's overhead. Without them
-/// half a million messages of two bytes would count as one MiB.
+/// Number of bytes that a message counts for in the record besides its text: its entries in lists, and the allocator's
+/// overhead. Without them, half a million messages of two bytes would count as one MiB.
 pub const MESSAGE_BYTES: usize = 32;
 
-/// Returns the bytes of the record for these messages.
+/// Returns the number of bytes that these messages count for in the record.
 pub fn message_bytes<'a>(messages: impl IntoIterator<Item = &'a str>) -> usize {
     messages.into_iter().map(|message| message.len() + MESSAGE_BYTES).sum()
 }
 
-/// One sample as the workflow registered it. Copies share messages and fields.
+/// One sample that the workflow registered. Clones share messages and fields.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SampleRecord {
-    /// Its id.
+    /// Id of the sample.
     pub id: SampleId,
-    /// The conversation according to the workflow.
+    /// The conversation that the workflow recorded.
     pub messages: Messages,
-    /// Its measurements.
+    /// Measurements of the sample.
     #[serde(with = "rollout_wire::data::exact_map")]
     pub metrics: BTreeMap<String, f64>,
     /// Values that belong to no message.

@@ -1,4 +1,4 @@
-//! The fold of a rollout's events.
+//! The transcript of a rollout, which results from applying its events in order.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,16 +9,16 @@ use crate::request::{StoredCall, StoredRequest, StoredToolCall};
 use crate::result::{CallResult, ChatFailure, ToolAnswer};
 use crate::sample::{SampleRecord, message_bytes};
 
-/// One call of a host-provided tool as the host saw it.
+/// One call of a host-provided tool, as the host observed it.
 #[derive(Clone, Debug)]
 pub struct ToolUse {
-    /// Number of the call in its run, from 1; 0 before it has one.
+    /// Number of the call in its run, from 1. It is 0 until the number is assigned.
     pub(crate) call: u32,
-    /// The id that the call came with.
+    /// The id that the caller gave to the call.
     pub call_id: String,
-    /// The name that was called, provided or not.
+    /// The called name, whether or not a tool has it.
     pub name: String,
-    /// The arguments as they came.
+    /// The arguments, verbatim.
     pub arguments: String,
     /// The implementation behind the name.
     pub kind: ToolKind,
@@ -26,9 +26,9 @@ pub struct ToolUse {
     pub started_at: SystemTime,
     /// Time until the answer; zero if the call was refused or abandoned.
     pub duration: Duration,
-    /// Its result. A call without an answer counts as abandoned.
+    /// Result of the call. A call without an answer counts as abandoned.
     pub answer: ToolAnswer,
-    /// Whether its end is known.
+    /// Whether the end of the call is known.
     pub(crate) has_ended: bool,
 }
 
@@ -49,7 +49,7 @@ impl ToolUse {
     }
 }
 
-/// Error of an event that refers to a call that never started or is of the other kind.
+/// Error of an event that refers to a call that never started, or to a call of the other kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event belongs to call {0}, which did not start")]
 pub struct UnknownCall(pub u32);
@@ -74,7 +74,7 @@ enum CallMut<'a> {
 }
 
 impl Transcript {
-    /// Reads the events of both runs of a rollout. Their samples are not in events.
+    /// Creates the transcript from the events of both runs of a rollout. Events do not contain the samples.
     pub fn read<'a>(
         workflow: impl IntoIterator<Item = &'a Event>,
         grader: impl IntoIterator<Item = &'a Event>,
@@ -87,8 +87,8 @@ impl Transcript {
 
     /// Adds an event. The error names the part that cannot be read.
     ///
-    /// A host that runs the guest adds the start of a call itself, because it has the request in parts. Every other
-    /// event is added by this function, live and from a journal.
+    /// While a guest runs, the host itself adds the start of a call, because it has the request in parts. Every other
+    /// event is added by this function, whether it just happened or comes from a journal.
     pub fn apply(&mut self, run: Run, event: &Event) -> Result<(), String> {
         match event {
             Event::Started { call, time, request, .. } => self.start(*call, *time, request),
@@ -112,7 +112,7 @@ impl Transcript {
         }
     }
 
-    /// Returns the calls of one model, to add one.
+    /// Returns the calls of one model for changes.
     pub fn calls_mut(&mut self, role: ModelRole) -> &mut ModelCalls {
         match role {
             ModelRole::Policy => &mut self.policy,
@@ -120,21 +120,21 @@ impl Transcript {
         }
     }
 
-    /// Gives the call of a model at this index its number, and the time at which it was made first.
-    pub fn number_model_call(&mut self, role: ModelRole, place: usize, call: u32, time: SystemTime) {
-        if let Some(exchange) = self.calls_mut(role).exchanges_mut().get_mut(place) {
+    /// Assigns a number to the call of a model at `index`, and the time at which it was first made.
+    pub fn number_model_call(&mut self, role: ModelRole, index: usize, call: u32, time: SystemTime) {
+        if let Some(exchange) = self.calls_mut(role).exchanges_mut().get_mut(index) {
             (exchange.call, exchange.started_at) = (call, time);
         }
     }
 
-    /// Gives the call of a tool at this index its number, and the time at which it was made first.
-    pub fn number_tool_call(&mut self, place: usize, call: u32, time: SystemTime) {
-        if let Some(tool) = self.tools.get_mut(place) {
+    /// Assigns a number to the call of a tool at `index`, and the time at which it was first made.
+    pub fn number_tool_call(&mut self, index: usize, call: u32, time: SystemTime) {
+        if let Some(tool) = self.tools.get_mut(index) {
             (tool.call, tool.started_at) = (call, time);
         }
     }
 
-    /// Returns the index of a request to the model of a run by the number of the call.
+    /// Returns the index of a run's request to its model, by the number of the call.
     pub fn model_call(&self, run: Run, call: u32) -> Option<usize> {
         let exchanges = self.calls(run.model()).exchanges();
         exchanges.binary_search_by_key(&call, |exchange| exchange.call).ok()
@@ -142,23 +142,24 @@ impl Transcript {
 
     /// Returns a call of a tool by the number of the call.
     pub fn tool_call(&self, run: Run, call: u32) -> Option<&ToolUse> {
-        let place = self.tools.binary_search_by_key(&call, |tool| tool.call).ok()?;
-        self.tools.get(place).filter(|_| run == Run::Workflow)
+        let index = self.tools.binary_search_by_key(&call, |tool| tool.call).ok()?;
+        self.tools.get(index).filter(|_| run == Run::Workflow)
     }
 
-    /// Returns the ends of the calls of a run that have none yet, because the run is over.
+    /// Returns end events for the calls of a finished run that have no end yet.
     pub fn open_ends(&self, run: Run) -> Vec<Event> {
         let kept_or = |is_abandoned| if is_abandoned { End::Abandoned } else { End::Kept { reply_at: None } };
         let exchanges = self.calls(run.model()).exchanges().iter();
         let models = exchanges.filter(|exchange| exchange.call > 0 && !exchange.has_ended);
-        let models = models.map(|of| (of.call, kept_or(of.result.as_ref().is_err_and(is_abandoned))));
+        let models =
+            models.map(|model| (model.call, kept_or(model.result.as_ref().is_err_and(is_abandoned))));
         let tools = self.tools.iter().filter(|tool| run == Run::Workflow && tool.call > 0 && !tool.has_ended);
         let tools = tools.map(|tool| (tool.call, kept_or(tool.answer == ToolAnswer::abandoned())));
         models.chain(tools).map(|(call, end)| Event::Ended { call, end }).collect()
     }
 
-    /// Replaces the history of a sample. Returns the bytes of the record that are free then: the old history is still
-    /// needed if a request carried it. `None` if there is no such sample.
+    /// Replaces the history of a sample. Returns the number of bytes that this frees in the record, which is 0 if a
+    /// request still needs the old history. Returns `None` if there is no such sample.
     pub fn replace_history(
         &mut self,
         sample: usize,
@@ -184,13 +185,13 @@ impl Transcript {
 
     fn find(&mut self, run: Run, call: u32) -> Result<CallMut<'_>, UnknownCall> {
         if run == Run::Workflow
-            && let Ok(place) = self.tools.binary_search_by_key(&call, |tool| tool.call)
+            && let Ok(index) = self.tools.binary_search_by_key(&call, |tool| tool.call)
         {
-            return Ok(CallMut::Tool(&mut self.tools[place]));
+            return Ok(CallMut::Tool(&mut self.tools[index]));
         }
         let exchanges = self.calls_mut(run.model()).exchanges_mut();
         match exchanges.binary_search_by_key(&call, |exchange| exchange.call) {
-            Ok(place) => Ok(CallMut::Model(&mut exchanges[place])),
+            Ok(index) => Ok(CallMut::Model(&mut exchanges[index])),
             Err(_) => Err(UnknownCall(call)),
         }
     }
@@ -211,7 +212,7 @@ impl Transcript {
                 (tool.duration, tool.answer) = (took, answer.clone());
                 tool.has_ended = false;
             }
-            // No host writes an answer of the other kind.
+            // The host never stores an answer of the other kind.
             (CallMut::Model(_), CallResult::Tool(_)) | (CallMut::Tool(_), CallResult::Model(_)) => {
                 return Err(UnknownCall(call));
             }
@@ -232,7 +233,7 @@ impl Transcript {
                         (exchange.duration, exchange.result) = (Duration::ZERO, Err(ChatFailure::Abandoned));
                         exchange.reply_at = None;
                     }
-                    // Only calls of tools are refused.
+                    // Only calls of tools can end so.
                     End::Refused(_) => {}
                 }
             }
@@ -252,9 +253,9 @@ impl Transcript {
     }
 
     fn cut(&mut self, run: Run, calls: u32) {
-        let of_model = self.calls_mut(run.model());
-        let count = of_model.exchanges().partition_point(|exchange| exchange.call <= calls);
-        of_model.truncate(count);
+        let model_calls = self.calls_mut(run.model());
+        let count = model_calls.exchanges().partition_point(|exchange| exchange.call <= calls);
+        model_calls.truncate(count);
         if run == Run::Workflow {
             self.tools.truncate(self.tools.partition_point(|tool| tool.call <= calls));
         }
@@ -347,7 +348,7 @@ mod tests {
         check(&[asked(1), replied(1), ended(1, End::Kept { reply_at: Some(3) })], "1 1s replied at Some(3)");
         check(&[asked(1), replied(1), ended(1, over())], "1 1s full");
         check(&[asked(1), replied(1), ended(1, End::Abandoned)], &format!("1 0ns {abandoned}"));
-        // A run that was repeated went on after an earlier process had ended the call.
+        // A repeated run continued after an earlier process had ended the call.
         check(&[asked(1), ended(1, End::Abandoned), replied(1), ended(1, kept())], "1 1s replied at None");
         check(&[called(2), gave(2), ended(2, kept())], "2 1s Answered 42");
         check(&[called(2), gave(2), ended(2, over())], "2 1s OverLimit Error: full");
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_a_repeated_run_did_not_make_are_no_part_of_it() {
+    fn calls_that_a_repeated_run_did_not_make_are_removed() {
         let first = [asked(1), called(2), replied(1), gave(2), asked(3)];
         let cut = |calls| first.iter().cloned().chain([Event::Cut { at: 9, calls }]).collect::<Vec<_>>();
         assert_eq!(calls(&first).len(), 3);

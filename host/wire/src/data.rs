@@ -1,7 +1,7 @@
 //! Exact JSON forms of data for which serde has none.
 //!
-//! A float must be read back to the last bit, and `serde_json` trades that for speed. Here the standard library parses its
-//! text, which is exact. All forms work with JSON only.
+//! A float must be read back exactly, to the last bit, but `serde_json` parses floats faster and less exactly. Here the
+//! standard library parses their text, which is exact. All forms work with JSON only.
 
 use std::sync::Arc;
 
@@ -30,12 +30,12 @@ impl<'de> Deserialize<'de> for Exact {
 pub mod exact {
     use super::*;
 
-    /// Writes it.
+    /// Serializes the float.
     pub fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
         value.serialize(to)
     }
 
-    /// Reads it.
+    /// Deserializes the float exactly.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
         Exact::deserialize(from).map(|Exact(value)| value)
     }
@@ -45,12 +45,12 @@ pub mod exact {
 pub mod exact_option {
     use super::*;
 
-    /// Writes it.
+    /// Serializes the float, or null.
     pub fn serialize<S: Serializer>(value: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
         value.serialize(to)
     }
 
-    /// Reads it.
+    /// Deserializes the float exactly, or null.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
         Ok(Option::<Exact>::deserialize(from)?.map(|Exact(value)| value))
     }
@@ -61,28 +61,28 @@ pub mod exact_map {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// Writes them.
+    /// Serializes the map.
     pub fn serialize<S: Serializer>(values: &BTreeMap<String, f64>, to: S) -> Result<S::Ok, S::Error> {
         values.serialize(to)
     }
 
-    /// Reads them.
+    /// Deserializes the map with exact floats.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
         let values = BTreeMap::<String, Exact>::deserialize(from)?;
         Ok(values.into_iter().map(|(name, Exact(value))| (name, value)).collect())
     }
 }
 
-/// A shared value: written as the value, and read as a new one.
+/// A value in an [`Arc`], serialized like the value itself. Deserialization creates a new `Arc`.
 pub mod shared {
     use super::*;
 
-    /// Writes it.
+    /// Serializes the value.
     pub fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, to: S) -> Result<S::Ok, S::Error> {
         value.as_ref().serialize(to)
     }
 
-    /// Reads it.
+    /// Deserializes a value into a new `Arc`.
     pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Arc<T>, D::Error> {
         T::deserialize(from).map(Arc::new)
     }

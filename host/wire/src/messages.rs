@@ -1,7 +1,7 @@
 //! Messages of a conversation in one buffer.
 //!
-//! A message may be as short as `{}`, and an allocation for each would take twenty times its bytes. Here a message takes its
-//! text and eight bytes.
+//! A message may be as short as `{}`, and an allocation for each would take twenty times its bytes. Here a message
+//! takes its text and eight bytes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ struct Inner {
 }
 
 impl Inner {
-    /// Reserves room for more text. A long conversation grows by a quarter instead of doubling, because the spare room of
-    /// thousands of waiting conversations adds up.
+    /// Reserves room for more text. A long conversation grows by a quarter instead of doubling, because the spare room
+    /// of thousands of waiting conversations adds up.
     fn make_room(&mut self, bytes: usize) {
         if self.text.capacity() - self.text.len() < bytes {
             let more = if self.text.len() < SMALL_BYTES { self.text.len() } else { self.text.len() / 4 };
@@ -114,7 +114,7 @@ impl Messages {
         begin(to) - begin(from)
     }
 
-    /// Returns whether both share one list; equal lists may not.
+    /// Returns whether both lists share one buffer. Equal lists may have separate buffers.
     pub fn is_same_list(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -146,13 +146,13 @@ impl fmt::Debug for Messages {
     }
 }
 
-/// Writes an array of the unchanged objects. JSON only.
+/// Serializes the unchanged objects as an array. JSON only.
 impl Serialize for Messages {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.len()))?;
         for message in self.iter() {
-            // SAFETY: It was pushed as a raw value, which is one JSON value without surrounding white space, and a text is
-            // read at the position at which it was written.
+            // SAFETY: The message was pushed as a raw value, which is one JSON value without surrounding white space,
+            // and a text is read at the position at which it was written.
             let raw = unsafe { RawValue::from_string_unchecked(message.to_owned()) };
             list.serialize_element(&raw)?;
         }
@@ -160,7 +160,7 @@ impl Serialize for Messages {
     }
 }
 
-/// Reads an array of objects and leaves each unchanged. JSON only.
+/// Deserializes an array of objects, each of which stays unchanged. JSON only.
 impl<'de> Deserialize<'de> for Messages {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Each;
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_that_grows_has_a_quarter_too_much_at_the_most() {
+    fn a_growing_conversation_has_at_most_a_quarter_of_spare_room() {
         let mut all = Messages::default();
         let text = format!(r#"{{"role":"tool","content":"{}"}}"#, "x".repeat(1000));
         for _ in 0..300 {

@@ -1,7 +1,7 @@
 //! A row's metadata for both guests, without the ground truth for the workflow.
 //!
-//! Some callers can put the label of a row only into its metadata, usually as `ground_truth`. Every member of that name is
-//! removed from the workflow's metadata: at any depth, in upper or lower case, with escapes in its name, and every
+//! Some callers can put the label of a row only into its metadata, usually as `ground_truth`. Every member of that name
+//! is removed from the workflow's metadata: at any depth, in upper or lower case, with escapes in its name, and every
 //! occurrence. All other parts stay unchanged.
 
 use std::borrow::Cow;
@@ -11,7 +11,7 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// Name of the members for the grader alone.
+/// Name of the members that only the grader may read.
 const TRUTH: &str = "ground_truth";
 
 /// A row's metadata, a JSON object. Cheap to clone.
@@ -22,7 +22,7 @@ pub struct RowMetadata {
 }
 
 impl RowMetadata {
-    /// Returns all of it, for the grader and for records.
+    /// Returns the whole metadata, for the grader and for records.
     pub fn whole(&self) -> &Arc<RawValue> {
         &self.whole
     }
@@ -32,13 +32,13 @@ impl RowMetadata {
         &self.public
     }
 
-    /// Returns whether a part of it is hidden from the workflow.
+    /// Returns whether a part of the metadata is hidden from the workflow.
     pub fn has_truth(&self) -> bool {
         !Arc::ptr_eq(&self.whole, &self.public)
     }
 
-    /// Returns the row's ground truth: the text of the member `ground_truth`, or its JSON if it is not a text. Null counts
-    /// as absent, and the last of several members counts.
+    /// Returns the row's ground truth: the text of the member `ground_truth`, or its JSON if it is not a text. Null
+    /// counts as absent, and the last of several members counts.
     pub fn truth(&self) -> Option<String> {
         if !self.has_truth() {
             return None;
@@ -67,7 +67,7 @@ impl From<Box<RawValue>> for RowMetadata {
     }
 }
 
-/// Writes all of it unchanged; a reader derives the workflow's part. JSON only.
+/// Serializes the whole metadata unchanged. Deserialization derives the workflow's part again. JSON only.
 impl Serialize for RowMetadata {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.whole.serialize(to)
@@ -112,7 +112,7 @@ impl<'a> Visitor<'a> for LastTruth {
     }
 }
 
-/// Reader of a member's name, which tells whether the member holds the ground truth.
+/// Reader of a member's name that returns whether the member holds the ground truth.
 struct IsTruth;
 
 impl<'a> DeserializeSeed<'a> for IsTruth {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_truth_is_taken_out_and_all_else_is_as_it_was() {
+    fn only_the_ground_truth_is_removed() {
         fn check(text: &str, public: &str) {
             let metadata = metadata(text);
             assert_eq!(metadata.public().get(), public);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_truth_is_whatever_the_metadata_says() {
+    fn the_ground_truth_is_the_text_or_json_of_its_last_member() {
         fn check(text: &str, truth: Option<&str>) {
             assert_eq!(metadata(text).truth().as_deref(), truth, "{text}");
         }

@@ -54,7 +54,7 @@ impl Frame {
         WrittenFrame { messages_at: self.messages_at, body: body.into() }
     }
 
-    /// Reads the stored form. `None` if it has no position for messages.
+    /// Reads the stored form. Returns `None` if the body has no empty list of messages at the stored position.
     pub fn read(written: &WrittenFrame<'_>) -> Option<Self> {
         let WrittenFrame { messages_at, body } = written;
         let (before, rest) = body.as_bytes().split_at_checked(*messages_at)?;
@@ -144,7 +144,7 @@ pub fn request_frame(
     Frame::new(model, &Fields { tools, stream: false, params })
 }
 
-/// Texts, each one JSON object.
+/// Parses texts, each of which must be one JSON object.
 fn read_objects(
     texts: &[String],
     wrong: impl Fn(usize, String) -> InvalidRequest,
@@ -164,7 +164,7 @@ pub struct TokenUsage {
 }
 
 impl TokenUsage {
-    /// Returns the tokens of both.
+    /// Returns the number of tokens of request and reply together.
     pub fn total(&self) -> u64 {
         self.prompt_tokens.saturating_add(self.completion_tokens)
     }
@@ -181,8 +181,8 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
-/// Maximum number of tool calls in a reply. A call takes hundreds of bytes in guest and host, and three bytes in the reply.
-/// Servers offer a model at most 128 functions.
+/// Maximum number of tool calls in a reply. A call takes hundreds of bytes in guest and host, and three bytes in the
+/// reply. Servers offer a model at most 128 functions.
 pub const TOOL_CALLS_MAX: usize = 1024;
 
 /// Maximum size of a stored finish reason in bytes. Usually it is a word.
@@ -261,11 +261,11 @@ impl Completion {
 
     /// Passes each tool call with its index to `take`.
     pub fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
-        let mut place = 0_usize;
-        // It was parsed before, so this cannot fail.
+        let mut index = 0_usize;
+        // `parse` has parsed the calls, so this cannot fail.
         let _ = each(text_of(&self.tool_calls), |call: WireCall<'_>| {
-            take(place, call);
-            place += 1;
+            take(index, call);
+            index += 1;
             Ok::<(), Infallible>(())
         });
     }
@@ -294,11 +294,11 @@ struct WireFunction<'a> {
 }
 
 impl<'a> WireCall<'a> {
-    /// Returns its id; `call_<place>` if it has none.
-    pub fn id(&self, place: usize) -> Cow<'_, str> {
+    /// Returns the id of the call, or `call_<index>` if it has none.
+    pub fn id(&self, index: usize) -> Cow<'_, str> {
         match &self.id {
             Some(Text(id)) => Cow::Borrowed(id),
-            None => Cow::Owned(format!("call_{place}")),
+            None => Cow::Owned(format!("call_{index}")),
         }
     }
 
@@ -312,9 +312,9 @@ impl<'a> WireCall<'a> {
         self.function.as_ref()?.arguments
     }
 
-    fn owned(&self, place: usize) -> ToolCall {
+    fn owned(&self, index: usize) -> ToolCall {
         ToolCall {
-            id: self.id(place).into_owned(),
+            id: self.id(index).into_owned(),
             name: self.name().unwrap_or_default().to_owned(),
             arguments: self.arguments().map_or_else(|| "{}".to_owned(), unquote),
         }
@@ -352,8 +352,8 @@ fn unquote(raw: &RawValue) -> String {
     text(raw.get()).map_or_else(|| raw.get().to_owned(), Cow::into_owned)
 }
 
-/// Returns the text of a message's `content`: a string unchanged, text parts joined by newlines, an empty text for null,
-/// and the text of other JSON.
+/// Returns the text of a message's `content`: a string unchanged, text parts joined by newlines, an empty text for
+/// null, and the text of other JSON.
 pub fn content_text(json: &str) -> Cow<'_, str> {
     match json.as_bytes().first() {
         Some(b'"') => text(json).unwrap_or(Cow::Borrowed(json)),
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn the_callers_parameters_hold_where_the_request_says_nothing_else() {
+    fn the_callers_parameters_apply_unless_the_guest_sets_them() {
         let caller = r#"{"temperature":0.1,"top_p":0.90,"model":"x","stream":true,"n":4}"#;
         let caller = CallerParams::read(serde_json::from_str(caller).unwrap());
         let allowed = AllowedParams::default();
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_completion_says_so() {
+    fn a_reply_that_is_not_a_completion_is_an_error() {
         fn check(body: &str, expected: &str) {
             let error = Completion::parse(&Bytes::copy_from_slice(body.as_bytes())).unwrap_err();
             assert!(error.contains(expected), "{error} / {expected}");

@@ -1,7 +1,7 @@
 //! Sampling parameters that a guest may set.
 //!
-//! They are sent to the model's server unchanged and influence how the model answers. Operator and caller alone decide which
-//! model answers, where, whether it is called, and which data its server reads.
+//! They are sent to the model's server unchanged and influence how the model answers. Operator and caller alone decide
+//! which model answers, where, whether it is called, and which data its server reads.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use super::stream::{members, text};
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidRequest {
-    /// It has no message.
+    /// The request has no message.
     #[error("messages is empty")]
     NoMessages,
     /// A tool is not a JSON object.
@@ -59,14 +59,14 @@ type Params = BTreeMap<String, Box<RawValue>>;
 pub struct CallerParams {
     /// Parameters of every request that does not set them itself.
     defaults: Params,
-    /// Parameters that the host decides; no request has them.
-    left_out: Params,
+    /// Parameters that are reserved or have invalid names. They are not sent.
+    reserved: Params,
 }
 
 /// Parameters that a guest may not set, as [`normalized`] writes them.
 ///
-/// Collected from the fields of a chat request, other than sampling, that LiteLLM (1.7x), vLLM (0.10), SGLang (0.5), TGI and
-/// OpenRouter read.
+/// Collected from the fields of a chat request, other than sampling, that LiteLLM (1.7x), vLLM (0.10), SGLang (0.5),
+/// TGI and OpenRouter read.
 const RESERVED: [&str; 99] = [
     // The request itself, with `n`, because one reply is read.
     MODEL,
@@ -172,7 +172,7 @@ const RESERVED: [&str; 99] = [
     "use_in_pass_through",
 ];
 
-/// Prefixes of providers' families of names, none of them about sampling.
+/// Prefixes of parameter names that providers use for settings other than sampling.
 const RESERVED_BEGINNINGS: [&str; 19] = [
     "additional_drop_",
     "allowed_openai_",
@@ -195,7 +195,7 @@ const RESERVED_BEGINNINGS: [&str; 19] = [
     "watsonx_",
 ];
 
-/// Parts of such names with the same meaning at any position.
+/// Parts of names that reserve a name at any position in it.
 const RESERVED_PARTS: [&str; 8] =
     ["fallback", "api_base", "api_key", "apikey", "base_url", "baseurl", "endpoint", "credential"];
 
@@ -226,14 +226,14 @@ impl AllowedParams {
     }
 }
 
-/// Returns whether a name has the form of every server's parameters, so that a letter that only looks like another cannot
-/// pass a list.
+/// Returns whether a name has only characters that servers' parameters have. A reserved name cannot be disguised by
+/// letters that merely look like ASCII.
 fn is_name(name: &str) -> bool {
     let part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(part)
 }
 
-/// Returns a name as servers read it that ignore case and dashes.
+/// Returns a name in the form that servers use which ignore case and do not distinguish '-', '.' and '_'.
 fn normalized(name: &str) -> String {
     name.to_ascii_lowercase().replace(['-', '.'], "_")
 }
@@ -252,8 +252,8 @@ fn shown(name: &str) -> String {
 }
 
 impl CallerParams {
-    /// Reads a caller's parameters and separates those that the host decides. A value that is not an object and an object with
-    /// too many members have no parameters.
+    /// Reads a caller's parameters and separates those that the host decides. A value that is not an object and an
+    /// object with too many members have no parameters.
     pub fn read(params: &RawValue) -> Self {
         let mut given = Params::new();
         let read = members(params.get(), |name, value: &RawValue| {
@@ -264,12 +264,12 @@ impl CallerParams {
             Ok(())
         });
         if let Err(error) = read.map_err(String::from) {
-            tracing::warn!(error, "the caller's sampling parameters are left out");
+            tracing::warn!(error, "the caller's sampling parameters are malformed and were ignored");
             return Self::default();
         }
-        let (defaults, left_out) =
+        let (defaults, reserved) =
             given.into_iter().partition(|(name, _)| is_name(name) && !is_reserved(name));
-        Self { defaults, left_out }
+        Self { defaults, reserved }
     }
 
     /// Returns the parameters of every request that does not set them itself.
@@ -284,19 +284,19 @@ impl CallerParams {
 
     /// Returns whether a guest passes the caller's own value of a parameter that it may not set.
     ///
-    /// An agent loop receives the caller's parameters and passes them on with each request, which changes nothing: the request
-    /// has them in any case. Of the parameters that no request has, only `model` has an effect, so its value must be the
-    /// caller's.
-    fn are_handed_back(&self, name: &str, value: &RawValue) -> bool {
-        match self.left_out.get(name) {
-            Some(theirs) => name != MODEL || is_same_json(theirs.get(), value.get()),
-            None => self.default_of(name).is_some_and(|theirs| is_same_json(theirs.get(), value.get())),
+    /// An agent loop receives the caller's parameters and may pass them with each request. This changes nothing,
+    /// because the host adds them to every request. Reserved parameters are never sent, so their values do not matter,
+    /// except that of `model`, which must be the caller's.
+    fn is_callers_own(&self, name: &str, value: &RawValue) -> bool {
+        match self.reserved.get(name) {
+            Some(own) => name != MODEL || is_same_json(own.get(), value.get()),
+            None => self.default_of(name).is_some_and(|own| is_same_json(own.get(), value.get())),
         }
     }
 }
 
-/// Returns a guest's parameters, if it may set all of them. The caller's own values of parameters that it may not set are
-/// omitted.
+/// Returns a guest's parameters, if it may set all of them. The caller's own values of parameters that it may not set
+/// are omitted.
 pub(super) fn read_params<'a>(
     params: Option<&'a str>,
     allowed: &AllowedParams,
@@ -313,15 +313,15 @@ pub(super) fn read_params<'a>(
         Ok(())
     });
     read.map_err(|stopped| InvalidRequest::Params(stopped.into()))?;
-    let mut taken = BTreeMap::new();
+    let mut accepted = BTreeMap::new();
     for (name, value) in params {
         match check_param(&name, allowed) {
-            Ok(()) => drop(taken.insert(name, value)),
-            Err(_) if caller.are_handed_back(&name, value) => {}
+            Ok(()) => drop(accepted.insert(name, value)),
+            Err(_) if caller.is_callers_own(&name, value) => {}
             Err(refused) => return Err(refused),
         }
     }
-    Ok(taken)
+    Ok(accepted)
 }
 
 fn check_param(name: &str, allowed: &AllowedParams) -> Result<(), InvalidRequest> {
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_decides_who_answers_is_refused_however_it_is_written() {
+    fn reserved_parameters_are_refused_in_every_spelling() {
         for name in [
             "model",
             "Model",
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_decides_how_the_model_answers_passes() {
+    fn sampling_parameters_are_accepted() {
         for name in [
             "temperature",
             "top_p",
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_says_which_pass_at_all() {
+    fn the_operator_can_limit_the_accepted_parameters() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let allowed = AllowedParams::of(Some(&names(&["temperature", "top_p"]))).unwrap();
         assert_eq!(read(r#"{"temperature":1}"#, &allowed), Ok(1));
@@ -527,13 +527,13 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_sets_what_a_guest_may_set() {
+    fn a_caller_sets_only_parameters_that_a_guest_may_set() {
         let params = caller(r#"{"temperature":0.1,"Model":"x","api_base":"y","n":4}"#);
         assert_eq!(params.defaults().map(|(name, _)| name).collect::<Vec<_>>(), ["temperature"]);
     }
 
     #[test]
-    fn a_guest_may_hand_the_callers_parameters_back() {
+    fn a_guest_may_repeat_the_callers_parameters() {
         let caller = caller(r#"{"model":"p\u006f","n":4,"tools":[{}],"a b":1,"seed":3.0,"temperature":1}"#);
         let only = AllowedParams::of(Some(&["temperature".to_owned()])).unwrap();
         let check = |params: &str, expected: Result<&[&str], &str>| {

@@ -1,8 +1,8 @@
 //! Quotas of tenants and plugins.
 //!
-//! [`Quota`] has each quota once: its name, its meaning and its range. [`Quotas`] maps quotas to values and
-//! [`QuotasChange`] to new values. The catalog stores the first, the admin API and the commands transfer both, and
-//! rollouts are admitted by them.
+//! [`Quota`] defines the name, the meaning and the range of each quota. [`Quotas`] maps quotas to values, and
+//! [`QuotasChange`] maps them to new values. The catalog stores [`Quotas`], the admin API and the commands transfer
+//! both types, and the admission of rollouts enforces the quotas.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -215,7 +215,7 @@ impl<'de> Deserialize<'de> for Quotas {
     }
 }
 
-/// New values of quotas: a number sets a quota, `None` (`null` in JSON) removes it, a missing one stays as it is.
+/// New values of quotas: a number sets a quota, `None` (`null` in JSON) removes it, a missing quota stays unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuotasChange(BTreeMap<Quota, Option<u64>>);
 

@@ -1,8 +1,8 @@
 //! A check that valid JSON can be read by other JSON readers.
 //!
 //! The grammar allows more than readers do: an escape of half a character (`\ud800` without its other half) cannot be
-//! encoded as text, a number such as `1e999` becomes infinity, which is not JSON, and parsers have a depth limit. The host
-//! refuses such a value when it arrives, so its own output never has one.
+//! encoded as text, a number such as `1e999` becomes infinity, which is not JSON, and parsers have a depth limit. The
+//! host refuses such a value when it arrives, so its own output never contains one.
 
 use memchr::memchr2;
 
@@ -19,7 +19,7 @@ const SHOWN_MAX: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unfit {
-    /// It is deeper than `DEPTH_MAX`.
+    /// Arrays and objects are nested deeper than `DEPTH_MAX`.
     #[error("nested more than {DEPTH_MAX} deep")]
     TooDeep,
     /// A text has half of a surrogate pair.
@@ -40,7 +40,7 @@ pub enum Unfit {
     },
 }
 
-/// Checks a text that is one valid JSON value. It reads each byte once and allocates nothing.
+/// Checks a text that is one valid JSON value. Reads each byte once, and allocates only for an error.
 pub fn check(json: &str) -> Result<(), Unfit> {
     let bytes = json.as_bytes();
     let (mut at, mut depth) = (0, 0_usize);
@@ -65,7 +65,7 @@ pub fn check(json: &str) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// Returns the position after the string that begins here.
+/// Returns the position after the string that begins at `start`.
 fn end_of_string(json: &str, start: usize) -> Result<usize, Unfit> {
     let bytes = json.as_bytes();
     let mut at = start + 1;
@@ -93,7 +93,7 @@ fn unit(bytes: &[u8], at: usize) -> Option<u32> {
     digits.iter().try_fold(0, |unit, digit| Some(unit << 4 | char::from(*digit).to_digit(16)?))
 }
 
-/// Returns the position after the number that begins here.
+/// Returns the position after the number that begins at `start`.
 fn end_of_number(json: &str, start: usize) -> Result<usize, Unfit> {
     let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
     let rest = &json.as_bytes()[start..];
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_some_reader_cannot_read_does_not_pass() {
+    fn values_that_some_readers_cannot_read_are_refused() {
         fn check_one(text: &str, expected: &str) {
             serde_json::from_str::<&serde_json::value::RawValue>(text).expect("the text is valid JSON");
             let seen = check(text).map_or_else(|unfit| unfit.to_string(), |()| "fit".to_owned());

@@ -9,7 +9,7 @@
 //! | SGLang, `meta_info` | | `choices[0].meta_info.output_token_logprobs[][1]` | its `[][0]` |
 //! | OpenAI | | | `choices[0].logprobs.content[].logprob` |
 //!
-//! A reply with other forms has no tokens. No reply is unreadable because of its tokens.
+//! Tokens in other forms are ignored. They never make a reply invalid.
 
 use std::borrow::Cow;
 
@@ -103,7 +103,7 @@ fn read<'a, T: Deserialize<'a>>(json: &'a RawValue) -> Option<T> {
     serde_json::from_str(json.get()).ok()
 }
 
-/// Returns the list of texts that `of` returns for each element. `None` if it returns none for one of them.
+/// Returns a list of the texts that `of` returns for the elements, or `None` if it returns `None` for one of them.
 fn collect<'a>(
     list: &'a RawValue,
     mut of: impl FnMut(&'a RawValue) -> Option<Cow<'a, str>>,

@@ -1,4 +1,4 @@
-//! `[artifacts]`: limits of the files of rollouts.
+//! `[artifacts]`: limits on the files of rollouts.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub struct RawArtifacts {
 /// Default number of bytes. By default the age is unlimited.
 const BYTES_MAX: u64 = 64 << 30;
 
-/// Smallest configurable number of bytes, hardly enough for one rollout.
+/// Smallest configurable number of bytes, which may not even suffice for one rollout.
 const BYTES_MIN: u64 = 1 << 20;
 
 impl RawArtifacts {

@@ -1,7 +1,8 @@
 //! Parser of the configuration file that reports all mistakes at once.
 //!
-//! Serde stops at the first mistake. So the mistake is noted and removed from the document, and the rest is parsed again,
-//! until all of it is valid. An operator sees the mistakes of all tables together, and the valid part is checked further.
+//! Serde stops at the first mistake. The parser therefore records each mistake, removes it from the document and parses
+//! the rest again, until the document is valid. The operator sees the mistakes of all tables together, and the valid
+//! part is checked further.
 
 use std::ops::Range;
 
@@ -12,10 +13,10 @@ use toml::de::{DeArray, DeString, DeTable, DeValue};
 use super::RawConfig;
 use rollout_wire::text::{no_such, printable};
 
-/// Maximum number of reported mistakes. A file that is no configuration has one in each line.
+/// Maximum number of mistakes that Serde reports. A file that is not a configuration may have one in each line.
 const MISTAKES_MAX: usize = 50;
 
-/// Parses a text. Each mistake has the file's name, line, column and key.
+/// Parses a configuration. The message of each mistake contains the file's name, the line, the column and the key.
 pub(super) fn read(text: &str, name: &str) -> RawConfig {
     let at = |span: &Range<usize>| format!("{name}:{}", line_and_column(text, span.start));
     let (mut document, errors) = DeTable::parse_recoverable(text);
@@ -33,8 +34,8 @@ pub(super) fn read(text: &str, name: &str) -> RawConfig {
         };
         let span = error.span().unwrap_or_default();
         left -= 1;
-        let taken = if left > 0 { take(document.get_mut(), &span) } else { None };
-        match taken {
+        let removed = if left > 0 { remove(document.get_mut(), &span) } else { None };
+        match removed {
             Some(key) => note(&span, format!("{}: {}", printable(&key), message(&error))),
             // Nothing can be removed, so further mistakes cannot be found.
             None => {
@@ -50,27 +51,27 @@ pub(super) fn read(text: &str, name: &str) -> RawConfig {
 }
 
 /// Removes the key or value that an error is about and returns its path.
-fn take(table: &mut DeTable<'_>, at: &Range<usize>) -> Option<String> {
+fn remove(table: &mut DeTable<'_>, at: &Range<usize>) -> Option<String> {
     for (key, value) in table.iter_mut() {
-        if let Some(rest) = take_within(value.get_mut(), at) {
+        if let Some(rest) = remove_within(value.get_mut(), at) {
             let dot = if rest.starts_with('[') { "" } else { "." };
             return Some(format!("{}{dot}{rest}", key.get_ref()));
         }
     }
-    let is_it = |(key, value): &(&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+    let matches = |(key, value): &(&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
         key.span() == *at || value.span() == *at
     };
-    let name = table.iter().find(is_it).map(|(key, _)| key.get_ref().to_string())?;
+    let name = table.iter().find(matches).map(|(key, _)| key.get_ref().to_string())?;
     table.remove(name.as_str());
     Some(name)
 }
 
-fn take_within(value: &mut DeValue<'_>, at: &Range<usize>) -> Option<String> {
+fn remove_within(value: &mut DeValue<'_>, at: &Range<usize>) -> Option<String> {
     match value {
-        DeValue::Table(table) => take(table, at),
+        DeValue::Table(table) => remove(table, at),
         DeValue::Array(items) => {
             for (index, item) in items.iter_mut().enumerate() {
-                if let Some(rest) = take_within(item.get_mut(), at) {
+                if let Some(rest) = remove_within(item.get_mut(), at) {
                     let dot = if rest.starts_with('[') { "" } else { "." };
                     return Some(format!("[{index}]{dot}{rest}"));
                 }
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn correct_settings_beside_mistakes_are_read() {
+    fn correct_settings_are_read_despite_mistakes() {
         let config = read("queue-max = 7\nqueue-mux = 3\n[limits]\nsamples-max = 2\nx = 1\n", "c.toml");
         assert_eq!((config.queue_max, config.limits.samples_max), (Some(7), Some(2)));
         assert_eq!(config.mistakes.len(), 2);

@@ -2,23 +2,23 @@
 
 use super::{Config, InvalidConfig, RawConfig, RawTools};
 
-/// Tables that an author may write. All others are the operator's.
-const OF_AUTHORS: [&str; 5] = ["plugin", "grader", "limits", "model", "judge"];
+/// Tables that a plugin's author may set. Only the operator may set the others.
+const AUTHOR_TABLES: [&str; 5] = ["plugin", "grader", "limits", "model", "judge"];
 
 impl RawConfig {
-    /// Combines this configuration of an operator with that of a plugin's author, `text` in a file called
+    /// Combines this configuration of an operator with that of a plugin's author, which is `text` in a file called
     /// `name`. An author configures the plugin, its model and its judge, and may lower the operator's limits.
     pub fn for_tenant(&self, text: &str, name: &str) -> Result<Config, InvalidConfig> {
         let given: toml::Table = match toml::from_str(text) {
             Ok(given) => given,
-            // That message has the position, which the one below does not.
+            // `parse` below reports syntax errors with their positions.
             Err(_) => toml::Table::new(),
         };
         let mut author = Self::parse(text, name);
-        for table in given.keys().filter(|table| !OF_AUTHORS.contains(&table.as_str())) {
+        for table in given.keys().filter(|table| !AUTHOR_TABLES.contains(&table.as_str())) {
             author.mistakes.push(format!(
                 "{table}: only the operator may set this; a plugin's configuration may have {}",
-                OF_AUTHORS.map(|table| format!("[{table}]")).join(", ")
+                AUTHOR_TABLES.map(|table| format!("[{table}]")).join(", ")
             ));
         }
         let operators = self.clone().resolve()?;
@@ -88,9 +88,9 @@ mod tests {
 
     #[test]
     fn settings_of_the_operator_are_refused_by_name() {
-        let check = |text: &str, said: &str| {
+        let check = |text: &str, expected: &str| {
             let error = operators().for_tenant(text, "calc.toml").unwrap_err().to_string();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         };
         check("[limits]\nsamples-max = 6", "limits.samples-max: 6 is more than the operator's maximum, 5");
         check("[limits]\nguest-cpu-secs-max = 2.6", "limits.guest-cpu-secs-max: 2.6");

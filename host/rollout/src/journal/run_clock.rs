@@ -1,7 +1,7 @@
 //! A clock of the time in which this process ran.
 //!
-//! A process may be stopped for a while, by a signal, a debugger, or a machine that is migrated or overloaded. Requests
-//! of callers that poll wait in its sockets meanwhile. Leases and results must not expire because of that time, so they
+//! A process may be stopped for a while, by a signal, a debugger, or a machine that is migrated or overloaded.
+//! Meanwhile the polls of callers wait in its sockets. Leases and results must not expire because of that time, so they
 //! are measured by a clock that stops with the process.
 
 use std::sync::{Arc, Mutex, Once, PoisonError};
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// Interval between ticks.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Delay of a tick above which the process was stopped. A busy machine delays ticks by less.
+/// Time between two ticks above which the process is considered stopped. A busy machine delays ticks by less.
 const LATE: Duration = Duration::from_secs(2);
 
 /// A clock that measures the time in which the process ran. It ticks after it is [started](RunClock::start).
@@ -25,13 +25,15 @@ pub struct RunClock {
 #[derive(Clone, Copy)]
 struct Ticks {
     last: Instant,
-    stood: Duration,
+    /// Total time for which the process was stopped.
+    stopped: Duration,
 }
 
 impl Ticks {
-    fn stood_until(&self, now: Instant) -> Duration {
+    /// Returns the total time for which the process was stopped until `now`.
+    fn stopped_until(&self, now: Instant) -> Duration {
         let since = now.saturating_duration_since(self.last);
-        if since > LATE { self.stood + (since - TICK) } else { self.stood }
+        if since > LATE { self.stopped + (since - TICK) } else { self.stopped }
     }
 }
 
@@ -39,11 +41,11 @@ impl RunClock {
     /// Creates a clock that does not tick yet.
     pub fn new() -> Arc<Self> {
         let now = Instant::now();
-        let ticks = Mutex::new(Ticks { last: now, stood: Duration::ZERO });
+        let ticks = Mutex::new(Ticks { last: now, stopped: Duration::ZERO });
         Arc::new(Self { began: now, ticks, started: Once::new() })
     }
 
-    /// Starts ticking, on the current runtime. Before that, nothing that is measured can expire.
+    /// Starts a task on the current runtime that ticks.
     pub fn start(self: &Arc<Self>) {
         self.started.call_once(|| {
             self.tick(Instant::now(), true);
@@ -61,7 +63,7 @@ impl RunClock {
     fn tick(&self, now: Instant, is_first: bool) {
         let mut ticks = self.ticks.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_first {
-            ticks.stood = ticks.stood_until(now);
+            ticks.stopped = ticks.stopped_until(now);
         }
         ticks.last = now;
     }
@@ -74,8 +76,8 @@ impl RunClock {
     fn at(&self, now: Instant) -> Duration {
         let ticks = *self.ticks.lock().unwrap_or_else(PoisonError::into_inner);
         let is_ticking = self.started.is_completed();
-        let stood = if is_ticking { ticks.stood_until(now) } else { ticks.stood };
-        now.saturating_duration_since(self.began).saturating_sub(stood)
+        let stopped = if is_ticking { ticks.stopped_until(now) } else { ticks.stopped };
+        now.saturating_duration_since(self.began).saturating_sub(stopped)
     }
 }
 
@@ -93,7 +95,7 @@ mod tests {
         clock.tick(at(0.5), false);
         close(clock.at(at(1.0)), 1.0);
         close(clock.at(at(2.4)), 2.4);
-        // It was stopped for an hour after half a second, whichever call notices it first.
+        // The process was stopped for an hour, half a second after the start. Either method may notice it first.
         close(clock.at(at(3600.5)), 1.0);
         clock.tick(at(3600.6), false);
         close(clock.at(at(3600.6)), 1.0);

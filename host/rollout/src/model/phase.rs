@@ -33,7 +33,7 @@ pub enum Stage {
     Queue,
     /// Running the agent.
     Workflow,
-    /// Running the grader, or between the two.
+    /// Running the grader, or waiting between workflow and grader.
     Grader,
 }
 

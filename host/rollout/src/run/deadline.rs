@@ -9,29 +9,30 @@ use rollout_core::error::Fault;
 use rollout_core::telemetry::Limit;
 use rollout_guest::instance::RunError;
 
-/// A deadline, with the facts for the error when it passes.
+/// A deadline, with the data for the error that reports that it has passed.
 pub(super) struct Deadline {
     pub at: Instant,
     limit_secs: f64,
-    is_hosts: bool,
+    is_host_limit: bool,
 }
 
 impl Deadline {
     /// Creates the earlier of two deadlines: the caller's, counted from `from`, and the host's limit, counted from the
     /// start of the run.
     pub(super) fn new(caller_secs: Option<f64>, from: Instant, began: Instant, host_max: Duration) -> Self {
-        let hosts = Self { at: began + host_max, limit_secs: host_max.as_secs_f64(), is_hosts: true };
-        let Some(secs) = caller_secs else { return hosts };
-        // Zero, negative numbers and NaN have passed already; times that are too long to represent are longer than the
-        // host's limit.
+        let host_limit =
+            Self { at: began + host_max, limit_secs: host_max.as_secs_f64(), is_host_limit: true };
+        let Some(secs) = caller_secs else { return host_limit };
+        // With zero, a negative number or NaN the deadline has passed already. A time that is too long to represent is
+        // longer than the host's limit.
         let time = match Duration::try_from_secs_f64(secs) {
             Ok(time) => time,
-            Err(_) if secs > 0.0 => return hosts,
+            Err(_) if secs > 0.0 => return host_limit,
             Err(_) => Duration::ZERO,
         };
         match from.checked_add(time) {
-            Some(at) if at < hosts.at => Self { at, limit_secs: secs, is_hosts: false },
-            _ => hosts,
+            Some(at) if at < host_limit.at => Self { at, limit_secs: secs, is_host_limit: false },
+            _ => host_limit,
         }
     }
 
@@ -47,7 +48,7 @@ impl Deadline {
 
     /// Returns the limit that the deadline enforces.
     pub(super) fn limit(&self, stage: Stage) -> Limit {
-        match (self.is_hosts, stage) {
+        match (self.is_host_limit, stage) {
             (false, _) => Limit::CallerTime,
             (true, Stage::Queue | Stage::Workflow) => Limit::WorkflowTime,
             (true, Stage::Grader) => Limit::GraderTime,
@@ -58,7 +59,7 @@ impl Deadline {
         let part = if stage == Stage::Grader { "grader" } else { "workflow" };
         let mut reason =
             format!("{part} exceeded its {}s deadline", rollout_wire::text::decimal(self.limit_secs));
-        if self.is_hosts {
+        if self.is_host_limit {
             reason += &format!(", {part}-secs-max of this host");
         } else if queued >= Duration::from_millis(100) {
             reason += &format!(" ({:.1}s of it spent queued)", queued.as_secs_f64());

@@ -1,4 +1,4 @@
-//! Tests of stored requests, and of the bodies that are assembled of them.
+//! Tests of stored requests, and of the bodies that are assembled from them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ const A: &str = r#"{"role":"user","content":"a"}"#;
 const B: &str = r#"{"role":"assistant","content":"b"}"#;
 const C: &str = r#"{"role":"user","content":"c"}"#;
 
-/// A rollout with one sample, as far as its calls are concerned.
+/// The calls of a rollout with one sample.
 struct Rollout {
     calls: ModelCalls,
     samples: Vec<SampleRecord>,
@@ -44,7 +44,7 @@ impl Rollout {
         self.add(sent);
     }
 
-    /// Returns how many of the messages were stored already.
+    /// Adds a request with these messages. Returns how many of them were stored already.
     fn ask(&mut self, texts: &[&str]) -> usize {
         let given: Vec<String> = texts.iter().map(|text| format!(" {text}\n")).collect();
         let owner = Owner::Sample(0);
@@ -60,7 +60,7 @@ impl Rollout {
         self.calls.exchanges().iter().map(body).collect()
     }
 
-    /// Returns how many messages each call repeats of the one before.
+    /// Returns for each call but the first how many messages it repeats from the previous one.
     fn repeated(&self) -> Vec<usize> {
         let lists = self.calls.among(&self.samples);
         let parts: Vec<_> = self.calls.exchanges().iter().map(|exchange| lists.messages(exchange)).collect();
@@ -73,7 +73,7 @@ fn body(texts: &[&str]) -> String {
 }
 
 #[test]
-fn each_request_stays_what_it_was_while_the_history_grows_and_is_replaced() {
+fn requests_stay_unchanged_while_the_history_grows_and_is_replaced() {
     let mut rollout = Rollout::new();
     rollout.push(&[A]);
     rollout.ask_history();
@@ -86,16 +86,16 @@ fn each_request_stays_what_it_was_while_the_history_grows_and_is_replaced() {
 
     assert_eq!(rollout.bodies(), [body(&[A]), body(&[A, B, C]), body(&[C])]);
     assert_eq!(rollout.repeated(), [1, 0]);
-    assert_eq!(rollout.calls.sent_of[0].past.len(), 2, "a history that nobody sent is not kept");
+    assert_eq!(rollout.calls.sent_of[0].replaced.len(), 2, "a history that was never sent is not stored");
 }
 
 #[test]
-fn a_list_is_kept_by_what_it_has_not_in_common_with_the_history_or_the_request_before() {
+fn only_messages_that_are_new_since_the_history_or_the_previous_request_are_stored() {
     let mut rollout = Rollout::new();
     rollout.push(&[A, B]);
     assert_eq!(rollout.ask(&[A, B]), 2);
     assert_eq!(rollout.ask(&[A, B, C]), 2);
-    assert_eq!(rollout.ask(&[A, B, C, A]), 3, "of the request before");
+    assert_eq!(rollout.ask(&[A, B, C, A]), 3, "they are in the previous request");
     assert_eq!(rollout.ask(&[A, C]), 1);
     assert_eq!(rollout.ask(&[C]), 0);
     assert_eq!(rollout.ask(&[C, B]), 1);
@@ -116,13 +116,13 @@ fn a_list_is_kept_by_what_it_has_not_in_common_with_the_history_or_the_request_b
 }
 
 #[test]
-fn a_conversation_that_a_guest_keeps_itself_is_a_chain_without_detours() {
+fn a_conversation_that_a_guest_holds_is_a_chain_of_requests_without_repetitions() {
     let mut rollout = Rollout::new();
     let texts = vec![A; 100];
     for count in 1..=texts.len() {
         rollout.ask(&texts[..count]);
     }
-    // The same again and again is no longer chain.
+    // Repeated requests do not lengthen the chain.
     for _ in 0..10 {
         assert_eq!(rollout.ask(&texts), 100);
     }
@@ -132,5 +132,5 @@ fn a_conversation_that_a_guest_keeps_itself_is_a_chain_without_detours() {
     assert_eq!(lists.body(last), body(&texts).into_bytes());
     assert_eq!(lists.body_bytes(last), lists.body(last).len());
     let news = rollout.calls.exchanges().iter().map(|exchange| exchange.sent.new.len());
-    assert_eq!(news.sum::<usize>(), 100, "each message is kept once");
+    assert_eq!(news.sum::<usize>(), 100, "each message is stored once");
 }

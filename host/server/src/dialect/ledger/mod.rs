@@ -368,10 +368,11 @@ impl Ledger {
         LedgerEntry::new(self.clone(), number)
     }
 
-    /// Drops all expired parts. If the host has no room for new work, also drops the oldest dispensable parts until it has.
+    /// Drops all expired parts. If the host has no room for new work, also drops the oldest dispensable parts until it
+    /// has.
     pub(crate) fn sweep(&self) {
         let mut inner = self.lock();
-        for kept in Kept::SPARED {
+        for kept in Kept::DROPPED_WHEN_FULL {
             while !self.budget.has_room() && inner.forget_oldest(kept) {}
         }
         drop(inner);

@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Maximum number of finished rollouts whose status is known. With the longest ids and messages they take 8 MiB.
 const STATUSES_MAX: usize = 4096;
 
-/// Time for which a result stays after it was read, in case the response was lost. If the host has no room for new work,
-/// the oldest results are dropped sooner.
+/// Time for which a result stays after it was read, in case the response was lost. If the host has no room for new
+/// work, the oldest results are dropped sooner.
 const READ_KEPT: Duration = Duration::from_secs(60);
 
 /// Maximum number of bytes of these results together. They stay for seconds only if thousands are read per second or if
@@ -39,8 +39,8 @@ impl Kept {
     /// All parts, in the order of their retentions.
     pub(super) const ALL: [Self; 5] = [Self::Status, Self::Result, Self::Read, Self::Copy, Self::Answer];
 
-    /// Parts that are dropped if the host has no room for new work, in this order.
-    pub(super) const SPARED: [Self; 3] = [Self::Copy, Self::Read, Self::Answer];
+    /// Parts that are dropped, in this order, if the host has no room for new work.
+    pub(super) const DROPPED_WHEN_FULL: [Self; 3] = [Self::Copy, Self::Read, Self::Answer];
 }
 
 /// Times of a ledger.
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_happened_is_counted_for_its_time_in_few_parts() {
+    fn events_are_counted_for_their_time_in_few_intervals() {
         let secs = Duration::from_secs;
         let mut count = RecentCount::new(secs(60));
         for at in 0..120 {

@@ -1,8 +1,8 @@
-//! Generations B and C: the result is posted in two callbacks, the completion at the end of the workflow and the grader's at
-//! the end of the rollout. The grader's is the terminal one.
+//! Generations B and C: the result is posted in two callbacks, the completion at the end of the workflow and the
+//! grader's at the end of the rollout. The grader's is the terminal one.
 //!
-//! This module renders the bodies of both. For a caller, the generations differ only in [`Form`], the samples of the grader's
-//! callback.
+//! This module renders the bodies of both. For a caller, the generations differ only in [`Form`], the samples of the
+//! grader's callback.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -46,8 +46,8 @@ impl<'a> Completion<'a> {
     }
 }
 
-/// The body that is posted at the end of the rollout. Fields that the caller's generation does not have are omitted; its own
-/// fields are null or empty if they have no value.
+/// The body that is posted at the end of the rollout. Fields that the caller's generation does not have are omitted;
+/// fields that it has are null or empty if they have no value.
 #[derive(Serialize)]
 struct Graded<'a> {
     status: &'static str,
@@ -105,11 +105,11 @@ pub(super) async fn start(
     request: CalledBack,
     parent: Option<TraceParent>,
 ) -> Result<(), ApiError> {
-    let CalledBack { asked, form, completion_url, grader_url, controller_key } = request;
+    let CalledBack { parsed, form, completion_url, grader_url, controller_key } = request;
     let inner = &osmosis.0;
     let host = inner.serving.host();
-    let asked = asked.forked(&host).await?;
-    let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = asked;
+    let parsed = parsed.forked(&host).await?;
+    let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
     let id = rollout.id.clone();
     let delivery = Delivery::callbacks(grader_url.is_some());
     let facts = Facts { delivery, gradable, form: kept::Form::CalledBack(form) };
@@ -126,14 +126,16 @@ pub(super) async fn start(
     kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())
 }
 
-/// Continues a rollout of an earlier process, or its callbacks.
+/// Continues a rollout of an earlier process, or delivers its remaining callbacks.
 pub(super) fn resume(
     (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
     facts: Facts,
     (addresses, report): (Addresses, Option<Box<RawValue>>),
 ) -> Result<(), String> {
-    let kept::Form::CalledBack(form) = facts.form else { return Err("it is not called back".to_owned()) };
+    let kept::Form::CalledBack(form) = facts.form else {
+        return Err("the rollout has no callbacks".to_owned());
+    };
     let inner = &osmosis.0;
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
     let log = unfinished.log().clone();
@@ -155,11 +157,11 @@ struct Callbacks {
     id: RolloutId,
     form: Form,
     label: Option<String>,
-    /// The caller's report in its last answer.
+    /// The report in the caller's last acknowledgement that had one.
     report: Mutex<Option<Reported>>,
 }
 
-/// A caller's report of the model's calls, held until the last callback was accepted.
+/// A caller's report of its model calls, held until the last callback was accepted.
 struct Reported {
     report: Report,
     _charge: Charge,
@@ -228,7 +230,7 @@ impl Renderer for Callbacks {
         match self.budget.charge(Use::Result, body.len()) {
             Ok(charge) => *self.report() = Some(Reported { report, _charge: charge }),
             Err(error) => {
-                tracing::warn!(%error, "the caller's report of the model's calls is left out");
+                tracing::warn!(%error, "the caller's report of its model calls was ignored");
             }
         }
     }
@@ -237,8 +239,9 @@ impl Renderer for Callbacks {
         driver.note(driver.renderer.report().as_ref().map(|reported| reported.report.as_raw()));
     }
 
-    /// Sends the terminal callback. The caller's report of model calls is merged into the trajectory: the one from the
-    /// completion before the callback is sent, and a later one replaces it.
+    /// Sends the terminal callback, and merges the caller's report of its model calls into the trajectory. A report
+    /// that acknowledged the completion is merged before the callback is sent. A report that acknowledges the callback
+    /// replaces it.
     async fn deliver_result(driver: &Driver<Self>, finished: &Finished, action: Action) {
         let renderer = &driver.renderer;
         let mut trajectories = Trajectories::of(finished);

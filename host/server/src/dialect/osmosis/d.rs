@@ -72,8 +72,8 @@ pub(super) async fn start(
     parent: Option<TraceParent>,
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
-    let PolledRequest { asked, grade } = request;
-    let id = asked.rollout.id.clone();
+    let PolledRequest { parsed, grade } = request;
+    let id = parsed.rollout.id.clone();
     let host = inner.serving.host();
     host.may_keep()?;
     // A stored result reserves its id, so that no caller reads another's result.
@@ -81,8 +81,8 @@ pub(super) async fn start(
         host.metrics().refused(Refusal::Duplicate);
         ApiError::Registered
     })?;
-    let asked = asked.forked(&host).await?;
-    let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = asked;
+    let parsed = parsed.forked(&host).await?;
+    let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
     let token = random::token();
     let lease = Lease::of(&token);
     let form = kept::Form::Polled { lease: lease.clone(), grade };

@@ -1,4 +1,5 @@
-//! Fuzz targets of this protocol's requests. The first byte decides whether the content type is JSON, as it nearly always is.
+//! Fuzz targets of this protocol's requests. The first byte decides whether the content type is JSON, as it nearly
+//! always is.
 
 use axum::http::{HeaderMap, HeaderValue, header};
 
@@ -35,19 +36,19 @@ pub(crate) fn start_rollout(body: &[u8]) {
         request::read(&HeaderMap::new(), body, OsmosisGeneration::default(), &NetworkRules::open()).is_err(),
         "what is not called JSON is not read as JSON"
     );
-    let asked = match read {
-        Ok(StartRollout::Polled(request)) => request.asked,
+    let parsed = match read {
+        Ok(StartRollout::Polled(request)) => request.parsed,
         Ok(StartRollout::CalledBack(request)) => {
             assert!(
                 request.completion_url.to_ascii_lowercase().starts_with("http"),
                 "{}",
                 request.completion_url
             );
-            request.asked
+            request.parsed
         }
         Err(error) => return check_error(&error),
     };
-    let rollout = asked.rollout;
+    let rollout = parsed.rollout;
     for message in rollout.prompt.iter() {
         assert!(wire::object(message).is_ok(), "a guest can read each message: {message}");
     }
@@ -59,7 +60,7 @@ pub(crate) fn start_rollout(body: &[u8]) {
     );
     assert_eq!(rollout.attempt, 1);
     assert!(rollout.samples_max >= 1);
-    assert_eq!(asked.label, rollout.label);
+    assert_eq!(parsed.label, rollout.label);
 }
 
 /// `POST /rollout/cancel`.

@@ -1,8 +1,8 @@
 //! Callers' reports of model calls in acknowledgements of callbacks, and their merge into trajectories.
 //!
-//! The model is behind the caller's endpoint, so only the caller knows the cost and tokens of a call, unless its endpoint
-//! sends them in each reply. In the steps, a report replaces the host's observations, which stay under `extra.rollout_host`.
-//! It is stored unchanged and read call by call when it is merged.
+//! The model is behind the caller's endpoint, so only the caller knows the cost and tokens of a call, unless its
+//! endpoint sends them in each reply. In the steps, a report replaces the host's observations, which stay under
+//! `extra.rollout_host`. It is stored unchanged and read call by call when it is merged.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -74,8 +74,8 @@ struct CallReport<'a> {
 }
 
 impl Report {
-    /// Returns the report in the body of an acknowledgement, if there is one. A malformed report is ignored: the callback was
-    /// delivered.
+    /// Returns the report in the body of an acknowledgement, if there is one. A malformed report is ignored: the
+    /// callback was delivered.
     pub(crate) fn read(body: &Bytes) -> Option<Self> {
         /// A body that may contain a report.
         #[derive(Deserialize)]
@@ -88,7 +88,7 @@ impl Report {
         match check(trajectory) {
             Ok(()) => Some(Self(body.slice_ref(trajectory.as_bytes()))),
             Err(error) => {
-                tracing::warn!(error, "the caller's report of the model's calls is malformed and left out");
+                tracing::warn!(error, "the caller's report of its model calls is malformed and was ignored");
                 None
             }
         }
@@ -119,25 +119,25 @@ impl Report {
         let ids: Vec<Option<&str>> =
             documents.iter().map(|document| document.sample().map(SampleId::as_str)).collect();
         let amendments = self.for_samples(&ids);
-        documents.iter().enumerate().try_for_each(|(place, document)| amendments.amend(place, document))
+        documents.iter().enumerate().try_for_each(|(index, document)| amendments.amend(index, document))
     }
 }
 
-/// The parts of a report for a rollout's documents.
+/// A report, assigned to the documents of a rollout.
 pub(crate) struct Amendments<'a> {
     model_name: Option<Text<'a>>,
     matched: Matched<'a>,
 }
 
 impl Amendments<'_> {
-    /// Merges the part of the document at this index. Blocks.
-    pub(crate) fn amend(&self, place: usize, document: &impl AmendedDocument) -> io::Result<()> {
-        let Matched { of, rest } = &self.matched;
-        let report = of.get(place).and_then(Option::as_ref);
+    /// Merges the report of the sample at `index` into its document. Blocks.
+    pub(crate) fn amend(&self, index: usize, document: &impl AmendedDocument) -> io::Result<()> {
+        let Matched { reports, unmatched } = &self.matched;
+        let report = reports.get(index).and_then(Option::as_ref);
         let name = report.and_then(|report| report.model_name.as_ref()).or(self.model_name.as_ref());
         let mut amendment = Amendment { model_name: name.map(|Text(name)| &**name), ..Amendment::default() };
-        if let (1, Some(rest)) = (of.len(), rest) {
-            amendment.members.push(("unmatched_sample_reports", Member::Raw(rest)));
+        if let (1, Some(unmatched)) = (reports.len(), unmatched) {
+            amendment.members.push(("unmatched_sample_reports", Member::Raw(unmatched)));
         }
         match report {
             Some(report) => report.amend(document, amendment),
@@ -151,17 +151,17 @@ fn check(report: &str) -> Result<(), String> {
     wire::object(report)?;
     let parts: Parts<'_> = serde_json::from_str(report).map_err(|error| error.to_string())?;
     let sample = |name: std::borrow::Cow<'_, str>, sample: SampleReport<'_>| {
-        let what = |error: String| format!("samples['{}']: {error}", name.escape_debug());
+        let located = |error: String| format!("samples['{}']: {error}", name.escape_debug());
         if sample.final_metrics.is_some_and(|sums| !sums.get().starts_with('{')) {
-            return Err(what("final_metrics is no object".to_owned()));
+            return Err(located("final_metrics is not an object".to_owned()));
         }
-        let mut place = 0_usize;
+        let mut index = 0_usize;
         each(sample.calls(), |call: CallReport<'_>| {
-            let checked = call.check().map_err(|error| format!("llm_call_metrics[{place}].{error}"));
-            place += 1;
+            let checked = call.check().map_err(|error| format!("llm_call_metrics[{index}].{error}"));
+            index += 1;
             checked
         })
-        .map_err(|stopped| what(stopped.into()))
+        .map_err(|stopped| located(stopped.into()))
     };
     Ok(members(parts.samples.map_or("{}", RawValue::get), sample)?)
 }
@@ -169,51 +169,51 @@ fn check(report: &str) -> Result<(), String> {
 /// The reports of a rollout's samples.
 struct Matched<'a> {
     /// For each document, the report of its sample.
-    of: Vec<Option<SampleReport<'a>>>,
-    /// Reports of unknown samples, if there are any: an object.
-    rest: Option<Box<RawValue>>,
+    reports: Vec<Option<SampleReport<'a>>>,
+    /// The reports of unknown samples, if there are any: an object with a member for each.
+    unmatched: Option<Box<RawValue>>,
 }
 
 impl<'a> Matched<'a> {
     fn find(samples: &'a str, ids: &[Option<&str>]) -> Self {
-        let mut of: Vec<Option<SampleReport<'a>>> = vec![None; ids.len()];
-        let (mut rest, mut rest_names, mut only) = (String::from("{"), Vec::new(), None);
+        let mut reports: Vec<Option<SampleReport<'a>>> = vec![None; ids.len()];
+        let (mut unmatched, mut unmatched_names, mut only) = (String::from("{"), Vec::new(), None);
         let mut count = 0_usize;
-        // It was checked before.
+        // This cannot fail: `check` parsed the samples when the report arrived.
         let _ = members(samples, |name, report: &'a RawValue| {
             let parsed = serde_json::from_str(report.get()).ok();
-            if let Some(place) = ids.iter().position(|id| *id == Some(&*name)) {
-                of[place] = parsed;
+            if let Some(index) = ids.iter().position(|id| *id == Some(&*name)) {
+                reports[index] = parsed;
                 return Ok::<(), Infallible>(());
             }
             count += 1;
             only = parsed.filter(|_| count == 1);
             if count > 1 {
-                rest.push(',');
+                unmatched.push(',');
             }
-            rest += &serde_json::Value::from(&*name).to_string();
-            rest.push(':');
-            rest += report.get();
-            if rest_names.len() < IDS_SHOWN {
-                rest_names.push(name);
+            unmatched += &serde_json::Value::from(&*name).to_string();
+            unmatched.push(':');
+            unmatched += report.get();
+            if unmatched_names.len() < IDS_SHOWN {
+                unmatched_names.push(name);
             }
             Ok(())
         });
-        rest.push('}');
+        unmatched.push('}');
         // Callers without sample ids use any key for their single entry.
-        if let ([place @ None], Some(_)) = (of.as_mut_slice(), &only) {
-            *place = only;
-            return Self { of, rest: None };
+        if let ([report @ None], Some(_)) = (reports.as_mut_slice(), &only) {
+            *report = only;
+            return Self { reports, unmatched: None };
         }
-        if of.len() > 1 && count > 0 {
+        if reports.len() > 1 && count > 0 {
             tracing::warn!(
                 count,
-                ids = rest_names.join(", "),
+                ids = unmatched_names.join(", "),
                 "the caller reported on samples that this rollout does not have"
             );
         }
-        let rest = RawValue::from_string(rest).ok().filter(|_| count > 0);
-        Self { of, rest }
+        let unmatched = RawValue::from_string(unmatched).ok().filter(|_| count > 0);
+        Self { reports, unmatched }
     }
 }
 
@@ -240,14 +240,14 @@ impl<'a> SampleReport<'a> {
                 Stopped::Taker(error) => error,
             })
         };
-        // Borrowed only during the call for each step.
+        // Shortens the lifetime of the amendment, which may then borrow `steps`.
         let mut amendment: Amendment<'_> = amendment;
         if count == 0 {
             // The report has no calls.
         } else if document.agent_steps() == count {
             amendment.steps = Some(&steps);
         } else if let Some(calls) = self.llm_call_metrics {
-            // Calls cannot be assigned to steps.
+            // The numbers differ, so the calls cannot be assigned to steps.
             amendment.members.push((UNMATCHED, Member::Raw(calls)));
         }
         amendment.final_metrics = self.sums();
@@ -285,7 +285,7 @@ impl<'a> SampleReport<'a> {
     }
 }
 
-/// Returns a caller's sums. `None` if they have only the number of steps.
+/// Parses a caller's sums. Returns `None` if they contain at most the number of steps.
 fn read_sums(given: &str) -> Result<Option<FinalMetrics<'_>>, String> {
     #[derive(Deserialize)]
     struct Sums<'a> {
@@ -300,16 +300,16 @@ fn read_sums(given: &str) -> Result<Option<FinalMetrics<'_>>, String> {
         #[serde(borrow, default)]
         extra: Option<&'a RawValue>,
     }
-    let mut says_more = false;
+    let mut has_sums = false;
     members(given, |name, _: IgnoredAny| {
-        says_more |= name != "total_steps";
+        has_sums |= name != "total_steps";
         Ok::<(), String>(())
     })?;
     let sums: Sums<'_> = serde_json::from_str(given).map_err(|error| error.to_string())?;
     if sums.extra.is_some_and(|extra| !extra.get().starts_with('{')) {
-        return Err("extra is no object".to_owned());
+        return Err("extra is not an object".to_owned());
     }
-    Ok(says_more.then_some(FinalMetrics {
+    Ok(has_sums.then_some(FinalMetrics {
         total_prompt_tokens: sums.total_prompt_tokens,
         total_completion_tokens: sums.total_completion_tokens,
         total_cached_tokens: sums.total_cached_tokens,
@@ -326,14 +326,14 @@ impl CallReport<'_> {
             [("prompt_token_ids", self.prompt_token_ids), ("completion_token_ids", self.completion_token_ids)]
         {
             if !is_list(ids, is_list_of::<i64>) {
-                return Err(format!("{name} is no list of whole numbers"));
+                return Err(format!("{name} is not a list of whole numbers"));
             }
         }
         if !is_list(self.logprobs, is_list_of::<f64>) {
-            return Err("logprobs is no list of numbers".to_owned());
+            return Err("logprobs is not a list of numbers".to_owned());
         }
         if self.extra.is_some_and(|extra| !extra.get().starts_with('{')) {
-            return Err("extra is no object".to_owned());
+            return Err("extra is not an object".to_owned());
         }
         Ok(())
     }
@@ -343,7 +343,7 @@ impl CallReport<'_> {
         let Self { prompt_token_ids, completion_token_ids, logprobs, extra, .. } = *self;
         let tokens = [prompt_tokens, completion_tokens, cached_tokens];
         let written = [prompt_token_ids, completion_token_ids, logprobs, extra];
-        let says_nothing =
+        let is_empty =
             tokens.iter().all(Option::is_none) && cost_usd.is_none() && written.iter().all(Option::is_none);
         let metrics = Metrics {
             prompt_tokens,
@@ -357,7 +357,7 @@ impl CallReport<'_> {
         };
         StepAmendment {
             model_name: self.model_name.as_ref().map(|Text(name)| &**name),
-            metrics: (!says_nothing).then_some(metrics),
+            metrics: (!is_empty).then_some(metrics),
         }
     }
 }
@@ -375,7 +375,8 @@ impl<'a> Trajectories<'a> {
         Self { files: &finished.trajectories, unmerged: None }
     }
 
-    /// Merges a report and replaces an earlier one. On failure the trajectories stay unchanged; the outcome is not affected.
+    /// Merges a report and replaces an earlier one. On failure the trajectories stay unchanged; the outcome is not
+    /// affected.
     pub(crate) async fn merge(&mut self, report: &Report) {
         if self.files.is_empty() {
             return;
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_report_is_left_out() {
+    fn a_malformed_report_is_ignored() {
         fn check(body: &'static str, is_report: bool) {
             assert_eq!(Report::read(&Bytes::from_static(body.as_bytes())).is_some(), is_report, "{body}");
         }
@@ -427,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_caller_says_of_the_whole_goes_before_sums() {
+    fn the_callers_final_metrics_replace_the_sums_over_calls() {
         let sums_of = |final_metrics: Value| {
             let sample = json!({"llm_call_metrics": [{"cost_usd": 0.5}, {"prompt_tokens": 3}], "final_metrics": final_metrics});
             let text = sample.to_string();
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_gets_the_report_under_its_id_or_the_only_one_there_is() {
+    fn a_sample_gets_the_report_under_its_id_or_the_only_report() {
         let named = |ids: &[&str]| {
             let of = |id: &&str| ((*id).to_owned(), json!({"model_name": format!("of-{id}")}));
             report(json!({"samples": ids.iter().map(of).collect::<Map<String, Value>>()}))
@@ -463,10 +464,13 @@ mod tests {
         let check = |samples: &[Option<&str>], ids: &[&str], expected: &[Option<&str>], rest: Value| {
             let report = named(ids);
             let matched = Matched::find(report.parts().samples.unwrap().get(), samples);
-            let models: Vec<Option<&str>> =
-                matched.of.iter().map(|report| Some(&*report.as_ref()?.model_name.as_ref()?.0)).collect();
+            let models: Vec<Option<&str>> = matched
+                .reports
+                .iter()
+                .map(|report| Some(&*report.as_ref()?.model_name.as_ref()?.0))
+                .collect();
             assert_eq!(models, expected, "{samples:?} {ids:?}");
-            assert_eq!(json!(matched.rest), rest, "{samples:?} {ids:?}");
+            assert_eq!(json!(matched.unmatched), rest, "{samples:?} {ids:?}");
         };
         check(&[Some("a")], &["a"], &[Some("of-a")], Value::Null);
         check(&[Some("a")], &["x"], &[Some("of-x")], Value::Null);

@@ -18,8 +18,8 @@ use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
 use rollout_wire::metadata::RowMetadata;
 
-/// Maximum number of messages of a prompt. Each takes about 40 bytes in addition to its text, in the host and in the guest.
-/// Conversations have tens.
+/// Maximum number of messages of a prompt. Each takes about 40 bytes in addition to its text, in the host and in the
+/// guest. Conversations have tens.
 pub(super) const MESSAGES_MAX: usize = 100_000;
 
 /// Name of every model of this protocol.
@@ -45,20 +45,20 @@ pub(super) trait ForRollout {
 impl ForRollout for StartRollout {
     fn memory_bytes(&self) -> usize {
         match self {
-            Self::Polled(request) => request.asked.memory_bytes(),
+            Self::Polled(request) => request.parsed.memory_bytes(),
             Self::CalledBack(request) => {
-                let CalledBack { asked, form: _, completion_url, grader_url, controller_key } = request;
+                let CalledBack { parsed, form: _, completion_url, grader_url, controller_key } = request;
                 let key = controller_key.as_ref().map_or(0, |key| key.expose().len());
                 let urls = completion_url.len() + grader_url.as_ref().map_or(0, String::len);
-                asked.memory_bytes() + urls + key
+                parsed.memory_bytes() + urls + key
             }
         }
     }
 
     fn resources(&mut self) -> &mut Resources {
         match self {
-            Self::Polled(request) => &mut request.asked.resources,
-            Self::CalledBack(request) => &mut request.asked.resources,
+            Self::Polled(request) => &mut request.parsed.resources,
+            Self::CalledBack(request) => &mut request.parsed.resources,
         }
     }
 }
@@ -94,14 +94,14 @@ impl ParsedRequest {
 
 /// A rollout with a polled result.
 pub(super) struct Polled {
-    pub asked: ParsedRequest,
+    pub parsed: ParsedRequest,
     /// Whether the caller asks for a reward.
     pub grade: bool,
 }
 
 /// A rollout with a posted result.
 pub(super) struct CalledBack {
-    pub asked: ParsedRequest,
+    pub parsed: ParsedRequest,
     pub form: Form,
     pub completion_url: String,
     /// `None` if the caller asks for no reward.
@@ -143,8 +143,8 @@ fn polled(mut fields: Fields<'_>, rules: &NetworkRules) -> Result<StartRollout, 
     let key_rule = "llm_api_key must be omitted or a non-empty string";
     let key = api_key(&mut fields, "llm_api_key", key_rule);
     let grade = fields.flag("grade");
-    let asked = common.ask(&mut fields, rules, key, SamplesRule::One);
-    fields.finish(asked.map(|asked| StartRollout::Polled(Polled { asked, grade: grade.unwrap_or(true) })))
+    let parsed = common.ask(&mut fields, rules, key, SamplesRule::One);
+    fields.finish(parsed.map(|parsed| StartRollout::Polled(Polled { parsed, grade: grade.unwrap_or(true) })))
 }
 
 fn called_back(
@@ -168,9 +168,9 @@ fn called_back(
             None => {}
         }
     }
-    let asked = common.ask(&mut fields, rules, llm_key.or_else(|| controller_key.clone()), samples);
-    let read = asked.zip(completion_url).map(|(asked, completion_url)| {
-        StartRollout::CalledBack(CalledBack { asked, form, completion_url, grader_url, controller_key })
+    let parsed = common.ask(&mut fields, rules, llm_key.or_else(|| controller_key.clone()), samples);
+    let read = parsed.zip(completion_url).map(|(parsed, completion_url)| {
+        StartRollout::CalledBack(CalledBack { parsed, form, completion_url, grader_url, controller_key })
     });
     fields.finish(read)
 }

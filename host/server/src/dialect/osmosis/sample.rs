@@ -53,8 +53,8 @@ impl<'a> WireSample<'a> {
         self.messages.text_bytes()
     }
 
-    /// Creates the rollout's sample, if it has exactly one. It has the label only if the workflow returned its messages itself,
-    /// and the reward only if the grader succeeded and the sample was not withdrawn.
+    /// Creates the rollout's sample, if it has exactly one. It has the label only if the workflow returned its messages
+    /// itself, and the reward only if the grader succeeded and the sample was not withdrawn.
     pub(crate) fn only(finished: &'a Finished, label: Option<&'a str>, graded: bool) -> Option<Self> {
         let [sample] = finished.samples.as_slice() else { return None };
         let reward = sample.public_reward().filter(|_| graded);
@@ -62,7 +62,7 @@ impl<'a> WireSample<'a> {
     }
 }
 
-/// Returns the category of a failure. Every generation has these.
+/// Returns the category of a failure. All generations have the same categories.
 pub(super) fn category(failure: &Failure) -> &'static str {
     match failure.kind {
         FailureKind::Timeout => "timeout",
@@ -72,7 +72,7 @@ pub(super) fn category(failure: &Failure) -> &'static str {
     }
 }
 
-/// The member of both the host's own data and a caller's report.
+/// Name of the member with the metrics of calls that no step matches. The host and callers' reports both set it.
 pub(super) const UNMATCHED: &str = "unmatched_llm_call_metrics";
 
 /// Fields for this protocol's evaluators in a trajectory, if callers know samples by name.
@@ -90,12 +90,12 @@ const MEMBERS_WITH_SAMPLE_ID: &[ExtraMember] = &[
 
 /// Fields for this protocol's evaluators in a trajectory, if callers do not know samples by name.
 static MEMBERS: LazyLock<Vec<ExtraMember>> = LazyLock::new(|| {
-    let is_theirs = |member: &&ExtraMember| member.fact != ExtraFact::SampleId;
-    MEMBERS_WITH_SAMPLE_ID.iter().filter(is_theirs).cloned().collect()
+    let is_known = |member: &&ExtraMember| member.fact != ExtraFact::SampleId;
+    MEMBERS_WITH_SAMPLE_ID.iter().filter(is_known).cloned().collect()
 });
 
-/// Returns the extra data of this protocol's trajectories: the request's own fields, and the sample's name for callers that
-/// know samples by name.
+/// Returns the extra data of this protocol's trajectories: the request's own fields, and the sample's name for callers
+/// that know samples by name.
 pub(super) fn extra(request_fields: Option<Box<RawValue>>, samples_have_names: bool) -> TrajectoryExtra {
     TrajectoryExtra {
         // The newest release of this protocol's package, 0.3.8, does not upload newer versions.

@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use super::{Osmosis, id_in_path};
 use crate::dialect::ledger::Over;
 
-/// Returns the status or the outcome of a rollout. An unknown id gets a response, too.
+/// Returns the status or the outcome of a rollout. The status of an unknown id is `unknown`.
 pub(super) async fn status(State(osmosis): State<Osmosis>, path: Path<String>) -> Json<Value> {
-    let asked = path.0.clone();
+    let requested_id = path.0.clone();
     let id = id_in_path(path);
     let known = id.as_ref().and_then(|id| osmosis.0.ledger.status(id));
-    let kept = match (&known, &id) {
+    let stored = match (&known, &id) {
         (None, Some(id)) => osmosis.0.ledger.stored_status(id).await,
         _ => None,
     };
     let Over { status, reward, err_message } = known.unwrap_or_else(|| Over::word("unknown"));
-    let status = kept.as_deref().unwrap_or(status);
-    Json(json!({"rollout_id": asked, "status": status, "reward": reward, "err_message": err_message}))
+    let status = stored.as_deref().unwrap_or(status);
+    Json(json!({"rollout_id": requested_id, "status": status, "reward": reward, "err_message": err_message}))
 }
