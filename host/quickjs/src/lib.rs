@@ -15,7 +15,7 @@ mod snapshot;
 mod world;
 
 pub use engine::{ENGINE_VERSION, EngineLibrary};
-pub use world::World;
+pub use world::{RANDOM, STDIN, World};
 
 /// Reason why there is no component.
 #[derive(Debug, thiserror::Error)]

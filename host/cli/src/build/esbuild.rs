@@ -13,7 +13,7 @@ use crate::print::errln;
 
 /// Options of every run. Async functions are lowered to generators, because the SDK runs the jobs of promises.
 /// Identifiers keep their names, for traces.
-const OPTIONS: [&str; 15] = [
+const OPTIONS: [&str; 16] = [
     "--bundle",
     "--format=esm",
     "--platform=neutral",
@@ -24,6 +24,7 @@ const OPTIONS: [&str; 15] = [
     "--supported:async-generator=false",
     "--supported:for-await=false",
     "--external:rollout:plugin/*",
+    "--external:wasi:*",
     "--define:process.env.NODE_ENV=\"production\"",
     "--legal-comments=none",
     "--minify-whitespace",

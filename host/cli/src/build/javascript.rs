@@ -43,6 +43,9 @@ const PARTS: [(&str, &str, &str); 5] = [
 /// Prefix of the paths of the contract's modules.
 const CONTRACT_MODULE: &str = "rollout:plugin/";
 
+/// Modules of WASI that the SDK imports.
+const WASI_MODULES: [&str; 2] = [rollout_quickjs::RANDOM, rollout_quickjs::STDIN];
+
 /// Prefix of the SDK's files in traces.
 const SDK_SHOWN: &str = "rollout-sdk/";
 
@@ -180,6 +183,9 @@ fn interfaces(imports: &BTreeSet<String>) -> Result<Vec<String>> {
     imports
         .iter()
         .map(|path| {
+            if WASI_MODULES.contains(&path.as_str()) {
+                return Ok(path.clone());
+            }
             let name = path.strip_prefix(CONTRACT_MODULE).and_then(|rest| rest.split('@').next());
             name.map(str::to_owned).ok_or_else(|| {
                 PluginFault(format!(

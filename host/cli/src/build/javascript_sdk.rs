@@ -85,6 +85,7 @@ const SDK: &[(&str, &str)] = sdk![
     "src/testing/contract/log.js",
     "src/testing/contract/models.js",
     "src/testing/contract/observations.js",
+    "src/testing/contract/random.js",
     "src/testing/contract/samples.js",
     "src/testing/contract/tools.js",
     "src/testing/host.js",
