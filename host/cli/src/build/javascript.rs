@@ -179,7 +179,8 @@ fn bundle(project: &Path, tools: &Tools, work: &Path, format: Format) -> Result<
     let bundle = esbuild.bundle(&wrapper, format)?;
     let map = SourceMap::parse(&bundle.source_map)
         .context("esbuild wrote an invalid source map")?
-        .with_sources(|path| shown_path(&work.join(path), &project, &work));
+        .with_sources(|path| shown_path(&work.join(path), &project, &work))
+        .reduced(|source| source.starts_with(SDK_SHOWN));
     Ok(Program { file_name: manifest.file_name(), bundle, map, parts })
 }
 
