@@ -118,7 +118,7 @@ pub fn python_program(name: &str) -> PathBuf {
 }
 
 /// Returns the directory that `tests/clients/setup` creates.
-pub(crate) fn environments() -> PathBuf {
+pub fn environments() -> PathBuf {
     env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from)
 }
 
