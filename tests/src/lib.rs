@@ -41,11 +41,10 @@ pub use made::component_text;
 pub use memory_group::MemoryGroup;
 pub use oracle::{Answers, Oracle, OracleRequest};
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
-use programs::environments;
 pub use programs::{
-    client_python, example, framework_packages, guest, has_javascript, host_program, javascript_guest,
-    javascript_host, native_wheels, npm_packages, project_root, python_guest, python_program, target_dir,
-    trainer_python, with_frameworks,
+    client_python, environments, esbuild, example, framework_packages, guest, has_javascript, host_program,
+    javascript_engine, javascript_guest, javascript_host, native_wheels, npm_packages, project_root,
+    python_guest, python_program, target_dir, trainer_python, with_frameworks,
 };
 pub use raw::{RawServer, Sends};
 pub use registry::{REGISTRY_USER, TestRegistry};

@@ -118,7 +118,7 @@ pub fn python_program(name: &str) -> PathBuf {
 }
 
 /// Returns the directory that `tests/clients/setup` creates.
-pub(crate) fn environments() -> PathBuf {
+pub fn environments() -> PathBuf {
     env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from)
 }
 
@@ -178,23 +178,28 @@ fn copy_dir(from: &Path, to: &Path) {
 }
 
 /// Returns the program in esbuild's package for this machine, which runs without Node.
-fn esbuild() -> PathBuf {
+pub fn esbuild() -> PathBuf {
     let packages = npm_packages().join("@esbuild");
     let installed = std::fs::read_dir(&packages).ok().and_then(|mut entries| entries.next()?.ok());
     let package = installed.unwrap_or_else(|| panic!("there is no package in {packages:?}"));
     package.path().join("bin/esbuild")
 }
 
-/// Returns a command that runs the host on JavaScript projects, with the engine and esbuild of the tests.
-pub fn javascript_host(command: &str) -> Command {
+/// Returns the JavaScript engine of the tests.
+pub fn javascript_engine() -> PathBuf {
     let engine = environments().join("quickjs.wasm");
     assert!(engine.is_file(), "there is no {engine:?}; run: scripts/js-engine {}", engine.display());
+    engine
+}
+
+/// Returns a command that runs the host on JavaScript projects, with the engine and esbuild of the tests.
+pub fn javascript_host(command: &str) -> Command {
     let mut host = Command::new(host_program());
     host.arg(command)
         .arg("--esbuild")
         .arg(esbuild())
         .arg("--js-engine")
-        .arg(engine)
+        .arg(javascript_engine())
         .env("XDG_CACHE_HOME", target_dir().join("test-cache"))
         .stdin(Stdio::null());
     host

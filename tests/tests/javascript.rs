@@ -249,6 +249,13 @@ fn limits_stop_a_misbehaving_program_without_harm_to_others() {
         ("memory", &["error", "memory"]),
         ("deep", &["trap"]),
         ("replaced", &["error"]),
+        ("endless generator", &["cpu"]),
+        ("deep and caught", &["trap", "cpu"]),
+        ("deep text", &["error", "trap"]),
+        ("deep value", &["error", "invalid", "trap"]),
+        ("long text", &["error", "memory"]),
+        ("large buffer", &["error", "memory"]),
+        ("thenable", &["error", "invalid"]),
     ];
     let names: Vec<&str> = cases.iter().map(|(name, _)| *name).chain(["pollution", "frozen"]).collect();
     let limits = ["--limit-guest-cpu-secs-max", "2", "--limit-memory-bytes-max", "67108864"];
@@ -261,6 +268,26 @@ fn limits_stop_a_misbehaving_program_without_harm_to_others() {
     for (result, _) in &seen[cases.len()..] {
         assert_eq!(result["reward"], 1.0, "{result:#}");
     }
+}
+
+#[test]
+fn data_cannot_change_prototypes_and_rollouts_share_no_state() {
+    if !has_javascript() {
+        return;
+    }
+    let metadata: Value = serde_json::from_str(r#"{"__proto__": {"polluted": 1}, "a": 1}"#).unwrap();
+    let rows = ["pollution by data", "mark", "look"]
+        .map(|name| json!({"user_prompt": format!("js: {name}"), "metadata": metadata}).to_string());
+    let options = ["--model", "mock", "--concurrency", "1"];
+
+    let seen = evaluate(&javascript_guest("tests/guests/js/parity"), &rows.join("\n"), &options);
+
+    let found = |place: usize| -> Value {
+        serde_json::from_str(&seen[place].1).unwrap_or_else(|error| panic!("{error}: {:#}", seen[place].0))
+    };
+    assert_eq!(found(0), json!(["A", true, 2]));
+    assert_eq!(found(1), "marked");
+    assert_eq!(found(2), json!([false, false]));
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use rollout_tests::{
-    framework_packages, has_javascript, javascript_guest, javascript_host, project_root, rollout_host,
+    environments, framework_packages, has_javascript, host_program, javascript_guest, javascript_host,
+    project_root, rollout_host,
 };
 use serde_json::{Value, json};
 
@@ -227,4 +228,45 @@ test('the calculator is used', async () => {
     let output = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{output}{}", String::from_utf8_lossy(&ran.stderr));
     assert!(output.contains("1 passed"), "{output}");
+}
+
+#[test]
+fn the_page_of_packages_says_what_they_do() {
+    if !has_javascript() {
+        return;
+    }
+    let setup = environments();
+    if !setup.join("npm-packages/node_modules").is_dir() {
+        eprintln!(
+            "NOT TESTED: npm packages, which tests/clients/setup installs with ROLLOUT_TEST_NPM_PACKAGES=1"
+        );
+        return;
+    }
+    let ran = Command::new(project_root().join("scripts/npm-packages"))
+        .arg(setup)
+        .arg("--check")
+        .env("ROLLOUT_HOST_BIN", host_program())
+        .output()
+        .unwrap();
+
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+#[test]
+fn the_page_of_packages_has_the_releases_of_the_lock_file() {
+    let root = project_root();
+    let json = |path: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(root.join(path)).unwrap()).unwrap_or_default()
+    };
+    let page = std::fs::read_to_string(root.join("docs/write/javascript-packages.md")).unwrap();
+    let locked = json("tests/clients/npm-packages/package-lock.json");
+    let manifest = json("tests/clients/npm-packages/package.json");
+    let packages = manifest["dependencies"].as_object().unwrap();
+
+    assert!(packages.len() > 40, "{}", packages.len());
+    for (name, release) in packages.iter().filter(|(name, _)| *name != "ajv-formats") {
+        let release = release.as_str().unwrap();
+        assert_eq!(locked["packages"][format!("node_modules/{name}")]["version"], release, "{name}");
+        assert!(page.contains(&format!("\n| {name} | {release} | ")), "{name} is not on the page");
+    }
 }

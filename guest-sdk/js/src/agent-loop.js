@@ -122,12 +122,12 @@ export function defineAgentLoop({ name, tools = [], run, settings }) {
   return part('agentLoop', {
     name: () => name,
     getTools: (given) =>
-      runPart('tools', async () => {
+      runPart(async () => {
         const found = await toolsOf(tools, new LoopRequest(given, settings));
         return found.map((each, index) => dump(each.schema ?? each, `tools[${index}]`));
       }),
     run: (given) =>
-      runPart('workflow', async () => {
+      runPart(async () => {
         const request = new LoopRequest(given, settings);
         const output = await run(new LoopContext(request, await toolsOf(tools, request)));
         if (!isObject(output) || !outputs.has(output)) {

@@ -87,7 +87,7 @@ export function defineGrader(grade, { settings } = {}) {
   asFunction(grade, 'the argument of defineGrader');
   return part('grader', {
     grade: (label, given) =>
-      runPart('grader', async () => {
+      runPart(async () => {
         const samples = given.map((sample) => new GradedSample(sample));
         const ctx = new GraderContext(label, samples, settings);
         const returned = await grade(ctx);

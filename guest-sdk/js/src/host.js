@@ -8,7 +8,7 @@ import { Failed, Invalid, RolloutError, TimedOut } from './errors.js';
 import { dump, parse, parseObject } from './json.js';
 import { setConsole, startClock } from './runtime/globals.js';
 import { isComponent, runToEnd } from './runtime/loop.js';
-import { seed } from './runtime/random.js';
+import { refresh } from './runtime/random.js';
 import { show } from './runtime/text.js';
 import { place, traceOf } from './trace.js';
 
@@ -83,12 +83,12 @@ export function readConfig(settings) {
 }
 
 /** Runs a part of the plugin: `work` may wait, and an error becomes a failure of the contract. */
-export function runPart(part, work) {
+export function runPart(work) {
   running = true;
   setConsole(writeLine);
   startClock();
+  refresh();
   try {
-    seed(`${context.rolloutId()}/${context.attempt()}/${part}`);
     const result = runToEnd(work, (reason) => {
       writeLine('error', 'a promise was rejected and no code handled it:');
       for (const line of traceOf(reason)) writeLine('error', line);
@@ -107,6 +107,7 @@ export function runBare(work) {
   running = true;
   setConsole(writeLine);
   startClock();
+  refresh();
   return runToEnd(work, () => {});
 }
 

@@ -1,7 +1,10 @@
 // From the engine's stack traces to the author's files and lines, by the source map that `build` puts into the
 // component.
 
-const FRAME = /^\s*at (?:(.*?) \()?(?:componentize-qjs:user\.js):(\d+)(?::(\d+))?\)?$/;
+const FRAME = /^\s*at (?:(.*?) \()?(componentize-qjs:user\.js|<input>):(\d+)(?::(\d+))?\)?$/;
+
+/** The engine's name of the program, unless the source map has another. */
+const MODULE = 'componentize-qjs:user.js';
 const DIGITS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/';
 
 let lines;
@@ -48,7 +51,8 @@ function frames(error) {
   for (const text of String(error?.stack ?? '').split('\n')) {
     const frame = FRAME.exec(text);
     if (frame === null) continue;
-    const [, name, line, column] = frame;
+    const [, name, module, line, column] = frame;
+    if (module !== (globalThis.__rolloutSourceMap?.module ?? MODULE)) continue;
     const segments = mapped()[Number(line) - 1] ?? [];
     const segment = segments.findLast((each) => each.column < Number(column ?? 1)) ?? segments[0];
     if (segment === undefined) continue;

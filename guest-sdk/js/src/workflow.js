@@ -54,7 +54,7 @@ export function defineWorkflow(run, { settings } = {}) {
   asFunction(run, 'the argument of defineWorkflow');
   return part('workflow', {
     run: (prompt) =>
-      runPart('workflow', async () => {
+      runPart(async () => {
         const messages = parseMessages(prompt, 'prompt');
         const returned = await run(new WorkflowContext(messages, settings));
         return { messages: messagesOf(returned), metrics: [] };

@@ -15,7 +15,7 @@ mod snapshot;
 mod world;
 
 pub use engine::{ENGINE_VERSION, EngineLibrary};
-pub use world::World;
+pub use world::{RANDOM, STDIN, World};
 
 /// Error of building a component.
 #[derive(Debug, thiserror::Error)]

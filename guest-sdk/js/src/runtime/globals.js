@@ -67,7 +67,10 @@ function structuredClone(value, _options, seen = new Map()) {
     return copy;
   }
   const copy = keep({});
-  for (const [name, each] of Object.entries(value)) copy[name] = clone(each);
+  for (const [name, each] of Object.entries(value)) {
+    // An assignment to `__proto__` would set the prototype.
+    Object.defineProperty(copy, name, { value: clone(each), writable: true, enumerable: true, configurable: true });
+  }
   return copy;
 }
 

@@ -5,6 +5,7 @@
 // has none.
 
 import { currentContext, drain, runInContext, stateOf, takeUnhandled } from './promise.js';
+import { refresh } from './random.js';
 
 /** Whether this is a component. Under Node, promises and timers work by themselves. */
 export const isComponent = globalThis.__cqjs !== undefined;
@@ -95,6 +96,7 @@ function step() {
       waiting.delete(calls[index]);
       resume?.();
     }
+    refresh();
   }
   const time = now();
   const due = timers.filter((timer) => timer.at <= time);

@@ -1,28 +1,35 @@
-// Random numbers that the rollout decides: the same rollout, attempt and part draw the same numbers.
+// Random numbers that the rollout decides: the same rollout, attempt and part draw the same numbers, and a fork draws
+// its own after the part that it shares.
 //
-// The generator is sfc32. Its state in the component's image is the same for every rollout, so `seed` must run
-// first in each instance.
+// The generator is sfc32. Its state in the component's image is the same for every rollout. The host's random numbers
+// are mixed into it at the first draw after each `refresh`: when an instance starts, and after each wait.
+
+import { getRandomBytes } from '#contract/random';
 
 let state = [1, 2, 3, 4];
+let isStale = false;
+
+/** Has the next draw begin with new random numbers of the host. */
+export function refresh() {
+  isStale = true;
+}
+
+function mix() {
+  isStale = false;
+  const bytes = Uint8Array.from(getRandomBytes(16));
+  const parts = new Int32Array(bytes.buffer);
+  state = state.map((part, at) => part ^ parts[at]);
+  for (let round = 0; round < 16; round += 1) next();
+}
 
 function next() {
+  if (isStale) mix();
   const sum = (state[0] + state[1] + state[3]) | 0;
   state[3] = (state[3] + 1) | 0;
   state[0] = state[1] ^ (state[1] >>> 9);
   state[1] = (state[2] + (state[2] << 3)) | 0;
   state[2] = (((state[2] << 21) | (state[2] >>> 11)) + sum) | 0;
   return sum >>> 0;
-}
-
-/** Seeds the generator with a text. */
-export function seed(text) {
-  // FNV-1a, once from each of four beginnings.
-  state = [0x811c9dc5, 0x01000193, 0x9e3779b9, 0x85ebca6b].map((start) => {
-    let hash = start;
-    for (let at = 0; at < text.length; at += 1) hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193);
-    return hash;
-  });
-  for (let round = 0; round < 16; round += 1) next();
 }
 
 /** Returns a number from 0 up to 1, exclusive, with 53 random bits. */

@@ -15,7 +15,6 @@ use crate::print::errln;
 /// Identifiers keep their names, for traces.
 const OPTIONS: [&str; 15] = [
     "--bundle",
-    "--format=esm",
     "--platform=neutral",
     "--main-fields=browser,module,main",
     "--conditions=rollout-host,workerd,worker,browser",
@@ -24,12 +23,31 @@ const OPTIONS: [&str; 15] = [
     "--supported:async-generator=false",
     "--supported:for-await=false",
     "--external:rollout:plugin/*",
+    "--external:wasi:*",
     "--define:process.env.NODE_ENV=\"production\"",
     "--legal-comments=none",
     "--minify-whitespace",
     "--minify-syntax",
     "--log-level=warning",
 ];
+
+/// Form of a bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// A module of ECMAScript.
+    Module,
+    /// The body of a function of `module`, `exports` and `require`.
+    Function,
+}
+
+impl Format {
+    fn option(self) -> &'static str {
+        match self {
+            Self::Module => "--format=esm",
+            Self::Function => "--format=cjs",
+        }
+    }
+}
 
 /// A configured esbuild for one project.
 pub(super) struct Esbuild<'a> {
@@ -92,7 +110,8 @@ struct Import {
 impl Esbuild<'_> {
     /// Bundles the entry module to see what it exports and imports.
     pub(super) fn entry(&self, path: &str) -> Result<Entry> {
-        let metafile = self.run(&[format!("./{path}").into(), "--sourcemap=external".into()], "entry")?;
+        let arguments = [format!("./{path}").into(), "--sourcemap=external".into()];
+        let metafile = self.run(&arguments, Format::Module, "entry")?;
         let imports = metafile.inputs.into_iter().map(|(file, input)| {
             (file, input.imports.into_iter().filter_map(|import| import.original).collect())
         });
@@ -102,11 +121,11 @@ impl Esbuild<'_> {
     }
 
     /// Bundles a module with this text, which refers to other modules by absolute paths.
-    pub(super) fn bundle(&self, text: &str) -> Result<Bundle> {
+    pub(super) fn bundle(&self, text: &str, format: Format) -> Result<Bundle> {
         let wrapper = self.work.join("wrapper.js");
         std::fs::write(&wrapper, text).context("cannot write the component's module")?;
         let arguments = [wrapper.into(), "--sourcemap=external".into(), "--sources-content=false".into()];
-        let output = main_output(self.run(&arguments, "bundle")?.outputs)?;
+        let output = main_output(self.run(&arguments, format, "bundle")?.outputs)?;
         let imports = output.imports.into_iter().map(|import| import.path).collect();
         Ok(Bundle { code: self.read("bundle.js")?, source_map: self.read("bundle.js.map")?, imports })
     }
@@ -122,7 +141,7 @@ impl Esbuild<'_> {
         std::env::join_paths(dirs).context("the project's path has a character that separates paths")
     }
 
-    fn run(&self, arguments: &[OsString], name: &str) -> Result<Metafile> {
+    fn run(&self, arguments: &[OsString], format: Format, name: &str) -> Result<Metafile> {
         let metafile = self.work.join(format!("{name}.json"));
         let with = |option: &str, path: &Path| {
             let mut argument = OsString::from(option);
@@ -134,6 +153,7 @@ impl Esbuild<'_> {
             .current_dir(self.project)
             .env("NODE_PATH", self.module_dirs()?)
             .args(OPTIONS)
+            .arg(format.option())
             .args(arguments)
             .arg(with("--outfile=", &self.work.join(format!("{name}.js"))))
             .arg(with("--metafile=", &metafile))

@@ -7,16 +7,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rollout_quickjs::{ENGINE_VERSION, EngineLibrary, Error, World};
 
-use super::esbuild::{self, Esbuild};
+use super::esbuild::{self, Esbuild, Format};
 use super::javascript_manifest::Manifest;
 use super::source_map::SourceMap;
 use super::{Built, PluginFault};
 use super::{javascript_builtins, javascript_sdk};
 use crate::plugin_file;
+use rollout_wire::digest::{Digest, sha256_parts};
 
 /// Tools of JavaScript projects.
 #[derive(Clone, Debug, Args)]
@@ -43,6 +44,9 @@ const PARTS: [(&str, &str, &str); 5] = [
 /// Prefix of the paths of the contract's modules.
 const CONTRACT_MODULE: &str = "rollout:plugin/";
 
+/// Modules of WASI that the SDK imports.
+const WASI_MODULES: [&str; 2] = [rollout_quickjs::RANDOM, rollout_quickjs::STDIN];
+
 /// Prefix of the SDK's files in traces.
 const SDK_SHOWN: &str = "rollout-sdk/";
 
@@ -51,25 +55,111 @@ pub(super) fn is_project(dir: &Path) -> bool {
     Manifest::path(dir).is_some()
 }
 
+/// A project as one program.
+struct Program {
+    /// Name of the component's file.
+    file_name: String,
+    bundle: esbuild::Bundle,
+    map: SourceMap,
+    /// Parts that the project exports, as rows of [`PARTS`].
+    parts: Vec<&'static (&'static str, &'static str, &'static str)>,
+}
+
 /// Builds the component of a project in the directory `work`.
 pub(super) fn compile(project: &Path, tools: &Tools, work: &Path) -> Result<Built> {
+    let engine = engine_library(tools)?;
+    let program = bundle(project, tools, work, Format::Module)?;
+    let (map, code) = (&program.map, &program.bundle.code);
+    let world =
+        World { imports: interfaces(&program.bundle.imports)?, exports: interfaces_of(&program.parts) };
+    // Follows the program's own lines, so that their numbers stay the same.
+    let text = format!("{code}\nglobalThis.__rolloutSourceMap = {};\n", map.to_json());
+    let component = rollout_quickjs::componentize(&engine, javascript_sdk::CONTRACT, &world, &text);
+    let component = component.map_err(|error| match error {
+        Error::Program(text) => PluginFault(with_authors_positions(&text, map)).into(),
+        other => anyhow::Error::new(other),
+    })?;
+    let path = work.join("component.wasm");
+    std::fs::write(&path, component).context("cannot write the component")?;
+    Ok(Built { name: program.file_name, component: path })
+}
+
+/// A project that runs in a component which was prepared without it.
+pub(super) struct Prepared {
+    /// File of the cached component, if there is a directory for it.
+    pub cached: Option<PathBuf>,
+    /// The component, if it is not cached yet.
+    pub fresh: Option<PathBuf>,
+    /// The project, which the instances read.
+    pub input: Vec<u8>,
+}
+
+/// Bundles a project and prepares a component that reads it when an instance starts, unless one is cached.
+pub(super) fn prepare(project: &Path, tools: &Tools, work: &Path) -> Result<Prepared> {
+    let program = bundle(project, tools, work, Format::Function)?;
+    interfaces(&program.bundle.imports)?;
+    let map = program.map.to_json();
+    let mut input = String::with_capacity(map.len() + program.bundle.code.len() + 1);
+    // The instances decode no UTF-8. Only strings of the map can have other characters.
+    for c in map.chars() {
+        match c.is_ascii() {
+            true => input.push(c),
+            false => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| input += &format!("\\u{unit:04x}")),
+        }
+    }
+    input.push('\n');
+    input += &program.bundle.code;
+    ensure!(input.is_ascii(), "esbuild wrote characters beyond ASCII");
+
+    let exports = interfaces_of(&program.parts);
+    let mut key = vec![ENGINE_VERSION.as_bytes(), env!("CARGO_PKG_VERSION").as_bytes()];
+    key.push(javascript_sdk::CONTRACT.as_bytes());
+    key.extend(javascript_sdk::files().flat_map(|(path, text)| [path.as_bytes(), text.as_bytes()]));
+    key.extend(exports.iter().map(|export| export.as_bytes()));
+    let name = format!("quick-{}.wasm", Digest::from_bytes(sha256_parts(&key)));
+    let cached = plugin_file::default_dir().and_then(|dir| Some(dir.parent()?.join("javascript").join(name)));
+    if cached.as_ref().is_some_and(|path| path.is_file()) {
+        return Ok(Prepared { cached, fresh: None, input: input.into_bytes() });
+    }
+    let engine = engine_library(tools)?;
+    let reader = work.join("sdk/src/quick.js");
+    let mut text = format!("import {{ part }} from {};\n", json(&reader));
+    for (name, export, _) in &program.parts {
+        text += &format!("export const {export} = part({});\n", serde_json::Value::from(*name));
+    }
+    let project = project.canonicalize().with_context(|| format!("cannot find {}", project.display()))?;
+    let reader = esbuild(&project, tools, work, BTreeMap::new())?.bundle(&text, Format::Module)?;
+    let world = World { imports: interfaces(&reader.imports)?, exports };
+    let component = rollout_quickjs::componentize(&engine, javascript_sdk::CONTRACT, &world, &reader.code);
+    let path = work.join("component.wasm");
+    std::fs::write(&path, component?).context("cannot write the component")?;
+    Ok(Prepared { cached, fresh: Some(path), input: input.into_bytes() })
+}
+
+/// Returns esbuild for a project, after unpacking the SDK.
+fn esbuild<'a>(
+    project: &'a Path,
+    tools: &Tools,
+    work: &'a Path,
+    more: BTreeMap<String, String>,
+) -> Result<Esbuild<'a>> {
+    let sdk = work.join("sdk");
+    javascript_sdk::unpack(&sdk).context("cannot unpack the SDK")?;
+    let mut aliases =
+        javascript_builtins::aliases(work, &sdk).context("cannot write the built-in modules")?;
+    aliases.extend(more.into_iter().map(|(name, target)| (name, target.into())));
+    Ok(Esbuild { program: esbuild::find(project, tools.esbuild.as_deref())?, project, aliases, work })
+}
+
+/// Bundles a project and the SDK to one program.
+fn bundle(project: &Path, tools: &Tools, work: &Path, format: Format) -> Result<Program> {
     let project = project.canonicalize().with_context(|| format!("cannot find {}", project.display()))?;
     let work = work.canonicalize().context("cannot find the directory for the build")?;
     let manifest = Manifest::read(&project)?;
     let entry = manifest.entry(&project)?;
     manifest.check_installed(&project)?;
-    let engine = engine_library(tools)?;
     let sdk = work.join("sdk");
-    javascript_sdk::unpack(&sdk).context("cannot unpack the SDK")?;
-    let mut aliases =
-        javascript_builtins::aliases(&work, &sdk).context("cannot write the built-in modules")?;
-    aliases.extend(manifest.aliases().into_iter().map(|(name, target)| (name, target.into())));
-    let esbuild = Esbuild {
-        program: esbuild::find(&project, tools.esbuild.as_deref())?,
-        project: &project,
-        aliases,
-        work: &work,
-    };
+    let esbuild = esbuild(&project, tools, &work, manifest.aliases())?;
 
     let analyzed = esbuild.entry(&entry)?;
     check_imports(&project, &work, &analyzed.imports)?;
@@ -85,24 +175,22 @@ pub(super) fn compile(project: &Path, tools: &Tools, work: &Path) -> Result<Buil
         Ok(path)
     });
     let globals = globals.transpose()?;
-    let bundle = esbuild.bundle(&wrapper(&project.join(&entry), &sdk, globals.as_deref(), &parts))?;
-    let world = World {
-        imports: interfaces(&bundle.imports)?,
-        exports: parts.iter().map(|(.., interface)| (*interface).to_owned()).collect(),
-    };
+    let wrapper = wrapper(&project.join(&entry), &sdk, globals.as_deref(), &parts);
+    let bundle = esbuild.bundle(&wrapper, format)?;
     let map = SourceMap::parse(&bundle.source_map)
         .context("esbuild wrote an invalid source map")?
-        .with_sources(|path| shown_path(&work.join(path), &project, &work));
-    // Follows the program's own lines, so that their numbers stay the same.
-    let program = format!("{}\nglobalThis.__rolloutSourceMap = {};\n", bundle.code, map.to_json());
-    let component = rollout_quickjs::componentize(&engine, javascript_sdk::CONTRACT, &world, &program);
-    let component = component.map_err(|error| match error {
-        Error::Program(text) => PluginFault(with_authors_positions(&text, &map)).into(),
-        other => anyhow::Error::new(other),
-    })?;
-    let path = work.join("component.wasm");
-    std::fs::write(&path, component).context("cannot write the component")?;
-    Ok(Built { name: manifest.file_name(), component: path })
+        .with_sources(|path| shown_path(&work.join(path), &project, &work))
+        .reduced(|source| source.starts_with(SDK_SHOWN));
+    Ok(Program { file_name: manifest.file_name(), bundle, map, parts })
+}
+
+/// Returns the contract's interfaces of these parts.
+fn interfaces_of(parts: &[&(&str, &str, &str)]) -> Vec<String> {
+    parts.iter().map(|(.., interface)| (*interface).to_owned()).collect()
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    path.to_string_lossy().into()
 }
 
 /// Reads the engine's library.
@@ -180,6 +268,9 @@ fn interfaces(imports: &BTreeSet<String>) -> Result<Vec<String>> {
     imports
         .iter()
         .map(|path| {
+            if WASI_MODULES.contains(&path.as_str()) {
+                return Ok(path.clone());
+            }
             let name = path.strip_prefix(CONTRACT_MODULE).and_then(|rest| rest.split('@').next());
             name.map(str::to_owned).ok_or_else(|| {
                 PluginFault(format!(

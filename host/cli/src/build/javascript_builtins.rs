@@ -143,6 +143,8 @@ pub(super) fn aliases(work: &Path, sdk: &Path) -> io::Result<BTreeMap<String, Pa
         let module = format!("rollout:plugin/{interface}@{CONTRACT_VERSION}");
         aliases.insert(format!("#contract/{interface}"), module.into());
     }
+    aliases.insert("#contract/random".to_owned(), rollout_quickjs::RANDOM.into());
+    aliases.insert("#contract/stdin".to_owned(), rollout_quickjs::STDIN.into());
     aliases.insert("rollout-sdk".to_owned(), sdk.to_owned());
     for (name, file) in ADAPTERS {
         aliases.insert(format!("rollout-sdk/{name}"), sdk.join("src").join(file));

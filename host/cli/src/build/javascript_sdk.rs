@@ -67,6 +67,7 @@ const SDK: &[(&str, &str)] = sdk![
     "src/openai.d.ts",
     "src/openai.js",
     "src/part.js",
+    "src/quick.js",
     "src/rubric.js",
     "src/runtime/events.js",
     "src/runtime/globals.js",
@@ -85,6 +86,7 @@ const SDK: &[(&str, &str)] = sdk![
     "src/testing/contract/log.js",
     "src/testing/contract/models.js",
     "src/testing/contract/observations.js",
+    "src/testing/contract/random.js",
     "src/testing/contract/samples.js",
     "src/testing/contract/tools.js",
     "src/testing/host.js",
@@ -101,6 +103,11 @@ const SDK: &[(&str, &str)] = sdk![
 ];
 
 pub(super) const CONTRACT: &str = include_str!("../../../../wit/plugin.wit");
+
+/// Returns the files of the SDK's package: path and text.
+pub(super) fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
+    SDK.iter().copied()
+}
 
 /// Writes the SDK's package to a directory, which is created if it does not exist.
 pub(crate) fn unpack(dir: &Path) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! Runs a project without a separate build.
 //!
 //! For a Python project, a component prepared without the project receives the project's files when an instance
-//! starts. The SDK's `_quick.py` is the guest's side. A JavaScript project is built, which takes seconds.
+//! starts; so for a JavaScript project, as one program. The SDKs' `_quick.py` and `quick.js` are the guest's side.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,6 @@ pub(crate) struct Quick {
     pub component: PathBuf,
     /// Standard input of the instances: the project's files.
     pub input: Bytes,
-    /// Whether the component differs from the one that `build` creates.
-    pub is_prepared: bool,
     /// Temporary directory of the component, removed on drop.
     _work: Option<WorkDir>,
 }
@@ -38,6 +36,15 @@ struct Prepared {
     /// Whether the component was created because that file is absent.
     #[serde(rename = "made")]
     is_new: bool,
+}
+
+/// Returns the error of a JavaScript project that cannot be built, which is more exact than that of the prepared component.
+pub(crate) fn build_error(project: &Path, tools: &javascript::Tools) -> Option<anyhow::Error> {
+    if !javascript::is_project(project) || project.join("pyproject.toml").is_file() {
+        return None;
+    }
+    let work = WorkDir::new().ok()?;
+    javascript::compile(project, tools, &work.0).err()
 }
 
 /// Returns whether a path is the source of a project, not a component.
@@ -56,8 +63,17 @@ pub(crate) fn prepare(project: &Path, tool: &Tool, javascript_tools: &javascript
     }
     if javascript::is_project(project) && !project.join("pyproject.toml").is_file() {
         let work = WorkDir::new()?;
-        let component = javascript::compile(project, javascript_tools, &work.0)?.component;
-        return Ok(Quick { component, input: Bytes::new(), is_prepared: false, _work: Some(work) });
+        let prepared = javascript::prepare(project, javascript_tools, &work.0)?;
+        let component = match (prepared.cached, prepared.fresh) {
+            (Some(cached), fresh) => {
+                fresh.map(|fresh| store(&fresh, &cached)).transpose()?;
+                mark_used(&cached);
+                cached
+            }
+            (None, Some(fresh)) => fresh,
+            (None, None) => bail!("there is neither a cached component nor a new one"),
+        };
+        return Ok(Quick { component, input: prepared.input.into(), _work: Some(work) });
     }
     let work = WorkDir::new()?;
     let (fresh, files) = (work.0.join("component.wasm"), work.0.join("files"));
@@ -68,12 +84,14 @@ pub(crate) fn prepare(project: &Path, tool: &Tool, javascript_tools: &javascript
         store(&fresh, &prepared.cached)?;
     }
     let input = fs::read(&files).context("the SDK's builder wrote no files")?;
-    // A used component becomes the most recently used one.
-    let _ = fs::File::options()
-        .append(true)
-        .open(&prepared.cached)
-        .and_then(|file| file.set_modified(SystemTime::now()));
-    Ok(Quick { component: prepared.cached, input: input.into(), is_prepared: true, _work: None })
+    mark_used(&prepared.cached);
+    Ok(Quick { component: prepared.cached, input: input.into(), _work: None })
+}
+
+/// Makes a cached component the most recently used one.
+fn mark_used(cached: &Path) {
+    let _ =
+        fs::File::options().append(true).open(cached).and_then(|file| file.set_modified(SystemTime::now()));
 }
 
 /// Stores a component in the cache, completely or not at all, and removes the least recently used ones.

@@ -17,6 +17,18 @@ struct Segment {
     line: i64,
 }
 
+impl Segment {
+    /// Advances to the next segment of a mapping, and returns it if it has a source.
+    fn next(&mut self, text: &str) -> Option<Self> {
+        let numbers = decode(text)?;
+        self.column += numbers.first()?;
+        let [_, source, line, ..] = numbers[..] else { return None };
+        self.source += source;
+        self.line += line;
+        Some(*self)
+    }
+}
+
 impl SourceMap {
     pub(super) fn parse(json: &str) -> serde_json::Result<Self> {
         serde_json::from_str(json)
@@ -25,6 +37,52 @@ impl SourceMap {
     /// Renames the sources.
     pub(super) fn with_sources(self, rename: impl Fn(&str) -> String) -> Self {
         Self { sources: self.sources.iter().map(|source| rename(source)).collect(), ..self }
+    }
+
+    /// Returns a map with what names a file and line: without columns in the sources, and without lines in those that are
+    /// hidden. Such a map is a small part of the size.
+    pub(super) fn reduced(self, is_hidden: impl Fn(&str) -> bool) -> Self {
+        let hidden: Vec<bool> = self.sources.iter().map(|source| is_hidden(source)).collect();
+        let is_hidden = |segment: &Segment| {
+            usize::try_from(segment.source)
+                .ok()
+                .and_then(|source| hidden.get(source))
+                .copied()
+                .unwrap_or(false)
+        };
+        let (mut mappings, mut last) = (String::with_capacity(self.mappings.len()), Segment::default());
+        let mut previous = Segment::default();
+        for (index, text) in self.mappings.split(';').enumerate() {
+            if index > 0 {
+                mappings.push(';');
+            }
+            last.column = 0;
+            previous.column = 0;
+            let mut written: Option<Segment> = None;
+            for text in text.split(',') {
+                let Some(segment) = last.next(text) else { continue };
+                let is_same = |written: Segment| {
+                    written.source == segment.source && written.line == segment.line
+                        || is_hidden(&written) && is_hidden(&segment)
+                };
+                if written.is_some_and(is_same) {
+                    continue;
+                }
+                let shown = if is_hidden(&segment) { Segment { line: 0, ..segment } } else { segment };
+                if written.is_some() {
+                    mappings.push(',');
+                }
+                let numbers = [
+                    shown.column - previous.column,
+                    shown.source - previous.source,
+                    shown.line - previous.line,
+                    0,
+                ];
+                numbers.iter().for_each(|number| encode(*number, &mut mappings));
+                (previous, written) = (shown, Some(shown));
+            }
+        }
+        Self { mappings, ..self }
     }
 
     /// Returns the map as JSON, which is an expression of JavaScript as well.
@@ -46,16 +104,7 @@ impl SourceMap {
         let mut last = Segment::default();
         for (index, text) in self.mappings.split(';').enumerate() {
             last.column = 0;
-            let mut segments = Vec::new();
-            for segment in text.split(',').filter(|segment| !segment.is_empty()) {
-                let numbers = decode(segment)?;
-                last.column += numbers.first()?;
-                if let [_, source, line, ..] = numbers[..] {
-                    last.source += source;
-                    last.line += line;
-                    segments.push(last);
-                }
-            }
+            let segments = text.split(',').filter_map(|segment| last.next(segment)).collect();
             if index == line {
                 return Some(segments);
             }
@@ -64,9 +113,24 @@ impl SourceMap {
     }
 }
 
+const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// Encodes a number of base 64; see [`decode`].
+fn encode(number: i64, text: &mut String) {
+    let mut rest = number.unsigned_abs() << 1 | u64::from(number < 0);
+    loop {
+        let more = if rest >= 32 { 32 } else { 0 };
+        let digit = usize::try_from(rest & 31 | more).unwrap_or_default();
+        text.push_str(&DIGITS[digit..=digit]);
+        rest >>= 5;
+        if rest == 0 {
+            return;
+        }
+    }
+}
+
 /// Decodes numbers of base 64, each of digits of 5 bits with the least significant first.
 fn decode(segment: &str) -> Option<Vec<i64>> {
-    const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const MORE: i64 = 32;
     let mut numbers = Vec::new();
     let (mut value, mut shift) = (0_i64, 0);
@@ -102,7 +166,47 @@ mod tests {
     }
 
     #[test]
+    fn a_reduced_map_names_the_same_files_and_lines() {
+        // Line 1: a.ts:1 at columns 0 and 4, a.ts:2 at 8, sdk.js:1 at 12, sdk.js:9 at 16, a.ts:3 at 20. Line 3: sdk.js:2 at 0.
+        let mut mappings = String::new();
+        let mut last = [0; 4];
+        let segments: [(i64, i64, i64); 6] =
+            [(0, 0, 0), (4, 0, 0), (8, 0, 1), (12, 1, 0), (16, 1, 8), (20, 0, 2)];
+        for (column, source, line) in segments {
+            let next = [column, source, line, 7];
+            next.iter().zip(last).for_each(|(next, last)| encode(next - last, &mut mappings));
+            mappings.push(',');
+            last = next;
+        }
+        mappings += ";;";
+        [0, 1, -1, -7].iter().for_each(|number| encode(*number, &mut mappings));
+        let map = || SourceMap {
+            sources: vec!["a.ts".to_owned(), "sdk.js".to_owned()],
+            mappings: mappings.clone(),
+        };
+
+        let reduced = map().reduced(|source| source == "sdk.js");
+
+        assert_eq!(reduced.mappings.split([',', ';']).filter(|segment| !segment.is_empty()).count(), 5);
+        for (line, column) in
+            [(1, 1), (1, 5), (1, 9), (1, 10), (1, 13), (1, 17), (1, 21), (1, 99), (2, 1), (3, 1)]
+        {
+            let (full, found) = (map(), reduced.place(line, column));
+            let expected = full.place(line, column);
+            assert_eq!(found.map(|(file, _)| file), expected.map(|(file, _)| file), "{line}:{column}");
+            if found.is_some_and(|(file, _)| file == "a.ts") {
+                assert_eq!(found, expected, "{line}:{column}");
+            }
+        }
+    }
+
+    #[test]
     fn numbers_are_signed_and_of_any_length() {
+        for number in [0, 1, -1, 15, 16, -16, 31, 32, 1023, -123_456_789] {
+            let mut text = String::new();
+            encode(number, &mut text);
+            assert_eq!(decode(&text), Some(vec![number]));
+        }
         assert_eq!(decode("ACDgB"), Some(vec![0, 1, -1, 16]));
         assert_eq!(decode("A!"), None);
     }

@@ -43,8 +43,8 @@ pub(super) use transcript::Transcript;
     rollout-host test my_agent.wasm --data rows.jsonl --row 7 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
 )]
 pub(super) struct Test {
-    /// Component with the workflow; or a Python project or its entry module, which runs without a build,
-    /// within two seconds of an edit; or a TypeScript or JavaScript project, which is built first.
+    /// Component with the workflow; or a Python, TypeScript or JavaScript project, or the entry module of a Python
+    /// project, which run without a build, within one or two seconds of an edit.
     plugin: PathBuf,
     /// Runs the row again after every change to a file of the project, until Ctrl-C.
     #[arg(long, conflicts_with = "interactive")]
@@ -111,15 +111,16 @@ impl Test {
             Options { artifact_root: out, observer: Some(transcript.clone()), ..Options::default() };
         let (sources, options) = match &quick {
             Some(quick) => {
-                if quick.is_prepared {
-                    errln!("{}", QUICK);
-                }
+                errln!("{}", QUICK);
                 let options = Options { plugin_input: quick.input.clone(), ..options };
                 (Sources { plugin: &quick.component, ..sources }, options)
             }
             None => (sources, options),
         };
-        let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
+        let assembled = self.host.rollout.host(&runtime, sources, &config, options).map_err(|error| {
+            let exact = quick.as_ref().and_then(|_| quick::build_error(&self.plugin, &self.javascript));
+            exact.unwrap_or(error)
+        })?;
         setup::print_judge(&assembled);
         let exit = runtime.block_on(async {
             let clock = assembled.host.deployment().id().clock_begins;

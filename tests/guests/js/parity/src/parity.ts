@@ -269,9 +269,61 @@ async function onlyHere(what: string, ctx: Context): Promise<Message[] | undefin
       Object.assign(Object.prototype, { tag: 'failed', val: 'polluted', payload: 1 });
       await ctx.agent().run();
       return undefined;
+    case 'pollution by data':
+      return report(ctx, await pollutedByData(ctx));
+    case 'endless generator': {
+      const endless = async function* (): AsyncGenerator<number> {
+        for (;;) yield 1;
+      };
+      for await (const each of endless()) if (each === 2) break;
+      return undefined;
+    }
+    case 'deep and caught':
+      for (;;) {
+        try {
+          deep(0);
+        } catch {
+          // Goes on.
+        }
+      }
+    case 'deep text':
+      return report(ctx, JSON.parse('['.repeat(500_000)));
+    case 'deep value': {
+      let value: unknown = 1;
+      for (let level = 0; level < 500_000; level += 1) value = { value };
+      ctx.sample.field('deep', value);
+      return undefined;
+    }
+    case 'long text': {
+      let text = 'x';
+      for (;;) text += text;
+    }
+    case 'large buffer':
+      return report(ctx, new Uint8Array(2 ** 30).length);
+    case 'thenable':
+      Object.assign(Object.prototype, { then: () => {} });
+      await ctx.agent().run();
+      return undefined;
+    case 'mark':
+      Object.assign(globalThis, { mark: 1 });
+      Object.assign(Array.prototype, { mark: 1 });
+      return report(ctx, 'marked');
+    case 'look':
+      return report(ctx, ['mark' in globalThis, 'mark' in []]);
     default:
       throw new Invalid(`there is no behaviour '${what}'`);
   }
+}
+
+/** Hands names of prototypes to everything that reads data of the model, the row and the caller. */
+async function pollutedByData(ctx: Context): Promise<unknown> {
+  const bad = '"__proto__": {"polluted": 1}, "constructor": {"prototype": {"polluted": 1}}';
+  const called = await join.call({ id: '1', name: 'join', arguments: `{"words": ["a"], "loud": true, ${bad}}` });
+  ctx.sample.push(JSON.parse(`{"role": "assistant", "content": "x", ${bad}}`));
+  ctx.sample.field('f', JSON.parse(`{${bad}}`));
+  const copies = [structuredClone(JSON.parse(`{${bad}}`)), ctx.sample.messages[0], ctx.metadata, ctx.config];
+  const polluted = [{}, [], () => 1, ...copies].map((each) => (each as { polluted?: unknown } | null)?.polluted);
+  return [called.content, polluted.every((each) => each === undefined), Object.keys(copies[0] as object).length];
 }
 
 async function later(): Promise<never> {
