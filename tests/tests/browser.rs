@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 
 use rollout_tests::{
-    Answer, BrowserDriver, Controller, Evaluation, Start, TestHost, example, rollout_host, sums, until,
+    Answer, BrowserDriver, Controller, Evaluation, ServeCatalog, Start, TestHost, example, guest,
+    rollout_host, sums, until,
 };
 use serde_json::json;
 use thirtyfour::common::capabilities::chromium::ChromiumLikeCapabilities;
@@ -198,6 +199,43 @@ async fn a_narrow_dark_window_shows_everything() {
     window.value("document.querySelector('details summary').focus()").await;
     window.driver.active_element().await.unwrap().send_keys(Key::Enter).await.unwrap();
     window.holds("document.querySelector('details').open").await;
+    window.close().await;
+}
+
+#[tokio::test]
+async fn an_author_activates_a_version_by_a_click() {
+    let controller = Controller::start().await;
+    let catalog = ServeCatalog::default().start().await;
+    let tenant = catalog.tenant("lab", json!({"running": 4, "model-tokens-per-day": 1_000_000})).await;
+    catalog.serve(&tenant, "sums", "conform", "").await;
+    for (component, passed) in [("conform", true), ("wrong_settings", false)] {
+        let pushed = catalog.push(&tenant, "sums", &guest(component), "", false).await;
+        assert_eq!(pushed.body["passed"], passed, "{}", pushed.text);
+    }
+    let host = catalog.plugin(&tenant, "sums");
+    for number in 0..8 {
+        let rollout = controller.rollout(&format!("What is {number} + 2?"));
+        let prompt_fails = number % 4 == 3;
+        let rollout = if prompt_fails { controller.rollout("please trap") } else { rollout };
+        host.run(&rollout.id(&format!("sum-{number}")).label("3")).await;
+    }
+    let window = Window::open(WIDE, false).await;
+    window.goto(&format!("{}/ui/plugins/sums", catalog.url())).await;
+    let field = window.driver.find(By::Id("key")).await.unwrap();
+    field.send_keys(tenant.author.clone() + Key::Enter).await.unwrap();
+    window.holds("location.pathname === '/ui/plugins/sums'").await;
+    window.picture("plugin").await;
+    window.check_layout().await;
+    window.click("#version-2 button").await;
+    window.holds("document.querySelector('#version-2 h2').innerText.includes('active')").await;
+    window.click(".head button").await;
+    window.holds("document.querySelector('#version-1 h2').innerText.includes('active')").await;
+    window.goto(&format!("{}/ui/", catalog.url())).await;
+    window.check_layout().await;
+    assert_eq!(window.value("document.querySelectorAll('#load svg').length").await, 3);
+    window.picture("host-tenant").await;
+    window.click("#failures td.id a").await;
+    window.holds("document.body.innerText.includes('at fault: plugin')").await;
     window.close().await;
 }
 

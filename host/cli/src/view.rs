@@ -12,8 +12,8 @@ use clap::Args;
 use rollout_eval::{LineOutcome, Manifest, ResultLine, Summary, Tally};
 use rollout_page::{
     ComparisonPage, EvaluationFigures, EvaluationPage, Frame, Links, NoticePage, PageOfTurns, PassAtK,
-    RolloutPage, RolloutSource, RowLine, RowQuery, Side, SideBySidePage, Template, duration, number, reward,
-    whole_text,
+    RolloutPage, RolloutSource, RowLine, RowQuery, SentArtifact, Side, SideBySidePage, Template, duration,
+    number, reward, whole_text,
 };
 use rollout_rollout::StoredRollout;
 use rollout_server::{Listening, MadePage, PageMaker, pages};
@@ -269,7 +269,7 @@ impl Evaluation {
             fork: None,
             log: stored.map(StoredRollout::log).unwrap_or_default(),
             log_dropped: stored.map_or(0, StoredRollout::log_dropped),
-            artifacts: artifacts.map(|artifact| (&*artifact.name, artifact.content.len())).collect(),
+            artifacts: artifacts.map(|artifact| (&*artifact.name, &*artifact.content)).collect(),
             journal: Some(&self.shown_dir),
             caveat: recorded.is_none().then(|| {
                 let outcome = line.reward.map_or_else(
@@ -390,6 +390,17 @@ impl EvaluationPages {
                 Ok(text.map_or_else(
                     || missing(evaluation, &format!("There is no recorded text at turn {turn} of '{id}'.")),
                     MadePage::Text,
+                ))
+            }
+            ["rollouts", id, "artifact"] => {
+                let (id, name) = (decoded(id), query.get("name").unwrap_or_default());
+                let recorded = RolloutId::parse(&*id).ok().map(|id| evaluation.recorded(&id)).transpose()?;
+                let recorded = recorded.flatten();
+                let artifacts = recorded.as_ref().map(|(stored, _)| stored.artifacts()).unwrap_or_default();
+                let found = artifacts.iter().find(|artifact| artifact.name == name);
+                Ok(found.map_or_else(
+                    || missing(evaluation, &format!("There is no artifact '{name}' of '{id}'.")),
+                    |artifact| MadePage::Artifact(SentArtifact::new(name, &artifact.content)),
                 ))
             }
             ["compare"] => match &self.other {
