@@ -63,32 +63,37 @@ impl View {
                 self.listen
             );
         }
+        setup::runtime()?.block_on(self.serve())?;
+        Ok(Exit::Done)
+    }
+
+    /// Creates the command for the results in a directory, on a free port.
+    pub(super) fn of(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), other: None, listen: SocketAddr::from(([127, 0, 0, 1], 0)) }
+    }
+
+    /// Serves the pages until the program is told to stop.
+    pub(super) async fn serve(self) -> Result<()> {
         let open = |dir: &Path, root| Evaluation::open(dir, root);
         let other = self.other.as_deref().map(|dir| open(dir, OTHER)).transpose()?;
         let maker = Arc::new(EvaluationPages { own: open(&self.dir, "")?, other });
-        setup::runtime()?.block_on(async {
-            let mut stop = setup::StopSignal::new()?;
-            let socket = rollout_server::bind(self.listen);
-            let listener = socket.and_then(rollout_server::listen);
-            let listener = listener.with_context(|| {
-                format!("cannot listen on {}; choose another address with --listen", self.listen)
-            })?;
-            let address = listener.local_addr().context("cannot determine the address")?;
-            let stopped = CancellationToken::new();
-            let serving = rollout_server::serve(
-                Listening::from(listener),
-                pages(maker),
-                CONNECTIONS_MAX,
-                stopped.clone(),
-            );
-            let serving = tokio::spawn(serving);
-            outln!("listening on http://{address}/");
-            stop.next().await;
-            stopped.cancel();
-            // Open pages are not waited for.
-            serving.abort();
-            Ok(Exit::Done)
-        })
+        let mut stop = setup::StopSignal::new()?;
+        let socket = rollout_server::bind(self.listen);
+        let listener = socket.and_then(rollout_server::listen);
+        let listener = listener.with_context(|| {
+            format!("cannot listen on {}; choose another address with --listen", self.listen)
+        })?;
+        let address = listener.local_addr().context("cannot determine the address")?;
+        let stopped = CancellationToken::new();
+        let (listening, router) = (Listening::from(listener), pages(maker));
+        let serving = rollout_server::serve(listening, router, CONNECTIONS_MAX, stopped.clone());
+        let serving = tokio::spawn(serving);
+        outln!("listening on http://{address}/");
+        stop.next().await;
+        stopped.cancel();
+        // Open pages are not waited for.
+        serving.abort();
+        Ok(())
     }
 }
 
