@@ -18,6 +18,7 @@ mod format;
 mod history;
 mod host;
 mod links;
+mod logprob;
 mod message;
 mod notice;
 mod plot;

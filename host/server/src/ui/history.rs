@@ -47,6 +47,11 @@ impl Histories {
         let at = now.saturating_duration_since(self.began);
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         let mut own: Vec<LoadSample> = samples.get(&number).into_iter().flatten().copied().collect();
+        if own.first().is_none_or(|first| first.at > INTERVAL) && own.len() < SAMPLES_MAX {
+            // A tenant that was opened later had no load before.
+            let none = LoadSample { memory_bytes: load.memory_bytes.map(|_| 0), ..LoadSample::default() };
+            own.insert(0, none);
+        }
         own.push(LoadSample { at, ..load });
         own
     }
@@ -86,6 +91,8 @@ mod tests {
         assert_eq!((samples[0].running, samples[0].at), (5, INTERVAL * 5));
         assert_eq!((samples[SAMPLES_MAX].running, samples[SAMPLES_MAX].at), (9, INTERVAL * 200));
         histories.add(now, vec![(1, load(0))]);
-        assert_eq!(histories.with_now(2, now, load(3)).len(), 1, "the tenant is gone");
+        let gone: Vec<u64> =
+            histories.with_now(2, now, load(3)).iter().map(|sample| sample.running).collect();
+        assert_eq!(gone, [0, 3], "the tenant is gone");
     }
 }
