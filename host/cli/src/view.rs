@@ -72,7 +72,7 @@ impl View {
         Self { dir: dir.to_owned(), other: None, listen: SocketAddr::from(([127, 0, 0, 1], 0)) }
     }
 
-    /// Serves the pages until the program is told to stop.
+    /// Serves the pages until the program receives a signal to stop.
     pub(super) async fn serve(self) -> Result<()> {
         let open = |dir: &Path, root| Evaluation::open(dir, root);
         let other = self.other.as_deref().map(|dir| open(dir, OTHER)).transpose()?;

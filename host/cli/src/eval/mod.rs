@@ -78,7 +78,7 @@ pub(super) struct Eval {
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
     /// Serves pages with the results at the end, as the command view does, until the program is stopped.
-    #[arg(long, help_heading = OUTPUT)]
+    #[arg(long, help_heading = OUTPUT, hide_short_help = true)]
     view: bool,
     /// Writes no trajectories, artifacts or logs.
     #[arg(long, help_heading = OUTPUT)]
