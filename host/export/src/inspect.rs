@@ -569,20 +569,20 @@ impl<W: Write> InspectLog<W> {
                 r#"[{{"name":"{REWARD}","scorer":"{REWARD}","metrics":{{"mean":{{"name":"mean","value":{mean}}}}}}}]"#
             )
         };
-        write!(
-            self.to,
-            "{}{}{}{},\"samples\":[\n",
-            format_args!(
-                r#"{{"version":{VERSION},"status":"success","eval":{{"created":"{created}","task":"rollouts","dataset":{{"name":"rollouts","samples":{samples}}},"model":{text},"config":{{}}}},"#
-            ),
-            r#""plan":{"name":"plan","steps":[{"solver":"workflow"}]},"#,
-            format_args!(
-                r#""results":{{"total_samples":{samples},"completed_samples":{completed},"scores":{scores}}},"#
-            ),
-            format_args!(
-                r#""stats":{{"started_at":"{created}","completed_at":"{}","model_usage":{usage}}}"#,
-                time(ended)
-            ),
+        let to = &mut self.to;
+        writeln!(
+            to,
+            r#"{{"version":{VERSION},"status":"success","eval":{{"created":"{created}","task":"rollouts","dataset":{{"name":"rollouts","samples":{samples}}},"model":{text},"config":{{}}}},"#
+        )?;
+        writeln!(to, r#""plan":{{"name":"plan","steps":[{{"solver":"workflow"}}]}},"#)?;
+        writeln!(
+            to,
+            r#""results":{{"total_samples":{samples},"completed_samples":{completed},"scores":{scores}}},"#
+        )?;
+        let completed_at = time(ended);
+        writeln!(
+            to,
+            r#""stats":{{"started_at":"{created}","completed_at":"{completed_at}","model_usage":{usage}}},"samples":["#
         )?;
         let mut file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.rewind()?;
