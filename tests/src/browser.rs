@@ -61,6 +61,14 @@ impl BrowserDriver {
         folder().join("usr/lib/chromium/chromium")
     }
 
+    /// Returns the script of axe-core, which finds faults of accessibility.
+    pub fn axe(&self) -> String {
+        let path = environments().join("npm-axe/node_modules/axe-core/axe.min.js");
+        std::fs::read_to_string(&path).unwrap_or_else(|error| {
+            panic!("{path:?}: {error}; run: tests/clients/setup {} npm-axe", environments().display())
+        })
+    }
+
     /// Returns the output of the driver, for messages.
     pub fn log(&self) -> String {
         self.process.stderr()

@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 
 use rollout_tests::{
-    Answer, BrowserDriver, Controller, Evaluation, Start, TestHost, example, rollout_host, sums, until,
+    Answer, BrowserDriver, Controller, Evaluation, ServeCatalog, Start, TestHost, example, guest,
+    rollout_host, sums, until,
 };
 use serde_json::json;
 use thirtyfour::common::capabilities::chromium::ChromiumLikeCapabilities;
@@ -17,7 +18,7 @@ const NARROW: [u32; 2] = [500, 900];
 /// A browser with one window.
 struct Window {
     driver: WebDriver,
-    _owner: BrowserDriver,
+    owner: BrowserDriver,
 }
 
 impl Window {
@@ -30,7 +31,7 @@ impl Window {
         }
         let driver = WebDriver::new(owner.url(), capabilities).await;
         let driver = driver.unwrap_or_else(|error| panic!("{error}\n{}", owner.log()));
-        Self { driver, _owner: owner }
+        Self { driver, owner }
     }
 
     async fn goto(&self, url: &str) {
@@ -66,6 +67,17 @@ impl Window {
         assert_eq!(self.value(scrolls).await, true, "the page scrolls sideways");
     }
 
+    /// Checks that axe-core finds no serious fault of accessibility.
+    async fn check_accessibility(&self) {
+        self.driver.execute(self.owner.axe(), Vec::new()).await.unwrap();
+        let run = "const done = arguments[arguments.length - 1]; axe.run().then(found => done(found.violations \
+                   .filter(one => ['serious', 'critical'].includes(one.impact)) \
+                   .map(one => [one.id, one.nodes.map(node => node.html + ' ' + node.failureSummary)])), \
+                   error => done(String(error)));";
+        let found = self.driver.execute_async(run, Vec::new()).await.unwrap();
+        assert_eq!(*found.json(), json!([]), "{:#}", found.json());
+    }
+
     /// Writes a picture, if pictures are requested.
     async fn picture(&self, name: &str) {
         let Some(folder) = std::env::var_os("ROLLOUT_SCREENSHOTS") else { return };
@@ -83,9 +95,10 @@ fn calculator_reply(expression: &str) -> Answer {
     let call = json!({"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": arguments}});
     let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
     let usage = json!({"prompt_tokens": 41, "completion_tokens": 12});
-    Answer::Json(
-        json!({"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}).to_string(),
-    )
+    let token = |(token, logprob): (&str, f64)| json!({"token": token, "logprob": logprob});
+    let tokens = [("calculator", -0.01), ("(", -0.2), (expression, -1.7), (")", -3.2)].map(token);
+    let choice = json!({"message": message, "finish_reason": "tool_calls", "logprobs": {"content": tokens}});
+    Answer::Json(json!({"choices": [choice], "usage": usage}).to_string())
 }
 
 #[tokio::test]
@@ -97,6 +110,7 @@ async fn a_person_signs_in_and_watches_a_rollout() {
     let window = Window::open(WIDE, false).await;
     window.goto(&format!("{}/ui/", host.url())).await;
     assert!(window.text().await.contains("This server needs a key"));
+    window.check_accessibility().await;
     window.picture("sign-in").await;
     let field = window.driver.find(By::Id("key")).await.unwrap();
     field.send_keys("wrong" + Key::Enter).await.unwrap();
@@ -112,12 +126,15 @@ async fn a_person_signs_in_and_watches_a_rollout() {
     controller.answer_chats([calculator_reply("12 * 7")]);
     let admitted = host.admit(&controller.rollout("What is 12 * 7?").id("watched").label("84")).await;
     window.holds("document.getElementById('running').innerText.includes('watched')").await;
+    window.check_accessibility().await;
     window.picture("host").await;
     window.click("#running a").await;
     window.holds("document.body.innerText.includes('waiting for the model')").await;
     window.holds("document.querySelectorAll('.turn').length === 2").await;
     window.click("#turn-1 details summary").await;
     assert!(window.text().await.contains("\"expression\": \"12 * 7\""));
+    window.click("#turn-1 .logprobs summary").await;
+    assert_eq!(window.value("document.querySelector('#turn-1 .logprobs .p3').innerText").await, "12 * 7");
     window.picture("rollout-running").await;
     controller.release();
     host.result(&admitted).await;
@@ -126,6 +143,7 @@ async fn a_person_signs_in_and_watches_a_rollout() {
     assert_eq!(window.value("document.querySelector('#turn-1 details').open").await, true, "it stays open");
     window.holds("!document.body.innerText.includes('waiting for the model')").await;
     window.check_layout().await;
+    window.check_accessibility().await;
     window.picture("rollout").await;
     window.goto(&format!("{}/ui/rollouts/watched#turn-2", host.url())).await;
     assert_eq!(window.value("document.querySelector(':target').id").await, "turn-2");
@@ -190,14 +208,55 @@ async fn a_narrow_dark_window_shows_everything() {
     window.check_layout().await;
     let ground = window.value("getComputedStyle(document.body).backgroundColor").await;
     assert_eq!(ground, "rgb(18, 22, 29)", "the dark colours");
+    window.check_accessibility().await;
     window.picture("host-narrow-dark").await;
     window.goto(&format!("{}/ui/rollouts/{long}", host.url())).await;
     window.check_layout().await;
+    window.check_accessibility().await;
     window.picture("rollout-narrow-dark").await;
     // The keyboard alone reaches a call of a tool and opens it.
     window.value("document.querySelector('details summary').focus()").await;
     window.driver.active_element().await.unwrap().send_keys(Key::Enter).await.unwrap();
     window.holds("document.querySelector('details').open").await;
+    window.close().await;
+}
+
+#[tokio::test]
+async fn an_author_activates_a_version_by_a_click() {
+    let controller = Controller::start().await;
+    let catalog = ServeCatalog::default().start().await;
+    let tenant = catalog.tenant("lab", json!({"running": 4, "model-tokens-per-day": 1_000_000})).await;
+    catalog.serve(&tenant, "sums", "conform", "").await;
+    for (component, passed) in [("conform", true), ("wrong_settings", false)] {
+        let pushed = catalog.push(&tenant, "sums", &guest(component), "", false).await;
+        assert_eq!(pushed.body["passed"], passed, "{}", pushed.text);
+    }
+    let host = catalog.plugin(&tenant, "sums");
+    for number in 0..8 {
+        let rollout = controller.rollout(&format!("What is {number} + 2?"));
+        let prompt_fails = number % 4 == 3;
+        let rollout = if prompt_fails { controller.rollout("please trap") } else { rollout };
+        host.run(&rollout.id(&format!("sum-{number}")).label("3")).await;
+    }
+    let window = Window::open(WIDE, false).await;
+    window.goto(&format!("{}/ui/plugins/sums", catalog.url())).await;
+    let field = window.driver.find(By::Id("key")).await.unwrap();
+    field.send_keys(tenant.author.clone() + Key::Enter).await.unwrap();
+    window.holds("location.pathname === '/ui/plugins/sums'").await;
+    window.check_accessibility().await;
+    window.picture("plugin").await;
+    window.check_layout().await;
+    window.click("#version-2 button").await;
+    window.holds("document.querySelector('#version-2 h2').innerText.includes('active')").await;
+    window.click(".head button").await;
+    window.holds("document.querySelector('#version-1 h2').innerText.includes('active')").await;
+    window.goto(&format!("{}/ui/", catalog.url())).await;
+    window.check_layout().await;
+    assert_eq!(window.value("document.querySelectorAll('#load svg').length").await, 3);
+    window.check_accessibility().await;
+    window.picture("host-tenant").await;
+    window.click("#failures td.id a").await;
+    window.holds("document.body.innerText.includes('at fault: plugin')").await;
     window.close().await;
 }
 
@@ -218,6 +277,7 @@ async fn two_evaluations_are_sorted_filtered_and_compared() {
     window.goto(&url).await;
     assert_eq!(window.value("document.querySelectorAll('#rows tbody tr').length").await, 12);
     window.check_layout().await;
+    window.check_accessibility().await;
     window.picture("evaluation").await;
     window.click("th:nth-child(2) a").await;
     assert_eq!(
@@ -239,10 +299,12 @@ async fn two_evaluations_are_sorted_filtered_and_compared() {
     assert!(window.text().await.contains("rollout-host replay --journal"));
     window.goto(&format!("{url}compare")).await;
     assert!(window.text().await.contains("same rows"));
+    window.check_accessibility().await;
     window.picture("comparison").await;
     window.click("tbody a").await;
     window.holds("document.querySelectorAll('.sides .turn').length === 2").await;
     window.check_layout().await;
+    window.check_accessibility().await;
     window.picture("side-by-side").await;
     window.goto(&format!("{url}rollouts/none")).await;
     assert!(window.text().await.contains("There is no rollout 'none'"));

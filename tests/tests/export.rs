@@ -129,6 +129,81 @@ async fn the_packages_of_trainers_read_exported_rows_to_the_last_bit() {
     assert_eq!(silent["tokens_missing"], "request 0: no token ids of the prompt");
 }
 
+/// Returns the Python with the package `inspect_ai`, which is large: if `ROLLOUT_TEST_INSPECT` is set, or if it is installed.
+fn python_with_inspect() -> Option<PathBuf> {
+    let dir = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
+    let python = dir.join("inspect/bin/python");
+    let is_requested = std::env::var_os("ROLLOUT_TEST_INSPECT").is_some();
+    assert!(
+        python.is_file() || !is_requested,
+        "{python:?} is missing; run: tests/clients/setup {} inspect",
+        dir.display()
+    );
+    python.is_file().then_some(python)
+}
+
+#[tokio::test]
+async fn the_package_inspect_reads_exported_logs() {
+    let Some(python) = python_with_inspect() else {
+        println!("not tested: inspect_ai, which ROLLOUT_TEST_INSPECT=1 requests");
+        return;
+    };
+    let controller = Controller::start().await;
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": "{\"expression\": \"1 + 3\"}"}},
+    ]});
+    let answer = json!({"role": "assistant", "content": "It is #### 4", "reasoning_content": "because"});
+    controller.answer_chats([
+        reply(&call, &[1, 2], &[(3, -0.25), (4, -1e-300)]),
+        reply(&answer, &[1, 2, 3, 4, 5], &[(6, -0.5)]),
+        Answer::Say("#### 5"),
+        Answer::Status(400, json!({"error": "too long"})),
+    ]);
+    let rows: Vec<Value> =
+        (0..3).map(|_| json!({"user_prompt": "Calculate 1 + 3.", "ground_truth": "4"})).collect();
+    let mut evaluation = Evaluation::of("conform", &rows).model(&controller).options(["--concurrency", "1"]);
+    evaluation.guest = example("example-calculator");
+    let ran = evaluation.run().await;
+    assert_eq!(ran.code, Some(2), "one rollout has no reward: {}", ran.stderr);
+    let dir = evaluation.path("");
+
+    let exported = export(&dir, &["out", "--format", "inspect", "--out", "log.json"]).await;
+    assert_eq!(exported.code, Some(0), "{}", exported.stderr);
+    let mut reader = Command::new(&python);
+    reader.arg(project_root().join("tests/clients/read_inspect.py")).arg("log.json").current_dir(&dir);
+    let read = reader.start().ended().await;
+    assert_eq!(read.code, Some(0), "{}", read.stderr);
+    let read: Value = serde_json::from_str(&read.stdout).unwrap();
+
+    assert_eq!((&read["status"], &read["model"]), (&json!("success"), &json!("a-model")));
+    assert_eq!((&read["results"], &read["counts"]), (&json!([["reward", 0.5]]), &json!([3, 2])));
+    assert_eq!(read["summaries"], 3);
+    let mut samples = read["samples"].as_array().unwrap().clone();
+    samples.sort_by_key(|sample| sample["id"].as_str().unwrap().to_owned());
+    let [good, wrong, failed] = samples.as_slice() else { panic!("{samples:#?}") };
+    assert_eq!((&good["id"], &good["epoch"], &good["target"]), (&json!("row-00000"), &json!(1), &json!("4")));
+    assert_eq!(good["scores"], json!({"reward": 1.0, "answered": 1.0, "tool_calls": 1.0}));
+    let prompt = json!([
+        ["system", "Use the calculator for every calculation.", []],
+        ["user", "Calculate 1 + 3.", []]
+    ]);
+    assert_eq!(good["input"], prompt);
+    let roles: Vec<_> = good["messages"].as_array().unwrap().iter().map(|message| &message[0]).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "tool", "assistant"]);
+    assert_eq!(good["messages"][2][2], json!([["calculator", {"expression": "1 + 3"}]]));
+    let events = good["events"].as_array().unwrap();
+    assert_eq!(events.len(), 2, "{events:#?}");
+    assert_eq!(events[0][1], prompt);
+    assert_eq!(events[0][3], json!([-0.25, -1e-300]));
+    assert_eq!(events[0][4], json!(["calculator"]));
+    assert_eq!(events[1][1].as_array().unwrap()[..4], good["messages"].as_array().unwrap()[..4]);
+    assert_eq!(events[1][3], json!([-0.5]));
+    assert_eq!(good["output"], "It is #### 4");
+    assert_eq!(wrong["scores"]["reward"], 0.0);
+    assert!(failed["error"].as_str().unwrap().contains("in the workflow, at fault: "), "{failed}");
+    assert!(failed["events"][0][5].as_str().unwrap().contains("400"), "{failed}");
+}
+
 #[tokio::test]
 async fn rows_are_selected_by_a_condition_and_an_invalid_one_is_explained() {
     let controller = Controller::start().await;

@@ -2,7 +2,8 @@
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, LOCATION, SET_COOKIE};
 use rollout_tests::{
-    Answer, Controller, Serve, ServeCatalog, TestCatalog, TestHost, TestTenant, in_time, until,
+    Answer, Controller, Serve, ServeCatalog, TestCatalog, TestHost, TestTenant, example, guest, in_time,
+    until,
 };
 use serde_json::json;
 
@@ -255,6 +256,7 @@ async fn a_tenant_sees_only_what_is_its_own_and_a_revoked_key_nothing() {
     let home = browser.get("/ui/").await;
     home.assert_shows(&["of-one", "calc", "viewer", "of 4<"]);
     home.assert_lacks(&["of-two", "two", "memory"]);
+    home.assert_shows(&["id=\"quotas\"", "of 4</span>", "<polyline class=\"curve\"", "tokens per minute"]);
     // The name of another tenant in the address has no effect.
     browser.get("/ui/?tenant=two").await.assert_lacks(&["of-two"]);
     assert_eq!(browser.get("/ui/rollouts/of-two").await.status, 404);
@@ -274,6 +276,86 @@ async fn a_tenant_sees_only_what_is_its_own_and_a_revoked_key_nothing() {
     let viewer = keys["items"].as_array().unwrap().iter().find(|key| key["rights"] == "viewer").unwrap();
     catalog.operate(reqwest::Method::DELETE, &format!("/keys/{}", viewer["id"]), json!(null)).await;
     assert_eq!(browser.get("/ui/").await.status, 303, "the key was revoked");
+}
+
+#[tokio::test]
+async fn a_version_is_activated_by_a_key_that_may_and_by_no_other_site() {
+    let catalog = ServeCatalog::default().start().await;
+    let tenant = served(&catalog, "one").await;
+    let second = catalog.push(&tenant, "calc", &guest("conform"), "", false).await;
+    assert!(second.status < 300, "{}", second.text);
+    let broken = catalog.push(&tenant, "calc", &guest("wrong_settings"), "", false).await;
+    assert_eq!(broken.body["passed"], false, "{}", broken.text);
+    let url = catalog.url();
+    let (mut viewer, mut author) = (Browser::at(&url), Browser::at(&url));
+    viewer.sign_in(&tenant.viewer).await;
+    author.sign_in(&tenant.author).await;
+    let active = async || {
+        let path = "/admin/v1/plugins/calc";
+        catalog.ask(&tenant.viewer, reqwest::Method::GET, path, json!(null)).await.body["active"].clone()
+    };
+    let activate = async |browser: &Browser, origin: Option<&str>, form: &'static str| {
+        let request = browser.request(reqwest::Method::POST, "/ui/plugins/calc/activate").body(form);
+        let request = origin.into_iter().fold(request, |request, origin| request.header("origin", origin));
+        browser.send(request).await
+    };
+
+    viewer.get("/ui/").await.assert_shows(&["href=\"/ui/plugins/calc\""]);
+    let page = viewer.get("/ui/plugins/calc").await;
+    page.assert_shows(&["Version 1", "Version 2", "Validation report", "passed"]);
+    page.assert_lacks(&["Activate version", "Roll back"]);
+    let page = author.get("/ui/plugins/calc").await;
+    page.assert_shows(&["Activate version 2", "Roll back"]);
+    page.assert_shows(&["failed its checks"]);
+    page.assert_lacks(&["Activate version 3"]);
+    let refused = activate(&author, Some(&url), "version=3").await;
+    assert_eq!(refused.status, 409, "{}", refused.text);
+    refused.assert_shows(&["Not activated"]);
+    assert_eq!(activate(&viewer, Some(&url), "version=2").await.status, 403);
+    assert_eq!(activate(&author, Some("https://evil.example"), "version=2").await.status, 403);
+    let unknown = activate(&author, None, "version=2").await;
+    assert_eq!(unknown.status, 403, "a form of an unknown origin");
+    assert_eq!(active().await, 1);
+
+    let activated = activate(&author, Some(&url), "version=2").await;
+    assert_eq!((activated.status, activated.location()), (303, "/ui/plugins/calc"));
+    assert_eq!(active().await, 2);
+    assert_eq!(activate(&author, Some(&url), "").await.status, 303);
+    assert_eq!(active().await, 1, "rolled back");
+    assert_eq!(activate(&author, Some(&url), "version=x").await.status, 409);
+    assert_eq!(activate(&author, Some(&url), "version=9").await.status, 404);
+    assert_eq!(author.get("/ui/plugins/none").await.status, 404);
+}
+
+#[tokio::test]
+async fn artifacts_are_shown_or_offered_with_headers_that_run_nothing() {
+    let controller = Controller::start().await;
+    let host =
+        TestHost::of_component(example("example-calculator")).option("--journal", "journal").start().await;
+    let browser = Browser::at(host.url());
+    let call = json!({"id": "c", "type": "function",
+        "function": {"name": "calculator", "arguments": "{\"expression\":\"2 * 3\"}"}});
+    let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    controller.answer_chats([Answer::Json(json!({"choices": [{"message": message}]}).to_string())]);
+    host.run(&controller.rollout("What is 2 * 3?").id("first").label("6")).await;
+
+    let page = browser.get("/ui/rollouts/first").await;
+    let address = "/ui/rollouts/first/artifact?name=calculations.txt";
+    page.assert_shows(&["Artifacts", address, "2 * 3 = 6"]);
+    let artifact = browser.get(address).await;
+    assert_eq!(artifact.status, 200);
+    for (name, value) in [
+        ("content-type", "text/plain; charset=utf-8"),
+        ("content-disposition", "inline; filename*=UTF-8''calculations%2Etxt"),
+        ("content-security-policy", "default-src 'none'; sandbox; frame-ancestors 'none'"),
+        ("x-content-type-options", "nosniff"),
+    ] {
+        assert_eq!(artifact.headers[name], value);
+    }
+    artifact.assert_shows(&["2 * 3 = 6"]);
+    let none = browser.get("/ui/rollouts/first/artifact?name=..%2F%3Cb%3E").await;
+    assert_eq!(none.status, 404);
+    none.assert_shows(&["no artifact &#39;../&#60;b&#62;&#39;"]);
 }
 
 #[tokio::test]

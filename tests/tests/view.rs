@@ -51,6 +51,22 @@ async fn evaluated(controller: &Controller) -> Evaluation {
 }
 
 #[tokio::test]
+async fn an_evaluation_shows_its_results_at_its_end() {
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(3)).model(&controller).options(["--view"]);
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let process = evaluation.start();
+    let url = process.line("listening on ").await;
+    let home = in_time("a page", reqwest::Client::builder().no_proxy().build().unwrap().get(&url).send())
+        .await
+        .unwrap();
+    let home = in_time("a page in full", home.text()).await.unwrap();
+    Viewer::shows(&home, &["mean reward", "row-00002-run-0"]);
+    let ran = in_time("the end", process.terminate()).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+#[tokio::test]
 async fn an_evaluation_is_shown_with_its_conversations() {
     let controller = Controller::start().await;
     let evaluation = evaluated(&controller).await;

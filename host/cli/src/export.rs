@@ -28,7 +28,8 @@ const NAMED_MAX: u64 = 20;
     after_help = "Exit codes: 0 done; 2 not done, or some trajectories cannot be read and --skip-unreadable is not given.\n\n\
     Examples:\n  rollout-host export evals/my_agent-rows-1700000000 --out rows.parquet\n  \
     rollout-host export rollouts --where 'reward >= 1 and input_ids is not null' --out rows.parquet\n  \
-    rollout-host export /var/lib/rollouts/journal --where 'metrics.accuracy > 0.5 or not withdrawn' | head"
+    rollout-host export /var/lib/rollouts/journal --where 'metrics.accuracy > 0.5 or not withdrawn' | head\n  \
+    rollout-host export evals/my_agent-rows-1700000000 --format inspect --out logs/my_agent.json"
 )]
 pub(super) struct Export {
     /// Directory of an evaluation's results, a server's --artifact-root, or a journal, even while another
@@ -57,6 +58,8 @@ enum RowFormat {
     Parquet,
     /// JSON Lines, one row per line.
     Jsonl,
+    /// A log that the package inspect_ai reads; name it with the ending .json.
+    Inspect,
 }
 
 impl From<RowFormat> for Format {
@@ -64,6 +67,7 @@ impl From<RowFormat> for Format {
         match format {
             RowFormat::Parquet => Self::Parquet,
             RowFormat::Jsonl => Self::JsonLines,
+            RowFormat::Inspect => Self::Inspect,
         }
     }
 }
@@ -226,7 +230,7 @@ impl Rows {
             return Ok(());
         }
         self.counts.rows += 1;
-        self.output.push(&cells)
+        self.output.push(&row, &cells)
     }
 
     fn unreadable(&mut self, name: &str, why: &dyn std::error::Error) {

@@ -12,8 +12,8 @@ use clap::Args;
 use rollout_eval::{LineOutcome, Manifest, ResultLine, Summary, Tally};
 use rollout_page::{
     ComparisonPage, EvaluationFigures, EvaluationPage, Frame, Links, NoticePage, PageOfTurns, PassAtK,
-    RolloutPage, RolloutSource, RowLine, RowQuery, Side, SideBySidePage, Template, duration, number, reward,
-    whole_text,
+    RolloutPage, RolloutSource, RowLine, RowQuery, SentArtifact, Side, SideBySidePage, Template, duration,
+    number, reward, whole_text,
 };
 use rollout_rollout::StoredRollout;
 use rollout_server::{Listening, MadePage, PageMaker, pages};
@@ -63,32 +63,37 @@ impl View {
                 self.listen
             );
         }
+        setup::runtime()?.block_on(self.serve())?;
+        Ok(Exit::Done)
+    }
+
+    /// Creates the command for the results in a directory, on a free port.
+    pub(super) fn of(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), other: None, listen: SocketAddr::from(([127, 0, 0, 1], 0)) }
+    }
+
+    /// Serves the pages until the program receives a signal to stop.
+    pub(super) async fn serve(self) -> Result<()> {
         let open = |dir: &Path, root| Evaluation::open(dir, root);
         let other = self.other.as_deref().map(|dir| open(dir, OTHER)).transpose()?;
         let maker = Arc::new(EvaluationPages { own: open(&self.dir, "")?, other });
-        setup::runtime()?.block_on(async {
-            let mut stop = setup::StopSignal::new()?;
-            let socket = rollout_server::bind(self.listen);
-            let listener = socket.and_then(rollout_server::listen);
-            let listener = listener.with_context(|| {
-                format!("cannot listen on {}; choose another address with --listen", self.listen)
-            })?;
-            let address = listener.local_addr().context("cannot determine the address")?;
-            let stopped = CancellationToken::new();
-            let serving = rollout_server::serve(
-                Listening::from(listener),
-                pages(maker),
-                CONNECTIONS_MAX,
-                stopped.clone(),
-            );
-            let serving = tokio::spawn(serving);
-            outln!("listening on http://{address}/");
-            stop.next().await;
-            stopped.cancel();
-            // Open pages are not waited for.
-            serving.abort();
-            Ok(Exit::Done)
-        })
+        let mut stop = setup::StopSignal::new()?;
+        let socket = rollout_server::bind(self.listen);
+        let listener = socket.and_then(rollout_server::listen);
+        let listener = listener.with_context(|| {
+            format!("cannot listen on {}; choose another address with --listen", self.listen)
+        })?;
+        let address = listener.local_addr().context("cannot determine the address")?;
+        let stopped = CancellationToken::new();
+        let (listening, router) = (Listening::from(listener), pages(maker));
+        let serving = rollout_server::serve(listening, router, CONNECTIONS_MAX, stopped.clone());
+        let serving = tokio::spawn(serving);
+        outln!("listening on http://{address}/");
+        stop.next().await;
+        stopped.cancel();
+        // Open pages are not waited for.
+        serving.abort();
+        Ok(())
     }
 }
 
@@ -269,7 +274,7 @@ impl Evaluation {
             fork: None,
             log: stored.map(StoredRollout::log).unwrap_or_default(),
             log_dropped: stored.map_or(0, StoredRollout::log_dropped),
-            artifacts: artifacts.map(|artifact| (&*artifact.name, artifact.content.len())).collect(),
+            artifacts: artifacts.map(|artifact| (&*artifact.name, &*artifact.content)).collect(),
             journal: Some(&self.shown_dir),
             caveat: recorded.is_none().then(|| {
                 let outcome = line.reward.map_or_else(
@@ -390,6 +395,17 @@ impl EvaluationPages {
                 Ok(text.map_or_else(
                     || missing(evaluation, &format!("There is no recorded text at turn {turn} of '{id}'.")),
                     MadePage::Text,
+                ))
+            }
+            ["rollouts", id, "artifact"] => {
+                let (id, name) = (decoded(id), query.get("name").unwrap_or_default());
+                let recorded = RolloutId::parse(&*id).ok().map(|id| evaluation.recorded(&id)).transpose()?;
+                let recorded = recorded.flatten();
+                let artifacts = recorded.as_ref().map(|(stored, _)| stored.artifacts()).unwrap_or_default();
+                let found = artifacts.iter().find(|artifact| artifact.name == name);
+                Ok(found.map_or_else(
+                    || missing(evaluation, &format!("There is no artifact '{name}' of '{id}'.")),
+                    |artifact| MadePage::Artifact(SentArtifact::new(name, &artifact.content)),
                 ))
             }
             ["compare"] => match &self.other {

@@ -56,8 +56,38 @@ pub(crate) struct HostExtra<'a> {
     pub fork_of: Option<ForkOrigin<'a>>,
     #[serde(default)]
     pub refused_uses: RefusedUses,
+    #[serde(default)]
+    pub usage: RecordedUsage,
     #[serde(borrow, default)]
     observed: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    observed_tool_calls: Option<&'a RawValue>,
+}
+
+/// Usage of the rollout.
+#[derive(Default, Deserialize)]
+pub(crate) struct RecordedUsage {
+    #[serde(default)]
+    pub duration_ms: f64,
+}
+
+/// A call of a tool that the host provided.
+#[derive(Deserialize)]
+pub(crate) struct ToolUse<'a> {
+    #[serde(borrow)]
+    pub tool_call_id: Text<'a>,
+    #[serde(borrow)]
+    pub function_name: Text<'a>,
+    #[serde(borrow)]
+    pub arguments: Text<'a>,
+    #[serde(default)]
+    pub started_at_unix_ms: f64,
+    #[serde(default)]
+    pub duration_ms: f64,
+    #[serde(borrow, default)]
+    pub content: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    pub error: Option<Text<'a>>,
 }
 
 #[derive(Deserialize)]
@@ -103,7 +133,15 @@ pub(crate) struct Exchange<'a> {
     #[serde(borrow)]
     pub request: Request<'a>,
     #[serde(borrow, default)]
-    reply: Option<&'a RawValue>,
+    pub reply: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub error: Option<Text<'a>>,
+    #[serde(default)]
+    pub attempts: Option<u32>,
+    #[serde(default)]
+    pub started_at_unix_ms: f64,
+    #[serde(default)]
+    pub duration_ms: f64,
     /// Index of the claimed message that is the reply, if the workflow registered it.
     #[serde(default)]
     pub reply_at: Option<usize>,
@@ -111,6 +149,9 @@ pub(crate) struct Exchange<'a> {
 
 #[derive(Deserialize)]
 pub(crate) struct Request<'a> {
+    /// Number of messages that are those of the call before.
+    #[serde(default)]
+    pub messages_repeated: usize,
     #[serde(borrow)]
     pub messages_new: Vec<&'a RawValue>,
     #[serde(borrow)]
@@ -168,6 +209,13 @@ impl<'a> Document<'a> {
     pub(crate) fn exchanges(&self) -> Result<Vec<Exchange<'a>>, InvalidReason> {
         let observed = self.host.observed.map_or("[]", RawValue::get);
         serde_json::from_str(observed).map_err(|error| format!("`extra.rollout_host.observed`: {error}"))
+    }
+
+    /// Parses the calls of tools that the host provided.
+    pub(crate) fn tool_calls(&self) -> Result<Vec<ToolUse<'a>>, InvalidReason> {
+        let observed = self.host.observed_tool_calls.map_or("[]", RawValue::get);
+        serde_json::from_str(observed)
+            .map_err(|error| format!("`extra.rollout_host.observed_tool_calls`: {error}"))
     }
 }
 

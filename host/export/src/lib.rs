@@ -10,6 +10,7 @@
 mod columns;
 mod condition;
 mod document;
+mod inspect;
 mod jsonl;
 mod messages;
 mod output;

@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use parquet::errors::ParquetError;
 
 use crate::columns::Cell;
+use crate::inspect::InspectLog;
 use crate::jsonl;
 use crate::parquet_file::ParquetFile;
+use crate::row::Row;
 
 /// Size of the write buffer.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -21,6 +23,8 @@ pub enum Format {
     Parquet,
     /// JSON Lines, one row per line.
     JsonLines,
+    /// A log of Inspect.
+    Inspect,
 }
 
 /// Error of writing rows. An incomplete file is removed.
@@ -55,6 +59,7 @@ type Destination = BufWriter<Box<dyn Write + Send>>;
 enum Rows {
     Parquet(Box<ParquetFile<Destination>>),
     JsonLines(Destination),
+    Inspect(Box<InspectLog<Destination>>),
 }
 
 impl Output {
@@ -93,15 +98,16 @@ impl Output {
         Ok(Self { rows, file: None })
     }
 
-    /// Writes a row.
+    /// Writes a row, whose cells are given.
     ///
     /// # Errors
     ///
     /// Writing to the file or the stream fails.
-    pub fn push(&mut self, row: &[Cell<'_>]) -> Result<(), OutputError> {
+    pub fn push(&mut self, row: &Row<'_>, cells: &[Cell<'_>]) -> Result<(), OutputError> {
         let written = match &mut self.rows {
-            Rows::Parquet(file) => file.push(row).map_err(io_error),
-            Rows::JsonLines(to) => jsonl::write(row, to),
+            Rows::Parquet(file) => file.push(cells).map_err(io_error),
+            Rows::JsonLines(to) => jsonl::write(cells, to),
+            Rows::Inspect(log) => log.push(row),
         };
         written.map_err(|source| self.failed(source))
     }
@@ -116,6 +122,7 @@ impl Output {
         let written = match rows {
             Rows::Parquet(rows) => rows.finish().map_err(io_error).and_then(|mut to| to.flush()),
             Rows::JsonLines(mut to) => to.flush(),
+            Rows::Inspect(log) => log.finish().and_then(|mut to| to.flush()),
         };
         match (written, file) {
             (Ok(()), None) => Ok(()),
@@ -139,6 +146,7 @@ impl Rows {
         Ok(match format {
             Format::Parquet => Self::Parquet(Box::new(ParquetFile::new(to).map_err(io_error)?)),
             Format::JsonLines => Self::JsonLines(to),
+            Format::Inspect => Self::Inspect(Box::new(InspectLog::new(to)?)),
         })
     }
 }

@@ -20,13 +20,13 @@ pub struct InvalidTrajectory(pub(crate) String);
 
 /// A training row.
 pub struct Row<'a> {
-    document: Document<'a>,
-    reward: Option<f64>,
-    metrics: Vec<(Cow<'a, str>, f64)>,
+    pub(crate) document: Document<'a>,
+    pub(crate) reward: Option<f64>,
+    pub(crate) metrics: Vec<(Cow<'a, str>, f64)>,
     tools: Option<&'a str>,
-    messages: Vec<Message<'a>>,
+    pub(crate) messages: Vec<Message<'a>>,
     /// For each message, 1 if the model wrote it, else 0.
-    mask: Vec<i64>,
+    pub(crate) mask: Vec<i64>,
     turns: Vec<Turn<'a>>,
     sequence: Sequence,
 }

@@ -312,13 +312,13 @@ fn a_file_appears_only_when_it_is_complete() {
     std::fs::write(&path, "before").unwrap();
     for format in [Format::Parquet, Format::JsonLines] {
         let mut output = Output::to_file(&path, format).unwrap();
-        output.push(&row.cells()).unwrap();
+        output.push(&row, &row.cells()).unwrap();
         assert_eq!(names(), ["rows", "rows.partial"]);
         drop(output);
         assert_eq!((names(), std::fs::read(&path).unwrap()), (vec!["rows".to_owned()], b"before".to_vec()));
     }
     let mut output = Output::to_file(&path, Format::JsonLines).unwrap();
-    output.push(&row.cells()).unwrap();
+    output.push(&row, &row.cells()).unwrap();
     output.finish().unwrap();
     assert_eq!(names(), ["rows"]);
     assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 1);
@@ -343,7 +343,7 @@ fn a_full_disk_is_an_error() {
         let mut output = Output::to_stream(full.try_clone().unwrap(), format).unwrap();
         let document = two_turns();
         let row = Row::parse(&document).unwrap();
-        let written = output.push(&row.cells()).and_then(|()| output.finish());
+        let written = output.push(&row, &row.cells()).and_then(|()| output.finish());
         let error = std::error::Error::source(&written.unwrap_err()).unwrap().to_string();
         assert_eq!(error, "No space left on device (os error 28)");
     }

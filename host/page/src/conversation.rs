@@ -10,6 +10,7 @@ use rollout_rollout::FinishedSample;
 use rollout_transcript::{ChatFailure, Exchange, Lists, ModelRole, Part, ToolUse, Transcript, in_common};
 
 use crate::format::{duration, number};
+use crate::logprob::{ShadedTokens, shaded_tokens};
 use crate::message::{Message, ObservedCall, RawMessage, shown};
 use crate::text::{Room, Text, visible};
 
@@ -44,6 +45,8 @@ pub struct Turn {
     pub messages_left_out: usize,
     /// The reply.
     pub reply: Reply,
+    /// The tokens of the reply, if the model's server sent their log-probabilities.
+    pub tokens: Option<ShadedTokens>,
     /// Time, tokens and the like.
     pub facts: Vec<String>,
     /// Time of the call.
@@ -246,6 +249,7 @@ impl<'a> Calls<'a> {
             messages,
             messages_left_out: left_out,
             reply,
+            tokens: exchange.completion().and_then(|reply| shaded_tokens(reply.body(), room)),
             facts: facts(exchange),
             started_at: exchange.started_at,
         }

@@ -6,6 +6,7 @@ use askama::Template;
 use rollout_rollout::{EndedCounts, EndedRollout, FailureCause, FailureCount, LiveRollout, Outcome, Phase};
 
 use crate::format::{duration, number, reward, time_of_day, timestamp};
+use crate::history::{LoadPlots, LoadSample};
 use crate::links::{Frame, path_segment};
 use crate::rollout::PageLinks;
 use crate::text::visible;
@@ -53,6 +54,13 @@ pub struct PluginLine {
     pub queued: u32,
     /// Maximum number of running rollouts.
     pub running_max: u32,
+}
+
+/// A plugin with the address of its page.
+#[derive(Debug)]
+struct PluginLink {
+    line: PluginLine,
+    link: String,
 }
 
 /// A tenant, for operators.
@@ -123,13 +131,15 @@ pub struct HostPage {
     /// The frame.
     pub frame: Frame,
     gauges: Vec<Gauge>,
+    quotas: Vec<Gauge>,
+    load: LoadPlots,
     is_accepting: bool,
     scored: String,
     unscored: String,
     mean_reward: Option<String>,
     tokens: String,
     tenants: Vec<TenantLink>,
-    plugins: Vec<PluginLine>,
+    plugins: Vec<PluginLink>,
     running: Vec<LiveLine>,
     running_count: String,
     running_left_out: usize,
@@ -201,6 +211,10 @@ fn cause_word((stage, kind, fault): &FailureCause) -> String {
 pub struct HostSource {
     /// Slots, memory and the like.
     pub gauges: Vec<Gauge>,
+    /// Quotas and their use.
+    pub quotas: Vec<Gauge>,
+    /// Samples of the load of the last hour.
+    pub load: Vec<LoadSample>,
     /// Whether rollouts are admitted.
     pub is_accepting: bool,
     /// The tenants, for operators.
@@ -259,8 +273,16 @@ impl HostPage {
             is_shown: links.tenant.as_ref() == Some(&line.name),
             line,
         };
+        let has_plugins = !source.plugins.is_empty();
+        let plugins = source.plugins.into_iter().map(|line| PluginLink {
+            link: links.with_query(format!("{}/plugins/{}", links.root, path_segment(&line.name)), ""),
+            line,
+        });
+        let plugins = plugins.collect();
         Self {
             gauges: source.gauges,
+            quotas: source.quotas,
+            load: LoadPlots::new(&source.load),
             is_accepting: source.is_accepting,
             scored: number(counts.scored),
             unscored: number(counts.unscored),
@@ -282,8 +304,8 @@ impl HostPage {
             ended_links: PageLinks::new(source.ended_page.min(pages), pages, ended_address),
             failures: failures.collect(),
             tenants: source.tenants.into_iter().map(tenant_link).collect(),
-            has_plugins: !source.plugins.is_empty(),
-            plugins: source.plugins,
+            has_plugins,
+            plugins,
             has_journal: source.has_journal,
             is_overview: source.is_overview,
             filter: EndedFilter { id: visible(&filter.id), outcome: filter.outcome },
@@ -312,7 +334,7 @@ fn live_line(frame: &Frame, rollout: &LiveRollout, now: SystemTime) -> LiveLine 
         plugin: facts.and_then(|facts| facts.plugin.as_deref()).map(visible).unwrap_or_default(),
         phase: phase_word(rollout.phase),
         // Whole seconds, so that a row changes once a second at most.
-        time: duration(Duration::from_secs(time.as_secs())),
+        time: if time.as_secs() < 60 { format!("{} s", time.as_secs()) } else { duration(time) },
         calls: number(usage.chat_calls),
         tokens: number(usage.prompt_tokens + usage.completion_tokens),
     }

@@ -9,20 +9,25 @@
 //!
 //! This crate opens no connection and knows no protocol.
 
+mod artifact;
 mod assets;
 mod command;
 mod conversation;
 mod evaluation;
 mod format;
+mod history;
 mod host;
 mod links;
+mod logprob;
 mod message;
 mod notice;
 mod plot;
+mod plugin;
 mod rollout;
 mod text;
 mod timeline;
 
+pub use artifact::{ARTIFACT_POLICY, SentArtifact};
 pub use assets::{ASSETS, Asset, SECURITY_POLICY};
 pub use conversation::{Conversation, PageOfTurns, TURNS_PER_PAGE};
 pub use evaluation::{
@@ -30,12 +35,14 @@ pub use evaluation::{
     SideBySidePage, SortBy,
 };
 pub use format::{bytes, duration, number, reward};
+pub use history::LoadSample;
 pub use host::{
     ENDED_PER_PAGE, EndedFilter, Gauge, HostPage, HostSource, LIVE_PER_PAGE, PluginLine, TenantLine,
     phase_word,
 };
 pub use links::{Frame, Links, path_segment};
 pub use notice::{NoticePage, SignInPage};
+pub use plugin::{DeploymentSource, PluginPage, PluginSource};
 pub use rollout::{LOG_LINES_PER_PAGE, RolloutPage, RolloutSource, whole_text};
 pub use text::{Text, visible};
 

@@ -8,10 +8,11 @@ use rollout_rollout::{FailureKind, Finished, ForkPoint, Outcome};
 use rollout_transcript::{ModelRole, Part, Transcript};
 use rollout_wire::id::RolloutId;
 
+use crate::artifact::ArtifactLine;
 use crate::command::shell_word;
 use crate::conversation::{Conversation, PageOfTurns, Reply};
 use crate::format::{amount, bytes, date_and_time, duration, number, reward, timestamp};
-use crate::links::Frame;
+use crate::links::{Frame, path_segment};
 use crate::message::Message;
 use crate::text::{Text, visible};
 use crate::timeline::{TimelineRow, rows};
@@ -49,8 +50,8 @@ pub struct RolloutSource<'a> {
     pub log: &'a [LogEntry],
     /// Number of log entries that were dropped at the limit.
     pub log_dropped: u64,
-    /// Names and sizes of its artifacts.
-    pub artifacts: Vec<(&'a str, usize)>,
+    /// Names and contents of its artifacts.
+    pub artifacts: Vec<(&'a str, &'a [u8])>,
     /// The directory of the journal for commands, if they need it.
     pub journal: Option<&'a str>,
     /// A note on missing data, with its reason.
@@ -153,7 +154,8 @@ pub struct RolloutPage {
     log_count: usize,
     log_dropped: u64,
     log_links: PageLinks,
-    artifacts: Vec<Fact>,
+    artifacts: Vec<ArtifactLine>,
+    artifacts_left_out: usize,
     commands: Vec<CommandLine>,
     caveat: Option<String>,
 }
@@ -202,7 +204,10 @@ impl RolloutPage {
             Outcome::Scored { .. } => None,
             Outcome::Unscored(failure) => Some(failure),
         });
-        let artifacts = source.artifacts.iter().take(LIST_MAX);
+        let artifacts = source.artifacts.iter().take(LIST_MAX).enumerate().map(|(at, (name, content))| {
+            let link = frame.links.below_rollout(id, "/artifact", &format!("name={}", path_segment(name)));
+            ArtifactLine::new(at, name, content, link)
+        });
         Self {
             id: visible(id.as_str()),
             plugin: source.plugin.map(visible),
@@ -240,9 +245,8 @@ impl RolloutPage {
             log_count: source.log.len(),
             log_dropped: source.log_dropped,
             log_links,
-            artifacts: artifacts
-                .map(|(name, size)| Fact { name: visible(name), value: bytes(*size as u64) })
-                .collect(),
+            artifacts: artifacts.collect(),
+            artifacts_left_out: source.artifacts.len().saturating_sub(LIST_MAX),
             commands: commands(source),
             caveat: source.caveat.clone(),
             frame,

@@ -53,6 +53,8 @@ pub struct EndedRollout {
     pub chat_calls: u64,
     /// Number of tokens of these calls, as the server reported.
     pub tokens: u64,
+    /// CPU time of its guests.
+    pub guest_cpu: Duration,
 }
 
 impl EndedRollout {
@@ -74,7 +76,8 @@ impl EndedRollout {
         };
         let tokens = usage.prompt_tokens + usage.completion_tokens;
         let (ended_at, chat_calls) = (SystemTime::now(), usage.chat_calls);
-        Self { id, plugin, outcome, ended_at, duration, chat_calls, tokens }
+        let guest_cpu = usage.guest_cpu;
+        Self { id, plugin, outcome, ended_at, duration, chat_calls, tokens, guest_cpu }
     }
 }
 
@@ -101,6 +104,8 @@ pub struct EndedCounts {
     pub unscored: u64,
     /// Number of tokens of all calls of the model.
     pub tokens: u64,
+    /// CPU time of their guests.
+    pub guest_cpu: Duration,
 }
 
 /// Summaries of the rollouts of one tenant that have ended.
@@ -132,6 +137,7 @@ impl Activity {
     pub(super) fn ended(&self, rollout: EndedRollout) {
         let mut inner = self.lock();
         inner.counts.tokens += rollout.tokens;
+        inner.counts.guest_cpu += rollout.guest_cpu;
         match &rollout.outcome {
             Outcome::Scored { reward } => {
                 inner.counts.scored += 1;

@@ -20,7 +20,7 @@ impl AnyServer {
     pub fn router(&self) -> Router {
         match self {
             Self::One(server) => server.router(),
-            Self::Many(tenants, admin) => tenants.router(admin.router()),
+            Self::Many(tenants, admin) => tenants.router(admin),
         }
     }
 

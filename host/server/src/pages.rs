@@ -15,6 +15,7 @@ use crate::access::{Access, Gate, check_names};
 use crate::error::RequestRefused;
 use crate::ui;
 use rollout_core::telemetry::Metrics;
+use rollout_page::SentArtifact;
 
 /// Maximum number of pages that are made at once. Each has a thread and may read files.
 const MAKERS_MAX: usize = 4;
@@ -26,6 +27,8 @@ pub enum MadePage {
     Html(String),
     /// A text.
     Text(String),
+    /// An artifact.
+    Artifact(SentArtifact),
     /// A page as HTML that says that there is no such page.
     Missing(String),
 }
@@ -65,6 +68,7 @@ async fn answer(method: &Method, uri: &Uri, maker: Arc<dyn PageMaker>, makers: &
     match tokio::task::spawn_blocking(move || maker.page(&path, &query)).await {
         Ok(MadePage::Html(text)) => Html(text).into_response(),
         Ok(MadePage::Text(text)) => ([(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response(),
+        Ok(MadePage::Artifact(artifact)) => ui::artifact_response(artifact),
         Ok(MadePage::Missing(text)) => (StatusCode::NOT_FOUND, Html(text)).into_response(),
         // A panic is in the log already.
         Err(_) => RequestRefused::Internal.into_response(),

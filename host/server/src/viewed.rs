@@ -9,7 +9,8 @@ use subtle::ConstantTimeEq;
 use crate::Server;
 use crate::ui::{NotShown, Scope, Viewed, Viewer};
 use rollout_core::telemetry::Metrics;
-use rollout_page::{Gauge, TenantLine, bytes, number};
+use rollout_outbound::Secret;
+use rollout_page::{Gauge, LoadSample, PluginSource, TenantLine, bytes, number};
 
 /// A server of one plugin whose pages are shown.
 pub(super) struct ViewedServer {
@@ -35,11 +36,16 @@ impl Viewed for ViewedServer {
     fn viewer(&self, key: &str) -> Option<Viewer> {
         let server_key = self.server.0.access.server_key.as_ref()?;
         let is_valid: bool = server_key.expose().as_bytes().ct_eq(key.as_bytes()).into();
-        is_valid.then(|| Viewer { tenant: None, is_operator: false, rights: "server key".to_owned() })
+        is_valid.then(|| Viewer {
+            tenant: None,
+            is_operator: false,
+            rights: "server key".to_owned(),
+            may_activate: false,
+        })
     }
 
     fn anyone(&self) -> Viewer {
-        Viewer { tenant: None, is_operator: false, rights: String::new() }
+        Viewer { tenant: None, is_operator: false, rights: String::new(), may_activate: false }
     }
 
     fn scope(&self, _: Viewer, _: Option<String>) -> BoxFuture<'_, Result<Scope, NotShown>> {
@@ -51,6 +57,8 @@ impl Viewed for ViewedServer {
             budget: host.budget().clone(),
             plugins: Vec::new(),
             gauges: self.process_gauges(),
+            quotas: Vec::new(),
+            load: self.load(),
         };
         async { Ok(scope) }.boxed()
     }
@@ -68,6 +76,29 @@ impl Viewed for ViewedServer {
         ]
     }
 
+    fn loads(&self) -> Vec<(i64, LoadSample)> {
+        vec![(0, self.load())]
+    }
+
+    fn plugin(
+        &self,
+        _: Viewer,
+        _: Option<String>,
+        _: String,
+    ) -> BoxFuture<'_, Result<PluginSource, NotShown>> {
+        async { Err(no_plugins()) }.boxed()
+    }
+
+    fn activate(
+        &self,
+        _: Secret,
+        _: Option<String>,
+        _: String,
+        _: Option<u32>,
+    ) -> BoxFuture<'_, Result<(), NotShown>> {
+        async { Err(no_plugins()) }.boxed()
+    }
+
     fn is_accepting(&self) -> bool {
         self.server.load().accepting
     }
@@ -75,4 +106,23 @@ impl Viewed for ViewedServer {
     fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
+}
+
+impl ViewedServer {
+    fn load(&self) -> LoadSample {
+        let host = self.server.0.serving.host();
+        let counts = host.runtime().slots().tenant().activity().counts();
+        LoadSample {
+            running: host.load().running.into(),
+            memory_bytes: Some(host.budget().used() as u64),
+            tokens: counts.tokens,
+            guest_cpu: counts.guest_cpu,
+            ..LoadSample::default()
+        }
+    }
+}
+
+fn no_plugins() -> NotShown {
+    let reason = "This server has one plugin, which is chosen when it starts.".to_owned();
+    NotShown::Missing { title: "No such plugin", reason }
 }

@@ -16,6 +16,7 @@ use super::data::DataOptions;
 use super::model::ModelOptions;
 use super::options::{HostOptions, TraceOptions};
 use super::print::{errln, out, outln};
+use super::view::View;
 use super::{DATA, Exit, OUTPUT, journal, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJournal, SyncWhen};
 use rollout_assembly::{Assembled, Options};
@@ -76,6 +77,9 @@ pub(super) struct Eval {
     /// Directory of the results. [default: evals/PLUGIN-DATA-TIME]
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     out: Option<PathBuf>,
+    /// Serves pages with the results at the end, as the command view does, until the program is stopped.
+    #[arg(long, help_heading = OUTPUT, hide_short_help = true)]
+    view: bool,
     /// Writes no trajectories, artifacts or logs.
     #[arg(long, help_heading = OUTPUT)]
     no_trajectories: bool,
@@ -272,6 +276,9 @@ impl Eval {
         self.advise(end, &summary, results.dir(), watch.unavailable());
         // A rollout in which the host panicked has no result.
         let is_whole = end == End::Complete && summary.rollouts >= summary.rollouts_planned;
+        if self.view && end != End::Stopped {
+            View::of(results.dir()).serve().await?;
+        }
         Ok(if is_whole { exit(&summary) } else { Exit::NotDone })
     }
 

@@ -121,6 +121,11 @@ impl AdmissionQuotas {
         &self.meter
     }
 
+    /// Returns the size on disk and its limit, if there is one.
+    pub fn stored(&self) -> Option<(u64, u64)> {
+        self.lock().stored.as_ref().map(|(stored, max)| (stored.now(), *max))
+    }
+
     /// Replaces the quotas.
     pub fn set(&self, quotas: Quotas) {
         let mut state = self.lock();

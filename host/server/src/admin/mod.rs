@@ -39,6 +39,7 @@ use rollout_outbound::{NetworkRules, Reach};
 use rollout_rollout::seal::Seal;
 use rollout_wire::digest::Digest;
 
+pub(crate) use plugins::PageRefusal;
 pub use secrets::open_all as open_secrets;
 
 /// Prefix of all routes.

@@ -8,7 +8,7 @@ use super::Admin;
 use super::error::ApiError;
 use super::extract::{Author, JsonBody, Params, Path, Viewer};
 use super::wire::{Activate, Activation, List, Page, Plugin, PluginChange, TenantParam};
-use rollout_catalog::{self as catalog, Name, ResourceKind, TenantId};
+use rollout_catalog::{self as catalog, KeyId, Name, ResourceKind, TenantId};
 
 /// Lists the plugins of a tenant by name.
 #[utoipa::path(get, path = "/plugins", tag = "plugins", params(TenantParam, Page),
@@ -114,6 +114,20 @@ pub(super) async fn rollback(
 }
 
 impl Admin {
+    /// Activates a version for a page, or the previously active one. The caller has checked the key's rights.
+    pub(crate) async fn activate_for_page(
+        &self,
+        tenant: TenantId,
+        key: KeyId,
+        name: String,
+        version: Option<u32>,
+    ) -> Result<(), PageRefusal> {
+        let target = version.map_or(ActivationTarget::Previous, ActivationTarget::Version);
+        let by = self.prefix_of(key).await?;
+        let activated = self.clone().activate_detached(tenant, plugin_name(name)?, target, by).await;
+        Ok(activated.map(|_| ())?)
+    }
+
     /// Activates a version in a task of its own, which completes even if the caller disconnects.
     async fn activate_detached(
         self,
@@ -135,6 +149,31 @@ impl Admin {
 fn plugin_name(name: String) -> Result<Name, ApiError> {
     let not_found = catalog::CatalogError::NotFound { kind: ResourceKind::Plugin, name: name.clone() };
     Name::new(name).map_err(|_| not_found.into())
+}
+
+/// The reason why a page's request was refused.
+pub(crate) enum PageRefusal {
+    /// There is no such plugin or version.
+    NotFound(String),
+    /// The state of the catalog or of the server does not allow it.
+    Refused(String),
+    /// The server has no room at present.
+    NoRoom(String),
+    /// The server failed; the log has the reason.
+    Failed,
+}
+
+impl From<ApiError> for PageRefusal {
+    fn from(error: ApiError) -> Self {
+        match error {
+            ApiError::NotFound(message) => Self::NotFound(message),
+            ApiError::Conflict(message) | ApiError::Invalid(message) | ApiError::Forbidden(message) => {
+                Self::Refused(message)
+            }
+            ApiError::TooMany(message) | ApiError::NoRoom(message) => Self::NoRoom(message),
+            _ => Self::Failed,
+        }
+    }
 }
 
 /// The version to activate.

@@ -17,6 +17,7 @@ use super::viewed::ViewedTenants;
 use super::{TenantError, Tenants};
 use crate::access::given_key;
 use crate::admin;
+use crate::admin::Admin;
 use crate::connection::{Caller, Crowded, Owner};
 use crate::dialect::osmosis::a;
 use crate::error::RequestRefused;
@@ -51,11 +52,15 @@ struct Dispatcher {
 }
 
 impl Tenants {
-    /// Returns all routes of a server of many tenants. `admin` has those of the admin API.
-    pub fn router(&self, admin: Router) -> Router {
+    /// Returns all routes of a server of many tenants. `admin` is the admin API.
+    pub fn router(&self, admin: &Admin) -> Router {
         let is_encrypted = self.0.config.tls.is_some();
-        let pages = ui::router(ViewedTenants { tenants: self.clone(), is_encrypted });
-        Router::new().fallback(dispatch).with_state(Dispatcher { tenants: self.clone(), admin, pages })
+        let pages = ui::router(ViewedTenants { tenants: self.clone(), admin: admin.clone(), is_encrypted });
+        Router::new().fallback(dispatch).with_state(Dispatcher {
+            tenants: self.clone(),
+            admin: admin.router(),
+            pages,
+        })
     }
 }
 

@@ -7,15 +7,24 @@ use futures_util::future::BoxFuture;
 
 use super::tenant::OpenTenant;
 use super::{TenantError, Tenants};
-use crate::ui::{NotShown, Scope, Viewed, Viewer};
-use rollout_catalog::{CatalogError, TenantId};
+use crate::admin::{Admin, PageRefusal};
+use crate::ui::{NotShown, PROCESS, Scope, Viewed, Viewer};
+use rollout_catalog::{Catalog, CatalogError, Right, TenantId};
 use rollout_core::telemetry::Metrics;
-use rollout_page::{Gauge, PluginLine, TenantLine, bytes, number};
-use rollout_wire::quota::Quota;
+use rollout_outbound::Secret;
+use rollout_page::{
+    DeploymentSource, Gauge, LoadSample, PluginLine, PluginSource, TenantLine, bytes, number,
+};
+use rollout_wire::quota::{Quota, Quotas};
+
+/// Number of deployments on the page of a plugin.
+const DEPLOYMENTS_MAX: u32 = 20;
 
 /// A server of many tenants whose pages are shown.
 pub(super) struct ViewedTenants {
     pub tenants: Tenants,
+    /// The admin API, which activates versions.
+    pub admin: Admin,
     /// Whether browsers connect by TLS.
     pub is_encrypted: bool,
 }
@@ -39,23 +48,18 @@ impl Viewed for ViewedTenants {
             tenant: identity.tenant.map(|tenant| tenant.0),
             is_operator: identity.tenant.is_none(),
             rights: identity.rights.to_string(),
+            may_activate: identity.rights.allows(Right::Author),
         })
     }
 
     fn anyone(&self) -> Viewer {
         // A browser without a key sees no tenant.
-        Viewer { tenant: None, is_operator: false, rights: String::new() }
+        Viewer { tenant: None, is_operator: false, rights: String::new(), may_activate: false }
     }
 
     fn scope(&self, viewer: Viewer, tenant: Option<String>) -> BoxFuture<'_, Result<Scope, NotShown>> {
         async move {
-            let id = match (viewer.tenant, tenant) {
-                (Some(id), _) => TenantId(id),
-                (None, Some(name)) if viewer.is_operator => self.tenant_named(name).await?,
-                (None, _) => {
-                    return Err(missing("The page of a rollout needs a tenant in its address.".to_owned()));
-                }
-            };
+            let id = self.selected(&viewer, tenant).await?;
             let tenant = self.tenants.tenant(id).await.map_err(not_shown)?;
             let catalog = self.tenants.0.catalog.clone();
             let quotas =
@@ -71,6 +75,8 @@ impl Viewed for ViewedTenants {
                 budget: tenant.budget.clone(),
                 plugins: plugin_lines(&tenant),
                 gauges: vec![Gauge::new("running", running as u64, running_max, number)],
+                quotas: quota_gauges(&tenant, &quotas),
+                load: load_of(&tenant),
             })
         }
         .boxed()
@@ -101,6 +107,68 @@ impl Viewed for ViewedTenants {
         ]
     }
 
+    fn loads(&self) -> Vec<(i64, LoadSample)> {
+        let tenants = self.tenants.open_tenants();
+        let mut loads: Vec<_> = tenants.iter().map(|tenant| (tenant.id.0, load_of(tenant))).collect();
+        let process = LoadSample {
+            running: self.tenants.load().running.into(),
+            memory_bytes: Some(self.tenants.budget().used() as u64),
+            tokens: loads.iter().map(|(_, load)| load.tokens).sum(),
+            guest_cpu: loads.iter().map(|(_, load)| load.guest_cpu).sum(),
+            ..LoadSample::default()
+        };
+        loads.push((PROCESS, process));
+        loads
+    }
+
+    fn plugin(
+        &self,
+        viewer: Viewer,
+        tenant: Option<String>,
+        plugin: String,
+    ) -> BoxFuture<'_, Result<PluginSource, NotShown>> {
+        async move {
+            let id = self.selected(&viewer, tenant).await?;
+            let catalog = self.tenants.0.catalog.clone();
+            let may_activate = viewer.may_activate;
+            let read = move || plugin_source(&catalog, id, plugin, may_activate);
+            let read = tokio::task::spawn_blocking(read).await.map_err(|_| NotShown::Failed)?;
+            read.map_err(|error| match error {
+                CatalogError::NotFound { .. } => {
+                    NotShown::Missing { title: "No such plugin", reason: error.to_string() }
+                }
+                error => not_shown(error.into()),
+            })
+        }
+        .boxed()
+    }
+
+    fn activate(
+        &self,
+        key: Secret,
+        tenant: Option<String>,
+        plugin: String,
+        version: Option<u32>,
+    ) -> BoxFuture<'_, Result<(), NotShown>> {
+        async move {
+            let forbidden = || NotShown::Forbidden("This key may not activate plugins.".to_owned());
+            let identity = self.tenants.0.catalog.authenticate(key.expose()).ok_or_else(forbidden)?;
+            if !identity.rights.allows(Right::Author) {
+                return Err(forbidden());
+            }
+            let viewer = self.viewer(key.expose()).ok_or_else(forbidden)?;
+            let id = self.selected(&viewer, tenant).await?;
+            let activated = self.admin.activate_for_page(id, identity.key, plugin, version).await;
+            activated.map_err(|refusal| match refusal {
+                PageRefusal::NotFound(reason) => NotShown::Missing { title: "No such version", reason },
+                PageRefusal::Refused(reason) => NotShown::Refused(reason),
+                PageRefusal::NoRoom(reason) => NotShown::NoRoom(reason),
+                PageRefusal::Failed => NotShown::Failed,
+            })
+        }
+        .boxed()
+    }
+
     fn is_accepting(&self) -> bool {
         self.tenants.load().accepting
     }
@@ -111,12 +179,72 @@ impl Viewed for ViewedTenants {
 }
 
 impl ViewedTenants {
+    /// Returns the tenant of a viewer; an operator names it.
+    async fn selected(&self, viewer: &Viewer, tenant: Option<String>) -> Result<TenantId, NotShown> {
+        match (viewer.tenant, tenant) {
+            (Some(id), _) => Ok(TenantId(id)),
+            (None, Some(name)) if viewer.is_operator => self.tenant_named(name).await,
+            (None, _) => Err(missing("This page needs a tenant in its address.".to_owned())),
+        }
+    }
+
     async fn tenant_named(&self, name: String) -> Result<TenantId, NotShown> {
         let catalog = self.tenants.0.catalog.clone();
         let found =
             tokio::task::spawn_blocking(move || catalog.tenant_named(&name).map(|tenant| tenant.id)).await;
         found.map_err(|_| NotShown::Failed)?.map_err(|error: CatalogError| not_shown(error.into()))
     }
+}
+
+/// Returns a tenant's load now.
+fn load_of(tenant: &OpenTenant) -> LoadSample {
+    let [running, _] = tenant.slots.busy();
+    let counts = tenant.slots.activity().counts();
+    let (tokens, guest_cpu) = (counts.tokens, counts.guest_cpu);
+    LoadSample { running: running as u64, tokens, guest_cpu, ..LoadSample::default() }
+}
+
+/// Returns the quotas of a tenant whose use is known, and their use.
+fn quota_gauges(tenant: &OpenTenant, quotas: &Quotas) -> Vec<Gauge> {
+    let ([running, queued], used) = (tenant.slots.busy(), tenant.quotas.meter().today());
+    let secs = |secs| format!("{} s", number(secs));
+    let gauge = |quota: Quota, used: u64, shown: fn(u64) -> String| {
+        quotas.get(quota).map(|max| Gauge::new(quota.as_str(), used, max, shown))
+    };
+    let gauges = [
+        gauge(Quota::Running, running as u64, number),
+        gauge(Quota::Queued, queued as u64, number),
+        gauge(Quota::ModelTokensPerDay, used.model_tokens, number),
+        gauge(Quota::GuestCpuSecondsPerDay, used.guest_cpu.as_secs(), secs),
+        tenant.quotas.stored().map(|(used, max)| Gauge::new(Quota::StoredBytes.as_str(), used, max, bytes)),
+    ];
+    gauges.into_iter().flatten().collect()
+}
+
+/// Reads the latest deployments of a plugin. Reads files and blocks.
+fn plugin_source(
+    catalog: &Catalog,
+    tenant: TenantId,
+    plugin: String,
+    may_activate: bool,
+) -> Result<PluginSource, CatalogError> {
+    let mut infos = catalog.deployments(tenant, &plugin, None, DEPLOYMENTS_MAX + 1)?;
+    let has_more = infos.len() > DEPLOYMENTS_MAX as usize;
+    infos.truncate(DEPLOYMENTS_MAX as usize);
+    let mut deployments = Vec::with_capacity(infos.len());
+    for info in infos {
+        let report = catalog.deployment(tenant, &plugin, info.version)?.report;
+        deployments.push(DeploymentSource {
+            version: info.version,
+            is_active: info.active,
+            passed: info.passed,
+            created_at: info.created_at.to_string(),
+            created_by: info.created_by,
+            component: info.component.to_string(),
+            report,
+        });
+    }
+    Ok(PluginSource { name: plugin, deployments, has_more, may_activate })
 }
 
 /// Returns a tenant's plugins that are loaded.

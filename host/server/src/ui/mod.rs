@@ -4,10 +4,12 @@
 //! this module has their routes, the sign-in, and the limits on what open pages hold.
 
 mod events;
+mod history;
 mod read;
 mod sessions;
 mod shares;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -25,14 +27,15 @@ use tokio::time::Instant;
 
 use crate::connection::{Caller, Owner};
 use events::News;
+use history::Histories;
 use read::Source;
 use rollout_core::budget::Budget;
 use rollout_core::telemetry::Metrics;
 use rollout_outbound::Secret;
 use rollout_page::{
-    ASSETS, ENDED_PER_PAGE, EndedFilter, Frame, Gauge, HostPage, HostSource, LIVE_PER_PAGE, Links,
-    NoticePage, PageOfTurns, PluginLine, SECURITY_POLICY, SignInPage, Template, TenantLine, path_segment,
-    visible,
+    ARTIFACT_POLICY, ASSETS, ENDED_PER_PAGE, EndedFilter, Frame, Gauge, HostPage, HostSource, LIVE_PER_PAGE,
+    Links, LoadSample, NoticePage, PageOfTurns, PluginLine, PluginPage, PluginSource, SECURITY_POLICY,
+    SentArtifact, SignInPage, Template, TenantLine, path_segment, visible,
 };
 use rollout_rollout::{Handle, Journal, Phase, TenantSlots};
 use rollout_wire::id::RolloutId;
@@ -54,7 +57,10 @@ const STREAMS_MAX: [usize; 2] = [32, 512];
 /// Maximum numbers of rollouts that are read for pages at once, of one tenant and of all.
 const READS_MAX: [usize; 2] = [2, 4];
 
-/// Maximum number of bytes of a request to sign in.
+/// The number of the process among those that have a load.
+pub(crate) const PROCESS: i64 = -1;
+
+/// Maximum number of bytes of a form.
 const FORM_BYTES_MAX: usize = 8 << 10;
 
 /// A server as its pages show it.
@@ -83,6 +89,26 @@ pub(crate) trait Viewed: Send + Sync + 'static {
     /// Returns the load of the process, for an operator.
     fn process_gauges(&self) -> Vec<Gauge>;
 
+    /// Returns the load of the process, with the number [`PROCESS`], and that of each tenant.
+    fn loads(&self) -> Vec<(i64, LoadSample)>;
+
+    /// Returns the deployments of a plugin.
+    fn plugin(
+        &self,
+        viewer: Viewer,
+        tenant: Option<String>,
+        plugin: String,
+    ) -> BoxFuture<'_, Result<PluginSource, NotShown>>;
+
+    /// Activates a version of a plugin, or the one that was active before.
+    fn activate(
+        &self,
+        key: Secret,
+        tenant: Option<String>,
+        plugin: String,
+        version: Option<u32>,
+    ) -> BoxFuture<'_, Result<(), NotShown>>;
+
     /// Returns whether rollouts are admitted.
     fn is_accepting(&self) -> bool;
 
@@ -99,6 +125,8 @@ pub(crate) struct Viewer {
     pub is_operator: bool,
     /// Its rights, for people.
     pub rights: String,
+    /// Whether it may activate versions of plugins.
+    pub may_activate: bool,
 }
 
 /// The rollouts of one tenant, or of a server of one plugin.
@@ -115,6 +143,10 @@ pub(crate) struct Scope {
     pub plugins: Vec<PluginLine>,
     /// Its load.
     pub gauges: Vec<Gauge>,
+    /// Its quotas and their use.
+    pub quotas: Vec<Gauge>,
+    /// Its load now, for plots.
+    pub load: LoadSample,
 }
 
 /// The reason why a page cannot be shown.
@@ -122,6 +154,10 @@ pub(crate) struct Scope {
 pub(crate) enum NotShown {
     /// There is no such thing.
     Missing { title: &'static str, reason: String },
+    /// The browser's key has no right to it, or the form is another site's.
+    Forbidden(String),
+    /// The state of the plugin does not allow it.
+    Refused(String),
     /// The server has no room at present.
     NoRoom(String),
     /// The server failed; the log has the reason.
@@ -134,6 +170,7 @@ pub(crate) struct Ui {
     sessions: Sessions,
     streams: Arc<Shares>,
     reads: Arc<Shares>,
+    histories: Histories,
 }
 
 /// A request that may see something.
@@ -149,7 +186,10 @@ pub(crate) fn router(viewed: impl Viewed) -> Router {
         sessions: Sessions::default(),
         streams: Shares::new(STREAMS_MAX[0], STREAMS_MAX[1]),
         reads: Shares::new(READS_MAX[0], READS_MAX[1]),
+        histories: Histories::new(),
     };
+    let ui = Arc::new(ui);
+    history::start(&ui);
     let routes = Router::new()
         .route("/ui", get(async || Redirect::permanent("/ui/")))
         .route("/ui/", get(home))
@@ -157,11 +197,14 @@ pub(crate) fn router(viewed: impl Viewed) -> Router {
         .route("/ui/rollouts/{id}", get(rollout))
         .route("/ui/rollouts/{id}/events", get(rollout_events))
         .route("/ui/rollouts/{id}/text", get(text))
+        .route("/ui/rollouts/{id}/artifact", get(artifact))
+        .route("/ui/plugins/{name}", get(plugin))
+        .route("/ui/plugins/{name}/activate", post(activate))
         .route("/ui/sign-in", get(sign_in_page).post(sign_in))
         .route("/ui/sign-out", post(sign_out))
         .route("/ui/assets/{name}", get(asset))
         .route("/ui/{*rest}", get(unknown))
-        .with_state(Arc::new(ui));
+        .with_state(ui);
     routes.layer(from_fn(async |request: Request, next: Next| protected(next.run(request).await)))
 }
 
@@ -227,6 +270,18 @@ impl Ui {
             NotShown::Missing { title, reason } => {
                 (StatusCode::NOT_FOUND, title, reason, "Check the address, or look for it on the first page.")
             }
+            NotShown::Forbidden(reason) => (
+                StatusCode::FORBIDDEN,
+                "Not allowed",
+                reason,
+                "Sign out, and sign in with a key that has the right 'author'.",
+            ),
+            NotShown::Refused(reason) => (
+                StatusCode::CONFLICT,
+                "Not activated",
+                reason,
+                "Go back to the plugin's page, and choose another version.",
+            ),
             NotShown::NoRoom(reason) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "No room at present",
@@ -257,6 +312,7 @@ struct PageQuery {
     turn: Option<usize>,
     message: Option<usize>,
     next: Option<String>,
+    name: Option<String>,
 }
 
 /// A request for a page: its query, and what it may see.
@@ -313,9 +369,17 @@ fn now() -> SystemTime {
     SystemTime::now()
 }
 
+/// Returns the load of the process in the last hour.
+fn process_load(ui: &Ui) -> Vec<LoadSample> {
+    let now = ui.viewed.loads().into_iter().find(|(number, _)| *number == PROCESS);
+    ui.histories.with_now(PROCESS, Instant::now(), now.map(|(_, load)| load).unwrap_or_default())
+}
+
 fn overview(ui: &Ui, tenants: Vec<TenantLine>) -> HostSource {
     HostSource {
         gauges: ui.viewed.process_gauges(),
+        quotas: Vec::new(),
+        load: process_load(ui),
         is_accepting: ui.viewed.is_accepting(),
         tenants,
         plugins: Vec::new(),
@@ -339,11 +403,13 @@ fn host_source(
     page: usize,
     filter: EndedFilter,
 ) -> HostSource {
-    let Scope { slots, journal, plugins, gauges, .. } = scope;
+    let Scope { number, slots, journal, plugins, gauges, quotas, load, .. } = scope;
     let activity = slots.activity();
     let (skip, limit) = (page.saturating_sub(1).saturating_mul(ENDED_PER_PAGE), ENDED_PER_PAGE);
     HostSource {
         gauges,
+        quotas,
+        load: ui.histories.with_now(number, Instant::now(), load),
         is_accepting: ui.viewed.is_accepting(),
         tenants,
         plugins,
@@ -393,6 +459,57 @@ async fn home_events(State(ui): State<Arc<Ui>>, request: Request) -> Response {
         let is_running = || slots.as_ref().is_none_or(|slots| slots.busy() != [0, 0]);
         if is_changed || is_time && is_running() { News::Changed } else { News::None }
     })
+}
+
+async fn plugin(State(ui): State<Arc<Ui>>, Path(name): Path<String>, request: Request) -> Response {
+    let Asked { seen, tenant, .. } = match asked(&ui, &request, true) {
+        Ok(asked) => asked,
+        Err(response) => return *response,
+    };
+    match ui.viewed.plugin(seen.viewer.clone(), tenant.clone(), name).await {
+        Ok(source) => html(StatusCode::OK, &PluginPage::new(ui.frame(Some(&seen), tenant), source)),
+        Err(error) => ui.notice(Some(&seen), error),
+    }
+}
+
+/// Returns whether a form was sent by a page of this server. The cookie is not sent by other sites' forms either; a browser
+/// without that protection says where the form is from.
+fn is_own_form(headers: &HeaderMap) -> bool {
+    match headers.get("sec-fetch-site") {
+        Some(site) => site == "same-origin",
+        // The origin, if there is one, was compared with the server's name before.
+        None => headers.contains_key(header::ORIGIN),
+    }
+}
+
+async fn activate(State(ui): State<Arc<Ui>>, Path(name): Path<String>, request: Request) -> Response {
+    let Asked { seen, tenant, .. } = match asked(&ui, &request, true) {
+        Ok(asked) => asked,
+        Err(response) => return *response,
+    };
+    if !is_own_form(request.headers()) {
+        let reason = "The form was not sent by a page of this server.".to_owned();
+        return ui.notice(Some(&seen), NotShown::Forbidden(reason));
+    }
+    let Some(key) = seen.key.clone() else {
+        let reason = "This server has no plugins that can be activated.".to_owned();
+        return ui.notice(Some(&seen), NotShown::Missing { title: "No such plugin", reason });
+    };
+    let version = match form(request.into_body()).await {
+        Ok(form) => form.get("version").map(|version| version.parse()).transpose(),
+        Err(status) => return status.into_response(),
+    };
+    let Ok(version) = version else {
+        return ui.notice(Some(&seen), NotShown::Refused("The form has no valid version.".to_owned()));
+    };
+    match ui.viewed.activate(key, tenant.clone(), name.clone(), version).await {
+        Ok(()) => {
+            let links = Links { root: ROOT, tenant };
+            Redirect::to(&links.with_query(format!("{ROOT}/plugins/{}", path_segment(&name)), ""))
+                .into_response()
+        }
+        Err(error) => ui.notice(Some(&seen), error),
+    }
 }
 
 /// Returns the rollouts that a request may see, and the id in its path.
@@ -501,6 +618,39 @@ async fn text(State(ui): State<Arc<Ui>>, Path(id): Path<String>, request: Reques
     }
 }
 
+async fn artifact(State(ui): State<Arc<Ui>>, Path(id): Path<String>, request: Request) -> Response {
+    let asked = match asked(&ui, &request, true) {
+        Ok(asked) => asked,
+        Err(response) => return *response,
+    };
+    let (scope, id) = match scope_and_id(&ui, &asked, id).await {
+        Ok(found) => found,
+        Err(error) => return ui.notice(Some(&asked.seen), error),
+    };
+    let name = asked.query.name.unwrap_or_default();
+    let shown = visible(&name);
+    match read_within(&ui, &scope, id, move |source| source.artifact(&name)).await {
+        Ok(Some(artifact)) => artifact_response(artifact),
+        Ok(None) => {
+            let reason = format!("The rollout has no artifact '{shown}'.");
+            ui.notice(Some(&asked.seen), NotShown::Missing { title: "No such artifact", reason })
+        }
+        Err(error) => ui.notice(Some(&asked.seen), error),
+    }
+}
+
+/// Returns an artifact with headers that keep a browser from running or guessing anything.
+pub(crate) fn artifact_response(artifact: SentArtifact) -> Response {
+    // The value has visible ASCII only.
+    let disposition = HeaderValue::try_from(artifact.disposition);
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(artifact.media_type)),
+        (header::CONTENT_DISPOSITION, disposition.unwrap_or(HeaderValue::from_static("attachment"))),
+        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(ARTIFACT_POLICY)),
+    ];
+    (headers, artifact.content).into_response()
+}
+
 /// Returns a path of this server's pages, or the first page for anything else: a sign-in leads to no other site.
 fn local(next: Option<String>) -> String {
     let is_local = |next: &String| {
@@ -519,17 +669,22 @@ async fn sign_in_page(State(ui): State<Arc<Ui>>, request: Request) -> Response {
     html(StatusCode::OK, &page)
 }
 
-async fn sign_in(State(ui): State<Arc<Ui>>, headers: HeaderMap, body: Body) -> Response {
-    let Ok(form) = axum::body::to_bytes(body, FORM_BYTES_MAX).await else {
-        return StatusCode::PAYLOAD_TOO_LARGE.into_response();
-    };
-    let form = String::from_utf8_lossy(&form);
+/// Reads a form.
+async fn form(body: Body) -> Result<HashMap<String, String>, StatusCode> {
+    let form = axum::body::to_bytes(body, FORM_BYTES_MAX).await;
+    let form = form.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?;
     // A form is encoded as a query is.
-    let Ok(url) = reqwest::Url::parse(&format!("http://localhost/?{form}")) else {
-        return StatusCode::BAD_REQUEST.into_response();
+    let url = format!("http://localhost/?{}", String::from_utf8_lossy(&form));
+    let url = reqwest::Url::parse(&url).map_err(|_| StatusCode::BAD_REQUEST)?;
+    Ok(url.query_pairs().into_owned().collect())
+}
+
+async fn sign_in(State(ui): State<Arc<Ui>>, headers: HeaderMap, body: Body) -> Response {
+    let form = match form(body).await {
+        Ok(form) => form,
+        Err(status) => return status.into_response(),
     };
-    let field =
-        |name: &str| url.query_pairs().find(|(found, _)| found == name).map(|(_, value)| value.into_owned());
+    let field = |name: &str| form.get(name).cloned();
     let (key, next) = (field("key").unwrap_or_default(), local(field("next")));
     if !ui.viewed.is_keyed() {
         return Redirect::to(&next).into_response();

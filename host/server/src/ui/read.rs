@@ -6,7 +6,9 @@ use std::time::Duration;
 use super::{NotShown, now};
 use rollout_core::budget::{Budget, Charge};
 use rollout_guest::imports::Remains;
-use rollout_page::{Frame, PageOfTurns, RolloutPage, RolloutSource, phase_word, visible, whole_text};
+use rollout_page::{
+    Frame, PageOfTurns, RolloutPage, RolloutSource, SentArtifact, phase_word, visible, whole_text,
+};
 use rollout_rollout::{
     EndedRollout, Finished, Handle, Journal, LiveFacts, Outcome, Phase, StoredRollout, TenantSlots,
 };
@@ -125,6 +127,18 @@ impl Source<'_> {
         whole_text(self.transcript()?, turn, message)
     }
 
+    /// Returns the content of an artifact.
+    pub(super) fn artifact(&self, name: &str) -> Option<SentArtifact> {
+        let content = match self {
+            Self::Live { remains, .. } => remains.artifacts.get(name)?,
+            Self::Stored { stored, .. } => {
+                &stored.artifacts().iter().find(|artifact| artifact.name == name)?.content
+            }
+            Self::Summary(_) => return None,
+        };
+        Some(SentArtifact::new(name, content))
+    }
+
     /// Makes the page.
     pub(super) fn page(self, frame: Frame, turns: PageOfTurns, log: usize) -> RolloutPage {
         match &self {
@@ -144,7 +158,7 @@ impl Source<'_> {
                     artifacts: remains
                         .artifacts
                         .iter()
-                        .map(|(name, content)| (&**name, content.len()))
+                        .map(|(name, content)| (&**name, &**content))
                         .collect(),
                     journal: None,
                     caveat: None,
@@ -199,7 +213,7 @@ fn stored_source<'a>(stored: &'a StoredRollout, transcript: &'a Transcript) -> R
         fork: stored.request.fork.as_ref().map(|fork| &fork.point),
         log: stored.log(),
         log_dropped: stored.log_dropped(),
-        artifacts: artifacts.map(|artifact| (&*artifact.name, artifact.content.len())).collect(),
+        artifacts: artifacts.map(|artifact| (&*artifact.name, &*artifact.content)).collect(),
         journal: None,
         caveat: None,
     }
