@@ -3,7 +3,7 @@
 use super::{Config, InvalidConfig, RawConfig, RawTools};
 
 /// Tables that an author may write. All others are the operator's.
-const OF_AUTHORS: [&str; 5] = ["plugin", "grader", "limits", "model", "judge"];
+const OF_AUTHORS: [&str; 6] = ["plugin", "grader", "limits", "model", "judge", "nemo-gym"];
 
 impl RawConfig {
     /// Combines this configuration of an operator with that of a plugin's author, `text` in a file called
@@ -22,13 +22,14 @@ impl RawConfig {
             ));
         }
         let operators = self.clone().resolve()?;
-        let Self { plugin, grader, limits, model, judge, mistakes, .. } = author;
+        let Self { plugin, grader, limits, model, judge, nemo_gym, mistakes, .. } = author;
         let effective = Self {
             limits: limits.or(self.limits.clone()),
             plugin,
             grader,
             model,
             judge,
+            nemo_gym,
             tools: RawTools::default(),
             set: Vec::new(),
             mistakes,

@@ -17,7 +17,7 @@ use super::viewed::ViewedTenants;
 use super::{TenantError, Tenants};
 use crate::access::given_key;
 use crate::admin;
-use crate::connection::{Caller, Crowded, Owner};
+use crate::connection::{Below, Caller, Crowded, Owner};
 use crate::dialect::osmosis::a;
 use crate::error::RequestRefused;
 use crate::{readiness, ui};
@@ -151,6 +151,9 @@ impl Dispatcher {
         };
         let below = path_and_query.parse::<PathAndQuery>().map_err(|_| RequestRefused::NoRoute)?;
         *request.uri_mut() = Uri::from(below);
+        if let Some(name) = target.plugin {
+            request.extensions_mut().insert(Below(format!("{PLUGINS}{name}")));
+        }
         let response = infallible(plugin.router().oneshot(request).await);
         // The plugin is not unloaded while a request holds it.
         drop(plugin);
