@@ -82,7 +82,9 @@ fn push_items(messages: &mut Messages, what: &str, list: &str) -> Result<(), Str
             // The chat form has none.
             "reasoning" => {}
             other => {
-                return Err(format!("{what}[{at}] has the type '{other}', which the chat form does not have"));
+                return Err(format!(
+                    "{what}[{at}] has the type '{other}', which the chat form does not have"
+                ));
             }
         }
         Ok(())
