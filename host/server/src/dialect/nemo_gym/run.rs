@@ -1,5 +1,6 @@
 //! `POST /run` and `POST /verify`: a row, from its request to its answer.
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -347,6 +348,16 @@ fn unix_secs() -> u64 {
 
 impl Renderer for EpisodeRun {
     type Form = ();
+
+    async fn before_workflow(driver: &Driver<Self>, _rollout: &mut Rollout) -> ControlFlow<()> {
+        // What a rollout that is lost would have asked the model is asked again.
+        if let Some(log) = &driver.log
+            && let Err(error) = log.admitted().await
+        {
+            tracing::error!(%error, "a rollout begins without its journal, which cannot store it");
+        }
+        ControlFlow::Continue(())
+    }
 
     fn ending(driver: &Driver<Self>, rollout: &Rollout) {
         let run = &driver.renderer;
