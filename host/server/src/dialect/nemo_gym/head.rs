@@ -7,6 +7,7 @@ use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::json;
 
 use crate::connection::Below;
+use rollout_wire::digest::hex;
 
 /// Names of the instances in the configuration.
 const AGENT: &str = "rollout_host_agent";
@@ -54,9 +55,12 @@ fn encoded(text: &str) -> String {
     for byte in text.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                encoded.push(char::from(byte))
+                encoded.push(char::from(byte));
             }
-            _ => encoded.push_str(&format!("%{byte:02X}")),
+            _ => {
+                encoded.push('%');
+                encoded.push_str(&hex(&[byte]).to_uppercase());
+            }
         }
     }
     encoded

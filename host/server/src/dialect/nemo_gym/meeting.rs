@@ -189,7 +189,7 @@ mod tests {
         HeldResult { body: Bytes::from_static(b"{}"), _charge: Budget::default().charge_result(2) }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_repeated_request_gets_the_result_and_another_collection_does_not() {
         let meetings = Meetings::default();
         let (key, meeting) = ([7; 32], Meeting::new(false));
@@ -209,20 +209,15 @@ mod tests {
         assert!(meetings.all().is_empty());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_rollout_is_deserted_when_no_request_is_repeated_in_time() {
-        for (is_resumed, patience) in [(false, PATIENCE), (true, PATIENCE_AFTER_START)] {
-            let meeting = Meeting::new(is_resumed);
-            let began = Instant::now();
-            meeting.deserted().await;
-            assert_eq!(began.elapsed(), patience);
-            assert!(meeting.attend().is_none());
-        }
-        let meeting = Meeting::new(false);
+        let meeting = Meeting::new(true);
+        assert!(meeting.deserted().now_or_never().is_none(), "the caller may come");
         let attendance = meeting.attend().unwrap();
-        let early = tokio::time::timeout(2 * PATIENCE, meeting.deserted()).await;
-        assert!(early.is_err(), "a request waits");
+        meeting.0.send_modify(|state| state.patience = Duration::ZERO);
+        assert!(meeting.deserted().now_or_never().is_none(), "a request waits");
         drop(attendance);
         meeting.deserted().await;
+        assert!(meeting.attend().is_none(), "it is too late");
     }
 }

@@ -32,7 +32,7 @@ pub(super) async fn seed_session(
     }
     let session = match session_of(body) {
         Ok(session) => session,
-        Err(response) => return response,
+        Err(response) => return *response,
     };
     let answer = match session {
         Some(id) => json!({"resources_session_id": id, "resources_tools": null, "sandbox_access": null}),
@@ -56,7 +56,7 @@ pub(super) async fn close_session(
             let id = session.map(|id| ("resources_session_id".to_owned(), Value::String(id)));
             Json(Map::from_iter(id)).into_response()
         }
-        Err(response) => response,
+        Err(response) => *response,
     }
 }
 
@@ -66,10 +66,10 @@ pub(super) async fn reverify_mode() -> Json<&'static str> {
 }
 
 /// Returns the id of a session in a body, if it has one.
-fn session_of(body: Result<Body<BODY_BYTES_MAX>, BodyRefused>) -> Result<Option<String>, Response> {
-    let body = body.map_err(IntoResponse::into_response)?;
+fn session_of(body: Result<Body<BODY_BYTES_MAX>, BodyRefused>) -> Result<Option<String>, Box<Response>> {
+    let body = body.map_err(|refused| Box::new(refused.into_response()))?;
     let text = std::str::from_utf8(body.bytes()).map_err(|_| "the body is not UTF-8".to_owned());
     let object = text.and_then(|text| wire::object(text).map_err(|wrong| format!("the body is {wrong}")));
-    let object = object.map_err(|why| refused(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+    let object = object.map_err(|why| Box::new(refused(StatusCode::UNPROCESSABLE_ENTITY, why)))?;
     Ok(field(object.get(), "resources_session_id").and_then(text_of))
 }

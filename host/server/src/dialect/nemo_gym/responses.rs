@@ -98,10 +98,9 @@ fn push_items(messages: &mut Messages, what: &str, list: &str) -> Result<(), Str
 pub(super) fn chat_tools(list: &str) -> Option<Box<RawValue>> {
     let mut tools = Vec::new();
     let read = stream::each(list, |tool: &RawValue| {
-        if field(tool.get(), "type").and_then(text_of).is_none_or(|kind| kind == "function") {
-            if let Some(function) = rest(tool.get(), &["type"]) {
-                tools.push(raw(&serde_json::json!({"type": "function", "function": function})));
-            }
+        let is_function = field(tool.get(), "type").and_then(text_of).is_none_or(|kind| kind == "function");
+        if let Some(function) = rest(tool.get(), &["type"]).filter(|_| is_function) {
+            tools.push(raw(&serde_json::json!({"type": "function", "function": function})));
         }
         Ok::<(), String>(())
     });

@@ -340,7 +340,6 @@ impl Drop for EpisodeRun {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the time of the response")]
 fn unix_secs() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |time| time.as_secs())
