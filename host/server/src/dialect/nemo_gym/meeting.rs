@@ -1,7 +1,7 @@
 //! The place where a rollout's result meets the request that waits for it.
 //!
 //! Gym's client posts a request again, without end, when its connection breaks. A rollout without a request waits a moment
-//! for such a repetition, which gets its result; afterwards nobody wants it, and it is cancelled. A rollout of an earlier
+//! for such a repetition, which gets its result; afterwards no caller wants it, and it is cancelled. A rollout of an earlier
 //! process waits longer, because its caller may have many requests to repeat.
 
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ pub(super) struct HeldResult {
 
 struct State {
     is_attended: bool,
-    /// Whether the result was written to a caller, or nobody wants it.
+    /// Whether the result was written to a caller, or no caller wants it.
     is_over: bool,
     absent_since: Instant,
     patience: Duration,

@@ -215,7 +215,7 @@ async fn start(
     let entry = inner.ledger.open();
     entry.begin(rollout.id().clone(), rollout.id().as_str(), Some(rollout.handle()));
     let meeting = Meeting::new(false);
-    // Nobody else knows it.
+    // No other request knows it.
     let attendance = meeting.attend().ok_or_else(RowFailure::of_host)?;
     inner.meetings.add(key, meeting.clone());
     let run = EpisodeRun {
