@@ -50,7 +50,7 @@ impl InProcess {
         let assembled = assemble(&config, Sources::of(&plugin, None), options, load).await.expect("a host");
         let identity =
             ServerIdentity { agent_name: guest_name.to_owned(), instance_id: None, server_key: None };
-        let server = Server::for_host(&assembled.host, &config, identity);
+        let server = Server::for_host(&assembled.host, &config, identity, Default::default());
         let socket = rollout_server::bind(loopback()).expect("a port is free");
         let listener = rollout_server::listen(socket).expect("it can be listened on");
         let url = format!("http://{}", listener.local_addr().expect("it is bound"));

@@ -6,6 +6,7 @@ mod catalog;
 mod evaluator;
 mod init;
 mod journal;
+mod nemo_gym;
 mod network;
 mod raw;
 mod reading;
@@ -33,6 +34,7 @@ pub use catalog::{CatalogOptions, RawCatalog};
 pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};
+pub use nemo_gym::{NemoGymConfig, RawNemoGym};
 pub use network::RawNetwork;
 pub use raw::{RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry, RawTls};
 pub use values::Assignment;
@@ -109,6 +111,8 @@ pub struct Config {
     pub osmosis: OsmosisTimes,
     /// Settings of the Osmosis protocol's generation A.
     pub osmosis_init: OsmosisInit,
+    /// The NeMo Gym protocol, if it is spoken.
+    pub nemo_gym: Option<NemoGymConfig>,
     /// Command that runs before the server accepts connections.
     pub on_start: Option<String>,
     /// Command that runs after the server has drained.
@@ -278,6 +282,7 @@ impl RawConfig {
             osmosis_generation,
             osmosis,
             osmosis_init,
+            nemo_gym: self.nemo_gym.resolve(&mut problems),
             on_start: self.on_start,
             on_stop: self.on_stop,
             log: self.log,

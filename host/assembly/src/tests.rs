@@ -56,6 +56,7 @@ fn admit(host: &Host, id: &str) -> Result<Box<Rollout>, AdmitError> {
         grader_secs: None,
         trajectory_extra: None,
         fork: None,
+        conversation: None,
     };
     host.admit(request, Resources { model: endpoint, secrets, charge: None, continuation: None, past: None })
 }

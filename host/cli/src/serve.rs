@@ -28,6 +28,7 @@ use rollout_core::telemetry::Traces;
 use rollout_outbound::Secret;
 use rollout_rollout::{AgentForm, Host, Journal, Unfinished};
 use rollout_server as server;
+use rollout_server::dialect::nemo_gym;
 use rollout_server::dialect::osmosis::a;
 use rollout_server::{AnyServer, Bound, Listening, Server, ServerIdentity, ServerTls, ShutdownDeadlines};
 
@@ -266,7 +267,7 @@ impl Serve {
             instance_id: evaluator.instance_id,
             server_key,
         };
-        let server = Server::for_host(host, &config, identity);
+        let server = Server::for_host(host, &config, identity, gym_settings(&config)?);
         if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
             if config.osmosis_init.alone {
                 return Err(PluginFault(format!("{}: {why}", plugin.display())).into());
@@ -324,6 +325,13 @@ impl Serve {
         }
         Ok(key)
     }
+}
+
+/// Returns the settings for NeMo Gym, with the key of its model.
+fn gym_settings(config: &Config) -> Result<nemo_gym::Settings> {
+    let Some(gym) = &config.nemo_gym else { return Ok(nemo_gym::Settings::default()) };
+    let key = setup::key_from_env("nemo-gym.model-key-env", gym.model_key_env.as_deref())?;
+    nemo_gym::Settings::new(gym, key).context("nemo-gym.model-url")
 }
 
 /// State that is prepared before a plugin or a catalog is opened.

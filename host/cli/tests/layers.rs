@@ -69,10 +69,10 @@ const LAYERS: [(&str, Layers); 7] = [
     (
         "server/src/dialect",
         &[
-            &["osmosis", "agent_lightning"],
+            &["osmosis", "agent_lightning", "nemo_gym"],
             &["continued"],
             &["driver", "pull"],
-            &["ledger", "delivery", "row"],
+            &["ledger", "delivery", "body", "row"],
         ],
     ),
 ];

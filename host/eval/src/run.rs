@@ -304,6 +304,7 @@ fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
         grader_secs: None,
         trajectory_extra: Some(trajectory::extra()),
         fork: None,
+        conversation: None,
     }
 }
 

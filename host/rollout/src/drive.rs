@@ -40,6 +40,11 @@ pub trait Steps: Send + Sync {
         std::future::pending()
     }
 
+    /// Called when the guests are gone, before the record is written.
+    fn ending(&self, rollout: &Rollout) {
+        let _ = rollout;
+    }
+
     /// Called when the rollout has ended.
     fn finished(self: Box<Self>, ended: RolloutEnd) -> impl Future<Output = Self::End> + Send;
 }
@@ -124,6 +129,7 @@ async fn watched<S: Steps>(rollout: Box<Rollout>, steps: &S) -> RolloutEnd {
 
 async fn run<S: Steps>(mut rollout: Box<Rollout>, steps: &S) -> RolloutEnd {
     let through = run_steps(&mut rollout, steps).await;
+    steps.ending(&rollout);
     let finished = Box::new(rollout.finish().await);
     match through {
         Err(Failure { kind: FailureKind::Cancelled, .. }) => RolloutEnd::Cancelled(finished),

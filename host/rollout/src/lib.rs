@@ -55,6 +55,6 @@ pub use slots::{
     TenantSlots,
 };
 pub use trajectory::{
-    Amendable, AmendedDocument, Amendment, ArtifactBounds, ArtifactRoot, Member, NoTrajectory, StepAmendment,
-    StoredDocument, StoredTrajectories, TakeStep,
+    Amendable, AmendedDocument, Amendment, ArtifactBounds, ArtifactRoot, Member, NoTrajectory, ReplyTokens,
+    SampleTokens, StepAmendment, StoredDocument, StoredTrajectories, TakeStep,
 };

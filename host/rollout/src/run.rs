@@ -22,7 +22,7 @@ use super::model::{
 };
 use super::outcome_counter::OutcomeCounter;
 use super::slots::{Entered, Handle, SlotGuard};
-use super::trajectory::AliveFolder;
+use super::trajectory::{AliveFolder, SampleTokens};
 use super::{events, trajectory};
 use rollout_core::budget::{Charge, Holder};
 use rollout_core::error::Fault;
@@ -181,6 +181,16 @@ impl Rollout {
         self.handle.log()
     }
 
+    /// Returns the tokens of the model's replies in the first sample, as the host observed them.
+    pub fn sample_tokens(&self) -> SampleTokens {
+        let Some(sample) = self.record.samples().into_iter().next() else { return SampleTokens::default() };
+        let mut tokens = SampleTokens::default();
+        self.record.with_remains(|remains| {
+            tokens = trajectory::sample_tokens(&sample, remains.transcript.policy.exchanges());
+        });
+        tokens
+    }
+
     /// Calls `show` for each log entry when it is stored. To be called before the rollout runs.
     pub fn watch_log(&self, show: impl Fn(&LogEntry) + Send + Sync + 'static) {
         self.record.watch_log(show);
@@ -274,6 +284,9 @@ impl Rollout {
         self.guard.leave_queue();
         self.host.metrics().took(Step::Queue, self.queued);
         self.enter(Phase::Running);
+        if let Some(conversation) = self.request.conversation.take() {
+            return self.settle_given(&conversation);
+        }
 
         let began = self.begins(Role::Workflow);
         let deadline = Deadline::new(requested_secs, self.admitted_at, began, limits.workflow_time_max);

@@ -17,6 +17,7 @@ mod store;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod tools;
 
 use std::borrow::Cow;
@@ -40,6 +41,8 @@ pub(super) use root::AliveFolder;
 pub use root::{ArtifactBounds, ArtifactRoot};
 pub(super) use store::write;
 pub use stored::{NoTrajectory, StoredDocument, StoredTrajectories};
+pub(super) use tokens::sample_tokens;
+pub use tokens::{ReplyTokens, SampleTokens};
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::trajectory as fuzzing_trajectory;

@@ -13,6 +13,10 @@ use futures_util::future::BoxFuture;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowded;
 
+/// Extension of a request: the path below which its plugin has the routes, if it is not the root.
+#[derive(Clone, Debug)]
+pub(crate) struct Below(pub(crate) String);
+
 /// Owner of the key in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {

@@ -31,6 +31,7 @@ use axum::routing::get;
 use axum::{Json, Router, middleware};
 use serde_json::{Map, Value, json};
 
+use crate::dialect::nemo_gym::{self, NemoGym};
 use crate::dialect::osmosis::{self, Osmosis};
 use crate::dialect::{Dialect, Health, KeyRule, Routes};
 use rollout_assembly::config::Config;
@@ -83,6 +84,8 @@ pub struct Server(Arc<Inner>);
 struct Inner {
     serving: Serving,
     dialects: Vec<Arc<dyn Dialect>>,
+    /// The dialect whose settings each version of a plugin has of its own.
+    nemo_gym: Option<NemoGym>,
     access: Arc<Access>,
     instance_id: Option<String>,
     process_id: String,
@@ -91,8 +94,13 @@ struct Inner {
 }
 
 impl Server {
-    /// Creates a server that offers a host in the configured generation of the Osmosis protocol.
-    pub fn for_host(host: &Host, config: &Config, identity: ServerIdentity) -> Self {
+    /// Creates a server that offers a host in the configured generation of the Osmosis protocol, and to NeMo Gym.
+    pub fn for_host(
+        host: &Host,
+        config: &Config,
+        identity: ServerIdentity,
+        settings: nemo_gym::Settings,
+    ) -> Self {
         let ServerIdentity { agent_name, instance_id, server_key } = identity;
         let serving = Serving::new(host.clone(), agent_name);
         let osmosis = Self::osmosis(&serving, config, server_key.is_some());
@@ -102,18 +110,23 @@ impl Server {
             allowed_hosts: config.allowed_hosts.clone(),
             allowed_origins: config.allowed_origins.clone(),
         };
-        let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
+        let mut dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
+        if !config.osmosis_init.alone {
+            dialects.push(Arc::new(NemoGym::new(serving.clone(), settings)));
+        }
         let is_encrypted = config.tls.is_some();
         Self::new(ServerSettings { serving, dialects, access, instance_id, is_encrypted })
     }
 
     /// Creates the server of one plugin of a tenant. The dispatcher authenticates requests before they reach it.
-    pub(crate) fn for_plugin(serving: Serving, config: &Config) -> Self {
+    pub(crate) fn for_plugin(serving: Serving, config: &Config, settings: nemo_gym::Settings) -> Self {
         let osmosis = Self::osmosis(&serving, config, true);
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
-        let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
-        Self::new(ServerSettings { serving, dialects, access, instance_id: None, is_encrypted: false })
+        let gym = NemoGym::new(serving.clone(), settings);
+        let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis), Arc::new(gym.clone())];
+        let settings = ServerSettings { serving, dialects, access, instance_id: None, is_encrypted: false };
+        Self::of(settings, Some(gym))
     }
 
     /// Creates the Osmosis dialect. `is_keyed` is whether callers have a key.
@@ -138,17 +151,23 @@ impl Server {
     /// Returns the maximum number of descriptors of callers that a live rollout holds. The number of slots is planned with
     /// it before the host exists.
     pub fn descriptors_per_rollout(config: &Config) -> u64 {
-        Osmosis::descriptors_per_rollout(config)
+        let of_gym = config.nemo_gym.as_ref().map_or(0, |_| NemoGym::descriptors_per_rollout(config));
+        Osmosis::descriptors_per_rollout(config).max(of_gym)
     }
 
     /// Creates a server from its parts.
     pub fn new(settings: ServerSettings) -> Self {
+        Self::of(settings, None)
+    }
+
+    fn of(settings: ServerSettings, nemo_gym: Option<NemoGym>) -> Self {
         let ServerSettings { serving, dialects, access, instance_id, is_encrypted } = settings;
         let process_id = crate::random::uuid4();
         let trajectory_permits = TrajectoryPermits::default();
         Self(Arc::new(Inner {
             serving,
             dialects,
+            nemo_gym,
             access: Arc::new(access),
             instance_id,
             process_id,
@@ -193,8 +212,11 @@ impl Server {
     }
 
     /// Replaces the host that admits new rollouts.
-    pub(crate) fn set_host(&self, host: Host, agent_name: String) {
+    pub(crate) fn set_host(&self, host: Host, agent_name: String, settings: nemo_gym::Settings) {
         self.0.serving.set_host(host, agent_name);
+        if let Some(gym) = &self.0.nemo_gym {
+            gym.set(settings);
+        }
     }
 
     /// Returns whether no rollout is alive and nothing is stored for callers.
@@ -350,5 +372,6 @@ mod tests {
         check("[osmosis]\ngeneration = 'c'", 0);
         check("[osmosis]\ngeneration = 'b'", 0);
         check("[osmosis.init]\nalone = true", 0);
+        check("[osmosis]\ngeneration = 'b'\n[nemo-gym]\nmodel-url = 'http://h/v1'", 1);
     }
 }

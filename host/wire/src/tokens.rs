@@ -7,6 +7,7 @@
 //! | SGLang | `choices[0].prompt_token_ids` | `choices[0].token_ids` | the same |
 //! | SGLang, `sglext` | `sglext.input_ids` | `sglext.output_ids[0]` | the same |
 //! | SGLang, `meta_info` | | `choices[0].meta_info.output_token_logprobs[][1]` | its `[][0]` |
+//! | NeMo Gym | `choices[0].message.prompt_token_ids` | `choices[0].message.generation_token_ids` | `choices[0].message.generation_log_probs` |
 //! | OpenAI | | | `choices[0].logprobs.content[].logprob` |
 //!
 //! Tokens in other forms are ignored. They never make a reply invalid.
@@ -53,6 +54,18 @@ struct Choice<'a> {
     logprobs: Option<&'a RawValue>,
     #[serde(borrow, default)]
     meta_info: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    message: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct GymMessage<'a> {
+    #[serde(borrow, default)]
+    prompt_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    generation_token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    generation_log_probs: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
@@ -76,19 +89,30 @@ impl<'a> TokenLists<'a> {
         let choice: Choice<'_> = body.choices.and_then(first).and_then(read).unwrap_or_default();
         let extended: Extended<'_> = body.sglext.and_then(read).unwrap_or_default();
         let meta: MetaInfo<'_> = choice.meta_info.and_then(read).unwrap_or_default();
-        let logprobs = choice.logprobs.or(body.logprobs);
+        let gym: GymMessage<'_> = choice.message.and_then(read).unwrap_or_default();
+        let logprobs = choice.logprobs.or(body.logprobs).or(gym.generation_log_probs);
         let sampled = meta.output_token_logprobs;
         Self {
-            prompt_ids: [body.prompt_token_ids, choice.prompt_token_ids, extended.input_ids]
-                .into_iter()
-                .find_map(|list| ids(list?)),
-            completion_ids: [choice.token_ids, body.token_ids, extended.output_ids.and_then(first)]
-                .into_iter()
-                .find_map(|list| ids(list?))
-                .or_else(|| {
-                    collect(sampled?, |entry| Some(read::<Sampled<'_>>(entry)?.1.get().into()).filter(is_id))
-                })
-                .or_else(|| named_ids(logprobs?)),
+            prompt_ids: [
+                body.prompt_token_ids,
+                choice.prompt_token_ids,
+                extended.input_ids,
+                gym.prompt_token_ids,
+            ]
+            .into_iter()
+            .find_map(|list| ids(list?)),
+            completion_ids: [
+                choice.token_ids,
+                body.token_ids,
+                extended.output_ids.and_then(first),
+                gym.generation_token_ids,
+            ]
+            .into_iter()
+            .find_map(|list| ids(list?))
+            .or_else(|| {
+                collect(sampled?, |entry| Some(read::<Sampled<'_>>(entry)?.1.get().into()).filter(is_id))
+            })
+            .or_else(|| named_ids(logprobs?)),
             logprobs: logprobs.and_then(self::logprobs).or_else(|| {
                 collect(sampled?, |entry| Some(read::<Sampled<'_>>(entry)?.0.get().into()).filter(is_finite))
             }),

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    Assignment, OsmosisGeneration, RawArtifacts, RawCatalog, RawJournal, RawNetwork, RawOsmosisInit,
-    RawTools, TlsFiles, TrajectoriesIn,
+    Assignment, OsmosisGeneration, RawArtifacts, RawCatalog, RawJournal, RawNemoGym, RawNetwork,
+    RawOsmosisInit, RawTools, TlsFiles, TrajectoriesIn,
 };
 
 /// The configuration as the operator wrote it. Mirrors the file.
@@ -63,6 +63,8 @@ pub struct RawConfig {
     pub judge: RawJudge,
     /// Generation and times of the Osmosis protocol.
     pub osmosis: RawOsmosis,
+    /// The NeMo Gym protocol.
+    pub nemo_gym: RawNemoGym,
     /// The plugin's own configuration.
     pub plugin: Option<toml::Table>,
     /// Tools that are provided to the plugin.

@@ -3,7 +3,7 @@
 use super::{Config, InvalidConfig, RawConfig, RawTools};
 
 /// Tables that a plugin's author may set. Only the operator may set the others.
-const AUTHOR_TABLES: [&str; 5] = ["plugin", "grader", "limits", "model", "judge"];
+const AUTHOR_TABLES: [&str; 6] = ["plugin", "grader", "limits", "model", "judge", "nemo-gym"];
 
 impl RawConfig {
     /// Combines this configuration of an operator with that of a plugin's author, which is `text` in a file called
@@ -22,13 +22,14 @@ impl RawConfig {
             ));
         }
         let operators = self.clone().resolve()?;
-        let Self { plugin, grader, limits, model, judge, mistakes, .. } = author;
+        let Self { plugin, grader, limits, model, judge, nemo_gym, mistakes, .. } = author;
         let effective = Self {
             limits: limits.or(self.limits.clone()),
             plugin,
             grader,
             model,
             judge,
+            nemo_gym,
             tools: RawTools::default(),
             set: Vec::new(),
             mistakes,

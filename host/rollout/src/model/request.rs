@@ -46,6 +46,9 @@ pub struct RolloutRequest {
     /// The origin of a fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fork: Option<ForkOrigin>,
+    /// A conversation that was held elsewhere and is only graded. No workflow runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conversation: Option<Messages>,
 }
 
 impl RolloutRequest {
@@ -58,7 +61,8 @@ impl RolloutRequest {
         let extra = self.trajectory_extra.as_ref().map_or(0, TrajectoryExtra::memory_bytes);
         let names = self.id.as_str().len() + self.caller_id.as_ref().map_or(0, String::len);
         let fork = self.fork.as_ref().map_or(0, ForkOrigin::memory_bytes);
-        let all = [self.prompt.memory_bytes(), label, metadata, params, extra, names, fork];
+        let conversation = self.conversation.as_ref().map_or(0, Messages::memory_bytes);
+        let all = [self.prompt.memory_bytes(), label, metadata, params, extra, names, fork, conversation];
         all.iter().sum::<usize>() + self.model.memory_bytes() + size_of::<Self>()
     }
 }
@@ -103,6 +107,7 @@ mod tests {
                 point: ForkPoint { rollout_id: RolloutId::parse("r 0").unwrap(), turn: 3 },
                 ancestors: Vec::new(),
             }),
+            conversation: Some([&*raw(r#"{"role":"assistant", "n":1.20}"#)].into_iter().collect()),
         };
         let text = serde_json::to_string(&request).unwrap();
 

@@ -126,6 +126,12 @@ impl Rollout {
         self.settle("workflow", messages.as_deref(), metrics)
     }
 
+    /// Stores the conversation of a request that is only graded.
+    pub(super) fn settle_given(&mut self, conversation: &Messages) -> Result<(), Failure> {
+        let texts: Vec<String> = conversation.iter().map(ToOwned::to_owned).collect();
+        self.settle("caller", Some(&texts), Vec::new())
+    }
+
     /// Validates and stores the result of an agent loop, completely or not at all.
     fn settle_loop(&mut self, outcome: LoopOutcome) -> Result<(), Failure> {
         let LoopOutcome { error, messages, finish_reason, reward, metrics, tool_calls, tool_time_ms } =

@@ -121,6 +121,16 @@ impl<'a> Conversation<'a> {
         Self { messages, kinds, replies, known, message_of_reply }
     }
 
+    /// Returns the messages of the agent that are replies of the model, unchanged: index of the message, and the reply.
+    pub(super) fn unchanged_replies(&self) -> Vec<(usize, &'a Reply<'a>)> {
+        let found = self.message_of_reply.iter().zip(self.replies);
+        let mut found: Vec<(usize, &'a Reply<'a>)> = found
+            .filter_map(|(at, reply)| Some((at.filter(|at| self.kinds[*at] == Kind::Agent)?, reply)))
+            .collect();
+        found.sort_unstable_by_key(|(at, _)| *at);
+        found
+    }
+
     /// Returns for each reply whether its step is known.
     pub(super) fn matched(&self) -> Vec<bool> {
         let mut matched = vec![false; self.replies.len()];

@@ -124,8 +124,8 @@ impl Delivery {
         Self::OnePost { is_acknowledged: false, is_closed: false, reports_cancelled: false }
     }
 
-    /// Starts a delivery to a service from which the rollout was claimed, and which waits for its end whatever that is.
-    pub(super) fn claimed() -> Self {
+    /// Starts a delivery by one post to a caller that waits for the end of the rollout, whatever that is.
+    pub(super) fn always_posted() -> Self {
         Self::OnePost { is_acknowledged: false, is_closed: false, reports_cancelled: true }
     }
 
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_claimed_rollout_is_reported_once_whatever_its_end_is() {
-        let (new, posted) = (Delivery::claimed, Post(Message::Result));
+        let (new, posted) = (Delivery::always_posted, Post(Message::Result));
         check(new(), &[(GRADABLE, GRADED), (SCORED, posted), (Acknowledged, Close)], true);
         for end in [UNSCORED, Crashed, Cancelled { by_server: true }, Cancelled { by_server: false }] {
             check(new(), &[(end, posted), (Undelivered, Close)], false);

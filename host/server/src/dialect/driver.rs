@@ -48,6 +48,11 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
         std::future::ready(ControlFlow::Continue(()))
     }
 
+    /// Runs when the guests are gone, before the rollout's outcome is stored.
+    fn ending(driver: &Driver<Self>, rollout: &Rollout) {
+        let _ = (driver, rollout);
+    }
+
     /// Returns whether the caller knows of the rollout.
     fn is_known(&self) -> bool {
         true
@@ -233,6 +238,10 @@ impl<R: Renderer> Steps for Driver<R> {
         self.entry.enter(phase);
     }
 
+    fn ending(&self, rollout: &Rollout) {
+        R::ending(self, rollout);
+    }
+
     async fn abandoned(&self) {
         R::abandoned(self).await;
         self.advance(Event::LeaseExpired);
@@ -271,7 +280,7 @@ impl<R: Renderer> Steps for Driver<R> {
         match &ended {
             RolloutEnd::Finished(finished) => R::deliver_result(&self, finished, action).await,
             RolloutEnd::Crashed(crashed) => drop(self.deliver(action, &Source::Crashed(crashed)).await),
-            // The caller of a rollout that the host claimed is owed the message that it failed.
+            // The caller waits for the end of the rollout, whatever that is.
             RolloutEnd::Cancelled(finished) if matches!(action, Action::Post(_)) => {
                 R::deliver_result(&self, finished, action).await;
             }

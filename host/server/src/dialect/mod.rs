@@ -5,10 +5,12 @@
 //! protocol: names and keys of callers, `/health`, `/metrics` and connections. A [`Dialect`] provides its own part of them.
 
 pub mod agent_lightning;
+mod body;
 mod continued;
 mod delivery;
 mod driver;
 mod ledger;
+pub mod nemo_gym;
 pub mod osmosis;
 mod pull;
 mod row;

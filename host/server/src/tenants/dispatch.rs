@@ -18,7 +18,7 @@ use super::{TenantError, Tenants};
 use crate::access::given_key;
 use crate::admin;
 use crate::admin::Admin;
-use crate::connection::{Caller, Crowded, Owner};
+use crate::connection::{Below, Caller, Crowded, Owner};
 use crate::dialect::osmosis::a;
 use crate::error::RequestRefused;
 use crate::{readiness, ui};
@@ -156,6 +156,9 @@ impl Dispatcher {
         };
         let below = path_and_query.parse::<PathAndQuery>().map_err(|_| RequestRefused::NoRoute)?;
         *request.uri_mut() = Uri::from(below);
+        if let Some(name) = target.plugin {
+            request.extensions_mut().insert(Below(format!("{PLUGINS}{name}")));
+        }
         let response = infallible(plugin.router().oneshot(request).await);
         // The plugin is not unloaded while a request holds it.
         drop(plugin);

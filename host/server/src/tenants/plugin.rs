@@ -12,6 +12,7 @@ use super::tenant::{OpenTenant, share};
 use super::{TenantError, Tenants};
 use crate::Server;
 use crate::admin::open_secrets;
+use crate::dialect::nemo_gym;
 use crate::serving::Serving;
 use rollout_assembly::{Deployed, NotLoaded, Placed, Sources};
 use rollout_catalog::Deployment;
@@ -56,6 +57,7 @@ struct LoadedDeployment {
     agent_name: String,
     running_max: u32,
     code_bytes: u64,
+    nemo_gym: nemo_gym::Settings,
 }
 
 impl PluginState {
@@ -94,9 +96,9 @@ impl LoadedPlugin {
         if let Some(traces) = tenants.0.traces.get() {
             shared.metrics.trace_with(traces.clone());
         }
-        let LoadedDeployment { host, agent_name, running_max, code_bytes } =
+        let LoadedDeployment { host, agent_name, running_max, code_bytes, nemo_gym } =
             deploy(tenants, tenant, &shared, name, version).await?;
-        let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config);
+        let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config, nemo_gym);
         let plugin = Self {
             name: name.to_owned(),
             tenant: Arc::downgrade(tenant),
@@ -166,7 +168,7 @@ impl LoadedPlugin {
         tenant: &Arc<OpenTenant>,
         version: u32,
     ) -> Result<(), TenantError> {
-        let LoadedDeployment { host, agent_name, running_max, code_bytes } =
+        let LoadedDeployment { host, agent_name, running_max, code_bytes, nemo_gym } =
             deploy(tenants, tenant, &self.shared, &self.name, version).await?;
         let before = {
             let mut state = self.state();
@@ -174,7 +176,7 @@ impl LoadedPlugin {
             let before = std::mem::replace(&mut state.version, version);
             let previous = Arc::downgrade(self.server.serving().host().deployment());
             state.add_inactive(before, previous);
-            self.server.set_host(host, agent_name);
+            self.server.set_host(host, agent_name, nemo_gym);
             before
         };
         self.update_share();
@@ -276,8 +278,19 @@ async fn deploy(
         let placed = Placed {
             transport: &tenant.transport,
             metrics: &metrics,
-            judge_key: judge.map(|secret| find_secret(&tenants, &tenant, secret)).transpose()?,
+            judge_key: judge
+                .map(|secret| find_secret(&tenants, &tenant, "judge.api-key-env", secret))
+                .transpose()?,
             served_as: ServedAs { plugin: name.clone(), version },
+        };
+        let nemo_gym = match &config.nemo_gym {
+            Some(gym) => {
+                let key = gym.model_key_env.as_deref();
+                let key = key.map(|secret| find_secret(&tenants, &tenant, "nemo-gym.model-key-env", secret));
+                let settings = nemo_gym::Settings::new(gym, key.transpose()?);
+                settings.map_err(|error| TenantError::Other(format!("nemo-gym.model-url: {error}")))?
+            }
+            None => nemo_gym::Settings::default(),
         };
         let no_files = OnceLock::new();
         let deploying = inner.platform.deploy(&config, sources, placed, |engine, path| {
@@ -320,18 +333,29 @@ async fn deploy(
             TenantError::Other(format!("cannot get the name of the agent loop: it {error}"))
         })?;
         let running_max = settings.max_concurrent.unwrap_or(u32::MAX);
-        Ok(LoadedDeployment { host, agent_name: agent_name.unwrap_or(name), running_max, code_bytes })
+        Ok(LoadedDeployment {
+            host,
+            agent_name: agent_name.unwrap_or(name),
+            running_max,
+            code_bytes,
+            nemo_gym,
+        })
     })
     .await
 }
 
 /// Returns the secret that a tenant's configuration names. It is one of the tenant's own secrets, never one of the host's.
-fn find_secret(tenants: &Tenants, tenant: &OpenTenant, name: &str) -> Result<Secret, TenantError> {
+fn find_secret(
+    tenants: &Tenants,
+    tenant: &OpenTenant,
+    setting: &str,
+    name: &str,
+) -> Result<Secret, TenantError> {
     let all = open_secrets(&tenants.0.catalog, &tenants.0.seal, tenant.id)?;
     let found = all.into_iter().find(|(found, _)| &**found == name);
     let missing = || {
         format!(
-            "judge.api-key-env names the secret '{name}', which this tenant does not have; store it with 'rollout-host \
+            "{setting} names the secret '{name}', which this tenant does not have; store it with 'rollout-host \
              secret set {name}'"
         )
     };

@@ -201,9 +201,10 @@ impl AgentLightning {
                 request_fields: None,
             }),
             fork: None,
+            conversation: None,
         };
         let facts = Facts {
-            delivery: Delivery::claimed(),
+            delivery: Delivery::always_posted(),
             gateway: inner.gateway.base().to_owned(),
             id: offer.id.clone(),
             owner: inner.owner.clone(),

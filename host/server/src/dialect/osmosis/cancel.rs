@@ -10,10 +10,10 @@ use futures_util::future::join_all;
 use serde::{Serialize, Serializer};
 
 use super::Osmosis;
-use super::body::Body;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::request::is_json;
+use crate::dialect::body::{Body, BodyRefused};
 use rollout_rollout::{Handle, Phase};
 use rollout_wire::id::RolloutId;
 
@@ -65,8 +65,9 @@ impl Serialize for Dispositions {
 pub(super) async fn cancel(
     State(osmosis): State<Osmosis>,
     headers: HeaderMap,
-    body: Body<BODY_BYTES_MAX>,
+    body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Json<Cancelled>, ApiError> {
+    let body = body?;
     let selector = read(&headers, body.bytes())?;
     drop(body);
     let named = match selector {

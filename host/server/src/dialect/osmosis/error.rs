@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::fields::Problem;
+use crate::dialect::body::BodyRefused;
 use crate::dialect::ledger::{NoAnswer, ReadError};
 use rollout_rollout::{AdmitError, ForkError, OverQuota};
 
@@ -58,6 +59,17 @@ impl From<AdmitError> for ApiError {
             AdmitError::Duplicate => Self::Registered,
             AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
             AdmitError::Closed => Self::Closed,
+        }
+    }
+}
+
+impl From<BodyRefused> for ApiError {
+    fn from(error: BodyRefused) -> Self {
+        match error {
+            BodyRefused::TooLarge(max) => Self::TooLarge(max),
+            BodyRefused::NoMemory => Self::NoMemory,
+            BodyRefused::Slow(how) => Self::Slow(how),
+            BodyRefused::Unreadable => Self::Unreadable,
         }
     }
 }

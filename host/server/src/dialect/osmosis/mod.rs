@@ -6,7 +6,6 @@
 
 pub mod a;
 mod b;
-mod body;
 mod c;
 mod callbacks;
 mod cancel;
@@ -36,11 +35,11 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::body::{Bodies, Body, BodyRefused, HoldsBodies};
 use super::continued::Continued;
 use super::ledger::{Ledger, LedgerTimes};
 use super::{Health, KeyRule, Routes};
 use crate::serving::Serving;
-use body::{Body, Unfinished};
 use error::ApiError;
 pub(crate) use kept::reported;
 use request::{ForRollout, StartRollout};
@@ -88,7 +87,7 @@ struct Inner {
     ledger: Arc<Ledger>,
     /// One task for each rollout until its caller is notified, or the attempt is abandoned.
     tasks: TaskTracker,
-    unfinished: Unfinished,
+    bodies: Bodies,
     continued: Continued,
     sweeping: Once,
 }
@@ -116,7 +115,7 @@ impl Osmosis {
             is_keyed,
             ledger: Ledger::new(times, &host),
             tasks: TaskTracker::new(),
-            unfinished: Unfinished::default(),
+            bodies: Bodies::default(),
             sweeping: Once::new(),
         }))
     }
@@ -145,7 +144,7 @@ impl Osmosis {
     /// never reaches admission.
     fn read_for_rollout<T: ForRollout>(
         &self,
-        body: Result<Body<BODY_BYTES_MAX>, ApiError>,
+        body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
         read: impl FnOnce(&[u8]) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         let host = self.0.serving.host();
@@ -155,12 +154,22 @@ impl Osmosis {
                 metrics.refused(Refusal::Memory);
             }
         };
-        let mut body = body.inspect_err(no_room)?;
-        let read = body.parse(read).inspect_err(no_room)?;
+        let mut body = body.map_err(ApiError::from).inspect_err(no_room)?;
+        let read = body.parse(read).map_err(ApiError::from).inspect_err(no_room)?;
         let mut request = read.inspect_err(|_| metrics.refused(Refusal::Invalid))?;
-        let charge = body.becomes(request.memory_bytes()).inspect_err(no_room)?;
+        let charge = body.becomes(request.memory_bytes()).map_err(ApiError::from).inspect_err(no_room)?;
         request.resources().charge = Some(charge);
         Ok(request)
+    }
+}
+
+impl HoldsBodies for Osmosis {
+    fn budget(&self) -> &Budget {
+        &self.0.budget
+    }
+
+    fn bodies(&self) -> &Bodies {
+        &self.0.bodies
     }
 }
 
@@ -252,7 +261,7 @@ async fn sweep(inner: Weak<Inner>) {
 async fn start_rollout(
     State(osmosis): State<Osmosis>,
     headers: HeaderMap,
-    body: Result<Body<BODY_BYTES_MAX>, ApiError>,
+    body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));

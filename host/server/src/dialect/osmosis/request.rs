@@ -306,6 +306,7 @@ impl Common {
                 grader_secs: self.grader_secs,
                 trajectory_extra: Some(sample::extra(self.extra_fields, samples != SamplesRule::One)),
                 fork: None,
+                conversation: None,
             },
         })
     }

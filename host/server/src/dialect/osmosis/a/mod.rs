@@ -19,11 +19,11 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 use subtle::ConstantTimeEq;
 
-use super::body::Body;
 use super::error::ApiError;
 use super::kept::{self, Facts};
 use super::{BODY_BYTES_MAX, Osmosis};
 use crate::connection::Caller;
+use crate::dialect::body::{Body, BodyRefused};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
 use crate::dialect::ledger::{AnswerSender, LedgerEntry, NoAnswer, Over, Part};
@@ -126,7 +126,7 @@ async fn init(
     State(osmosis): State<Osmosis>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
-    body: Result<Body<BODY_BYTES_MAX>, ApiError>,
+    body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Response, ApiError> {
     osmosis.keep_swept();
     let inner = &osmosis.0;

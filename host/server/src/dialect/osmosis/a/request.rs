@@ -142,6 +142,7 @@ fn fields_of(
             grader_secs: None,
             trajectory_extra: Some(sample::extra(None, false)),
             fork: None,
+            conversation: None,
         },
     })
 }

@@ -8,14 +8,12 @@ use axum::extract::{FromRequest, Request};
 use axum::http::header::CONTENT_LENGTH;
 use futures_util::StreamExt;
 
-use super::Osmosis;
-use super::error::ApiError;
 use crate::connection::BodyError;
 use rollout_core::budget::{Budget, Charge, Use};
 
 /// Maximum size of all incomplete bodies together. Further ones are refused with `Retry-After`, so that complete ones have
 /// memory.
-const UNFINISHED_BYTES_MAX: usize = 512 << 20;
+const INCOMPLETE_BYTES_MAX: usize = 512 << 20;
 
 /// Initial size of a buffer and minimum step of its growth.
 const ROOM_BYTES_MIN: usize = 16 << 10;
@@ -25,6 +23,32 @@ const PART_BYTES: usize = 16;
 
 /// Size up to which a body is parsed on the runtime's thread, in about a millisecond.
 const AT_ONCE_BYTES_MAX: usize = 256 << 10;
+
+/// Error of a request's body.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BodyRefused {
+    /// The body is larger than this number of bytes.
+    #[error("the body has more than {0} bytes")]
+    TooLarge(usize),
+    /// The memory budget is used up.
+    #[error("the server holds as much as its memory budget allows; retry later")]
+    NoMemory,
+    /// The body arrived too slowly, with details.
+    #[error("{0}")]
+    Slow(String),
+    /// The connection broke, or the bytes are no valid HTTP.
+    #[error("there was an error reading the body")]
+    Unreadable,
+}
+
+/// A dialect that reads bodies.
+pub(super) trait HoldsBodies: Send + Sync {
+    /// Returns the budget that bodies are charged to.
+    fn budget(&self) -> &Budget;
+
+    /// Returns the bytes of all incomplete bodies.
+    fn bodies(&self) -> &Bodies;
+}
 
 /// A body within a limit, with its charge.
 pub(super) struct Body<const BYTES_MAX: usize> {
@@ -39,10 +63,10 @@ impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
     }
 
     /// Parses the body into a value that takes at most its bytes and a pointer for each of its parts.
-    pub(crate) fn parse<T>(&mut self, read: impl FnOnce(&[u8]) -> T) -> Result<T, ApiError> {
+    pub(crate) fn parse<T>(&mut self, read: impl FnOnce(&[u8]) -> T) -> Result<T, BodyRefused> {
         let parts = self.bytes.iter().filter(|byte| **byte == b',').count();
         let more = self.bytes.len() + parts * PART_BYTES;
-        self.charge.grow(more).map_err(|_| ApiError::NoMemory)?;
+        self.charge.grow(more).map_err(|_| BodyRefused::NoMemory)?;
         // Parsing megabytes would delay other tasks.
         if self.bytes.len() > AT_ONCE_BYTES_MAX {
             Ok(tokio::task::block_in_place(|| read(&self.bytes)))
@@ -52,22 +76,22 @@ impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
     }
 
     /// Drops the body and returns the charge, adjusted to the bytes of the parsed value.
-    pub(crate) fn becomes(self, bytes: usize) -> Result<Charge, ApiError> {
+    pub(crate) fn becomes(self, bytes: usize) -> Result<Charge, BodyRefused> {
         let Self { bytes: body, mut charge } = self;
         drop(body);
         if bytes > charge.bytes() {
-            charge.grow(bytes - charge.bytes()).map_err(|_| ApiError::NoMemory)?;
+            charge.grow(bytes - charge.bytes()).map_err(|_| BodyRefused::NoMemory)?;
         }
         charge.shrink_to(bytes);
         Ok(charge)
     }
 }
 
-impl<const BYTES_MAX: usize> FromRequest<Osmosis> for Body<BYTES_MAX> {
-    type Rejection = ApiError;
+impl<S: HoldsBodies, const BYTES_MAX: usize> FromRequest<S> for Body<BYTES_MAX> {
+    type Rejection = BodyRefused;
 
-    async fn from_request(request: Request, osmosis: &Osmosis) -> Result<Self, ApiError> {
-        let (budget, unfinished) = (&osmosis.0.budget, &osmosis.0.unfinished);
+    async fn from_request(request: Request, dialect: &S) -> Result<Self, BodyRefused> {
+        let (budget, unfinished) = (dialect.budget(), dialect.bodies());
         let (head, body) = request.into_parts();
         // HTTP parsing has refused an invalid number; without one the body is chunked.
         let announced =
@@ -82,33 +106,33 @@ impl<const BYTES_MAX: usize> FromRequest<Osmosis> for Body<BYTES_MAX> {
     }
 }
 
-fn broken(error: axum::Error) -> ApiError {
+fn broken(error: axum::Error) -> BodyRefused {
     // A layer in between may have wrapped it.
     let mut cause: Option<&dyn std::error::Error> = Some(&error);
     while let Some(error) = cause {
         if let Some(slow @ BodyError::TooSlow { .. }) = error.downcast_ref() {
-            return ApiError::Slow(slow.to_string());
+            return BodyRefused::Slow(slow.to_string());
         }
         cause = error.source();
     }
-    ApiError::Unreadable
+    BodyRefused::Unreadable
 }
 
 /// The bytes of all incomplete bodies.
 #[derive(Default)]
-pub(super) struct Unfinished(AtomicUsize);
+pub(super) struct Bodies(AtomicUsize);
 
 /// A part of them.
 struct Part<'a> {
-    of: &'a Unfinished,
+    of: &'a Bodies,
     bytes: usize,
 }
 
 impl Part<'_> {
-    fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
+    fn grow(&mut self, bytes: usize) -> Result<(), BodyRefused> {
         let before = self.of.0.fetch_add(bytes, Ordering::Relaxed);
         self.bytes += bytes;
-        if before + bytes > UNFINISHED_BYTES_MAX { Err(ApiError::NoMemory) } else { Ok(()) }
+        if before + bytes > INCOMPLETE_BYTES_MAX { Err(BodyRefused::NoMemory) } else { Ok(()) }
     }
 }
 
@@ -130,33 +154,33 @@ struct Reading<'a> {
 impl<'a> Reading<'a> {
     fn start(
         budget: &Budget,
-        unfinished: &'a Unfinished,
+        unfinished: &'a Bodies,
         announced: Option<usize>,
         bytes_max: usize,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<Self, BodyRefused> {
         let expected = announced.unwrap_or(0);
         if expected > bytes_max {
-            return Err(ApiError::TooLarge(bytes_max));
+            return Err(BodyRefused::TooLarge(bytes_max));
         }
         // A body without room is refused at once. The charge is for received bytes, because an announced length takes no
         // memory.
-        let mut charge = budget.charge(Use::Request, expected).map_err(|_| ApiError::NoMemory)?;
+        let mut charge = budget.charge(Use::Request, expected).map_err(|_| BodyRefused::NoMemory)?;
         charge.shrink_to(0);
         let part = Part { of: unfinished, bytes: 0 };
         Ok(Self { bytes: Vec::new(), charge, part, announced, bytes_max })
     }
 
-    fn push(&mut self, chunk: Bytes) -> Result<(), ApiError> {
+    fn push(&mut self, chunk: Bytes) -> Result<(), BodyRefused> {
         let length = self.bytes.len() + chunk.len();
         if length > self.bytes_max {
-            return Err(ApiError::TooLarge(self.bytes_max));
+            return Err(BodyRefused::TooLarge(self.bytes_max));
         }
         if length > self.bytes.capacity() {
             let most = self.announced.unwrap_or(self.bytes_max).max(length);
             let room = (self.bytes.capacity() * 2).max(ROOM_BYTES_MIN).clamp(length, most);
             let more = room - self.bytes.capacity();
             self.part.grow(more)?;
-            self.charge.grow(more).map_err(|_| ApiError::NoMemory)?;
+            self.charge.grow(more).map_err(|_| BodyRefused::NoMemory)?;
             self.bytes.reserve_exact(room - self.bytes.len());
         }
         self.bytes.extend_from_slice(&chunk);
@@ -171,7 +195,7 @@ mod tests {
     #[test]
     fn a_body_is_charged_as_it_arrives_and_never_for_more_than_its_length() {
         let budget = Budget::default();
-        let unfinished = Unfinished::default();
+        let unfinished = Bodies::default();
         let mut reading = Reading::start(&budget, &unfinished, Some(100_000), 1 << 20).unwrap();
         assert_eq!(reading.charge.bytes(), 0);
         for _ in 0..100 {
@@ -186,8 +210,8 @@ mod tests {
 
     #[test]
     fn what_is_too_large_is_refused_by_what_it_says_or_when_it_gets_there() {
-        let (budget, unfinished) = (Budget::default(), Unfinished::default());
-        let refused = |error: Result<_, ApiError>| matches!(error, Err(ApiError::TooLarge(10)));
+        let (budget, unfinished) = (Budget::default(), Bodies::default());
+        let refused = |error: Result<_, BodyRefused>| matches!(error, Err(BodyRefused::TooLarge(10)));
         assert!(refused(Reading::start(&budget, &unfinished, Some(11), 10).map(drop)));
         let mut reading = Reading::start(&budget, &unfinished, None, 10).unwrap();
         assert!(!refused(reading.push(Bytes::from_static(b"0123456789"))));
@@ -196,16 +220,16 @@ mod tests {
 
     #[test]
     fn bodies_that_are_not_whole_are_bounded_together() {
-        let (budget, unfinished) = (Budget::default(), Unfinished::default());
+        let (budget, unfinished) = (Budget::default(), Bodies::default());
         let chunk = Bytes::from(vec![0; 16 << 20]);
         let mut all = Vec::new();
         let refused = (0..64).find(|_| {
             let mut reading = Reading::start(&budget, &unfinished, None, 64 << 20).unwrap();
             let pushed = reading.push(chunk.clone());
             all.push(reading);
-            matches!(pushed, Err(ApiError::NoMemory))
+            matches!(pushed, Err(BodyRefused::NoMemory))
         });
-        assert_eq!(refused, Some(UNFINISHED_BYTES_MAX / chunk.len()));
+        assert_eq!(refused, Some(INCOMPLETE_BYTES_MAX / chunk.len()));
         all.clear();
         assert_eq!(unfinished.0.load(Ordering::Relaxed), 0);
     }

@@ -1,0 +1,254 @@
+//! A row of a collection: the request for a rollout, or for the grade of a conversation.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::responses;
+use crate::dialect::row::{RowFields, field, rest, text_of};
+use rollout_wire as wire;
+use rollout_wire::messages::Messages;
+
+/// The field that Gym's own data sets have the label in. It comes before the others.
+const LABEL_FIELD: &str = "verifier_metadata";
+
+/// Fields of a row that make the prompt.
+const PROMPT_FIELDS: [&str; 2] = ["input", "instructions"];
+
+/// Fields of a row that belong to its collection.
+const OF_COLLECTOR: [&str; 3] = ["responses_create_params", "response", "agent_ref"];
+
+/// The form of a request, which its answer has as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Form {
+    /// A row as it stands in the data set, of `/run`.
+    Flat,
+    /// An episode request, of `/run`.
+    Task,
+    /// A row with a response, of `/verify`.
+    Verify,
+}
+
+/// A request as it was received. The answer repeats most of it.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Row {
+    pub form: Form,
+    pub body: Box<RawValue>,
+}
+
+/// The rollout that a row asks for.
+pub(super) struct Asked {
+    pub prompt: Messages,
+    pub label: Option<String>,
+    pub metadata: Option<Box<RawValue>>,
+    pub completion_params: Box<RawValue>,
+    /// The conversation that is only graded.
+    pub conversation: Option<Messages>,
+    pub attempt: u32,
+    /// The collection's name of the rollout.
+    pub name: String,
+}
+
+impl Row {
+    /// Reads the body of a request to `/run`.
+    pub(super) fn of_run(body: &[u8]) -> Result<Self, String> {
+        let row = object(body)?;
+        let form = if field(row, "episode_id").is_some() { Form::Task } else { Form::Flat };
+        Ok(Self { form, body: owned(row) })
+    }
+
+    /// Reads the body of a request to `/verify`.
+    pub(super) fn of_verify(body: &[u8]) -> Result<Self, String> {
+        Ok(Self { form: Form::Verify, body: owned(object(body)?) })
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.body.get().len()
+    }
+
+    /// Returns both identities of an episode request.
+    pub(super) fn episode(&self) -> Option<(&RawValue, &RawValue)> {
+        if self.form != Form::Task {
+            return None;
+        }
+        let null = RawValue::NULL;
+        let of = |path| field(self.body.get(), path).unwrap_or(null);
+        Some((of("episode_id"), of("task.task_id")))
+    }
+
+    /// Returns the object with the row's own members.
+    pub(super) fn members(&self) -> &str {
+        match self.form {
+            Form::Flat | Form::Verify => self.body.get(),
+            Form::Task => field(self.body.get(), "task.task_input").map_or("{}", RawValue::get),
+        }
+    }
+
+    /// Returns the parameters of the response.
+    pub(super) fn params(&self) -> &str {
+        field(self.members(), "responses_create_params").map_or("{}", RawValue::get)
+    }
+
+    /// Reads the rollout that it asks for. The error says what is wrong with it.
+    pub(super) fn asked(&self, fields: &RowFields) -> Result<Asked, String> {
+        let (attempt, name) = self.name()?;
+        let row = self.members();
+        let params =
+            field(row, "responses_create_params").ok_or("the row has no 'responses_create_params'")?;
+        if !params.get().starts_with('{') {
+            let kind = wire::kind(params.get());
+            return Err(format!("'responses_create_params' must be an object, not {kind}"));
+        }
+        let prompt = responses::prompt(params.get())?;
+        let conversation = match self.form {
+            Form::Verify => {
+                let output = field(row, "response.output").ok_or("the row has no 'response.output'")?;
+                Some(responses::conversation(&prompt, output.get())?)
+            }
+            Form::Flat | Form::Task => None,
+        };
+        // The fields of a task may be in an object of their own.
+        let data = field(row, "task_data").filter(|data| data.get().starts_with('{'));
+        let data = data.map_or(row, RawValue::get);
+        let (mut label, mut hidden) = fields.label(data)?;
+        if fields.label.is_none() {
+            hidden.push(LABEL_FIELD);
+            label = field(data, LABEL_FIELD).and_then(text_of).or(label);
+        }
+        Ok(Asked {
+            prompt,
+            label,
+            metadata: metadata(params.get(), data, &hidden)?,
+            completion_params: completion_params(params.get()),
+            conversation,
+            attempt: attempt.saturating_add(1),
+            name,
+        })
+    }
+
+    /// Returns the number of earlier attempts and the collection's name of the rollout.
+    fn name(&self) -> Result<(u32, String), String> {
+        let body = self.body.get();
+        let number = |path: &str| field(body, path).and_then(|at| at.get().parse::<u32>().ok());
+        if self.form == Form::Task {
+            let name = field(body, "episode_id.rollout_id").and_then(text_of);
+            let name = name.ok_or("the row has no 'episode_id.rollout_id'")?;
+            for path in ["task.task_id", "task.task_input"] {
+                field(body, path).ok_or_else(|| format!("the row has no '{path}'"))?;
+            }
+            return Ok((number("episode_id.attempt").unwrap_or(0), name));
+        }
+        let attempt = number("_ng_attempt_index").unwrap_or(0);
+        if let Some(name) = field(body, "_ng_rollout_id").and_then(text_of) {
+            return Ok((attempt, name));
+        }
+        let index = |name: &str| number(name).unwrap_or(0);
+        Ok((attempt, format!("{}-{}", index("_ng_task_index"), index("_ng_rollout_index"))))
+    }
+}
+
+fn object(body: &[u8]) -> Result<&str, String> {
+    let text = std::str::from_utf8(body).map_err(|_| "the row is not UTF-8".to_owned())?;
+    Ok(wire::object(text).map_err(|wrong| format!("the row is {wrong}"))?.get())
+}
+
+fn owned(json: &str) -> Box<RawValue> {
+    // It was parsed before.
+    RawValue::from_string(json.to_owned()).unwrap_or_else(|_| RawValue::NULL.to_owned())
+}
+
+/// Returns what the guests see of a row besides prompt and label: its data, and the parameters without the prompt.
+fn metadata(params: &str, data: &str, hidden: &[&str]) -> Result<Option<Box<RawValue>>, String> {
+    let is_of_collector = |name: &str| name.starts_with("_ng_") || OF_COLLECTOR.contains(&name);
+    let mut of_collector: Vec<String> = Vec::new();
+    let read = wire::stream::members(data, |name, _: &RawValue| {
+        if is_of_collector(&name) {
+            of_collector.push(name.into_owned());
+        }
+        Ok::<(), String>(())
+    });
+    read.map_err(String::from)?;
+    let removed: Vec<&str> = of_collector.iter().map(String::as_str).chain(hidden.iter().copied()).collect();
+    let (params, data) = (rest(params, &PROMPT_FIELDS), rest(data, &removed));
+    let Some(params) = params else { return Ok(data) };
+    let data = data.as_deref().map_or("{}", RawValue::get);
+    let (_, members) = data.split_at(1);
+    let comma = if members == "}" { "" } else { "," };
+    let text = format!(r#"{{"responses_create_params":{}{comma}{members}"#, params.get());
+    RawValue::from_string(text).map(Some).map_err(|error| error.to_string())
+}
+
+/// Returns the parameters of an agent loop in the chat form: sampling, and the tools.
+fn completion_params(params: &str) -> Box<RawValue> {
+    const NAMES: [(&str, &str); 3] =
+        [("temperature", "temperature"), ("top_p", "top_p"), ("max_output_tokens", "max_tokens")];
+    let raw = |value: &RawValue| value.to_owned();
+    let mut given: BTreeMap<&str, Box<RawValue>> =
+        NAMES.iter().filter_map(|(theirs, ours)| Some((*ours, raw(field(params, theirs)?)))).collect();
+    if let Some(tools) = field(params, "tools").and_then(|tools| responses::chat_tools(tools.get())) {
+        given.insert("tools", tools);
+    }
+    // Parsed JSON cannot fail to serialize.
+    to_raw_value(&given).unwrap_or_else(|_| RawValue::NULL.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(form: Form, body: &str) -> Result<Asked, String> {
+        let row = match form {
+            Form::Verify => Row::of_verify(body.as_bytes()),
+            Form::Flat | Form::Task => Row::of_run(body.as_bytes()),
+        }?;
+        assert_eq!(row.form, form, "{body}");
+        row.asked(&RowFields::default())
+    }
+
+    #[test]
+    fn rows_of_both_forms_ask_for_the_same_rollout() {
+        let params = r#"{"input":"1+1","temperature":0.5,"tools":[{"type":"function","name":"f","parameters":{},"strict":true}]}"#;
+        let flat = format!(
+            r#"{{"responses_create_params":{params},"answer":2,"verifier_metadata":{{"x":1}},"level":3,"agent_ref":{{"name":"a"}},"_ng_task_index":4,"_ng_rollout_index":1,"_ng_attempt_index":2}}"#
+        );
+        let ids = r#""episode_id":{"rollout_id":"4-1","attempt":2},"task":{"task_id":{"taskset":"s","task_id":"1"},"#;
+        let inside = format!(
+            r#"{{{ids}"task_input":{{"responses_create_params":{params},"answer":2,"verifier_metadata":{{"x":1}},"level":3}}}}}}"#
+        );
+        let apart = format!(
+            r#"{{{ids}"task_input":{{"responses_create_params":{params},"task_data":{{"answer":2,"verifier_metadata":{{"x":1}},"level":3}}}}}}}}"#
+        );
+        for (form, body) in [(Form::Flat, flat), (Form::Task, inside), (Form::Task, apart)] {
+            let asked = asked(form, &body).unwrap();
+            assert_eq!((asked.attempt, &*asked.name), (3, "4-1"));
+            assert_eq!(asked.label.as_deref(), Some(r#"{"x":1}"#));
+            let metadata: serde_json::Value = serde_json::from_str(asked.metadata.unwrap().get()).unwrap();
+            assert_eq!(metadata["level"], 3);
+            assert_eq!(metadata["responses_create_params"]["temperature"], 0.5);
+            assert_eq!(
+                metadata.as_object().unwrap().len(),
+                2,
+                "the label and the collector's are hidden: {metadata}"
+            );
+            let loop_params: serde_json::Value = serde_json::from_str(asked.completion_params.get()).unwrap();
+            assert_eq!(loop_params["tools"][0]["function"]["name"], "f");
+        }
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_read_says_why() {
+        let check = |form, body: &str, expected: &str| {
+            let error = asked(form, body).err().unwrap();
+            assert!(error.contains(expected), "{body}: {error}");
+        };
+        check(Form::Flat, "{}", "no 'responses_create_params'");
+        check(Form::Flat, r#"{"responses_create_params":7}"#, "must be an object, not a number");
+        check(Form::Flat, r#"{"responses_create_params":{}}"#, "has no 'input'");
+        check(Form::Task, r#"{"episode_id":{}}"#, "no 'episode_id.rollout_id'");
+        check(Form::Task, r#"{"episode_id":{"rollout_id":"a"},"task":{}}"#, "no 'task.task_id'");
+        check(Form::Verify, r#"{"responses_create_params":{"input":"x"}}"#, "no 'response.output'");
+        assert!(Row::of_run(b"[1]").err().unwrap().contains("not a JSON object"));
+    }
+}

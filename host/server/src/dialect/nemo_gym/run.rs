@@ -1,0 +1,427 @@
+//! `POST /run` and `POST /verify`: a row, from its request to its answer.
+
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+use tokio::time::Instant;
+
+use super::meeting::{Attendance, HeldResult, Meeting};
+use super::outcome::{self, Answered, RowFailure};
+use super::row::{Asked, Form, Row};
+use super::{DRIVER, Model, NemoGym};
+use crate::connection::{Caller, WhenWritten};
+use crate::dialect::body::{Body, BodyRefused};
+use crate::dialect::delivery::{Delivery, Message};
+use crate::dialect::driver::{Addresses, Driver, Progress, Renderer, Source};
+use crate::dialect::ledger::{LedgerEntry, Over};
+use crate::random;
+use rollout_core::budget::{Budget, Charge};
+use rollout_core::error::Fault;
+use rollout_core::telemetry::RolloutTrace;
+use rollout_outbound::{Acknowledged, Undelivered};
+use rollout_rollout::{
+    AdmitError, AgentForm, Continuation, ExtraFact, ExtraMember, Finished, Host, LoopOptions, Outcome,
+    Resources, Rollout, RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra, UnfinishedRollout, drive,
+};
+use rollout_wire::atif::SchemaVersion;
+use rollout_wire::digest::sha256_parts;
+use rollout_wire::id::RolloutId;
+use rollout_wire::metadata::RowMetadata;
+
+/// Maximum size of a request in bytes. A row may contain images as text.
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// Time for which a request waits for room. The protocol has no answer that makes its caller wait.
+const ADMISSION_TIME_MAX: Duration = Duration::from_secs(600);
+
+/// Maximum pause between two attempts to be admitted.
+const ADMISSION_PAUSE: Duration = Duration::from_millis(500);
+
+/// The protocol's members of a trajectory.
+const MEMBERS: &[ExtraMember] = &[
+    ExtraMember::of("rollout_id", ExtraFact::RolloutId),
+    ExtraMember::of("label", ExtraFact::Label),
+    ExtraMember::of("reward", ExtraFact::Reward),
+    ExtraMember::of("metrics", ExtraFact::SampleMetrics),
+    ExtraMember::of("metadata", ExtraFact::Metadata),
+];
+
+/// Facts that the journal stores with an admission.
+#[derive(Serialize, Deserialize)]
+struct Facts {
+    /// The delivery as it began.
+    delivery: Delivery,
+    row: Row,
+}
+
+/// Runs a row and answers with its result.
+pub(super) async fn run(
+    State(gym): State<NemoGym>,
+    caller: Option<Extension<Caller>>,
+    body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
+) -> Response {
+    answer(&gym, caller, body, Row::of_run).await
+}
+
+/// Grades a conversation and answers with its reward.
+pub(super) async fn verify(
+    State(gym): State<NemoGym>,
+    caller: Option<Extension<Caller>>,
+    body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
+) -> Response {
+    answer(&gym, caller, body, Row::of_verify).await
+}
+
+async fn answer(
+    gym: &NemoGym,
+    caller: Option<Extension<Caller>>,
+    body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
+    read: fn(&[u8]) -> Result<Row, String>,
+) -> Response {
+    gym.0.ledger.start();
+    let mut body = match body {
+        Ok(body) => body,
+        Err(refused @ BodyRefused::NoMemory) => {
+            return failed(None, &RowFailure::of_admission(refused.to_string()));
+        }
+        Err(refused) => return refused.into_response(),
+    };
+    let row = match body.parse(read) {
+        Ok(Ok(row)) => row,
+        Ok(Err(why)) => return failed(None, &RowFailure::of_row(why)),
+        Err(refused) => return failed(None, &RowFailure::of_admission(refused.to_string())),
+    };
+    // The row, its parts as a request, and the result, which repeats it.
+    let charge = match body.becomes(3 * row.memory_bytes()) {
+        Ok(charge) => charge,
+        Err(refused) => return failed(Some(&row), &RowFailure::of_admission(refused.to_string())),
+    };
+    let key = key_of(&row);
+    let row = Arc::new(row);
+    let attendance = match gym.0.meetings.attend(&key) {
+        Some(attendance) => attendance,
+        None => match admitted(gym, caller, (&row, charge), key).await {
+            Ok(attendance) => attendance,
+            Err(failure) => return failed(Some(&row), &failure),
+        },
+    };
+    match attendance.result().await {
+        Some(result) => {
+            let body = result.body.clone();
+            let written = WhenWritten::new(move || {
+                attendance.written();
+                // The charge ends with the last copy of the result.
+                let _ = &result;
+            });
+            let mut response = json(body);
+            response.extensions_mut().insert(written);
+            response
+        }
+        None => failed(Some(&row), &RowFailure::of_host()),
+    }
+}
+
+fn json(body: Bytes) -> Response {
+    (StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn failed(row: Option<&Row>, failure: &RowFailure) -> Response {
+    json(failure.body(row))
+}
+
+/// Returns the digest by which a repeated request is recognized.
+fn key_of(row: &Row) -> [u8; 32] {
+    let form = if row.form == Form::Verify { "verify" } else { "run" };
+    sha256_parts(&[form.as_bytes(), b"\0", row.body.get().as_bytes()])
+}
+
+/// Admits a row's rollout as soon as there is room. A connection that is needed for another caller does not wait.
+async fn admitted(
+    gym: &NemoGym,
+    caller: Option<Extension<Caller>>,
+    (row, charge): (&Arc<Row>, Charge),
+    key: [u8; 32],
+) -> Result<Attendance, RowFailure> {
+    let settings = gym.settings();
+    let asked = row.asked(&settings.fields).map_err(RowFailure::of_row)?;
+    let model = match &settings.model {
+        Some(model) => model,
+        None if row.form == Form::Verify => no_model(),
+        None => {
+            let why = "this server has no model for NeMo Gym; set model-url in the table [nemo-gym] of its configuration";
+            return Err(RowFailure::of_row(why));
+        }
+    };
+    let starts = start(gym, model, (row, asked), charge, key);
+    match &caller {
+        Some(Extension(caller)) => caller.wait(starts).await.unwrap_or_else(|| {
+            Err(RowFailure::of_admission("the server needs the connections on which rows wait for room"))
+        }),
+        None => starts.await,
+    }
+}
+
+/// Returns the model of rollouts that are only graded. It is never called.
+fn no_model() -> &'static Model {
+    static NONE: OnceLock<Model> = OnceLock::new();
+    NONE.get_or_init(Model::unreachable)
+}
+
+/// Starts a rollout as soon as there is room for it.
+async fn start(
+    gym: &NemoGym,
+    model: &Model,
+    (row, asked): (&Arc<Row>, Asked),
+    charge: Charge,
+    key: [u8; 32],
+) -> Result<Attendance, RowFailure> {
+    let inner = &gym.0;
+    let facts =
+        Facts { delivery: Delivery::always_posted(), row: Row { form: row.form, body: row.body.clone() } };
+    // Parsed JSON and words cannot fail to serialize.
+    let stored = to_raw_value(&facts).unwrap_or_else(|_| RawValue::NULL.to_owned());
+    let until = Instant::now() + ADMISSION_TIME_MAX;
+    let mut charge = Some(charge);
+    let (rollout, host) = loop {
+        let host = inner.serving.host();
+        let resources = Resources {
+            model: Arc::new(model.endpoint.clone()),
+            secrets: model.secrets.clone(),
+            charge: None,
+            continuation: Some(Continuation { driver: DRIVER.into(), facts: stored.clone(), secret: None }),
+            past: None,
+        };
+        let ended = inner.ended.notified();
+        match host.admit(request(&host, model, &asked)?, resources) {
+            Ok(rollout) => break (rollout, host),
+            Err(AdmitError::Full { .. } | AdmitError::NoMemory(_)) if Instant::now() < until => {
+                let _ = tokio::time::timeout(ADMISSION_PAUSE, ended).await;
+            }
+            Err(AdmitError::Quota(over)) if over.retry_after.is_some() && Instant::now() < until => {
+                let pause = over.retry_after.unwrap_or(ADMISSION_PAUSE).min(ADMISSION_PAUSE);
+                tokio::time::sleep(pause).await;
+            }
+            Err(error) => return Err(RowFailure::of_admission(error.to_string())),
+        }
+    };
+    let entry = inner.ledger.open();
+    entry.begin(rollout.id().clone(), rollout.id().as_str(), Some(rollout.handle()));
+    let meeting = Meeting::new(false);
+    // No other request knows it.
+    let attendance = meeting.attend().ok_or_else(RowFailure::of_host)?;
+    inner.meetings.add(key, meeting.clone());
+    let run = EpisodeRun {
+        gym: gym.clone(),
+        row: row.clone(),
+        id: rollout.id().clone(),
+        model: model.address.name.clone(),
+        tokens: Mutex::default(),
+        key,
+        meeting,
+        _charge: charge.take(),
+        budget: host.budget().clone(),
+    };
+    let work = (rollout.log().cloned(), rollout.traced_below(None));
+    let driver = driver(&host, entry, facts.delivery, work, run);
+    let ended = inner.ended.clone();
+    inner.tasks.spawn(async move {
+        drive(rollout, driver).await;
+        ended.notify_one();
+    });
+    Ok(attendance)
+}
+
+fn request(host: &Host, model: &Model, asked: &Asked) -> Result<RolloutRequest, RowFailure> {
+    // A re-run of a collection has the same names.
+    let id = RolloutId::parse(format!("{}-{}", asked.name, &random::id()[..12]));
+    let is_loop = host.form() == AgentForm::AgentLoop;
+    Ok(RolloutRequest {
+        id: id.map_err(|error| RowFailure::of_row(format!("its name: {error}")))?,
+        caller_id: None,
+        attempt: asked.attempt,
+        prompt: asked.prompt.clone(),
+        label: asked.label.clone(),
+        metadata: asked.metadata.clone().map(RowMetadata::from),
+        loop_options: LoopOptions {
+            completion_params: is_loop.then(|| asked.completion_params.clone()),
+            ..LoopOptions::default()
+        },
+        model: model.address.clone(),
+        samples_max: 1,
+        samples_must_ask: false,
+        workflow_secs: None,
+        grader_secs: None,
+        trajectory_extra: Some(TrajectoryExtra {
+            schema_version: SchemaVersion::V1_7,
+            key: "nemo_gym".into(),
+            members: MEMBERS.into(),
+            request_fields: None,
+        }),
+        fork: None,
+        conversation: asked.conversation.clone(),
+    })
+}
+
+/// Continues a rollout of an earlier process. Its caller repeats the request.
+pub(super) fn resume(gym: &NemoGym, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
+    let inner = &gym.0;
+    inner.ledger.start();
+    let Facts { delivery, row } = serde_json::from_str(unfinished.facts.get())
+        .map_err(|error| format!("its driver's facts: {error}"))?;
+    let log = unfinished.log().clone();
+    let progress = Progress::read(delivery, &unfinished.notes)
+        .map_err(|error| format!("its driver's notes: {error}"))?;
+    let tokens: Option<SampleTokens> = progress.body.and_then(|body| serde_json::from_str(body.get()).ok());
+    let key = key_of(&row);
+    let meeting = Meeting::new(true);
+    inner.meetings.add(key, meeting.clone());
+    let (id, name) = (unfinished.request.id.clone(), unfinished.request.id.as_str().to_owned());
+    let run = EpisodeRun {
+        gym: gym.clone(),
+        id,
+        model: unfinished.request.model.name.clone(),
+        tokens: Mutex::new(tokens.unwrap_or_default()),
+        key,
+        meeting,
+        _charge: Some(host.budget().charge_result(row.memory_bytes())),
+        budget: host.budget().clone(),
+        row: Arc::new(row),
+    };
+    let entry = inner.ledger.open();
+    inner.continued.go_on((&inner.tasks, host), unfinished, &name, Ok, |rollout| {
+        let trace = rollout.map(|rollout| rollout.traced_below(None)).unwrap_or_default();
+        driver(host, entry, progress.delivery, (Some(log), trace), run)
+    })
+}
+
+fn driver(
+    host: &Host,
+    entry: LedgerEntry,
+    delivery: Delivery,
+    (log, trace): (Option<RolloutLog>, RolloutTrace),
+    renderer: EpisodeRun,
+) -> Box<Driver<EpisodeRun>> {
+    Box::new(Driver {
+        entry,
+        log,
+        is_gradable: host.grader().is_some(),
+        delivery: delivery.into(),
+        client: None,
+        addresses: Addresses::default(),
+        trace,
+        renderer,
+    })
+}
+
+/// The rollout of a row.
+struct EpisodeRun {
+    gym: NemoGym,
+    row: Arc<Row>,
+    id: RolloutId,
+    model: String,
+    tokens: Mutex<SampleTokens>,
+    key: [u8; 32],
+    meeting: Arc<Meeting>,
+    _charge: Option<Charge>,
+    budget: Budget,
+}
+
+impl Drop for EpisodeRun {
+    fn drop(&mut self) {
+        self.gym.0.meetings.remove(&self.key, &self.meeting);
+    }
+}
+
+fn unix_secs() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |time| time.as_secs())
+}
+
+impl Renderer for EpisodeRun {
+    type Form = ();
+
+    async fn before_workflow(driver: &Driver<Self>, _rollout: &mut Rollout) -> ControlFlow<()> {
+        // What a rollout that is lost would have asked the model is asked again.
+        if let Some(log) = &driver.log
+            && let Err(error) = log.admitted().await
+        {
+            tracing::error!(%error, "a rollout begins without its journal, which cannot store it");
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn ending(driver: &Driver<Self>, rollout: &Rollout) {
+        let run = &driver.renderer;
+        let tokens = rollout.sample_tokens();
+        if !tokens.is_observed {
+            return;
+        }
+        // The next process has the outcome, and not the model's replies.
+        if let Ok(stored) = to_raw_value(&tokens) {
+            driver.note(Some(&stored));
+        }
+        *run.tokens.lock().unwrap_or_else(PoisonError::into_inner) = tokens;
+    }
+
+    fn body(&self, _message: Message, source: &Source<'_>, _delivery: &Delivery) -> Bytes {
+        let finished = match source {
+            Source::Finished(finished) => finished,
+            Source::Crashed(crashed) => return RowFailure::of(crashed).body(Some(&self.row)),
+            // Nothing is sent after the workflow.
+            Source::Workflow(_) => return Bytes::new(),
+        };
+        let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = Answered {
+            row: &self.row,
+            id: self.id.as_str(),
+            model: &self.model,
+            tokens: &tokens,
+            at_secs: unix_secs(),
+        };
+        outcome::body(&answered, finished)
+    }
+
+    fn over(&self, finished: &Finished, _delivery: &Delivery) -> Over {
+        let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
+        Over::of(if is_scored { "success" } else { "failure" }, &finished.outcome)
+    }
+
+    fn form(&self, _delivery: &Delivery) {}
+
+    async fn abandoned(driver: &Driver<Self>) {
+        driver.renderer.meeting.deserted().await;
+        tracing::info!("the caller of this rollout has disconnected and does not repeat its request");
+    }
+
+    async fn send(
+        driver: &Driver<Self>,
+        _message: Message,
+        body: Bytes,
+    ) -> Result<Acknowledged, Undelivered> {
+        let run = &driver.renderer;
+        let bytes = body.len();
+        run.meeting.publish(HeldResult { body, _charge: run.budget.charge_result(bytes) });
+        let is_taken = tokio::select! {
+            biased;
+            () = run.meeting.deserted() => false,
+            () = run.meeting.taken() => true,
+        };
+        match is_taken {
+            true => Ok(Acknowledged { status: 200, attempts: 1, body: Bytes::new() }),
+            false => Err(Undelivered {
+                attempts: 1,
+                reason: "the caller has disconnected and does not repeat its request".to_owned(),
+                status: None,
+                fault: Fault::Caller,
+            }),
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! `serve` and the published package `nemo-gym` 0.7.0, which `clients/setup` installs if `ROLLOUT_TEST_NEMO_GYM` is set or
+//! its environment exists: its collector, and its client for resources servers.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use reqwest::Method;
+use rollout_tests::{
+    Answer, Controller, Process, Ran, Start, TestCatalog, guest, in_time, project_root, rollout_host,
+    target_dir, trainer_python, until,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+/// Time for a collection. The package takes some seconds to start.
+const COLLECTION: Duration = Duration::from_secs(240);
+
+/// The environment of the package.
+const PACKAGE: &str = "nemo-gym-0.7.0";
+
+/// Returns the Python of the package, if its tests are requested or its environment exists. Elsewhere they do not run,
+/// which `clients/setup` says.
+async fn package() -> Option<PathBuf> {
+    let is_requested = std::env::var_os("ROLLOUT_TEST_NEMO_GYM").is_some();
+    let venvs = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
+    let exists = venvs.join(PACKAGE).join("bin/python").exists();
+    if is_requested || exists { Some(trainer_python(PACKAGE).await) } else { None }
+}
+
+/// A server with the plugin, in its own directory and at its own address.
+struct Gym {
+    dir: TempDir,
+    at: SocketAddr,
+    guest: &'static str,
+    config: String,
+    options: Vec<&'static str>,
+    http: reqwest::Client,
+}
+
+impl Gym {
+    fn of(guest: &'static str, model: &Controller) -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            at: free.local_addr().unwrap(),
+            guest,
+            config: format!("[nemo-gym]\nmodel-url = '{}'\n", model.model_url()),
+            options: Vec::new(),
+            http: rollout_outbound::http_client().unwrap(),
+        }
+    }
+
+    async fn start(&self) -> Process {
+        let config = self.dir.path().join("config.toml");
+        std::fs::write(&config, &self.config).unwrap();
+        let mut command = rollout_host(["serve", "--listen", &self.at.to_string(), "--config"]);
+        command.arg(config).arg(guest(self.guest)).args(&self.options).current_dir(self.dir.path());
+        let process = command.start();
+        process.line("listening on ").await;
+        process
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Value {
+        let request = self.http.post(format!("http://{}{path}", self.at)).json(body);
+        let answer = in_time("an answer", request.send()).await.unwrap();
+        assert_eq!(answer.status(), 200, "{path}");
+        serde_json::from_str(&answer.text().await.unwrap()).unwrap()
+    }
+
+    fn collection(&self, rows: &[Value]) -> Collection {
+        let head = vec![
+            format!("++head_server.host={}", self.at.ip()),
+            format!("++head_server.port={}", self.at.port()),
+        ];
+        Collection::of(rows, head)
+    }
+}
+
+/// A run of the package's collector, in a directory of its own.
+struct Collection {
+    dir: TempDir,
+    arguments: Vec<String>,
+}
+
+impl Collection {
+    fn of(rows: &[Value], head: Vec<String>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
+        std::fs::write(dir.path().join("rows.jsonl"), text).unwrap();
+        let mut arguments = head;
+        for argument in [
+            "+agent_name=rollout_host_agent",
+            "+environment_server_routes={sums: rollout_host}",
+            "+input_jsonl_fpath=rows.jsonl",
+            "+output_jsonl_fpath=out.jsonl",
+        ] {
+            arguments.push(argument.to_owned());
+        }
+        Self { dir, arguments }
+    }
+
+    fn start(&self, python: &Path) -> Process {
+        let mut command = Command::new(python.with_file_name("ng_collect_rollouts"));
+        command.args(&self.arguments).current_dir(self.dir.path()).start()
+    }
+
+    async fn run(&self, python: &Path) -> Ran {
+        let ran = self.start(python).ended_within(COLLECTION).await;
+        assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+        ran
+    }
+
+    /// Returns the lines of a file by the index of their row; the last one of each.
+    fn lines(&self, file: &str) -> BTreeMap<u64, Value> {
+        let text = std::fs::read_to_string(self.dir.path().join(file)).unwrap_or_default();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.map(|line| (line["_ng_task_index"].as_u64().unwrap(), line)).collect()
+    }
+}
+
+fn flat(prompt: &str, label: &str) -> Value {
+    json!({"responses_create_params": {"input": [{"role": "user", "content": prompt}]}, "expected_answer": label})
+}
+
+fn task(id: &str, input: Value) -> Value {
+    json!({"task_id": {"taskset": "sums", "task_id": id}, "task_input": input})
+}
+
+#[tokio::test]
+async fn the_collector_runs_rows_of_both_forms_and_a_failure_is_no_reward() {
+    let Some(python) = package().await else { return };
+    let controller = Controller::start().await;
+    let gym = Gym::of("conform", &controller);
+    let _process = gym.start().await;
+    let mut extra = flat("Calculate 2 + 3.", "5");
+    extra["level"] = json!(3);
+    let collection = gym.collection(&[
+        extra,
+        flat("Calculate 2 + 3.", "6"),
+        task("1", json!({"responses_create_params": {"input": "Calculate 1 + 1."}, "answer": "2"})),
+        task(
+            "2",
+            json!({"responses_create_params": {"input": "Calculate 1 + 1."}, "task_data": {"label": "2"}}),
+        ),
+        flat("Calculate 2 + 3.", "please remove"),
+        flat("please fail", "5"),
+        flat("please trap", "5"),
+        flat("Calculate 2 + 3.", "please fail"),
+        json!({"responses_create_params": {"input": 7}, "expected_answer": "5"}),
+        task("3", json!({"responses_create_params": {"input": "please fail"}, "answer": "2"})),
+        task("4", json!({"responses_create_params": {"input": []}, "answer": "2"})),
+    ]);
+
+    let ran = collection.run(&python).await;
+
+    let results = collection.lines("out.jsonl");
+    for (row, reward, is_masked) in
+        [(0, 1.0, false), (1, 0.0, false), (2, 1.0, false), (3, 1.0, false), (4, 1.0, true)]
+    {
+        let result = &results[&row];
+        assert_eq!(
+            (&result["reward"], &result["mask_sample"]),
+            (&json!(reward), &json!(is_masked)),
+            "{result}"
+        );
+        let output = &result["response"]["output"][0];
+        assert_eq!((&output["role"], &output["type"]), (&json!("assistant"), &json!("message")), "{result}");
+        assert!(output["content"][0]["text"].as_str().unwrap().contains("####"), "{result}");
+        assert!(
+            result["responses_create_params"]["input"] != Value::Null,
+            "trainers read the prompt: {result}"
+        );
+        assert_eq!(result["_ng_result_type"], "rollout_host");
+    }
+    assert_eq!((results[&0]["level"].as_u64(), results.len()), (Some(3), 5));
+    let failures = collection.lines("out_failures.jsonl");
+    for (row, class, message, is_terminal) in [
+        (5, "agent_run_error", "the workflow was told to fail", false),
+        (6, "rollout_host:trap", "the workflow was told to trap", false),
+        (7, "verifier_error", "the grader was told to fail", false),
+        (8, "agent_request_failed", "'input' must be a text or a list of items, not a number", true),
+        (9, "environment_server_failed", "the workflow was told to fail", false),
+        (10, "environment_server_failed", "'input' has no message", true),
+    ] {
+        let failure = &failures[&row];
+        assert_eq!(failure["_ng_failure_class"], class, "{failure}");
+        assert_eq!(failure["_ng_failure_terminal"], is_terminal, "{failure}");
+        assert!(failure["_ng_failure_message"].as_str().unwrap().contains(message), "{failure}");
+        assert!(failure.get("reward").is_none(), "{failure}");
+    }
+    assert_eq!(failures.len(), 6);
+    assert!(ran.stdout.contains("\"mean/reward\": 0.75"), "the masked row does not count: {}", ran.stdout);
+    // The model sees the prompt and never the label.
+    let chats = controller.chats();
+    assert!(chats.iter().all(|chat| !chat.body.to_string().contains("expected_answer")));
+    assert_eq!(chats[0].body["model"], "policy_model");
+
+    let results: Vec<&Value> = results.values().collect();
+    let rows: Vec<Value> = ["5", "6", "please fail"]
+        .map(|label| {
+            let mut row = flat("Calculate 2 + 3.", label);
+            row["response"] = results[0]["response"].clone();
+            row
+        })
+        .to_vec();
+    let shown = agent(
+        &python,
+        &json!({
+            "host": gym.at.ip().to_string(), "port": gym.at.port(), "results": results, "rows": rows,
+        }),
+    )
+    .await;
+    let verified = |at: usize| &shown["verified"][at];
+    assert_eq!((&verified(0)["reward"], &verified(1)["reward"]), (&json!(1.0), &json!(0.0)), "{shown}");
+    assert_eq!(verified(1)["mask_sample"], false);
+    assert_eq!(
+        (&verified(2)["mask_sample"], &verified(2)["failure_kind"]),
+        (&json!(true), &json!("verifier_error"))
+    );
+    assert!(verified(2)["failure_reason"].as_str().unwrap().contains("the grader was told to fail"));
+    assert_eq!(
+        (&shown["session"]["resources_session_id"], &shown["mode"]),
+        (&json!("s1"), &json!("stateless"))
+    );
+    assert_eq!(shown["closed"], json!({"resources_session_id": "s1"}));
+    assert_eq!(controller.chats().len(), chats.len(), "a verification asks no model");
+}
+
+/// Calls a host as Gym's agents do; returns what they see.
+async fn agent(python: &Path, asked: &Value) -> Value {
+    let script = project_root().join("tests/clients/drive_nemo_gym.py");
+    let mut command = Command::new(python);
+    command.arg(script).stdin(Stdio::piped());
+    let (process, mut input) = command.start_with_input();
+    input.write_all(asked.to_string().as_bytes()).await.unwrap();
+    drop(input);
+    let ran = process.ended_within(COLLECTION).await;
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_collection_goes_on_when_the_host_is_killed() {
+    let Some(python) = package().await else { return };
+    let controller = Controller::start().await;
+    controller.hold();
+    let gym = Gym::of("conform", &controller);
+    let process = gym.start().await;
+    let rows: Vec<Value> =
+        (0..5).map(|at| flat(&format!("Calculate {at} + 1."), &format!("{}", at + 1))).collect();
+    let collection = gym.collection(&rows);
+    let collecting = collection.start(&python);
+    in_time_of_collection(controller.chats_arrived(rows.len())).await;
+
+    process.kill().await;
+    controller.release();
+    let process = gym.start().await;
+
+    let ran = collecting.ended_within(COLLECTION).await;
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let results = collection.lines("out.jsonl");
+    assert_eq!(results.len(), rows.len());
+    assert!(results.values().all(|result| result["reward"] == 1.0), "{results:?}");
+    assert_eq!(controller.chats().len(), 2 * rows.len(), "each rollout continued and none began again");
+    let ran = process.terminate().await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let log = gym.start().await.terminate().await.stderr;
+    assert!(!log.contains("resumed rollouts of an earlier process"), "nothing is left in the journal: {log}");
+}
+
+async fn in_time_of_collection<T>(event: impl Future<Output = T>) -> T {
+    tokio::time::timeout(COLLECTION, event).await.expect("the collection begins")
+}
+
+/// A chat completion of Gym's own model server, with the tokens of the call.
+fn with_tokens(text: &str) -> Answer {
+    let message = json!({
+        "role": "assistant", "content": text,
+        "prompt_token_ids": [1, 2, 3], "generation_token_ids": [4, 5], "generation_log_probs": [-0.5, -0.25],
+    });
+    Answer::Json(json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).to_string())
+}
+
+#[tokio::test]
+async fn a_result_that_no_caller_has_received_outlives_two_crashes_with_its_tokens() {
+    let controller = Controller::start().await;
+    controller.answer_chats([with_tokens("#### 5"), with_tokens("#### 5")]);
+    controller.hold();
+    let gym = Gym::of("conform", &controller);
+    let mut row = flat("Calculate 2 + 3.", "5");
+    row["_ng_task_index"] = json!(0);
+    let process = gym.start().await;
+    let asking = gym.http.post(format!("http://{}/run", gym.at)).json(&row).send();
+    let asking = tokio::spawn(asking);
+    controller.chats_arrived(1).await;
+    process.kill().await;
+    assert!(asking.await.unwrap().is_err(), "the caller has no answer");
+    controller.release();
+    let process = gym.start().await;
+    controller.chats_arrived(2).await;
+    let health = || gym.http.get(format!("http://{}/health", gym.at)).send();
+    until("the end of the rollout", async || {
+        let health: Value = serde_json::from_str(&health().await.ok()?.text().await.ok()?).ok()?;
+        (health["lifecycle"]["active_rollouts"] == 0).then_some(())
+    })
+    .await;
+    process.kill().await;
+
+    let process = gym.start().await;
+    let result = gym.post("/run", &row).await;
+
+    assert_eq!(result["reward"], 1.0, "{result}");
+    let item = &result["response"]["output"][0];
+    assert_eq!(item["prompt_token_ids"], json!([1, 2, 3]), "{result}");
+    assert_eq!(item["generation_token_ids"], json!([4, 5]));
+    assert_eq!(item["generation_log_probs"], json!([-0.5, -0.25]));
+    assert_eq!(controller.chats().len(), 2, "the model was asked no more");
+    // The same row of the next collection is another rollout.
+    assert_eq!(gym.post("/run", &row).await["reward"], 1.0);
+    assert_eq!(controller.chats().len(), 3);
+    assert_eq!(process.terminate().await.code, Some(0));
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_cancels_its_rollout_and_rows_wait_for_room() {
+    let controller = Controller::start().await;
+    controller.hold();
+    let mut gym = Gym::of("conform", &controller);
+    gym.options = vec!["--max-concurrent", "1", "--queue-max", "1"];
+    let _process = gym.start().await;
+    let ask = |prompt: &str| {
+        let request = gym.http.post(format!("http://{}/run", gym.at)).json(&flat(prompt, "5"));
+        tokio::spawn(async move { request.send().await.unwrap().text().await.unwrap() })
+    };
+    let left = ask("Calculate 1 + 1.");
+    controller.chats_arrived(1).await;
+    let waiting: Vec<_> = (0..4).map(|at| ask(&format!("Calculate 5 + {at}."))).collect();
+
+    left.abort();
+
+    // The only slot is free again.
+    controller.chats_arrived(2).await;
+    controller.release();
+    for answer in waiting {
+        let result: Value = serde_json::from_str(&in_time("a result", answer).await.unwrap()).unwrap();
+        assert!(result["reward"].is_number(), "{result}");
+    }
+    assert_eq!(controller.chats().len(), 5);
+}
+
+#[tokio::test]
+async fn what_a_server_lacks_is_a_failure_that_says_so() {
+    let controller = Controller::start().await;
+    let check = async |gym: &Gym, path: &str, row: &Value, field: &str, text: &str| {
+        let answer = gym.post(path, row).await;
+        assert!(answer[field].as_str().unwrap_or_default().contains(text), "{answer}");
+        assert!(answer.get("reward").is_none_or(|_| answer["mask_sample"] == true), "{answer}");
+    };
+    let row = flat("Calculate 2 + 3.", "5");
+    let mut graded = row.clone();
+    graded["response"] = json!({"output": []});
+
+    let mut gym = Gym::of("conform", &controller);
+    gym.config = String::new();
+    let process = gym.start().await;
+    check(&gym, "/run", &row, "_ng_failure_message", "set model-url in the table [nemo-gym]").await;
+    check(&gym, "/verify", &row, "failure_reason", "the row has no 'response.output'").await;
+    process.terminate().await;
+
+    let gym = Gym::of("only_workflow", &controller);
+    let _process = gym.start().await;
+    check(&gym, "/run", &row, "_ng_failure_message", "no grader").await;
+    check(&gym, "/verify", &graded, "failure_reason", "no grader").await;
+    let seeded = gym.http.post(format!("http://{}/seed_session", gym.at)).json(&row).send().await.unwrap();
+    assert_eq!(seeded.status(), 500);
+    assert!(seeded.text().await.unwrap().contains("a resources server needs one"));
+}
+
+#[tokio::test]
+async fn a_tenant_collects_from_its_plugins_with_its_key() {
+    let Some(python) = package().await else { return };
+    let controller = Controller::start().await;
+    let catalog = TestCatalog::start().await;
+    let tenant = catalog.tenant("acme", json!({})).await;
+    let secret = json!({"value": "key-of-the-model"});
+    let reply = catalog.ask(&tenant.author, Method::PUT, "/admin/v1/secrets/policy", secret).await;
+    assert!(reply.status < 300, "{reply:?}");
+    let config = format!(
+        "[nemo-gym]\nmodel-url = '{}'\nmodel = 'mine'\nmodel-key-env = 'policy'\n",
+        controller.model_url()
+    );
+    catalog.serve(&tenant, "calc", "conform", &config).await;
+    let at = catalog.url().replace("http://", "");
+    let (host, port) = at.split_once(':').unwrap();
+    // Gym's settings have a host and a port only, so the host has the key and the path, too.
+    let head = |key: &str| {
+        vec![
+            format!("++head_server.host=\"rollout:{key}@{at}/p/calc/global_config_dict_yaml?\""),
+            format!("++head_server.port={port}"),
+        ]
+    };
+    assert_eq!(host, "127.0.0.1");
+    let rows = [flat("Calculate 2 + 3.", "5"), flat("Calculate 2 + 3.", "6")];
+    let collection = Collection::of(&rows, head(&tenant.caller));
+
+    collection.run(&python).await;
+
+    let results = collection.lines("out.jsonl");
+    assert_eq!((&results[&0]["reward"], &results[&1]["reward"]), (&json!(1.0), &json!(0.0)));
+    let chat = &controller.chats()[0];
+    assert_eq!(
+        (chat.header("authorization"), &chat.body["model"]),
+        (Some("Bearer key-of-the-model"), &json!("mine"))
+    );
+    let reply = catalog.ask("wrong", Method::POST, "/p/calc/run", flat("Calculate 2 + 3.", "5")).await;
+    assert_eq!(reply.status, 401);
+    let viewed =
+        catalog.ask(&tenant.viewer, Method::POST, "/p/calc/run", flat("Calculate 2 + 3.", "5")).await;
+    assert_eq!(viewed.status, 403);
+}
+
+/// Returns the shell commands of the page, block by block.
+fn page_commands() -> Vec<String> {
+    let page = std::fs::read_to_string(project_root().join("docs/serve/nemo-gym.md")).unwrap();
+    let blocks = page.split("```sh\n").skip(1);
+    blocks.map(|rest| rest.split("\n```").next().unwrap_or(rest).to_owned()).collect()
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_lead_to_the_first_batch() {
+    let blocks = page_commands();
+    let [start, serve, rows, collect, verify] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
+    for line in ["pip install nemo-gym==0.7.0", "rollout-host mock-model --listen 127.0.0.1:9100"] {
+        assert!(start.contains(line), "{start}");
+    }
+    let Some(python) = package().await else { return };
+    let model = rollout_host(["mock-model", "--listen", "127.0.0.1:0"]).start();
+    let model_url = model.line("listening on ").await;
+    let controller = Controller::start().await;
+    let gym = Gym::of("conform", &controller);
+    let here = |script: &str| {
+        script
+            .replace("127.0.0.1:9000", &gym.at.to_string())
+            .replace("head_server.port=9000", &format!("head_server.port={}", gym.at.port()))
+            .replace("http://127.0.0.1:9100/v1", &model_url)
+            .replace("my_agent.wasm", guest("conform").to_str().unwrap())
+    };
+    let shell = |script: String| {
+        let mut bash = Command::new("bash");
+        let path = format!("{}:{}", python.parent().unwrap().display(), std::env::var("PATH").unwrap());
+        let quiet = script.replace("rollout-host serve", "true");
+        bash.args(["-euo", "pipefail", "-c", &quiet]).env("PATH", path).current_dir(gym.dir.path());
+        bash.start().ended_within(COLLECTION)
+    };
+    let ran = shell(here(serve)).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let command = here(serve).lines().last().unwrap().to_owned();
+    let words: Vec<&str> = command.split_whitespace().collect();
+    assert_eq!(words[..2], ["rollout-host", "serve"], "{command}");
+    let mut host = rollout_host(&words[1..]);
+    let host = host.args(["--listen", &gym.at.to_string()]).current_dir(gym.dir.path()).start();
+    host.line("listening on ").await;
+    for block in [rows, collect] {
+        let ran = shell(here(block)).await;
+        assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    }
+    let text = std::fs::read_to_string(gym.dir.path().join("out.jsonl")).unwrap();
+    let rewards: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["reward"].clone()).collect();
+    assert_eq!(rewards, [1.0, 1.0], "{text}");
+    let ran = shell(here(verify)).await;
+    let answer: Value =
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{}{}", ran.stdout, ran.stderr));
+    assert_eq!(answer["reward"], 1.0, "{answer}");
+}
