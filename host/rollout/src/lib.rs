@@ -9,6 +9,8 @@
 //! trajectory and journal, and the slots; the resources of a process ([`Runtime`]) and a version of a plugin ready to
 //! run ([`Deployment`]); the [`Host`] of both; one rollout; admission and driver.
 //!
+//! A [`Session`] is the counterpart for environments, in which a caller's model acts.
+//!
 //! This module knows no protocol and no JSON of one.
 
 mod activity;
@@ -27,6 +29,7 @@ mod outcome_counter;
 mod run;
 mod runtime;
 pub mod seal;
+mod session;
 mod slots;
 mod trajectory;
 
@@ -50,6 +53,10 @@ pub use model::{
 };
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
+pub use session::{
+    DescribeError, EnvironmentFacts, EpisodeAction, Observed, OpenSessionError, Reset, Session, SessionError,
+    SplitKind, TaskSplit,
+};
 pub use slots::{
     AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,
     TenantSlots,
