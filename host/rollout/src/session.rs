@@ -381,7 +381,7 @@ impl Session {
     }
 
     /// Runs the grader on the episode.
-    async fn grade(&self, label: Option<String>, history: History) -> Result<f64, String> {
+    async fn grade(&mut self, label: Option<String>, history: History) -> Result<f64, String> {
         let Some(grader) = self.host.grader() else { return Err("is missing".to_owned()) };
         let deployment = &self.host.0.deployment;
         let limits = deployment.limits.clone();

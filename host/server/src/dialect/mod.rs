@@ -9,6 +9,7 @@ mod continued;
 mod delivery;
 mod driver;
 mod ledger;
+pub mod open_env;
 pub mod osmosis;
 mod pull;
 mod row;
