@@ -9,8 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::journal::{DeploymentId, ServedAs};
-use super::model::AgentForm;
-use super::session::EnvironmentFacts;
+use super::model::{AgentForm, EnvironmentFacts};
 use rollout_core::budget::Budget;
 use rollout_core::limits::{DECLARE_TIME_MAX, Limits};
 use rollout_core::telemetry::Metrics;

@@ -47,15 +47,15 @@ pub use journal::{
     TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
-    AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,
-    LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
-    TrajectoryExtra, TrajectoryFile,
+    AgentForm, EnvironmentFacts, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample,
+    ForkOrigin, ForkPoint, LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets,
+    RolloutRequest, Stage, TrajectoryExtra, TrajectoryFile,
 };
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use session::{
-    DescribeError, EnvironmentFacts, EpisodeAction, Observed, OpenSessionError, Reset, Session, SessionError,
-    SplitKind, TaskSplit,
+    DescribeError, EpisodeAction, Observed, OpenSessionError, Reset, Session, SessionError, SplitKind,
+    TaskSplit,
 };
 pub use slots::{
     AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,

@@ -34,7 +34,7 @@ use rollout_guest::instance::{
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::CallerParams;
 
-pub use description::{DescribeError, EnvironmentFacts};
+pub use description::DescribeError;
 use history::History;
 pub use rollout_guest::instance::{EpisodeAction, SplitKind, TaskSplit};
 

@@ -11,8 +11,9 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::host::Host;
+use crate::model::EnvironmentFacts;
 use rollout_guest::imports::{Imports, Record, Role};
-use rollout_guest::instance::{self, Bounds, EnvironmentDescription, Permit, RunError, TaskSplit};
+use rollout_guest::instance::{self, Bounds, EnvironmentDescription, Permit, RunError};
 use rollout_wire::function::FunctionTool;
 
 /// Error of describing an environment or of finding its task.
@@ -33,27 +34,6 @@ pub enum DescribeError {
     /// The host is shutting down.
     #[error("the host is shutting down")]
     Closed,
-}
-
-/// The description of an environment, checked.
-#[derive(Clone, Debug)]
-pub struct EnvironmentFacts {
-    /// The environment's name.
-    pub name: String,
-    /// A description for people.
-    pub description: String,
-    /// The environment's own version.
-    pub version: Option<String>,
-    /// JSON Schema of an action. `None` if only tools are called.
-    pub action: Option<Map<String, Value>>,
-    /// JSON Schema of an observation.
-    pub observation: Map<String, Value>,
-    /// JSON Schema of the state.
-    pub state: Option<Map<String, Value>>,
-    /// The tools, each as the member `function` of OpenAI's function tools.
-    pub tools: Vec<Map<String, Value>>,
-    /// The splits of the tasks.
-    pub splits: Vec<TaskSplit>,
 }
 
 impl Host {
