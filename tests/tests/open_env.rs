@@ -177,7 +177,7 @@ async fn tool_clients_list_and_call_tools_in_their_session() {
 
 #[tokio::test]
 async fn a_plugin_without_an_environment_says_so() {
-    let host = TestHost::start("canary").await;
+    let host = TestHost::start("spin").await;
     let refusal = "this plugin has no environment; ";
     for client in Client::both().await {
         let played = client.play("generic", &base(&host), json!([["reset"]]), None).await;

@@ -20,7 +20,7 @@ struct Guess {
     number: f64,
 }
 
-/// What the model hears.
+/// Answer to the model.
 #[derive(serde::Serialize, schemars::JsonSchema)]
 struct Hint {
     /// The task, or the answer to the last guess.

@@ -4,11 +4,6 @@
 //! a `/health` of their own. A session is one socket, or is made by `POST /mcp` and named by later requests. A request
 //! without a session, such as `POST /reset`, has an environment of its own, as in the reference server.
 
-#![expect(
-    clippy::disallowed_types,
-    reason = "a request is limited in size and charged to the budget before it is parsed"
-)]
-
 mod detached;
 mod frame;
 mod http;

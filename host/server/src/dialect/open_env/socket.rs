@@ -20,7 +20,6 @@ use tokio_websockets::{CloseCode, Limits, Message, ServerBuilder, WebSocketStrea
 
 use super::frame::{Refusal, Request};
 use super::{OpenEnv, SharedSession, rpc};
-use crate::error::RequestRefused;
 
 /// Interval of the server's pings. A caller that vanished without closing its connection is noticed by them.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -28,7 +27,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// Time without a sign of life after which a caller counts as vanished.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Time for which a socket stays open after an error that nobody asked for. A client may send its first request without
+/// Time for which a socket stays open after an error without a request. A client may send its first request without
 /// having read, and would see a closed connection instead of the error.
 const UNASKED_ERROR_TIME: Duration = Duration::from_secs(5);
 
@@ -57,7 +56,7 @@ pub(super) async fn connect(
         }
     };
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
-        return RequestRefused::Internal.into_response();
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
     let tasks = server.0.tasks.clone();
     tasks.spawn(async move {
@@ -123,7 +122,7 @@ async fn serve(server: OpenEnv, mut socket: Socket, session_id: Option<String>) 
 
 /// Sends an error before the socket is closed.
 async fn say_last(socket: &mut Socket, refusal: &Refusal, is_unasked: bool) {
-    let said = async {
+    let sending = async {
         socket.send(Message::text(refusal.frame())).await?;
         if is_unasked {
             // Until the first request, or for a moment.
@@ -135,7 +134,7 @@ async fn say_last(socket: &mut Socket, refusal: &Refusal, is_unasked: bool) {
         }
         socket.send(Message::close(Some(CloseCode::NORMAL_CLOSURE), "")).await
     };
-    let _ = timeout(UNASKED_ERROR_TIME, said).await;
+    let _ = timeout(UNASKED_ERROR_TIME, sending).await;
 }
 
 /// Result of waiting for a caller.
