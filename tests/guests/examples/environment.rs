@@ -2,7 +2,7 @@
 
 use rollout_sdk::*;
 
-/// What the environment does in a step.
+/// Instruction for a step.
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Do {
