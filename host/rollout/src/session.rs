@@ -143,7 +143,7 @@ struct CurrentEpisode {
     id: String,
     steps: u64,
     is_done: bool,
-    /// What the grader needs, if there is one.
+    /// Label and history for the grader, if there is one.
     rated: Option<Rated>,
 }
 
