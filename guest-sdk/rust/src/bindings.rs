@@ -82,6 +82,25 @@ pub mod grader {
     pub use exports::rollout::plugin::grader::{GradedSample, Guest, Verdict};
 }
 
+/// World with the export of an environment.
+pub mod environment {
+    wit_bindgen::generate!({
+        path: "wit",
+        inline: "
+            package rollout:sdk;
+            world environment-export { export rollout:plugin/environment@0.1.0; }
+        ",
+        world: "rollout:sdk/environment-export",
+        with: { "rollout:plugin/types@0.1.0": super::imports::types },
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_environment",
+    });
+    pub use exports::rollout::plugin::environment::{
+        Action, Description, Guest, Outcome, ResetRequest, Split, SplitKind, ToolAction,
+    };
+}
+
 /// World with the export of tools.
 pub mod tool {
     wit_bindgen::generate!({

@@ -2,21 +2,24 @@
 //!
 //! Only this module converts an [`Error`] to the host's error type.
 
+use std::thread::LocalKey;
+
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use crate::bindings::grader::{GradedSample, Verdict};
 use crate::bindings::imports::types::{Failure, Metric};
 use crate::bindings::settings::Declaration;
-use crate::bindings::{agent_loop, workflow};
+use crate::bindings::{agent_loop, environment as environment_export, workflow};
+use crate::environment::{self, EpisodeCell};
 use crate::message::{self, parse_messages};
 use crate::{
-    AgentLoop, Context, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest, Output, Result,
-    Tool, ToolPlugin, Value, Workflow, context, settings,
+    AgentLoop, Context, Environment, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest,
+    Output, Result, Tool, ToolPlugin, Value, Workflow, context, settings,
 };
 
-/// Exports a plugin: the agent (a workflow or an agent loop), the grader or both, and optionally the
-/// declaration of its configuration. Used once in a crate, whose type is `cdylib`.
+/// Exports a plugin: the agent (a workflow or an agent loop), the grader or both, an environment, and
+/// optionally the declaration of its configuration. Used once in a crate, whose type is `cdylib`.
 ///
 /// ```
 /// # use rollout_sdk::{Context, GradeContext, Grader, Output, Result, Verdicts, Workflow};
@@ -33,8 +36,8 @@ use crate::{
 ///
 /// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
 /// `export!(grader = MyGrader);`. One type may implement both. An [`AgentLoop`](crate::AgentLoop) is exported
-/// instead of a workflow with `agent_loop = MyLoop`. Tools for other plugins are exported with
-/// `tool = MyTools`, see [`ToolPlugin`](crate::ToolPlugin).
+/// instead of a workflow with `agent_loop = MyLoop`. /// `environment = MyEnvironment` exports an [`Environment`](crate::Environment), alone or with a grader. Tools
+/// for other plugins are exported with `tool = MyTools`, see [`ToolPlugin`](crate::ToolPlugin).
 ///
 /// `settings = MyConfig` also declares the configuration, so that the host checks it when it loads the plugin
 /// and can list the available settings:
@@ -86,6 +89,9 @@ macro_rules! __export {
     (settings = $of:ty) => {
         $crate::__export_settings!($of);
     };
+    (environment = $of:ty) => {
+        $crate::__export_environment!($of);
+    };
     (tool = $of:ty) => {
         $crate::__export_tool!($of);
     };
@@ -93,7 +99,7 @@ macro_rules! __export {
         ::core::compile_error!(::core::concat!(
             "a plugin exports no `",
             ::core::stringify!($part),
-            "`; there are: workflow, agent_loop, grader, tool, settings"
+            "`; there are: workflow, agent_loop, grader, environment, tool, settings"
         ));
     };
 }
@@ -236,6 +242,65 @@ macro_rules! __export_tool {
 
 #[doc(hidden)]
 #[macro_export]
+macro_rules! __export_environment {
+    ($environment:ty) => {
+        const _: () = {
+            struct Exported;
+
+            ::std::thread_local! {
+                static EPISODE: $crate::__private::EpisodeCell<$environment> =
+                    const { ::core::cell::RefCell::new(::core::option::Option::None) };
+            }
+
+            impl $crate::__private::environment::Guest for Exported {
+                fn describe() -> $crate::__private::environment::Description {
+                    $crate::__private::describe_environment::<$environment, _>()
+                }
+
+                fn task(
+                    split: ::std::string::String,
+                    index: u64,
+                ) -> ::core::result::Result<::std::string::String, $crate::__private::Failure> {
+                    $crate::__private::environment_task::<$environment, _>(&split, index)
+                }
+
+                fn reset(
+                    request: $crate::__private::environment::ResetRequest,
+                ) -> ::core::result::Result<
+                    $crate::__private::environment::Outcome,
+                    $crate::__private::Failure,
+                > {
+                    $crate::__private::reset_environment::<$environment, _>(&EPISODE, request)
+                }
+
+                fn step(
+                    action: $crate::__private::environment::Action,
+                ) -> ::core::result::Result<
+                    $crate::__private::environment::Outcome,
+                    $crate::__private::Failure,
+                > {
+                    $crate::__private::step_environment::<$environment, _>(&EPISODE, action)
+                }
+
+                fn state() -> ::core::result::Result<::std::string::String, $crate::__private::Failure> {
+                    $crate::__private::environment_state::<$environment, _>(&EPISODE)
+                }
+            }
+
+            #[cfg(target_family = "wasm")]
+            $crate::__private::environment::export_environment!(
+                Exported with_types_in $crate::__private::environment
+            );
+
+            #[cfg(not(target_family = "wasm"))]
+            #[used]
+            static USED: fn() = $crate::__private::used_environment::<Exported>;
+        };
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
 macro_rules! __export_settings {
     ($settings:ty) => {
         const _: () = {
@@ -352,6 +417,60 @@ where
 {
     T::tools(context::config()?)
 }
+
+/// Describes the author's environment.
+pub fn describe_environment<E, C>() -> environment_export::Description
+where
+    E: Environment<C>,
+    C: DeserializeOwned,
+{
+    environment::describe::<E, C>()
+}
+
+/// Returns a task of the author's environment.
+pub fn environment_task<E, C>(split: &str, index: u64) -> Result<String, Failure>
+where
+    E: Environment<C>,
+    C: DeserializeOwned,
+{
+    environment::task::<E, C>(split, index).map_err(tell)
+}
+
+/// Begins an episode of the author's environment.
+pub fn reset_environment<E, C>(
+    episode: &'static LocalKey<EpisodeCell<E>>,
+    request: environment_export::ResetRequest,
+) -> Result<environment_export::Outcome, Failure>
+where
+    E: Environment<C>,
+    C: DeserializeOwned,
+{
+    environment::reset::<E, C>(episode, request).map_err(tell)
+}
+
+/// Takes an action in the episode.
+pub fn step_environment<E, C>(
+    episode: &'static LocalKey<EpisodeCell<E>>,
+    action: environment_export::Action,
+) -> Result<environment_export::Outcome, Failure>
+where
+    E: Environment<C>,
+    C: DeserializeOwned,
+{
+    environment::step::<E, C>(episode, action).map_err(tell)
+}
+
+/// Returns the visible state of the episode.
+pub fn environment_state<E, C>(episode: &'static LocalKey<EpisodeCell<E>>) -> Result<String, Failure>
+where
+    E: Environment<C>,
+    C: DeserializeOwned,
+{
+    environment::state::<E, C>(episode).map_err(tell)
+}
+
+/// Marks the exported environment as used on targets without components.
+pub fn used_environment<E: environment_export::Guest>() {}
 
 /// Marks the exported tools as used on targets without components.
 pub fn used_tool<E: crate::bindings::tool::Guest>() {}

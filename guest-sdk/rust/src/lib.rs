@@ -28,6 +28,9 @@
 //! An [`AgentLoop`] replaces the workflow if the caller must know the tools before the rollout runs, or if
 //! the agent rates itself.
 //!
+//! An [`Environment`] is for callers whose own model acts: the plugin only answers with observations and
+//! rewards.
+//!
 //! A plugin is a library crate of type `cdylib`, built for `wasm32-wasip2`. A call of the model suspends the
 //! instance and blocks no thread. For concurrent calls see [`chat_all`] and [`wait_any`].
 //!
@@ -47,6 +50,7 @@ pub use artifact::ArtifactError;
 pub use calls::{UnderWay, sleep, wait_any};
 pub use chat::{ChatError, ChatRequest, Completion, Pending, Usage, chat_all};
 pub use context::{Context, Output, Workflow};
+pub use environment::{Environment, EnvironmentTool, EpisodeStart, Split, SplitKind, ToolsOnly, Turn};
 pub use error::{Error, ErrorKind, OrError, Result};
 pub use grading::{Exchange, GradeContext, GradedSample, Grader, Reward, Verdict, Verdicts};
 pub use judge::{JudgeError, JudgeReply, JudgeRequest, PendingJudge};
@@ -74,6 +78,7 @@ mod bindings;
 mod calls;
 mod chat;
 mod context;
+mod environment;
 mod error;
 mod export;
 mod grading;
@@ -91,9 +96,12 @@ mod toolbox;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::bindings::imports::types::Failure;
-    pub use crate::bindings::{agent_loop, grader, settings, tool, workflow};
+    pub use crate::bindings::{agent_loop, environment, grader, settings, tool, workflow};
+    pub use crate::environment::EpisodeCell;
     pub use crate::export::{
-        agent_loop_name, agent_loop_tools, call_tool, declare_settings, describe_tools, run_agent_loop,
-        run_grader, run_workflow, used_agent_loop, used_grader, used_settings, used_tool, used_workflow,
+        agent_loop_name, agent_loop_tools, call_tool, declare_settings, describe_environment, describe_tools,
+        environment_state, environment_task, reset_environment, run_agent_loop, run_grader, run_workflow,
+        step_environment, used_agent_loop, used_environment, used_grader, used_settings, used_tool,
+        used_workflow,
     };
 }

@@ -77,14 +77,7 @@ impl Tool {
         F: FnMut(A) -> Result<R> + 'static,
     {
         let name = name.into();
-        let schema = json!({
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": description,
-                "parameters": parameters_of::<A>(),
-            },
-        });
+        let schema = schema_of::<A>(&name, description);
         let run = move |arguments: &str| {
             let value = function(read_arguments(arguments)?).map_err(|error| error.to_string())?;
             match serde_json::to_value(value) {
@@ -185,6 +178,18 @@ fn read_arguments<A: DeserializeOwned>(text: &str) -> Result<A, String> {
     // Models send empty arguments to a function without parameters.
     let text = Some(text).filter(|text| !text.trim().is_empty());
     settings::read("the arguments", text).map_err(|error| error.to_string())
+}
+
+/// Returns a tool in the form of OpenAI's function tools, with the parameters of a type.
+pub(crate) fn schema_of<A: JsonSchema>(name: &str, description: &str) -> Value {
+    json!({
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": parameters_of::<A>(),
+        },
+    })
 }
 
 /// Returns the JSON schema of a type with all references resolved and without keywords that model servers may

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use rollout_core::limits::{Limits, LoadLimits};
+use rollout_core::limits::{Limits, LoadLimits, SessionLimits};
 use rollout_guest::imports::ClockStart;
 use rollout_guest::toolbox::ToolSettings;
 use rollout_outbound::{NetworkRules, RetryPolicy};
@@ -36,7 +36,9 @@ pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};
 pub use nemo_gym::{NemoGymConfig, RawNemoGym};
 pub use network::RawNetwork;
-pub use raw::{RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry, RawTls};
+pub use raw::{
+    RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry, RawSessions, RawTls,
+};
 pub use values::Assignment;
 
 /// Determines the protocol generation of a request to `POST /rollout`.
@@ -109,6 +111,8 @@ pub struct Config {
     pub osmosis_generation: OsmosisGeneration,
     /// Times of the Osmosis protocol.
     pub osmosis: OsmosisTimes,
+    /// Limits of sessions of environments.
+    pub sessions: SessionLimits,
     /// Settings of the Osmosis protocol's generation A.
     pub osmosis_init: OsmosisInit,
     /// The NeMo Gym protocol, if it is spoken.
@@ -237,6 +241,7 @@ impl RawConfig {
         let osmosis_generation = self.osmosis.generation.unwrap_or_default();
         let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
         let osmosis = self.osmosis.resolve(&mut problems);
+        let sessions = self.sessions.resolve(&mut problems);
         let load_limits = self.limits.resolve_loading(&mut problems);
         let limits = self.limits.resolve(&mut problems);
         let model_params = allowed("model", self.model.params.as_deref(), &mut problems);
@@ -281,6 +286,7 @@ impl RawConfig {
             callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
             osmosis_generation,
             osmosis,
+            sessions,
             osmosis_init,
             nemo_gym: self.nemo_gym.resolve(&mut problems),
             on_start: self.on_start,
@@ -297,6 +303,30 @@ impl RawConfig {
             grader: values::assigned(self.grader, &[], "grader", &mut problems),
         };
         if problems.is_empty() { Ok(config) } else { Err(InvalidConfig(problems)) }
+    }
+}
+
+impl RawSessions {
+    fn resolve(self, problems: &mut Vec<String>) -> SessionLimits {
+        let default = SessionLimits::default();
+        let slots_share = self.slots_share.unwrap_or(default.slots_share);
+        if !(slots_share > 0.0 && slots_share <= 1.0) {
+            problems.push(format!("sessions.slots-share: {slots_share} is not more than 0 and at most 1"));
+        }
+        let mut secs_of = |name: &str, given, default| {
+            let time = secs(&format!("sessions.{name}"), given, default, problems);
+            if time.is_zero() {
+                problems.push(format!("sessions.{name}: must be more than 0"));
+            }
+            time
+        };
+        SessionLimits {
+            idle_time_max: secs_of("idle-secs", self.idle_secs, default.idle_time_max),
+            call_time_max: secs_of("call-secs-max", self.call_secs_max, default.call_time_max),
+            queue_time_max: secs_of("queue-secs-max", self.queue_secs_max, default.queue_time_max),
+            message_bytes_max: self.message_bytes_max.unwrap_or(default.message_bytes_max),
+            slots_share,
+        }
     }
 }
 

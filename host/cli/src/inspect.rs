@@ -100,7 +100,9 @@ impl Inspect {
             None => {}
         }
         if about.problems.is_empty() {
+            let has_agent = about.workflow || about.agent_loop;
             text += match (about.workflow, about.agent_loop, about.grader) {
+                _ if about.environment && !has_agent => "can be served to callers whose own model acts\n",
                 (false, false, true) => "can be used: rollout-host serve AGENT.wasm --grader this\n",
                 (true, _, false) => "can be served; without --grader it gives no rewards\n",
                 (_, true, false) => {

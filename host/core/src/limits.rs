@@ -93,6 +93,33 @@ impl Default for Limits {
     }
 }
 
+/// Limits of a session of an environment, besides those of its instances.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SessionLimits {
+    /// Time without a request after which a session ends. Trainers are silent for minutes while a model is trained.
+    pub idle_time_max: Duration,
+    /// Wall time of one call. The official client of OpenEnv waits for 60 seconds.
+    pub call_time_max: Duration,
+    /// Time for which a new session waits for a slot.
+    pub queue_time_max: Duration,
+    /// One request, in bytes.
+    pub message_bytes_max: usize,
+    /// Share of all slots that the sessions of one tenant may hold.
+    pub slots_share: f64,
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        Self {
+            idle_time_max: Duration::from_secs(3600),
+            call_time_max: Duration::from_secs(55),
+            queue_time_max: Duration::from_secs(2),
+            message_bytes_max: 1 << 20,
+            slots_share: 1.0,
+        }
+    }
+}
+
 /// Amount of a limit, or of the usage that counts towards it, in the unit of the limit's name.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(untagged)]

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
+use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::journal::{DeploymentId, ServedAs};
-use super::model::AgentForm;
+use super::model::{AgentForm, EnvironmentFacts};
 use rollout_core::budget::Budget;
 use rollout_core::limits::{DECLARE_TIME_MAX, Limits};
 use rollout_core::telemetry::Metrics;
@@ -20,7 +21,7 @@ use rollout_wire::id::RolloutId;
 
 /// Components and configuration of a deployment.
 pub struct DeploymentSettings {
-    /// The plugin with the agent.
+    /// The plugin with the agent or the environment.
     pub workflow: Plugin,
     /// A separate plugin with the reward function, instead of the workflow's own.
     pub grader: Option<Plugin>,
@@ -52,6 +53,8 @@ pub struct Deployment {
     pub(super) judge: Option<ModelAccess>,
     id: DeploymentId,
     plugin_name: Option<Arc<str>>,
+    /// The description of the environment, once it was asked for.
+    pub(super) environment: OnceCell<Arc<EnvironmentFacts>>,
 }
 
 /// Returns a digest of what guests see of their deployment.
@@ -68,10 +71,10 @@ fn settings_digest(configs: [&Option<Box<RawValue>>; 2], tools: Option<&dyn Host
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeploymentError {
-    /// The plugin has no agent.
+    /// The plugin has no agent and no environment.
     #[error(
-        "the plugin exports no workflow and no agent loop; give the component with one of them, and a \
-         component that only grades by --grader"
+        "the plugin exports no workflow, no agent loop and no environment; give the component with one of them, and \
+         a component that only grades by --grader"
     )]
     NoWorkflow,
     /// The grader's plugin has no reward function.
@@ -102,7 +105,8 @@ impl Deployment {
             served_as,
             clock_begins,
         } = settings;
-        if !workflow.about().workflow && !workflow.about().agent_loop {
+        let about = workflow.about();
+        if !about.workflow && !about.agent_loop && !about.environment {
             return Err(DeploymentError::NoWorkflow);
         }
         if grader.as_ref().is_some_and(|grader| !grader.about().grader) {
@@ -123,6 +127,7 @@ impl Deployment {
             grader_config: grader_config.map(Into::into),
             tools,
             judge,
+            environment: OnceCell::new(),
             plugin_name: id.served_as.as_ref().map(|served| served.plugin.as_str().into()),
             id,
         })

@@ -9,6 +9,8 @@
 //! trajectory and journal, and the slots; the resources of a process ([`Runtime`]) and a version of a plugin ready to
 //! run ([`Deployment`]); the [`Host`] of both; one rollout; admission and driver.
 //!
+//! A [`Session`] is the counterpart for environments, in which a caller's model acts.
+//!
 //! This module knows no protocol and no JSON of one.
 
 mod activity;
@@ -27,6 +29,7 @@ mod outcome_counter;
 mod run;
 mod runtime;
 pub mod seal;
+mod session;
 mod slots;
 mod trajectory;
 
@@ -44,12 +47,16 @@ pub use journal::{
     TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
-    AgentForm, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample, ForkOrigin, ForkPoint,
-    LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
-    TrajectoryExtra, TrajectoryFile,
+    AgentForm, EnvironmentFacts, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample,
+    ForkOrigin, ForkPoint, LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets,
+    RolloutRequest, Stage, TrajectoryExtra, TrajectoryFile,
 };
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
+pub use session::{
+    DescribeError, EpisodeAction, Observed, OpenSessionError, Reset, Session, SessionError, SplitKind,
+    TaskSplit,
+};
 pub use slots::{
     AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,
     TenantSlots,

@@ -4,7 +4,7 @@ mod pool;
 mod quota;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -150,6 +150,7 @@ impl SlotPool {
             live: Mutex::default(),
             live_count: watch::Sender::new(0),
             closed: AtomicBool::new(false),
+            sessions: AtomicU32::new(0),
             activity: Activity::new(self.0.ended_total.clone()),
         }))
     }
@@ -186,6 +187,8 @@ struct TenantSlotsInner {
     live: Mutex<HashMap<RolloutId, Live>>,
     live_count: watch::Sender<usize>,
     closed: AtomicBool,
+    /// Number of open sessions.
+    sessions: AtomicU32,
     stop: CancellationToken,
     activity: Arc<Activity>,
 }
@@ -274,11 +277,35 @@ impl TenantSlots {
         (page.collect(), found)
     }
 
+    /// Returns the numbers of open sessions and of sessions that the tenant may have, if sessions have at most this share
+    /// of the slots.
+    pub(super) fn sessions(&self, share: f64) -> (u32, u32) {
+        (self.0.sessions.load(Ordering::Relaxed), self.0.membership.running_max_of(share))
+    }
+
+    /// Counts another session until the result is dropped. Returns `None` if the tenant has as many as it may have.
+    pub(super) fn add_session(&self, share: f64) -> Option<SessionCount> {
+        let (_, max) = self.sessions(share);
+        let more = |count: u32| (count < max).then_some(count + 1);
+        self.0.sessions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(SessionCount(self.clone()))
+    }
+
     /// Waits until the tenant has no live rollouts.
     pub async fn idle(&self) {
         let mut count = self.0.live_count.subscribe();
         // `self` holds the sender, so it cannot be dropped.
         let _ = count.wait_for(|count| *count == 0).await;
+    }
+}
+
+/// An open session in its tenant's number of sessions, until it is dropped.
+#[derive(Debug)]
+pub(super) struct SessionCount(TenantSlots);
+
+impl Drop for SessionCount {
+    fn drop(&mut self) {
+        self.0.0.sessions.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -32,9 +32,11 @@ use axum::{Json, Router, middleware};
 use serde_json::{Map, Value, json};
 
 use crate::dialect::nemo_gym::{self, NemoGym};
+use crate::dialect::open_env::OpenEnv;
 use crate::dialect::osmosis::{self, Osmosis};
 use crate::dialect::{Dialect, Health, KeyRule, Routes};
 use rollout_assembly::config::Config;
+use rollout_core::limits::SessionLimits;
 use rollout_core::telemetry::TEXT_FORMAT;
 use rollout_outbound::{CallbackClient, RetryPolicy, Secret};
 use rollout_rollout::{Host, Load, Unfinished, UnfinishedRollout};
@@ -52,6 +54,10 @@ use access::{Gate, is_given};
 use error::RequestRefused;
 use trajectory_route::TrajectoryPermits;
 use viewed::ViewedServer;
+
+/// Maximum share of the slots that the sessions of one tenant hold. Sessions hold theirs while a model is trained, and the
+/// others must not wait for that.
+const TENANT_SHARE_MAX: f64 = 0.5;
 
 /// The parts of a server.
 pub struct ServerSettings {
@@ -110,7 +116,8 @@ impl Server {
             allowed_hosts: config.allowed_hosts.clone(),
             allowed_origins: config.allowed_origins.clone(),
         };
-        let mut dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis)];
+        let open_env = OpenEnv::new(serving.clone(), config.sessions);
+        let mut dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis), Arc::new(open_env)];
         if !config.osmosis_init.alone {
             dialects.push(Arc::new(NemoGym::new(serving.clone(), settings)));
         }
@@ -124,7 +131,13 @@ impl Server {
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
         let gym = NemoGym::new(serving.clone(), settings);
-        let dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis), Arc::new(gym.clone())];
+        let limits = SessionLimits {
+            slots_share: config.sessions.slots_share.min(TENANT_SHARE_MAX),
+            ..config.sessions
+        };
+        let open_env = OpenEnv::new(serving.clone(), limits);
+        let dialects: Vec<Arc<dyn Dialect>> =
+            vec![Arc::new(osmosis), Arc::new(open_env), Arc::new(gym.clone())];
         let settings = ServerSettings { serving, dialects, access, instance_id: None, is_encrypted: false };
         Self::of(settings, Some(gym))
     }

@@ -65,6 +65,8 @@ pub struct RawConfig {
     pub osmosis: RawOsmosis,
     /// The NeMo Gym protocol.
     pub nemo_gym: RawNemoGym,
+    /// Sessions of environments.
+    pub sessions: RawSessions,
     /// The plugin's own configuration.
     pub plugin: Option<toml::Table>,
     /// Tools that are provided to the plugin.
@@ -240,6 +242,22 @@ impl RawTls {
 pub struct RawHardening {
     /// Whether `serve` restricts itself to the files that its settings name.
     pub landlock: Option<bool>,
+}
+
+/// `[sessions]`.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct RawSessions {
+    /// Seconds without a request after which a session ends.
+    pub idle_secs: Option<f64>,
+    /// Seconds that a reset, a step or a request of the state may take.
+    pub call_secs_max: Option<f64>,
+    /// Seconds that a new session waits for a slot.
+    pub queue_secs_max: Option<f64>,
+    /// Bytes of a request.
+    pub message_bytes_max: Option<usize>,
+    /// Share of the slots that the sessions of one tenant may hold, more than 0 and at most 1.
+    pub slots_share: Option<f64>,
 }
 
 /// `[osmosis]`.

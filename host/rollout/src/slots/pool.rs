@@ -346,6 +346,15 @@ impl TenantMembership {
         PluginMembership { tenant: self.clone(), number }
     }
 
+    /// Returns the maximum number of running rollouts, given its own limit and a share of the pool.
+    pub(super) fn running_max_of(&self, share: f64) -> u32 {
+        let own =
+            self.pool.lock().tenants.get(&self.number).map_or(0, |tenant| tenant.counts.share.running_max);
+        let shared = (f64::from(self.pool.running_max) * share).floor().max(1.0);
+        // A float is rounded to the nearest number in the range.
+        own.min(shared as u32)
+    }
+
     pub(super) fn set_share(&self, share: Share) {
         self.pool.change(|state| {
             if let Some(tenant) = state.tenants.get_mut(&self.number) {

@@ -11,6 +11,7 @@ mod delivery;
 mod driver;
 mod ledger;
 pub mod nemo_gym;
+pub mod open_env;
 pub mod osmosis;
 mod pull;
 mod row;
