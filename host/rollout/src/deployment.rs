@@ -163,6 +163,12 @@ impl Deployment {
         self.grader().map(|grader| grader.about().digest.as_str())
     }
 
+    /// Returns whether the plugin has an agent: a workflow or an agent loop.
+    pub(crate) fn has_agent(&self) -> bool {
+        let about = self.workflow.about();
+        about.workflow || about.agent_loop
+    }
+
     /// Returns the form of its agent.
     pub(crate) fn form(&self) -> AgentForm {
         match self.workflow.about().agent_loop {

@@ -19,6 +19,8 @@ labels! {
         NotKept = "not-kept",
         /// The host is shutting down.
         Closed = "closed",
+        /// The plugin has no agent.
+        NoAgent = "no-agent",
         /// The request is invalid.
         Invalid = "invalid",
     }

@@ -48,6 +48,8 @@ pub(super) enum ApiError {
     Crowded,
     /// The host is shutting down.
     Closed,
+    /// The plugin runs no rollouts, with the reason.
+    NoAgent(String),
 }
 
 impl From<AdmitError> for ApiError {
@@ -59,6 +61,7 @@ impl From<AdmitError> for ApiError {
             AdmitError::Duplicate => Self::Registered,
             AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
             AdmitError::Closed => Self::Closed,
+            AdmitError::NoAgent => Self::NoAgent(error.to_string()),
         }
     }
 }
@@ -138,6 +141,7 @@ impl IntoResponse for ApiError {
                 None => (StatusCode::FORBIDDEN, over.to_string().into()),
             },
             Self::NotKept(why) => (StatusCode::SERVICE_UNAVAILABLE, why.into()),
+            Self::NoAgent(why) => (StatusCode::NOT_IMPLEMENTED, why.into()),
             Self::Crowded => {
                 (StatusCode::SERVICE_UNAVAILABLE, "every connection is in use; retry later".into())
             }
