@@ -313,3 +313,28 @@ async fn inspect_shows_the_environment() {
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(text.contains("an environment"), "{text}");
 }
+
+#[tokio::test]
+async fn the_client_of_the_page_plays_its_first_episode() {
+    let page = std::fs::read_to_string(project_root().join("docs/serve/openenv.md")).unwrap();
+    let block = |beginning: &str| {
+        let text = page.split_once(beginning).and_then(|(_, rest)| rest.split_once("\n```"));
+        text.unwrap_or_else(|| panic!("the page has no block {beginning:?}")).0.to_owned()
+    };
+    let start = block("```sh\n");
+    let dir = start.split_whitespace().nth(2).unwrap();
+    assert!(start.starts_with("rollout-host build "), "{start}");
+    assert!(project_root().join(dir).join("Cargo.toml").is_file(), "{start}");
+
+    let host = TestHost::of_component(example("example-number-hunt")).start().await;
+    let script = block("```python\n").replace("http://127.0.0.1:9000/openenv", &base(&host));
+    assert!(script.contains(&base(&host)), "{script}");
+    let mut command = Command::new(Client::of("openenv-0.10.0").await.python);
+    command.args(["-c", &script]).kill_on_drop(true);
+    let ran = in_time("the client", command.output()).await.unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{stderr}");
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!(lines.last(), Some(&"1.0"), "{stdout}");
+    assert!(lines.len() >= 3, "{stdout}");
+}
