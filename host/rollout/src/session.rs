@@ -230,11 +230,7 @@ impl Session {
 
     /// Returns the reason why the host ended the session.
     pub fn end_reason(&self) -> String {
-        if self.holder.evicted() {
-            self.holder.why_evicted()
-        } else {
-            "the session was cancelled, or the server is shutting down".to_owned()
-        }
+        end_reason(&self.holder)
     }
 
     /// Returns whether an episode runs that has not ended.
@@ -288,7 +284,7 @@ impl Session {
     pub async fn step(&mut self, action: EpisodeAction) -> Result<Observed, SessionError> {
         let limits = self.host.0.deployment.limits.clone();
         let cancel = self.handle.cancel.clone();
-        let end_reason = self.end_reason();
+        let holder = self.holder.clone();
         let episode = self.episode.as_mut().ok_or_else(|| {
             SessionError::Failed("there is no episode in this session; send a reset first".to_owned())
         })?;
@@ -300,7 +296,7 @@ impl Session {
         let acted = episode.rated.is_some().then(|| action.clone());
         let outcome = tokio::select! {
             biased;
-            () = cancel.cancelled() => return Err(SessionError::SessionOver(end_reason)),
+            () = cancel.cancelled() => return Err(SessionError::SessionOver(end_reason(&holder))),
             outcome = episode.instance.step(action) => outcome,
         };
         let checked = match outcome {
@@ -465,6 +461,15 @@ fn checked(outcome: EpisodeOutcome, is_object: bool) -> Result<Observed, String>
         return Err(format!("the environment gave the reward {reward}, which is not a finite number"));
     }
     Ok(Observed { observation, reward, done, metadata })
+}
+
+/// Returns the reason why the host ended the session of a holder.
+fn end_reason(holder: &Holder) -> String {
+    if holder.evicted() {
+        holder.why_evicted()
+    } else {
+        "the session was cancelled, or the server is shutting down".to_owned()
+    }
 }
 
 /// Converts the error of an instance, which has ended.

@@ -29,6 +29,7 @@ const FILES: &[(&str, &str)] = sdk![
     "src/calls.rs",
     "src/chat.rs",
     "src/context.rs",
+    "src/environment.rs",
     "src/error.rs",
     "src/export.rs",
     "src/grading.rs",

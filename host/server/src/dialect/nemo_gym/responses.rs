@@ -176,7 +176,10 @@ fn chat_message(role: &str, content: &str) -> Result<Box<RawValue>, String> {
                 let url = text("image_url").ok_or("an image without 'image_url'")?;
                 parts.push(serde_json::json!({"type": "image_url", "image_url": {"url": url}}));
             }
-            other => return Err(format!("a part of the type {other:?}, which the chat form does not have")),
+            Some(other) => {
+                return Err(format!("a part of the type '{other}', which the chat form does not have"));
+            }
+            None => return Err("a part without 'type'".to_owned()),
         }
         Ok(())
     });
@@ -394,7 +397,10 @@ mod tests {
     fn an_input_becomes_chat_messages() {
         fn check(params: &str, expected: &[&str]) {
             let prompt = prompt(params).unwrap();
-            assert_eq!(prompt.iter().collect::<Vec<_>>(), expected, "{params}");
+            let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+            let prompt: Vec<_> = prompt.iter().map(parsed).collect();
+            let expected: Vec<_> = expected.iter().map(|text| parsed(text)).collect();
+            assert_eq!(prompt, expected, "{params}");
         }
         let user = r#"{"role":"user","content":"x"}"#;
         check(r#"{"input":"x"}"#, &[user]);
