@@ -200,7 +200,7 @@ async fn rollouts_of_an_environment_are_refused_with_the_reason() {
         "this plugin has no workflow and no agent loop, so it runs no rollouts; it is an environment";
     assert!(reply.body["detail"].as_str().is_some_and(|detail| detail.starts_with(reason)), "{}", reply.text);
 
-    let rows = tempfile::NamedTempFile::new().unwrap();
+    let rows = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
     std::fs::write(&rows, "{\"prompt\": \"Guess.\", \"label\": \"5\"}\n").unwrap();
     let plugin = example("example-number-hunt");
     for command in ["test", "eval"] {
@@ -335,6 +335,7 @@ async fn the_client_of_the_page_plays_its_first_episode() {
     let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     assert!(ran.status.success(), "{stderr}");
     let lines: Vec<&str> = stdout.lines().collect();
-    assert_eq!(lines.last(), Some(&"1.0"), "{stdout}");
+    // The second guess is right.
+    assert_eq!(lines.last(), Some(&"0.5"), "{stdout}");
     assert!(lines.len() >= 3, "{stdout}");
 }
