@@ -1,6 +1,6 @@
 //! Agent Lightning, version 1: a queue of rollouts at a gateway, from which this host claims work.
 //!
-//! The host is the controller and the agent in one. The [pull client](super::pull) lists rollouts that wait; each is stored in
+//! The host is the controller and the agent in one. The pull client lists rollouts that wait; each is stored in
 //! the journal, claimed, run against the model behind the gateway, and ended with its reward. A process that is started again
 //! continues the rollouts that are still its own.
 
