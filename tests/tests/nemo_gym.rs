@@ -234,7 +234,10 @@ async fn the_collector_runs_rows_of_both_forms_and_a_failure_is_no_reward() {
 /// Calls a host as Gym's agents do; returns what they see.
 async fn agent(python: &Path, asked: &Value) -> Value {
     let script = project_root().join("tests/clients/drive_nemo_gym.py");
+    // The package writes its logs into the directory in which it runs.
+    let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(python);
+    command.current_dir(dir.path());
     command.arg(script).stdin(Stdio::piped());
     let (process, mut input) = command.start_with_input();
     input.write_all(asked.to_string().as_bytes()).await.unwrap();
