@@ -321,7 +321,6 @@ fn existing(dir: &Path) -> &Path {
 /// Checks that a directory can be written, or created, by a file that is removed again.
 fn writable(dir: &Path) -> Result<()> {
     let at = existing(dir);
-    let at = if at.as_os_str().is_empty() { Path::new(".") } else { at };
     tempfile::tempfile_in(at).with_context(|| format!("{} cannot be written", at.display()))?;
     Ok(())
 }

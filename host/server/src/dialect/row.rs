@@ -7,9 +7,19 @@ use std::str::FromStr;
 
 use serde_json::value::{RawValue, to_raw_value};
 
+use rollout_rollout::{ExtraFact, ExtraMember};
 use rollout_wire::messages::Messages;
 use rollout_wire::metadata::RowMetadata;
 use rollout_wire::{self as wire, stream};
+
+/// Members that protocols with rows add to a trajectory.
+pub(super) const TRAJECTORY_MEMBERS: &[ExtraMember] = &[
+    ExtraMember::of("rollout_id", ExtraFact::RolloutId),
+    ExtraMember::of("label", ExtraFact::Label),
+    ExtraMember::of("reward", ExtraFact::Reward),
+    ExtraMember::of("metrics", ExtraFact::SampleMetrics),
+    ExtraMember::of("metadata", ExtraFact::Metadata),
+];
 
 /// Fields with the prompt by custom, in the order in which they are looked for.
 const PROMPT_FIELDS: [&str; 4] = ["prompt", "messages", "question", "problem"];

@@ -25,8 +25,8 @@ use super::delivery::Delivery;
 use super::driver::{Addresses, Driver};
 use super::ledger::{Ledger, LedgerEntry, LedgerTimes};
 use super::pull::{self, PullSettings, SourceError, WorkSource};
-use super::row::MappedRow;
 pub use super::row::{FieldPath, InvalidFieldPath, RowFields};
+use super::row::{MappedRow, TRAJECTORY_MEMBERS};
 use super::{Health, Routes};
 use crate::random;
 use crate::serving::Serving;
@@ -37,8 +37,8 @@ use rollout_core::budget::Use;
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{InvalidService, Secret};
 use rollout_rollout::{
-    AdmitError, Continuation, ExtraFact, ExtraMember, Host, LoopOptions, ModelAddress, Resources, RolloutLog,
-    RolloutRequest, TrajectoryExtra, UnfinishedRollout, drive,
+    AdmitError, Continuation, Host, LoopOptions, ModelAddress, Resources, RolloutLog, RolloutRequest,
+    TrajectoryExtra, UnfinishedRollout, drive,
 };
 use rollout_wire::atif::SchemaVersion;
 use rollout_wire::id::RolloutId;
@@ -54,15 +54,6 @@ const OFFERS_MAX: usize = 256;
 
 /// Time for which the status of a finished rollout is remembered. No route asks for it.
 const STATUS_TTL: Duration = Duration::from_secs(60);
-
-/// The protocol's members of a trajectory.
-const MEMBERS: &[ExtraMember] = &[
-    ExtraMember::of("rollout_id", ExtraFact::RolloutId),
-    ExtraMember::of("label", ExtraFact::Label),
-    ExtraMember::of("reward", ExtraFact::Reward),
-    ExtraMember::of("metrics", ExtraFact::SampleMetrics),
-    ExtraMember::of("metadata", ExtraFact::Metadata),
-];
 
 /// The parts of the dialect.
 pub struct AgentLightningSettings {
@@ -127,13 +118,7 @@ impl AgentLightning {
     pub fn new(settings: AgentLightningSettings) -> Result<Self, InvalidService> {
         let AgentLightningSettings { serving, url, key, fields, interval } = settings;
         let host = serving.host();
-        let times = LedgerTimes {
-            result_wait: Duration::ZERO,
-            lease: Duration::ZERO,
-            result_ttl: STATUS_TTL,
-            answer_ttl: STATUS_TTL,
-            answer_interval: STATUS_TTL,
-        };
+        let times = LedgerTimes::without_polls(STATUS_TTL);
         let gateway = Gateway::new(&host.runtime().transport().rules(), &url, key.as_ref())?;
         Ok(Self(Arc::new(Inner {
             continued: Continued::of(host.budget()),
@@ -197,7 +182,7 @@ impl AgentLightning {
             trajectory_extra: Some(TrajectoryExtra {
                 schema_version: SchemaVersion::V1_7,
                 key: "agent_lightning".into(),
-                members: MEMBERS.into(),
+                members: TRAJECTORY_MEMBERS.into(),
                 request_fields: None,
             }),
             fork: None,

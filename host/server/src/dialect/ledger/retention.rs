@@ -58,6 +58,19 @@ pub(crate) struct LedgerTimes {
     pub answer_interval: Duration,
 }
 
+impl LedgerTimes {
+    /// Returns the times of a protocol without polls and leases, in which a status is kept for `ttl`.
+    pub(crate) fn without_polls(ttl: Duration) -> Self {
+        Self {
+            result_wait: Duration::ZERO,
+            lease: Duration::ZERO,
+            result_ttl: ttl,
+            answer_ttl: ttl,
+            answer_interval: ttl,
+        }
+    }
+}
+
 /// The order in which one part of all entries expires, and its limits.
 #[derive(Debug)]
 pub(super) struct Retention {

@@ -103,13 +103,7 @@ impl NemoGym {
     /// Creates the dialect of a host.
     pub fn new(serving: Serving, settings: Settings) -> Self {
         let host = serving.host();
-        let times = LedgerTimes {
-            result_wait: Duration::ZERO,
-            lease: Duration::ZERO,
-            result_ttl: STATUS_TTL,
-            answer_ttl: STATUS_TTL,
-            answer_interval: STATUS_TTL,
-        };
+        let times = LedgerTimes::without_polls(STATUS_TTL);
         Self(Arc::new(Inner {
             budget: host.budget().clone(),
             continued: Continued::of(host.budget()),

@@ -22,14 +22,15 @@ use crate::dialect::body::{Body, BodyRefused};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Progress, Renderer, Source};
 use crate::dialect::ledger::{LedgerEntry, Over};
+use crate::dialect::row::TRAJECTORY_MEMBERS;
 use crate::random;
 use rollout_core::budget::{Budget, Charge};
 use rollout_core::error::Fault;
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, Undelivered};
 use rollout_rollout::{
-    AdmitError, AgentForm, Continuation, ExtraFact, ExtraMember, Finished, Host, LoopOptions, Outcome,
-    Resources, Rollout, RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra, UnfinishedRollout, drive,
+    AdmitError, AgentForm, Continuation, Finished, Host, LoopOptions, Outcome, Resources, Rollout,
+    RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra, UnfinishedRollout, drive,
 };
 use rollout_wire::atif::SchemaVersion;
 use rollout_wire::digest::sha256_parts;
@@ -44,15 +45,6 @@ const ADMISSION_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Maximum pause between two attempts to be admitted.
 const ADMISSION_PAUSE: Duration = Duration::from_millis(500);
-
-/// The protocol's members of a trajectory.
-const MEMBERS: &[ExtraMember] = &[
-    ExtraMember::of("rollout_id", ExtraFact::RolloutId),
-    ExtraMember::of("label", ExtraFact::Label),
-    ExtraMember::of("reward", ExtraFact::Reward),
-    ExtraMember::of("metrics", ExtraFact::SampleMetrics),
-    ExtraMember::of("metadata", ExtraFact::Metadata),
-];
 
 /// Facts that the journal stores with an admission.
 #[derive(Serialize, Deserialize)]
@@ -263,7 +255,7 @@ fn request(host: &Host, model: &Model, asked: &Asked) -> Result<RolloutRequest, 
         trajectory_extra: Some(TrajectoryExtra {
             schema_version: SchemaVersion::V1_7,
             key: "nemo_gym".into(),
-            members: MEMBERS.into(),
+            members: TRAJECTORY_MEMBERS.into(),
             request_fields: None,
         }),
         fork: None,
