@@ -25,7 +25,8 @@ const LEASE: &str = "x-osmosis-rollout-lease";
 /// Options of a host.
 #[derive(Clone, Debug)]
 pub struct Serve {
-    plugin: PathBuf,
+    plugin: Option<PathBuf>,
+    listen: String,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     config: String,
@@ -88,6 +89,12 @@ impl Serve {
         self
     }
 
+    /// Lets it listen on this address instead of a free port.
+    pub fn listen(mut self, address: impl ToString) -> Self {
+        self.listen = address.to_string();
+        self
+    }
+
     /// Adds an option without a value.
     pub fn flag(mut self, name: &str) -> Self {
         self.arguments.push(name.to_owned());
@@ -141,7 +148,7 @@ impl Serve {
             }
             (None, None) => rollout_host(["serve"]),
         };
-        command.arg(&self.plugin).args(["--listen", "127.0.0.1:0"]).args(&self.arguments);
+        command.args(&self.plugin).args(["--listen", &self.listen]).args(&self.arguments);
         command.arg("--artifact-root").arg(dir.path().join("kept"));
         command.arg("--config").arg(config);
         command.envs(self.environment).current_dir(dir.path());
@@ -162,8 +169,14 @@ impl TestHost {
 
     /// Returns options of a host for this component.
     pub fn of_component(path: PathBuf) -> Serve {
+        Serve { plugin: Some(path), ..Self::of_gateway() }
+    }
+
+    /// Returns options of a host without a plugin, which is a gateway.
+    pub fn of_gateway() -> Serve {
         Serve {
-            plugin: path,
+            plugin: None,
+            listen: "127.0.0.1:0".to_owned(),
             arguments: Vec::new(),
             environment: Vec::new(),
             config: String::new(),

@@ -48,8 +48,12 @@ impl InProcess {
             engine.load(&component).map_err(|error| not_loaded(&error))
         };
         let assembled = assemble(&config, Sources::of(&plugin, None), options, load).await.expect("a host");
-        let identity =
-            ServerIdentity { agent_name: guest_name.to_owned(), instance_id: None, server_key: None };
+        let identity = ServerIdentity {
+            agent_name: guest_name.to_owned(),
+            instance_id: None,
+            server_key: None,
+            worker: None,
+        };
         let server = Server::for_host(&assembled.host, &config, identity, Default::default());
         let socket = rollout_server::bind(loopback()).expect("a port is free");
         let listener = rollout_server::listen(socket).expect("it can be listened on");

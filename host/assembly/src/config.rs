@@ -3,6 +3,7 @@
 mod access;
 mod artifacts;
 mod catalog;
+mod cluster;
 mod evaluator;
 mod init;
 mod journal;
@@ -31,6 +32,7 @@ pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 pub use access::{AllowedHost, AllowedOrigin};
 pub use artifacts::RawArtifacts;
 pub use catalog::{CatalogOptions, RawCatalog};
+pub use cluster::{ClusterOptions, RawCluster, Role};
 pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};
@@ -131,6 +133,8 @@ pub struct Config {
     pub landlock: bool,
     /// Options of a server of many tenants.
     pub catalog: CatalogOptions,
+    /// Role of the server in a cluster, and the cluster's options.
+    pub cluster: ClusterOptions,
     /// Rules for addresses that come from callers.
     pub network: NetworkRules,
     /// Tools that are provided to the plugin.
@@ -296,6 +300,7 @@ impl RawConfig {
             trajectories: self.trajectories,
             landlock: self.hardening.landlock.unwrap_or_default(),
             catalog: self.catalog.resolve(&mut problems),
+            cluster: self.cluster.resolve(&mut problems),
             network: self.network.resolve(&mut problems),
             tools,
             tools_source,

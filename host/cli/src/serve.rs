@@ -1,6 +1,7 @@
 //! The command `serve`, which serves a plugin, or the plugins of many tenants, over HTTP.
 
 mod catalog;
+mod cluster;
 
 use crate::print::outln;
 use std::net::SocketAddr;
@@ -19,7 +20,7 @@ use super::hardening::HardeningOptions;
 use super::options::{HostOptions, TraceOptions};
 use super::{Exit, OUTPUT, PluginFault, hooks, journal, lifecycle, setup};
 use rollout_assembly::config::{
-    Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawConfig, RawJournal,
+    Config, EvaluatorEnvironment, OsmosisEnvironment, OsmosisGeneration, RawConfig, RawJournal, Role,
     TrajectoriesIn,
 };
 use rollout_assembly::{Assembled, Options};
@@ -36,6 +37,7 @@ use rollout_server::{AnyServer, Bound, Listening, Server, ServerIdentity, Server
 const CONNECTIONS: &str = "Connections";
 const CAPACITY: &str = "Capacity";
 const HOOKS: &str = "Start and stop";
+const CLUSTER: &str = "Several machines";
 
 /// Serves a plugin to trainers over HTTP.
 ///
@@ -49,7 +51,7 @@ const HOOKS: &str = "Start and stop";
     rollout-host serve my_agent.wasm --listen 0.0.0.0:9000 --server-key-env SERVER_KEY --config host.toml")]
 pub(super) struct Serve {
     /// Component with the workflow or agent loop.
-    #[arg(required_unless_present = "catalog", conflicts_with = "catalog")]
+    #[arg(required_unless_present_any = ["catalog", "role"], conflicts_with = "catalog")]
     plugin: Option<PathBuf>,
     /// Serves the plugins of many tenants from this catalog, each below /p/NAME with the keys of its tenant.
     /// The catalog is created if it does not exist; the commands tenant, key, push and plugin change it while
@@ -118,6 +120,24 @@ pub(super) struct Serve {
     /// server.
     #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
     log: Option<PathBuf>,
+    /// Role of this server among several machines: a 'gateway' passes requests to workers, a 'worker' runs
+    /// rollouts for gateways, and 'both' is a server alone. [default: both]
+    #[arg(long, value_name = "ROLE", help_heading = CLUSTER)]
+    role: Option<Role>,
+    /// Environment variable with the key that gateways and workers share.
+    #[arg(long, value_name = "VAR", help_heading = CLUSTER)]
+    cluster_key_env: Option<String>,
+    /// Address of a worker, for a gateway; may be repeated. A name that resolves to several machines stands for
+    /// a worker on each of them.
+    #[arg(long, value_name = "URL", help_heading = CLUSTER)]
+    worker: Vec<String>,
+    /// Name of this worker. [default: the name of the machine]
+    #[arg(long, value_name = "NAME", help_heading = CLUSTER)]
+    worker_name: Option<String>,
+    /// Seconds after which the rollouts of a worker that does not answer are reported as lost, for a gateway.
+    /// [default: they are waited for]
+    #[arg(long, value_name = "SECONDS", help_heading = CLUSTER)]
+    lost_after_secs: Option<f64>,
     /// Shell command that runs before requests are accepted. If it fails, the server does not start.
     #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
     on_start: Option<String>,
@@ -179,6 +199,13 @@ impl Serve {
             raw.allowed_origins = Some(self.allow_origin.clone());
         }
         raw.osmosis.generation = self.osmosis_generation.or(raw.osmosis.generation);
+        raw.cluster.role = self.role.or(raw.cluster.role);
+        raw.cluster.key_env = self.cluster_key_env.clone().or(raw.cluster.key_env);
+        raw.cluster.worker_name = self.worker_name.clone().or(raw.cluster.worker_name);
+        raw.cluster.lost_after_secs = self.lost_after_secs.or(raw.cluster.lost_after_secs);
+        if !self.worker.is_empty() {
+            raw.cluster.workers = self.worker.clone();
+        }
         raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
         Ok(raw)
     }
@@ -199,7 +226,9 @@ impl Serve {
         }
         let config = raw.clone().resolve()?;
         let artifact_root = config.artifact_root.clone().unwrap_or_else(|| PathBuf::from("rollouts"));
-        if self.catalog.is_none() {
+        self.refuse_for_role(&config)?;
+        let is_gateway = config.cluster.role == Role::Gateway;
+        if self.catalog.is_none() && !is_gateway {
             std::fs::create_dir_all(&artifact_root)
                 .with_context(|| format!("cannot create the artifact root {}", artifact_root.display()))?;
         }
@@ -218,6 +247,7 @@ impl Serve {
         runtime.spawn(lifecycle::feed_watchdog());
         let prepared = Prepared { evaluator, config, raw, artifact_root, server_key, socket: (socket, tls) };
         let exit = match (&self.catalog, &self.plugin) {
+            _ if is_gateway => serve_gateway(&runtime, prepared),
             (Some(dir), _) => self.serve_many(&runtime, dir, prepared),
             (None, Some(plugin)) => self.serve_one(&runtime, plugin, prepared),
             (None, None) => bail!("neither a plugin nor --catalog is given"),
@@ -235,6 +265,7 @@ impl Serve {
         let read = [self.plugin.as_ref(), rollout.grader.as_ref()].into_iter().flatten().chain(&tls);
         let cache = rollout.plugin.load.cache_dir(config);
         let written = match &self.catalog {
+            _ if config.cluster.role == Role::Gateway => [None, None, None],
             Some(catalog) => [Some(catalog.clone()), cache, None],
             None => [Some(artifact_root.to_owned()), cache, config.journal.dir(artifact_root)],
         };
@@ -266,6 +297,7 @@ impl Serve {
             agent_name: name.unwrap_or_else(|| file_stem(plugin)),
             instance_id: evaluator.instance_id,
             server_key,
+            worker: cluster::worker_identity(&config, config.journal.dir(&artifact_root).as_deref())?,
         };
         let server = Server::for_host(host, &config, identity, gym_settings(&config)?);
         if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
@@ -325,6 +357,15 @@ impl Serve {
         }
         Ok(key)
     }
+}
+
+/// Serves as a gateway.
+fn serve_gateway(runtime: &Runtime, prepared: Prepared) -> Result<Exit> {
+    let Prepared { config, server_key, socket, .. } = prepared;
+    let gateway = cluster::gateway(&config, server_key)?;
+    let watching = gateway.clone();
+    runtime.spawn(async move { watching.watch().await });
+    runtime.block_on(serve(&config, &AnyServer::Gateway(gateway), cluster::callers_max(), socket, None))
 }
 
 /// Returns the settings for NeMo Gym, with the key of its model.

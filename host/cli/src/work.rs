@@ -185,8 +185,14 @@ impl Work {
             Access { server_key: None, is_keyed: false, allowed_hosts: None, allowed_origins: Vec::new() };
         let dialects: Vec<std::sync::Arc<dyn rollout_server::dialect::Dialect>> =
             vec![std::sync::Arc::new(dialect.clone())];
-        let server =
-            Server::new(ServerSettings { serving, dialects, access, instance_id: None, is_encrypted: false });
+        let server = Server::new(ServerSettings {
+            serving,
+            dialects,
+            access,
+            instance_id: None,
+            worker: None,
+            is_encrypted: false,
+        });
         serve::log_loaded(&self.plugin, &assembled, config, artifact_root);
         if let Some(dir) = config.journal.dir(artifact_root) {
             journal::store_components(&dir, host, &self.plugin, rollout.grader.as_deref())?;

@@ -60,10 +60,11 @@ const LAYERS: [(&str, Layers); 7] = [
         "server/src",
         &[
             &[
-                "mod access any_server connections error pages shutdown tenants tls trajectories trajectory_route viewed",
+                "mod access any_server connections gateway pages shutdown tenants tls trajectories trajectory_route viewed",
             ],
             &["admin", "dialect", "ui"],
-            &["connection", "random", "serving"],
+            &["worker"],
+            &["connection", "error", "random", "serving"],
         ],
     ),
     (

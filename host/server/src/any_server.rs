@@ -1,18 +1,21 @@
-//! The server of a process: of one plugin, or of the plugins of many tenants.
+//! The server of a process: of one plugin, of the plugins of many tenants, or a gateway to workers.
 
 use axum::Router;
 
 use crate::admin::Admin;
+use crate::gateway::Gateway;
 use crate::tenants::Tenants;
 use crate::{Server, ShutdownDeadlines};
 use rollout_rollout::Load;
 
-/// A server of one plugin or of many tenants.
+/// A server of one plugin or of many tenants, or a gateway.
 pub enum AnyServer {
     /// A server of one plugin.
     One(Server),
     /// A server of the plugins of many tenants, with the admin API.
     Many(Tenants, Admin),
+    /// A gateway, which runs no rollouts.
+    Gateway(Gateway),
 }
 
 impl AnyServer {
@@ -21,6 +24,7 @@ impl AnyServer {
         match self {
             Self::One(server) => server.router(),
             Self::Many(tenants, admin) => tenants.router(admin),
+            Self::Gateway(gateway) => gateway.router(),
         }
     }
 
@@ -29,6 +33,7 @@ impl AnyServer {
         match self {
             Self::One(server) => server.load(),
             Self::Many(tenants, _) => tenants.load(),
+            Self::Gateway(_) => Load { max_concurrent: 0, queued: 0, running: 0, accepting: true },
         }
     }
 
@@ -37,6 +42,11 @@ impl AnyServer {
         match self {
             Self::One(server) => server.drain(deadlines).await,
             Self::Many(tenants, _) => tenants.drain(deadlines).await,
+            // Callers continue at another gateway.
+            Self::Gateway(gateway) => {
+                gateway.close();
+                true
+            }
         }
     }
 
@@ -45,6 +55,7 @@ impl AnyServer {
         match self {
             Self::One(server) => server.log_unreported(),
             Self::Many(tenants, _) => tenants.log_unreported(),
+            Self::Gateway(_) => 0,
         }
     }
 
@@ -53,6 +64,7 @@ impl AnyServer {
         match self {
             Self::One(server) => server.idle().await,
             Self::Many(tenants, _) => tenants.idle().await,
+            Self::Gateway(_) => {}
         }
     }
 
@@ -61,6 +73,7 @@ impl AnyServer {
         match self {
             Self::One(server) => server.has_journal(),
             Self::Many(tenants, _) => tenants.has_journal(),
+            Self::Gateway(_) => false,
         }
     }
 
@@ -69,6 +82,7 @@ impl AnyServer {
         match self {
             Self::One(server) => server.answer_waiting(),
             Self::Many(tenants, _) => tenants.answer_waiting(),
+            Self::Gateway(gateway) => gateway.close(),
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod dialect;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod gateway;
 mod pages;
 mod random;
 mod serving;
@@ -20,6 +21,7 @@ mod trajectories;
 mod trajectory_route;
 mod ui;
 mod viewed;
+mod worker;
 
 use std::io;
 use std::sync::Arc;
@@ -49,11 +51,13 @@ pub use serving::Serving;
 pub use shutdown::ShutdownDeadlines;
 pub use tls::{ServerTls, TlsError};
 pub use trajectories::Trajectories;
+pub use worker::WorkerIdentity;
 
 use access::{Gate, is_given};
 use error::RequestRefused;
 use trajectory_route::TrajectoryPermits;
 use viewed::ViewedServer;
+use worker::WorkerStatus;
 
 /// Maximum share of the slots that the sessions of one tenant hold. Sessions hold theirs while a model is trained, and the
 /// others must not wait for that.
@@ -69,6 +73,8 @@ pub struct ServerSettings {
     pub access: Access,
     /// The `instance_id` of `/health`, by which a supervisor recognizes the process that it started.
     pub instance_id: Option<String>,
+    /// The server's identity as a worker of a cluster, if it is one.
+    pub worker: Option<WorkerIdentity>,
     /// Whether callers connect by TLS.
     pub is_encrypted: bool,
 }
@@ -81,6 +87,8 @@ pub struct ServerIdentity {
     pub instance_id: Option<String>,
     /// The key that every request must carry.
     pub server_key: Option<Secret>,
+    /// The server's identity as a worker of a cluster, if it is one.
+    pub worker: Option<WorkerIdentity>,
 }
 
 /// A server of one plugin. Cheap to clone.
@@ -94,6 +102,7 @@ struct Inner {
     nemo_gym: Option<NemoGym>,
     access: Arc<Access>,
     instance_id: Option<String>,
+    worker: Option<Arc<WorkerIdentity>>,
     process_id: String,
     trajectory_permits: TrajectoryPermits,
     is_encrypted: bool,
@@ -107,9 +116,10 @@ impl Server {
         identity: ServerIdentity,
         settings: nemo_gym::Settings,
     ) -> Self {
-        let ServerIdentity { agent_name, instance_id, server_key } = identity;
+        let ServerIdentity { agent_name, instance_id, server_key, worker } = identity;
         let serving = Serving::new(host.clone(), agent_name);
-        let osmosis = Self::osmosis(&serving, config, server_key.is_some());
+        let log = worker.as_ref().map(|worker| worker.log.clone());
+        let osmosis = Self::osmosis(&serving, config, server_key.is_some(), log);
         let access = Access {
             is_keyed: server_key.is_some(),
             server_key,
@@ -122,12 +132,12 @@ impl Server {
             dialects.push(Arc::new(NemoGym::new(serving.clone(), settings)));
         }
         let is_encrypted = config.tls.is_some();
-        Self::new(ServerSettings { serving, dialects, access, instance_id, is_encrypted })
+        Self::new(ServerSettings { serving, dialects, access, instance_id, worker, is_encrypted })
     }
 
     /// Creates the server of one plugin of a tenant. The dispatcher authenticates requests before they reach it.
     pub(crate) fn for_plugin(serving: Serving, config: &Config, settings: nemo_gym::Settings) -> Self {
-        let osmosis = Self::osmosis(&serving, config, true);
+        let osmosis = Self::osmosis(&serving, config, true, None);
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
         let gym = NemoGym::new(serving.clone(), settings);
@@ -138,12 +148,19 @@ impl Server {
         let open_env = OpenEnv::new(serving.clone(), limits);
         let dialects: Vec<Arc<dyn Dialect>> =
             vec![Arc::new(osmosis), Arc::new(open_env), Arc::new(gym.clone())];
-        let settings = ServerSettings { serving, dialects, access, instance_id: None, is_encrypted: false };
+        let settings = ServerSettings {
+            serving,
+            dialects,
+            access,
+            instance_id: None,
+            worker: None,
+            is_encrypted: false,
+        };
         Self::of(settings, Some(gym))
     }
 
-    /// Creates the Osmosis dialect. `is_keyed` is whether callers have a key.
-    fn osmosis(serving: &Serving, config: &Config, is_keyed: bool) -> Osmosis {
+    /// Creates the Osmosis dialect. `is_keyed` is whether callers have a key, `log` the log of a worker.
+    fn osmosis(serving: &Serving, config: &Config, is_keyed: bool, log: Option<String>) -> Osmosis {
         let host = serving.host();
         let client = |retry: &RetryPolicy| {
             CallbackClient::new(host.runtime().transport().clone(), retry.clone(), host.metrics().clone())
@@ -158,6 +175,7 @@ impl Server {
             },
             times: config.osmosis,
             is_keyed,
+            log,
         })
     }
 
@@ -174,7 +192,7 @@ impl Server {
     }
 
     fn of(settings: ServerSettings, nemo_gym: Option<NemoGym>) -> Self {
-        let ServerSettings { serving, dialects, access, instance_id, is_encrypted } = settings;
+        let ServerSettings { serving, dialects, access, instance_id, worker, is_encrypted } = settings;
         let process_id = crate::random::uuid4();
         let trajectory_permits = TrajectoryPermits::default();
         Self(Arc::new(Inner {
@@ -183,6 +201,7 @@ impl Server {
             nemo_gym,
             access: Arc::new(access),
             instance_id,
+            worker: worker.map(Arc::new),
             process_id,
             trajectory_permits,
             is_encrypted,
@@ -245,10 +264,53 @@ impl Server {
         let gate = Arc::new(Gate { access: self.0.access.clone(), short, metrics: metrics.clone() });
         let pages =
             ui::router(ViewedServer { server: self.clone(), is_encrypted: self.0.is_encrypted, metrics });
-        self.require_key(keyed, is_given, "unauthorized")
-            .merge(open)
-            .merge(pages)
-            .layer(middleware::from_fn_with_state(gate, access::check_names))
+        let all = self.require_key(keyed, is_given, "unauthorized").merge(open).merge(pages);
+        let Some(worker) = &self.0.worker else {
+            return all.layer(middleware::from_fn_with_state(gate, access::check_names));
+        };
+        // The gateways have checked names.
+        let server = self.clone();
+        all.merge(worker::router(move || server.worker_status()))
+            .layer(middleware::from_fn_with_state(worker.clone(), worker::check_key))
+    }
+
+    /// Returns what gateways learn of this worker.
+    fn worker_status(&self) -> WorkerStatus {
+        let load = self.load();
+        let worker = self.0.worker.as_ref();
+        WorkerStatus {
+            worker: worker.map(|worker| worker.name.clone()).unwrap_or_default(),
+            logs: worker.map(|worker| worker.log.clone()).into_iter().collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            accepting: self.0.serving.host().takes_rollouts().is_ok(),
+            running: load.running,
+            queued: load.queued,
+            max_concurrent: load.max_concurrent,
+            health: self.health(),
+        }
+    }
+
+    /// Returns the fields of `/health`.
+    fn health(&self) -> Map<String, Value> {
+        let inner = &self.0;
+        let load = inner.serving.host().load();
+        let mut fields = Map::new();
+        for dialect in &inner.dialects {
+            let Health { fields: of_dialect, is_all: _ } = dialect.health();
+            fields.extend(of_dialect);
+        }
+        // The server's own fields replace those of the same name.
+        let own = json!({
+            "status": "ok",
+            "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
+            "instance_id": inner.instance_id.as_ref().unwrap_or(&inner.process_id),
+            "process_id": inner.process_id,
+            "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
+        });
+        if let Value::Object(own) = own {
+            fields.extend(own);
+        }
+        fields
     }
 
     /// Returns the routes of a tenant's plugin. The dispatcher has checked names and keys.
@@ -312,25 +374,7 @@ impl Server {
 
 /// Answers `GET /health` with the server's load, its ids, and the fields of the protocols.
 async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
-    let inner = &server.0;
-    let load = inner.serving.host().load();
-    let mut fields = Map::new();
-    for dialect in &inner.dialects {
-        let Health { fields: of_dialect, is_all: _ } = dialect.health();
-        fields.extend(of_dialect);
-    }
-    // The server's own fields replace those of the same name.
-    let own = json!({
-        "status": "ok",
-        "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
-        "instance_id": inner.instance_id.as_ref().unwrap_or(&inner.process_id),
-        "process_id": inner.process_id,
-        "lifecycle": {"accepting_rollouts": load.accepting, "active_rollouts": load.queued + load.running},
-    });
-    if let Value::Object(own) = own {
-        fields.extend(own);
-    }
-    Json(fields)
+    Json(server.health())
 }
 
 /// Answers `GET /ready`: whether new rollouts are admitted. Load balancers poll it without a key. If the server has a key,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{
-    Assignment, OsmosisGeneration, RawArtifacts, RawCatalog, RawJournal, RawNemoGym, RawNetwork,
+    Assignment, OsmosisGeneration, RawArtifacts, RawCatalog, RawCluster, RawJournal, RawNemoGym, RawNetwork,
     RawOsmosisInit, RawTools, TlsFiles, TrajectoriesIn,
 };
 
@@ -47,6 +47,8 @@ pub struct RawConfig {
     pub trajectories: Option<TrajectoriesIn>,
     /// Options of a server of many tenants.
     pub catalog: RawCatalog,
+    /// Role of the server in a cluster.
+    pub cluster: RawCluster,
     /// Restrictions that a server imposes on itself.
     pub hardening: RawHardening,
     /// Rules for addresses that come from callers.

@@ -26,7 +26,7 @@ const AT_ONCE_BYTES_MAX: usize = 256 << 10;
 
 /// Error of a request's body.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BodyRefused {
+pub(crate) enum BodyRefused {
     /// The body is larger than this number of bytes.
     #[error("the body has more than {0} bytes")]
     TooLarge(usize),
@@ -42,7 +42,7 @@ pub(super) enum BodyRefused {
 }
 
 /// A dialect that reads bodies.
-pub(super) trait HoldsBodies: Send + Sync {
+pub(crate) trait HoldsBodies: Send + Sync {
     /// Returns the budget that bodies are charged to.
     fn budget(&self) -> &Budget;
 
@@ -51,7 +51,7 @@ pub(super) trait HoldsBodies: Send + Sync {
 }
 
 /// A body within a limit, with its charge.
-pub(super) struct Body<const BYTES_MAX: usize> {
+pub(crate) struct Body<const BYTES_MAX: usize> {
     bytes: Vec<u8>,
     charge: Charge,
 }
@@ -73,6 +73,11 @@ impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
         } else {
             Ok(read(&self.bytes))
         }
+    }
+
+    /// Returns the bytes and their charge.
+    pub(crate) fn into_parts(self) -> (Vec<u8>, Charge) {
+        (self.bytes, self.charge)
     }
 
     /// Drops the body and returns the charge, adjusted to the bytes of the parsed value.
@@ -120,7 +125,7 @@ fn broken(error: axum::Error) -> BodyRefused {
 
 /// The bytes of all incomplete bodies.
 #[derive(Default)]
-pub(super) struct Bodies(AtomicUsize);
+pub(crate) struct Bodies(AtomicUsize);
 
 /// A part of them.
 struct Part<'a> {

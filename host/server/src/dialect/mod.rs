@@ -5,7 +5,7 @@
 //! protocol: names and keys of callers, `/health`, `/metrics` and connections. A [`Dialect`] provides its own part of them.
 
 pub mod agent_lightning;
-mod body;
+pub(crate) mod body;
 mod continued;
 mod delivery;
 mod driver;

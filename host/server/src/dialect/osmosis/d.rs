@@ -20,7 +20,7 @@ use crate::connection::{Caller, WhenWritten};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Renderer, Source};
 use crate::dialect::ledger::{HeldBody, Lease, Over, PollStatus, Polled, word};
-use crate::random;
+use crate::{random, worker};
 use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_rollout::{
     Failure, FailureKind, Finished, Host, KeptResult, Outcome, Stage, UnfinishedRollout, drive,
@@ -28,7 +28,8 @@ use rollout_rollout::{
 use rollout_wire as wire;
 use rollout_wire::id::RolloutId;
 
-const LEASE_HEADER: &str = "X-Osmosis-Rollout-Lease";
+/// Header with the lease of a poll.
+pub(crate) const LEASE_HEADER: &str = "X-Osmosis-Rollout-Lease";
 
 /// The response to the caller of an admitted rollout.
 #[derive(Serialize)]
@@ -65,11 +66,33 @@ impl<'a> ResultBody<'a> {
     }
 }
 
-/// Admits a rollout and starts a task for it.
+/// Returns the body of a poll whose rollout has no result yet, for a gateway that cannot ask the rollout's worker.
+pub(crate) fn unfinished_body(id: &str) -> Vec<u8> {
+    to_caller(id, "running", None)
+}
+
+/// Returns the body of a poll whose rollout was lost with its worker.
+pub(crate) fn lost_body(id: &str, reason: &str) -> Vec<u8> {
+    to_caller(id, "failure", Some(reason))
+}
+
+fn to_caller(id: &str, status: &str, failure: Option<&str>) -> Vec<u8> {
+    let body = json!({
+        "rollout_id": id,
+        "status": status,
+        "sample": null,
+        "err_message": failure,
+        "err_category": failure.map(|_| "internal_error"),
+    });
+    body.to_string().into_bytes()
+}
+
+/// Admits a rollout and starts a task for it. A gateway chooses the token of the lease, and the same request with the same
+/// token is the same rollout.
 pub(super) async fn start(
     osmosis: &Osmosis,
     request: PolledRequest,
-    parent: Option<TraceParent>,
+    (parent, chosen_token): (Option<TraceParent>, Option<String>),
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
     let PolledRequest { parsed, grade } = request;
@@ -77,22 +100,9 @@ pub(super) async fn start(
     let host = inner.serving.host();
     host.may_keep()?;
     // A stored result reserves its id, so that no caller reads another's result.
-    let mut entry = inner.ledger.reserve(&id).map_err(|_| {
-        host.metrics().refused(Refusal::Duplicate);
-        ApiError::Registered
-    })?;
-    let parsed = parsed.forked(&host).await?;
-    let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
-    let token = random::token();
-    let lease = Lease::of(&token);
-    let form = kept::Form::Polled { lease: lease.clone(), grade };
-    let facts = Facts { delivery: Delivery::polled(), gradable: gradable && grade, form };
-    let rollout = kept::admit(&host, (rollout, resources), &facts, &Addresses::default())?;
-    let trace = rollout.traced_below(parent);
-    let handle = rollout.handle();
-    let log = handle.log().cloned();
-    entry.fill(&id, lease, log.clone());
-    entry.begin(id.clone(), id.as_str(), Some(rollout.handle()));
+    let is_repeated = chosen_token.is_some();
+    let token = chosen_token.unwrap_or_else(random::token);
+    let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
     let times = inner.ledger.times();
     let admission = Admission {
         rollout_id: id.clone(),
@@ -101,6 +111,29 @@ pub(super) async fn start(
         result_wait_timeout_sec: times.result_wait.as_secs_f64(),
         polling_lease_timeout_sec: times.lease.as_secs_f64(),
     };
+    let token = &admission.polling_lease_token;
+    let mut entry = match inner.ledger.reserve(&id) {
+        Ok(entry) => entry,
+        // The gateway did not receive the first answer.
+        Err(_) if is_repeated && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) => {
+            return Ok(admission);
+        }
+        Err(_) => {
+            host.metrics().refused(Refusal::Duplicate);
+            return Err(ApiError::Registered);
+        }
+    };
+    let parsed = parsed.forked(&host).await?;
+    let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
+    let lease = Lease::of(token);
+    let form = kept::Form::Polled { lease: lease.clone(), grade };
+    let facts = Facts { delivery: Delivery::polled(), gradable: gradable && grade, form };
+    let rollout = kept::admit(&host, (rollout, resources), &facts, &Addresses::default())?;
+    let trace = rollout.traced_below(parent);
+    let handle = rollout.handle();
+    let log = handle.log().cloned();
+    entry.fill(&id, lease, log.clone());
+    entry.begin(id.clone(), id.as_str(), Some(rollout.handle()));
     let renderer = Polling { id, form: Form { grade, is_expired: false, label } };
     let client = (&inner.callbacks, Addresses::default());
     let driver = kept::driver(&host, entry, &facts, client, (log.clone(), trace), renderer);

@@ -40,6 +40,8 @@ use super::continued::Continued;
 use super::ledger::{Ledger, LedgerTimes};
 use super::{Health, KeyRule, Routes};
 use crate::serving::Serving;
+use crate::worker;
+pub(crate) use d::{LEASE_HEADER, lost_body, unfinished_body};
 use error::ApiError;
 pub(crate) use kept::reported;
 use request::{ForRollout, StartRollout};
@@ -71,6 +73,8 @@ pub struct OsmosisSettings {
     pub times: OsmosisTimes,
     /// Whether the server requires a key.
     pub is_keyed: bool,
+    /// Name of the server's log if it is a worker. Leases name it.
+    pub log: Option<String>,
 }
 
 /// The dialect's server side. Cheap to clone.
@@ -84,6 +88,7 @@ struct Inner {
     generation: OsmosisGeneration,
     init: a::Server,
     is_keyed: bool,
+    log: Option<String>,
     ledger: Arc<Ledger>,
     /// One task for each rollout until its caller is notified, or the attempt is abandoned.
     tasks: TaskTracker,
@@ -95,7 +100,7 @@ struct Inner {
 impl Osmosis {
     /// Creates the dialect of a host.
     pub fn new(settings: OsmosisSettings) -> Self {
-        let OsmosisSettings { serving, callbacks, generation, init, times, is_keyed } = settings;
+        let OsmosisSettings { serving, callbacks, generation, init, times, is_keyed, log } = settings;
         let host = serving.host();
         let budget = host.budget().clone();
         let times = LedgerTimes {
@@ -113,6 +118,7 @@ impl Osmosis {
             generation,
             init: a::Server::new(init),
             is_keyed,
+            log,
             ledger: Ledger::new(times, &host),
             tasks: TaskTracker::new(),
             bodies: Bodies::default(),
@@ -269,7 +275,10 @@ async fn start_rollout(
     let rules = osmosis.0.callbacks.rules();
     match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, configured, &rules))? {
         StartRollout::Polled(request) => {
-            let admission = d::start(&osmosis, request, parent).await?;
+            // Only a gateway reaches a worker.
+            let token = osmosis.0.log.as_ref().and_then(|_| worker::chosen_token(&headers));
+            let token = token.map(str::to_owned);
+            let admission = d::start(&osmosis, request, (parent, token)).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
         }
         StartRollout::CalledBack(request) => {

@@ -89,7 +89,7 @@ pub(super) fn router() -> Router<Osmosis> {
 }
 
 /// Returns whether a request has the server's key: after the word `Bearer` in any case, or alone.
-pub(super) fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
+pub(crate) fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
     given_key(headers).ct_eq(key.expose().as_bytes()).into()
 }
 

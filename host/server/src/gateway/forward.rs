@@ -1,0 +1,140 @@
+//! Sends requests to workers and passes their answers on.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use rollout_core::budget::Charge;
+use rollout_outbound::Secret;
+
+use super::workers::{Worker, reason};
+use crate::worker::{ADMISSION_HEADER, KEY_HEADER};
+
+/// Headers that belong to one connection, and those that only a gateway may send.
+const NOT_FORWARDED: [HeaderName; 10] = [
+    header::CONNECTION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::EXPECT,
+    HeaderName::from_static("keep-alive"),
+    header::CONTENT_LENGTH,
+];
+
+/// Error of sending a request to a worker.
+#[derive(Debug)]
+pub(super) enum SendError {
+    /// The worker was not reached, so it knows nothing of the request.
+    NotSent(String),
+    /// The worker may have received the request.
+    NoAnswer(String),
+}
+
+/// A request that can be sent to several workers, one after the other.
+pub(super) struct Forwarded {
+    method: Method,
+    path_and_query: String,
+    headers: HeaderMap,
+    body: Bytes,
+    /// The upgrade of the caller's connection to another protocol, if the caller asks for one.
+    pub upgrade: Option<OnUpgrade>,
+    /// The body's share of the memory budget.
+    _charge: Option<Charge>,
+}
+
+impl Forwarded {
+    /// Creates it from a request whose body was read.
+    pub(super) fn new(parts: &mut Parts, body: Bytes, charge: Option<Charge>) -> Self {
+        let upgrade =
+            parts.headers.contains_key(header::UPGRADE).then(|| parts.extensions.remove::<OnUpgrade>());
+        let mut headers = HeaderMap::with_capacity(parts.headers.len() + 2);
+        for (name, value) in &parts.headers {
+            let is_upgrade = upgrade.is_some() && (name == header::UPGRADE || name == header::CONNECTION);
+            let is_own = name.as_str() == KEY_HEADER || name.as_str() == ADMISSION_HEADER;
+            if is_upgrade || !(NOT_FORWARDED.contains(name) || is_own) {
+                headers.append(name.clone(), value.clone());
+            }
+        }
+        let path_and_query = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let upgrade = upgrade.flatten();
+        Self { method: parts.method.clone(), path_and_query, headers, body, upgrade, _charge: charge }
+    }
+
+    /// Adds the token of the lease that the rollout shall have.
+    pub(super) fn set_admission(&mut self, token: &str) {
+        if let Ok(token) = token.parse() {
+            self.headers.insert(HeaderName::from_static(ADMISSION_HEADER), token);
+        }
+    }
+
+    /// Returns the headers that are sent.
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// Returns the body.
+    pub(super) fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// Sends the request to a worker and returns its answer, whose body is still to be read.
+    pub(super) async fn send(
+        &self,
+        client: &reqwest::Client,
+        key: &Secret,
+        worker: &Arc<Worker>,
+    ) -> Result<reqwest::Response, SendError> {
+        let url = format!("{}{}", worker.base, self.path_and_query);
+        let request = client
+            .request(self.method.clone(), url)
+            .headers(self.headers.clone())
+            .header(KEY_HEADER, key.expose())
+            .body(self.body.clone());
+        request.send().await.map_err(|error| {
+            let why = reason(&error);
+            if error.is_connect() { SendError::NotSent(why) } else { SendError::NoAnswer(why) }
+        })
+    }
+}
+
+/// Passes a worker's answer on, as it arrives. A connection that the worker upgrades is joined with the caller's.
+pub(super) fn pass_on(answer: reqwest::Response, upgrade: Option<OnUpgrade>) -> Response {
+    let status = answer.status();
+    let mut headers = HeaderMap::with_capacity(answer.headers().len());
+    let is_upgraded = status == StatusCode::SWITCHING_PROTOCOLS;
+    for (name, value) in answer.headers() {
+        let is_kept = name == header::CONTENT_LENGTH
+            || is_upgraded && (name == header::UPGRADE || name == header::CONNECTION);
+        if is_kept || !NOT_FORWARDED.contains(name) {
+            headers.append(name.clone(), value.clone());
+        }
+    }
+    let body = if is_upgraded {
+        let Some(upgrade) = upgrade else { return StatusCode::BAD_GATEWAY.into_response() };
+        tokio::spawn(join(upgrade, answer));
+        Body::empty()
+    } else {
+        Body::from_stream(answer.bytes_stream())
+    };
+    (status, headers, body).into_response()
+}
+
+/// Copies bytes between an upgraded connection of a caller and that of a worker until one of them ends.
+async fn join(caller: OnUpgrade, answer: reqwest::Response) {
+    let (caller, worker) = match tokio::join!(caller, answer.upgrade()) {
+        (Ok(caller), Ok(worker)) => (caller, worker),
+        (Err(error), _) => return tracing::debug!(%error, "a caller's connection was not upgraded"),
+        (_, Err(error)) => return tracing::debug!(%error, "a worker's connection was not upgraded"),
+    };
+    let (mut caller, mut worker) = (TokioIo::new(caller), worker);
+    if let Err(error) = tokio::io::copy_bidirectional(&mut caller, &mut worker).await {
+        tracing::debug!(%error, "an upgraded connection broke");
+    }
+}

@@ -1,0 +1,522 @@
+//! A gateway: the entrance to several workers, without state of its own.
+//!
+//! Any gateway answers any request. A new rollout goes to the worker that its id prefers ([`placement`]), and to the next one
+//! if that has no room. The lease of a rollout names the log of its worker, so polls find it also after a restart. While a
+//! worker is away, its polls wait within the protocol's long poll instead of failing, because a missing rollout is final for
+//! clients.
+
+mod combined;
+mod forward;
+mod placement;
+mod target;
+mod workers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequest, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use futures_util::future::join_all;
+use reqwest::{Client, Url};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::access::{Access, is_given};
+use crate::connection::{Caller, Crowded};
+use crate::dialect::body::{Bodies, Body, BodyRefused, HoldsBodies};
+use crate::dialect::osmosis::{self, a};
+use crate::error::RequestRefused;
+use crate::{random, readiness, worker};
+use forward::{Forwarded, SendError, pass_on};
+use target::Target;
+use workers::{LogPlace, Worker, Workers};
+
+use rollout_assembly::config::Config;
+use rollout_core::budget::Budget;
+use rollout_core::telemetry::TEXT_FORMAT;
+use rollout_outbound::{ClientError, Secret, cluster_client};
+use rollout_wire::stream;
+
+/// Maximum size of a request in bytes, that of the largest of the protocols.
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// Maximum size of an answer that is combined with others, in bytes.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Maximum time for an answer that is combined with others.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Seconds of the header `Retry-After` of rollouts that no worker admits.
+const RETRY_AFTER_SECS: &str = "5";
+
+/// Settings of a gateway.
+pub struct GatewaySettings {
+    /// Addresses of the workers. A name that resolves to several machines stands for a worker on each of them.
+    pub workers: Vec<Url>,
+    /// The key that gateways and workers share.
+    pub key: Secret,
+    /// The rules that every request is checked against.
+    pub access: Access,
+    /// Time after which the rollouts of a worker that does not answer are lost. Without it they are waited for.
+    pub lost_after: Option<Duration>,
+    /// Maximum time for which a poll waits.
+    pub result_wait: Duration,
+    /// Memory budget of requests in bytes.
+    pub memory_bytes: usize,
+}
+
+impl GatewaySettings {
+    /// Returns the settings from a configuration.
+    pub fn of(
+        config: &Config,
+        workers: Vec<Url>,
+        key: Secret,
+        server_key: Option<Secret>,
+        memory_bytes: usize,
+    ) -> Self {
+        let access = Access {
+            is_keyed: server_key.is_some(),
+            server_key,
+            allowed_hosts: config.allowed_hosts.clone(),
+            allowed_origins: config.allowed_origins.clone(),
+        };
+        let lost_after = config.cluster.lost_after;
+        Self { workers, key, access, lost_after, result_wait: config.osmosis.result_wait, memory_bytes }
+    }
+}
+
+/// A gateway. Cheap to clone.
+#[derive(Clone)]
+pub struct Gateway(Arc<Inner>);
+
+struct Inner {
+    settings: GatewaySettings,
+    client: Client,
+    workers: Arc<Workers>,
+    budget: Budget,
+    bodies: Bodies,
+    /// Cancelled when the gateway stops: waiting polls are answered and no rollout is admitted.
+    stopping: CancellationToken,
+}
+
+impl HoldsBodies for Gateway {
+    fn budget(&self) -> &Budget {
+        &self.0.budget
+    }
+
+    fn bodies(&self) -> &Bodies {
+        &self.0.bodies
+    }
+}
+
+impl Gateway {
+    /// Creates a gateway. It knows no worker until [`Gateway::watch`] runs.
+    pub fn new(settings: GatewaySettings) -> Result<Self, ClientError> {
+        let client = cluster_client()?;
+        Ok(Self(Arc::new(Inner {
+            workers: Arc::new(Workers::new(client.clone(), settings.key.clone())),
+            client,
+            budget: Budget::new(settings.memory_bytes),
+            bodies: Bodies::default(),
+            stopping: CancellationToken::new(),
+            settings,
+        })))
+    }
+
+    /// Watches the workers, without end.
+    pub async fn watch(&self) {
+        self.0.workers.watch(&self.0.settings.workers).await;
+    }
+
+    /// Returns all routes.
+    pub fn router(&self) -> Router {
+        Router::new().fallback(answer).with_state(self.clone())
+    }
+
+    /// Refuses further rollouts, and answers waiting polls at once; their callers continue at another gateway.
+    pub fn close(&self) {
+        self.0.stopping.cancel();
+    }
+}
+
+async fn answer(State(gateway): State<Gateway>, request: Request) -> Response {
+    gateway.answer(request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Returns the body of a poll without a result.
+fn unfinished(id: &str) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], osmosis::unfinished_body(id)).into_response()
+}
+
+/// Refuses a new rollout. All clients repeat after 429; the published ones give up after any other status.
+fn no_worker(detail: &str) -> Response {
+    let retry = [(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS))];
+    (StatusCode::TOO_MANY_REQUESTS, retry, Json(json!({ "detail": detail }))).into_response()
+}
+
+/// Returns whether a path starts rollouts of the Osmosis protocol.
+fn starts_rollouts(path: &str) -> bool {
+    path == "/rollout" || a::has_path(path)
+}
+
+impl Gateway {
+    /// Checks the head of a request, then reads the body and answers.
+    async fn answer(&self, request: Request) -> Result<Response, RequestRefused> {
+        let access = &self.0.settings.access;
+        access.check_names(&request).map_err(RequestRefused::Forbidden)?;
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let target = Target::of(&method, &path);
+        let is_short = ["/health", "/ready", "/metrics"].contains(&&*path) || target == Target::Cancel;
+        if request.extensions().get::<Crowded>().is_some() && !is_short {
+            return Err(RequestRefused::Crowded);
+        }
+        if path == "/ready" {
+            return Ok(self.ready());
+        }
+        if let Some(key) = &access.server_key {
+            let (is_right, refusal) = match a::has_path(&path) {
+                true => (a::is_authorised(key, request.headers()), a::KEY_REFUSAL),
+                false => (is_given(key, request.headers()), "unauthorized"),
+            };
+            if !is_right {
+                return Err(RequestRefused::Unauthorized(refusal));
+            }
+        }
+        match (&method, &*path) {
+            (&Method::GET, "/health") => {
+                return Ok(Json(combined::health(&self.0.workers.all())).into_response());
+            }
+            (&Method::GET, "/metrics") => return Ok(self.metrics().await),
+            (_, worker::STATUS_PATH) => return Err(RequestRefused::NoRoute),
+            _ => {}
+        }
+        let caller = request.extensions().get::<Caller>().cloned();
+        let (mut parts, body) = request.into_parts();
+        let read = Body::<BODY_BYTES_MAX>::from_request(Request::from_parts(parts.clone(), body), self);
+        let (body, charge) = match read.await {
+            Ok(body) => body.into_parts(),
+            Err(refused) => return Ok(body_refused(&refused)),
+        };
+        let request = Forwarded::new(&mut parts, body.into(), Some(charge));
+        Ok(match target {
+            Target::New => self.start(&path, request).await,
+            Target::Poll(id) => self.poll(id, &request, caller).await,
+            Target::Rollout(id) => self.find(id, &request).await,
+            Target::Cancel => self.cancel(&request).await,
+            Target::Any => self.any(request).await,
+        })
+    }
+
+    /// Answers `GET /ready`: whether one of the workers admits rollouts.
+    fn ready(&self) -> Response {
+        let is_stopping = self.0.stopping.is_cancelled();
+        let accepts = |worker: &Arc<Worker>| {
+            let (status, is_up) = worker.status();
+            is_up && status.is_some_and(|status| status.accepting)
+        };
+        let is_ready = !is_stopping && self.0.workers.all().iter().any(accepts);
+        let reason = if is_stopping { "the gateway is stopping" } else { "no worker admits rollouts" };
+        readiness((!is_ready).then(|| reason.to_owned()), true)
+    }
+
+    async fn send(&self, request: &Forwarded, worker: &Arc<Worker>) -> Result<reqwest::Response, SendError> {
+        let sent = request.send(&self.0.client, &self.0.settings.key, worker).await;
+        if let Err(SendError::NotSent(why) | SendError::NoAnswer(why)) = &sent {
+            self.0.workers.suspect(worker, why);
+        }
+        sent
+    }
+
+    /// Sends a request that may start a rollout to the worker that its id prefers, or to the next one with room.
+    async fn start(&self, path: &str, mut request: Forwarded) -> Response {
+        if self.0.stopping.is_cancelled() {
+            return no_worker("this gateway is stopping; retry at another one");
+        }
+        let id = rollout_id(request.body()).unwrap_or_else(random::id);
+        request.set_admission(&random::token());
+        let mut refused = None;
+        for candidate in placement::order(&id, self.0.workers.candidates()) {
+            match self.start_at(path, &request, &candidate.worker).await {
+                Ok(answer) => match answer.status() {
+                    StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => refused = Some(answer),
+                    _ => return pass_on(answer, request.upgrade.take()),
+                },
+                Err(SendError::NotSent(_)) => {}
+                Err(SendError::NoAnswer(why)) => {
+                    let name = candidate.worker.name();
+                    let detail = format!(
+                        "the worker {name} did not answer ({why}), so it is not known whether it took the request"
+                    );
+                    return (StatusCode::BAD_GATEWAY, Json(json!({ "detail": detail }))).into_response();
+                }
+            }
+        }
+        match refused {
+            Some(answer) if answer.status() == StatusCode::TOO_MANY_REQUESTS || !starts_rollouts(path) => {
+                pass_on(answer, None)
+            }
+            _ if starts_rollouts(path) => {
+                no_worker("no worker can be reached and has room at present; retry later")
+            }
+            _ => RequestRefused::NoRoom("no worker can be reached at present; retry later".to_owned())
+                .into_response(),
+        }
+    }
+
+    /// Sends it to one worker. An admission whose answer was lost is repeated once the worker is back: it has the same token,
+    /// so that the worker recognizes it.
+    async fn start_at(
+        &self,
+        path: &str,
+        request: &Forwarded,
+        worker: &Arc<Worker>,
+    ) -> Result<reqwest::Response, SendError> {
+        let until = Instant::now() + self.0.settings.result_wait;
+        let mut is_repeated = false;
+        loop {
+            let mut changes = self.0.workers.changes();
+            let why = match self.send(request, worker).await {
+                // The worker may have admitted it before, and cannot tell.
+                Ok(answer) if is_repeated && answer.status() == StatusCode::CONFLICT => {
+                    return Err(SendError::NoAnswer("its answer was lost".to_owned()));
+                }
+                Err(SendError::NoAnswer(why)) if path == "/rollout" => why,
+                Err(SendError::NotSent(why)) if is_repeated => why,
+                sent => return sent,
+            };
+            is_repeated = true;
+            let has_changed = tokio::time::timeout_at(until, changes.changed());
+            if self.0.stopping.is_cancelled() || has_changed.await.is_err() {
+                return Err(SendError::NoAnswer(why));
+            }
+        }
+    }
+
+    /// Passes a poll to the worker whose log the lease names. Waits for the worker while it is away.
+    async fn poll(&self, id: &str, request: &Forwarded, caller: Option<Caller>) -> Response {
+        let lease = request.headers().get(osmosis::LEASE_HEADER).and_then(|lease| lease.to_str().ok());
+        let Some(log) = lease.and_then(worker::log_of).map(str::to_owned) else {
+            // A worker says what is wrong with the lease.
+            return self.find(id, request).await;
+        };
+        let polling = async {
+            tokio::select! {
+                answer = self.poll_log(id, &log, request) => answer,
+                () = self.0.stopping.cancelled() => unfinished(id),
+            }
+        };
+        match caller {
+            // The connection is needed for another caller.
+            Some(caller) => caller.wait(polling).await.unwrap_or_else(|| unfinished(id)),
+            None => polling.await,
+        }
+    }
+
+    async fn poll_log(&self, id: &str, log: &str, request: &Forwarded) -> Response {
+        let until = Instant::now() + self.0.settings.result_wait;
+        loop {
+            let mut changes = self.0.workers.changes();
+            let mut next = until;
+            match self.0.workers.find(log) {
+                LogPlace::At(worker) => {
+                    if let Ok(answer) = self.send(request, &worker).await {
+                        return pass_on(answer, None);
+                    }
+                }
+                LogPlace::Nowhere { since } => {
+                    if let Some(lost_after) = self.0.settings.lost_after {
+                        if since >= lost_after {
+                            let why = format!(
+                                "the worker that ran this rollout was lost, and with it its log {log}"
+                            );
+                            let body = osmosis::lost_body(id, &why);
+                            return ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+                        }
+                        next = next.min(Instant::now() + (lost_after - since));
+                    }
+                }
+            }
+            let is_over = tokio::time::timeout_at(next, changes.changed()).await.is_err();
+            if is_over && Instant::now() >= until {
+                return unfinished(id);
+            }
+        }
+    }
+
+    /// Passes a request to the worker that has this rollout.
+    async fn find(&self, id: &str, request: &Forwarded) -> Response {
+        let mut missing = None;
+        for candidate in placement::order(id, self.0.workers.candidates()) {
+            match self.send(request, &candidate.worker).await {
+                Ok(answer) if answer.status() == StatusCode::NOT_FOUND => missing = Some(answer),
+                Ok(answer) => return pass_on(answer, None),
+                Err(_) => {}
+            }
+        }
+        match missing {
+            Some(answer) if self.0.workers.unreachable().is_empty() => pass_on(answer, None),
+            _ => self.not_all("the rollout may be there"),
+        }
+    }
+
+    /// Refuses a request that needs all workers.
+    fn not_all(&self, consequence: &str) -> Response {
+        let names = self.0.workers.unreachable().join(", ");
+        let detail = if names.is_empty() {
+            "no worker can be reached at present; retry later".to_owned()
+        } else {
+            format!("these workers do not answer, and {consequence}: {names}; retry later")
+        };
+        RequestRefused::NoRoom(detail).into_response()
+    }
+
+    /// Passes a request to any worker.
+    async fn any(&self, mut request: Forwarded) -> Response {
+        for candidate in placement::order(&random::id(), self.0.workers.candidates()) {
+            if let Ok(answer) = self.send(&request, &candidate.worker).await {
+                return pass_on(answer, request.upgrade.take());
+            }
+        }
+        self.not_all("none is left")
+    }
+
+    /// Passes a cancellation to all workers.
+    async fn cancel(&self, request: &Forwarded) -> Response {
+        let candidates = self.0.workers.candidates();
+        let send = |worker: Arc<Worker>| async move {
+            let answer = self.send(request, &worker).await.ok()?;
+            let status = answer.status();
+            Some((status, read(answer).await?))
+        };
+        let answers = join_all(candidates.into_iter().map(|candidate| send(candidate.worker))).await;
+        let mut values = Vec::new();
+        for (status, body) in answers.into_iter().flatten() {
+            if status != StatusCode::OK {
+                return (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
+            }
+            values.extend(serde_json::from_slice::<Value>(&body));
+        }
+        let dispositions = combined::dispositions(&values);
+        let names_all = is_by_ids(request.body());
+        let is_complete =
+            names_all && dispositions.values().all(|disposition| disposition != combined::NOT_FOUND);
+        if values.is_empty() || !(is_complete || self.0.workers.unreachable().is_empty()) {
+            return self.not_all("rollouts there are not cancelled");
+        }
+        Json(json!({ "dispositions": dispositions })).into_response()
+    }
+
+    /// Answers `GET /metrics` with the metrics of all workers, which have the label `worker`, and those of the gateway.
+    async fn metrics(&self) -> Response {
+        let all = self.0.workers.all();
+        let mut text = String::from(
+            "# HELP rollout_host_gateway_worker_up Shows whether a worker answers (1) or not (0).\n\
+             # TYPE rollout_host_gateway_worker_up gauge\n",
+        );
+        for worker in &all {
+            let (_, is_up) = worker.status();
+            let name = worker.name().replace(['"', '\\', '\n'], "_");
+            text += &format!("rollout_host_gateway_worker_up{{worker=\"{name}\"}} {}\n", u8::from(is_up));
+        }
+        let used = self.0.budget.used();
+        text += &format!(
+            "# HELP rollout_host_gateway_request_bytes Memory of requests that are passed on, in bytes.\n\
+             # TYPE rollout_host_gateway_request_bytes gauge\nrollout_host_gateway_request_bytes {used}\n"
+        );
+        let request = Forwarded::get("/metrics", self.0.settings.access.server_key.as_ref());
+        let read_one = |worker: Arc<Worker>| {
+            let request = &request;
+            async move {
+                let answer = self.send(request, &worker).await.ok()?;
+                let is_success = answer.status().is_success();
+                let text = read(answer).await.filter(|_| is_success)?;
+                Some((worker.name(), String::from_utf8_lossy(&text).into_owned()))
+            }
+        };
+        let candidates = self.0.workers.candidates();
+        let texts = join_all(candidates.into_iter().map(|candidate| read_one(candidate.worker))).await;
+        let texts: Vec<(String, String)> = texts.into_iter().flatten().collect();
+        text += &combined::metrics(&texts);
+        ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()
+    }
+}
+
+/// Reads an answer that is combined with others. Returns `None` if it is too long or breaks off.
+async fn read(mut answer: reqwest::Response) -> Option<Vec<u8>> {
+    let reading = async {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = answer.chunk().await.ok()? {
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() > ANSWER_BYTES_MAX {
+                return None;
+            }
+        }
+        Some(bytes)
+    };
+    tokio::time::timeout(ANSWER_TIME_MAX, reading).await.ok().flatten()
+}
+
+/// Returns the `rollout_id` of a body in JSON, if it has one.
+fn rollout_id(body: &[u8]) -> Option<String> {
+    let mut id = None;
+    let take = |name: std::borrow::Cow<'_, str>, value: &RawValue| {
+        if name == "rollout_id" {
+            id = serde_json::from_str::<String>(value.get()).ok();
+        }
+        Ok::<_, std::convert::Infallible>(())
+    };
+    stream::members(std::str::from_utf8(body).ok()?, take).ok()?;
+    id
+}
+
+/// Returns whether a cancellation names its rollouts.
+fn is_by_ids(body: &[u8]) -> bool {
+    serde_json::from_slice::<Map<String, Value>>(body).is_ok_and(|fields| fields.contains_key("ids"))
+}
+
+/// Returns the answer to a request whose body could not be read.
+fn body_refused(refused: &BodyRefused) -> Response {
+    let detail = Json(json!({"detail": refused.to_string()}));
+    match refused {
+        BodyRefused::NoMemory => no_worker(&refused.to_string()),
+        BodyRefused::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, detail).into_response(),
+        BodyRefused::Slow(_) => (StatusCode::REQUEST_TIMEOUT, detail).into_response(),
+        BodyRefused::Unreadable => (StatusCode::BAD_REQUEST, detail).into_response(),
+    }
+}
+
+/// Returns the headers of a request by the gateway itself.
+fn own_headers(server_key: Option<&Secret>) -> HeaderMap {
+    let bearer = server_key.and_then(|key| HeaderValue::from_str(&format!("Bearer {}", key.expose())).ok());
+    bearer.map(|bearer| (header::AUTHORIZATION, bearer)).into_iter().collect()
+}
+
+impl Forwarded {
+    /// Creates a request without a body by the gateway itself.
+    fn get(path: &str, server_key: Option<&Secret>) -> Self {
+        let request = Request::builder().uri(path).body(()).unwrap_or_default();
+        let (mut parts, ()) = request.into_parts();
+        parts.headers = own_headers(server_key);
+        Self::new(&mut parts, Default::default(), None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_of_a_rollout_is_found_anywhere_in_its_body() {
+        assert_eq!(
+            rollout_id(br#"{"a": {"rollout_id": "x"}, "rollout_id": "r\u0031"}"#).as_deref(),
+            Some("r1")
+        );
+        assert_eq!(rollout_id(br#"{"rollout_id": 7}"#), None);
+        assert_eq!(rollout_id(b"rollout_id=r1"), None);
+        assert_eq!(rollout_id(b""), None);
+    }
+}

@@ -1,0 +1,77 @@
+//! Order in which workers are tried for a rollout, by weighted rendezvous hashing.
+//!
+//! Every gateway computes the same order from the id alone, so a second request for an id reaches the worker of the first,
+//! and requests without a lease find their rollout. A worker that joins or leaves moves only its own share of the ids.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// A worker as far as placement is concerned.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Candidate<T> {
+    /// Name of the worker.
+    pub name: String,
+    /// Relative number of rollouts that it should have.
+    pub weight: u32,
+    /// The worker.
+    pub worker: T,
+}
+
+/// Sorts the workers by their preference for this id, the best first.
+pub(super) fn order<T>(id: &str, mut candidates: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
+    let score = |candidate: &Candidate<T>| {
+        // `DefaultHasher::new` has fixed keys, but may change with the compiler. Gateways of different versions would then
+        // disagree, which costs a second lookup and never a result, because leases name their log.
+        let mut hasher = DefaultHasher::new();
+        (id, &candidate.name).hash(&mut hasher);
+        // A number between 0 and 1, exclusive, from the 53 upper bits.
+        let unit = ((hasher.finish() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+        -f64::from(candidate.weight.max(1)) / unit.ln()
+    };
+    candidates.sort_by(|a, b| score(b).total_cmp(&score(a)).then_with(|| a.name.cmp(&b.name)));
+    candidates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(weights: &[u32]) -> Vec<Candidate<usize>> {
+        let of = |(worker, weight): (usize, &u32)| Candidate {
+            name: format!("worker-{worker}"),
+            weight: *weight,
+            worker,
+        };
+        weights.iter().enumerate().map(of).collect()
+    }
+
+    #[test]
+    fn workers_get_rollouts_in_proportion_to_their_slots() {
+        let mut counts = [0_u32; 3];
+        for id in 0..30_000 {
+            counts[order(&format!("rollout-{id}"), candidates(&[100, 100, 400]))[0].worker] += 1;
+        }
+        for (count, expected) in counts.into_iter().zip([5_000, 5_000, 20_000]) {
+            assert!(count.abs_diff(expected) < expected / 10, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn a_worker_that_leaves_moves_only_its_own_rollouts() {
+        for id in 0..1_000 {
+            let id = format!("rollout-{id}");
+            let all: Vec<usize> = order(&id, candidates(&[10; 4])).iter().map(|one| one.worker).collect();
+            let mut fewer = candidates(&[10; 4]);
+            fewer.remove(3);
+            let fewer: Vec<usize> = order(&id, fewer).iter().map(|one| one.worker).collect();
+            let expected: Vec<usize> = all.into_iter().filter(|worker| *worker != 3).collect();
+            assert_eq!(fewer, expected, "{id}");
+        }
+    }
+
+    #[test]
+    fn the_order_depends_on_names_and_not_on_the_order_of_the_list() {
+        let mut reversed = candidates(&[1, 2, 3]);
+        reversed.reverse();
+        assert_eq!(order("r", candidates(&[1, 2, 3])), order("r", reversed));
+    }
+}

@@ -1,0 +1,324 @@
+//! The workers of a cluster as a gateway knows them.
+//!
+//! A task per address reads the worker's status every second. An address whose name resolves to several machines, such as a
+//! headless service, stands for a worker on each of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use reqwest::{Client, Url};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::placement::Candidate;
+use crate::worker::{KEY_HEADER, STATUS_PATH, WorkerStatus};
+use rollout_outbound::Secret;
+
+/// Interval at which a worker's status is read.
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Maximum time for reading a status.
+const STATUS_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// Interval at which names of workers are resolved again.
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Maximum size of a status in bytes.
+const STATUS_BYTES_MAX: usize = 1 << 20;
+
+/// Maximum number of logs without a worker whose last sight is known.
+const GONE_MAX: usize = 10_000;
+
+/// A worker at one address.
+pub(super) struct Worker {
+    /// Base of its URLs, without a slash at the end.
+    pub base: String,
+    state: Mutex<WorkerState>,
+    /// Wakes the task that reads its status.
+    check: Notify,
+}
+
+#[derive(Default)]
+struct WorkerState {
+    /// Its last status.
+    last: Option<WorkerStatus>,
+    /// Whether it answered last time.
+    is_up: bool,
+    /// Reason why it did not answer.
+    problem: Option<String>,
+}
+
+impl Worker {
+    fn state(&self) -> MutexGuard<'_, WorkerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns its last status and whether it answers at present.
+    pub(super) fn status(&self) -> (Option<WorkerStatus>, bool) {
+        let state = self.state();
+        (state.last.clone(), state.is_up)
+    }
+
+    /// Returns its name, or its address as long as the name is unknown.
+    pub(super) fn name(&self) -> String {
+        self.state().last.as_ref().map_or_else(|| self.base.clone(), |status| status.worker.clone())
+    }
+
+    /// Returns the reason why it does not answer.
+    pub(super) fn problem(&self) -> Option<String> {
+        self.state().problem.clone()
+    }
+}
+
+/// Place of a log.
+pub(super) enum LogPlace {
+    /// A worker serves it.
+    At(Arc<Worker>),
+    /// No worker serves it at present.
+    Nowhere {
+        /// The time since a worker served it, or since this gateway started.
+        since: Duration,
+    },
+}
+
+/// The known workers.
+pub(super) struct Workers {
+    client: Client,
+    key: Secret,
+    table: Mutex<Table>,
+    /// Changes when a worker appears, disappears or serves another log.
+    changes: watch::Sender<u64>,
+    started: Instant,
+}
+
+#[derive(Default)]
+struct Table {
+    by_base: BTreeMap<String, Arc<Worker>>,
+    by_log: HashMap<String, Arc<Worker>>,
+    /// Time at which a log without a worker was last served.
+    gone: HashMap<String, Instant>,
+}
+
+impl Workers {
+    pub(super) fn new(client: Client, key: Secret) -> Self {
+        Self { client, key, table: Mutex::default(), changes: watch::Sender::new(0), started: Instant::now() }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns all workers by address.
+    pub(super) fn all(&self) -> Vec<Arc<Worker>> {
+        self.table().by_base.values().cloned().collect()
+    }
+
+    /// Returns the workers that answer, for placement.
+    pub(super) fn candidates(&self) -> Vec<Candidate<Arc<Worker>>> {
+        let candidate = |worker: Arc<Worker>| {
+            let state = worker.state();
+            let status = state.last.as_ref().filter(|_| state.is_up)?;
+            let (name, weight) = (status.worker.clone(), status.max_concurrent);
+            drop(state);
+            Some(Candidate { name, weight, worker })
+        };
+        self.all().into_iter().filter_map(candidate).collect()
+    }
+
+    /// Returns the names of the workers that do not answer.
+    pub(super) fn unreachable(&self) -> Vec<String> {
+        self.all().iter().filter(|worker| !worker.state().is_up).map(|worker| worker.name()).collect()
+    }
+
+    /// Returns the place of a log.
+    pub(super) fn find(&self, log: &str) -> LogPlace {
+        let table = self.table();
+        match table.by_log.get(log) {
+            Some(worker) => LogPlace::At(worker.clone()),
+            None => LogPlace::Nowhere { since: table.gone.get(log).unwrap_or(&self.started).elapsed() },
+        }
+    }
+
+    /// Returns a receiver of changes. Take it before a lookup, and await it when the lookup found nothing.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Notes that a worker did not answer a request, and reads its status at once.
+    pub(super) fn suspect(&self, worker: &Arc<Worker>, problem: &str) {
+        self.note(worker, Err(problem.to_owned()));
+        worker.check.notify_one();
+    }
+
+    /// Reads the status of the workers at these addresses at intervals, without end.
+    pub(super) async fn watch(self: &Arc<Self>, addresses: &[Url]) {
+        let mut watching = JoinSet::new();
+        for address in addresses {
+            let (workers, address) = (self.clone(), address.clone());
+            watching.spawn(async move { workers.watch_address(&address).await });
+        }
+        while watching.join_next().await.is_some() {}
+    }
+
+    /// Watches the workers behind one address. Tasks of machines that the name no longer resolves to are stopped.
+    async fn watch_address(self: &Arc<Self>, address: &Url) {
+        let mut tasks: HashMap<String, tokio::task::AbortHandle> = HashMap::new();
+        let mut watching = JoinSet::new();
+        let mut interval = tokio::time::interval(RESOLVE_INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            interval.tick().await;
+            let Some(bases) = resolve(address).await else { continue };
+            for base in &bases {
+                if !tasks.contains_key(base) {
+                    let worker = self.add(base);
+                    let workers = self.clone();
+                    let task = watching.spawn(async move { workers.watch_worker(&worker).await });
+                    tasks.insert(base.clone(), task);
+                }
+            }
+            let left: Vec<String> = tasks.keys().filter(|base| !bases.contains(base)).cloned().collect();
+            for base in left {
+                if let Some(task) = tasks.remove(&base) {
+                    task.abort();
+                }
+                self.remove(&base);
+            }
+        }
+    }
+
+    async fn watch_worker(&self, worker: &Arc<Worker>) {
+        loop {
+            let read = tokio::time::timeout(STATUS_TIME_MAX, self.read_status(&worker.base)).await;
+            let read = read.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
+            self.note(worker, read);
+            let _ = tokio::time::timeout(STATUS_INTERVAL, worker.check.notified()).await;
+        }
+    }
+
+    async fn read_status(&self, base: &str) -> Result<WorkerStatus, String> {
+        let request = self.client.get(format!("{base}{STATUS_PATH}")).header(KEY_HEADER, self.key.expose());
+        let response = request.send().await.map_err(|error| reason(&error))?;
+        let status = response.status();
+        if response.content_length().is_none_or(|length| length > STATUS_BYTES_MAX as u64) {
+            return Err(format!("its status ({status}) is too long, or has no length"));
+        }
+        let body = response.bytes().await.map_err(|error| reason(&error))?;
+        if !status.is_success() {
+            let body = String::from_utf8_lossy(&body);
+            return Err(format!("it answered {status}: {}", rollout_wire::text::beginning(&body, 200)));
+        }
+        serde_json::from_slice(&body).map_err(|error| format!("its status is not valid: {error}"))
+    }
+
+    fn add(&self, base: &str) -> Arc<Worker> {
+        let worker = Worker { base: base.to_owned(), state: Mutex::default(), check: Notify::new() };
+        self.table().by_base.entry(base.to_owned()).or_insert_with(|| Arc::new(worker)).clone()
+    }
+
+    fn remove(&self, base: &str) {
+        let removed = self.table().by_base.remove(base);
+        if let Some(worker) = removed {
+            tracing::info!(worker = worker.name(), "a worker has left");
+            self.note(&worker, Err("its name no longer resolves to this address".to_owned()));
+        }
+    }
+
+    /// Notes what is known of a worker now. Waiting requests continue if that changes where logs are.
+    fn note(&self, worker: &Arc<Worker>, read: Result<WorkerStatus, String>) {
+        let mut table = self.table();
+        let before = table.by_log.values().filter(|known| Arc::ptr_eq(known, worker)).count();
+        let is_changed = match read {
+            Ok(status) => {
+                let logs = status.logs.clone();
+                let mut state = worker.state();
+                let was_up = std::mem::replace(&mut state.is_up, true);
+                state.problem = None;
+                let name = status.worker.clone();
+                state.last = Some(status);
+                drop(state);
+                if !was_up {
+                    tracing::info!(worker = name, url = worker.base, "a worker answers");
+                }
+                let is_known =
+                    |log: &String| table.by_log.get(log).is_some_and(|known| Arc::ptr_eq(known, worker));
+                let is_same = before == logs.len() && logs.iter().all(is_known);
+                if !is_same {
+                    table.forget(worker);
+                    for log in logs {
+                        table.gone.remove(&log);
+                        table.by_log.insert(log, worker.clone());
+                    }
+                }
+                !is_same || !was_up
+            }
+            Err(problem) => {
+                let mut state = worker.state();
+                let was_up = std::mem::replace(&mut state.is_up, false);
+                if was_up || state.problem.is_none() {
+                    let name = state.last.as_ref().map_or(&*worker.base, |status| &status.worker);
+                    tracing::warn!(worker = name, url = worker.base, problem, "a worker does not answer");
+                }
+                state.problem = Some(problem);
+                drop(state);
+                table.forget(worker);
+                was_up
+            }
+        };
+        drop(table);
+        if is_changed {
+            self.changes.send_modify(|version| *version += 1);
+        }
+    }
+}
+
+impl Table {
+    /// Forgets where the logs of a worker are, and notes when they were last there.
+    fn forget(&mut self, worker: &Arc<Worker>) {
+        let now = Instant::now();
+        let gone = &mut self.gone;
+        self.by_log.retain(|log, known| {
+            let stays = !Arc::ptr_eq(known, worker);
+            if !stays {
+                gone.insert(log.clone(), now);
+            }
+            stays
+        });
+        while gone.len() > GONE_MAX {
+            let Some(oldest) = gone.iter().min_by_key(|(_, at)| **at).map(|(log, _)| log.clone()) else {
+                return;
+            };
+            gone.remove(&oldest);
+        }
+    }
+}
+
+/// Returns the bases of the URLs of the workers at an address; none if its name does not resolve at present.
+async fn resolve(address: &Url) -> Option<Vec<String>> {
+    let base = address.as_str().trim_end_matches('/').to_owned();
+    let Some(name) = address.domain().filter(|_| address.scheme() == "http") else {
+        // The certificate of an encrypted worker is for its name.
+        return Some(vec![base]);
+    };
+    let port = address.port_or_known_default().unwrap_or(80);
+    match tokio::net::lookup_host((name, port)).await {
+        Ok(found) => Some(found.map(|address| format!("http://{address}")).collect()),
+        Err(error) => {
+            tracing::debug!(%error, url = base, "the name of workers does not resolve");
+            None
+        }
+    }
+}
+
+/// Returns the reason of an error, with its causes.
+pub(super) fn reason(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

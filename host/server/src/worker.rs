@@ -1,0 +1,126 @@
+//! A server as a worker of a cluster: gateways send it rollouts, and nothing else may reach it.
+//!
+//! A worker is an ordinary server with a name, a key that its gateways share, and a *log*: the identity of its journal.
+//! Leases name the log, so every gateway finds the worker of a rollout without a lookup, also after a restart.
+
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+
+use crate::error::RequestRefused;
+use rollout_outbound::Secret;
+
+/// Header with the key that gateways and workers share.
+pub(crate) const KEY_HEADER: &str = "x-rollout-host-cluster-key";
+
+/// Header with the token of a lease. A gateway chooses it, so that it can repeat an admission whose answer was lost.
+pub(crate) const ADMISSION_HEADER: &str = "x-rollout-host-admission";
+
+/// Path of the status that gateways read.
+pub(crate) const STATUS_PATH: &str = "/cluster/status";
+
+/// Separator between the log and the token of a lease.
+const LOG_END: char = '.';
+
+/// Paths that probes of an orchestrator use without the key.
+const OPEN_PATHS: [&str; 2] = ["/ready", "/health"];
+
+/// The identity of a worker.
+#[derive(Debug)]
+pub struct WorkerIdentity {
+    /// Name of the worker, unique in its cluster.
+    pub name: String,
+    /// Name of its log: that of its journal, or one for this start if it has none.
+    pub log: String,
+    /// The key that its gateways send with every request.
+    pub key: Secret,
+}
+
+/// What a worker tells its gateways, the answer to `GET /cluster/status`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct WorkerStatus {
+    /// Name of the worker.
+    pub worker: String,
+    /// Names of the logs that it serves.
+    pub logs: Vec<String>,
+    /// Version of the host.
+    pub version: String,
+    /// Whether it admits rollouts.
+    pub accepting: bool,
+    /// Number of running rollouts.
+    pub running: u32,
+    /// Number of rollouts that wait for a slot.
+    pub queued: u32,
+    /// Maximum number of running rollouts.
+    pub max_concurrent: u32,
+    /// Its answer to `GET /health`.
+    pub health: Map<String, Value>,
+}
+
+/// Returns a lease that names its log.
+pub(crate) fn lease(log: &str, token: &str) -> String {
+    format!("{log}{LOG_END}{token}")
+}
+
+/// Returns the log that a lease names.
+pub(crate) fn log_of(lease: &str) -> Option<&str> {
+    lease.split_once(LOG_END).map(|(log, _)| log)
+}
+
+/// Returns the token that a gateway chose for the lease of a new rollout.
+pub(crate) fn chosen_token(headers: &HeaderMap) -> Option<&str> {
+    let token = headers.get(ADMISSION_HEADER)?.to_str().ok()?;
+    let is_token = token.len() == 64 && token.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_token.then_some(token)
+}
+
+/// Returns the route of the status.
+pub(crate) fn router(status: impl Fn() -> WorkerStatus + Clone + Send + Sync + 'static) -> Router {
+    Router::new().route(STATUS_PATH, get(async move || Json(status())))
+}
+
+/// Refuses requests that do not come through a gateway.
+pub(crate) async fn check_key(
+    State(worker): State<Arc<WorkerIdentity>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let given = request.headers().get(KEY_HEADER).map_or(&[][..], |key| key.as_bytes());
+    let is_right = bool::from(given.ct_eq(worker.key.expose().as_bytes()));
+    if is_right || OPEN_PATHS.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    let detail =
+        format!("{} is a worker and answers its gateways only; send requests to a gateway", worker.name);
+    RequestRefused::Forbidden(detail).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_names_its_log() {
+        assert_eq!(log_of(&lease("w1-0a", "token")), Some("w1-0a"));
+        assert_eq!(log_of("token"), None);
+    }
+
+    #[test]
+    fn only_a_token_of_the_right_form_is_taken_from_a_gateway() {
+        let check = |token: &str, is_taken: bool| {
+            let headers = HeaderMap::from_iter([(ADMISSION_HEADER.parse().unwrap(), token.parse().unwrap())]);
+            assert_eq!(chosen_token(&headers).is_some(), is_taken, "{token}");
+        };
+        check(&"a0".repeat(32), true);
+        check(&"a0".repeat(31), false);
+        check(&"g0".repeat(32), false);
+        assert_eq!(chosen_token(&HeaderMap::new()), None);
+    }
+}

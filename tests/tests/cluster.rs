@@ -1,0 +1,415 @@
+//! Gateways and workers: rollouts of several machines under one address.
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::future::join_all;
+use rollout_tests::{
+    Admitted, Controller, Exposition, Serve, Start, TestHost, example, in_time, rollout_host, trainer_python,
+    until,
+};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// The key that gateways and workers share.
+const KEY: &str = "the-key-of-the-cluster";
+
+/// Settings with a journal beside the artifacts.
+const JOURNAL: &str = "[journal]\ndir = 'journal'\n";
+
+/// Returns an address with a port that is free at the moment. A worker that is started again has the same address.
+fn free_address() -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    socket.local_addr().expect("it is bound")
+}
+
+/// Returns options of a worker.
+fn worker(guest: &str, name: &str) -> Serve {
+    as_worker(TestHost::of(guest), name)
+}
+
+fn as_worker(serve: Serve, name: &str) -> Serve {
+    serve
+        .listen(free_address())
+        .option("--role", "worker")
+        .option("--worker-name", name)
+        .option("--cluster-key-env", "CLUSTER_KEY")
+        .variable("CLUSTER_KEY", KEY)
+}
+
+/// Returns options of a gateway to workers at these addresses.
+fn gateway_to(workers: &[String]) -> Serve {
+    let gateway = TestHost::of_gateway()
+        .option("--role", "gateway")
+        .option("--cluster-key-env", "CLUSTER_KEY")
+        .variable("CLUSTER_KEY", KEY);
+    workers.iter().fold(gateway, |gateway, url| gateway.option("--worker", url))
+}
+
+/// Starts a gateway, and waits until all workers answer it.
+async fn gateway(serve: Serve, workers: usize) -> TestHost {
+    let gateway = serve.start().await;
+    all_up(&gateway, workers).await;
+    gateway
+}
+
+async fn all_up(gateway: &TestHost, workers: usize) {
+    let up = async || {
+        let health = gateway.health().await;
+        let workers_up =
+            health["workers"].as_array().unwrap().iter().filter(|worker| worker["is_up"] == true);
+        (workers_up.count() == workers).then_some(())
+    };
+    until("all workers answer", up).await;
+}
+
+/// Waits until the workers' health reports, which a gateway reads at intervals, count this many rollouts.
+async fn completed(gateway: &TestHost, count: u64) -> Value {
+    let completed = async || {
+        let health = gateway.health().await;
+        (health["completed_rollouts"] == count).then_some(health)
+    };
+    until("the workers' reports", completed).await
+}
+
+/// Starts this many workers with journals.
+async fn workers(guest: &str, count: usize) -> (Vec<Serve>, Vec<TestHost>) {
+    let serves: Vec<Serve> =
+        (0..count).map(|number| worker(guest, &format!("w{number}")).config(JOURNAL)).collect();
+    let hosts = join_all(serves.iter().map(|serve| serve.clone().start())).await;
+    (serves, hosts)
+}
+
+fn urls(workers: &[TestHost]) -> Vec<String> {
+    workers.iter().map(|worker| worker.url().to_owned()).collect()
+}
+
+/// Returns the number of the worker whose log a lease names.
+fn worker_of(admitted: &Admitted) -> usize {
+    let log = admitted.lease.split_once('.').expect("the lease names a log").0;
+    log.strip_prefix('w')
+        .and_then(|rest| rest.split('-').next()?.parse().ok())
+        .expect("the log names a worker")
+}
+
+#[tokio::test]
+async fn rollouts_run_on_all_workers_and_any_gateway_answers() {
+    let controller = Controller::start().await;
+    let (_, workers) = workers("conform", 3).await;
+    let serve = gateway_to(&urls(&workers));
+    let (first, second) = tokio::join!(gateway(serve.clone(), 3), gateway(serve, 3));
+    let requests: Vec<_> = (0..30)
+        .map(|n| controller.rollout("Calculate 2 + 3.").label(if n % 2 == 0 { "5" } else { "6" }))
+        .collect();
+
+    let admitted = join_all(requests.iter().map(|request| first.admit(request))).await;
+    let results = join_all(admitted.iter().map(|admitted| second.result(admitted))).await;
+
+    for (n, result) in results.iter().enumerate() {
+        assert_eq!(result["status"], "success", "{result:#}");
+        assert_eq!(result["sample"]["reward"], if n % 2 == 0 { 1.0 } else { 0.0 });
+    }
+    let used: BTreeSet<usize> = admitted.iter().map(worker_of).collect();
+    assert_eq!(used, BTreeSet::from([0, 1, 2]), "each worker has a share of 30 rollouts");
+
+    // What belongs to one rollout is found without its lease.
+    for admitted in &admitted[..6] {
+        let trajectory = second.served_trajectory(&admitted.id).await;
+        assert_eq!(trajectory["session_id"], *admitted.id);
+    }
+    assert_eq!(first.get("/rollout/unknown/trajectory").await.status, 404);
+    let again = second.ask(&requests[0]).await;
+    assert_eq!(again.status, 409, "the id is in use at the worker that it prefers: {}", again.text);
+    let wrong = Admitted { lease: format!("{}x", admitted[0].lease), ..admitted[0].clone() };
+    assert_eq!(first.poll(&wrong).await.status, 403);
+
+    // Numbers of all workers under one address.
+    let health = completed(&first, 30).await;
+    assert_eq!(health["lifecycle"]["accepting_rollouts"], true);
+    let metrics: Exposition = second.metrics().await;
+    let sum: f64 = metrics.counted("rollout_host_rollouts_ended_total").values().sum();
+    assert_eq!(sum, 30.0, "the workers' metrics are merged");
+    assert_eq!(first.get("/ready").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_poll_outlives_the_restart_of_its_worker_and_the_death_of_its_gateway() {
+    let controller = Controller::start().await;
+    let (serves, mut workers) = workers("conform", 2).await;
+    let serve = gateway_to(&urls(&workers));
+    let (first, second) = tokio::join!(gateway(serve.clone(), 2), gateway(serve, 2));
+    controller.hold();
+    let requests: Vec<_> = (0..8).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let admitted = join_all(requests.iter().map(|request| first.admit(request))).await;
+    controller.chats_arrived(8).await;
+    let polls: Vec<_> = admitted
+        .iter()
+        .map(|admitted| {
+            let (admitted, url) = (admitted.clone(), second.url().to_owned());
+            tokio::spawn(async move { poll_until_result(&url, &admitted).await })
+        })
+        .collect();
+
+    // A gateway with open polls dies: its callers' next poll is at another.
+    let (url, poll) = (first.url().to_owned(), admitted[0].clone());
+    let broken = tokio::spawn(async move { poll_once(&url, &poll).await });
+    first.kill().await;
+    assert!(in_time("the end of a poll", broken).await.unwrap().is_err());
+
+    for (number, serve) in serves.iter().enumerate() {
+        let killed = workers.remove(0).killed(serve).await;
+        workers.push(killed);
+        assert!(!polls.iter().any(|poll| poll.is_finished()), "polls wait while worker {number} is away");
+    }
+    controller.release();
+
+    for poll in polls {
+        let result = in_time("a result", poll).await.unwrap();
+        assert_eq!(result["status"], "success", "{result:#}");
+        assert_eq!(result["sample"]["reward"], 1.0);
+    }
+    assert_eq!(controller.chats().len(), 16, "only calls without an answer were repeated");
+}
+
+/// Polls once at a gateway.
+async fn poll_once(url: &str, admitted: &Admitted) -> Result<(u16, Value), reqwest::Error> {
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let request = client.get(format!("{url}/rollout/{}/result", admitted.id));
+    let response = request.header("x-osmosis-rollout-lease", &admitted.lease).send().await?;
+    Ok((response.status().as_u16(), response.json().await?))
+}
+
+async fn poll_until_result(url: &str, admitted: &Admitted) -> Value {
+    loop {
+        let (status, body) = poll_once(url, admitted).await.expect("the gateway answers");
+        assert_eq!(status, 200, "{body}");
+        if !["queued", "running", "grading"].iter().any(|waiting| body["status"] == *waiting) {
+            return body;
+        }
+    }
+}
+
+#[tokio::test]
+async fn rollouts_of_a_worker_that_stays_away_end_as_lost() {
+    let controller = Controller::start().await;
+    let lost = worker("conform", "w0").start().await;
+    let serve = gateway_to(&[lost.url().to_owned()]).option("--lost-after-secs", 2);
+    let gateway = gateway(serve, 1).await;
+    controller.hold();
+    let admitted = gateway.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_arrived(1).await;
+
+    lost.kill().await;
+
+    let result = gateway.result(&admitted).await;
+    assert_eq!((&result["status"], &result["sample"]), (&json!("failure"), &Value::Null), "{result:#}");
+    assert_eq!(result["err_category"], "internal_error");
+    assert!(result["err_message"].as_str().unwrap().contains("lost"), "{result:#}");
+    // Nothing takes further rollouts, and their callers try again later.
+    let refused = gateway.ask(&controller.rollout("Calculate 2 + 3.")).await;
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert!(refused.headers.contains_key("retry-after"));
+    assert_eq!(gateway.get("/ready").await.status, 503);
+    // What it does not know is not missing.
+    let trajectory = gateway.get(&format!("/rollout/{}/trajectory", admitted.id)).await;
+    assert_eq!(trajectory.status, 503, "{}", trajectory.text);
+    assert!(trajectory.text.contains("w0"), "{}", trajectory.text);
+    let cancel = gateway.post("/rollout/cancel", &json!({"ids": [admitted.id]})).await;
+    assert_eq!(cancel.status, 503, "{}", cancel.text);
+}
+
+#[tokio::test]
+async fn a_rollout_goes_to_the_next_worker_when_the_first_is_full() {
+    let controller = Controller::start().await;
+    let small = |name| worker("conform", name).option("--max-concurrent", 1).option("--queue-max", 0);
+    let workers = join_all(["w0", "w1", "w2"].map(|name| small(name).start())).await;
+    let gateway = gateway(gateway_to(&urls(&workers)), 3).await;
+    controller.hold();
+
+    let mut used = BTreeSet::new();
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        let admitted = gateway.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        used.insert(worker_of(&admitted));
+        ids.push(admitted.id);
+    }
+    assert_eq!(used.len(), 3, "each has one");
+    let refused = gateway.ask(&controller.rollout("Calculate 2 + 3.")).await;
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert!(refused.headers.contains_key("retry-after"));
+
+    // One request cancels rollouts of several workers.
+    let reply = gateway.post("/rollout/cancel", &json!({"ids": [ids[0], "unknown", ids[2], ids[1]]})).await;
+    let expected = json!({
+        "dispositions": {
+            ids[0].as_str(): "cancelled_running", ids[1].as_str(): "cancelled_running",
+            ids[2].as_str(): "cancelled_running", "unknown": "not_found",
+        },
+    });
+    assert_eq!((reply.status, reply.body), (200, expected));
+    let wrong = gateway.post("/rollout/cancel", &json!({})).await;
+    assert_eq!(wrong.status, 422, "a worker's error is passed on: {}", wrong.text);
+}
+
+/// Passes connections to a server, but swallows the answers to the first requests that contain `swallowed`.
+async fn swallowing(server: &str, swallowed: &'static str, count: usize) -> (String, Arc<AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let server = server.trim_start_matches("http://").to_owned();
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = seen.clone();
+    tokio::spawn(async move {
+        while let Ok((mut caller, _)) = listener.accept().await {
+            let (server, counted) = (server.clone(), counted.clone());
+            tokio::spawn(async move {
+                let Ok(mut upstream) = TcpStream::connect(&server).await else { return };
+                let (mut caller_reader, mut caller_writer) = caller.split();
+                let (mut upstream_reader, mut upstream_writer) = upstream.split();
+                let is_swallowed = std::cell::Cell::new(false);
+                let requests = async {
+                    let mut bytes = vec![0; 64 << 10];
+                    while let Ok(length @ 1..) = caller_reader.read(&mut bytes).await {
+                        if String::from_utf8_lossy(&bytes[..length]).contains(swallowed) {
+                            is_swallowed.set(counted.fetch_add(1, Ordering::SeqCst) < count);
+                        }
+                        if upstream_writer.write_all(&bytes[..length]).await.is_err() {
+                            return;
+                        }
+                    }
+                };
+                let answers = async {
+                    let mut bytes = vec![0; 64 << 10];
+                    while let Ok(length @ 1..) = upstream_reader.read(&mut bytes).await {
+                        if is_swallowed.get() || caller_writer.write_all(&bytes[..length]).await.is_err() {
+                            return;
+                        }
+                    }
+                };
+                tokio::select! {
+                    () = requests => {}
+                    () = answers => {}
+                }
+            });
+        }
+    });
+    (url, seen)
+}
+
+#[tokio::test]
+async fn an_admission_whose_answer_is_lost_is_repeated_and_starts_one_rollout() {
+    let controller = Controller::start().await;
+    let host = worker("conform", "w0").start().await;
+    let (url, seen) = swallowing(host.url(), "POST /rollout ", 2).await;
+    let gateway = gateway(gateway_to(&[url]), 1).await;
+
+    let result = gateway.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    assert_eq!(seen.load(Ordering::SeqCst), 3, "two answers were lost");
+    assert_eq!(controller.chats().len(), 1);
+    completed(&gateway, 1).await;
+}
+
+#[tokio::test]
+async fn a_callback_rollout_whose_admission_is_lost_is_refused_and_not_started_again() {
+    let controller = Controller::start().await;
+    let host = worker("conform", "w0").start().await;
+    let (url, _) = swallowing(host.url(), "POST /rollout ", 1).await;
+    let gateway = gateway(gateway_to(&[url]), 1).await;
+
+    let reply = gateway.ask(&controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("k")).await;
+
+    assert_eq!(reply.status, 502, "{}", reply.text);
+    assert!(reply.text.contains("w0") && reply.text.contains("not known"), "{}", reply.text);
+    controller.callbacks_arrived(2).await;
+    assert_eq!(controller.chats().len(), 1);
+}
+
+#[tokio::test]
+async fn callbacks_and_agent_loops_work_through_a_gateway() {
+    let controller = Controller::start().await;
+    let (_, workers) = workers("conform", 2).await;
+    let gateway = gateway(gateway_to(&urls(&workers)), 2).await;
+    for _ in 0..4 {
+        let request = controller.rollout("Calculate 2 + 3.").label("5").with_callbacks("key-of-the-caller");
+        let reply = gateway.ask(&request).await;
+        assert_eq!(reply.status, 202, "{}", reply.text);
+    }
+    let callbacks = controller.callbacks_arrived(8).await;
+    let rewards = callbacks.iter().filter(|callback| callback.path.contains("grader"));
+    assert_eq!(rewards.count(), 4);
+}
+
+#[tokio::test]
+async fn only_a_gateway_reaches_a_worker_and_only_a_key_reaches_a_gateway() {
+    let controller = Controller::start().await;
+    let host = worker("conform", "w0").start().await;
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+    let refused = host.ask(&request).await;
+    assert_eq!(refused.status, 403);
+    assert!(refused.text.contains("send requests to a gateway"), "{}", refused.text);
+    assert_eq!(host.get("/cluster/status").await.status, 403);
+    assert_eq!(host.get("/ready").await.status, 200, "probes have no key");
+
+    let serve = gateway_to(&[host.url().to_owned()])
+        .option("--server-key-env", "SERVER_KEY")
+        .variable("SERVER_KEY", "key-of-callers");
+    let gateway = serve.start().await.with_key("key-of-callers");
+    all_up(&gateway, 1).await;
+    assert_eq!(gateway.run(&request).await["sample"]["reward"], 1.0);
+    assert_eq!(gateway.get("/cluster/status").await.status, 404, "it is for gateways");
+    let gateway = gateway.with_key("another");
+    assert_eq!(gateway.ask(&request).await.status, 401);
+    assert_eq!(gateway.get("/health").await.status, 401);
+
+    let wrong = worker("conform", "w1").variable("CLUSTER_KEY", "another").start().await;
+    let lone = gateway_to(&[wrong.url().to_owned()]).start().await;
+    let problem = until("the reason", async || {
+        let health = lone.health().await;
+        health["workers"][0]["problem"].as_str().map(str::to_owned)
+    });
+    assert!(problem.await.contains("403"), "the operator sees why a worker is not used");
+}
+
+#[tokio::test]
+async fn an_environment_is_played_through_a_gateway() {
+    let serve = as_worker(TestHost::of_component(example("example-number-hunt")), "w0");
+    let host = serve.start().await;
+    let gateway = gateway(gateway_to(&[host.url().to_owned()]), 1).await;
+    let python = trainer_python("openenv-0.10.0").await;
+    let script = rollout_tests::project_root().join("tests/clients/open_env.py");
+    let mut command = tokio::process::Command::new(python);
+    let commands = json!([["reset", {}], ["step", {"number": 1}]]).to_string();
+    command
+        .arg(script)
+        .args(["generic", &format!("{}/openenv", gateway.url()), &commands])
+        .kill_on_drop(true);
+
+    let ran = in_time("the client", command.output()).await.unwrap();
+
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let played: Value =
+        serde_json::from_str(String::from_utf8_lossy(&ran.stdout).lines().last().unwrap_or_default())
+            .unwrap();
+    assert_eq!(played.as_array().map(Vec::len), Some(2), "{played}");
+    assert!(played.as_array().unwrap().iter().all(|result| result.get("error").is_none()), "{played}");
+}
+
+#[tokio::test]
+async fn wrong_roles_are_refused_with_what_to_do() {
+    let check = async |arguments: &[&str], expected: &str| {
+        let ran = rollout_host([&["serve"], arguments].concat()).start().ended().await;
+        assert!(ran.code != Some(0) && ran.stderr.contains(expected), "{arguments:?}: {}", ran.stderr);
+    };
+    check(&["--role", "gateway"], "--cluster-key-env").await;
+    check(&["--role", "gateway"], "--worker URL").await;
+    check(&["--role", "worker", "--cluster-key-env", "NOT_SET"], "a worker needs the plugin").await;
+    let plugin = example("example-number-hunt");
+    let plugin = plugin.to_str().unwrap();
+    check(&[plugin, "--role", "worker", "--cluster-key-env", "NOT_SET"], "NOT_SET, which is not set").await;
+    let gateway = ["--role", "gateway", "--cluster-key-env", "NOT_SET", "--worker", "http://w:9000"];
+    check(&[&[plugin][..], &gateway].concat(), "a gateway runs no rollouts").await;
+}
