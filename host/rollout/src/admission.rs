@@ -47,7 +47,7 @@ impl Host {
             let deployment = DeploymentId { clock_begins, ..deployment.clone() };
             let log = journal.admit(&request, deployment, &secrets, continuation)?;
             if let Some(past) = resources.past.take() {
-                log.begins_with(past);
+                log.append_past(past);
                 resumed = Some(Resumed {
                     admitted_at: SystemTime::now(),
                     started: Started::default(),
@@ -94,7 +94,7 @@ impl Host {
     }
 
     /// Grades a finished rollout again: reruns the workflow from its record without requests to the outside, and runs
-    /// the grader anew with requests to its judge.
+    /// the grader again with requests to its judge.
     pub fn regrade(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
         let stored = StoredRollout { grader: Vec::new(), ..stored };
         self.rerun(stored, model, [Then::Nothing, Then::GoesOn])

@@ -82,7 +82,7 @@ pub enum DeploymentError {
     NoGrader,
 }
 
-/// Resources that instances need to start.
+/// The time and the memory that instances needed to start.
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
     /// Time that the workflow's instance took to start.

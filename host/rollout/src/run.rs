@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::activity::LiveFacts;
 use super::host::Host;
 use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
-use super::limit_table::{self, HalfTimes};
+use super::limit_table::{self, RunTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
     RequestSecrets, RolloutRequest, Stage,
@@ -288,7 +288,7 @@ impl Rollout {
             return self.settle_given(&conversation);
         }
 
-        let began = self.begins(Role::Workflow);
+        let began = self.start_of(Role::Workflow);
         let deadline = Deadline::new(requested_secs, self.admitted_at, began, limits.workflow_time_max);
         let outside = Live {
             deadline: Some(deadline.at),
@@ -447,7 +447,7 @@ impl Rollout {
                 carried = remains.transcript.carried();
             });
         }
-        let times = HalfTimes {
+        let times = RunTimes {
             workflow: self.workflow_time,
             grader: usage.guest_wall.saturating_sub(self.workflow_time),
         };

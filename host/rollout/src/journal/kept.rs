@@ -266,8 +266,8 @@ impl KeptResults {
     }
 
     /// Returns the result of a rollout, if it is stored.
-    pub fn of(&self, of: ResultOf<'_>) -> Option<KeptResult> {
-        let key = store::name_hash(&of.name());
+    pub fn of(&self, result: ResultOf<'_>) -> Option<KeptResult> {
+        let key = store::name_hash(&result.name());
         let serial = self.table().locations.get(&key)?.serial;
         Some(KeptResult { key, serial })
     }
@@ -335,9 +335,9 @@ impl Journal {
             }
             table.unread.push_back((tenths(results.clock.now() + ttl), serial, key));
             results.publish(&table, &self.store);
-            // Before any batch that records it as read.
+            // The note must precede any batch that records the result as read.
             let note = self.store.begin_note(&name);
-            // A few words and a label, which fit in a request and so in an event.
+            // The facts are a few words and a label. A label fits in a request, and so in an event.
             let _ = note.append(kind::KEPT, vec![json(facts)]);
             note.end();
             KeptResult { key, serial }

@@ -62,7 +62,7 @@ pub enum ReplayEnd {
 impl Rollout {
     /// Returns the time when a run first started, which is now unless an earlier process started it.
     #[expect(clippy::disallowed_methods, reason = "another process measures from this time")]
-    pub(super) fn begins(&self, role: Role) -> Instant {
+    pub(super) fn start_of(&self, role: Role) -> Instant {
         let started = self.resumed.as_ref().map(|resumed| resumed.started).unwrap_or_default();
         let began = if role == Role::Grader { started.grader } else { started.workflow };
         if let (None, Some(log)) = (began, self.handle.log()) {
@@ -132,7 +132,7 @@ impl Rollout {
 
     /// Ends a run: stores what arrived until then. A run that ended by itself must have consumed its whole history;
     /// otherwise it diverged.
-    pub(super) fn ends<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
+    pub(super) fn end_run<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
         boundary.ends(&self.record, &self.host.0.deployment.limits);
         let ended_by_itself = match &ran {
             Ok(_) => true,

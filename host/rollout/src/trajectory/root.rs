@@ -19,17 +19,17 @@ use rollout_wire::id::RolloutId;
 /// Interval of the search for folders that are too old.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Maximum number of folders whose age is known: the oldest ones. There may be a million, and names take memory; after these
-/// are removed, the others are listed again.
+/// Maximum number of folders whose age is known: the oldest ones. There may be a million, and names take memory; after
+/// these are removed, the others are listed again.
 const KNOWN_MAX: usize = 1 << 16;
 
-/// Folder to which folders are moved before removal, so that a reader sees all of a folder or nothing.
+/// Folder to which folders are moved before removal, so that a reader sees either the whole folder or nothing.
 const REMOVING: &str = ".removing";
 
 /// Limits of rollouts' files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArtifactBounds {
-    /// Maximum size on disk in bytes. Files that are being written may exceed it for that time.
+    /// Maximum size on disk in bytes. Files may exceed it while they are being written.
     pub bytes_max: Option<u64>,
     /// Maximum time since a folder was written.
     pub age_max: Option<Duration>,
@@ -125,8 +125,8 @@ impl ArtifactRoot {
         self.lock().bounds != ArtifactBounds::default()
     }
 
-    /// Changes the maximum size. The oldest folders beyond a smaller size are removed in the background. Within the
-    /// runtime.
+    /// Changes the maximum size. The oldest folders beyond a smaller size are removed in the background. Must be called
+    /// within the runtime.
     pub fn set_bytes_max(self: &Arc<Self>, bytes_max: Option<u64>) {
         self.lock().bounds.bytes_max = bytes_max;
         self.keep_bounded();
@@ -143,7 +143,8 @@ impl ArtifactRoot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts to enforce the limits in the background. Must be called within the runtime; only the first call has an effect.
+    /// Starts to enforce the limits in the background. Must be called within the runtime; only the first call has an
+    /// effect.
     pub fn keep_bounded(self: &Arc<Self>) {
         if self.is_bounded() && tokio::runtime::Handle::try_current().is_ok() {
             self.sweeping.call_once(|| drop(tokio::spawn(sweep(Arc::downgrade(self)))));
@@ -235,7 +236,7 @@ impl ArtifactRoot {
                 // The folder has changed, or its rollout is live.
                 Ok(None) => spared.push(oldest),
                 Err(error) => {
-                    tracing::error!(folder = &*oldest.1, %error, "the files of a rollout that is over cannot be removed");
+                    tracing::error!(folder = &*oldest.1, %error, "cannot remove the files of a finished rollout");
                 }
             }
         }
@@ -315,7 +316,7 @@ async fn sweep(root: Weak<ArtifactRoot>) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "files have times of the calendar")]
+#[expect(clippy::disallowed_methods, reason = "the times of files are wall-clock times")]
 fn now() -> SystemTime {
     SystemTime::now()
 }
