@@ -1,6 +1,5 @@
-//! The Osmosis rollout protocol: generation D (polling under a lease), C (callbacks, one
-//! sample) and B (callbacks, a map of samples) on the same routes, and A (tools at the start,
-//! one post at the end) beside them on its own.
+//! The Osmosis rollout protocol: generations D (polling under a lease), C (callbacks, one sample) and B (callbacks, a
+//! map of samples) on the same routes, and A (tools at the start, one post at the end) on its own routes.
 //!
 //! `generation` detects the generation of a request. Shared parts are here, each generation's own parts in its module.
 
@@ -140,8 +139,8 @@ impl Osmosis {
         fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// Parses a body as a request for a rollout, with a charge for its memory. A refusal is counted here, because the request
-    /// never reaches admission.
+    /// Parses a body as a request for a rollout, with a charge for its memory. A refusal is counted here, because the
+    /// request never reaches admission.
     fn read_for_rollout<T: ForRollout>(
         &self,
         body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
@@ -246,8 +245,8 @@ impl super::Dialect for Osmosis {
     }
 }
 
-/// Removes expired entries for as long as the server exists. Every use of the ledger removes them as well, but a full server
-/// may refuse all requests that use it.
+/// Removes expired entries for as long as the server exists. Every use of the ledger removes them as well, but a full
+/// server may refuse all requests that use it.
 async fn sweep(inner: Weak<Inner>) {
     let mut pause = tokio::time::interval(SWEEP_INTERVAL);
     loop {
