@@ -30,7 +30,7 @@ pub enum ForkError {
     #[error("there is no rollout '{0}' in the journal")]
     Unknown(RolloutId),
     /// The rollout has fewer turns.
-    #[error("rollout '{0}' cannot be forked there: {1}")]
+    #[error("rollout '{0}' cannot be forked at this turn: {1}")]
     TooFew(RolloutId, TooFewTurns),
     /// The rollout ran on another plugin, which would behave differently.
     #[error("rollout '{0}' ran on another plugin: {1}")]

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_about_files_and_the_network_are_no_imports_of_the_authors() {
+    fn an_author_cannot_import_modules_for_files_or_the_network() {
         assert!(is_absent("node:fs") && is_absent("http") && is_absent("node:dns/promises"));
         assert!(!is_absent("node:path") && !is_absent("events") && !is_absent("fs-extra"));
     }

@@ -17,10 +17,10 @@ use rollout_wire::id::{RolloutId, SampleId};
 #[non_exhaustive]
 pub enum NoTrajectory {
     /// The rollout is not finished.
-    #[error("rollout {0} is not over")]
+    #[error("rollout {0} has not finished")]
     NotOver(RolloutId),
     /// The stored parts of the rollout do not belong together.
-    #[error("what is kept of rollout {0} makes no trajectory: {1}")]
+    #[error("rollout {0} in the journal cannot be turned into a trajectory: {1}")]
     Unreadable(RolloutId, String),
 }
 
