@@ -248,7 +248,7 @@ pub struct LiveRollout {
     pub id: RolloutId,
     /// Its phase.
     pub phase: Phase,
-    /// Its facts; none in the moment of its admission.
+    /// Its facts; `None` until its admission is complete.
     pub facts: Option<LiveFacts>,
 }
 

@@ -57,7 +57,7 @@ pub struct Deployment {
     pub(super) environment: OnceCell<Arc<EnvironmentFacts>>,
 }
 
-/// Returns a digest of what guests see of their deployment.
+/// Returns a digest of the configurations and tools that guests see.
 fn settings_digest(configs: [&Option<Box<RawValue>>; 2], tools: Option<&dyn HostTools>) -> String {
     let config =
         |config: &'_ Option<Box<RawValue>>| config.as_ref().map_or("", |config| config.get()).to_owned();

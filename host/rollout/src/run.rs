@@ -110,7 +110,7 @@ impl Rollout {
             caller_id: request.caller_id.take(),
             attempt: request.attempt,
             config: host.0.deployment.plugin_config.clone(),
-            metadata: request.metadata.as_ref().map(|metadata| match rates_itself(&host) {
+            metadata: request.metadata.as_ref().map(|metadata| match grades_itself(&host) {
                 true => metadata.whole().clone(),
                 false => metadata.public().clone(),
             }),
@@ -481,7 +481,7 @@ impl Rollout {
         }
         let log = self.handle.log().cloned();
         let finished = match self.folder.take() {
-            Some(folder) => self.write_down(folder, finished).await,
+            Some(folder) => self.write_trajectories(folder, finished).await,
             None => {
                 // The request is in the journal and need not stay in memory while the outcome is written.
                 drop(self);
@@ -495,7 +495,7 @@ impl Rollout {
     }
 
     /// Writes the trajectories and returns the rollout with them.
-    async fn write_down(mut self: Box<Self>, folder: AliveFolder, finished: Finished) -> Finished {
+    async fn write_trajectories(mut self: Box<Self>, folder: AliveFolder, finished: Finished) -> Finished {
         let _timing = self.host.metrics().time(Step::TrajectoryWrite);
         let _span = self.record.trace().span("trajectory_write");
         let job = trajectory::Job {
@@ -545,7 +545,7 @@ impl Rollout {
 }
 
 /// Returns whether the agent grades itself: an agent loop without a grader.
-fn rates_itself(host: &Host) -> bool {
+fn grades_itself(host: &Host) -> bool {
     host.form() == AgentForm::AgentLoop && host.grader().is_none()
 }
 

@@ -121,7 +121,7 @@ impl Handle {
         let _ = self.log.set(log);
     }
 
-    /// Returns what a page shows of the rollout; none in the moment of its admission.
+    /// Returns the facts of the rollout for pages; `None` until its admission is complete.
     pub fn facts(&self) -> Option<&LiveFacts> {
         self.facts.get()
     }

@@ -71,7 +71,7 @@ const ABSENT: [&str; 25] = [
 /// Modules that work with files. A component has no files, so the author's own code must not import these modules.
 const OF_FILES: [&str; 2] = ["fs", "fs/promises"];
 
-/// Entry points of the SDK's package beside its main one, and their files in `src`.
+/// Entry points of the SDK's package besides its main one, and their files in `src`.
 pub(super) const ADAPTERS: [(&str, &str); 5] = [
     ("ai", "ai.js"),
     ("langchain", "langchain.js"),

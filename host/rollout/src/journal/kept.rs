@@ -98,7 +98,7 @@ struct Table {
     were_read: Vec<u64>,
     released: HashSet<u64>,
     charge: Option<Charge>,
-    /// The segment in the file that stores where results start.
+    /// The segment where results start, as it is stored in its file.
     stored_from: u64,
 }
 

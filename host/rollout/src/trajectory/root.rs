@@ -54,7 +54,7 @@ struct State {
     /// The oldest folders, by time of writing.
     known: BTreeSet<(SystemTime, Box<str>)>,
     /// Whether there are more folders, which are all younger.
-    are_others: bool,
+    has_others: bool,
     /// Folders of live rollouts, by name.
     alive: HashMap<Box<str>, Alive>,
     /// Folders written since a listing began, which are counted already.
@@ -171,8 +171,8 @@ impl ArtifactRoot {
         }
         // A root without limits needs no names. Its folders are listed when it gets limits.
         let is_bounded = state.bounds != ArtifactBounds::default();
-        if !is_bounded || state.are_others || state.known.len() >= KNOWN_MAX {
-            state.are_others = true;
+        if !is_bounded || state.has_others || state.known.len() >= KNOWN_MAX {
+            state.has_others = true;
         } else if after > 0 {
             state.known.insert((now(), name.into()));
         }
@@ -185,7 +185,7 @@ impl ArtifactRoot {
         {
             let mut state = self.lock();
             state.known.clear();
-            (state.bytes, state.are_others) = (0, false);
+            (state.bytes, state.has_others) = (0, false);
             let written =
                 state.alive.iter().filter_map(|(name, alive)| Some((name.clone(), alive.written_bytes?)));
             let written: Vec<(Box<str>, u64)> = written.collect();
@@ -215,17 +215,17 @@ impl ArtifactRoot {
             state.known.insert((written_at, name));
             if state.known.len() > KNOWN_MAX {
                 state.known.pop_last();
-                state.are_others = true;
+                state.has_others = true;
             }
         }
         self.lock().written = None;
     }
 
     /// Removes folders above the limits, the oldest first. Returns their number. Blocks.
-    fn bring_within(&self) -> u64 {
+    fn enforce_limits(&self) -> u64 {
         let mut removed = 0;
         let mut spared = Vec::new();
-        while let Some(oldest) = self.next_past_bounds() {
+        while let Some(oldest) = self.next_beyond_limits() {
             match self.remove(&oldest) {
                 Ok(Some(bytes)) => {
                     let mut state = self.lock();
@@ -250,7 +250,7 @@ impl ArtifactRoot {
     }
 
     /// Takes the oldest folder if it must be removed.
-    fn next_past_bounds(&self) -> Option<(SystemTime, Box<str>)> {
+    fn next_beyond_limits(&self) -> Option<(SystemTime, Box<str>)> {
         let mut state = self.lock();
         let bounds = state.bounds;
         let is_full = bounds.bytes_max.is_some_and(|max| state.bytes > max);
@@ -291,7 +291,7 @@ impl ArtifactRoot {
     /// Returns whether the size exceeds the limit and no known folder can be removed.
     fn needs_walk(&self) -> bool {
         let state = self.lock();
-        state.bounds != ArtifactBounds::default() && state.are_others && state.known.is_empty()
+        state.bounds != ArtifactBounds::default() && state.has_others && state.known.is_empty()
     }
 }
 
@@ -305,7 +305,7 @@ async fn sweep(root: Weak<ArtifactRoot>) {
             if walks {
                 of.walk();
             }
-            (of.bring_within(), of.lock().bytes, of.path.clone())
+            (of.enforce_limits(), of.lock().bytes, of.path.clone())
         });
         if let Ok((removed @ 1.., bytes, path)) = swept.await {
             tracing::info!(root = %path.display(), removed, bytes, "the files of the oldest rollouts were removed");

@@ -46,10 +46,10 @@ fn the_oldest_folders_are_removed_when_the_size_exceeds_the_limit() {
     }
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(3, None));
     root.walk();
-    assert_eq!(root.bring_within(), 0);
+    assert_eq!(root.enforce_limits(), 0);
     rollout(&root, "d");
     rollout(&root, "e");
-    assert_eq!(root.bring_within(), 2);
+    assert_eq!(root.enforce_limits(), 2);
     assert_eq!(names(dir.path()), ["c", "d", "e"]);
     assert_eq!(
         root.lock().bytes,
@@ -71,12 +71,12 @@ fn folders_of_rollouts_that_are_too_old_are_removed_and_other_files_stay() {
     let root =
         ArtifactRoot::new(dir.path().to_owned(), ArtifactBounds { bytes_max: None, ..bounds(1, Some(60)) });
     root.walk();
-    assert_eq!(root.bring_within(), 2);
+    assert_eq!(root.enforce_limits(), 2);
     assert_eq!(names(dir.path()), [".journal", "link", "notes", "thesis", "young"]);
     // Even a root without room removes only the folders of rollouts.
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(0, None));
     root.walk();
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(names(dir.path()), [".journal", "link", "notes", "thesis"]);
 }
 
@@ -88,10 +88,10 @@ fn the_folder_of_a_live_rollout_stays() {
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(0, None));
     root.walk();
     let alive = root.alive(&id("a"));
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(names(dir.path()), ["a"]);
     drop(alive);
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(root.lock().bytes, 0);
 }
 
@@ -103,9 +103,9 @@ fn rollouts_with_the_same_id_are_counted_once_and_have_the_age_of_the_last_one()
     root.walk();
     rollout(&root, "b");
     rollout(&root, "a");
-    assert_eq!(root.bring_within(), 0);
+    assert_eq!(root.enforce_limits(), 0);
     rollout(&root, "c");
-    root.bring_within();
+    root.enforce_limits();
     assert_eq!(names(dir.path()).len(), 2);
     assert!(names(dir.path()).contains(&"c".to_owned()));
 }
@@ -132,13 +132,13 @@ fn limits_that_are_set_later_apply_to_existing_folders() {
     root.set_bytes_max(bounds(1, None).bytes_max);
     root.walk();
 
-    assert_eq!(root.bring_within(), 2);
+    assert_eq!(root.enforce_limits(), 2);
     assert_eq!(names(dir.path()), ["c"], "the folder of a live rollout is counted, and stays");
     assert_eq!(i64::try_from(root.lock().bytes).unwrap(), of("c"));
     assert!(root.change_bytes() < written - of_b, "removals are counted");
     drop(alive);
     root.set_bytes_max(Some(0));
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(root.lock().bytes, 0);
 }
 
@@ -170,12 +170,12 @@ fn folders_are_listed_again_if_there_are_more_than_are_known() {
         let mut state = root.lock();
         state.known.pop_last();
         state.known.pop_last();
-        state.are_others = true;
+        state.has_others = true;
     }
     assert!(!root.needs_walk());
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert!(root.needs_walk());
     root.walk();
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(names(dir.path()), ["c"]);
 }

@@ -27,7 +27,7 @@ pub(super) trait WorkSource: Send + Sync {
     fn offers(&self, max: usize) -> impl Future<Output = Result<Vec<Self::Offer>, SourceError>> + Send;
 
     /// Takes offers. Returns when each is taken, or was refused, so that the next list has none of them. The work
-    /// itself goes on in the background. Returns false if this host has no room for more.
+    /// itself continues in the background. Returns false if this host has no room for more.
     fn take(&self, offers: Vec<Self::Offer>) -> impl Future<Output = bool> + Send;
 }
 

@@ -1,6 +1,6 @@
 //! The pages below `/ui`, for people who look at a running server.
 //!
-//! A [`Viewed`] is what the pages show: one plugin, or the plugins of many tenants. The pages are made by
+//! A [`Viewed`] is the server that the pages show: one plugin, or the plugins of many tenants. The pages are made by
 //! `rollout-page`; this module has their routes, the sign-in, and the limits on what open pages hold.
 
 mod events;
@@ -74,10 +74,10 @@ pub(crate) trait Viewed: Send + Sync + 'static {
     /// Returns whether browsers connect by TLS.
     fn is_encrypted(&self) -> bool;
 
-    /// Returns what a key may see, if the key is valid.
+    /// Returns the rights of a key, if the key is valid.
     fn viewer(&self, key: &str) -> Option<Viewer>;
 
-    /// Returns what a browser without a key sees, where none is needed.
+    /// Returns the rights of a browser without a key, on a server that needs none.
     fn anyone(&self) -> Viewer;
 
     /// Returns the rollouts of a viewer. An operator names the tenant.

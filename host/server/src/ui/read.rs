@@ -196,7 +196,7 @@ impl Source<'_> {
     }
 }
 
-/// Returns what the page of a rollout in a journal is made from.
+/// Returns the source of the page of a rollout in a journal.
 fn stored_source<'a>(stored: &'a StoredRollout, transcript: &'a Transcript) -> RolloutSource<'a> {
     let finished: Option<&Finished> = stored.outcome.as_deref();
     let outcome: Option<&Outcome> = finished.map(|finished| &finished.outcome);

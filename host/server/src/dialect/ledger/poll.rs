@@ -406,7 +406,7 @@ impl Ledger {
     }
 
     /// Records that a caller has read a result from the journal in full.
-    pub(crate) fn was_read_there(&self, kept: KeptResult) {
+    pub(crate) fn was_read_from_journal(&self, kept: KeptResult) {
         if let Some(journal) = &self.journal {
             journal.was_read(kept);
         }

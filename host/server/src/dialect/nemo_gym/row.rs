@@ -159,7 +159,8 @@ fn owned(json: &str) -> Box<RawValue> {
     RawValue::from_string(json.to_owned()).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
-/// Returns what the guests see of a row besides prompt and label: its data, and the parameters without the prompt.
+/// Returns the metadata of a row for the guests: its data without prompt and label, and the parameters without the
+/// prompt.
 fn metadata(params: &str, data: &str, hidden: &[&str]) -> Result<Option<Box<RawValue>>, String> {
     let is_of_collector = |name: &str| name.starts_with("_ng_") || OF_COLLECTOR.contains(&name);
     let mut of_collector: Vec<String> = Vec::new();

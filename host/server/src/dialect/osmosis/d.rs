@@ -285,7 +285,7 @@ fn result_response(osmosis: &Osmosis, read: Read, copy: Arc<HeldBody>) -> Respon
         let _ = &copy;
         match &read {
             Read::Here(polled) => osmosis.0.ledger.was_read(polled),
-            Read::Journaled(kept) => osmosis.0.ledger.was_read_there(*kept),
+            Read::Journaled(kept) => osmosis.0.ledger.was_read_from_journal(*kept),
         }
     });
     response.extensions_mut().insert(when_written);

@@ -120,14 +120,14 @@ impl Osmosis {
     }
 
     /// Starts the removal of expired entries, within the runtime.
-    fn keep_swept(&self) {
+    fn start_sweeping(&self) {
         self.0.sweeping.call_once(|| {
             self.0.ledger.start();
             drop(tokio::spawn(sweep(Arc::downgrade(&self.0))));
         });
     }
 
-    /// Returns what `/health` reports of the rollouts of all generations, in generation A's words.
+    /// Returns the fields of `/health` about the rollouts of all generations, with generation A's names.
     fn rollout_health(&self) -> Map<String, Value> {
         let (active, completed) = self.0.ledger.counts();
         let fields: [(&str, Value); 4] = [
@@ -262,7 +262,7 @@ async fn start_rollout(
     headers: HeaderMap,
     body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Response, ApiError> {
-    osmosis.keep_swept();
+    osmosis.start_sweeping();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let configured = osmosis.0.generation;
     let rules = osmosis.0.callbacks.rules();

@@ -8,7 +8,7 @@ use rollout_rollout::{Host, UnfinishedRollout};
 /// Continues a rollout of an earlier process from its journal's facts and notes. The error is the reason why it cannot
 /// continue.
 pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
-    osmosis.keep_swept();
+    osmosis.start_sweeping();
     let facts: Facts = serde_json::from_str(unfinished.facts.get())
         .map_err(|error| format!("its driver's facts: {error}"))?;
     let addresses = Addresses::open(unfinished.secrets.driver.as_ref())

@@ -129,7 +129,7 @@ async fn init(
     headers: HeaderMap,
     body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Response, ApiError> {
-    osmosis.keep_swept();
+    osmosis.start_sweeping();
     let inner = &osmosis.0;
     let host = inner.serving.host();
     let rules = inner.init.completions.rules();
