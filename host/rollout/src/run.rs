@@ -425,11 +425,12 @@ impl Rollout {
         self.record.seal();
         self.close_calls();
         self.take_own_reward();
-        let (asked, replied) = (self.record.samples_with_request(), self.record.samples_with_reply());
+        let (with_request, with_reply) =
+            (self.record.samples_with_request(), self.record.samples_with_reply());
         let finished_sample = |record: SampleRecord| FinishedSample {
             reward: self.rewards.get(&record.id).copied(),
-            has_request: asked.contains(&record.id),
-            replied: replied.contains(&record.id),
+            has_request: with_request.contains(&record.id),
+            replied: with_reply.contains(&record.id),
             record,
         };
         let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();

@@ -231,7 +231,7 @@ impl TenantSlots {
 
     /// Stops admitting rollouts of the tenant.
     pub fn close(&self) {
-        // Under the lock, so that all rollouts admitted before are counted.
+        // The lock is held, so that all rollouts that were admitted before are counted.
         let _live = self.0.live();
         self.0.closed.store(true, Ordering::Relaxed);
     }
@@ -469,7 +469,7 @@ impl Slots {
 
     /// Stops admitting rollouts.
     pub fn close(&self) {
-        // Under the lock, so that all rollouts admitted before are counted.
+        // The lock is held, so that all rollouts that were admitted before are counted.
         let _live = self.0.tenant.0.live();
         self.0.closed.store(true, Ordering::SeqCst);
     }

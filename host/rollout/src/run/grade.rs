@@ -18,7 +18,7 @@ impl Rollout {
     /// Runs the grader on the workflow's samples. To be called only if the workflow succeeded. The error is stored for
     /// [`Rollout::finish`], too.
     pub(crate) async fn grade(&mut self) -> Result<(), Failure> {
-        // Boxed, like the finish: both are large, and the driver would hold their size while the workflow waits.
+        // Boxed, as in `finish`: both futures are large, and the driver's would contain them while the workflow waits.
         Box::pin(self.grade_and_store()).await
     }
 

@@ -327,7 +327,7 @@ impl super::Dialect for AgentLightning {
     fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
         self.0.ledger.start();
         let facts: Facts = serde_json::from_str(unfinished.facts.get())
-            .map_err(|error| format!("its driver's facts: {error}"))?;
+            .map_err(|error| format!("cannot parse the facts of its driver: {error}"))?;
         if facts.gateway != self.0.gateway.base() {
             return Err(format!("it belongs to the gateway at {}; start with that address", facts.gateway));
         }

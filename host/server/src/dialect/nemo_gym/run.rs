@@ -208,7 +208,7 @@ async fn start(
     let entry = inner.ledger.open();
     entry.begin(rollout.id().clone(), rollout.id().as_str(), Some(rollout.handle()));
     let meeting = Meeting::new(false);
-    // No other request knows it.
+    // No other request knows the meeting yet.
     let attendance = meeting.attend().ok_or_else(RowFailure::of_host)?;
     inner.meetings.add(key, meeting.clone());
     let run = EpisodeRun {
@@ -237,7 +237,7 @@ fn request(host: &Host, model: &Model, requested: &RequestedRollout) -> Result<R
     let id = RolloutId::parse(format!("{}-{}", requested.name, &random::id()[..12]));
     let is_loop = host.form() == AgentForm::AgentLoop;
     Ok(RolloutRequest {
-        id: id.map_err(|error| RowFailure::of_row(format!("its name: {error}")))?,
+        id: id.map_err(|error| RowFailure::of_row(format!("its name is invalid: {error}")))?,
         caller_id: None,
         attempt: requested.attempt,
         prompt: requested.prompt.clone(),
@@ -268,10 +268,10 @@ pub(super) fn resume(gym: &NemoGym, host: &Host, unfinished: UnfinishedRollout) 
     let inner = &gym.0;
     inner.ledger.start();
     let Facts { delivery, row } = serde_json::from_str(unfinished.facts.get())
-        .map_err(|error| format!("its driver's facts: {error}"))?;
+        .map_err(|error| format!("cannot parse the facts of its driver: {error}"))?;
     let log = unfinished.log().clone();
     let progress = Progress::read(delivery, &unfinished.notes)
-        .map_err(|error| format!("its driver's notes: {error}"))?;
+        .map_err(|error| format!("cannot parse the notes of its driver: {error}"))?;
     let tokens: Option<SampleTokens> = progress.body.and_then(|body| serde_json::from_str(body.get()).ok());
     let key = key_of(&row);
     let meeting = Meeting::new(true);

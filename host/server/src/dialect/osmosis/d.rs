@@ -281,7 +281,7 @@ fn result_response(osmosis: &Osmosis, read: Read, copy: Arc<HeldBody>) -> Respon
     // A partially sent result stays unread.
     let osmosis = osmosis.clone();
     let when_written = WhenWritten::new(move || {
-        // It is charged until then.
+        // The copy is charged until the response is written.
         let _ = &copy;
         match &read {
             Read::Here(polled) => osmosis.0.ledger.was_read(polled),

@@ -231,7 +231,7 @@ fn property_type(kind: Option<&RawValue>) -> Result<String, String> {
 /// Returns the members of an object. `None` for other values.
 fn object<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<Result<T, String>> {
     let text = raw?.get();
-    // Without the position, which is relative to a part of the guest's text.
+    // The position is omitted, because it is relative to a part of the guest's text.
     let why = |error: serde_json::Error| {
         let why = error.to_string();
         why.split(" at line ").next().unwrap_or_default().to_owned()
