@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use super::host::Host;
 use super::journal::{NoParent, Parent, Started, StoredRollout, TooFewTurns};
 use super::model::{ForkPoint, ModelAddress, RequestSecrets, RolloutRequest};
-use super::run::{PastOf, Resources, Resumed, Rollout};
+use super::run::{PastLocation, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
 use rollout_guest::imports::Then;
 use rollout_outbound::ModelEndpoint;
@@ -137,7 +137,7 @@ impl Host {
             started: Started::default(),
             differs: None,
             clock_begins,
-            past: PastOf::Here { events, then: [Then::GoesOn; 2], end: Arc::default() },
+            past: PastLocation::Here { events, then: [Then::GoesOn; 2], end: Arc::default() },
         };
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }

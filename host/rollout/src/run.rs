@@ -40,7 +40,7 @@ use rollout_wire::openai::CallerParams;
 use deadline::Deadline;
 pub use past::ReplayEnd;
 use past::ago;
-pub(super) use past::{PastOf, Resumed};
+pub(super) use past::{PastLocation, Resumed};
 
 /// Resources of a rollout that are not part of its request's data.
 pub struct Resources {
@@ -288,7 +288,7 @@ impl Rollout {
             return self.settle_given(&conversation);
         }
 
-        let began = self.start_of(Role::Workflow);
+        let began = self.record_start(Role::Workflow);
         let deadline = Deadline::new(requested_secs, self.admitted_at, began, limits.workflow_time_max);
         let outside = Live {
             deadline: Some(deadline.at),

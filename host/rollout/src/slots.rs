@@ -641,7 +641,7 @@ mod tests {
         let slot = again.await.unwrap();
         assert!(
             futures_util::future::poll_immediate(&mut first).await.is_none(),
-            "it waits behind the other"
+            "the rollout waits behind the other one"
         );
         drop(slot);
         // A slot that was granted to a dropped waiter goes to the next one.

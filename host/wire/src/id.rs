@@ -232,7 +232,7 @@ mod tests {
         assert!(a.dir_name().len() <= 255);
         assert_eq!(RolloutId::parse("plain").unwrap().dir_name(), "plain");
         let crafted = RolloutId::parse(a.dir_name()).unwrap();
-        assert_ne!(crafted.dir_name(), a.dir_name(), "an id that is written as another's directory");
+        assert_ne!(crafted.dir_name(), a.dir_name(), "an id that equals the directory name of another id");
     }
 
     #[test]

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     fn metadata(text: &str) -> RowMetadata {
-        super::super::object(text).expect("it is an object").to_owned().into()
+        super::super::object(text).expect("the text is an object").to_owned().into()
     }
 
     #[test]

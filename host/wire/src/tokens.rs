@@ -146,13 +146,13 @@ fn collect<'a>(
     RawValue::from_string(text).ok().map(Cow::Owned)
 }
 
-#[expect(clippy::ptr_arg, reason = "it is a filter of an option of this type")]
+#[expect(clippy::ptr_arg, reason = "`Option::filter` passes this type")]
 fn is_id(text: &Cow<'_, str>) -> bool {
     text.parse::<i64>().is_ok()
 }
 
 // A JSON number that is too large for a double is read as infinite.
-#[expect(clippy::ptr_arg, reason = "it is a filter of an option of this type")]
+#[expect(clippy::ptr_arg, reason = "`Option::filter` passes this type")]
 fn is_finite(text: &Cow<'_, str>) -> bool {
     text.parse::<f64>().is_ok_and(f64::is_finite)
 }

@@ -59,7 +59,7 @@ impl Rollout {
             }
         }
         let limits = self.host.0.deployment.limits.clone();
-        let began = self.start_of(Role::Grader);
+        let began = self.record_start(Role::Grader);
         let deadline = Deadline::new(self.request.grader_secs, began, began, limits.grader_time_max);
         let judge = self.host.0.deployment.judge.clone();
         let outside = Live { judge, ..Live::until(Some(deadline.at)) };

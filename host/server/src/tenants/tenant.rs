@@ -312,7 +312,7 @@ impl OpenTenant {
             plugin.shut_down(until).await;
         }
         if tokio::time::timeout_at(until, self.slots.idle()).await.is_err() {
-            tracing::warn!(tenant = %self.name, "some rollouts of a deleted tenant are not over yet");
+            tracing::warn!(tenant = %self.name, "some rollouts of a deleted tenant have not ended yet");
         }
         self.close_journal();
     }

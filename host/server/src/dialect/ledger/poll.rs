@@ -480,7 +480,7 @@ impl Ledger {
 }
 
 fn unreadable(why: impl std::fmt::Display) -> ReadError {
-    tracing::error!(%why, "a result of the journal cannot be read");
+    tracing::error!(%why, "a result in the journal cannot be read");
     ReadError::Unreadable(format!("the result cannot be read: {why}"))
 }
 
