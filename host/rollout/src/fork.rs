@@ -68,8 +68,8 @@ impl Host {
         resources: &mut Resources,
     ) -> Result<(), ForkError> {
         let journal = self.0.runtime.journal().cloned().ok_or(ForkError::NoJournal)?;
-        // Refuses at once what would be refused after the reading, and does not wait for a journal that cannot write
-        // its entries. Entries can be read only after they are written.
+        // Checked first, so that a request that must be refused anyway does not wait for a journal that cannot write.
+        // Entries can be read only after they are written.
         self.check_entry(request).inspect_err(|error| self.metrics().refused(error.into()))?;
         let readers = journal.clone();
         let _reads = readers.readers.acquire().await;

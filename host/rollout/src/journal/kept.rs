@@ -1,8 +1,8 @@
 //! Results that callers may still fetch, stored in the journal instead of in memory.
 //!
 //! A rollout with a stored result has ended in the journal, so a new process does not read it at its start. Next to its
-//! end is a note, a small entry of its own with a name derived from the rollout's, that contains the data for
-//! rebuilding the result ([`KEPT`]). Batches record the results that were read ([`READ`]) and that are forgotten
+//! end, the journal has a note: a small separate entry, with a name derived from the rollout's, that contains the data
+//! for rebuilding the result ([`KEPT`]). Batches record the results that were read ([`READ`]) and that are forgotten
 //! ([`RELEASED`]).
 //!
 //! In memory a stored result is a hash and three numbers, which a new process finds in the journal's indexes alone. As

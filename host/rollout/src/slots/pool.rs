@@ -17,7 +17,8 @@ use super::{AdmitError, DECLARATIONS_MAX};
 use crate::activity::EndedTotal;
 use rollout_wire::quota::Quota;
 
-/// The reserve is one slot in this many. A tenant that has its share of all slots gets none of the reserve.
+/// Divisor of the number of slots: this part of them is the reserve. A tenant that has its share of all slots gets none
+/// of the reserve.
 const RESERVE_PART: u32 = 8;
 
 /// Share of a tenant or plugin in the slots and the queue.

@@ -18,7 +18,8 @@ const INCOMPLETE_BYTES_MAX: usize = 512 << 20;
 /// Initial size of a buffer and minimum step of its growth.
 const ROOM_BYTES_MIN: usize = 16 << 10;
 
-/// Memory of an element of a list in addition to its text: its end, in a list that may just have doubled.
+/// Memory of an element of a list in addition to its text: the position of its end, in a vector that may just have
+/// doubled.
 const PART_BYTES: usize = 16;
 
 /// Size up to which a body is parsed on the runtime's thread, in about a millisecond.

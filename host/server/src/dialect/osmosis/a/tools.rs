@@ -213,7 +213,8 @@ fn wire_property(schema: &RawValue) -> Result<Property, String> {
     Ok(Property { r#type: property_type(r#type)?, description, r#enum: choices })
 }
 
-/// Returns a single type name. Of a type and null it is the other one: the model may omit an optional parameter.
+/// Returns a single type name. For a list of a type and null, that is the type: the model may omit an optional
+/// parameter.
 fn property_type(kind: Option<&RawValue>) -> Result<String, String> {
     let none = || "'type' is missing or not a string".to_owned();
     let kind = kind.ok_or_else(none)?;
