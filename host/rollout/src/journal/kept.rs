@@ -474,7 +474,7 @@ mod tests {
     }
 
     /// Appends a short rollout with an outcome.
-    fn over(journal: &Journal, id: &RolloutId) -> RolloutLog {
+    fn append_rollout(journal: &Journal, id: &RolloutId) -> RolloutLog {
         let log = RolloutLog(Arc::new(journal.store.begin(id.as_str()).unwrap()));
         for event in 0..8 {
             log.append(kind::OF_WORKFLOW + event % 4, vec![Bytes::from_static(&[b'x'; 300])]);
@@ -485,7 +485,7 @@ mod tests {
 
     async fn keep(journal: &Journal, id: &RolloutId) -> KeptResult {
         let of = ResultOf { id, plugin: None };
-        journal.keep_result(&over(journal, id), of, &"facts", (TTL, true)).await.unwrap()
+        journal.keep_result(&append_rollout(journal, id), of, &"facts", (TTL, true)).await.unwrap()
     }
 
     fn id(text: impl Into<String>) -> RolloutId {
@@ -550,7 +550,7 @@ mod tests {
         let first = dir.path().join("00000000000000000001.seg");
         let fill = async |from: usize| {
             for number in from..from + 200 {
-                over(&journal, &id(format!("r-{number}"))).end();
+                append_rollout(&journal, &id(format!("r-{number}"))).end();
             }
             journal.written().await.unwrap();
         };
