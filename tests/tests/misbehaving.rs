@@ -291,7 +291,7 @@ async fn an_invalid_list_of_parameters_is_named_at_the_start() {
 
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     for part in [
-        "model.params: 'api_base' is not a guest's to set",
+        "model.params: 'api_base' can be set by the host only",
         "judge.params: 'a b' is not a valid parameter name",
     ] {
         assert!(ran.stderr.contains(part), "{}", ran.stderr);

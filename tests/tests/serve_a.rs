@@ -412,7 +412,7 @@ async fn a_failure_to_list_tools_is_500_without_a_rollout_and_leaves_the_key_fre
     for (text, reason) in [
         ("no tools today", "the shop is closed"),
         ("trap over tools", "told to trap"),
-        ("nameless tools", "generation A cannot carry the tool at place 0: function: 'name' is missing"),
+        ("nameless tools", "generation A cannot carry the tool at index 0: function: 'name' is missing"),
     ] {
         let request = InitRequest::new(&controller, text).with("rollout_id", good.id());
         let reply = ask(&host, &request).await;
@@ -618,7 +618,7 @@ async fn a_plugin_that_this_generation_cannot_represent_is_not_served_with_it_al
     let ran = command.current_dir(dir.path()).start().ended().await;
 
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{}", ran.stderr);
-    let why = "generation A cannot carry the tool 'odd': parameter 'x': 'type' is missing or no text";
+    let why = "generation A cannot carry the tool 'odd': parameter 'x': 'type' is missing or not a string";
     assert!(ran.stderr.contains(why), "{}", ran.stderr);
 }
 
@@ -626,7 +626,7 @@ async fn a_plugin_that_this_generation_cannot_represent_is_not_served_with_it_al
 async fn a_plugin_that_this_generation_cannot_represent_is_named_and_served_to_others() {
     let controller = Controller::start().await;
     let host = TestHost::start("odd_tools_loop").await;
-    let why = "generation A cannot carry the tool 'odd': parameter 'x': 'type' is missing or no text";
+    let why = "generation A cannot carry the tool 'odd': parameter 'x': 'type' is missing or not a string";
     until("the warning", async || host.process().stderr().contains(why).then_some(())).await;
 
     let refused = ask(&host, &InitRequest::new(&controller, "2 + 3")).await;

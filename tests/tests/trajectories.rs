@@ -288,9 +288,9 @@ async fn an_unfinished_rollout_is_a_conflict_and_a_missing_one_is_reported() {
     let path = format!("/rollout/{}/trajectory", admitted.id);
     let early = host.get(&path).await;
     assert_eq!(early.status, 409, "{early:?}");
-    assert!(early.text.contains("is not over"), "{}", early.text);
+    assert!(early.text.contains("has not finished"), "{}", early.text);
     let ran = command(&host, &[&admitted.id]).await;
-    assert!(ran.code == Some(2) && ran.stderr.contains("is not over"), "{}", ran.stderr);
+    assert!(ran.code == Some(2) && ran.stderr.contains("has not finished"), "{}", ran.stderr);
     controller.release();
     host.result(&admitted).await;
     let before = host.get(&path).await;

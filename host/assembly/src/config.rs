@@ -117,7 +117,7 @@ pub struct Config {
     pub sessions: SessionLimits,
     /// Settings of the Osmosis protocol's generation A.
     pub osmosis_init: OsmosisInit,
-    /// The NeMo Gym protocol, if it is spoken.
+    /// Settings of the NeMo Gym protocol, if it is enabled.
     pub nemo_gym: Option<NemoGymConfig>,
     /// Command that runs before the server accepts connections.
     pub on_start: Option<String>,
@@ -191,11 +191,11 @@ pub struct OsmosisTimes {
 
 /// Default address. It is of this machine only, because a server without a key must not be reachable from others.
 const LISTEN: &str = "127.0.0.1:9000";
-/// Default number of concurrent rollouts. A waiting one takes tens of kilobytes, so the model's server is full long before
-/// the host is.
+/// Default number of concurrent rollouts. A waiting one takes tens of kilobytes, so the model's server is full long
+/// before the host is.
 const MAX_CONCURRENT: u32 = 1024;
-/// Maximum number of concurrent rollouts; more were never measured. The machine usually has room for fewer, which the start
-/// determines.
+/// Maximum number of concurrent rollouts; more were never measured. The machine usually has room for fewer, which the
+/// start determines.
 const MAX_CONCURRENT_MAX: u32 = 20_000;
 /// Minimum of the memory budget. With less, a guest of the usual size would end as soon as it grows.
 const MEMORY_BUDGET_BYTES_MIN: usize = 64 << 20;

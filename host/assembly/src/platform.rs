@@ -15,7 +15,7 @@ use rollout_guest::plugin::Plugin;
 use rollout_outbound::{Secret, Transport};
 use rollout_rollout::{Deployment, ServedAs, Started};
 
-/// Room that is reserved in addition to rollouts.
+/// Resources that are reserved in addition to those of rollouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Besides {
     /// Number of instances of tools.

@@ -13,7 +13,7 @@ use rollout_rollout::{
 use rollout_wire::id::RolloutId;
 
 #[path = "../../../tests/src/made.rs"]
-#[expect(unreachable_pub, reason = "other tests have it from a crate")]
+#[expect(unreachable_pub, reason = "other tests use it as a crate")]
 mod made;
 
 /// Returns a component whose workflow runs these instructions and then returns one message.
@@ -84,7 +84,7 @@ async fn an_assembled_host_runs_rollouts() {
     let rollout = admit(host, "r").unwrap();
 
     let RolloutEnd::Finished(finished) = drive(rollout, Box::new(ReturningDriver)).await else {
-        panic!("it ends")
+        panic!("the rollout ends")
     };
 
     assert_eq!(finished.samples[0].record.messages.get(0), Some(r#"{"role":"assistant","content":"5"}"#));
@@ -95,7 +95,7 @@ async fn an_assembled_host_runs_rollouts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_assembly_error_names_the_party_at_fault() {
     async fn check(component: Vec<u8>, configuration: &str, fault: Fault, why: &str) {
-        let error = assembled(component, configuration).await.err().expect("it makes no host");
+        let error = assembled(component, configuration).await.err().expect("the assembly fails");
         assert_eq!(error.fault(), fault, "{error}");
         assert!(error.to_string().contains(why), "{error}");
     }
@@ -141,7 +141,7 @@ impl Steps for PanickingDriver {
     type End = RolloutEnd;
 
     fn after_workflow<'a>(&'a self, _ran: Result<(), &'a Failure>) -> AfterWorkflow<'a> {
-        panic_any("the test's own")
+        panic_any("the panic of this test")
     }
 
     async fn finished(self: Box<Self>, ended: RolloutEnd) -> RolloutEnd {
@@ -173,14 +173,14 @@ async fn a_rollout_that_panics_or_is_abandoned_ends_alone_and_frees_its_slot() {
 
     let crashed = drive(admit(host, "r").unwrap(), Box::new(PanickingDriver)).await;
 
-    let RolloutEnd::Crashed(failure) = crashed else { panic!("it crashed") };
+    let RolloutEnd::Crashed(failure) = crashed else { panic!("the rollout crashed") };
     assert_eq!((failure.kind, failure.fault), (FailureKind::Host, Fault::Host));
     assert!(host.find(&RolloutId::parse("r").unwrap()).is_none());
 
     let endless = self::assembled(workflow("(loop $again (br $again))"), "").await.unwrap();
     let abandoned = drive(admit(&endless.host, "r").unwrap(), Box::new(AbandoningDriver)).await;
 
-    let RolloutEnd::Cancelled(finished) = abandoned else { panic!("it was cancelled") };
+    let RolloutEnd::Cancelled(finished) = abandoned else { panic!("the rollout was cancelled") };
     assert!(matches!(&finished.outcome, Outcome::Unscored(Failure { kind: FailureKind::Cancelled, .. })));
     assert_eq!((host.load().running, endless.host.load().running), (0, 0));
 }

@@ -1,4 +1,4 @@
-//! The command `doctor`, which checks what this machine gives the program.
+//! The command `doctor`, which checks whether this machine can build, run and serve plugins.
 
 use std::fmt;
 use std::fs;
@@ -63,7 +63,7 @@ pub(super) struct Doctor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Good,
-    /// Something works less well, or is needed for some purposes only.
+    /// The machine is usable, but with fewer rollouts, slower, or not for every purpose.
     Warning,
     Failed,
 }
@@ -137,7 +137,7 @@ impl Doctor {
         if !report.is_json {
             outln!();
             match (report.failed, report.warnings) {
-                (0, 0) => outln!("everything is as it should be"),
+                (0, 0) => outln!("all checks passed"),
                 (0, warnings) => outln!("nothing failed; warnings: {warnings}"),
                 (failed, warnings) => outln!("failed: {failed}; warnings: {warnings}"),
             }
@@ -261,7 +261,7 @@ fn compilers(report: &mut Report) {
         CHECK,
         State::Failed,
         format!("a compiler process can {}; {enforced}", succeeded.join(", ")),
-        Some("Components of strangers should not be compiled here: this kernel or container takes seccomp filters away."),
+        Some("Components of strangers should not be compiled here: this kernel or container does not enforce seccomp filters."),
     );
 }
 
@@ -308,7 +308,7 @@ fn directory(report: &mut Report, check: &str, dir: &Path) {
         }
         Err(error) => report.failed(
             check,
-            &anyhow::Error::new(error).context(format!("cannot ask for the space of {shown}")),
+            &anyhow::Error::new(error).context(format!("cannot determine the free space of {shown}")),
         ),
     }
 }

@@ -23,7 +23,8 @@ use rollout_outbound::Secret;
 
 /// Sends logs to standard error: from level `info` for a server, from `warn` for other commands.
 pub(super) fn logs(format: LogFormat, server: bool) {
-    // rmcp logs every connection and rusqlite_migration every migration; the host logs what matters of both.
+    // rmcp logs every connection and rusqlite_migration every migration; the host itself logs the important events of
+    // both.
     let default = if server { "info" } else { "warn" };
     let default = format!("{default},rmcp=off,rusqlite_migration=warn");
     let requested = std::env::var("ROLLOUT_HOST_LOG").ok();

@@ -20,7 +20,7 @@ use rollout_wire::text::printable;
 
 /// Signs a component in a registry, as cosign does with a key.
 ///
-/// The signature is stored beside the component. It is over the digest of the manifest that the reference has now.
+/// The signature is stored beside the component. It covers the digest of the manifest that the reference has now.
 /// With --attest, the project is built again, and if the result has the component's bytes, a signed statement with
 /// the digest of the source, the SDK and the options of the build is stored, too.
 #[derive(Debug, Args)]

@@ -27,7 +27,8 @@ use super::{Exit, journal, setup};
 /// Maximum number of browsers' connections.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Maximum number of bytes of a prompt, an answer, a label or a reason that are held, and that a search for a text reads.
+/// Maximum number of bytes of a prompt, an answer, a label or a reason that are held, and that a search for a text
+/// reads.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 
 /// The root of the pages of the second evaluation.
@@ -291,7 +292,7 @@ impl Evaluation {
     }
 }
 
-/// Returns what pages need of a line.
+/// Returns the parts of a line that pages show.
 fn row_line(line: ResultLine) -> Result<RowLine> {
     let text = |text: Option<String>| {
         let mut text = text.unwrap_or_default();
@@ -358,7 +359,7 @@ impl PageMaker for EvaluationPages {
         let made = self.made(evaluation, path, &query);
         made.unwrap_or_else(|error| {
             let reason = format!("{error:#}");
-            tracing::error!(%reason, path, "a page cannot be made");
+            tracing::error!(%reason, path, "a page cannot be rendered");
             let advice = "Correct the files, and reload the page.".to_owned();
             notice(evaluation, "The results cannot be read", reason, advice)
         })

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use modules::{OWN_FILE, Uses, circles, uses_by_folder};
 
-/// The crates from the top down. A crate depends on none that is on its own line or above. What a
-/// crate names of another, the compiler checks.
+/// The crates from the top down. A crate depends on none on its own line or above. The compiler
+/// checks the names that a crate uses of another.
 const CRATES: [&[&str]; 11] = [
     &["rollout-host"],
     &["rollout-server", "rollout-eval", "rollout-export", "rollout-bench"],
@@ -28,7 +28,7 @@ const CRATES: [&[&str]; 11] = [
 /// those between the same quotes. `mod` is the folder's own file; without a line it may be named by all and name all.
 type Layers = &'static [&'static [&'static str]];
 
-/// The folders that are made of layers. What a module names through a re-export belongs to the module that declares it.
+/// The folders that consist of layers. A name that is used through a re-export belongs to the module that declares it.
 const LAYERS: [(&str, Layers); 7] = [
     ("core/src", &[&["telemetry"], &["budget", "capacity", "child", "error", "harden", "limits", "moments"]]),
     (
@@ -78,8 +78,8 @@ const LAYERS: [(&str, Layers); 7] = [
     ),
 ];
 
-/// Circles that are left, by folder. A folder's own file is in no circle: it declares what its modules implement. Remove
-/// what is broken; add nothing.
+/// Circles that are left, by folder. A folder's own file is in no circle: it declares what its modules implement.
+/// Remove a circle that is gone; add none.
 const CIRCLES: [(&str, &[&str]); 3] = [
     ("guest/src/imports", &["boundary", "past"]),
     ("rollout/src/trajectory", &["conversation", "document", "layout", "store"]),
@@ -161,7 +161,9 @@ fn the_modules_of_a_folder_form_no_circle() {
         }
     }
     wrong.extend(
-        left.iter().map(|(folder, circle)| format!("{folder}: {circle:?} are no circle; remove it here")),
+        left.iter().map(|(folder, circle)| {
+            format!("{folder}: {circle:?} form no circle any more; remove the entry")
+        }),
     );
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
@@ -227,7 +229,7 @@ fn a_crate_depends_only_on_crates_below_it() {
 }
 
 #[test]
-fn rollouts_are_built_without_what_only_commands_need() {
+fn rollouts_are_built_without_dependencies_of_commands() {
     let ran = std::process::Command::new(env!("CARGO"))
         .args(["tree", "--offline", "--locked", "--package", "rollout-rollout", "--edges", "normal"])
         .args(["--prefix", "none", "--format", "{p}"])

@@ -13,8 +13,8 @@ pub const TARGETS: [(&str, Target); 2] = [("rows", rows), ("result_line", result
 fn result_line(bytes: &[u8]) {
     let Ok(line) = serde_json::from_slice::<ResultLine>(bytes) else { return };
     let Ok(text) = line.checked_text() else { return };
-    let read: ResultLine = serde_json::from_str(&text).expect("what was written can be read");
-    assert_eq!(read.checked_text().as_deref(), Ok(text.as_str()), "and is written the same again");
+    let read: ResultLine = serde_json::from_str(&text).expect("a written line can be read");
+    assert_eq!(read.checked_text().as_deref(), Ok(text.as_str()), "a line is written again unchanged");
     Tally::new(1, 1.0).add(&read);
 }
 

@@ -67,7 +67,7 @@ impl RolloutJournal {
                 tracing::warn!(
                     id,
                     driver = rollout.driver,
-                    "ignoring a rollout in the journal that is not of an evaluation"
+                    "ignoring a rollout in the journal that does not belong to an evaluation"
                 );
                 continue;
             };

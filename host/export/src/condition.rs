@@ -1,7 +1,7 @@
 //! Conditions that select rows, such as `reward >= 1 and metrics.accuracy is not null`.
 //!
 //! The language is a part of SQL, and a parser for SQL reads it: comparisons of columns, numbers, texts and
-//! truth values, `is null`, `and`, `or`, `not` and parentheses. Other parts of SQL are refused. As in SQL, a
+//! booleans, `is null`, `and`, `or`, `not` and parentheses. Other parts of SQL are refused. As in SQL, a
 //! comparison with null is neither true nor false, and a row is selected only if the condition is true.
 
 use std::cmp::Ordering;

@@ -1,7 +1,8 @@
 //! Logs of Inspect, the evaluation framework `inspect_ai`: one JSON document for all samples.
 //!
-//! The figures of the whole log must precede the samples, so samples are in a temporary file until the last one is known. A
-//! message that several calls of the model repeat is written once, in the sample's list of messages, and calls refer to it.
+//! The figures of the whole log must precede the samples, so samples are in a temporary file until the last one is
+//! known. A message that several calls of the model repeat is written once, in the sample's list of messages, and calls
+//! refer to it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -262,7 +263,7 @@ fn arguments(json: &str) -> (Arguments, Option<&'static str>) {
         Ok(arguments) => (arguments, None),
         Err(_) => {
             let raw = serde_json::value::to_raw_value(json).ok();
-            (raw.map(|raw| ("raw".to_owned(), raw)).into_iter().collect(), Some("no JSON object"))
+            (raw.map(|raw| ("raw".to_owned(), raw)).into_iter().collect(), Some("not a JSON object"))
         }
     }
 }
@@ -614,10 +615,10 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_are_no_object_are_kept_as_text() {
+    fn arguments_that_are_not_an_object_are_written_as_text() {
         let (object, error) = arguments(r#"{"a":[1]}"#);
         assert_eq!((object["a"].get(), error), ("[1]", None));
         let (text, error) = arguments("{broken");
-        assert_eq!((text["raw"].get(), error), ("\"{broken\"", Some("no JSON object")));
+        assert_eq!((text["raw"].get(), error), ("\"{broken\"", Some("not a JSON object")));
     }
 }

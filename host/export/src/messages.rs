@@ -2,7 +2,7 @@
 //!
 //! The workflow decides which messages exist by registering them. The wording of each comes from the request
 //! or reply that the host observed, if there is one, because a step of a trajectory cannot hold all of it.
-//! Which messages are replies of the model is decided where the trajectory is written.
+//! The writer of a trajectory has decided which messages are replies of the model.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

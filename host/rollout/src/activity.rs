@@ -1,7 +1,7 @@
 //! Summaries of a tenant's rollouts, for pages: the live ones, and the latest that ended.
 //!
-//! An [`Activity`] holds no conversation. A live rollout's conversation is in its record, which [`LiveFacts`] refers to
-//! without keeping it; that of a finished one is in the journal. Summaries are limited in number, per tenant and in the
+//! An [`Activity`] holds no conversation. A live rollout's conversation is in its record, to which [`LiveFacts`] has a
+//! weak reference; that of a finished one is in the journal. Summaries are limited in number, per tenant and in the
 //! process, and the oldest go first.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -176,8 +176,8 @@ impl Activity {
         self.changes.subscribe()
     }
 
-    /// Returns finished rollouts that match, the latest first: at most `limit` after the first `skip`. The second value is
-    /// the number of all that match.
+    /// Returns finished rollouts that match, the latest first: at most `limit` after the first `skip`. The second value
+    /// is the number of all that match.
     pub fn ended_page(
         &self,
         skip: usize,
@@ -248,7 +248,7 @@ pub struct LiveRollout {
     pub id: RolloutId,
     /// Its phase.
     pub phase: Phase,
-    /// Its facts; none in the moment of its admission.
+    /// Its facts; `None` until its admission is complete.
     pub facts: Option<LiveFacts>,
 }
 

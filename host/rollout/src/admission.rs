@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use super::host::Host;
 use super::journal::{DeploymentId, JournaledSecrets, Started, StoredRollout, UnfinishedRollout};
 use super::model::{RequestSecrets, RolloutRequest};
-use super::run::{PastOf, ReplayEnd, Resources, Resumed, Rollout};
+use super::run::{PastLocation, ReplayEnd, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
 use rollout_core::budget::Use;
 use rollout_guest::imports::Then;
@@ -47,13 +47,13 @@ impl Host {
             let deployment = DeploymentId { clock_begins, ..deployment.clone() };
             let log = journal.admit(&request, deployment, &secrets, continuation)?;
             if let Some(past) = resources.past.take() {
-                log.begins_with(past);
+                log.append_past(past);
                 resumed = Some(Resumed {
                     admitted_at: SystemTime::now(),
                     started: Started::default(),
                     differs: None,
                     clock_begins,
-                    past: PastOf::Journal,
+                    past: PastLocation::Journal,
                 });
             }
             entered.handle.is_kept_in(log);
@@ -81,7 +81,7 @@ impl Host {
         let secrets = RequestSecrets::default();
         let resources = Resources { model, secrets, charge: Some(charge), continuation: None, past: None };
         let clock_begins = deployment.clock_begins;
-        let resumed = Resumed { admitted_at, started, differs, clock_begins, past: PastOf::Journal };
+        let resumed = Resumed { admitted_at, started, differs, clock_begins, past: PastLocation::Journal };
         self.metrics().accepted();
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }
@@ -94,7 +94,7 @@ impl Host {
     }
 
     /// Grades a finished rollout again: reruns the workflow from its record without requests to the outside, and runs
-    /// the grader anew with requests to its judge.
+    /// the grader again with requests to its judge.
     pub fn regrade(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
         let stored = StoredRollout { grader: Vec::new(), ..stored };
         self.rerun(stored, model, [Then::Nothing, Then::GoesOn])
@@ -124,7 +124,7 @@ impl Host {
             started: Started::default(),
             differs: None,
             clock_begins: deployment.clock_begins,
-            past: PastOf::Here { events: [workflow, grader].into(), then, end: end.clone() },
+            past: PastLocation::Here { events: [workflow, grader].into(), then, end: end.clone() },
         };
         let rollout = Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed)));
         Ok(Replay { rollout, end })

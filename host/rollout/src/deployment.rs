@@ -57,7 +57,7 @@ pub struct Deployment {
     pub(super) environment: OnceCell<Arc<EnvironmentFacts>>,
 }
 
-/// Returns a digest of what guests see of their deployment.
+/// Returns a digest of the configurations and tools that guests see.
 fn settings_digest(configs: [&Option<Box<RawValue>>; 2], tools: Option<&dyn HostTools>) -> String {
     let config =
         |config: &'_ Option<Box<RawValue>>| config.as_ref().map_or("", |config| config.get()).to_owned();
@@ -82,7 +82,7 @@ pub enum DeploymentError {
     NoGrader,
 }
 
-/// Resources that instances need to start.
+/// The time and the memory that instances needed to start.
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
     /// Time that the workflow's instance took to start.

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use super::host::Host;
 use super::journal::{NoParent, Parent, Started, StoredRollout, TooFewTurns};
 use super::model::{ForkPoint, ModelAddress, RequestSecrets, RolloutRequest};
-use super::run::{PastOf, Resources, Resumed, Rollout};
+use super::run::{PastLocation, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
 use rollout_guest::imports::Then;
 use rollout_outbound::ModelEndpoint;
@@ -30,7 +30,7 @@ pub enum ForkError {
     #[error("there is no rollout '{0}' in the journal")]
     Unknown(RolloutId),
     /// The rollout has fewer turns.
-    #[error("rollout '{0}' cannot be forked there: {1}")]
+    #[error("rollout '{0}' cannot be forked at this turn: {1}")]
     TooFew(RolloutId, TooFewTurns),
     /// The rollout ran on another plugin, which would behave differently.
     #[error("rollout '{0}' ran on another plugin: {1}")]
@@ -68,8 +68,8 @@ impl Host {
         resources: &mut Resources,
     ) -> Result<(), ForkError> {
         let journal = self.0.runtime.journal().cloned().ok_or(ForkError::NoJournal)?;
-        // Entries must be written before they can be read. If they cannot be written, this does not wait. A rollout
-        // that would be refused afterwards is not read either.
+        // Checked first, so that a request that must be refused anyway does not wait for a journal that cannot write.
+        // Entries can be read only after they are written.
         self.check_entry(request).inspect_err(|error| self.metrics().refused(error.into()))?;
         let readers = journal.clone();
         let _reads = readers.readers.acquire().await;
@@ -137,7 +137,7 @@ impl Host {
             started: Started::default(),
             differs: None,
             clock_begins,
-            past: PastOf::Here { events, then: [Then::GoesOn; 2], end: Arc::default() },
+            past: PastLocation::Here { events, then: [Then::GoesOn; 2], end: Arc::default() },
         };
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }

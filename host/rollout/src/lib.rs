@@ -11,7 +11,7 @@
 //!
 //! A [`Session`] is the counterpart for environments, in which a caller's model acts.
 //!
-//! This module knows no protocol and no JSON of one.
+//! This crate knows no protocol and none of the JSON of protocols.
 
 mod activity;
 mod admission;

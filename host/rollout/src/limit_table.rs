@@ -7,9 +7,9 @@ use rollout_core::limits::{Amount, Limits};
 use rollout_core::telemetry::{Label, Limit, LimitHits};
 use rollout_guest::imports::RolloutUsage;
 
-/// Wall time of workflow and grader.
+/// Wall times of the workflow's run and the grader's.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct HalfTimes {
+pub(super) struct RunTimes {
     pub workflow: Duration,
     pub grader: Duration,
 }
@@ -20,7 +20,7 @@ pub(super) fn build(
     limits: &Limits,
     samples_max: u32,
     usage: &RolloutUsage,
-    times: HalfTimes,
+    times: RunTimes,
     hits: &LimitHits,
 ) -> Vec<LimitUse> {
     limits
@@ -40,7 +40,7 @@ pub(super) fn build(
 }
 
 /// Returns the usage that counts towards a limit of the whole rollout. Limits of a single call or moment have none.
-fn used(limit: Limit, usage: &RolloutUsage, times: HalfTimes) -> Option<Amount> {
+fn used(limit: Limit, usage: &RolloutUsage, times: RunTimes) -> Option<Amount> {
     Some(match limit {
         Limit::Memory => usage.memory_bytes_peak.into(),
         Limit::GuestCpu => usage.guest_cpu.into(),
@@ -86,7 +86,7 @@ mod tests {
         Limit::ALL.iter().for_each(|limit| hits.add_requested(*limit, 7));
         let limits = Limits::default();
 
-        let table = build(&limits, 1, &RolloutUsage::default(), HalfTimes::default(), &hits);
+        let table = build(&limits, 1, &RolloutUsage::default(), RunTimes::default(), &hits);
 
         assert_eq!(table.len(), limits.table().len());
         for limit in &table {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::activity::LiveFacts;
 use super::host::Host;
 use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
-use super::limit_table::{self, HalfTimes};
+use super::limit_table::{self, RunTimes};
 use super::model::{
     AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
     RequestSecrets, RolloutRequest, Stage,
@@ -40,7 +40,7 @@ use rollout_wire::openai::CallerParams;
 use deadline::Deadline;
 pub use past::ReplayEnd;
 use past::ago;
-pub(super) use past::{PastOf, Resumed};
+pub(super) use past::{PastLocation, Resumed};
 
 /// Resources of a rollout that are not part of its request's data.
 pub struct Resources {
@@ -110,7 +110,7 @@ impl Rollout {
             caller_id: request.caller_id.take(),
             attempt: request.attempt,
             config: host.0.deployment.plugin_config.clone(),
-            metadata: request.metadata.as_ref().map(|metadata| match rates_itself(&host) {
+            metadata: request.metadata.as_ref().map(|metadata| match grades_itself(&host) {
                 true => metadata.whole().clone(),
                 false => metadata.public().clone(),
             }),
@@ -288,7 +288,7 @@ impl Rollout {
             return self.settle_given(&conversation);
         }
 
-        let began = self.begins(Role::Workflow);
+        let began = self.record_start(Role::Workflow);
         let deadline = Deadline::new(requested_secs, self.admitted_at, began, limits.workflow_time_max);
         let outside = Live {
             deadline: Some(deadline.at),
@@ -425,11 +425,12 @@ impl Rollout {
         self.record.seal();
         self.close_calls();
         self.take_own_reward();
-        let (asked, replied) = (self.record.samples_with_request(), self.record.samples_with_reply());
+        let (with_request, with_reply) =
+            (self.record.samples_with_request(), self.record.samples_with_reply());
         let finished_sample = |record: SampleRecord| FinishedSample {
             reward: self.rewards.get(&record.id).copied(),
-            has_request: asked.contains(&record.id),
-            replied: replied.contains(&record.id),
+            has_request: with_request.contains(&record.id),
+            replied: with_reply.contains(&record.id),
             record,
         };
         let samples: Vec<FinishedSample> = self.record.samples().into_iter().map(finished_sample).collect();
@@ -447,7 +448,7 @@ impl Rollout {
                 carried = remains.transcript.carried();
             });
         }
-        let times = HalfTimes {
+        let times = RunTimes {
             workflow: self.workflow_time,
             grader: usage.guest_wall.saturating_sub(self.workflow_time),
         };
@@ -481,7 +482,7 @@ impl Rollout {
         }
         let log = self.handle.log().cloned();
         let finished = match self.folder.take() {
-            Some(folder) => self.write_down(folder, finished).await,
+            Some(folder) => self.write_trajectories(folder, finished).await,
             None => {
                 // The request is in the journal and need not stay in memory while the outcome is written.
                 drop(self);
@@ -495,7 +496,7 @@ impl Rollout {
     }
 
     /// Writes the trajectories and returns the rollout with them.
-    async fn write_down(mut self: Box<Self>, folder: AliveFolder, finished: Finished) -> Finished {
+    async fn write_trajectories(mut self: Box<Self>, folder: AliveFolder, finished: Finished) -> Finished {
         let _timing = self.host.metrics().time(Step::TrajectoryWrite);
         let _span = self.record.trace().span("trajectory_write");
         let job = trajectory::Job {
@@ -545,7 +546,7 @@ impl Rollout {
 }
 
 /// Returns whether the agent grades itself: an agent loop without a grader.
-fn rates_itself(host: &Host) -> bool {
+fn grades_itself(host: &Host) -> bool {
     host.form() == AgentForm::AgentLoop && host.grader().is_none()
 }
 

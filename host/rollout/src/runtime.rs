@@ -59,8 +59,8 @@ impl Runtime {
         Arc::new(Self { settings, unscored_lines, journal })
     }
 
-    /// Sets the journal for rollouts that are admitted from here on, unless there is one. For hosts that know their
-    /// journal only after loading components.
+    /// Sets the journal for rollouts that are admitted from here on, unless there is one. This is for hosts that know
+    /// their journal only after loading components.
     pub fn keep_in(&self, journal: Arc<Journal>) {
         // An existing journal may have rollouts already.
         let _ = self.journal.set(journal);

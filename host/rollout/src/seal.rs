@@ -52,7 +52,7 @@ impl Seal {
 
     /// Encrypts a text. It can be decrypted for the same purpose only.
     pub fn seal(&self, purpose: &[u8], text: &[u8]) -> io::Result<Vec<u8>> {
-        // Random nonces of 96 bits are unlikely to repeat before some four thousand million texts are encrypted.
+        // Random nonces of 96 bits are unlikely to repeat before some four billion texts are encrypted.
         let nonce: [u8; NONCE_LEN] = random()?;
         let mut sealed = text.to_vec();
         let nonce_used = Nonce::assume_unique_for_key(nonce);

@@ -121,7 +121,7 @@ impl Handle {
         let _ = self.log.set(log);
     }
 
-    /// Returns what a page shows of the rollout; none in the moment of its admission.
+    /// Returns the facts of the rollout for pages; `None` until its admission is complete.
     pub fn facts(&self) -> Option<&LiveFacts> {
         self.facts.get()
     }
@@ -231,7 +231,7 @@ impl TenantSlots {
 
     /// Stops admitting rollouts of the tenant.
     pub fn close(&self) {
-        // Under the lock, so that all rollouts admitted before are counted.
+        // The lock is held, so that all rollouts that were admitted before are counted.
         let _live = self.0.live();
         self.0.closed.store(true, Ordering::Relaxed);
     }
@@ -258,7 +258,8 @@ impl TenantSlots {
         [live.len() - queued, queued]
     }
 
-    /// Returns live rollouts in a phase that matches, those that were admitted first, and the number of all of them.
+    /// Returns a page of the live rollouts whose phase matches, the earliest admitted first, and the number of all of
+    /// them.
     pub fn live_page(
         &self,
         skip: usize,
@@ -284,8 +285,8 @@ impl TenantSlots {
         (page.collect(), found)
     }
 
-    /// Returns the numbers of open sessions and of sessions that the tenant may have, if sessions have at most this share
-    /// of the slots.
+    /// Returns the numbers of open sessions and of sessions that the tenant may have, if sessions have at most this
+    /// share of the slots.
     pub(super) fn sessions(&self, share: f64) -> (u32, u32) {
         (self.0.sessions.load(Ordering::Relaxed), self.0.membership.running_max_of(share))
     }
@@ -424,8 +425,8 @@ impl Slots {
         self.0.membership.slot(QueueKind::New).await
     }
 
-    /// Waits for a slot before those in the queue, for a rollout that released its own. The queue does not starve: each
-    /// rollout passed it, and comes back once.
+    /// Waits for a slot before those in the queue, for a rollout that released its own. The queue does not starve,
+    /// because each such rollout has waited in it before and returns only once.
     pub(super) async fn next(&self) -> Option<Slot> {
         self.0.membership.slot(QueueKind::Returning).await
     }
@@ -468,7 +469,7 @@ impl Slots {
 
     /// Stops admitting rollouts.
     pub fn close(&self) {
-        // Under the lock, so that all rollouts admitted before are counted.
+        // The lock is held, so that all rollouts that were admitted before are counted.
         let _live = self.0.tenant.0.live();
         self.0.closed.store(true, Ordering::SeqCst);
     }
@@ -640,7 +641,7 @@ mod tests {
         let slot = again.await.unwrap();
         assert!(
             futures_util::future::poll_immediate(&mut first).await.is_none(),
-            "it waits behind the other"
+            "the rollout waits behind the other one"
         );
         drop(slot);
         // A slot that was granted to a dropped waiter goes to the next one.

@@ -1,15 +1,15 @@
 //! The interface between a connection and the handlers of its requests.
 //!
-//! Neither side names the other: the types of this module travel as extensions of requests and responses, or as the error
-//! of a body.
+//! Neither side names the other: the types of this module travel as extensions of requests and responses, or as the
+//! error of a body.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-/// Extension of a request whose connection exceeds the number that the server serves. Only short routes, which must work on
-/// a full server, answer it.
+/// Extension of a request whose connection exceeds the number that the server serves. Only short routes, which must
+/// work on a full server, answer it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crowded;
 
@@ -52,8 +52,8 @@ impl Caller {
         self.0.set_owner(owner);
     }
 
-    /// Waits for a change. Returns `None` as soon as the connection is needed for another caller, and at once if its owner has
-    /// more than its share of a full server. Cancel-safe.
+    /// Waits for a change. Returns `None` as soon as the connection is needed for another caller, and at once if its
+    /// owner has more than its share of a full server. Cancel-safe.
     pub(crate) async fn wait<T>(&self, news: impl Future<Output = T>) -> Option<T> {
         /// Ends the wait when it is dropped, also if the request is dropped because its caller disconnected.
         struct Wait<'a>(&'a dyn Connection);
@@ -74,8 +74,8 @@ impl Caller {
     }
 }
 
-/// Extension of a response: a callback that runs when all of the response was written to the connection. It does not run
-/// for a response that breaks off.
+/// Extension of a response: a callback that runs when all of the response was written to the connection. It does not
+/// run for a response that breaks off.
 #[derive(Clone)]
 pub(crate) struct WhenWritten(Arc<dyn Fn() + Send + Sync>);
 
@@ -96,7 +96,7 @@ impl WhenWritten {
 #[non_exhaustive]
 pub(crate) enum BodyError {
     /// The caller sent the body too slowly.
-    #[error("{received} bytes of the body came in {}, which is too slow", rollout_wire::text::time(*time))]
+    #[error("{received} bytes of the body arrived in {}, which is too slow", rollout_wire::text::time(*time))]
     TooSlow {
         /// Number of bytes received.
         received: u64,

@@ -2,12 +2,12 @@
 //!
 //! The server speaks HTTP/1.1 only: a connection that may become HTTP/2 costs twice the memory while it waits, and a
 //! trainer has one open for each rollout whose result it polls for. A handler may upgrade a connection to another
-//! protocol, such as WebSocket. An upgraded connection is never closed to make room, counts as open, and reads an end of
-//! file when the server stops.
+//! protocol, such as WebSocket. An upgraded connection is never closed to make room, counts as open, and reads an end
+//! of file when the server stops.
 //!
-//! The number of connections is limited by the available descriptors ([`rollout_core::capacity`]). Silent connections are
-//! closed for new ones, so callers cannot block the server with connections that are silent or idle. With many tenants,
-//! the one with the most connections loses one, or has a poll answered early ([`table`]).
+//! The number of connections is limited by the available descriptors ([`rollout_core::capacity`]). Silent connections
+//! are closed for new ones, so callers cannot block the server with connections that are silent or idle. With many
+//! tenants, the one with the most connections loses one, or has a poll answered early ([`table`]).
 
 mod socket;
 mod stream;
@@ -54,8 +54,8 @@ const HURRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Pause after a connection could not be accepted, usually for lack of descriptors.
 const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts and serves connections, at most `callers_max` at once, until `drained` is cancelled. Then closes the listener
-/// and waits until the requests in progress are answered.
+/// Accepts and serves connections, at most `callers_max` at once, until `drained` is cancelled. Then closes the
+/// listener and waits until the requests in progress are answered.
 pub async fn serve(
     listening: impl Into<Listening>,
     router: Router,
@@ -98,8 +98,8 @@ pub async fn serve(
     connections.wait().await;
 }
 
-/// Accepts the next connection, and waits until there is a descriptor for another one. Returns the connection and whether
-/// it exceeds `callers_max`.
+/// Accepts the next connection, and waits until there is a descriptor for another one. Returns the connection and
+/// whether it exceeds `callers_max`.
 async fn accept(
     listener: &TcpListener,
     table: &Arc<Table>,
@@ -113,8 +113,8 @@ async fn accept(
             table.make_room();
         }
     }
-    // A closing connection still has its descriptor for a moment. Connections are asked to close only after a new one was
-    // accepted.
+    // A closing connection still has its descriptor for a moment. Connections are asked to close only after a new one
+    // was accepted.
     while table.descriptors() >= callers_max + CALLERS_SPARE {
         if table.open() >= callers_max {
             table.make_room();
@@ -150,7 +150,8 @@ struct ConnectionContext {
     tracked: Arc<TrackedConnection>,
 }
 
-/// The service of one connection. It passes the connection to each handler and notes the stages of requests and responses.
+/// The service of one connection. It passes the connection to each handler and notes the stages of requests and
+/// responses.
 struct TrackingService {
     inner: TowerToHyperService<Router>,
     is_crowded: bool,
@@ -194,8 +195,8 @@ impl Service<Request<Incoming>> for TrackingService {
     }
 }
 
-/// Performs the TLS handshake. Meanwhile the connection is at the stage `Head`, with its timeout, and may be closed to make
-/// room.
+/// Performs the TLS handshake. Meanwhile the connection is at the stage `Head`, with its timeout, and may be closed to
+/// make room.
 async fn handshake(
     tcp: TcpStream,
     tls: &ServerTls,
@@ -231,7 +232,7 @@ async fn serve_connection(
     }
     let bytes = match tls {
         None => ByteStream::Plain(tcp),
-        // In a box, so that plain connections do not have the size of its future.
+        // Boxed, so that plain connections do not have the size of this future.
         Some(tls) => match Box::pin(handshake(tcp, &tls, &context.tracked, &drained)).await {
             Some(bytes) => bytes,
             None => return,

@@ -145,7 +145,8 @@ fn read_trajectories(
     id: &RolloutId,
 ) -> Result<(Trajectories, Charge), RequestRefused> {
     let name = || printable(&beginning(id.as_str(), NAME_BYTES_SHOWN));
-    let not_over = || RequestRefused::NotReady(format!("rollout '{}' is not over; retry when it is", name()));
+    let not_finished =
+        || RequestRefused::NotReady(format!("rollout '{}' has not finished; retry when it has", name()));
     let unreadable = |error: io::Error| {
         tracing::error!(rollout_id = %id, %error, "a rollout in the journal cannot be read");
         RequestRefused::Internal
@@ -157,17 +158,17 @@ fn read_trajectories(
     let found = journal.find(id).map_err(unreadable)?;
     let found = match found {
         Some(found) if found.is_over() => found,
-        _ if is_alive => return Err(not_over()),
+        _ if is_alive => return Err(not_finished()),
         Some(found) if found.has_ended() => {
             return Err(RequestRefused::NotFound(format!("rollout '{}' ended without a result", name())));
         }
-        Some(_) => return Err(not_over()),
+        Some(_) => return Err(not_finished()),
         None => return Err(not_found()),
     };
     let charge = charge_memory(host.budget(), found.bytes().map_err(unreadable)?)?;
     let stored = found.read().map_err(unreadable)?.ok_or_else(not_found)?;
     let trajectories = Trajectories::of(stored).map_err(|reason| match reason {
-        NoTrajectory::NotOver(_) => not_over(),
+        NoTrajectory::NotOver(_) => not_finished(),
         reason => unreadable(io::Error::other(reason)),
     })?;
     Ok((trajectories, charge))

@@ -34,8 +34,8 @@ pub enum Param {
     Count(u64),
     /// A boolean.
     Flag(bool),
-    /// A list of texts, or one text, which is sent as a list. Other elements are omitted, and without texts the field
-    /// is.
+    /// A list of texts, or one text, which is sent as a list. Other elements are omitted, and so is the
+    /// field if there are no texts.
     Texts,
 }
 
@@ -49,8 +49,8 @@ pub enum ToolsRule {
 }
 
 impl ClosedBody {
-    /// Builds a request without its messages. The value of a parameter is the guest's, or else the caller's, or else the
-    /// default.
+    /// Builds a request without its messages. The value of a parameter is the guest's, or else the caller's, or else
+    /// the default.
     pub fn frame(
         &self,
         model: &str,
@@ -87,7 +87,7 @@ impl Param {
                 None => Err(wrong("a whole number")),
             },
             (Self::Flag(_), Some(b't' | b'f')) => Ok(Some(given.to_owned())),
-            (Self::Flag(_), _) => Err(wrong("a truth value")),
+            (Self::Flag(_), _) => Err(wrong("a boolean")),
             (Self::Texts, Some(b'"')) => raw(&[given]).map(Some),
             (Self::Texts, Some(b'[')) => texts(given).ok_or_else(|| wrong(TEXTS)).map(Some),
             (Self::Texts, _) => Ok(None),

@@ -13,8 +13,8 @@ use super::{kind, object};
 /// Maximum length of a name that servers of this protocol accept.
 pub const NAME_BYTES_MAX: usize = 64;
 
-/// Maximum size of the description of a function in bytes, including its parameters. Every request to the model contains
-/// it.
+/// Maximum size of the description of a function in bytes, including its parameters. Every request to the model
+/// contains it.
 pub const FUNCTION_BYTES_MAX: usize = 256 << 10;
 
 /// A checked function tool, as JSON text.
@@ -34,7 +34,7 @@ impl FunctionTool {
         let tool: Map<String, Value> =
             serde_json::from_str(object(text)?.get()).map_err(|error| error.to_string())?;
         if tool.get("type") != Some(&json!("function")) {
-            return Err("without 'type': \"function\", so no OpenAI function tool".to_owned());
+            return Err("without 'type': \"function\", so not an OpenAI function tool".to_owned());
         }
         let Some(Value::Object(function)) = tool.get("function") else {
             return Err("without 'function', an object".to_owned());
@@ -121,12 +121,12 @@ fn check_parameters(parameters: &Value) -> Result<(), String> {
         return Err(format!("whose 'parameters' is {}, not a JSON Schema", kind(&parameters.to_string())));
     };
     if schema.get("type") != Some(&json!("object")) {
-        return Err("whose 'parameters' is no JSON Schema of 'type': \"object\"".to_owned());
+        return Err("whose 'parameters' is not a JSON Schema of 'type': \"object\"".to_owned());
     }
-    // A schema of any draft is read as the newest: the parts that a model's server uses are the same in all drafts, and an
-    // unknown draft is no reason to fail.
+    // A schema of any draft is read as the newest: the parts that a model's server uses are the same in all drafts, and
+    // an unknown draft is no reason to fail.
     jsonschema::draft202012::meta::validate(parameters).map_err(|error| {
-        format!("whose 'parameters' is no JSON Schema: {error} (at '{}')", error.instance_path())
+        format!("whose 'parameters' is not a JSON Schema: {error} (at '{}')", error.instance_path())
     })
 }
 
@@ -155,7 +155,7 @@ mod tests {
         check(&with(r#"{"name":"f","parameters":{"type":"string"}}"#), "of 'type': \"object\"");
         check(
             &with(r#"{"name":"f","parameters":{"type":"object","properties":{"x":{"type":"strin"}}}}"#),
-            "no JSON Schema: ",
+            "not a JSON Schema: ",
         );
     }
 

@@ -4,8 +4,8 @@ use std::fmt::{self, Write};
 
 /// Id of a rollout: a single path segment of at most `RolloutId::LEN_MAX` bytes.
 ///
-/// Spaces, colons, control characters and any Unicode are allowed, because callers use them. [`RolloutId::dir_name`] and
-/// `RolloutId::header_value` return forms that are safe elsewhere.
+/// Spaces, colons, control characters and any Unicode are allowed, because callers use them. [`RolloutId::dir_name`]
+/// and `RolloutId::header_value` return forms that are safe elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RolloutId(String);
@@ -52,8 +52,8 @@ impl RolloutId {
         &self.0
     }
 
-    /// Returns the directory name of this id. It is the id itself, which evaluators look for, if that is a valid file name. A
-    /// longer id is cut and gains a hash, so that two ids never share a directory.
+    /// Returns the directory name of this id. It is the id itself, which evaluators look for, if that is a valid file
+    /// name. A longer id is cut and gains a hash, so that two ids never share a directory.
     pub fn dir_name(&self) -> String {
         if self.0.len() <= Self::DIR_NAME_LEN_MAX && !self.ends_in_hash() {
             return self.0.clone();
@@ -116,7 +116,8 @@ impl fmt::Display for RolloutId {
     }
 }
 
-/// Id of a sample within its rollout: 1 to `SampleId::LEN_MAX` visible ASCII characters, which a header carries unchanged.
+/// Id of a sample within its rollout: 1 to `SampleId::LEN_MAX` visible ASCII characters, which a header carries
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SampleId(String);
@@ -135,7 +136,7 @@ impl SampleId {
         }
         match name.char_indices().find(|(_, c)| !c.is_ascii_graphic()) {
             Some((at, c)) => Err(format!(
-                "{c:?} at byte {at} cannot travel as a header; use visible ASCII characters without spaces"
+                "{c:?} at byte {at} cannot be sent in a header; use visible ASCII characters without spaces"
             )),
             None => Ok(Self(name.to_owned())),
         }
@@ -146,9 +147,9 @@ impl SampleId {
         &self.0
     }
 
-    /// Returns a unique part of a file name for this id. Letters, digits, `.`, `_` and `-` stay; all other characters and a
-    /// leading dot are percent-encoded. A part that is too long is cut and gains a hash after `%-`, which is not the
-    /// beginning of an encoded byte.
+    /// Returns a unique part of a file name for this id. Letters, digits, `.`, `_` and `-` stay; all other characters
+    /// and a leading dot are percent-encoded. A part that is too long is cut and gains a hash after `%-`, which is not
+    /// the beginning of an encoded byte.
     pub fn file_part(&self) -> String {
         let mut part = String::with_capacity(self.0.len());
         for (at, c) in self.0.char_indices() {
@@ -231,7 +232,7 @@ mod tests {
         assert!(a.dir_name().len() <= 255);
         assert_eq!(RolloutId::parse("plain").unwrap().dir_name(), "plain");
         let crafted = RolloutId::parse(a.dir_name()).unwrap();
-        assert_ne!(crafted.dir_name(), a.dir_name(), "an id that is written as another's directory");
+        assert_ne!(crafted.dir_name(), a.dir_name(), "an id that equals the directory name of another id");
     }
 
     #[test]
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_id_travels_as_a_header() {
+    fn a_sample_id_can_be_sent_in_a_header() {
         fn check(name: &str, valid: bool) {
             assert_eq!(SampleId::parse(name).is_ok(), valid, "{name:?}");
         }

@@ -176,7 +176,7 @@ impl<'de> Deserialize<'de> for Messages {
                 let mut all = Messages::default();
                 while let Some(message) = list.next_element::<Box<RawValue>>()? {
                     if !message.get().starts_with('{') {
-                        return Err(serde::de::Error::custom("a message that is no object"));
+                        return Err(serde::de::Error::custom("a message is not an object"));
                     }
                     all.push(&message);
                 }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_out_as_they_went_in() {
+    fn messages_are_returned_unchanged() {
         let texts = ["{}", r#"{"role":"user", "n":1.10}"#, r#"{"é":"\u00e9"}"#, "{}"];
         let mut all = messages(&texts);
 
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&all).unwrap(), format!("[{}]", texts.join(",")));
         let before = all.clone();
         all.push(crate::object("{}").unwrap());
-        assert_eq!((before.len(), all.len()), (4, 5), "a clone is its own");
+        assert_eq!((before.len(), all.len()), (4, 5), "a clone is independent");
         all.append(before);
         assert_eq!(
             all.iter().collect::<Vec<_>>().concat(),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_they_were_written() {
+    fn messages_are_deserialized_unchanged() {
         let all = messages(&["{}", r#"{"role":"user",  "n":1.10}"#]);
         let text = serde_json::to_string(&all).unwrap();
         assert_eq!(serde_json::from_str::<Messages>(&text).unwrap(), all);

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     fn metadata(text: &str) -> RowMetadata {
-        super::super::object(text).expect("it is an object").to_owned().into()
+        super::super::object(text).expect("the text is an object").to_owned().into()
     }
 
     #[test]
@@ -286,7 +286,7 @@ mod tests {
         check(r#"{"a": 1, "ground_truth": {"x": [1, "}"]}, "b": 2}"#, r#"{"a": 1, "b": 2}"#);
         check(r#"{"a":1,"ground_truth":"}]\"\\"}"#, r#"{"a":1}"#);
         check("{\n  \"a\": 1,\n  \"ground_truth\": 2\n}", "{\n  \"a\": 1\n}");
-        // Twice, escaped, in capitals, nested.
+        // The name occurs twice, escaped, in capitals, and nested.
         check(r#"{"ground_truth":1,"a":2,"ground_truth":3}"#, r#"{"a":2}"#);
         check(r#"{"ground\u005ftruth":1,"\u0067round_truth":2,"a":3}"#, r#"{"a":3}"#);
         check(r#"{"Ground_Truth":1,"a":3}"#, r#"{"a":3}"#);

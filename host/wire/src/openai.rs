@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_carries_what_the_guest_wrote_and_what_the_host_decides() {
+    fn a_request_has_the_guests_unchanged_texts_and_the_hosts_fields() {
         let frame = request_frame(
             "osmosis-rollout",
             &strings(&[r#"{"type":"function"}"#]),
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_request_is_refused_with_the_place() {
+    fn an_invalid_request_is_refused_with_the_name_of_the_part() {
         fn check(tools: &[&str], params: Option<&str>, expected: &str) {
             let (tools, allowed) = (strings(tools), AllowedParams::default());
             let error = request_frame("m", &tools, params, &CallerParams::default(), &allowed).unwrap_err();
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_is_read_in_the_shapes_that_servers_send() {
+    fn replies_of_all_known_servers_are_parsed() {
         fn check(body: &str, text: &str, calls: &[(&str, &str, &str)]) {
             let completion = Completion::parse(&Bytes::copy_from_slice(body.as_bytes())).unwrap();
             let tool_calls = completion.tool_calls();

@@ -195,7 +195,7 @@ const RESERVED_BEGINNINGS: [&str; 19] = [
     "watsonx_",
 ];
 
-/// Parts of names that reserve a name at any position in it.
+/// Parts that reserve every name that contains one of them.
 const RESERVED_PARTS: [&str; 8] =
     ["fallback", "api_base", "api_key", "apikey", "base_url", "baseurl", "endpoint", "credential"];
 
@@ -215,7 +215,7 @@ impl AllowedParams {
                 return Err(format!("'{}' is not a valid parameter name", shown(name)));
             }
             if is_reserved(name) {
-                return Err(format!("'{name}' is not a guest's to set, whatever the list says"));
+                return Err(format!("'{name}' can be set by the host only; remove it from the list"));
             }
         }
         Ok(Self(Some(names.iter().cloned().collect())))
@@ -516,7 +516,11 @@ mod tests {
         let none = AllowedParams::of(Some(&[])).unwrap();
         assert!(read(r#"{"temperature":1}"#, &none).is_err());
         assert_eq!(read("{}", &none), Ok(0));
-        assert!(AllowedParams::of(Some(&names(&["api_base"]))).unwrap_err().contains("not a guest's to set"));
+        assert!(
+            AllowedParams::of(Some(&names(&["api_base"])))
+                .unwrap_err()
+                .contains("can be set by the host only")
+        );
         assert!(
             AllowedParams::of(Some(&names(&["a b"]))).unwrap_err().contains("not a valid parameter name")
         );
@@ -553,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_the_same_however_it_is_written() {
+    fn the_notation_of_json_does_not_matter_for_equality() {
         let check = |one: &str, other: &str, expected: bool| {
             assert_eq!(is_same_json(one, other), expected, "{one} and {other}");
             assert_eq!(is_same_json(other, one), expected, "{other} and {one}");

@@ -1,7 +1,7 @@
 //! Streaming readers of JSON: lists and objects part by part, texts without a copy.
 //!
-//! JSON of guests, callers and models may have millions of tiny parts, and a tree of values takes about a hundred times the
-//! bytes of its text. Here a part is dropped before the next one is read.
+//! JSON of guests, callers and models may have millions of tiny parts, and a tree of values takes about a hundred times
+//! the bytes of its text. Here a part is dropped before the next one is read.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -181,7 +181,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for First<T> {
 /// Returns the first element of a list without reading the others. `None` for an empty list and for other JSON.
 pub fn first(list: &RawValue) -> Option<&RawValue> {
     let mut found = None;
-    // The callback stops the reader after one element, which is no failure.
+    // The callback stops the reader after one element, which is not a failure.
     let _ = each(list.get(), |element: &RawValue| {
         found = Some(element);
         Err(())
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read_element_by_element_until_the_taker_stops() {
+    fn a_list_is_read_element_by_element_until_the_callback_fails() {
         fn check(list: &str, expected: &str) {
             let mut seen = Vec::new();
             let read = each(list, |element: &RawValue| {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_list_the_first_element_is_read_and_the_rest_passed_over() {
+    fn only_the_first_element_of_a_list_is_read() {
         let first = |list: &str| serde_json::from_str::<First<u8>>(list).map(|First(first)| first).ok();
         assert_eq!(first("[7,{\"x\":[]},null]"), Some(Some(7)));
         assert_eq!(first("[]"), Some(None));

@@ -49,8 +49,8 @@ pub fn beginning(text: &str, bytes_max: usize) -> String {
     format!("{}… ({} bytes more)", &text[..end], text.len() - end)
 }
 
-/// Returns at most `max` bytes from the beginning and the end, with the number of omitted bytes. For texts such as reasons
-/// whose last words matter.
+/// Returns at most `max` bytes from the beginning and the end, with the number of omitted bytes. For texts such as
+/// reasons whose last words matter.
 pub fn both_ends(text: &str, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text.to_owned();
@@ -73,7 +73,7 @@ pub fn time(time: Duration) -> String {
 
 /// Returns a number as JSON and Python write it, with a decimal: `30.0`.
 pub fn decimal(number: f64) -> String {
-    format!("{number:?}") // not shown as Rust's, but as theirs
+    format!("{number:?}") // not shown as Rust's `Debug`, but in the form of JSON
 }
 
 /// Returns a number with at most two decimals and no trailing zeros.
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_says_how_much_is_missing() {
+    fn a_shortened_text_has_the_number_of_omitted_bytes() {
         assert_eq!(beginning("short", 5), "short");
         assert_eq!(beginning("aéb", 2), "a… (3 bytes more)");
         assert_eq!(both_ends("short", 5), "short");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_was_probably_meant_is_named() {
+    fn the_message_about_an_unknown_name_suggests_a_similar_one() {
         let known = ["listen", "queue-max"];
         let near = "there is no such setting; did you mean queue-max?";
         assert_eq!(no_such("queue_mx", &known), near);

@@ -146,13 +146,13 @@ fn collect<'a>(
     RawValue::from_string(text).ok().map(Cow::Owned)
 }
 
-#[expect(clippy::ptr_arg, reason = "it is a filter of an option of this type")]
+#[expect(clippy::ptr_arg, reason = "`Option::filter` passes this type")]
 fn is_id(text: &Cow<'_, str>) -> bool {
     text.parse::<i64>().is_ok()
 }
 
 // A JSON number that is too large for a double is read as infinite.
-#[expect(clippy::ptr_arg, reason = "it is a filter of an option of this type")]
+#[expect(clippy::ptr_arg, reason = "`Option::filter` passes this type")]
 fn is_finite(text: &Cow<'_, str>) -> bool {
     text.parse::<f64>().is_ok_and(f64::is_finite)
 }
@@ -228,14 +228,14 @@ mod tests {
         check(&body, Some(prompt), Some(completion), Some(logprobs));
         let body = r#"{"choices":[{"meta_info":{"output_token_logprobs":[[-0.5,7,null],[-1,8,"b"]]}}]}"#;
         check(body, None, Some(completion), Some(logprobs));
-        // OpenAI, and a server that says nothing.
+        // OpenAI, and a server that reports no tokens.
         check(&format!(r#"{{"choices":[{{{content}}}]}}"#), None, None, Some(logprobs));
         check(r#"{"choices":[{"message":{}}]}"#, None, None, None);
         check("null", None, None, None);
     }
 
     #[test]
-    fn a_list_of_something_else_is_not_taken_for_numbers() {
+    fn a_list_of_other_values_is_ignored() {
         check(
             r#"{"prompt_token_ids":[1.5],"choices":[{"token_ids":["7"],"logprobs":{"content":[{}]}}]}"#,
             None,
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_kept_as_it_was_written() {
+    fn the_notation_of_numbers_is_preserved() {
         let written = "-0.12345678901234567";
         let body = format!(r#"{{"choices":[{{"logprobs":[{written},-2.2250738585072014e-308]}}]}}"#);
         check(&body, None, None, Some(&format!("[{written},-2.2250738585072014e-308]")));

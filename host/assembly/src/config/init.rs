@@ -267,7 +267,7 @@ mod tests {
             ("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "many"),
             ("OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS", "0"),
         ]);
-        assert_eq!(environment.max_concurrent, None, "it is reported once");
+        assert_eq!(environment.max_concurrent, None, "an invalid number is reported once");
         assert_eq!(
             environment.mistakes,
             [

@@ -19,7 +19,7 @@ pub struct RawNemoGym {
     pub label_field: Option<String>,
 }
 
-/// The NeMo Gym protocol.
+/// Checked settings of the NeMo Gym protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NemoGymConfig {
     /// Address of the model's server without `/chat/completions`. Without it, conversations are only graded.
@@ -68,7 +68,7 @@ mod tests {
     use super::super::RawConfig;
 
     #[test]
-    fn the_protocol_is_spoken_where_its_model_is_configured() {
+    fn the_protocol_is_enabled_by_its_table() {
         let config = |text: &str| RawConfig::parse(text, "c.toml").resolve();
         assert_eq!(config("").unwrap().nemo_gym, None);
         let gym = config("[nemo-gym]\nmodel-url = 'http://h/v1'").unwrap().nemo_gym.unwrap();

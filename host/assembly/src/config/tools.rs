@@ -134,7 +134,7 @@ const CONCURRENT_MAX: u32 = 1024;
 const PREFIX_BYTES_MAX: usize = 32;
 
 impl RawTools {
-    /// Returns the tables as text, without what is not set: the same for the same configuration in any version.
+    /// Returns the tables as text, without absent settings, so that a configuration has the same text in every version.
     pub(super) fn source(&self) -> Result<String, toml::ser::Error> {
         toml::to_string(self)
     }
@@ -417,11 +417,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_source_of_tools_depends_on_what_is_configured_and_not_on_how_it_is_written() {
+    fn the_source_of_tools_depends_on_the_settings_and_not_on_their_notation() {
         let source = |text: &str| toml::from_str::<RawTools>(text).unwrap().source().unwrap();
         let one = source("[[http]]\nname = 'a'\nurl = 'https://h/{x}'\ndeadline-secs = 2\n");
         assert_eq!(one, source("http = [{deadline-secs = 2.0, url = \"https://h/{x}\", name = \"a\"}]"));
         assert_ne!(one, source("[[http]]\nname = 'a'\nurl = 'https://h/{x}'\ndeadline-secs = 3\n"));
-        assert!(!one.contains("calls-max"), "what is not set is left out: {one}");
+        assert!(!one.contains("calls-max"), "absent settings are omitted: {one}");
     }
 }

@@ -108,7 +108,7 @@ struct Import {
 }
 
 impl Esbuild<'_> {
-    /// Bundles the entry module to see what it exports and imports.
+    /// Bundles the entry module to find its exports and imports.
     pub(super) fn entry(&self, path: &str) -> Result<Entry> {
         let arguments = [format!("./{path}").into(), "--sourcemap=external".into()];
         let metafile = self.run(&arguments, Format::Module, "entry")?;
@@ -207,8 +207,8 @@ fn explain(error: anyhow::Error) -> anyhow::Error {
     PluginFault(format!("{output}\n\n{advice}")).into()
 }
 
-/// Finds esbuild: the path of the option, else the one of the project, the one installed with this program, or the one in
-/// PATH.
+/// Finds esbuild: the path of the option, else the one of the project, the one installed with this program, or the one
+/// in PATH.
 pub(super) fn find(project: &Path, named: Option<&Path>) -> Result<PathBuf> {
     if let Some(named) = named {
         if named.is_file() {

@@ -71,7 +71,7 @@ const ABSENT: [&str; 25] = [
 /// Modules that work with files. A component has no files, so the author's own code must not import these modules.
 const OF_FILES: [&str; 2] = ["fs", "fs/promises"];
 
-/// Entry points of the SDK's package beside its main one, and their files in `src`.
+/// Entry points of the SDK's package besides its main one, and their files in `src`.
 pub(super) const ADAPTERS: [(&str, &str); 5] = [
     ("ai", "ai.js"),
     ("langchain", "langchain.js"),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_about_files_and_the_network_are_no_imports_of_the_authors() {
+    fn an_author_cannot_import_modules_for_files_or_the_network() {
         assert!(is_absent("node:fs") && is_absent("http") && is_absent("node:dns/promises"));
         assert!(!is_absent("node:path") && !is_absent("events") && !is_absent("fs-extra"));
     }

@@ -39,8 +39,8 @@ impl SourceMap {
         Self { sources: self.sources.iter().map(|source| rename(source)).collect(), ..self }
     }
 
-    /// Returns a map with what names a file and line: without columns in the sources, and without lines in those that are
-    /// hidden. Such a map is a small part of the size.
+    /// Returns a smaller map that still names files and lines: without columns in the sources, and without lines in
+    /// hidden sources.
     pub(super) fn reduced(self, is_hidden: impl Fn(&str) -> bool) -> Self {
         let hidden: Vec<bool> = self.sources.iter().map(|source| is_hidden(source)).collect();
         let is_hidden = |segment: &Segment| {
@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn a_reduced_map_names_the_same_files_and_lines() {
-        // Line 1: a.ts:1 at columns 0 and 4, a.ts:2 at 8, sdk.js:1 at 12, sdk.js:9 at 16, a.ts:3 at 20. Line 3: sdk.js:2 at 0.
+        // Line 1: a.ts:1 at columns 0 and 4, a.ts:2 at 8, sdk.js:1 at 12, sdk.js:9 at 16, a.ts:3 at 20. Line 3:
+        // sdk.js:2 at 0.
         let mut mappings = String::new();
         let mut last = [0; 4];
         let segments: [(i64, i64, i64); 6] =

@@ -88,7 +88,7 @@ fn read_modules(src: &Path) -> BTreeMap<ModulePath, Module> {
     }
     let tokens: BTreeMap<&ModulePath, Vec<&str>> =
         texts.iter().map(|(path, text)| (path, without_tests(tokens(text)))).collect();
-    // A module without a declaration that is left is one of tests.
+    // A module whose declaration was removed with the tests is itself one of tests.
     let is_declared = |path: &ModulePath| {
         (1..=path.len()).all(|depth| {
             let (name, parent) = path[..depth].split_last().unwrap();

@@ -75,7 +75,7 @@ pub(super) struct AdmissionLine<'a> {
     pub deployment: DeploymentId,
     pub driver: Cow<'static, str>,
     pub facts: Box<RawValue>,
-    /// Owned after reading.
+    /// Borrowed when it is written, owned when it is read.
     pub request: Cow<'a, RolloutRequest>,
 }
 

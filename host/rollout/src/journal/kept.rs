@@ -1,8 +1,8 @@
 //! Results that callers may still fetch, stored in the journal instead of in memory.
 //!
 //! A rollout with a stored result has ended in the journal, so a new process does not read it at its start. Next to its
-//! end is a note, a small entry of its own with a name derived from the rollout's, that contains the data for
-//! rebuilding the result ([`KEPT`]). Batches record the results that were read ([`READ`]) and that are forgotten
+//! end, the journal has a note: a small separate entry, with a name derived from the rollout's, that contains the data
+//! for rebuilding the result ([`KEPT`]). Batches record the results that were read ([`READ`]) and that are forgotten
 //! ([`RELEASED`]).
 //!
 //! In memory a stored result is a hash and three numbers, which a new process finds in the journal's indexes alone. As
@@ -98,7 +98,7 @@ struct Table {
     were_read: Vec<u64>,
     released: HashSet<u64>,
     charge: Option<Charge>,
-    /// The segment in the file that stores where results start.
+    /// The segment where results start, as it is stored in its file.
     stored_from: u64,
 }
 
@@ -266,8 +266,8 @@ impl KeptResults {
     }
 
     /// Returns the result of a rollout, if it is stored.
-    pub fn of(&self, of: ResultOf<'_>) -> Option<KeptResult> {
-        let key = store::name_hash(&of.name());
+    pub fn of(&self, result: ResultOf<'_>) -> Option<KeptResult> {
+        let key = store::name_hash(&result.name());
         let serial = self.table().locations.get(&key)?.serial;
         Some(KeptResult { key, serial })
     }
@@ -335,9 +335,9 @@ impl Journal {
             }
             table.unread.push_back((tenths(results.clock.now() + ttl), serial, key));
             results.publish(&table, &self.store);
-            // Before any batch that records it as read.
+            // The note must precede any batch that records the result as read.
             let note = self.store.begin_note(&name);
-            // A few words and a label, which fit in a request and so in an event.
+            // The facts are a few words and a label. A label fits in a request, and so in an event.
             let _ = note.append(kind::KEPT, vec![json(facts)]);
             note.end();
             KeptResult { key, serial }
@@ -474,7 +474,7 @@ mod tests {
     }
 
     /// Appends a short rollout with an outcome.
-    fn over(journal: &Journal, id: &RolloutId) -> RolloutLog {
+    fn append_rollout(journal: &Journal, id: &RolloutId) -> RolloutLog {
         let log = RolloutLog(Arc::new(journal.store.begin(id.as_str()).unwrap()));
         for event in 0..8 {
             log.append(kind::OF_WORKFLOW + event % 4, vec![Bytes::from_static(&[b'x'; 300])]);
@@ -485,7 +485,7 @@ mod tests {
 
     async fn keep(journal: &Journal, id: &RolloutId) -> KeptResult {
         let of = ResultOf { id, plugin: None };
-        journal.keep_result(&over(journal, id), of, &"facts", (TTL, true)).await.unwrap()
+        journal.keep_result(&append_rollout(journal, id), of, &"facts", (TTL, true)).await.unwrap()
     }
 
     fn id(text: impl Into<String>) -> RolloutId {
@@ -550,7 +550,7 @@ mod tests {
         let first = dir.path().join("00000000000000000001.seg");
         let fill = async |from: usize| {
             for number in from..from + 200 {
-                over(&journal, &id(format!("r-{number}"))).end();
+                append_rollout(&journal, &id(format!("r-{number}"))).end();
             }
             journal.written().await.unwrap();
         };

@@ -118,7 +118,8 @@ impl Journal {
         self.store.bytes()
     }
 
-    /// Changes the maximum number of bytes of finished rollouts. The oldest rollouts beyond it are deleted in the background.
+    /// Changes the maximum number of bytes of finished rollouts. The oldest rollouts beyond it are deleted in the
+    /// background.
     pub fn set_bytes_max(&self, bytes_max: u64) {
         self.store.set_bytes_max(bytes_max);
     }
@@ -220,7 +221,7 @@ impl RolloutLog {
     }
 
     /// Appends the history that a fork shares with another rollout.
-    pub(super) fn begins_with(&self, past: ForkPast) {
+    pub(super) fn append_past(&self, past: ForkPast) {
         let workflow_log = self.run_log(Role::Workflow);
         past.events.iter().for_each(|event| workflow_log.append(event));
     }

@@ -87,7 +87,7 @@ impl UnfinishedRollout {
         self.deployment.served_as.as_ref()
     }
 
-    /// Returns the rollout with all of its time: no caller waited while no process ran it.
+    /// Restarts the rollout's deadlines, for one without a caller that waited while no process ran it.
     #[expect(clippy::disallowed_methods, reason = "the time of the rollout starts here")]
     pub fn with_time_anew(self) -> Self {
         Self { admitted_at: SystemTime::now(), started: Started::default(), ..self }

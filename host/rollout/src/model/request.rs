@@ -34,8 +34,8 @@ pub struct RolloutRequest {
     pub samples_max: u32,
     /// Whether the caller accepts only samples with calls of the model. A rollout without any is then not graded.
     pub samples_must_ask: bool,
-    /// Seconds from admission within which the workflow must end, including the time in the queue. Zero or less has
-    /// passed already.
+    /// Seconds from admission within which the workflow must end, including the time in the queue. With zero or
+    /// less, the deadline has passed already.
     #[serde(with = "exact_option")]
     pub workflow_secs: Option<f64>,
     /// Seconds for the grader.

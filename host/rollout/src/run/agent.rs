@@ -105,12 +105,12 @@ impl Rollout {
         Ok(match self.host.form() {
             AgentForm::Workflow => {
                 let ran = instance::run_workflow(plugin, *imports, bounds, self.prompt()).await;
-                let outcome = self.ends(boundary, ran)?;
+                let outcome = self.end_run(boundary, ran)?;
                 self.settle_workflow(outcome)
             }
             AgentForm::AgentLoop => {
                 let ran = instance::run_agent_loop(plugin, *imports, bounds, self.loop_request()).await;
-                let outcome = self.ends(boundary, ran)?;
+                let outcome = self.end_run(boundary, ran)?;
                 self.settle_loop(outcome)
             }
         })

@@ -18,7 +18,7 @@ impl Rollout {
     /// Runs the grader on the workflow's samples. To be called only if the workflow succeeded. The error is stored for
     /// [`Rollout::finish`], too.
     pub(crate) async fn grade(&mut self) -> Result<(), Failure> {
-        // Boxed, like the finish: both are large, and the driver would hold their size while the workflow waits.
+        // Boxed, as in `finish`: both futures are large, and the driver's would contain them while the workflow waits.
         Box::pin(self.grade_and_store()).await
     }
 
@@ -59,7 +59,7 @@ impl Rollout {
             }
         }
         let limits = self.host.0.deployment.limits.clone();
-        let began = self.begins(Role::Grader);
+        let began = self.record_start(Role::Grader);
         let deadline = Deadline::new(self.request.grader_secs, began, began, limits.grader_time_max);
         let judge = self.host.0.deployment.judge.clone();
         let outside = Live { judge, ..Live::until(Some(deadline.at)) };
@@ -72,7 +72,7 @@ impl Rollout {
         let label = self.request.label.as_deref();
         let timing = self.host.metrics().time(Step::Grader);
         let ran = instance::run_grader(grader.linked(), imports, bounds, label, to_grade).await;
-        let verdicts = match self.ends(&boundary, ran) {
+        let verdicts = match self.end_run(&boundary, ran) {
             Ok(verdicts) => verdicts,
             Err(error) if deadline.ended(&error) => {
                 return Err(self.over_time(&deadline, Stage::Grader, Duration::ZERO));

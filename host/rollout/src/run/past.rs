@@ -23,11 +23,11 @@ pub(crate) struct Resumed {
     /// The date that its clocks start with.
     pub clock_begins: ClockStart,
     /// The recorded history of its runs.
-    pub past: PastOf,
+    pub past: PastLocation,
 }
 
 /// Location of the history of a rollout's runs.
-pub(crate) enum PastOf {
+pub(crate) enum PastLocation {
     /// In its own journal, to which the rollout continues to write.
     Journal,
     /// In memory.
@@ -40,7 +40,7 @@ pub(crate) enum PastOf {
     },
 }
 
-impl PastOf {
+impl PastLocation {
     /// Returns whether this is a rerun that was cut. A fork, which continues after its history, is not.
     pub(super) fn is_cut(&self) -> bool {
         match self {
@@ -60,9 +60,10 @@ pub enum ReplayEnd {
 }
 
 impl Rollout {
-    /// Returns the time when a run first started, which is now unless an earlier process started it.
+    /// Returns the time when a run first started. If no earlier process started it, that is now, and the journal
+    /// records it.
     #[expect(clippy::disallowed_methods, reason = "another process measures from this time")]
-    pub(super) fn begins(&self, role: Role) -> Instant {
+    pub(super) fn record_start(&self, role: Role) -> Instant {
         let started = self.resumed.as_ref().map(|resumed| resumed.started).unwrap_or_default();
         let began = if role == Role::Grader { started.grader } else { started.workflow };
         if let (None, Some(log)) = (began, self.handle.log()) {
@@ -93,7 +94,7 @@ impl Rollout {
 
     async fn make_boundary(&self, role: Role) -> Result<Arc<Boundary>, Failure> {
         let of = if role == Role::Grader { Run::Grader } else { Run::Workflow };
-        if let Some(Resumed { past: PastOf::Here { events, then, .. }, .. }) = &self.resumed {
+        if let Some(Resumed { past: PastLocation::Here { events, then, .. }, .. }) = &self.resumed {
             let mut both = events.lock().unwrap_or_else(PoisonError::into_inner);
             let run = usize::from(role == Role::Grader);
             let events = std::mem::take(&mut both[run]);
@@ -132,7 +133,7 @@ impl Rollout {
 
     /// Ends a run: stores what arrived until then. A run that ended by itself must have consumed its whole history;
     /// otherwise it diverged.
-    pub(super) fn ends<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
+    pub(super) fn end_run<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
         boundary.ends(&self.record, &self.host.0.deployment.limits);
         let ended_by_itself = match &ran {
             Ok(_) => true,
@@ -146,7 +147,9 @@ impl Rollout {
             }
             Ok(()) | Err(_) => ran,
         };
-        if let (Err(error), Some(Resumed { past: PastOf::Here { end, .. }, .. })) = (&ran, &self.resumed) {
+        if let (Err(error), Some(Resumed { past: PastLocation::Here { end, .. }, .. })) =
+            (&ran, &self.resumed)
+        {
             let role = if *self.phase.borrow() == Phase::Grading { Role::Grader } else { Role::Workflow };
             let _ = match error {
                 RunError::Diverged(diverged) => end.set(ReplayEnd::Diverged(role, diverged.clone())),

@@ -17,7 +17,8 @@ use super::{AdmitError, DECLARATIONS_MAX};
 use crate::activity::EndedTotal;
 use rollout_wire::quota::Quota;
 
-/// The reserve is one slot in this many. A tenant that has its share of all slots gets none of the reserve.
+/// Divisor of the number of slots: this part of them is the reserve. A tenant that has its share of all slots gets none
+/// of the reserve.
 const RESERVE_PART: u32 = 8;
 
 /// Share of a tenant or plugin in the slots and the queue.
@@ -99,7 +100,7 @@ impl Counts {
     }
 
     /// Returns whether it has fewer slots relative to its weight than the other, or as many and an older last grant.
-    fn goes_before(&self, other: &Self) -> bool {
+    fn precedes(&self, other: &Self) -> bool {
         let weighted =
             |one: &Self, other: &Self| u64::from(one.running) * u64::from(other.share.weight.max(1));
         let (own, others) = (weighted(self, other), weighted(other, self));
@@ -232,11 +233,11 @@ impl State {
         let may_have_one = |tenant: &TenantQueue| tenant.can_run_one() && all.may_go_to(&tenant.counts);
         let (_, tenant) =
             self.tenants.iter_mut().filter(|(_, tenant)| may_have_one(tenant)).reduce(|first, other| {
-                if other.1.counts.goes_before(&first.1.counts) { other } else { first }
+                if other.1.counts.precedes(&first.1.counts) { other } else { first }
             })?;
         let (_, plugin) =
             tenant.plugins.iter_mut().filter(|(_, plugin)| plugin.counts.can_run_one()).reduce(
-                |first, other| if other.1.counts.goes_before(&first.1.counts) { other } else { first },
+                |first, other| if other.1.counts.precedes(&first.1.counts) { other } else { first },
             )?;
         let [returning, new] = &mut plugin.waiters;
         let (_, waiter) = returning.pop_first().or_else(|| new.pop_first())?;

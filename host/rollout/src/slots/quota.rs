@@ -187,7 +187,7 @@ fn burst(quotas: &Quotas) -> f64 {
 
 /// Returns the seconds since 1970.
 fn now_secs() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "days begin by the calendar")]
+    #[expect(clippy::disallowed_methods, reason = "days are those of the calendar")]
     let now = SystemTime::now();
     now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

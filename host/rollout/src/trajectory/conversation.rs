@@ -1,7 +1,7 @@
 //! Chat messages as steps, with the host's observations of the calls behind them.
 //!
-//! A conversation may have millions of messages. One pass finds which messages belong together and which reply each step
-//! came from; the steps are then written one by one. Memory holds one byte for each message.
+//! A conversation may have millions of messages. One pass finds which messages belong together and which reply each
+//! step came from; the steps are then written one by one. Memory holds one byte for each message.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -94,8 +94,8 @@ pub(super) struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    /// Reads the messages and finds the replies behind them. If none is found and there are as many as steps of the agent, their
-    /// usage belongs to the steps one by one; the messages are still not the replies.
+    /// Reads the messages and finds the reply that each of them was. If no message is an unchanged reply, and there are
+    /// as many replies as steps of the agent, each step gets the usage of the reply at its position.
     pub(super) fn new(messages: Vec<&'a str>, replies: &'a [Reply<'a>]) -> Self {
         let mut matcher = Matcher::new(&messages, replies);
         let mut kinds = Vec::with_capacity(messages.len());
@@ -138,8 +138,8 @@ impl<'a> Conversation<'a> {
         matched
     }
 
-    /// Returns the steps: the index of the message, if there is one, and the indices of the results that belong to it. A
-    /// trajectory must have a step, so an empty conversation has one empty step.
+    /// Returns the steps: the index of the message, if there is one, and the indices of the results that belong to it.
+    /// A trajectory must have a step, so an empty conversation has one empty step.
     fn steps(&self) -> impl Iterator<Item = (Option<usize>, Range<usize>)> {
         let mut at = 0;
         let empty = self.kinds.is_empty().then_some((None, 0..0));
@@ -405,8 +405,8 @@ impl CallIds {
     }
 }
 
-/// Returns the number of tool calls in these conversations that have a result. A call in several conversations (a branched
-/// one) counts once, and so does a call that the host made itself, whose id is in `made`.
+/// Returns the number of tool calls in these conversations that have a result. A call in several conversations (a
+/// branched one) counts once, and so does a call that the host made itself, whose id is in `made`.
 pub(crate) fn calls_made<'a>(
     conversations: impl Iterator<Item = &'a Messages>,
     prompt: &Messages,

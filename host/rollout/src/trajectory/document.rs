@@ -136,7 +136,7 @@ impl Serialize for Extra<'_> {
         if let Some(protocol) = &self.document.job.extra {
             extra.serialize_entry(&protocol.key, &ProtocolExtra { protocol, of: self })?;
         }
-        extra.serialize_entry("rollout_host", &Ours(self))?;
+        extra.serialize_entry("rollout_host", &HostExtra(self))?;
         extra.end()
     }
 }
@@ -173,9 +173,9 @@ impl Serialize for ProtocolExtra<'_> {
 }
 
 /// Facts that the host observed.
-struct Ours<'a>(&'a Extra<'a>);
+struct HostExtra<'a>(&'a Extra<'a>);
 
-impl Serialize for Ours<'_> {
+impl Serialize for HostExtra<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Extra { document, message_of_reply, .. } = self.0;
         let Document { job, finished, sample, lists, exchanges, tool_uses, .. } = document;

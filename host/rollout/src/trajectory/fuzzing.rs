@@ -12,7 +12,7 @@ use rollout_transcript::{Exchange, Lists, ModelCalls};
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
 
-/// The part of a document that a conversation makes.
+/// The part of a document that is made from a conversation.
 struct Written<'a> {
     conversation: &'a Conversation<'a>,
     unmatched: Unmatched<'a>,
@@ -46,8 +46,8 @@ struct ReadStep {
     step_id: usize,
 }
 
-/// Checks that any messages that may be pushed, with any reply of a model, make a readable trajectory. Each line of the input
-/// is a message or the body of the reply.
+/// Checks that messages that a guest may push make a readable trajectory with any reply of a model. Each line of the
+/// input is a message or the body of the reply.
 pub(crate) fn trajectory(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (replies, messages): (Vec<&str>, Vec<&str>) =
@@ -65,11 +65,11 @@ pub(crate) fn trajectory(bytes: &[u8]) {
     let document =
         |marks| Written { conversation: &conversation, unmatched, lists, exchanges: &exchanges, marks };
     let layout = layout::write(&mut text, document).expect("a trajectory can be written");
-    let Read { steps } = serde_json::from_slice(&text).expect("and read");
+    let Read { steps } = serde_json::from_slice(&text).expect("a trajectory can be read");
     assert!(!steps.is_empty() && steps.iter().enumerate().all(|(at, step)| step.step_id == at + 1));
     assert!(steps.len() == conversation.step_count() && layout.total_steps == steps.len());
 }
 
 fn exchange(body: &str) -> Exchange {
-    Exchange::replied(SampleId::parse("main").expect("it is one"), Messages::default(), body)
+    Exchange::replied(SampleId::parse("main").expect("main is a valid id"), Messages::default(), body)
 }

@@ -70,7 +70,8 @@ fn serialize_times<S: Serializer>(seen: &mut S::SerializeMap, exchange: &Exchang
     seen.serialize_entry("duration_ms", &millis(exchange.duration))
 }
 
-/// Writes the result of a call, with a reply as it came. A reply that callers could not read is null.
+/// Writes the result of a call, with an unchanged reply. A reply that the parsers of callers would refuse is written
+/// as null.
 fn serialize_result<S: Serializer>(
     seen: &mut S::SerializeMap,
     exchange: &Exchange,

@@ -45,10 +45,11 @@ const CANDIDATES_MAX: usize = 1 << 16;
 /// Finds the message of a conversation that a reply became.
 ///
 /// The position of a reply that the host pushed to the history is known. A workflow that registers messages itself is
-/// matched by content: a reply is the first message of the agent with its content after the messages of its request, or,
-/// if a workflow did not register all of those, the first one at all. Each message is one reply at most: of replies that the
-/// host pushed to the same position, because the workflow had shortened the history, it is the last. Contents are compared
-/// by a keyed hash, so that a conversation of many messages is not compared with many replies, text by text.
+/// matched by content: a reply is the first message of the agent with its content after the messages of its request,
+/// or, if a workflow did not register all of those, the first one of all. Each message is one reply at most: of several
+/// replies that the host pushed to the same position, because the workflow had shortened the history, it is the last.
+/// Contents are compared by a keyed hash, so that a conversation of many messages is not compared with many replies,
+/// text by text.
 pub(super) struct Matcher {
     hasher: RandomState,
     /// For each reply, its message if it is known by the position, else the hash of its content.

@@ -19,17 +19,17 @@ use rollout_wire::id::RolloutId;
 /// Interval of the search for folders that are too old.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Maximum number of folders whose age is known: the oldest ones. There may be a million, and names take memory; after these
-/// are removed, the others are listed again.
+/// Maximum number of folders whose age is known: the oldest ones. There may be a million, and names take memory; after
+/// these are removed, the others are listed again.
 const KNOWN_MAX: usize = 1 << 16;
 
-/// Folder to which folders are moved before removal, so that a reader sees all of a folder or nothing.
+/// Folder to which folders are moved before removal, so that a reader sees either the whole folder or nothing.
 const REMOVING: &str = ".removing";
 
 /// Limits of rollouts' files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArtifactBounds {
-    /// Maximum size on disk in bytes. Files that are being written may exceed it for that time.
+    /// Maximum size on disk in bytes. Files may exceed it while they are being written.
     pub bytes_max: Option<u64>,
     /// Maximum time since a folder was written.
     pub age_max: Option<Duration>,
@@ -54,7 +54,7 @@ struct State {
     /// The oldest folders, by time of writing.
     known: BTreeSet<(SystemTime, Box<str>)>,
     /// Whether there are more folders, which are all younger.
-    are_others: bool,
+    has_others: bool,
     /// Folders of live rollouts, by name.
     alive: HashMap<Box<str>, Alive>,
     /// Folders written since a listing began, which are counted already.
@@ -125,8 +125,8 @@ impl ArtifactRoot {
         self.lock().bounds != ArtifactBounds::default()
     }
 
-    /// Changes the maximum size. The oldest folders beyond a smaller size are removed in the background. Within the
-    /// runtime.
+    /// Changes the maximum size. The oldest folders beyond a smaller size are removed in the background. Must be called
+    /// within the runtime.
     pub fn set_bytes_max(self: &Arc<Self>, bytes_max: Option<u64>) {
         self.lock().bounds.bytes_max = bytes_max;
         self.keep_bounded();
@@ -143,7 +143,8 @@ impl ArtifactRoot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts to enforce the limits in the background. Must be called within the runtime; only the first call has an effect.
+    /// Starts to enforce the limits in the background. Must be called within the runtime; only the first call has an
+    /// effect.
     pub fn keep_bounded(self: &Arc<Self>) {
         if self.is_bounded() && tokio::runtime::Handle::try_current().is_ok() {
             self.sweeping.call_once(|| drop(tokio::spawn(sweep(Arc::downgrade(self)))));
@@ -170,8 +171,8 @@ impl ArtifactRoot {
         }
         // A root without limits needs no names. Its folders are listed when it gets limits.
         let is_bounded = state.bounds != ArtifactBounds::default();
-        if !is_bounded || state.are_others || state.known.len() >= KNOWN_MAX {
-            state.are_others = true;
+        if !is_bounded || state.has_others || state.known.len() >= KNOWN_MAX {
+            state.has_others = true;
         } else if after > 0 {
             state.known.insert((now(), name.into()));
         }
@@ -184,7 +185,7 @@ impl ArtifactRoot {
         {
             let mut state = self.lock();
             state.known.clear();
-            (state.bytes, state.are_others) = (0, false);
+            (state.bytes, state.has_others) = (0, false);
             let written =
                 state.alive.iter().filter_map(|(name, alive)| Some((name.clone(), alive.written_bytes?)));
             let written: Vec<(Box<str>, u64)> = written.collect();
@@ -214,17 +215,17 @@ impl ArtifactRoot {
             state.known.insert((written_at, name));
             if state.known.len() > KNOWN_MAX {
                 state.known.pop_last();
-                state.are_others = true;
+                state.has_others = true;
             }
         }
         self.lock().written = None;
     }
 
     /// Removes folders above the limits, the oldest first. Returns their number. Blocks.
-    fn bring_within(&self) -> u64 {
+    fn enforce_limits(&self) -> u64 {
         let mut removed = 0;
         let mut spared = Vec::new();
-        while let Some(oldest) = self.next_past_bounds() {
+        while let Some(oldest) = self.next_beyond_limits() {
             match self.remove(&oldest) {
                 Ok(Some(bytes)) => {
                     let mut state = self.lock();
@@ -235,7 +236,7 @@ impl ArtifactRoot {
                 // The folder has changed, or its rollout is live.
                 Ok(None) => spared.push(oldest),
                 Err(error) => {
-                    tracing::error!(folder = &*oldest.1, %error, "the files of a rollout that is over cannot be removed");
+                    tracing::error!(folder = &*oldest.1, %error, "cannot remove the files of a finished rollout");
                 }
             }
         }
@@ -249,7 +250,7 @@ impl ArtifactRoot {
     }
 
     /// Takes the oldest folder if it must be removed.
-    fn next_past_bounds(&self) -> Option<(SystemTime, Box<str>)> {
+    fn next_beyond_limits(&self) -> Option<(SystemTime, Box<str>)> {
         let mut state = self.lock();
         let bounds = state.bounds;
         let is_full = bounds.bytes_max.is_some_and(|max| state.bytes > max);
@@ -290,7 +291,7 @@ impl ArtifactRoot {
     /// Returns whether the size exceeds the limit and no known folder can be removed.
     fn needs_walk(&self) -> bool {
         let state = self.lock();
-        state.bounds != ArtifactBounds::default() && state.are_others && state.known.is_empty()
+        state.bounds != ArtifactBounds::default() && state.has_others && state.known.is_empty()
     }
 }
 
@@ -304,7 +305,7 @@ async fn sweep(root: Weak<ArtifactRoot>) {
             if walks {
                 of.walk();
             }
-            (of.bring_within(), of.lock().bytes, of.path.clone())
+            (of.enforce_limits(), of.lock().bytes, of.path.clone())
         });
         if let Ok((removed @ 1.., bytes, path)) = swept.await {
             tracing::info!(root = %path.display(), removed, bytes, "the files of the oldest rollouts were removed");
@@ -315,7 +316,7 @@ async fn sweep(root: Weak<ArtifactRoot>) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "files have times of the calendar")]
+#[expect(clippy::disallowed_methods, reason = "the times of files are wall-clock times")]
 fn now() -> SystemTime {
     SystemTime::now()
 }

@@ -17,7 +17,7 @@ fn rollout(root: &Arc<ArtifactRoot>, name: &str) {
     written.unwrap();
 }
 
-/// Creates a folder as another process left it some seconds ago.
+/// Creates the folder of a rollout that another process wrote some seconds ago.
 fn left(dir: &Path, name: &str, file: &str, age_secs: u64) {
     let folder = dir.join(name);
     fs::create_dir_all(&folder).unwrap();
@@ -39,17 +39,17 @@ fn bounds(rollouts: u64, age_secs: Option<u64>) -> ArtifactBounds {
 }
 
 #[test]
-fn the_oldest_go_where_there_is_too_much() {
+fn the_oldest_folders_are_removed_when_the_size_exceeds_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     for (name, age) in [("c", 30), ("a", 50), ("b", 40)] {
         left(dir.path(), name, "trajectory.json", age);
     }
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(3, None));
     root.walk();
-    assert_eq!(root.bring_within(), 0);
+    assert_eq!(root.enforce_limits(), 0);
     rollout(&root, "d");
     rollout(&root, "e");
-    assert_eq!(root.bring_within(), 2);
+    assert_eq!(root.enforce_limits(), 2);
     assert_eq!(names(dir.path()), ["c", "d", "e"]);
     assert_eq!(
         root.lock().bytes,
@@ -59,7 +59,7 @@ fn the_oldest_go_where_there_is_too_much() {
 }
 
 #[test]
-fn what_is_too_old_goes_and_what_is_no_rollouts_stays() {
+fn folders_of_rollouts_that_are_too_old_are_removed_and_other_files_stay() {
     let dir = tempfile::tempdir().unwrap();
     left(dir.path(), "old", "trajectory-s.json", 100);
     left(dir.path(), "older", "log.jsonl", 200);
@@ -71,47 +71,47 @@ fn what_is_too_old_goes_and_what_is_no_rollouts_stays() {
     let root =
         ArtifactRoot::new(dir.path().to_owned(), ArtifactBounds { bytes_max: None, ..bounds(1, Some(60)) });
     root.walk();
-    assert_eq!(root.bring_within(), 2);
+    assert_eq!(root.enforce_limits(), 2);
     assert_eq!(names(dir.path()), [".journal", "link", "notes", "thesis", "young"]);
-    // Live rollouts stay, however full the root is.
+    // Even a root without room removes only the folders of rollouts.
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(0, None));
     root.walk();
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(names(dir.path()), [".journal", "link", "notes", "thesis"]);
 }
 
 #[test]
-fn the_folder_of_a_rollout_that_is_alive_stays() {
+fn the_folder_of_a_live_rollout_stays() {
     let dir = tempfile::tempdir().unwrap();
     left(dir.path(), "a", "trajectory.json", 50);
     left(dir.path(), "b", "trajectory.json", 40);
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(0, None));
     root.walk();
     let alive = root.alive(&id("a"));
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(names(dir.path()), ["a"]);
     drop(alive);
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(root.lock().bytes, 0);
 }
 
 #[test]
-fn a_rollout_of_the_same_id_is_counted_once_and_is_as_old_as_the_last() {
+fn rollouts_with_the_same_id_are_counted_once_and_have_the_age_of_the_last_one() {
     let dir = tempfile::tempdir().unwrap();
     left(dir.path(), "a", "trajectory.json", 50);
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(2, None));
     root.walk();
     rollout(&root, "b");
     rollout(&root, "a");
-    assert_eq!(root.bring_within(), 0);
+    assert_eq!(root.enforce_limits(), 0);
     rollout(&root, "c");
-    root.bring_within();
+    root.enforce_limits();
     assert_eq!(names(dir.path()).len(), 2);
     assert!(names(dir.path()).contains(&"c".to_owned()));
 }
 
 #[test]
-fn bounds_that_are_set_later_apply_to_existing_folders() {
+fn limits_that_are_set_later_apply_to_existing_folders() {
     let dir = tempfile::tempdir().unwrap();
     left(dir.path(), "a", "trajectory.json", 50);
     let root = ArtifactRoot::new(dir.path().to_owned(), ArtifactBounds::default());
@@ -125,25 +125,25 @@ fn bounds_that_are_set_later_apply_to_existing_folders() {
         .unwrap();
     let of = |name: &str| i64::try_from(bytes_of(&dir.path().join(name))).unwrap();
     let (written, of_b) = (of("b") + of("c"), of("b"));
-    assert_eq!(root.change_bytes(), written, "earlier folders are no change");
+    assert_eq!(root.change_bytes(), written, "folders of an earlier process are not counted as growth");
     assert!(!root.needs_walk());
 
     // Without a runtime nothing is removed in the background.
     root.set_bytes_max(bounds(1, None).bytes_max);
     root.walk();
 
-    assert_eq!(root.bring_within(), 2);
-    assert_eq!(names(dir.path()), ["c"], "a live rollout is counted, and stays");
+    assert_eq!(root.enforce_limits(), 2);
+    assert_eq!(names(dir.path()), ["c"], "the folder of a live rollout is counted, and stays");
     assert_eq!(i64::try_from(root.lock().bytes).unwrap(), of("c"));
     assert!(root.change_bytes() < written - of_b, "removals are counted");
     drop(alive);
     root.set_bytes_max(Some(0));
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(root.lock().bytes, 0);
 }
 
 #[test]
-fn what_could_not_be_written_leaves_nothing() {
+fn a_failed_write_leaves_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(2, None));
     let alive = root.alive(&id("a"));
@@ -158,24 +158,24 @@ fn what_could_not_be_written_leaves_nothing() {
 }
 
 #[test]
-fn what_is_too_much_to_know_by_name_is_walked_through_again() {
+fn folders_are_listed_again_if_there_are_more_than_are_known() {
     let dir = tempfile::tempdir().unwrap();
     for (name, age) in [("a", 50), ("b", 40), ("c", 30)] {
         left(dir.path(), name, "trajectory.json", age);
     }
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(1, None));
     root.walk();
-    // As if there had been room for two names.
+    // Forgets two names, as if there had been room for only one.
     {
         let mut state = root.lock();
         state.known.pop_last();
         state.known.pop_last();
-        state.are_others = true;
+        state.has_others = true;
     }
     assert!(!root.needs_walk());
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert!(root.needs_walk());
     root.walk();
-    assert_eq!(root.bring_within(), 1);
+    assert_eq!(root.enforce_limits(), 1);
     assert_eq!(names(dir.path()), ["c"]);
 }

@@ -17,10 +17,10 @@ use rollout_wire::id::{RolloutId, SampleId};
 #[non_exhaustive]
 pub enum NoTrajectory {
     /// The rollout is not finished.
-    #[error("rollout {0} is not over")]
+    #[error("rollout {0} has not finished")]
     NotOver(RolloutId),
     /// The stored parts of the rollout do not belong together.
-    #[error("what is kept of rollout {0} makes no trajectory: {1}")]
+    #[error("rollout {0} in the journal cannot be turned into a trajectory: {1}")]
     Unreadable(RolloutId, String),
 }
 
@@ -31,7 +31,7 @@ pub struct StoredTrajectories {
 }
 
 impl StoredRollout {
-    /// Data of the trajectories.
+    /// Returns the data of the trajectories.
     pub fn trajectories(self) -> Result<StoredTrajectories, NoTrajectory> {
         let Self {
             request, deployment, workflow, grader, outcome, artifacts, log, log_dropped, ran_by, ..
@@ -97,21 +97,21 @@ impl StoredDocument<'_> {
 
     /// Writes the document, part by part.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        self.write_with_places(to).map(drop)
+        self.write_with_offsets(to).map(drop)
     }
 
-    /// Returns the document for an amendment, which is written together with it; without an amendment nothing is written.
-    /// Holds the document in memory.
+    /// Returns the document for an amendment, which is written together with it; without an amendment nothing is
+    /// written. Holds the document in memory.
     pub fn amendable<'t, W: Write>(
         &self,
         to: &'t mut W,
     ) -> io::Result<impl AmendedDocument + use<'_, 't, W>> {
         let mut text = Vec::new();
-        let layout = self.write_with_places(&mut text)?;
+        let layout = self.write_with_offsets(&mut text)?;
         Ok(InMemory { sample: self.sample(), text, layout, to: RefCell::new(to) })
     }
 
-    fn write_with_places(&self, to: &mut impl Write) -> io::Result<Layout> {
+    fn write_with_offsets(&self, to: &mut impl Write) -> io::Result<Layout> {
         layout::write(to, |marks| Written { document: &self.0, marks })
     }
 }

@@ -1,6 +1,6 @@
-//! The document of a conversation with its calls, and a report that is put into it.
+//! Tests of the document of a conversation with its calls, and of a report that is merged into it.
 
-#![expect(clippy::disallowed_types, reason = "what was written is read back")]
+#![expect(clippy::disallowed_types, reason = "the tests parse the documents that were written")]
 
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
@@ -35,7 +35,7 @@ fn replied(body: &str) -> Exchange {
 
 const CALLING: &str = r#"{"choices":[{"message":{"role":"assistant","content":null,"tool_calls":[{"id":"c1","function":{"name":"f","arguments":"{\"x\":1}"}}]},"finish_reason":"tool_calls","token_ids":[7,8],"logprobs":{"content":[{"logprob":-0.5},{"logprob":-1}]}}],"prompt_token_ids":[1,2,3],"usage":{"prompt_tokens":3,"completion_tokens":2}}"#;
 
-/// A document with these steps, and what is unmatched.
+/// A document with the steps of a conversation and the usage of unmatched calls.
 struct Plain<'a> {
     conversation: &'a Conversation<'a>,
     unmatched: Unmatched<'a>,
@@ -113,7 +113,7 @@ fn a_tool_message_is_an_observation_of_its_agent_step() {
 }
 
 #[test]
-fn a_conversation_without_messages_has_one_step_that_says_nothing() {
+fn a_conversation_without_messages_has_one_empty_step() {
     assert_eq!(read(&[], &[])["steps"], json!([{"step_id": 1, "source": "system", "message": ""}]));
 }
 
@@ -129,7 +129,7 @@ fn a_reply_that_the_workflow_left_out_is_kept_as_unmatched() {
 }
 
 #[test]
-fn replies_of_which_none_is_said_as_it_was_belong_to_the_steps_one_by_one() {
+fn if_no_reply_is_unchanged_each_step_has_the_usage_of_the_reply_at_its_position() {
     let (first, second) = (replied(CALLING), replied(r#"{"choices":[{"message":{"content":"x"}}]}"#));
     let changed = [r#"{"role":"assistant","content":"1"}"#, r#"{"role":"assistant","content":"2"}"#];
     let got = read(&changed, &[&first, &second]);
@@ -157,7 +157,8 @@ fn a_reply_that_the_host_pushed_belongs_to_the_step_at_its_position() {
     // The history was replaced: there is another message at that position.
     (first.reply_at, second.reply_at) = (Some(2), Some(7));
     assert_eq!(prompts([&first, &second]), [json!(1), json!(2)]);
-    // The history was shortened between two equal replies: the message is the last one, and later messages have their replies.
+    // The history was shortened between two equal replies: the message is the last one, and later messages have their
+    // replies.
     (first.reply_at, second.reply_at) = (Some(0), Some(0));
     let third = replied(&body(3));
     let got = read(&[message, message], &[&first, &second, &third]);
@@ -193,7 +194,7 @@ fn a_reply_is_a_message_after_those_of_its_request_and_each_message_is_one_reply
 }
 
 #[test]
-fn arguments_that_are_no_object_are_kept_as_text() {
+fn arguments_that_are_not_an_object_are_written_as_text() {
     let call = |arguments: &str| {
         let message = format!(
             r#"{{"role":"assistant","content":"","tool_calls":[{{"function":{{"arguments":{arguments}}}}}]}}"#
@@ -209,7 +210,7 @@ fn arguments_that_are_no_object_are_kept_as_text() {
 }
 
 #[test]
-fn a_server_that_says_tokens_in_words_of_its_own_is_not_taken_by_them() {
+fn tokens_in_an_unknown_form_are_omitted() {
     let odd = replied(
         r#"{"choices":[{"message":{"content":"x"},"token_ids":["token_id:7"],"logprobs":{"content":[{}]}}],"prompt_token_ids":[1.5]}"#,
     );
@@ -218,7 +219,7 @@ fn a_server_that_says_tokens_in_words_of_its_own_is_not_taken_by_them() {
 }
 
 #[test]
-fn tokens_of_sglang_are_in_the_step_as_those_of_vllm_are() {
+fn tokens_of_sglang_are_written_to_the_step_like_those_of_vllm() {
     let sampled = replied(
         r#"{"choices":[{"message":{"content":"x"},"meta_info":{"output_token_logprobs":[[-0.50,7,null]]}}],"sglext":{"input_ids":[1,2]}}"#,
     );
@@ -228,8 +229,8 @@ fn tokens_of_sglang_are_in_the_step_as_those_of_vllm_are() {
 }
 
 #[test]
-fn observed_requests_are_written_without_what_they_repeat() {
-    // Deeper than callers read.
+fn observed_requests_are_written_without_the_messages_that_they_repeat() {
+    // The reply is nested more deeply than the parsers of callers allow.
     let deep = format!(r#"{{"choices":[{{"message":{{}}}}],"deep":{}{}}}"#, "[".repeat(101), "]".repeat(101));
     let messages = raw(&[QUESTION, r#"{"role":"user","content":"r"}"#]);
     let second = Exchange::replied(SampleId::parse("main").unwrap(), messages, &deep);
@@ -289,7 +290,7 @@ fn calls_of_tools_are_counted_by_their_results() {
     check(&[&["", ""]], &[], 2);
 }
 
-/// Puts an amendment into a document; another one takes its place.
+/// Merges amendments into a document, one after the other. Each replaces the one before.
 fn amended(amendments: &[&Amendment<'_>]) -> (Value, Vec<String>) {
     let messages = [
         r#"{"role":"user","content":"q"}"#,
@@ -317,7 +318,7 @@ fn amended(amendments: &[&Amendment<'_>]) -> (Value, Vec<String>) {
 }
 
 #[test]
-fn a_report_goes_to_its_places_and_leaves_the_rest_as_it_was() {
+fn a_report_replaces_its_parts_of_a_document_and_leaves_the_rest_unchanged() {
     let before = amended(&[]).0;
     let steps = |take: &mut TakeStep<'_>| {
         let metrics = Metrics { prompt_tokens: Some(11), ..Metrics::default() };
@@ -344,5 +345,5 @@ fn a_report_goes_to_its_places_and_leaves_the_rest_as_it_was() {
     let only_name = Amendment { model_name: Some("second"), ..Amendment::default() };
     let mut expected = before;
     expected["model_name"] = "second".into();
-    assert_eq!(amended(&[&all, &only_name]).0, expected, "of the first report nothing is left");
+    assert_eq!(amended(&[&all, &only_name]).0, expected, "nothing of the first report remains");
 }

@@ -47,8 +47,8 @@ pub(super) async fn show(
     Ok(Json(WholeDeployment { deployment: info.into(), config, report: as_json(report)? }))
 }
 
-/// Checks a deployment of uploaded components, and adds it as the plugin's next version. A deployment that fails its checks
-/// is added, too, but can never be activated.
+/// Checks a deployment of uploaded components, and adds it as the plugin's next version. A deployment that fails its
+/// checks is added, too, but can never be activated.
 #[utoipa::path(post, path = "/plugins/{name}/deployments", tag = "deployments",
     params(("name" = String, Path), TenantParam), request_body = NewDeployment,
     responses((status = 201, body = PushedDeployment)))]
@@ -77,7 +77,7 @@ pub(super) async fn push(
     let origins = origins.await?;
     let request = CheckRequest { tenant, plugin, component, grader, config };
     let pushed = Admin::run_detached(async move {
-        // Moved into the task, which continues after the caller disconnects.
+        // Held by the task, which continues after the caller disconnects.
         let _held = (permit, charge);
         admin.push(request, origins, key, activate).await
     });

@@ -51,8 +51,8 @@ fn identity(parts: &Parts, right: Right) -> Result<Identity, ApiError> {
     )))
 }
 
-/// Returns the tenant that a request refers to. A tenant's key never reveals other names: the parameter is compared with
-/// the name of the key's tenant, and not looked up.
+/// Returns the tenant that a request refers to. A tenant's key never reveals other names: the parameter is compared
+/// with the name of the key's tenant, and not looked up.
 async fn tenant(parts: &mut Parts, admin: &Admin, identity: Identity) -> Result<TenantId, ApiError> {
     let Params(TenantQuery { tenant: name }) = Params::from_request_parts(parts, admin).await?;
     match (identity.tenant, name) {
@@ -156,7 +156,7 @@ impl<T: DeserializeOwned> FromRequest<Admin> for JsonBody<T> {
             if bytes.len() + chunk.len() > JSON_BYTES_MAX {
                 return Err(ApiError::TooLarge(format!("the body is larger than {JSON_BYTES_MAX} bytes")));
             }
-            // Twice, because the value is about as large as the body.
+            // Charged twice, because the value is about as large as the body.
             charge.grow(2 * chunk.len()).map_err(no_room)?;
             bytes.extend_from_slice(&chunk);
         }

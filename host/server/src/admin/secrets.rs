@@ -41,7 +41,7 @@ pub(super) async fn set(
     }
     let sealed = admin.0.settings.seal.seal(&purpose(tenant, &name), value.as_bytes());
     let sealed = sealed.map_err(|error| {
-        tracing::error!(%error, "a secret cannot be sealed");
+        tracing::error!(%error, "cannot encrypt a secret");
         ApiError::Internal
     })?;
     admin.on_disk(move |catalog| catalog.set_secret(tenant, &name, &sealed)).await?;

@@ -49,7 +49,7 @@ pub(super) fn add_error_responses(api: &mut OpenApi) {
 /// The tenant to which a request refers.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "described; `extract` reads it")]
+#[expect(dead_code, reason = "described in OpenAPI; `extract` reads it")]
 pub(super) struct TenantParam {
     /// The tenant's name. Required with an operator's key; every other key belongs to a tenant.
     tenant: Option<String>,

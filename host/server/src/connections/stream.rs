@@ -12,7 +12,7 @@ use tokio_rustls::server::TlsStream;
 pub(super) enum ByteStream {
     /// Bytes without TLS.
     Plain(TcpStream),
-    /// Bytes over TLS. In a box, because it has a kilobyte and most connections are plain.
+    /// Bytes over TLS. Boxed, because it has a kilobyte and most connections are plain.
     Encrypted(Box<TlsStream<TcpStream>>),
 }
 

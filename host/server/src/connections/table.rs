@@ -650,7 +650,10 @@ mod tests {
         let of_a = polls(&table, A, 5);
         let silent: [_; 3] = std::array::from_fn(|_| table.enter());
         silent.iter().for_each(|tracked| tracked.on_read_pending());
-        assert!(table.make_room() && is_closing(&silent[0]), "they are more than a quarter");
+        assert!(
+            table.make_room() && is_closing(&silent[0]),
+            "connections without a key are more than a quarter"
+        );
         assert!(!of_a[0].must_close_after_response(), "the server is not full");
         let full = table.enter();
         full.set_stage(Stage::Working);

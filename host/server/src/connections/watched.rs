@@ -26,8 +26,8 @@ const BODY_RATE_MIN: u64 = 16 << 10;
 /// Maximum time of a whole body: the largest one at 3 Mbit/s.
 const BODY_TIME_MAX: Duration = Duration::from_secs(180);
 
-/// Maximum time for which a connection is read after its request was answered without reading its body. If the connection
-/// were closed at once, the caller would receive a reset while it still writes, and lose the response.
+/// Maximum time for which a connection is read after its request was answered without reading its body. If the
+/// connection were closed at once, the caller would receive a reset while it still writes, and lose the response.
 const LINGER_TIME: Duration = Duration::from_secs(1);
 
 /// Maximum number of bytes that are read in that time.
@@ -54,7 +54,7 @@ pub(super) struct CallerStream {
     pub tracked: Arc<TrackedConnection>,
     pub written_callback: Arc<WrittenCallback>,
     pub linger: Option<Linger>,
-    /// Dropped with the stream, which tells the task of the connection that an upgraded stream is gone.
+    /// Dropped with the stream, which notifies the task of the connection that an upgraded stream is gone.
     pub _alive: oneshot::Sender<()>,
 }
 

@@ -1,5 +1,5 @@
-//! Bodies of requests: read in time and within a limit, and charged to the host's budget for as long as a part of them is
-//! stored.
+//! Bodies of requests: read in time and within a limit, and charged to the host's budget for as long as a part of them
+//! is stored.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,14 +11,15 @@ use futures_util::StreamExt;
 use crate::connection::BodyError;
 use rollout_core::budget::{Budget, Charge, Use};
 
-/// Maximum size of all incomplete bodies together. Further ones are refused with `Retry-After`, so that complete ones have
-/// memory.
+/// Maximum size of all incomplete bodies together. Further ones are refused with `Retry-After`, so that complete ones
+/// have memory.
 const INCOMPLETE_BYTES_MAX: usize = 512 << 20;
 
 /// Initial size of a buffer and minimum step of its growth.
 const ROOM_BYTES_MIN: usize = 16 << 10;
 
-/// Memory of an element of a list in addition to its text: its end, in a list that may just have doubled.
+/// Memory of an element of a list in addition to its text: the position of its end, in a vector that may just have
+/// doubled.
 const PART_BYTES: usize = 16;
 
 /// Size up to which a body is parsed on the runtime's thread, in about a millisecond.
@@ -36,7 +37,7 @@ pub(crate) enum BodyRefused {
     /// The body arrived too slowly, with details.
     #[error("{0}")]
     Slow(String),
-    /// The connection broke, or the bytes are no valid HTTP.
+    /// The connection broke, or the bytes are not valid HTTP.
     #[error("there was an error reading the body")]
     Unreadable,
 }
@@ -127,7 +128,7 @@ fn broken(error: axum::Error) -> BodyRefused {
 #[derive(Default)]
 pub(crate) struct Bodies(AtomicUsize);
 
-/// A part of them.
+/// The bytes of one incomplete body among all.
 struct Part<'a> {
     of: &'a Bodies,
     bytes: usize,
@@ -167,8 +168,8 @@ impl<'a> Reading<'a> {
         if expected > bytes_max {
             return Err(BodyRefused::TooLarge(bytes_max));
         }
-        // A body without room is refused at once. The charge is for received bytes, because an announced length takes no
-        // memory.
+        // A body without room is refused at once. The charge is for received bytes, because an announced length takes
+        // no memory.
         let mut charge = budget.charge(Use::Request, expected).map_err(|_| BodyRefused::NoMemory)?;
         charge.shrink_to(0);
         let part = Part { of: unfinished, bytes: 0 };
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_by_what_it_says_or_when_it_gets_there() {
+    fn a_body_above_the_limit_is_refused_by_its_announced_length_or_when_it_exceeds_the_limit() {
         let (budget, unfinished) = (Budget::default(), Bodies::default());
         let refused = |error: Result<_, BodyRefused>| matches!(error, Err(BodyRefused::TooLarge(10)));
         assert!(refused(Reading::start(&budget, &unfinished, Some(11), 10).map(drop)));
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_that_are_not_whole_are_bounded_together() {
+    fn incomplete_bodies_are_limited_in_total() {
         let (budget, unfinished) = (Budget::default(), Bodies::default());
         let chunk = Bytes::from(vec![0; 16 << 20]);
         let mut all = Vec::new();

@@ -12,7 +12,8 @@ use rollout_outbound::ModelEndpoint;
 use rollout_rollout::{Host, Rollout, RolloutEnd, RolloutLog, Steps, UnfinishedRollout, drive};
 use rollout_wire::id::RolloutId;
 
-/// Maximum memory of the outcomes of an earlier process that are read at once: a part of the budget, and a number of bytes.
+/// Maximum memory of the outcomes of an earlier process that are read at once: a part of the budget, and a number of
+/// bytes.
 const OUTCOMES_PART: usize = 16;
 const OUTCOMES_BYTES_MAX: usize = 64 << 20;
 
@@ -42,14 +43,15 @@ impl Continued {
         Self { budget: budget.clone(), turns: Arc::new(Semaphore::new(count)), count }
     }
 
-    /// Runs a rollout of an earlier process to its end, or delivers its stored outcome. `name` is the name that the caller gave the rollout, `asked` adds
-    /// the profile of its caller to the model, and `driver` creates its driver, with the rollout if it still runs.
-    pub(super) fn go_on<R: Renderer>(
+    /// Runs a rollout of an earlier process to its end, or delivers its stored outcome. `name` is the name that the
+    /// caller gave the rollout, `with_profile` adds the request profile of its caller to the model, and `driver`
+    /// creates its driver, with the rollout if it still runs.
+    pub(super) fn continue_rollout<R: Renderer>(
         &self,
         (tasks, host): (&TaskTracker, &Host),
         unfinished: UnfinishedRollout,
         name: &str,
-        asked: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
+        with_profile: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
         driver: impl FnOnce(Option<&Rollout>) -> Box<Driver<R>>,
     ) -> Result<(), String> {
         let id = unfinished.request.id.clone();
@@ -66,15 +68,16 @@ impl Continued {
         }
         let secrets = &unfinished.secrets.request;
         let model = secrets.endpoint(&unfinished.request.model).map_err(|error| error.to_string())?;
-        let rollout = host.resume(unfinished, Arc::new(asked(model)?)).map_err(|error| error.to_string())?;
+        let rollout =
+            host.resume(unfinished, Arc::new(with_profile(model)?)).map_err(|error| error.to_string())?;
         let driver = driver(Some(&rollout));
         driver.entry.begin(id, name, Some(rollout.handle()));
         tasks.spawn(drive(rollout, driver));
         Ok(())
     }
 
-    /// Reads the stored outcome of an earlier process's rollout when it is its turn. Short outcomes are read together, long
-    /// ones one after the other.
+    /// Waits for a turn, and reads the stored outcome of an earlier process's rollout. Short outcomes are read
+    /// together, long ones one after the other.
     async fn outcome(&self, id: &RolloutId, log: &RolloutLog) -> Option<(RolloutEnd, OutcomeTurn)> {
         let read = async {
             let of = log.clone();
@@ -88,7 +91,8 @@ impl Continued {
             let of = log.clone();
             let finished =
                 tokio::task::spawn_blocking(move || of.read_outcome()).await.map_err(io::Error::other)??;
-            let finished = finished.ok_or_else(|| io::Error::other("it is not there"))?;
+            let finished =
+                finished.ok_or_else(|| io::Error::other("the journal has no outcome of the rollout"))?;
             Ok::<_, io::Error>((RolloutEnd::from_finished(Box::new(finished)), held))
         };
         match read.await {

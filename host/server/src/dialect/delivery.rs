@@ -1,8 +1,8 @@
 //! The delivery of a rollout's result: the messages to the caller, and their acknowledgements.
 //!
-//! [`Delivery`] is a state machine without I/O. The journal stores it, so that the next process continues it. The driver
-//! (`dialect/driver.rs`) reports each [`Event`] to [`Delivery::advance`] and runs the returned [`Action`]. A dialect
-//! renders the bodies; this module determines the order of messages and the reaction to a refusal.
+//! [`Delivery`] is a state machine without I/O. The journal stores it, so that the next process continues it. The
+//! driver (`dialect/driver.rs`) reports each [`Event`] to [`Delivery::advance`] and runs the returned [`Action`]. A
+//! dialect renders the bodies; this module determines the order of messages and the reaction to a refusal.
 
 use serde::{Deserialize, Serialize};
 
@@ -124,7 +124,7 @@ impl Delivery {
         Self::OnePost { is_acknowledged: false, is_closed: false, reports_cancelled: false }
     }
 
-    /// Starts a delivery by one post to a caller that waits for the end of the rollout, whatever that is.
+    /// Starts a delivery by one post to a caller that waits for the end of the rollout, even of a cancelled one.
     pub(super) fn always_posted() -> Self {
         Self::OnePost { is_acknowledged: false, is_closed: false, reports_cancelled: true }
     }

@@ -280,7 +280,7 @@ impl<R: Renderer> Steps for Driver<R> {
         match &ended {
             RolloutEnd::Finished(finished) => R::deliver_result(&self, finished, action).await,
             RolloutEnd::Crashed(crashed) => drop(self.deliver(action, &Source::Crashed(crashed)).await),
-            // The caller waits for the end of the rollout, whatever that is.
+            // The caller waits for the end of the rollout, even of a cancelled one.
             RolloutEnd::Cancelled(finished) if matches!(action, Action::Post(_)) => {
                 R::deliver_result(&self, finished, action).await;
             }
@@ -388,7 +388,7 @@ impl<R: Renderer> Driver<R> {
     }
 
     async fn post(&self, message: Message, body: Bytes) -> Result<Acknowledged, Undelivered> {
-        // A message is due only where its address was given.
+        // A message is due only if the caller gave an address for it.
         let url = self.addresses.of(message).unwrap_or_default();
         match &self.client {
             Some(client) => client.post(url, self.addresses.key.as_ref(), body).await,

@@ -1,8 +1,8 @@
 //! The pull client: takes work from a service that is polled, for as long as this host has free slots.
 //!
-//! A [`WorkSource`] is one service's protocol: it lists what may be taken, and takes it. The loop is the same for all: it asks
-//! for no more than can run, at an interval while there is nothing, and again as soon as a slot is free while there is more. A
-//! service that does not answer is asked again after growing pauses.
+//! A [`WorkSource`] is one service's protocol: it lists what may be taken, and takes it. The loop is the same for all:
+//! it asks for no more than can run, at an interval while there is nothing, and again as soon as a slot is free while
+//! there is more. A service that does not answer is asked again after growing pauses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +26,8 @@ pub(super) trait WorkSource: Send + Sync {
     /// Lists at most `max` offers, the oldest first.
     fn offers(&self, max: usize) -> impl Future<Output = Result<Vec<Self::Offer>, SourceError>> + Send;
 
-    /// Takes offers. Returns when each is taken, or was refused, so that the next list has none of them. The work itself goes
-    /// on in the background. Returns false if this host has no room for more.
+    /// Takes offers. Returns when each is taken, or was refused, so that the next list has none of them. The work
+    /// itself continues in the background. Returns false if this host has no room for more.
     fn take(&self, offers: Vec<Self::Offer>) -> impl Future<Output = bool> + Send;
 }
 
@@ -92,7 +92,7 @@ pub(super) async fn pull<S: WorkSource>(
             match next {
                 Wait::Not => {}
                 Wait::Interval(time) => tokio::time::sleep(time).await,
-                // Room may be missing for other reasons than slots, which no end of work announces.
+                // Something other than slots may be short, such as memory, and its release is not announced by `ended`.
                 Wait::ForRoom => {
                     let _ = tokio::time::timeout(settings.interval, ended.notified()).await;
                 }

@@ -21,10 +21,10 @@ pub(super) const TRAJECTORY_MEMBERS: &[ExtraMember] = &[
     ExtraMember::of("metadata", ExtraFact::Metadata),
 ];
 
-/// Fields with the prompt by custom, in the order in which they are looked for.
+/// Usual fields with the prompt, in the order in which they are looked for.
 const PROMPT_FIELDS: [&str; 4] = ["prompt", "messages", "question", "problem"];
 
-/// Fields with the label by custom, in the order in which they are looked for.
+/// Usual fields with the label, in the order in which they are looked for.
 const LABEL_FIELDS: [&str; 5] =
     ["ground_truth", "reward_model.ground_truth", "expected_answer", "answer", "label"];
 
@@ -93,8 +93,8 @@ impl RowFields {
         Ok(MappedRow { prompt, label, metadata: rest(row, &removed).map(RowMetadata::from) })
     }
 
-    /// Returns the label of a row, and the fields that only the grader may see. Without a configured field, all fields that
-    /// commonly have a label are hidden: another one of them may have the same answer.
+    /// Returns the label of a row, and the fields that only the grader may see. Without a configured field, all fields
+    /// that commonly have a label are hidden: another one of them may have the same answer.
     pub(super) fn label<'a>(&'a self, row: &str) -> Result<(Option<String>, Vec<&'a str>), String> {
         if let Some(FieldPath(path)) = &self.label {
             let label = field(row, path).and_then(text_of);
@@ -119,7 +119,8 @@ impl RowFields {
     }
 }
 
-/// Returns the value at a path, if it is not null. Of several members with a name the last counts, as in every JSON reader.
+/// Returns the value at a path, if it is not null. Of several members with a name the last counts, as in every JSON
+/// reader.
 pub(super) fn field<'a>(object: &'a str, path: &str) -> Option<&'a RawValue> {
     let (first, deeper) = path.split_once('.').map_or((path, None), |(first, deeper)| (first, Some(deeper)));
     let mut found = None;
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_cannot_be_read_says_why() {
+    fn an_invalid_row_is_refused_with_the_reason() {
         fn check(fields: &RowFields, row: &str, expected: &str) {
             let error = fields.read(row).unwrap_err();
             assert!(error.contains(expected), "{row}: {error}");

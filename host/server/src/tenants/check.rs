@@ -32,7 +32,7 @@ pub struct Checks {
     pub memory: CheckMemory,
 }
 
-/// Maximum memory of the processes that check and compile. It is outside the memory budget, and a part of what that leaves.
+/// Maximum memory of the processes that check and compile. It is a part of the memory that the memory budget leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckMemory {
     /// Maximum bytes of the guests in a check and of their records.
@@ -190,8 +190,8 @@ fn with_reduced_limit(report: &str, bytes: usize) -> String {
     report.replace(&limit, &format!("{limit}, {origin}"))
 }
 
-/// Returns whether all checks of a report passed. Returns `None` if the text is no report, or if the host is at fault, which
-/// is no verdict on the deployment.
+/// Returns whether all checks of a report passed. Returns `None` if the text is not a report, or if the host is at
+/// fault, because neither is a verdict on the deployment.
 fn verdict(report: &str) -> Option<bool> {
     #[derive(serde::Deserialize)]
     struct Report<'a> {

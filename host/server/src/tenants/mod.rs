@@ -52,8 +52,8 @@ const LOADING_MAX: u32 = 2;
 /// Maximum number of deployments that are started at once, one per tenant. Each start runs the guest, which may wait.
 const STARTING_MAX: u32 = 8;
 
-/// Maximum number of tenants that are opened at once when a process starts, each on a thread. It exceeds [`STARTING_MAX`],
-/// so some tenants are opened while others wait for their plugins.
+/// Maximum number of tenants that are opened at once when a process starts, each on a thread. It exceeds
+/// [`STARTING_MAX`], so some tenants are opened while others wait for their plugins.
 const OPENING_MAX: usize = 16;
 
 /// Number of open files of a tenant: its journal's lock and two segments.
@@ -251,8 +251,8 @@ impl Tenants {
         self.0.pool.load()
     }
 
-    /// Returns the reason why no tenant's rollouts are admitted, if so. The quotas and the share of a single tenant are no
-    /// reason.
+    /// Returns the reason why no tenant's rollouts are admitted, if so. The quotas and the share of a single tenant are
+    /// no reason.
     pub(super) fn refusal(&self) -> Option<String> {
         if !self.load().accepting {
             return Some("the host is shutting down".to_owned());
@@ -272,8 +272,8 @@ impl Tenants {
             return Ok(tenant.clone());
         }
         let tenants = self.clone();
-        // In a task of its own: an open tenant runs rollouts and has files, so it must be in the table even if the caller
-        // disconnects meanwhile.
+        // A separate task opens it: an open tenant runs rollouts and has files, so it must be in the table even if the
+        // caller disconnects meanwhile.
         let opening = tokio::spawn(async move {
             let opened = cell.get_or_try_init(|| tenants.clone().open_tenant(id)).await.cloned();
             if opened.is_err() {
@@ -313,12 +313,12 @@ impl Tenants {
         self.open_tenants().iter().flat_map(|tenant| tenant.loaded_plugins()).collect()
     }
 
-    /// Continues the rollouts that an earlier process admitted, for all tenants with a journal. Then notes usage, counts
-    /// stored files and unloads idle plugins at intervals, without end.
+    /// Continues the rollouts that an earlier process admitted, for all tenants with a journal. Then notes usage,
+    /// counts stored files and unloads idle plugins at intervals, without end.
     pub async fn run(&self) {
         let tenants = self.clone();
         let all = tokio::task::spawn_blocking(move || tenants.tenants_with_journal()).await;
-        // Concurrently, so that a tenant with slow plugins does not delay the others.
+        // Tenants are opened concurrently, so that one with slow plugins does not delay the others.
         let opening = stream::iter(all.unwrap_or_default()).for_each_concurrent(OPENING_MAX, |id| async move {
             if let Err(error) = self.tenant(id).await {
                 tracing::error!(tenant = %id, %error, "a tenant cannot be opened, and its rollouts are not continued");
@@ -336,7 +336,7 @@ impl Tenants {
                 continue;
             }
             let tenants = self.clone();
-            // It reads folders, and dropping a plugin may take a while.
+            // A sweep reads folders and drops plugins, both of which may take a while.
             let _ = tokio::task::spawn_blocking(move || tenants.sweep()).await;
         }
     }
@@ -379,8 +379,8 @@ impl Tenants {
         }
     }
 
-    /// Reserves open files for a component of a tenant. If too few are left, unloads idle plugins: first those of tenants
-    /// with more files than this one, then its own.
+    /// Reserves open files for a component of a tenant. If too few are left, unloads idle plugins: first those of
+    /// tenants with more files than this one, then its own.
     fn reserve_plugin_files(&self, id: TenantId, count: u64) -> Result<HeldFiles, NoFiles> {
         let files = &self.0.plugin_files;
         loop {

@@ -40,7 +40,7 @@ struct SharedParts {
     metrics: Arc<Metrics>,
 }
 
-/// The active deployment, and what changes with it.
+/// The active deployment, and the state that changes with it.
 struct PluginState {
     version: u32,
     code_bytes: u64,
@@ -344,7 +344,8 @@ async fn deploy(
     .await
 }
 
-/// Returns the secret that a tenant's configuration names. It is one of the tenant's own secrets, never one of the host's.
+/// Returns the secret that a tenant's configuration names. It is one of the tenant's own secrets, never one of the
+/// host's.
 fn find_secret(
     tenants: &Tenants,
     tenant: &OpenTenant,

@@ -20,8 +20,8 @@ use rollout_rollout::{
 };
 use rollout_wire::quota::{Quota, Quotas};
 
-/// Number of bytes of a segment of a tenant's journal. Smaller than in a server of one plugin, because each tenant has at
-/// least two segments on disk.
+/// Number of bytes of a segment of a tenant's journal. Smaller than in a server of one plugin, because each tenant has
+/// at least two segments on disk.
 const SEGMENT_BYTES: u64 = 8 << 20;
 
 /// The lock under which a plugin is loaded.
@@ -131,8 +131,8 @@ impl OpenTenant {
         Ok(tenant)
     }
 
-    /// Continues the rollouts that an earlier process admitted, each on the deployment that it began with. They are read one
-    /// after the other.
+    /// Continues the rollouts that an earlier process admitted, each on the deployment that it began with. They are
+    /// read one after the other.
     fn resume(
         self: &Arc<Self>,
         tenants: &Tenants,
@@ -312,7 +312,7 @@ impl OpenTenant {
             plugin.shut_down(until).await;
         }
         if tokio::time::timeout_at(until, self.slots.idle()).await.is_err() {
-            tracing::warn!(tenant = %self.name, "some rollouts of a deleted tenant are not over yet");
+            tracing::warn!(tenant = %self.name, "some rollouts of a deleted tenant have not ended yet");
         }
         self.close_journal();
     }
@@ -325,7 +325,7 @@ impl OpenTenant {
 
     /// Reads the tenant and its loaded plugins from the catalog and applies changes.
     pub(super) fn reload(&self, catalog: &Catalog) -> Result<(), TenantError> {
-        // Under the lock, so that an older state never replaces a newer one.
+        // The lock is held, so that an older state never replaces a newer one.
         let mut state = lock(&self.state);
         let now = catalog.tenant(self.id)?;
         self.slots.set_share(share(&now.quotas));
@@ -348,7 +348,7 @@ impl OpenTenant {
 
     /// Adds the usage since the last call to the catalog.
     pub(super) fn note_usage(&self, catalog: &Catalog) {
-        // Under the lock, so that no usage is added twice.
+        // The lock is held, so that no usage is added twice.
         let mut noted = lock(&self.noted);
         let now = self.quotas.meter().today();
         let before = if noted.day == now.day { *noted } else { DayUse { day: now.day, ..DayUse::default() } };
@@ -396,7 +396,8 @@ fn nanos(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the number of bytes of the files in a folder and its subfolders. Files that are removed meanwhile do not count.
+/// Returns the number of bytes of the files in a folder and its subfolders. Files that are removed meanwhile do not
+/// count.
 fn stored_bytes(folder: &std::path::Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
     let bytes_of = |entry: std::fs::DirEntry| match entry.metadata() {
@@ -407,8 +408,8 @@ fn stored_bytes(folder: &std::path::Path) -> u64 {
     entries.flatten().map(bytes_of).sum()
 }
 
-/// Returns the maximum numbers of bytes of finished rollouts in the journal and in files. The oldest rollouts are removed
-/// beyond them, so finished rollouts never use up the quota.
+/// Returns the maximum numbers of bytes of finished rollouts in the journal and in files. The oldest rollouts are
+/// removed beyond them, so finished rollouts never use up the quota.
 fn retained_bytes_max(stored_bytes_max: Option<u64>, writes_files: bool) -> [Option<u64>; 2] {
     let Some(max) = stored_bytes_max else { return [None; 2] };
     // Leaves room for three segments: a journal always has the one that it writes and one ahead.
@@ -416,8 +417,8 @@ fn retained_bytes_max(stored_bytes_max: Option<u64>, writes_files: bool) -> [Opt
     if writes_files { [Some(retained / 4), Some(retained / 4 * 3)] } else { [Some(retained), None] }
 }
 
-/// Opens the journal of a tenant if journals are configured. Returns it with its configured maximum size in bytes and its
-/// unfinished rollouts.
+/// Opens the journal of a tenant if journals are configured. Returns it with its configured maximum size in bytes and
+/// its unfinished rollouts.
 fn open_journal(inner: &Inner, id: TenantId) -> Result<Option<(Arc<Journal>, u64, Unfinished)>, TenantError> {
     // The operator's settings apply to all tenants, except for the path.
     let Some(settings) = inner.config.journal.settings(std::path::Path::new("")) else {

@@ -12,10 +12,10 @@ use rollout_page::LoadSample;
 /// Time between two samples.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Number of samples of each: an hour.
+/// Maximum number of samples of a tenant or the process: one hour.
 const SAMPLES_MAX: usize = 120;
 
-/// The samples of all.
+/// The samples of the process and of each tenant, by number.
 pub(super) struct Histories {
     began: Instant,
     samples: Mutex<HashMap<i64, VecDeque<LoadSample>>>,
@@ -26,7 +26,7 @@ impl Histories {
         Self { began: Instant::now(), samples: Mutex::default() }
     }
 
-    /// Adds a sample of each. Forgets those that are gone.
+    /// Adds a sample of each. Forgets tenants that are gone.
     fn add(&self, now: Instant, loads: Vec<(i64, LoadSample)>) {
         let at = now.saturating_duration_since(self.began);
         let mut before = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +42,7 @@ impl Histories {
         *before = samples;
     }
 
-    /// Returns the samples of one, with its load now as the last.
+    /// Returns the samples of a tenant or the process, with its present load as the last one.
     pub(super) fn with_now(&self, number: i64, now: Instant, load: LoadSample) -> Vec<LoadSample> {
         let at = now.saturating_duration_since(self.began);
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_hour_of_samples_is_kept_of_each_that_exists() {
+    fn an_hour_of_samples_is_kept_for_each_existing_tenant() {
         let histories = Histories::new();
         let load = |running| LoadSample { running, ..LoadSample::default() };
         for at in 0..SAMPLES_MAX as u64 + 5 {

@@ -1,7 +1,7 @@
 //! The pages below `/ui`, for people who look at a running server.
 //!
-//! A [`Viewed`] is what the pages show: one plugin, or the plugins of many tenants. The pages are made by `rollout-page`;
-//! this module has their routes, the sign-in, and the limits on what open pages hold.
+//! A [`Viewed`] is the server that the pages show: one plugin, or the plugins of many tenants. The pages are made by
+//! `rollout-page`; this module has their routes, the sign-in, and the limits on what open pages hold.
 
 mod events;
 mod history;
@@ -74,10 +74,10 @@ pub(crate) trait Viewed: Send + Sync + 'static {
     /// Returns whether browsers connect by TLS.
     fn is_encrypted(&self) -> bool;
 
-    /// Returns what a key may see, if the key is valid.
+    /// Returns the rights of a key, if the key is valid.
     fn viewer(&self, key: &str) -> Option<Viewer>;
 
-    /// Returns what a browser without a key sees, where none is needed.
+    /// Returns the rights of a browser without a key, on a server that needs none.
     fn anyone(&self) -> Viewer;
 
     /// Returns the rollouts of a viewer. An operator names the tenant.
@@ -173,7 +173,7 @@ pub(crate) struct Ui {
     histories: Histories,
 }
 
-/// A request that may see something.
+/// The rights of a request, and the key that it has them from.
 struct Seen {
     viewer: Viewer,
     key: Option<Secret>,
@@ -208,7 +208,7 @@ pub(crate) fn router(viewed: impl Viewed) -> Router {
     routes.layer(from_fn(async |request: Request, next: Next| protected(next.run(request).await)))
 }
 
-/// Adds the headers that keep a page to itself.
+/// Adds the headers that isolate a page from other sites.
 pub(crate) fn protected(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let all: [(HeaderName, &'static str); 7] = [
@@ -231,14 +231,14 @@ fn html(status: StatusCode, page: &impl Template) -> Response {
     match page.render() {
         Ok(text) => (status, Html(text)).into_response(),
         Err(error) => {
-            tracing::error!(%error, "a page cannot be made");
+            tracing::error!(%error, "a page cannot be rendered");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
 }
 
 impl Ui {
-    /// Returns what a request may see; none if its browser must sign in.
+    /// Returns the rights of a request; none if its browser must sign in.
     fn seen(&self, headers: &HeaderMap) -> Option<Seen> {
         if !self.viewed.is_keyed() {
             return Some(Seen { viewer: self.viewed.anyone(), key: None });
@@ -291,7 +291,7 @@ impl Ui {
             NotShown::Failed => (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "The server failed",
-                "The page cannot be made.".to_owned(),
+                "The page cannot be rendered.".to_owned(),
                 "The operator's log has the reason.",
             ),
         };
@@ -315,15 +315,15 @@ struct PageQuery {
     name: Option<String>,
 }
 
-/// A request for a page: its query, and what it may see.
-struct Asked {
+/// A request for a page, with the rights of its browser.
+struct PageRequest {
     seen: Seen,
     query: PageQuery,
     tenant: Option<String>,
 }
 
-/// Reads the query of a request and what it may see; otherwise returns the response that leads to the sign-in.
-fn asked(ui: &Ui, request: &Request, is_page: bool) -> Result<Asked, Box<Response>> {
+/// Reads the query of a request and its rights. The error is a response that leads to the sign-in.
+fn page_request(ui: &Ui, request: &Request, is_page: bool) -> Result<PageRequest, Box<Response>> {
     let query = Query::<PageQuery>::try_from_uri(request.uri()).map(|Query(query)| query).unwrap_or_default();
     let Some(seen) = ui.seen(request.headers()) else {
         if !is_page {
@@ -340,12 +340,12 @@ fn asked(ui: &Ui, request: &Request, is_page: bool) -> Result<Asked, Box<Respons
     }
     // A tenant's key selects the tenant, whatever the query says.
     let tenant = query.tenant.clone().filter(|name| seen.viewer.is_operator && !name.is_empty());
-    Ok(Asked { seen, query, tenant })
+    Ok(PageRequest { seen, query, tenant })
 }
 
 async fn home(State(ui): State<Arc<Ui>>, request: Request) -> Response {
-    let Asked { seen, query, tenant } = match asked(&ui, &request, true) {
-        Ok(asked) => asked,
+    let PageRequest { seen, query, tenant } = match page_request(&ui, &request, true) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
     let mut frame = ui.frame(Some(&seen), tenant.clone());
@@ -427,8 +427,8 @@ fn host_source(
 }
 
 async fn home_events(State(ui): State<Arc<Ui>>, request: Request) -> Response {
-    let Asked { seen, tenant, .. } = match asked(&ui, &request, false) {
-        Ok(asked) => asked,
+    let PageRequest { seen, tenant, .. } = match page_request(&ui, &request, false) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
     let is_overview = seen.viewer.is_operator && tenant.is_none();
@@ -462,8 +462,8 @@ async fn home_events(State(ui): State<Arc<Ui>>, request: Request) -> Response {
 }
 
 async fn plugin(State(ui): State<Arc<Ui>>, Path(name): Path<String>, request: Request) -> Response {
-    let Asked { seen, tenant, .. } = match asked(&ui, &request, true) {
-        Ok(asked) => asked,
+    let PageRequest { seen, tenant, .. } = match page_request(&ui, &request, true) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
     match ui.viewed.plugin(seen.viewer.clone(), tenant.clone(), name).await {
@@ -472,8 +472,8 @@ async fn plugin(State(ui): State<Arc<Ui>>, Path(name): Path<String>, request: Re
     }
 }
 
-/// Returns whether a form was sent by a page of this server. The cookie is not sent by other sites' forms either; a browser
-/// without that protection says where the form is from.
+/// Returns whether a form was sent by a page of this server. The cookie is not sent by other sites' forms either; a
+/// browser without that protection names the form's origin.
 fn is_own_form(headers: &HeaderMap) -> bool {
     match headers.get("sec-fetch-site") {
         Some(site) => site == "same-origin",
@@ -483,8 +483,8 @@ fn is_own_form(headers: &HeaderMap) -> bool {
 }
 
 async fn activate(State(ui): State<Arc<Ui>>, Path(name): Path<String>, request: Request) -> Response {
-    let Asked { seen, tenant, .. } = match asked(&ui, &request, true) {
-        Ok(asked) => asked,
+    let PageRequest { seen, tenant, .. } = match page_request(&ui, &request, true) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
     if !is_own_form(request.headers()) {
@@ -513,8 +513,12 @@ async fn activate(State(ui): State<Arc<Ui>>, Path(name): Path<String>, request: 
 }
 
 /// Returns the rollouts that a request may see, and the id in its path.
-async fn scope_and_id(ui: &Ui, asked: &Asked, id: String) -> Result<(Scope, RolloutId), NotShown> {
-    let scope = ui.viewed.scope(asked.seen.viewer.clone(), asked.tenant.clone()).await?;
+async fn scope_and_id(
+    ui: &Ui,
+    page_request: &PageRequest,
+    id: String,
+) -> Result<(Scope, RolloutId), NotShown> {
+    let scope = ui.viewed.scope(page_request.seen.viewer.clone(), page_request.tenant.clone()).await?;
     let missing = |error: rollout_wire::id::InvalidRolloutId| NotShown::Missing {
         title: "No such rollout",
         reason: format!("The address has no valid id: {error}."),
@@ -524,19 +528,19 @@ async fn scope_and_id(ui: &Ui, asked: &Asked, id: String) -> Result<(Scope, Roll
 }
 
 async fn rollout(State(ui): State<Arc<Ui>>, Path(id): Path<String>, request: Request) -> Response {
-    let asked = match asked(&ui, &request, true) {
-        Ok(asked) => asked,
+    let page_request = match page_request(&ui, &request, true) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
-    let (scope, id) = match scope_and_id(&ui, &asked, id).await {
+    let (scope, id) = match scope_and_id(&ui, &page_request, id).await {
         Ok(found) => found,
-        Err(error) => return ui.notice(Some(&asked.seen), error),
+        Err(error) => return ui.notice(Some(&page_request.seen), error),
     };
-    let mut frame = ui.frame(Some(&asked.seen), asked.tenant.clone());
+    let mut frame = ui.frame(Some(&page_request.seen), page_request.tenant.clone());
     if let Some(handle) = scope.slots.find(&id) {
         frame.events = (!is_over(&handle)).then(|| frame.links.below_rollout(&id, "/events", ""));
     }
-    let (turns, log) = (asked.query.page, asked.query.log);
+    let (turns, log) = (page_request.query.page, page_request.query.log);
     // While it runs, the newest turns and lines are shown; afterwards the first ones.
     let is_live = frame.events.is_some();
     let newest = usize::from(!is_live);
@@ -544,7 +548,7 @@ async fn rollout(State(ui): State<Arc<Ui>>, Path(id): Path<String>, request: Req
     let read = read_within(&ui, &scope, id, move |source| source.page(frame, turns, log)).await;
     match read {
         Ok(page) => html(StatusCode::OK, &page),
-        Err(error) => ui.notice(Some(&asked.seen), error),
+        Err(error) => ui.notice(Some(&page_request.seen), error),
     }
 }
 
@@ -571,18 +575,18 @@ fn is_over(handle: &Handle) -> bool {
 }
 
 async fn rollout_events(State(ui): State<Arc<Ui>>, Path(id): Path<String>, request: Request) -> Response {
-    let asked = match asked(&ui, &request, false) {
-        Ok(asked) => asked,
+    let page_request = match page_request(&ui, &request, false) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
-    let (scope, id) = match scope_and_id(&ui, &asked, id).await {
+    let (scope, id) = match scope_and_id(&ui, &page_request, id).await {
         Ok(found) => found,
-        Err(error) => return ui.notice(Some(&asked.seen), error),
+        Err(error) => return ui.notice(Some(&page_request.seen), error),
     };
     let Some(held) = ui.streams.take(scope.number) else { return events::full() };
     let mut last = None;
     events::response(held, EVENT_INTERVAL, move || {
-        if !ui.is_valid(asked.seen.key.as_ref()) {
+        if !ui.is_valid(page_request.seen.key.as_ref()) {
             return News::Closed;
         }
         let now = scope.slots.find(&id).as_ref().and_then(read::progress);
@@ -598,48 +602,48 @@ async fn rollout_events(State(ui): State<Arc<Ui>>, Path(id): Path<String>, reque
 }
 
 async fn text(State(ui): State<Arc<Ui>>, Path(id): Path<String>, request: Request) -> Response {
-    let asked = match asked(&ui, &request, true) {
-        Ok(asked) => asked,
+    let page_request = match page_request(&ui, &request, true) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
-    let (scope, id) = match scope_and_id(&ui, &asked, id).await {
+    let (scope, id) = match scope_and_id(&ui, &page_request, id).await {
         Ok(found) => found,
-        Err(error) => return ui.notice(Some(&asked.seen), error),
+        Err(error) => return ui.notice(Some(&page_request.seen), error),
     };
-    let (turn, message) = (asked.query.turn.unwrap_or(0), asked.query.message.unwrap_or(0));
+    let (turn, message) = (page_request.query.turn.unwrap_or(0), page_request.query.message.unwrap_or(0));
     let whole = read_within(&ui, &scope, id, move |source| source.whole_text(turn, message)).await;
     match whole {
         Ok(Some(text)) => ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response(),
         Ok(None) => {
             let reason = format!("The rollout has no such text at turn {turn}.");
-            ui.notice(Some(&asked.seen), NotShown::Missing { title: "No such text", reason })
+            ui.notice(Some(&page_request.seen), NotShown::Missing { title: "No such text", reason })
         }
-        Err(error) => ui.notice(Some(&asked.seen), error),
+        Err(error) => ui.notice(Some(&page_request.seen), error),
     }
 }
 
 async fn artifact(State(ui): State<Arc<Ui>>, Path(id): Path<String>, request: Request) -> Response {
-    let asked = match asked(&ui, &request, true) {
-        Ok(asked) => asked,
+    let page_request = match page_request(&ui, &request, true) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
-    let (scope, id) = match scope_and_id(&ui, &asked, id).await {
+    let (scope, id) = match scope_and_id(&ui, &page_request, id).await {
         Ok(found) => found,
-        Err(error) => return ui.notice(Some(&asked.seen), error),
+        Err(error) => return ui.notice(Some(&page_request.seen), error),
     };
-    let name = asked.query.name.unwrap_or_default();
+    let name = page_request.query.name.unwrap_or_default();
     let shown = visible(&name);
     match read_within(&ui, &scope, id, move |source| source.artifact(&name)).await {
         Ok(Some(artifact)) => artifact_response(artifact),
         Ok(None) => {
             let reason = format!("The rollout has no artifact '{shown}'.");
-            ui.notice(Some(&asked.seen), NotShown::Missing { title: "No such artifact", reason })
+            ui.notice(Some(&page_request.seen), NotShown::Missing { title: "No such artifact", reason })
         }
-        Err(error) => ui.notice(Some(&asked.seen), error),
+        Err(error) => ui.notice(Some(&page_request.seen), error),
     }
 }
 
-/// Returns an artifact with headers that keep a browser from running or guessing anything.
+/// Returns an artifact with headers that keep a browser from running it or guessing its type.
 pub(crate) fn artifact_response(artifact: SentArtifact) -> Response {
     // The value has visible ASCII only.
     let disposition = HeaderValue::try_from(artifact.disposition);
@@ -725,12 +729,12 @@ pub(crate) async fn asset_of(Path((_, name)): Path<(String, String)>) -> Respons
 }
 
 async fn unknown(State(ui): State<Arc<Ui>>, request: Request) -> Response {
-    let asked = match asked(&ui, &request, true) {
-        Ok(asked) => asked,
+    let page_request = match page_request(&ui, &request, true) {
+        Ok(page_request) => page_request,
         Err(response) => return *response,
     };
     let reason = format!("This server has no page at {}.", visible(request.uri().path()));
-    ui.notice(Some(&asked.seen), NotShown::Missing { title: "No such page", reason })
+    ui.notice(Some(&page_request.seen), NotShown::Missing { title: "No such page", reason })
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ pub(super) fn progress(handle: &Handle) -> Option<Progress> {
     })
 }
 
-/// Finds a rollout and makes something of it. Reads files and blocks.
+/// Finds a rollout and returns what `make` makes from it. Reads files and blocks.
 pub(super) fn read<T>(
     slots: &TenantSlots,
     journal: Option<&Journal>,
@@ -196,7 +196,7 @@ impl Source<'_> {
     }
 }
 
-/// Returns what the page of a rollout in a journal is made from.
+/// Returns the source of the page of a rollout in a journal.
 fn stored_source<'a>(stored: &'a StoredRollout, transcript: &'a Transcript) -> RolloutSource<'a> {
     let finished: Option<&Finished> = stored.outcome.as_deref();
     let outcome: Option<&Outcome> = finished.map(|finished| &finished.outcome);

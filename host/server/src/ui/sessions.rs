@@ -1,8 +1,8 @@
 //! Sessions of browsers that signed in with a key.
 //!
-//! A session has the key, which is checked again with each request: a session of a key that was revoked, or that expired,
-//! ends with it. The browser has a random token in a cookie that scripts cannot read and that no other site can send. The
-//! server stores the token's digest.
+//! A session has the key, which is checked again with each request: a session of a key that was revoked, or that
+//! expired, ends with it. The browser has a random token in a cookie that scripts cannot read and that no other site
+//! can send. The server stores the token's digest.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use rollout_wire::digest::sha256_hex;
 /// Maximum time of a session.
 const TIME_MAX: Duration = Duration::from_secs(12 * 3600);
 
-/// Maximum number of sessions of all keys. The oldest one ends for another.
+/// Maximum number of sessions of all keys. The oldest one ends to make room for a new one.
 const SESSIONS_MAX: usize = 4096;
 
 /// Maximum number of sessions of one key.
@@ -96,8 +96,8 @@ pub(super) fn token_of(headers: &HeaderMap) -> Option<String> {
     pairs.find(|(found, _)| *found == name).map(|(_, token)| token.to_owned())
 }
 
-/// Returns the header that gives a browser its token, or takes it away. With `is_encrypted`, the browser sends it over TLS
-/// only.
+/// Returns the header that gives a browser its token, or takes it away. With `is_encrypted`, the browser sends it over
+/// TLS only.
 pub(super) fn set_cookie(headers: &HeaderMap, token: Option<&str>, is_encrypted: bool) -> HeaderValue {
     let secure = if is_encrypted { "; Secure" } else { "" };
     let age = if token.is_some() { TIME_MAX.as_secs() } else { 0 };
@@ -116,14 +116,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_ends_by_its_time_its_number_and_on_request() {
+    fn a_session_ends_on_request_after_its_time_or_for_a_newer_one() {
         let (sessions, began) = (Sessions::default(), Instant::now());
         let first = sessions.begin("a", began);
         assert_eq!(sessions.key(&first, began).unwrap().expose(), "a");
         assert!(sessions.key("guessed", began).is_none());
         let later = began + Duration::from_secs(1);
         let others: Vec<String> = (0..PER_KEY_MAX).map(|_| sessions.begin("a", later)).collect();
-        assert!(sessions.key(&first, later).is_none(), "the oldest of a key");
+        assert!(sessions.key(&first, later).is_none(), "the oldest session of the key has ended");
         sessions.end(&others[0]);
         assert!(sessions.key(&others[0], later).is_none());
         let end = later + TIME_MAX;

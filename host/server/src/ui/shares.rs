@@ -1,23 +1,23 @@
-//! Limits on what pages hold at once, per tenant and in all.
+//! Limits on the number of resources that pages hold at once, per tenant and in total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A number of things that are held at once, each by an owner.
+/// Permits that are limited in number, per owner and in total.
 pub(super) struct Shares {
     used: Mutex<HashMap<i64, usize>>,
     each_max: usize,
     all_max: usize,
 }
 
-/// One of them, until it is dropped.
+/// A permit, returned when it is dropped.
 pub(super) struct Held {
     shares: Arc<Shares>,
     owner: i64,
 }
 
 impl Shares {
-    /// Creates limits: of one owner, and of all together.
+    /// Creates permits: at most `each_max` of an owner, and `all_max` of all owners.
     pub(super) fn new(each_max: usize, all_max: usize) -> Arc<Self> {
         Arc::new(Self { used: Mutex::default(), each_max, all_max })
     }
@@ -26,7 +26,7 @@ impl Shares {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one, if the owner and all together have fewer than they may.
+    /// Takes a permit, unless the owner or all owners together have reached their limit.
     pub(super) fn take(self: &Arc<Self>, owner: i64) -> Option<Held> {
         let mut used = self.lock();
         let own = used.get(&owner).copied().unwrap_or(0);

@@ -22,8 +22,8 @@ use rollout_outbound::{Acknowledged, Undelivered};
 use rollout_rollout::{Failure, FailureKind, Finished, Outcome, Rollout};
 use rollout_wire::text::{beginning, time};
 
-/// Interval at which a running rollout is looked up, to notice that the trainer deleted it. A call of the model notices at
-/// once.
+/// Interval at which a running rollout is looked up, to notice that the trainer deleted it. A call of the model notices
+/// at once.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum size of the text of a failure in bytes.
@@ -41,7 +41,7 @@ pub(super) struct Claimed {
     /// The party that rates rollouts: the grader or the agent itself.
     pub source: &'static str,
     pub claim: Claim,
-    /// Whether its time passed.
+    /// Whether its timeout has passed.
     pub is_late: AtomicBool,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Claim {
     /// Whether an earlier process may have made it.
     pub is_resumed: bool,
     pub is_made: AtomicBool,
-    /// Receives a message when it is decided.
+    /// Notified when it is known whether the claim succeeded.
     pub decided: Mutex<Option<oneshot::Sender<()>>>,
 }
 
@@ -64,12 +64,12 @@ struct Report<'a> {
 }
 
 impl Claimed {
-    /// Claims the rollout. Returns whether it is this host's now.
+    /// Claims the rollout. Returns whether the claim succeeded.
     async fn claim(&self, driver: &Driver<Self>) -> bool {
         if let Some(log) = &driver.log
             && let Err(error) = log.admitted().await
         {
-            tracing::error!(%error, "a rollout is not claimed, because it cannot be kept");
+            tracing::error!(%error, "a rollout is not claimed, because the journal cannot store it");
             return false;
         }
         let gateway = &self.dialect.gateway;

@@ -171,10 +171,10 @@ impl Gateway {
         key: Option<&Secret>,
     ) -> Result<Self, InvalidService> {
         let client = ServiceClient::new(rules, url, key, REQUESTS_MAX)?;
-        // Without its query and password, which may be secrets.
+        // The query, the user and the password may be secrets.
         let mut shown = client.url(&[]);
         shown.set_query(None);
-        // A URL with a host can have neither.
+        // Removing them cannot fail, because the URL has a host.
         let _ = (shown.set_username(""), shown.set_password(None));
         let base = String::from(shown).trim_end_matches('/').to_owned();
         Ok(Self { client, base, has_listed: AtomicBool::new(false) })
@@ -197,8 +197,8 @@ impl Gateway {
         self.client.url(&path)
     }
 
-    /// Lists rollouts that wait, in the order of their creation. Those that run are not asked for: they would count towards the
-    /// limit and hide others.
+    /// Lists rollouts that wait, in the order of their creation. Those that run are not asked for: they would count
+    /// towards the limit and hide others.
     pub(super) async fn waiting(&self, max: usize) -> Result<Vec<Waiting>, SourceError> {
         let mut url = self.rollouts(&[]);
         url.query_pairs_mut().append_pair("state_in", "queuing").append_pair("limit", &max.to_string());

@@ -1,8 +1,8 @@
 //! Agent Lightning, version 1: a queue of rollouts at a gateway, from which this host claims work.
 //!
-//! The host is the controller and the agent in one. The pull client lists rollouts that wait; each is stored in
-//! the journal, claimed, run against the model behind the gateway, and ended with its reward. A process that is started again
-//! continues the rollouts that are still its own.
+//! The host is the controller and the agent in one. The pull client lists rollouts that wait; each is stored in the
+//! journal, claimed, run against the model behind the gateway, and ended with its reward. A process that is started
+//! again continues the rollouts that are still its own.
 
 mod claimed;
 mod gateway;
@@ -152,7 +152,8 @@ impl AgentLightning {
         })
     }
 
-    /// Starts a rollout, which claims itself. Returns the receiver of the message that the claim is decided.
+    /// Starts a rollout, which claims itself. Returns a receiver that is notified when it is known whether the claim
+    /// succeeded.
     fn start(
         &self,
         offer: &Waiting,
@@ -258,8 +259,8 @@ impl AgentLightning {
         );
         let change = StatusChange::failed(reason).body();
         if let Err(error) = self.0.gateway.change(&offer.id, change).await {
-            // It is still listed, and refused again.
-            tracing::warn!(rollout = offer.id, %error, "the end of a rollout is not reported");
+            // The gateway still lists it, and it is refused again.
+            tracing::warn!(rollout = offer.id, %error, "cannot report the end of a rollout");
         }
     }
 }
@@ -280,7 +281,7 @@ impl WorkSource for AgentLightning {
                 Err(reason) => refusals.push((offer, reason)),
                 Ok((id, row)) => match self.start(&offer, row, id) {
                     Ok(decision) => decisions.push(decision),
-                    // It was enqueued again, and waits until its last run is reported.
+                    // The trainer has enqueued it again. It waits until its previous run is reported.
                     Err(AdmitError::Duplicate) => {}
                     Err(error) => {
                         tracing::debug!(%error, "no more rollouts are claimed for now");
@@ -326,9 +327,9 @@ impl super::Dialect for AgentLightning {
     fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
         self.0.ledger.start();
         let facts: Facts = serde_json::from_str(unfinished.facts.get())
-            .map_err(|error| format!("its driver's facts: {error}"))?;
+            .map_err(|error| format!("cannot parse the facts of its driver: {error}"))?;
         if facts.gateway != self.0.gateway.base() {
-            return Err(format!("it is of the gateway at {}; start with that address", facts.gateway));
+            return Err(format!("it belongs to the gateway at {}; start with that address", facts.gateway));
         }
         let log = unfinished.log().clone();
         let entry = self.0.ledger.open();
@@ -336,7 +337,7 @@ impl super::Dialect for AgentLightning {
         let claim = Claim { is_resumed: true, is_made, decided: Mutex::new(None) };
         let pausing = |model: rollout_outbound::ModelEndpoint| Ok(model.pausing(PAUSES));
         let id = facts.id.clone();
-        self.0.continued.go_on((&self.0.tasks, host), unfinished, &id, pausing, |rollout| {
+        self.0.continued.continue_rollout((&self.0.tasks, host), unfinished, &id, pausing, |rollout| {
             let trace = rollout.map(|rollout| rollout.traced_below(None)).unwrap_or_default();
             self.driver(host, entry, &facts, (Some(log), trace), claim)
         })

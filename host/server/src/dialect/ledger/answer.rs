@@ -128,7 +128,7 @@ mod tests {
     fn lead(ledger: &Arc<Ledger>, key: &str) -> (LedgerEntry, AnswerSender) {
         match ledger.join(key) {
             Part::Leader(entry, sender) => (entry, sender),
-            Part::Follower(_) => panic!("'{key}' is taken"),
+            Part::Follower(_) => panic!("'{key}' is in use"),
         }
     }
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_requests_with_a_key_have_the_first_ones_answer() {
+    async fn all_requests_with_a_key_get_the_answer_of_the_first() {
         let ledger = ledger();
         let (entry, sender) = lead(&ledger, "k");
         let during = follow(&ledger, "k");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_leader_that_fails_fails_all_who_wait_and_frees_the_key() {
+    async fn a_failed_leader_fails_all_waiting_requests_and_frees_the_key() {
         let ledger = ledger();
         let (entry, sender) = lead(&ledger, "k");
         let during = follow(&ledger, "k");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_is_free_again_when_its_rollout_was_over_for_the_time_to_live() {
+    async fn a_key_is_free_when_the_time_to_live_after_its_rollout_is_over() {
         let ledger = ledger();
         let now = ledger.clock.now();
         drop(answer(&ledger, "over", Bytes::new()));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_are_charged_and_the_oldest_that_are_over_go_where_there_is_no_room() {
+    async fn answers_are_charged_and_the_oldest_of_finished_rollouts_are_dropped_when_memory_is_short() {
         let budget = Budget::new(100_000);
         let ledger = ledger_with(budget.clone());
         let body = || Bytes::from(vec![b' '; 30_000]);

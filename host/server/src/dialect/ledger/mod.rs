@@ -128,7 +128,7 @@ struct Inner {
     /// Whether cancellations come from the server, not from callers.
     is_cancelling: bool,
     /// Rollouts whose results were abandoned after the ledger was closed.
-    given_up: Vec<String>,
+    abandoned: Vec<String>,
 }
 
 /// One rollout.
@@ -169,7 +169,7 @@ impl Inner {
             owed: watch::Sender::new(0),
             is_closing: false,
             is_cancelling: false,
-            given_up: Vec::new(),
+            abandoned: Vec::new(),
         }
     }
 
@@ -233,10 +233,10 @@ impl Inner {
     }
 
     /// Marks a result as received, unwanted or abandoned.
-    fn settle(&mut self, number: u64, is_given_up: bool) {
+    fn settle(&mut self, number: u64, is_abandoned: bool) {
         let Some(name) = self.slots.get_mut(&number).and_then(|slot| slot.owed.take()) else { return };
-        if is_given_up && self.is_closing {
-            self.given_up.push(name.into());
+        if is_abandoned && self.is_closing {
+            self.abandoned.push(name.into());
         }
         self.owed.send_modify(|owed| *owed -= 1);
     }
@@ -444,7 +444,7 @@ impl Ledger {
         let inner = self.lock();
         let owed = inner.slots.values().filter_map(|slot| slot.owed.as_deref());
         let mut missing: Vec<String> =
-            owed.map(str::to_owned).chain(inner.given_up.iter().cloned()).collect();
+            owed.map(str::to_owned).chain(inner.abandoned.iter().cloned()).collect();
         missing.sort_unstable();
         missing
     }
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_is_active_until_it_ends_and_completed_then_once() {
+    fn a_rollout_is_active_until_it_ends_and_then_counts_as_completed_once() {
         let ledger = ledger();
         let (first, second) = (begin(&ledger, "r"), begin(&ledger, "r"));
         let Part::Leader(answered, sender) = ledger.join("r") else { panic!("the key is free") };
@@ -582,16 +582,20 @@ mod tests {
         first.end(Over::word("success"));
         first.end(Over::word("failure"));
         answered.end(Over::word("success"));
-        assert_eq!(ledger.counts(), (2, 1), "a later one of the same id is another");
+        assert_eq!(ledger.counts(), (2, 1), "a later rollout with the same id counts separately");
         answered.answer(sender, Bytes::new(), None);
         drop(answered);
-        assert_eq!(ledger.counts(), (1, 2), "one with an answer is completed when all is delivered");
+        assert_eq!(
+            ledger.counts(),
+            (1, 2),
+            "a rollout with an answer is completed when everything is delivered"
+        );
         drop((first, second));
-        assert_eq!(ledger.counts(), (0, 2), "one without an outcome was not completed");
+        assert_eq!(ledger.counts(), (0, 2), "a rollout without an outcome is not completed");
     }
 
     #[test]
-    fn a_status_is_that_of_the_newest_rollout_of_its_id_and_expires() {
+    fn an_id_has_the_status_of_its_newest_rollout_until_it_expires() {
         let ledger = ledger();
         let now = ledger.clock.now();
         let id = RolloutId::parse("r").unwrap();
@@ -608,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_owed_until_its_caller_has_it_and_named_where_it_is_given_up() {
+    fn a_result_is_owed_until_its_caller_has_it_and_listed_if_it_is_abandoned() {
         let ledger = ledger();
         let [kept, due, broken, early, cancelled, ended] =
             ["kept", "due", "broken", "early", "cancelled", "ended"].map(|id| begin(&ledger, id));

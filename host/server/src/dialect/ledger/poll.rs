@@ -248,8 +248,8 @@ impl LedgerEntry {
         self.ledger.budget.charge_copy(bytes)
     }
 
-    /// Stores the data for rendering the result in the journal, ends the rollout with this outcome, and stores a copy of
-    /// the result in memory if there is room.
+    /// Stores the data for rendering the result in the journal, ends the rollout with this outcome, and stores a copy
+    /// of the result in memory if there is room.
     pub(crate) async fn store(
         &self,
         (journal, log): (&Journal, &RolloutLog),
@@ -406,7 +406,7 @@ impl Ledger {
     }
 
     /// Records that a caller has read a result from the journal in full.
-    pub(crate) fn was_read_there(&self, kept: KeptResult) {
+    pub(crate) fn was_read_from_journal(&self, kept: KeptResult) {
         if let Some(journal) = &self.journal {
             journal.was_read(kept);
         }
@@ -418,8 +418,8 @@ impl Ledger {
         self.readers.clone().acquire_owned().await.ok()
     }
 
-    /// Reads a result from the journal for the holder of this lease. Its memory is charged from before the read until it
-    /// is sent.
+    /// Reads a result from the journal for the holder of this lease. Its memory is charged from before the read until
+    /// it is sent.
     pub(crate) async fn read_stored<F: DeserializeOwned + 'static>(
         self: &Arc<Self>,
         id: &RolloutId,
@@ -480,7 +480,7 @@ impl Ledger {
 }
 
 fn unreadable(why: impl std::fmt::Display) -> ReadError {
-    tracing::error!(%why, "a result of the journal cannot be read");
+    tracing::error!(%why, "a result in the journal cannot be read");
     ReadError::Unreadable(format!("the result cannot be read: {why}"))
 }
 
@@ -491,7 +491,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn results_that_were_read_are_kept_while_they_are_few() {
+    async fn results_that_were_read_are_kept_up_to_a_total_size() {
         let ledger = ledger();
         let read = |id: &str, bytes| {
             let id = RolloutId::parse(id).unwrap();
@@ -506,13 +506,13 @@ mod tests {
         let half = READ_BYTES_MAX / 2;
         assert_eq!(read("a", half), "a");
         assert_eq!(read("b", half), "ab");
-        assert_eq!(read("c", 1), "bc", "the oldest went");
+        assert_eq!(read("c", 1), "bc", "the oldest was dropped");
         assert_eq!(read("d", 2 * READ_BYTES_MAX), "d", "the last one stays, however large it is");
         assert_eq!(read("e", 1), "e");
     }
 
     #[tokio::test]
-    async fn a_held_result_is_owed_until_it_was_read_and_given_up_when_its_time_is_over() {
+    async fn a_held_result_is_owed_until_it_is_read_and_abandoned_when_it_expires() {
         let ledger = ledger();
         let now = ledger.clock.now();
         let hold = |id: &str| {
@@ -537,7 +537,7 @@ mod tests {
         assert_eq!(
             ledger.unreported(),
             ["unread"],
-            "it is named, because its time ended while the server closed"
+            "the result is listed, because it expired after the ledger was closed"
         );
         assert!(ledger.is_empty());
     }

@@ -189,7 +189,7 @@ mod tests {
         }
         assert_eq!(count.count(secs(59)), 120);
         assert_eq!(count.parts.len(), 60);
-        assert_eq!(count.count(secs(60)), 118, "the first second is over");
+        assert_eq!(count.count(secs(60)), 118, "the events of the first second are no longer counted");
         assert_eq!(count.count(secs(90)), 58);
         assert_eq!(count.count(secs(200)), 0);
         assert!(count.parts.is_empty());

@@ -1,8 +1,8 @@
 //! The place where a rollout's result meets the request that waits for it.
 //!
-//! Gym's client posts a request again, without end, when its connection breaks. A rollout without a request waits a moment
-//! for such a repetition, which gets its result; afterwards no caller wants it, and it is cancelled. A rollout of an earlier
-//! process waits longer, because its caller may have many requests to repeat.
+//! Gym's client posts a request again, without end, when its connection breaks. A rollout without a request waits a
+//! moment for such a repetition, which gets its result; afterwards no caller wants it, and it is cancelled. A rollout
+//! of an earlier process waits longer, because its caller may have many requests to repeat.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +15,12 @@ use tokio::time::Instant;
 
 use rollout_core::budget::Charge;
 
-/// Time for which a rollout whose caller disconnected waits for a repeated request. The client repeats it every 0.5 s.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum time for which a rollout whose caller disconnected waits for a repeated request. The client repeats it every
+/// 0.5 s.
+const ABSENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The same for a rollout of an earlier process, and for all rollouts once this process stops.
-const PATIENCE_AFTER_START: Duration = Duration::from_secs(600);
+/// The same time for a rollout of an earlier process, and for all rollouts once this process stops.
+const ABSENCE_MAX_AFTER_START: Duration = Duration::from_secs(600);
 
 /// A result, with its charge.
 pub(super) struct HeldResult {
@@ -32,7 +33,7 @@ struct State {
     /// Whether the result was written to a caller, or no caller wants it.
     is_over: bool,
     absent_since: Instant,
-    patience: Duration,
+    absence_max: Duration,
     result: Option<Arc<HeldResult>>,
 }
 
@@ -46,7 +47,7 @@ impl Meeting {
             is_attended: false,
             is_over: false,
             absent_since: Instant::now(),
-            patience: if is_resumed { PATIENCE_AFTER_START } else { PATIENCE },
+            absence_max: if is_resumed { ABSENCE_MAX_AFTER_START } else { ABSENCE_MAX },
             result: None,
         })))
     }
@@ -56,14 +57,14 @@ impl Meeting {
         let is_free = self.0.send_if_modified(|state| {
             let is_free = !state.is_attended && !state.is_over;
             if is_free {
-                (state.is_attended, state.patience) = (true, PATIENCE);
+                (state.is_attended, state.absence_max) = (true, ABSENCE_MAX);
             }
             is_free
         });
         is_free.then(|| Attendance { meeting: self.clone(), is_written: AtomicBool::new(false) })
     }
 
-    /// Shows the result to the present or the next request.
+    /// Publishes the result to the waiting request, or to the next one.
     pub(super) fn publish(&self, result: HeldResult) {
         self.0.send_modify(|state| state.result = Some(Arc::new(result)));
     }
@@ -74,13 +75,13 @@ impl Meeting {
         let _ = self.0.subscribe().wait_for(|state| state.is_over).await;
     }
 
-    /// Waits until no request has attended for too long. Afterwards none can.
+    /// Waits until no request has attended for the maximum time. Afterwards none can attend.
     pub(super) async fn deserted(&self) {
         let mut states = self.0.subscribe();
         loop {
             let until = {
                 let state = states.borrow_and_update();
-                (!state.is_attended).then(|| state.absent_since + state.patience)
+                (!state.is_attended).then(|| state.absent_since + state.absence_max)
             };
             let changed = async {
                 // The sender lives as long as this.
@@ -107,7 +108,7 @@ impl Meeting {
     }
 
     fn wait_longer(&self) {
-        self.0.send_modify(|state| state.patience = PATIENCE_AFTER_START);
+        self.0.send_modify(|state| state.absence_max = ABSENCE_MAX_AFTER_START);
     }
 }
 
@@ -173,7 +174,7 @@ impl Meetings {
         }
     }
 
-    /// Lets rollouts without a request wait for the next process.
+    /// Lets rollouts without a request wait longer, because this process stops.
     pub(super) fn wait_longer(&self) {
         self.all().values().flatten().for_each(|meeting| meeting.wait_longer());
     }
@@ -195,7 +196,7 @@ mod tests {
         let (key, meeting) = ([7; 32], Meeting::new(false));
         meetings.add(key, meeting.clone());
         let first = meetings.attend(&key).unwrap();
-        assert!(meetings.attend(&key).is_none(), "the first request waits still");
+        assert!(meetings.attend(&key).is_none(), "the first request still waits");
         drop(first);
         let second = meetings.attend(&key).unwrap();
         meeting.publish(result());
@@ -212,12 +213,12 @@ mod tests {
     #[tokio::test]
     async fn a_rollout_is_deserted_when_no_request_is_repeated_in_time() {
         let meeting = Meeting::new(true);
-        assert!(meeting.deserted().now_or_never().is_none(), "the caller may come");
+        assert!(meeting.deserted().now_or_never().is_none(), "the caller may still repeat its request");
         let attendance = meeting.attend().unwrap();
-        meeting.0.send_modify(|state| state.patience = Duration::ZERO);
+        meeting.0.send_modify(|state| state.absence_max = Duration::ZERO);
         assert!(meeting.deserted().now_or_never().is_none(), "a request waits");
         drop(attendance);
         meeting.deserted().await;
-        assert!(meeting.attend().is_none(), "it is too late");
+        assert!(meeting.attend().is_none(), "the rollout is deserted");
     }
 }

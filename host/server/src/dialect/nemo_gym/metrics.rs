@@ -20,8 +20,8 @@ const BODY_BYTES_MAX: usize = 256 << 20;
 /// Maximum number of different numbers in the results. Others are left out.
 const NAMES_MAX: usize = 256;
 
-/// Members of a result that are no measurement.
-const NO_MEASUREMENTS: [&str; 1] = ["mask_sample"];
+/// Members of a result that are not measurements.
+const NOT_MEASUREMENTS: [&str; 1] = ["mask_sample"];
 
 /// Numbers of a response's usage.
 const USAGE: [&str; 3] = ["input_tokens", "output_tokens", "total_tokens"];
@@ -38,7 +38,7 @@ impl Numbers {
         self.0.entry(name.to_owned()).or_default().push(number);
     }
 
-    /// Returns the statistics of each number. Deviations are of the sample.
+    /// Returns the statistics of each number. Standard deviations are those of a sample (divisor n - 1).
     fn statistics(&self) -> Map<String, Value> {
         let mut all = Map::new();
         let mut put = |of: &str, name: &str, value: f64| {
@@ -162,7 +162,7 @@ fn statistics(body: &[u8]) -> Result<Value, String> {
 fn numbers(result: &str) -> Result<Vec<(String, f64)>, String> {
     let mut numbers = Vec::new();
     let read = stream::members(result, |name, value: &RawValue| {
-        let is_measurement = !name.starts_with("_ng_") && !NO_MEASUREMENTS.contains(&&*name);
+        let is_measurement = !name.starts_with("_ng_") && !NOT_MEASUREMENTS.contains(&&*name);
         let number = match value.get() {
             "true" => Some(1.0),
             "false" => Some(0.0),

@@ -1,8 +1,9 @@
 //! NeMo Gym, version 0.7: environment server, head server and resources server in one.
 //!
-//! The collector reads the addresses of servers at the head, posts each row to `/run`, waits for as long as the rollout takes,
-//! and posts all results to `/aggregate_metrics` at the end. Agents of Gym post conversations to `/verify`. A request is held
-//! until its rollout ends; a caller that disconnects and does not come back cancels it. A failure is never a reward.
+//! The collector reads the addresses of servers at the head, posts each row to `/run`, waits for as long as the rollout
+//! takes, and posts all results to `/aggregate_metrics` at the end. Agents of Gym post conversations to `/verify`. A
+//! request is held until its rollout ends; a caller that disconnects and does not come back cancels it. A failure is
+//! never a reward.
 
 mod head;
 mod meeting;
@@ -65,7 +66,7 @@ impl Model {
         Ok(Self { address, secrets, endpoint })
     }
 
-    /// Returns one for rollouts that call none.
+    /// Returns a model for rollouts that never call one.
     fn unreachable() -> Self {
         Self::new("http://127.0.0.1:9/v1", "none", None).expect("the address is valid")
     }

@@ -193,7 +193,7 @@ struct RowResult<'a> {
     reward: f64,
     is_masked: bool,
     reason: Option<&'static str>,
-    /// Not of a verification, which has one.
+    /// The response. `None` for a verification, whose row contains it.
     response: Option<ResponseObject<'a>>,
 }
 
@@ -202,8 +202,8 @@ fn repeat<M: SerializeMap>(row: &Row, result: &mut M) -> Result<Vec<String>, M::
     let is_verify = row.form == Form::Verify;
     let mut names: Vec<String> = Vec::new();
     let written = stream::members(row.members(), |name, value: &RawValue| {
-        // A verification repeats its response, and the collector adds its members again. A name may occur twice in a row,
-        // and not in a result.
+        // A verification repeats its response, and the collector adds its members again. A name may occur twice in a
+        // row, and not in a result.
         let is_of_collector = name.starts_with("_ng_") || name.starts_with("ng_") || name == "agent_ref";
         let is_replaced = OF_RESULT.contains(&&*name) && !(is_verify && name == "response");
         if !is_replaced && (is_verify || !is_of_collector) && !names.iter().any(|other| *other == name) {

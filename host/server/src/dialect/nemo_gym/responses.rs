@@ -79,7 +79,7 @@ fn push_items(messages: &mut Messages, what: &str, list: &str) -> Result<(), Str
                 turn.push_to(messages);
                 messages.push(&raw(&ToolMessage { role: "tool", tool_call_id: &id, content: &output }));
             }
-            // The chat form has none.
+            // The chat form has no reasoning items.
             "reasoning" => {}
             other => {
                 return Err(format!(
@@ -199,8 +199,8 @@ pub(super) struct Output<'a> {
     pub tokens: &'a [ReplyTokens],
 }
 
-/// Returns the index of the first message of a sample that is not its prompt. A sample that does not begin with the prompt
-/// begins with the model's first message.
+/// Returns the index of the first message of a sample that is not its prompt. A sample that does not begin with the
+/// prompt begins with the model's first message.
 pub(super) fn first_after_prompt(messages: &Messages, prompt: &Messages) -> usize {
     let same = messages.iter().zip(prompt.iter()).take_while(|(a, b)| a == b).count();
     if same == prompt.len() {
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_that_cannot_be_read_says_why() {
+    fn an_invalid_input_is_refused_with_the_reason() {
         fn check(params: &str, expected: &str) {
             let error = prompt(params).unwrap_err();
             assert!(error.contains(expected), "{params}: {error}");

@@ -10,7 +10,7 @@ use crate::dialect::row::{RowFields, field, rest, text_of};
 use rollout_wire as wire;
 use rollout_wire::messages::Messages;
 
-/// The field that Gym's own data sets have the label in. It comes before the others.
+/// The field with the label in Gym's own data sets. It takes precedence over the others.
 const LABEL_FIELD: &str = "verifier_metadata";
 
 /// Fields of a row that make the prompt.
@@ -39,7 +39,7 @@ pub(super) struct Row {
 }
 
 /// The rollout that a row asks for.
-pub(super) struct Asked {
+pub(super) struct RequestedRollout {
     pub prompt: Messages,
     pub label: Option<String>,
     pub metadata: Option<Box<RawValue>>,
@@ -47,7 +47,7 @@ pub(super) struct Asked {
     /// The conversation that is only graded.
     pub conversation: Option<Messages>,
     pub attempt: u32,
-    /// The collection's name of the rollout.
+    /// The name that the collection gave the rollout.
     pub name: String,
 }
 
@@ -92,7 +92,7 @@ impl Row {
     }
 
     /// Reads the rollout that it asks for. The error says what is wrong with it.
-    pub(super) fn asked(&self, fields: &RowFields) -> Result<Asked, String> {
+    pub(super) fn requested(&self, fields: &RowFields) -> Result<RequestedRollout, String> {
         let (attempt, name) = self.name()?;
         let row = self.members();
         let params =
@@ -117,7 +117,7 @@ impl Row {
             hidden.push(LABEL_FIELD);
             label = field(data, LABEL_FIELD).and_then(text_of).or(label);
         }
-        Ok(Asked {
+        Ok(RequestedRollout {
             prompt,
             label,
             metadata: metadata(params.get(), data, &hidden)?,
@@ -128,7 +128,7 @@ impl Row {
         })
     }
 
-    /// Returns the number of earlier attempts and the collection's name of the rollout.
+    /// Returns the number of earlier attempts and the name that the collection gave the rollout.
     fn name(&self) -> Result<(u32, String), String> {
         let body = self.body.get();
         let number = |path: &str| field(body, path).and_then(|at| at.get().parse::<u32>().ok());
@@ -155,11 +155,12 @@ fn object(body: &[u8]) -> Result<&str, String> {
 }
 
 fn owned(json: &str) -> Box<RawValue> {
-    // It was parsed before.
+    // The text is part of JSON that was parsed before.
     RawValue::from_string(json.to_owned()).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
-/// Returns what the guests see of a row besides prompt and label: its data, and the parameters without the prompt.
+/// Returns the metadata of a row for the guests: its data without prompt and label, and the parameters without the
+/// prompt.
 fn metadata(params: &str, data: &str, hidden: &[&str]) -> Result<Option<Box<RawValue>>, String> {
     let is_of_collector = |name: &str| name.starts_with("_ng_") || OF_COLLECTOR.contains(&name);
     let mut of_collector: Vec<String> = Vec::new();
@@ -198,13 +199,13 @@ fn completion_params(params: &str) -> Box<RawValue> {
 mod tests {
     use super::*;
 
-    fn asked(form: Form, body: &str) -> Result<Asked, String> {
+    fn requested(form: Form, body: &str) -> Result<RequestedRollout, String> {
         let row = match form {
             Form::Verify => Row::of_verify(body.as_bytes()),
             Form::Flat | Form::Task => Row::of_run(body.as_bytes()),
         }?;
         assert_eq!(row.form, form, "{body}");
-        row.asked(&RowFields::default())
+        row.requested(&RowFields::default())
     }
 
     #[test]
@@ -221,10 +222,11 @@ mod tests {
             r#"{{{ids}"task_input":{{"responses_create_params":{params},"task_data":{{"answer":2,"verifier_metadata":{{"x":1}},"level":3}}}}}}}}"#
         );
         for (form, body) in [(Form::Flat, flat), (Form::Task, inside), (Form::Task, apart)] {
-            let asked = asked(form, &body).unwrap();
-            assert_eq!((asked.attempt, &*asked.name), (3, "4-1"));
-            assert_eq!(asked.label.as_deref(), Some(r#"{"x":1}"#));
-            let metadata: serde_json::Value = serde_json::from_str(asked.metadata.unwrap().get()).unwrap();
+            let requested = requested(form, &body).unwrap();
+            assert_eq!((requested.attempt, &*requested.name), (3, "4-1"));
+            assert_eq!(requested.label.as_deref(), Some(r#"{"x":1}"#));
+            let metadata: serde_json::Value =
+                serde_json::from_str(requested.metadata.unwrap().get()).unwrap();
             assert_eq!(metadata["level"], 3);
             assert_eq!(metadata["responses_create_params"]["temperature"], 0.5);
             assert_eq!(
@@ -232,15 +234,16 @@ mod tests {
                 2,
                 "the label and the collector's are hidden: {metadata}"
             );
-            let loop_params: serde_json::Value = serde_json::from_str(asked.completion_params.get()).unwrap();
+            let loop_params: serde_json::Value =
+                serde_json::from_str(requested.completion_params.get()).unwrap();
             assert_eq!(loop_params["tools"][0]["function"]["name"], "f");
         }
     }
 
     #[test]
-    fn a_row_that_cannot_be_read_says_why() {
+    fn an_invalid_row_is_refused_with_the_reason() {
         let check = |form, body: &str, expected: &str| {
-            let error = asked(form, body).err().unwrap();
+            let error = requested(form, body).err().unwrap();
             assert!(error.contains(expected), "{body}: {error}");
         };
         check(Form::Flat, "{}", "no 'responses_create_params'");

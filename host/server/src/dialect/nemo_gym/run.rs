@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::meeting::{Attendance, HeldResult, Meeting};
 use super::outcome::{self, Answered, RowFailure};
-use super::row::{Asked, Form, Row};
+use super::row::{Form, RequestedRollout, Row};
 use super::{DRIVER, Model, NemoGym};
 use crate::connection::{Caller, WhenWritten};
 use crate::dialect::body::{Body, BodyRefused};
@@ -143,7 +143,7 @@ async fn admitted(
     key: [u8; 32],
 ) -> Result<Attendance, RowFailure> {
     let settings = gym.settings();
-    let asked = row.asked(&settings.fields).map_err(RowFailure::of_row)?;
+    let requested = row.requested(&settings.fields).map_err(RowFailure::of_row)?;
     let model = match &settings.model {
         Some(model) => model,
         None if row.form == Form::Verify => no_model(),
@@ -152,7 +152,7 @@ async fn admitted(
             return Err(RowFailure::of_row(why));
         }
     };
-    let starts = start(gym, model, (row, asked), charge, key);
+    let starts = start(gym, model, (row, requested), charge, key);
     match &caller {
         Some(Extension(caller)) => caller.wait(starts).await.unwrap_or_else(|| {
             Err(RowFailure::of_admission("the server needs the connections on which rows wait for room"))
@@ -171,7 +171,7 @@ fn no_model() -> &'static Model {
 async fn start(
     gym: &NemoGym,
     model: &Model,
-    (row, asked): (&Arc<Row>, Asked),
+    (row, requested): (&Arc<Row>, RequestedRollout),
     charge: Charge,
     key: [u8; 32],
 ) -> Result<Attendance, RowFailure> {
@@ -192,7 +192,7 @@ async fn start(
             past: None,
         };
         let ended = inner.ended.notified();
-        match host.admit(request(&host, model, &asked)?, resources) {
+        match host.admit(request(&host, model, &requested)?, resources) {
             Ok(rollout) => break (rollout, host),
             Err(AdmitError::Full { .. } | AdmitError::NoMemory(_)) if Instant::now() < until => {
                 let _ = tokio::time::timeout(ADMISSION_PAUSE, ended).await;
@@ -208,7 +208,7 @@ async fn start(
     let entry = inner.ledger.open();
     entry.begin(rollout.id().clone(), rollout.id().as_str(), Some(rollout.handle()));
     let meeting = Meeting::new(false);
-    // No other request knows it.
+    // No other request knows the meeting yet.
     let attendance = meeting.attend().ok_or_else(RowFailure::of_host)?;
     inner.meetings.add(key, meeting.clone());
     let run = EpisodeRun {
@@ -232,19 +232,19 @@ async fn start(
     Ok(attendance)
 }
 
-fn request(host: &Host, model: &Model, asked: &Asked) -> Result<RolloutRequest, RowFailure> {
+fn request(host: &Host, model: &Model, requested: &RequestedRollout) -> Result<RolloutRequest, RowFailure> {
     // A re-run of a collection has the same names.
-    let id = RolloutId::parse(format!("{}-{}", asked.name, &random::id()[..12]));
+    let id = RolloutId::parse(format!("{}-{}", requested.name, &random::id()[..12]));
     let is_loop = host.form() == AgentForm::AgentLoop;
     Ok(RolloutRequest {
-        id: id.map_err(|error| RowFailure::of_row(format!("its name: {error}")))?,
+        id: id.map_err(|error| RowFailure::of_row(format!("its name is invalid: {error}")))?,
         caller_id: None,
-        attempt: asked.attempt,
-        prompt: asked.prompt.clone(),
-        label: asked.label.clone(),
-        metadata: asked.metadata.clone().map(RowMetadata::from),
+        attempt: requested.attempt,
+        prompt: requested.prompt.clone(),
+        label: requested.label.clone(),
+        metadata: requested.metadata.clone().map(RowMetadata::from),
         loop_options: LoopOptions {
-            completion_params: is_loop.then(|| asked.completion_params.clone()),
+            completion_params: is_loop.then(|| requested.completion_params.clone()),
             ..LoopOptions::default()
         },
         model: model.address.clone(),
@@ -259,7 +259,7 @@ fn request(host: &Host, model: &Model, asked: &Asked) -> Result<RolloutRequest, 
             request_fields: None,
         }),
         fork: None,
-        conversation: asked.conversation.clone(),
+        conversation: requested.conversation.clone(),
     })
 }
 
@@ -268,10 +268,10 @@ pub(super) fn resume(gym: &NemoGym, host: &Host, unfinished: UnfinishedRollout) 
     let inner = &gym.0;
     inner.ledger.start();
     let Facts { delivery, row } = serde_json::from_str(unfinished.facts.get())
-        .map_err(|error| format!("its driver's facts: {error}"))?;
+        .map_err(|error| format!("cannot parse the facts of its driver: {error}"))?;
     let log = unfinished.log().clone();
     let progress = Progress::read(delivery, &unfinished.notes)
-        .map_err(|error| format!("its driver's notes: {error}"))?;
+        .map_err(|error| format!("cannot parse the notes of its driver: {error}"))?;
     let tokens: Option<SampleTokens> = progress.body.and_then(|body| serde_json::from_str(body.get()).ok());
     let key = key_of(&row);
     let meeting = Meeting::new(true);
@@ -289,7 +289,7 @@ pub(super) fn resume(gym: &NemoGym, host: &Host, unfinished: UnfinishedRollout) 
         row: Arc::new(row),
     };
     let entry = inner.ledger.open();
-    inner.continued.go_on((&inner.tasks, host), unfinished, &name, Ok, |rollout| {
+    inner.continued.continue_rollout((&inner.tasks, host), unfinished, &name, Ok, |rollout| {
         let trace = rollout.map(|rollout| rollout.traced_below(None)).unwrap_or_default();
         driver(host, entry, progress.delivery, (Some(log), trace), run)
     })
@@ -342,11 +342,11 @@ impl Renderer for EpisodeRun {
     type Form = ();
 
     async fn before_workflow(driver: &Driver<Self>, _rollout: &mut Rollout) -> ControlFlow<()> {
-        // What a rollout that is lost would have asked the model is asked again.
+        // A rollout that is lost would call the model again for everything, so the admission is stored first.
         if let Some(log) = &driver.log
             && let Err(error) = log.admitted().await
         {
-            tracing::error!(%error, "a rollout begins without its journal, which cannot store it");
+            tracing::error!(%error, "a rollout starts without being in the journal, which cannot store it");
         }
         ControlFlow::Continue(())
     }
@@ -357,7 +357,7 @@ impl Renderer for EpisodeRun {
         if !tokens.is_observed {
             return;
         }
-        // The next process has the outcome, and not the model's replies.
+        // The next process can read the outcome from the journal, but not the tokens of the replies.
         if let Ok(stored) = to_raw_value(&tokens) {
             driver.note(Some(&stored));
         }

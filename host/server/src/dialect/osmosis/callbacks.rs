@@ -123,7 +123,7 @@ pub(super) async fn start(
     let work = (log.clone(), rollout.traced_below(parent));
     let driver = kept::driver(&host, entry, &facts, (&inner.callbacks, addresses), work, renderer);
     inner.tasks.spawn(drive(rollout, driver));
-    kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())
+    kept::wait_until_stored(log.as_ref()).await.inspect_err(|_| handle.cancel())
 }
 
 /// Continues a rollout of an earlier process, or delivers its remaining callbacks.
@@ -145,7 +145,7 @@ pub(super) fn resume(
         report: Report::from_stored(&report),
     });
     let entry = inner.ledger.open();
-    kept::go_on((osmosis, host), unfinished, id.as_str(), Ok, |rollout| {
+    kept::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |rollout| {
         let trace = rollout.map(|rollout| rollout.traced_below(None)).unwrap_or_default();
         kept::driver(host, entry, &facts, (&inner.callbacks, addresses), (Some(log), trace), renderer)
     })

@@ -138,7 +138,7 @@ pub(super) async fn start(
     let client = (&inner.callbacks, Addresses::default());
     let driver = kept::driver(&host, entry, &facts, client, (log.clone(), trace), renderer);
     inner.tasks.spawn(drive(rollout, driver));
-    kept::is_safe(log.as_ref()).await.inspect_err(|_| handle.cancel())?;
+    kept::wait_until_stored(log.as_ref()).await.inspect_err(|_| handle.cancel())?;
     Ok(admission)
 }
 
@@ -149,16 +149,17 @@ pub(super) fn resume(
     facts: Facts,
 ) -> Result<(), String> {
     let kept::Form::Polled { lease, grade } = &facts.form else {
-        return Err("it is not polled for".to_owned());
+        return Err("no caller polls for the rollout".to_owned());
     };
     let inner = &osmosis.0;
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
-    // The process of a finished rollout died before its end was noted. A stored result is this rollout's.
+    // An earlier process may have died between storing the result and ending the rollout in the journal, so a
+    // stored result with this id is the rollout's own.
     let mut entry = inner.ledger.reserve_anyway(&id).map_err(|_| "its id is taken")?;
     let log = unfinished.log().clone();
     let renderer = Polling { id: id.clone(), form: Form { grade: *grade, is_expired: false, label } };
     let client = (&inner.callbacks, Addresses::default());
-    kept::go_on((osmosis, host), unfinished, id.as_str(), Ok, |_| {
+    kept::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |_| {
         entry.fill(&id, lease.clone(), Some(log.clone()));
         kept::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
     })
@@ -281,7 +282,9 @@ pub(super) async fn result(
             return Err(ApiError::WrongLease);
         }
         match ledger.news(polled, caller.as_deref()).await {
-            PollStatus::Ended(copy) => return Ok(given(&osmosis, Read::Here(polled.clone()), copy)),
+            PollStatus::Ended(copy) => {
+                return Ok(result_response(&osmosis, Read::Here(polled.clone()), copy));
+            }
             PollStatus::Under(phase) => {
                 let body = ResultBody::bare(polled.id(), word(phase)).bytes();
                 return Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response());
@@ -293,7 +296,7 @@ pub(super) async fn result(
     let kept = kept.ok_or(ApiError::UnknownRollout)?;
     let render = |form: &Form, finished: &Finished| form.result(finished).bytes();
     let copy = ledger.read_stored(&id, kept, Lease::of(lease), render).await?;
-    Ok(given(&osmosis, Read::Journaled(kept), Arc::new(copy)))
+    Ok(result_response(&osmosis, Read::Journaled(kept), Arc::new(copy)))
 }
 
 /// A result for a poll.
@@ -305,17 +308,17 @@ enum Read {
 }
 
 /// Returns the response with a result, which counts as read when all of it was sent.
-fn given(osmosis: &Osmosis, read: Read, copy: Arc<HeldBody>) -> Response {
+fn result_response(osmosis: &Osmosis, read: Read, copy: Arc<HeldBody>) -> Response {
     let body = copy.body.clone();
     let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
     // A partially sent result stays unread.
     let osmosis = osmosis.clone();
     let when_written = WhenWritten::new(move || {
-        // It is charged until then.
+        // The copy is charged until the response is written.
         let _ = &copy;
         match &read {
             Read::Here(polled) => osmosis.0.ledger.was_read(polled),
-            Read::Journaled(kept) => osmosis.0.ledger.was_read_there(*kept),
+            Read::Journaled(kept) => osmosis.0.ledger.was_read_from_journal(*kept),
         }
     });
     response.extensions_mut().insert(when_written);

@@ -45,7 +45,7 @@ const KNOWN: [&str; 25] = [
 const TEXTS_MAX: usize = 100_000;
 
 /// Maximum number of problems that are reported for a request. The response to a list of a million wrong items would
-/// otherwise have gigabytes.
+/// otherwise be gigabytes long.
 const PROBLEMS_MAX: usize = 64;
 
 /// Maximum length of a JSON value in an error message.
@@ -244,7 +244,7 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// Reads a required list of at most `max` objects, each unchanged.
+    /// Reads a required list of at most `count_max` objects, each unchanged.
     pub(crate) fn required_objects(&mut self, name: &str, count_max: usize) -> Option<Messages> {
         let Some(raw) = self.fields.get(name).copied() else {
             self.missing(name);
@@ -514,8 +514,8 @@ fn shown(raw: &RawValue) -> Value {
     value(raw)
 }
 
-/// Returns a scalar value, or an empty list or object in place of one with elements. Invalid values such as 1e999 become
-/// null.
+/// Returns a scalar value, or an empty list or object in place of one with elements. Invalid values such as 1e999
+/// become null.
 fn scalar(raw: &RawValue) -> Value {
     match raw.get().as_bytes().first() {
         Some(b'[') => Value::Array(Vec::new()),

@@ -34,7 +34,7 @@ pub(crate) fn start_rollout(body: &[u8]) {
     let read = request::read(&json(), body, OsmosisGeneration::default(), &NetworkRules::open());
     assert!(
         request::read(&HeaderMap::new(), body, OsmosisGeneration::default(), &NetworkRules::open()).is_err(),
-        "what is not called JSON is not read as JSON"
+        "a body of another content type is not parsed as JSON"
     );
     let parsed = match read {
         Ok(StartRollout::Polled(request)) => request.parsed,

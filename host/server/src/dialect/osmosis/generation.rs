@@ -1,8 +1,8 @@
 //! Detection of the generation of a `POST /rollout`.
 //!
-//! D never has a `completion_callback_url`, B and C always do. Only C has `llm_api_key`, even null, or lacks a `rollout_id`.
-//! Other requests are of B or of an early C, which send the same fields: such a caller gets responses and callbacks in a form
-//! that both accept, and only the number of samples depends on the form of the addresses.
+//! D never has a `completion_callback_url`, B and C always do. Only C has `llm_api_key`, even null, or lacks a
+//! `rollout_id`. Other requests are of B or of an early C, which send the same fields: such a caller gets responses and
+//! callbacks in a form that both accept, and only the number of samples depends on the form of the addresses.
 
 use reqwest::Url;
 
@@ -39,8 +39,8 @@ impl Generation {
     }
 }
 
-/// Returns whether the rollout's id is a path segment of an address, as in C's controllers, and the addresses are not those
-/// of B's controllers.
+/// Returns whether the rollout's id is a path segment of an address, as in C's controllers, and the addresses are not
+/// those of B's controllers.
 fn looks_like_c(fields: &Fields<'_>) -> bool {
     let url = |name| fields.peek_text(name).and_then(|url| Url::parse(&url).ok());
     let Some(id) = fields.peek_text("rollout_id") else { return false };
@@ -99,7 +99,7 @@ mod tests {
             };
         }
         let body = body.to_string();
-        Generation::of(&Fields::of(body.as_bytes(), true).expect("it is an object"), configured)
+        Generation::of(&Fields::of(body.as_bytes(), true).expect("the body is an object"), configured)
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_word_goes_before_what_a_request_looks_like() {
+    fn a_configured_generation_takes_precedence_over_detection() {
         for (configured, expected) in [
             (OsmosisGeneration::B, Generation::B),
             (OsmosisGeneration::C, Generation::C),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_decoded_as_far_as_it_is_encoded() {
+    fn a_path_segment_is_percent_decoded() {
         fn check(segment: &str, expected: &str) {
             assert_eq!(decoded(segment), expected.as_bytes(), "{segment}");
         }

@@ -88,22 +88,23 @@ pub(super) fn driver<R: Renderer>(
 }
 
 /// Waits until an admission is stored, so that it may be answered.
-pub(super) async fn is_safe(log: Option<&RolloutLog>) -> Result<(), ApiError> {
+pub(super) async fn wait_until_stored(log: Option<&RolloutLog>) -> Result<(), ApiError> {
     match log {
         None => Ok(()),
         Some(log) => log.admitted().await.map_err(|error| ApiError::NotKept(error.to_string())),
     }
 }
 
-/// Runs a rollout of an earlier process to its end, or delivers its stored outcome, as [`Continued::go_on`] does.
-pub(super) fn go_on<R: Renderer>(
+/// Runs a rollout of an earlier process to its end, or delivers its stored outcome, as [`Continued::continue_rollout`]
+/// does.
+pub(super) fn continue_rollout<R: Renderer>(
     (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
     name: &str,
     asked: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
     driver: impl FnOnce(Option<&Rollout>) -> Box<Driver<R>>,
 ) -> Result<(), String> {
-    osmosis.0.continued.go_on((&osmosis.0.tasks, host), unfinished, name, asked, driver)
+    osmosis.0.continued.continue_rollout((&osmosis.0.tasks, host), unfinished, name, asked, driver)
 }
 
 /// Returns the caller's report of model calls from the notes of a rollout with this driver.

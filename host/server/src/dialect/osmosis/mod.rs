@@ -1,6 +1,5 @@
-//! The Osmosis rollout protocol: generation D (polling under a lease), C (callbacks, one
-//! sample) and B (callbacks, a map of samples) on the same routes, and A (tools at the start,
-//! one post at the end) beside them on its own.
+//! The Osmosis rollout protocol: generations D (polling under a lease), C (callbacks, one sample) and B (callbacks, a
+//! map of samples) on the same routes, and A (tools at the start, one post at the end) on its own routes.
 //!
 //! `generation` detects the generation of a request. Shared parts are here, each generation's own parts in its module.
 
@@ -127,14 +126,14 @@ impl Osmosis {
     }
 
     /// Starts the removal of expired entries, within the runtime.
-    fn keep_swept(&self) {
+    fn start_sweeping(&self) {
         self.0.sweeping.call_once(|| {
             self.0.ledger.start();
             drop(tokio::spawn(sweep(Arc::downgrade(&self.0))));
         });
     }
 
-    /// Returns what `/health` reports of the rollouts of all generations, in generation A's words.
+    /// Returns the fields of `/health` about the rollouts of all generations, with generation A's names.
     fn rollout_health(&self) -> Map<String, Value> {
         let (active, completed) = self.0.ledger.counts();
         let fields: [(&str, Value); 4] = [
@@ -146,8 +145,8 @@ impl Osmosis {
         fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// Parses a body as a request for a rollout, with a charge for its memory. A refusal is counted here, because the request
-    /// never reaches admission.
+    /// Parses a body as a request for a rollout, with a charge for its memory. A refusal is counted here, because the
+    /// request never reaches admission.
     fn read_for_rollout<T: ForRollout>(
         &self,
         body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
@@ -252,8 +251,8 @@ impl super::Dialect for Osmosis {
     }
 }
 
-/// Removes expired entries for as long as the server exists. Every use of the ledger removes them as well, but a full server
-/// may refuse all requests that use it.
+/// Removes expired entries for as long as the server exists. Every use of the ledger removes them as well, but a full
+/// server may refuse all requests that use it.
 async fn sweep(inner: Weak<Inner>) {
     let mut pause = tokio::time::interval(SWEEP_INTERVAL);
     loop {
@@ -269,7 +268,7 @@ async fn start_rollout(
     headers: HeaderMap,
     body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Response, ApiError> {
-    osmosis.keep_swept();
+    osmosis.start_sweeping();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let configured = osmosis.0.generation;
     let rules = osmosis.0.callbacks.rules();

@@ -407,7 +407,7 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     fn report(report: Value) -> Report {
-        Report::read(&json!({ "trajectory": report }).to_string().into()).expect("it is a report")
+        Report::read(&json!({ "trajectory": report }).to_string().into()).expect("the body has a report")
     }
 
     #[test]

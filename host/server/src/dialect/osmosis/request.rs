@@ -22,7 +22,7 @@ use rollout_wire::metadata::RowMetadata;
 /// guest. Conversations have tens.
 pub(super) const MESSAGES_MAX: usize = 100_000;
 
-/// Name of every model of this protocol.
+/// Name of the model in all requests of this protocol.
 const MODEL: &str = "osmosis-rollout";
 
 /// A request, by the delivery of its result.
@@ -318,7 +318,7 @@ mod tests {
 
     /// Checks that all stored parts of a request are charged; otherwise callers could use memory without a charge.
     #[test]
-    fn a_request_counts_with_all_its_fields() {
+    fn a_request_is_charged_for_all_its_fields() {
         let check = |field: &str, value: serde_json::Value| {
             let mut body = serde_json::json!({
                 "rollout_id": "r",

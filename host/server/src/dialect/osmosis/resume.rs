@@ -8,13 +8,13 @@ use rollout_rollout::{Host, UnfinishedRollout};
 /// Continues a rollout of an earlier process from its journal's facts and notes. The error is the reason why it cannot
 /// continue.
 pub(super) fn resume(osmosis: &Osmosis, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
-    osmosis.keep_swept();
+    osmosis.start_sweeping();
     let facts: Facts = serde_json::from_str(unfinished.facts.get())
-        .map_err(|error| format!("its driver's facts: {error}"))?;
+        .map_err(|error| format!("cannot parse the facts of its driver: {error}"))?;
     let addresses = Addresses::open(unfinished.secrets.driver.as_ref())
-        .map_err(|error| format!("its driver's secret: {error}"))?;
+        .map_err(|error| format!("cannot parse the secret of its driver: {error}"))?;
     let progress = Progress::read(facts.delivery, &unfinished.notes)
-        .map_err(|error| format!("its driver's notes: {error}"))?;
+        .map_err(|error| format!("cannot parse the notes of its driver: {error}"))?;
     let facts = Facts { delivery: progress.delivery, ..facts };
     match facts.form {
         Form::Polled { .. } => d::resume((osmosis, host), unfinished, facts),

@@ -57,14 +57,14 @@ impl Server {
         Self { settings: init, completions: Arc::new(completions) }
     }
 
-    /// Whether the server has no other generation.
+    /// Returns whether the server has no other generation.
     pub(crate) fn is_alone(&self) -> bool {
         self.settings.alone
     }
 }
 
-/// Returns the reason why this host cannot serve callers of this generation, if there is one: tools that the protocol cannot
-/// describe. Tools that depend on a request are checked when it arrives.
+/// Returns the reason why this host cannot serve callers of this generation, if there is one: tools that the protocol
+/// cannot describe. Tools that depend on a request are checked when it arrives.
 pub async fn cannot_carry(host: &Host) -> Option<String> {
     let tools = host.usual_tools().await.ok()?;
     let tools: Vec<Box<RawValue>> =
@@ -72,7 +72,8 @@ pub async fn cannot_carry(host: &Host) -> Option<String> {
     tools::typed(&tools).err()
 }
 
-/// Returns access to a model in the way of this generation's callers.
+/// Returns a model with the request profile of this generation's callers, or `None` if there is no profile for the
+/// rollout's id.
 pub fn asked_by(
     model: ModelEndpoint,
     request: &RolloutRequest,
@@ -128,7 +129,7 @@ async fn init(
     headers: HeaderMap,
     body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Response, ApiError> {
-    osmosis.keep_swept();
+    osmosis.start_sweeping();
     let inner = &osmosis.0;
     let host = inner.serving.host();
     let rules = inner.init.completions.rules();
@@ -167,9 +168,11 @@ pub(super) fn resume(
     (addresses, answer): (Addresses, Option<Box<RawValue>>),
 ) -> Result<(), String> {
     let inner = &osmosis.0;
-    let kept::Form::Init { id, key } = &facts.form else { return Err("it is not answered first".to_owned()) };
+    let kept::Form::Init { id, key } = &facts.form else {
+        return Err("it was not started by a request of generation A".to_owned());
+    };
     let Some(answer) = answer else {
-        // Its caller had no response, and starts again.
+        // Its caller never had a response, and sends the request again.
         unfinished.log().end();
         return Ok(());
     };
@@ -184,11 +187,11 @@ pub(super) fn resume(
     }
     let asked = |model: ModelEndpoint| {
         let profile = request::profile(id, &inner.init.settings, host.form());
-        Ok(model.with_profile(profile.ok_or("its id makes no request")?))
+        Ok(model.with_profile(profile.ok_or("its id has no request profile")?))
     };
     let renderer = Call { id: id.clone(), answer: Mutex::new(Some(Answer::Given)) };
     let client = (&inner.init.completions, addresses);
-    kept::go_on((osmosis, host), unfinished, id, asked, |_| {
+    kept::continue_rollout((osmosis, host), unfinished, id, asked, |_| {
         kept::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
     })
 }
@@ -221,11 +224,11 @@ struct Call {
 
 /// The response to a request.
 enum Answer {
-    /// It is due. Dropping it reports that the work was aborted.
+    /// The response is due. Dropping it reports that the work was aborted.
     Due(AnswerSender),
     /// There are no tools, for this reason. The response follows at the end of the rollout.
     NoTools(AnswerSender, String),
-    /// It was sent.
+    /// The response was sent.
     Given,
 }
 
@@ -438,7 +441,7 @@ mod tests {
     use axum::http::HeaderValue;
 
     #[test]
-    fn a_key_is_taken_after_the_word_in_any_case_and_as_it_is() {
+    fn a_key_is_read_after_bearer_in_any_case_or_alone() {
         let key = Secret::new("osm_rollout_x");
         let check = |given: Option<&'static str>, expected: bool| {
             let mut headers = HeaderMap::new();

@@ -22,8 +22,8 @@ use rollout_wire::metadata::RowMetadata;
 /// Name of the model if the caller's sampling parameters have none.
 const MODEL: &str = "default";
 
-/// Name of the request profile for models of this generation's callers. [`profile`] creates the profile from the rollout's
-/// id and the settings.
+/// Name of the request profile for models of this generation's callers. [`profile`] creates the profile from the
+/// rollout's id and the settings.
 const PROFILE: &str = "osmosis-init";
 
 /// Maximum number of characters of an id.
@@ -227,8 +227,8 @@ fn metadata(fields: &mut Fields<'_>, bytes_max: usize) -> Option<RowMetadata> {
     Some(metadata.into())
 }
 
-/// Returns the length of valid JSON as Python writes it by default, which this generation measures: a space after each comma
-/// and colon, and only ASCII.
+/// Returns the length of valid JSON as Python writes it by default, which this generation measures: a space after each
+/// comma and colon, and only ASCII.
 fn python_length(json: &str) -> usize {
     let mut length = 0;
     let mut rest = json;
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_is_no_path_segment_runs_under_another_name() {
+    fn a_rollout_whose_id_is_not_a_path_segment_gets_another_id() {
         assert_eq!(core_id("a b:c").unwrap(), (RolloutId::parse("a b:c").unwrap(), None));
         let (id, caller) = core_id("../../etc/passwd").unwrap();
         assert!(id.as_str().starts_with("______etc_passwd-"), "{id}");

@@ -114,15 +114,15 @@ fn name_for_message(at: usize, tool: &RawValue) -> String {
     };
     match name(tool) {
         Some(name) => format!("'{}'", name.chars().take(64).collect::<String>()),
-        None => format!("at place {at}"),
+        None => format!("at index {at}"),
     }
 }
 
 fn wire_tool(tool: &RawValue) -> Result<WireTool, String> {
-    let AnyTool { r#type, function } = object(Some(tool)).ok_or("it is no object")??;
+    let AnyTool { r#type, function } = object(Some(tool)).ok_or("it is not an object")??;
     let kind = text(r#type, "type")?;
     let AnyFunction { name, description, parameters, strict } =
-        object(function).ok_or("'function' is missing or no object")??;
+        object(function).ok_or("'function' is missing or not an object")??;
     let parameters = match parameters {
         None => Parameters { r#type: "object".to_owned(), properties: Vec::new(), required: Vec::new() },
         Some(parameters) => wire_parameters(parameters)?,
@@ -130,7 +130,7 @@ fn wire_tool(tool: &RawValue) -> Result<WireTool, String> {
     let strict = match strict.map(RawValue::get) {
         None | Some("false") => false,
         Some("true") => true,
-        Some(_) => return Err("'function.strict' is no truth value".to_owned()),
+        Some(_) => return Err("'function.strict' is not a boolean".to_owned()),
     };
     let name = text(name, "name").map_err(|what| format!("function: {what}"))?;
     let description = text(description, "description").map_err(|what| format!("function: {what}"))?;
@@ -139,14 +139,14 @@ fn wire_tool(tool: &RawValue) -> Result<WireTool, String> {
 
 fn wire_parameters(parameters: &RawValue) -> Result<Parameters, String> {
     let AnyParameters { r#type, properties, required } =
-        object(Some(parameters)).ok_or("parameters: it is no object")??;
+        object(Some(parameters)).ok_or("parameters: it is not an object")??;
     let kind = text(r#type, "type").map_err(|what| format!("parameters: {what}"))?;
     let Properties(properties) =
-        object(properties).ok_or("parameters: 'properties' is missing or no object")??;
+        object(properties).ok_or("parameters: 'properties' is missing or not an object")??;
     let required = match required {
         // Schemas that are generated from types omit it if nothing is required.
         None => Vec::new(),
-        Some(names) => texts(names).ok_or("parameters: 'required' is no list of texts")?,
+        Some(names) => texts(names).ok_or("parameters: 'required' is not a list of strings")?,
     };
     Ok(Parameters { r#type: kind, properties, required })
 }
@@ -201,21 +201,22 @@ impl fmt::Display for Parameter<'_> {
 }
 
 fn wire_property(schema: &RawValue) -> Result<Property, String> {
-    let AnyProperty { r#type, description, r#enum } = object(Some(schema)).ok_or("it is no object")??;
+    let AnyProperty { r#type, description, r#enum } = object(Some(schema)).ok_or("it is not an object")??;
     let description = match description {
         None => None,
-        Some(given) => Some(string(given).ok_or("'description' is no text")?),
+        Some(given) => Some(string(given).ok_or("'description' is not a string")?),
     };
     let choices = match r#enum {
         None => None,
-        Some(choices) => Some(texts(choices).ok_or("'enum' is no list of texts")?),
+        Some(choices) => Some(texts(choices).ok_or("'enum' is not a list of strings")?),
     };
     Ok(Property { r#type: property_type(r#type)?, description, r#enum: choices })
 }
 
-/// Returns a single type name. Of a type and null it is the other one: the model may omit an optional parameter.
+/// Returns a single type name. For a list of a type and null, that is the type: the model may omit an optional
+/// parameter.
 fn property_type(kind: Option<&RawValue>) -> Result<String, String> {
-    let none = || "'type' is missing or no text".to_owned();
+    let none = || "'type' is missing or not a string".to_owned();
     let kind = kind.ok_or_else(none)?;
     if !kind.get().starts_with('[') {
         return string(kind).ok_or_else(none);
@@ -231,7 +232,7 @@ fn property_type(kind: Option<&RawValue>) -> Result<String, String> {
 /// Returns the members of an object. `None` for other values.
 fn object<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<Result<T, String>> {
     let text = raw?.get();
-    // Without the position, which is relative to a part of the guest's text.
+    // The position is omitted, because it is relative to a part of the guest's text.
     let why = |error: serde_json::Error| {
         let why = error.to_string();
         why.split(" at line ").next().unwrap_or_default().to_owned()
@@ -245,7 +246,7 @@ fn string(raw: &RawValue) -> Option<String> {
 
 fn text(raw: Option<&RawValue>, name: &str) -> Result<String, String> {
     let raw = raw.ok_or_else(|| format!("'{name}' is missing"))?;
-    string(raw).ok_or_else(|| format!("'{name}' is no text"))
+    string(raw).ok_or_else(|| format!("'{name}' is not a string"))
 }
 
 fn texts(raw: &RawValue) -> Option<Vec<String>> {
@@ -306,16 +307,16 @@ mod tests {
             let error = reported(&json!({"type": "function", "function": function})).unwrap_err();
             assert_eq!(error, format!("generation A cannot carry the tool {expected}"));
         };
-        check(json!({"description": ""}), "at place 0: function: 'name' is missing");
+        check(json!({"description": ""}), "at index 0: function: 'name' is missing");
         check(json!({"name": "f"}), "'f': function: 'description' is missing");
         let with = |parameters: Value| json!({"name": "f", "description": "", "parameters": parameters});
         check(with(json!({})), "'f': parameters: 'type' is missing");
-        check(with(json!({"type": "object"})), "'f': parameters: 'properties' is missing or no object");
+        check(with(json!({"type": "object"})), "'f': parameters: 'properties' is missing or not an object");
         let property = |schema: Value| with(json!({"type": "object", "properties": {"p": schema}}));
-        check(property(json!({})), "'f': parameter 'p': 'type' is missing or no text");
+        check(property(json!({})), "'f': parameter 'p': 'type' is missing or not a string");
         check(
             property(json!({"type": "integer", "enum": [1]})),
-            "'f': parameter 'p': 'enum' is no list of texts",
+            "'f': parameter 'p': 'enum' is not a list of strings",
         );
         check(
             property(json!({"type": ["string", "integer"]})),
