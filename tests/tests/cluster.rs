@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
 use rollout_tests::{
@@ -268,12 +268,13 @@ async fn swallowing(server: &str, swallowed: &'static str, count: usize) -> (Str
                 let Ok(mut upstream) = TcpStream::connect(&server).await else { return };
                 let (mut caller_reader, mut caller_writer) = caller.split();
                 let (mut upstream_reader, mut upstream_writer) = upstream.split();
-                let is_swallowed = std::cell::Cell::new(false);
+                let is_swallowed = AtomicBool::new(false);
                 let requests = async {
                     let mut bytes = vec![0; 64 << 10];
                     while let Ok(length @ 1..) = caller_reader.read(&mut bytes).await {
                         if String::from_utf8_lossy(&bytes[..length]).contains(swallowed) {
-                            is_swallowed.set(counted.fetch_add(1, Ordering::SeqCst) < count);
+                            let is_early = counted.fetch_add(1, Ordering::SeqCst) < count;
+                            is_swallowed.store(is_early, Ordering::SeqCst);
                         }
                         if upstream_writer.write_all(&bytes[..length]).await.is_err() {
                             return;
@@ -283,7 +284,9 @@ async fn swallowing(server: &str, swallowed: &'static str, count: usize) -> (Str
                 let answers = async {
                     let mut bytes = vec![0; 64 << 10];
                     while let Ok(length @ 1..) = upstream_reader.read(&mut bytes).await {
-                        if is_swallowed.get() || caller_writer.write_all(&bytes[..length]).await.is_err() {
+                        if is_swallowed.load(Ordering::SeqCst)
+                            || caller_writer.write_all(&bytes[..length]).await.is_err()
+                        {
                             return;
                         }
                     }

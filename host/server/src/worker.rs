@@ -23,6 +23,9 @@ pub(crate) const KEY_HEADER: &str = "x-rollout-host-cluster-key";
 /// Header with the token of a lease. A gateway chooses it, so that it can repeat an admission whose answer was lost.
 pub(crate) const ADMISSION_HEADER: &str = "x-rollout-host-admission";
 
+/// Header of a request whose first answer was lost.
+pub(crate) const REPEATED_HEADER: &str = "x-rollout-host-repeated";
+
 /// Path of the status that gateways read.
 pub(crate) const STATUS_PATH: &str = "/cluster/status";
 
@@ -79,6 +82,11 @@ pub(crate) fn chosen_token(headers: &HeaderMap) -> Option<&str> {
     let token = headers.get(ADMISSION_HEADER)?.to_str().ok()?;
     let is_token = token.len() == 64 && token.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_token.then_some(token)
+}
+
+/// Returns whether a gateway repeats a request whose answer was lost.
+pub(crate) fn is_repeated(headers: &HeaderMap) -> bool {
+    headers.contains_key(REPEATED_HEADER)
 }
 
 /// Returns the route of the status.

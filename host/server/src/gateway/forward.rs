@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -12,7 +12,7 @@ use rollout_core::budget::Charge;
 use rollout_outbound::Secret;
 
 use super::workers::{Worker, reason};
-use crate::worker::{ADMISSION_HEADER, KEY_HEADER};
+use crate::worker::{ADMISSION_HEADER, KEY_HEADER, REPEATED_HEADER};
 
 /// Headers that belong to one connection, and those that only a gateway may send.
 const NOT_FORWARDED: [HeaderName; 10] = [
@@ -57,7 +57,7 @@ impl Forwarded {
         let mut headers = HeaderMap::with_capacity(parts.headers.len() + 2);
         for (name, value) in &parts.headers {
             let is_upgrade = upgrade.is_some() && (name == header::UPGRADE || name == header::CONNECTION);
-            let is_own = name.as_str() == KEY_HEADER || name.as_str() == ADMISSION_HEADER;
+            let is_own = [KEY_HEADER, ADMISSION_HEADER, REPEATED_HEADER].contains(&name.as_str());
             if is_upgrade || !(NOT_FORWARDED.contains(name) || is_own) {
                 headers.append(name.clone(), value.clone());
             }
@@ -72,6 +72,11 @@ impl Forwarded {
         if let Ok(token) = token.parse() {
             self.headers.insert(HeaderName::from_static(ADMISSION_HEADER), token);
         }
+    }
+
+    /// Marks the request as sent before, with an answer that was lost.
+    pub(super) fn set_repeated(&mut self) {
+        self.headers.insert(HeaderName::from_static(REPEATED_HEADER), HeaderValue::from_static("1"));
     }
 
     /// Returns the headers that are sent.

@@ -240,7 +240,7 @@ impl Gateway {
         request.set_admission(&random::token());
         let mut refused = None;
         for candidate in placement::order(&id, self.0.workers.candidates()) {
-            match self.start_at(path, &request, &candidate.worker).await {
+            match self.start_at(path, &mut request, &candidate.worker).await {
                 Ok(answer) => match answer.status() {
                     StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => refused = Some(answer),
                     _ => return pass_on(answer, request.upgrade.take()),
@@ -272,7 +272,7 @@ impl Gateway {
     async fn start_at(
         &self,
         path: &str,
-        request: &Forwarded,
+        request: &mut Forwarded,
         worker: &Arc<Worker>,
     ) -> Result<reqwest::Response, SendError> {
         let until = Instant::now() + self.0.settings.result_wait;
@@ -289,6 +289,7 @@ impl Gateway {
                 sent => return sent,
             };
             is_repeated = true;
+            request.set_repeated();
             let has_changed = tokio::time::timeout_at(until, changes.changed());
             if self.0.stopping.is_cancelled() || has_changed.await.is_err() {
                 return Err(SendError::NoAnswer(why));

@@ -280,6 +280,10 @@ async fn start_rollout(
             let admission = d::start(&osmosis, request, (parent, token)).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
         }
+        // The id of a rollout with callbacks is free after its end, so the first request may have run and be over.
+        StartRollout::CalledBack(_) if osmosis.0.log.is_some() && worker::is_repeated(&headers) => {
+            Err(ApiError::Registered)
+        }
         StartRollout::CalledBack(request) => {
             // B's servers responded 200, C's callers require 202, and B's known callers accept any 2xx.
             let accepted =
