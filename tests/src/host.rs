@@ -136,7 +136,16 @@ impl Serve {
         self.start_in(tempfile::tempdir().expect("a temporary directory can be made")).await
     }
 
+    /// Starts it, and returns its standard error if it ends instead of listening.
+    pub async fn try_start(self) -> Result<TestHost, String> {
+        self.try_start_in(tempfile::tempdir().expect("a temporary directory can be made")).await
+    }
+
     async fn start_in(self, dir: TempDir) -> TestHost {
+        self.try_start_in(dir).await.unwrap_or_else(|error| panic!("the host ended: {error}"))
+    }
+
+    async fn try_start_in(self, dir: TempDir) -> Result<TestHost, String> {
         let config = dir.path().join("config.toml");
         std::fs::write(&config, &self.config).expect("it can be written");
         let mut command = match (self.open_files_max, &self.program) {
@@ -156,8 +165,8 @@ impl Serve {
             Some(socket) => start_with_socket(&command, socket),
             None => command.start(),
         };
-        let url = process.line("listening on ").await;
-        TestHost { running: Running::Process(Box::new(process)), url, key: None, http: client(), dir }
+        let url = process.line_or_error("listening on ").await?;
+        Ok(TestHost { running: Running::Process(Box::new(process)), url, key: None, http: client(), dir })
     }
 }
 

@@ -159,6 +159,14 @@ impl Process {
         })
     }
 
+    /// Waits for such a line. Returns the standard error if the process ends without one.
+    pub async fn line_or_error(&self, beginning: &str) -> Result<String, String> {
+        match in_time(&format!("a line '{beginning}…'"), self.stdout.line(beginning)).await {
+            Some(line) => Ok(line),
+            None => Err(in_time("the end of its errors", self.stderr.all()).await),
+        }
+    }
+
     /// Returns its standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.so_far()

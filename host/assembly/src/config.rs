@@ -41,6 +41,7 @@ pub use network::RawNetwork;
 pub use raw::{
     RawConfig, RawHardening, RawJudge, RawLimits, RawModel, RawOsmosis, RawRetry, RawSessions, RawTls,
 };
+pub use rollout_cluster::ClusterSettings;
 pub use values::Assignment;
 
 /// Determines the protocol generation of a request to `POST /rollout`.

@@ -1,5 +1,6 @@
 //! The command `serve`, which serves a plugin, or the plugins of many tenants, over HTTP.
 
+mod adopt;
 mod catalog;
 mod cluster;
 
@@ -134,6 +135,14 @@ pub(super) struct Serve {
     /// Name of this worker. [default: the name of the machine]
     #[arg(long, value_name = "NAME", help_heading = CLUSTER)]
     worker_name: Option<String>,
+    /// Address under which gateways reach this worker, such as http://10.0.0.1; without a port it has that of
+    /// --listen. [default: the address of --listen]
+    #[arg(long, value_name = "URL", help_heading = CLUSTER)]
+    advertise: Option<String>,
+    /// Continues the rollouts of this log of another worker, and ends when they are over. A worker starts such
+    /// a process when another one is dead.
+    #[arg(long, value_name = "LOG", hide = true)]
+    adopt: Option<String>,
     /// Seconds after which the rollouts of a worker that does not answer are reported as lost, for a gateway.
     /// [default: they are waited for]
     #[arg(long, value_name = "SECONDS", help_heading = CLUSTER)]
@@ -202,9 +211,13 @@ impl Serve {
         raw.cluster.role = self.role.or(raw.cluster.role);
         raw.cluster.key_env = self.cluster_key_env.clone().or(raw.cluster.key_env);
         raw.cluster.worker_name = self.worker_name.clone().or(raw.cluster.worker_name);
+        raw.cluster.advertise = self.advertise.clone().or(raw.cluster.advertise);
         raw.cluster.lost_after_secs = self.lost_after_secs.or(raw.cluster.lost_after_secs);
         if !self.worker.is_empty() {
             raw.cluster.workers = self.worker.clone();
+        }
+        if let Some(log) = &self.adopt {
+            adopt::change_config(&mut raw, log);
         }
         raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
         Ok(raw)
@@ -275,7 +288,12 @@ impl Serve {
     fn serve_one(&self, runtime: &Runtime, plugin: &Path, prepared: Prepared) -> Result<Exit> {
         let Prepared { evaluator, config, raw: _, artifact_root, server_key, socket } = prepared;
         let rollout = &self.host.rollout;
-        let (journal, unfinished) = open_journal(&config, &artifact_root)?;
+        let address = socket.0.local_addr().context("cannot determine the server's address")?;
+        let own_log = runtime.block_on(cluster::claim_log(&config, &artifact_root, address))?;
+        let (journal, unfinished) = match &own_log {
+            Some(log) => log.open_journal(&config, &artifact_root)?,
+            None => open_journal(&config, &artifact_root)?,
+        };
         let journal_handle = journal.clone();
         let options = Options {
             artifact_root: config.writes_files().then(|| artifact_root.clone()),
@@ -297,7 +315,7 @@ impl Serve {
             agent_name: name.unwrap_or_else(|| file_stem(plugin)),
             instance_id: evaluator.instance_id,
             server_key,
-            worker: cluster::worker_identity(&config, config.journal.dir(&artifact_root).as_deref())?,
+            worker: cluster::worker_identity(&config, &artifact_root, own_log.as_ref())?,
         };
         let server = Server::for_host(host, &config, identity, gym_settings(&config)?);
         if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
@@ -307,15 +325,29 @@ impl Serve {
             tracing::warn!(why, "generation A cannot serve this plugin; the others can");
         }
         log_loaded(plugin, &assembled, &config, &artifact_root);
-        if let Some(dir) = config.journal.dir(&artifact_root) {
+        let own_dir = own_log.as_ref().map(|log| log.journal_dir().to_owned());
+        if let Some(dir) = own_dir.or_else(|| config.journal.dir(&artifact_root)) {
             journal::store_components(&dir, host, plugin, rollout.grader.as_deref())?;
         }
         let traces = self.traces.start(runtime, host.metrics())?;
         resume(runtime, &server, unfinished)?;
         let callers_max = callers_max(&assembled.slots);
-        let exit = runtime.block_on(serve(&config, &AnyServer::One(server), callers_max, socket, traces));
+        let worker = own_log.map(|log| {
+            let adopter = self.adopt.is_none().then(|| adopt::Adopter::new(host.budget().clone()));
+            runtime.block_on(log.announce(server.clone(), adopter))
+        });
+        let any = AnyServer::One(server.clone());
+        let serving = serve(&config, &any, callers_max, socket, traces);
+        let exit = if self.adopt.is_some() {
+            runtime.block_on(adopt::until_over(serving, &server))
+        } else {
+            runtime.block_on(serving)
+        };
         if let Some(journal) = journal_handle {
             journal.close();
+        }
+        if let Some(worker) = worker {
+            runtime.block_on(worker.leave(server.is_idle()));
         }
         exit
     }
@@ -365,6 +397,7 @@ fn serve_gateway(runtime: &Runtime, prepared: Prepared) -> Result<Exit> {
     let gateway = cluster::gateway(&config, server_key)?;
     let watching = gateway.clone();
     runtime.spawn(async move { watching.watch().await });
+    let _members = runtime.block_on(cluster::watch_members(&config, &gateway))?;
     runtime.block_on(serve(&config, &AnyServer::Gateway(gateway), cluster::callers_max(), socket, None))
 }
 

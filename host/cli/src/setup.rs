@@ -29,7 +29,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
     let default = format!("{default},rmcp=off,rusqlite_migration=warn");
     let requested = std::env::var("ROLLOUT_HOST_LOG").ok();
     let filter = requested.and_then(|filter| EnvFilter::try_new(expand_program_name(&filter)).ok());
-    let filter = filter.unwrap_or_else(|| EnvFilter::new(default));
+    let filter = filter.unwrap_or_else(|| EnvFilter::new(format!("{default},async_nats=warn")));
     let colour = std::io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter).with_ansi(colour);
     match format {

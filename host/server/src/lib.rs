@@ -57,7 +57,7 @@ use access::{Gate, is_given};
 use error::RequestRefused;
 use trajectory_route::TrajectoryPermits;
 use viewed::ViewedServer;
-use worker::WorkerStatus;
+use worker::{ServedLog, WorkerStatus};
 
 /// Maximum share of the slots that the sessions of one tenant hold. Sessions hold theirs while a model is trained, and the
 /// others must not wait for that.
@@ -252,7 +252,7 @@ impl Server {
     }
 
     /// Returns whether no rollout is alive and nothing is stored for callers.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.0.dialects.iter().all(|dialect| dialect.is_idle())
     }
 
@@ -280,7 +280,10 @@ impl Server {
         let worker = self.0.worker.as_ref();
         WorkerStatus {
             worker: worker.map(|worker| worker.name.clone()).unwrap_or_default(),
-            logs: worker.map(|worker| worker.log.clone()).into_iter().collect(),
+            logs: worker
+                .map(|worker| ServedLog { name: worker.log.clone(), epoch: worker.epoch })
+                .into_iter()
+                .collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             accepting: self.0.serving.host().takes_rollouts().is_ok(),
             running: load.running,

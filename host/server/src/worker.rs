@@ -42,6 +42,8 @@ pub struct WorkerIdentity {
     pub name: String,
     /// Name of its log: that of its journal, or one for this start if it has none.
     pub log: String,
+    /// Epoch of its claim of a replicated log; 0 without replication.
+    pub epoch: u64,
     /// The key that its gateways send with every request.
     pub key: Secret,
 }
@@ -51,8 +53,8 @@ pub struct WorkerIdentity {
 pub(crate) struct WorkerStatus {
     /// Name of the worker.
     pub worker: String,
-    /// Names of the logs that it serves.
-    pub logs: Vec<String>,
+    /// The logs that it serves.
+    pub logs: Vec<ServedLog>,
     /// Version of the host.
     pub version: String,
     /// Whether it admits rollouts.
@@ -65,6 +67,15 @@ pub(crate) struct WorkerStatus {
     pub max_concurrent: u32,
     /// Its answer to `GET /health`.
     pub health: Map<String, Value>,
+}
+
+/// A log that a worker serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ServedLog {
+    /// Name of the log.
+    pub name: String,
+    /// Epoch of the worker's claim. A worker with a smaller one than another's has lost the log and does not know it yet.
+    pub epoch: u64,
 }
 
 /// Returns a lease that names its log.

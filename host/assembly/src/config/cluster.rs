@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rollout_cluster::ClusterSettings;
+
 use super::secs;
 
 /// Role of a server in a cluster.
@@ -31,21 +33,29 @@ pub struct RawCluster {
     pub worker_name: Option<String>,
     /// Seconds after which the rollouts of a worker that does not answer are lost, for a gateway.
     pub lost_after_secs: Option<f64>,
+    /// Address under which gateways reach this worker.
+    pub advertise: Option<String>,
+    /// NATS servers on which the logs of workers are replicated.
+    pub nats: Option<ClusterSettings>,
 }
 
 /// Role of a server in a cluster, and the cluster's options.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
     /// Role of this server.
     pub role: Role,
     /// Environment variable with the key that gateways and workers share. A gateway and a worker have one.
     pub key_env: Option<String>,
-    /// Addresses of the workers. Not empty for a gateway.
+    /// Addresses of the workers. Not empty for a gateway, unless NATS has them.
     pub workers: Vec<reqwest::Url>,
     /// Name of this worker; by default that of the machine.
     pub worker_name: Option<String>,
     /// Time after which the rollouts of a worker that does not answer are lost. Without it they are waited for.
     pub lost_after: Option<Duration>,
+    /// Address under which gateways reach this worker. Without a port, it has that of the listener.
+    pub advertise: Option<reqwest::Url>,
+    /// NATS servers on which the logs of workers are replicated.
+    pub nats: Option<ClusterSettings>,
 }
 
 /// Maximum length of a worker's name in bytes.
@@ -59,7 +69,7 @@ fn is_name(name: &str) -> bool {
 
 impl RawCluster {
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> ClusterOptions {
-        let Self { role, key_env, workers, worker_name, lost_after_secs } = self;
+        let Self { role, key_env, workers, worker_name, lost_after_secs, advertise, nats } = self;
         let role = role.unwrap_or_default();
         if role != Role::Both && key_env.is_none() {
             problems.push(
@@ -68,7 +78,7 @@ impl RawCluster {
                     .to_owned(),
             );
         }
-        if role == Role::Gateway && workers.is_empty() {
+        if role == Role::Gateway && workers.is_empty() && nats.is_none() {
             problems.push(
                 "cluster.workers: a gateway needs the address of at least one worker (--worker URL)"
                     .to_owned(),
@@ -78,6 +88,7 @@ impl RawCluster {
             ("workers", !workers.is_empty(), Role::Gateway),
             ("lost-after-secs", lost_after_secs.is_some(), Role::Gateway),
             ("worker-name", worker_name.is_some(), Role::Worker),
+            ("advertise", advertise.is_some(), Role::Worker),
         ] {
             if is_given && role != of {
                 let role = if of == Role::Gateway { "gateway" } else { "worker" };
@@ -89,7 +100,7 @@ impl RawCluster {
                 "cluster.worker-name: '{name}' is not 1 to {NAME_BYTES_MAX} small letters, digits and hyphens"
             ));
         }
-        let address = |text: String| match text.parse::<reqwest::Url>() {
+        let mut address = |name: &str, text: String| match text.parse::<reqwest::Url>() {
             Ok(url)
                 if matches!(url.scheme(), "http" | "https") && url.path() == "/" && url.query().is_none() =>
             {
@@ -97,15 +108,24 @@ impl RawCluster {
             }
             _ => {
                 problems.push(format!(
-                    "cluster.workers: '{text}' is not the address of a server, such as http://worker-1:9000"
+                    "cluster.{name}: '{text}' is not the address of a server, such as http://worker-1:9000"
                 ));
                 None
             }
         };
-        let workers = workers.into_iter().filter_map(address).collect();
+        let workers = workers.into_iter().filter_map(|text| address("workers", text)).collect();
+        let advertise = advertise.and_then(|text| address("advertise", text));
+        if let Some(nats) = &nats {
+            if role == Role::Both {
+                problems.push("cluster.nats: is for the roles gateway and worker (--role)".to_owned());
+            }
+            if let Err(wrong) = nats.check() {
+                problems.push(wrong.to_string().replacen("cluster.", "cluster.nats.", 1));
+            }
+        }
         let lost_after = lost_after_secs
             .map(|given| secs("cluster.lost-after-secs", Some(given), Duration::ZERO, problems));
-        ClusterOptions { role, key_env, workers, worker_name, lost_after }
+        ClusterOptions { role, key_env, workers, worker_name, lost_after, advertise, nats }
     }
 }
 
@@ -137,5 +157,9 @@ mod tests {
         check("role = 'gateway'\nkey-env = 'K'\nworkers = ['http://w/x']", "cluster.workers: 'http://w/x'");
         check("workers = ['http://w:9000']", "cluster.workers: is for the role gateway");
         check("role = 'worker'\nkey-env = 'K'\nworker-name = 'W 1'", "cluster.worker-name: 'W 1'");
+        check("role = 'worker'\nkey-env = 'K'\nadvertise = 'w'", "cluster.advertise: 'w'");
+        check("role = 'worker'\nkey-env = 'K'\n[nats]\nurls = []", "cluster.nats.urls:");
+        check("[nats]\nurls = ['nats://n:4222']", "cluster.nats: is for the roles");
+        assert_eq!(problems("role = 'gateway'\nkey-env = 'K'\n[nats]\nurls = ['nats://n:4222']"), [""; 0]);
     }
 }

@@ -1,16 +1,27 @@
 //! `serve --role`, a server among several machines.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rollout_assembly::config::{Config, Role};
+use rollout_assembly::config::{ClusterSettings, Config, Role};
+use rollout_cluster::{
+    Claim, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity, WorkerState,
+};
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_outbound::Secret;
-use rollout_server::WorkerIdentity;
+use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
+use rollout_server::{Server, WorkerIdentity};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::Serve;
+use super::adopt::Adopter;
 use crate::setup;
 
 /// File with the name of a journal's log.
@@ -66,17 +77,229 @@ pub(super) fn callers_max() -> usize {
 }
 
 /// Returns the identity of this server as a worker; none if it is alone.
-pub(super) fn worker_identity(config: &Config, journal: Option<&Path>) -> Result<Option<WorkerIdentity>> {
+pub(super) fn worker_identity(
+    config: &Config,
+    artifact_root: &Path,
+    own_log: Option<&OwnLog>,
+) -> Result<Option<WorkerIdentity>> {
     if config.cluster.role != Role::Worker {
         return Ok(None);
     }
-    let name = config.cluster.worker_name.clone().map_or_else(machine_name, Ok)?;
-    let log = match journal {
-        Some(dir) => log_name(dir, &name)?,
-        None => new_log(&name)?,
+    let name = worker_name(config)?;
+    let (log, epoch) = match (own_log, config.journal.dir(artifact_root)) {
+        (Some(log), _) => (log.claimed.log().to_owned(), log.claimed.epoch()),
+        (None, Some(dir)) => (log_name(&dir, &name)?, 0),
+        (None, None) => (new_log(&name)?, 0),
     };
-    tracing::info!(worker = name, log, "running rollouts for gateways");
-    Ok(Some(WorkerIdentity { name, log, key: cluster_key(config)? }))
+    tracing::info!(worker = name, log, epoch, "running rollouts for gateways");
+    Ok(Some(WorkerIdentity { name, log, epoch, key: cluster_key(config)? }))
+}
+
+/// Returns the name of this worker.
+fn worker_name(config: &Config) -> Result<String> {
+    config.cluster.worker_name.clone().map_or_else(machine_name, Ok)
+}
+
+/// Subfolder of the journal's directory for what is written from the replicated log at each start.
+const REBUILT: &str = "replicated";
+
+/// Name of the journal in the replicated log.
+const JOURNAL: &str = "journal";
+
+/// Interval at which a worker's free slots are counted.
+const LOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The replicated log of this worker.
+pub(super) struct OwnLog {
+    claimed: ClaimedLog,
+    writer: Arc<LogWriter>,
+    journal: PathBuf,
+    cluster: Cluster,
+    state: WorkerState,
+}
+
+/// Connects to NATS, and refuses weak settings unless the operator accepts them.
+async fn connect(settings: &ClusterSettings) -> Result<Cluster> {
+    for finding in rollout_cluster::check(settings).await {
+        let Finding { check, severity, finding, advice } = finding;
+        let advice = advice.map(|advice| format!("; {advice}")).unwrap_or_default();
+        match severity {
+            Severity::Good => tracing::info!("{check}: {finding}"),
+            Severity::Warning => tracing::warn!("{check}: {finding}{advice}"),
+            Severity::Failure => bail!("{check}: {finding}{advice}"),
+        }
+    }
+    Ok(Cluster::connect(settings.clone()).await?)
+}
+
+/// Claims the log of this worker and writes its journal from it. Returns `None` if logs are not replicated. An earlier
+/// process with this worker's name is fenced.
+pub(super) async fn claim_log(
+    config: &Config,
+    artifact_root: &Path,
+    listen: SocketAddr,
+) -> Result<Option<OwnLog>> {
+    let Some(nats) = config.cluster.nats.as_ref().filter(|_| config.cluster.role == Role::Worker) else {
+        return Ok(None);
+    };
+    let name = worker_name(config)?;
+    let Some(settings) = config.journal.settings(artifact_root) else {
+        bail!("cluster.nats: a replicated log needs a journal; give its directory with --journal");
+    };
+    if config.journal.key_env().is_none() {
+        bail!(
+            "cluster.nats: another worker cannot take over rollouts whose keys are sealed by a file of this one; set \
+             journal.key-env to the environment variable with a key that all workers share"
+        );
+    }
+    let url = advertised(config, listen)?;
+    let cluster = connect(nats).await?;
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let state = WorkerState { url, version, ..WorkerState::default() };
+    let claimed = cluster.claim(Claim::Own(&name), &state).await?;
+    let root = settings.path.join(REBUILT);
+    remove(&root).with_context(|| format!("cannot remove {}", root.display()))?;
+    std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
+    let place = root.clone();
+    let rebuilt = claimed.rebuild(settings.segment_bytes, move |journal| place.join(journal)).await?;
+    let records: u64 = rebuilt.iter().map(|journal| journal.records).sum();
+    tracing::info!(log = name, epoch = claimed.epoch(), records, "the log was claimed");
+    let writer = Arc::new(claimed.writer());
+    Ok(Some(OwnLog { writer, journal: root.join(JOURNAL), claimed, cluster, state }))
+}
+
+fn remove(folder: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Returns the address under which gateways reach this worker.
+fn advertised(config: &Config, listen: SocketAddr) -> Result<String> {
+    let Some(url) = &config.cluster.advertise else {
+        if listen.ip().is_unspecified() {
+            bail!(
+                "cluster.advertise: gateways cannot reach {listen}; give the address of this machine with --advertise \
+                 http://ADDRESS"
+            );
+        }
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        return Ok(format!("{scheme}://{listen}"));
+    };
+    let mut url = url.clone();
+    if url.port().is_none() {
+        let _ = url.set_port(Some(listen.port()));
+    }
+    Ok(url.as_str().trim_end_matches('/').to_owned())
+}
+
+impl OwnLog {
+    /// Returns the directory of the journal that was written from the log.
+    pub(super) fn journal_dir(&self) -> &Path {
+        &self.journal
+    }
+
+    /// Opens the journal, whose records go to the log, too.
+    pub(super) fn open_journal(
+        &self,
+        config: &Config,
+        artifact_root: &Path,
+    ) -> Result<(Option<Arc<Journal>>, Option<Unfinished>)> {
+        let settings = config.journal.settings(artifact_root).context("the journal is off")?;
+        let path = self.journal.clone();
+        let replica = Some(self.writer.replica(JOURNAL));
+        let (journal, unfinished) =
+            crate::journal::open(JournalSettings { path, replica, ..settings }, config)?;
+        Ok((Some(journal), Some(unfinished)))
+    }
+
+    /// Announces the worker to gateways and other workers, stops this process when its log is taken over, and takes over
+    /// the logs of dead workers if there is an adopter.
+    pub(super) async fn announce(self, server: Server, adopter: Option<Adopter>) -> Announced {
+        let Self { claimed, writer, cluster, mut state, .. } = self;
+        let own = claimed.log().to_owned();
+        let watched = writer.clone();
+        tokio::spawn(async move {
+            let why = watched.fenced().await;
+            tracing::error!(%why, "this worker's log was taken over; stopping all rollouts");
+            exit_fenced();
+        });
+        let (sender, states) = watch::channel(state.clone());
+        tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(LOAD_INTERVAL);
+            loop {
+                ticks.tick().await;
+                let load = server.load();
+                let free = load.max_concurrent.saturating_sub(load.running + load.queued);
+                state.free_slots = BTreeMap::from([(String::new(), free)]);
+                if sender.send(state.clone()).is_err() {
+                    return;
+                }
+            }
+        });
+        let heartbeats = claimed.announce(states);
+        let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
+        Announced { heartbeats, adopting, _writer: writer }
+    }
+}
+
+/// Exit code of a worker whose log was taken over.
+const EXIT_FENCED: i32 = 3;
+
+/// Maximum time for the last lines of the log.
+const LAST_LINES_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Ends this process at once: nothing that runs here counts any more, and nothing may be sent in its name.
+fn exit_fenced() -> ! {
+    let (flushed, is_flushed) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        crate::print::flush_errors();
+        let _ = flushed.send(());
+    });
+    let _ = is_flushed.recv_timeout(LAST_LINES_TIME_MAX);
+    std::process::exit(EXIT_FENCED)
+}
+
+/// A worker that sends heartbeats.
+pub(super) struct Announced {
+    heartbeats: Heartbeats,
+    adopting: Option<JoinHandle<()>>,
+    _writer: Arc<LogWriter>,
+}
+
+impl Announced {
+    /// Ends the heartbeats. A log without live rollouts and unread results is removed from the list; another one is
+    /// continued by the next process of this name, or by another worker after the lease.
+    pub(super) async fn leave(self, is_idle: bool) {
+        if let Some(adopting) = self.adopting {
+            adopting.abort();
+        }
+        if is_idle && let Err(error) = self.heartbeats.retire().await {
+            tracing::warn!(%error, "the log stays in the list of workers");
+        }
+    }
+}
+
+/// Tells a gateway the addresses of the workers that NATS knows. Returns the task that does it, if there is one.
+pub(super) async fn watch_members(config: &Config, gateway: &Gateway) -> Result<Option<JoinHandle<()>>> {
+    let Some(nats) = &config.cluster.nats else { return Ok(None) };
+    let mut members = connect(nats).await?.members().await?;
+    let urls = |members: &Members| members.list().into_iter().map(|member| member.owner.url).collect();
+    let (list, receiver) = watch::channel::<BTreeSet<String>>(urls(&members));
+    let gateway = gateway.clone();
+    tokio::spawn(async move { gateway.watch_list(receiver).await });
+    Ok(Some(tokio::spawn(async move {
+        loop {
+            members.changed().await;
+            let now = urls(&members);
+            list.send_if_modified(|before| {
+                let is_changed = *before != now;
+                *before = now;
+                is_changed
+            });
+        }
+    })))
 }
 
 /// Returns the name of the machine, as far as it can be the name of a worker.

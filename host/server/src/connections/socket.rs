@@ -22,6 +22,16 @@ pub enum Bound {
     Passed(std::net::TcpListener),
 }
 
+impl Bound {
+    /// Returns the address of the socket.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Here(socket) => socket.local_addr(),
+            Self::Passed(listener) => listener.local_addr(),
+        }
+    }
+}
+
 /// A listener with its options.
 pub struct Listening {
     pub(super) listener: TcpListener,

@@ -17,7 +17,7 @@ pub(super) fn health(workers: &[Arc<Worker>]) -> Map<String, Value> {
         let mut entry = json!({"worker": worker.name(), "url": worker.base, "is_up": is_up});
         if let Some(status) = status {
             entry["version"] = status.version.into();
-            entry["logs"] = status.logs.into();
+            entry["logs"] = json!(status.logs);
             if is_up {
                 add(&mut fields, status.health);
                 running_and_queued += status.running + status.queued;

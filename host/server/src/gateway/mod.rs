@@ -11,6 +11,7 @@ mod placement;
 mod target;
 mod workers;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use futures_util::future::join_all;
 use reqwest::{Client, Url};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -130,6 +132,11 @@ impl Gateway {
     /// Watches the workers, without end.
     pub async fn watch(&self) {
         self.0.workers.watch(&self.0.settings.workers).await;
+    }
+
+    /// Watches the workers with these addresses, too, as the list changes.
+    pub async fn watch_list(&self, list: watch::Receiver<BTreeSet<String>>) {
+        self.0.workers.watch_list(list).await;
     }
 
     /// Returns all routes.

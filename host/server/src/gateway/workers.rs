@@ -3,17 +3,17 @@
 //! A task per address reads the worker's status every second. An address whose name resolves to several machines, such as a
 //! headless service, stands for a worker on each of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use reqwest::{Client, Url};
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::placement::Candidate;
-use crate::worker::{KEY_HEADER, STATUS_PATH, WorkerStatus};
+use crate::worker::{KEY_HEADER, STATUS_PATH, ServedLog, WorkerStatus};
 use rollout_outbound::Secret;
 
 /// Interval at which a worker's status is read.
@@ -96,7 +96,8 @@ pub(super) struct Workers {
 #[derive(Default)]
 struct Table {
     by_base: BTreeMap<String, Arc<Worker>>,
-    by_log: HashMap<String, Arc<Worker>>,
+    /// The worker of each log, with the epoch of its claim.
+    by_log: HashMap<String, (u64, Arc<Worker>)>,
     /// Time at which a log without a worker was last served.
     gone: HashMap<String, Instant>,
 }
@@ -136,7 +137,7 @@ impl Workers {
     pub(super) fn find(&self, log: &str) -> LogPlace {
         let table = self.table();
         match table.by_log.get(log) {
-            Some(worker) => LogPlace::At(worker.clone()),
+            Some((_, worker)) => LogPlace::At(worker.clone()),
             None => LogPlace::Nowhere { since: table.gone.get(log).unwrap_or(&self.started).elapsed() },
         }
     }
@@ -152,6 +153,19 @@ impl Workers {
         worker.check.notify_one();
     }
 
+    /// Reads the status of the workers in a list that changes, until the list has no owner any more.
+    pub(super) async fn watch_list(self: &Arc<Self>, mut list: watch::Receiver<BTreeSet<String>>) {
+        let mut tasks = HashMap::new();
+        let mut watching = JoinSet::new();
+        loop {
+            let bases = list.borrow_and_update().clone();
+            self.watch_only(&bases, &mut tasks, &mut watching);
+            if list.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Reads the status of the workers at these addresses at intervals, without end.
     pub(super) async fn watch(self: &Arc<Self>, addresses: &[Url]) {
         let mut watching = JoinSet::new();
@@ -164,28 +178,38 @@ impl Workers {
 
     /// Watches the workers behind one address. Tasks of machines that the name no longer resolves to are stopped.
     async fn watch_address(self: &Arc<Self>, address: &Url) {
-        let mut tasks: HashMap<String, tokio::task::AbortHandle> = HashMap::new();
+        let mut tasks = HashMap::new();
         let mut watching = JoinSet::new();
         let mut interval = tokio::time::interval(RESOLVE_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             interval.tick().await;
             let Some(bases) = resolve(address).await else { continue };
-            for base in &bases {
-                if !tasks.contains_key(base) {
-                    let worker = self.add(base);
-                    let workers = self.clone();
-                    let task = watching.spawn(async move { workers.watch_worker(&worker).await });
-                    tasks.insert(base.clone(), task);
-                }
+            self.watch_only(&bases.into_iter().collect(), &mut tasks, &mut watching);
+        }
+    }
+
+    /// Starts the tasks of new workers, and stops those of workers that are not among these any more.
+    fn watch_only(
+        self: &Arc<Self>,
+        bases: &BTreeSet<String>,
+        tasks: &mut HashMap<String, AbortHandle>,
+        watching: &mut JoinSet<()>,
+    ) {
+        for base in bases {
+            if !tasks.contains_key(base) {
+                let worker = self.add(base);
+                let workers = self.clone();
+                let task = watching.spawn(async move { workers.watch_worker(&worker).await });
+                tasks.insert(base.clone(), task);
             }
-            let left: Vec<String> = tasks.keys().filter(|base| !bases.contains(base)).cloned().collect();
-            for base in left {
-                if let Some(task) = tasks.remove(&base) {
-                    task.abort();
-                }
-                self.remove(&base);
+        }
+        let left: Vec<String> = tasks.keys().filter(|base| !bases.contains(*base)).cloned().collect();
+        for base in left {
+            if let Some(task) = tasks.remove(&base) {
+                task.abort();
             }
+            self.remove(&base);
         }
     }
 
@@ -229,7 +253,7 @@ impl Workers {
     /// Notes what is known of a worker now. Waiting requests continue if that changes where logs are.
     fn note(&self, worker: &Arc<Worker>, read: Result<WorkerStatus, String>) {
         let mut table = self.table();
-        let before = table.by_log.values().filter(|known| Arc::ptr_eq(known, worker)).count();
+        let before = table.by_log.values().filter(|(_, known)| Arc::ptr_eq(known, worker)).count();
         let is_changed = match read {
             Ok(status) => {
                 let logs = status.logs.clone();
@@ -242,14 +266,22 @@ impl Workers {
                 if !was_up {
                     tracing::info!(worker = name, url = worker.base, "a worker answers");
                 }
-                let is_known =
-                    |log: &String| table.by_log.get(log).is_some_and(|known| Arc::ptr_eq(known, worker));
+                // A worker that has lost its log says so late.
+                let of_others = |log: &ServedLog| {
+                    let known = table.by_log.get(&log.name);
+                    known.is_some_and(|(epoch, known)| *epoch > log.epoch && !Arc::ptr_eq(known, worker))
+                };
+                let logs: Vec<ServedLog> = logs.into_iter().filter(|log| !of_others(log)).collect();
+                let is_known = |log: &ServedLog| {
+                    let known = table.by_log.get(&log.name);
+                    known.is_some_and(|(epoch, known)| *epoch == log.epoch && Arc::ptr_eq(known, worker))
+                };
                 let is_same = before == logs.len() && logs.iter().all(is_known);
                 if !is_same {
                     table.forget(worker);
-                    for log in logs {
-                        table.gone.remove(&log);
-                        table.by_log.insert(log, worker.clone());
+                    for ServedLog { name, epoch } in logs {
+                        table.gone.remove(&name);
+                        table.by_log.insert(name, (epoch, worker.clone()));
                     }
                 }
                 !is_same || !was_up
@@ -279,7 +311,7 @@ impl Table {
     fn forget(&mut self, worker: &Arc<Worker>) {
         let now = Instant::now();
         let gone = &mut self.gone;
-        self.by_log.retain(|log, known| {
+        self.by_log.retain(|log, (_, known)| {
             let stays = !Arc::ptr_eq(known, worker);
             if !stays {
                 gone.insert(log.clone(), now);

@@ -1,0 +1,173 @@
+//! Takeover of the logs of dead workers, each by a process of its own.
+//!
+//! A log is continued by a child process with the same arguments: it claims the log, writes the journal from it, resumes the
+//! rollouts, answers their polls, and ends when all of them are over and read. So a takeover is the start that every worker
+//! makes, and a log that cannot be continued takes nothing else down. The kernel kills the child with its parent, and
+//! another worker takes the log over then.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Result;
+use rollout_assembly::config::RawConfig;
+use rollout_cluster::{Claim, Cluster, Member, Members};
+use rollout_core::budget::{Budget, Charge, Use};
+use rollout_core::child::OwnedChild;
+use rollout_server::Server;
+use tokio::process::Command;
+
+use crate::{Exit, plugin_file};
+
+/// Maximum number of logs that one worker continues. More are left to others, or until one is over.
+const ADOPTED_MAX: usize = 2;
+
+/// Divisor of the memory budget for each of them.
+const MEMORY_PART: usize = 4;
+
+/// Smallest memory budget of a process, in bytes.
+const MEMORY_MIN: usize = 64 << 20;
+
+/// Interval at which it is checked whether an adopted log is over.
+const OVER_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pause before a log whose process failed is taken over again.
+const FAILED_PAUSE: Duration = Duration::from_secs(5);
+
+/// Changes the configuration of a worker to that of a process for another worker's log.
+pub(super) fn change_config(raw: &mut RawConfig, log: &str) {
+    let ip = raw.listen.as_deref().and_then(|listen| listen.parse::<SocketAddr>().ok());
+    let ip = ip.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip());
+    let root = raw.artifact_root.clone().unwrap_or_else(|| "rollouts".into());
+    let journal = raw.journal.dir.clone().unwrap_or_else(|| root.join(".journal"));
+    raw.listen = Some(SocketAddr::from((ip, 0)).to_string());
+    raw.journal.dir = Some(journal.join("adopted").join(log));
+    raw.artifact_root = Some(root.join("adopted").join(log));
+    raw.cluster.worker_name = Some(log.to_owned());
+    // The port is another.
+    if let Some(advertise) = &mut raw.cluster.advertise
+        && let Ok(mut url) = advertise.parse::<reqwest::Url>()
+        && url.set_port(None).is_ok()
+    {
+        *advertise = url.to_string();
+    }
+    (raw.on_start, raw.on_stop) = (None, None);
+    if let Some(bytes) = std::env::var(MEMORY_VARIABLE).ok().and_then(|bytes| bytes.parse().ok()) {
+        raw.memory_budget_bytes = Some(bytes);
+    }
+}
+
+/// Environment variable with the memory budget of a child process.
+const MEMORY_VARIABLE: &str = "ROLLOUT_HOST_ADOPTED_MEMORY_BYTES";
+
+/// Takes over the logs of dead workers.
+pub(super) struct Adopter {
+    budget: Budget,
+    memory_bytes: usize,
+}
+
+/// A log that this worker continues.
+struct Adopted {
+    child: OwnedChild,
+    /// The child's memory, which this process does not use meanwhile.
+    _charge: Charge,
+}
+
+impl Adopter {
+    /// Creates it for a worker with this memory budget.
+    pub(super) fn new(budget: Budget) -> Self {
+        Self { memory_bytes: (budget.total() / MEMORY_PART).max(MEMORY_MIN), budget }
+    }
+
+    /// Watches the leases of all workers, without end.
+    pub(super) async fn run(self, cluster: Cluster, own: String) {
+        let mut members = match cluster.members().await {
+            Ok(members) => members,
+            Err(error) => {
+                tracing::error!(%error, "no log of a dead worker is taken over by this one");
+                return;
+            }
+        };
+        let mut adopted: HashMap<String, Adopted> = HashMap::new();
+        loop {
+            members.changed().await;
+            let mut failed = false;
+            adopted.retain(|log, one| match one.child.child.try_wait() {
+                Ok(None) => true,
+                Ok(Some(status)) if status.success() => {
+                    tracing::info!(log, "the log of another worker is over");
+                    false
+                }
+                ended => {
+                    tracing::warn!(log, ?ended, "the process for the log of another worker has ended");
+                    failed = true;
+                    false
+                }
+            });
+            if failed {
+                tokio::time::sleep(FAILED_PAUSE).await;
+            }
+            for member in expired(&members, &own) {
+                if adopted.contains_key(&member.log) || adopted.len() >= ADOPTED_MAX {
+                    continue;
+                }
+                // Without room it is left to another worker, or to a later time.
+                let Ok(charge) = self.budget.charge(Use::Guest, self.memory_bytes) else { continue };
+                match self.adopt(&cluster, &member).await {
+                    Ok(Some(child)) => {
+                        adopted.insert(member.log.clone(), Adopted { child, _charge: charge });
+                    }
+                    Ok(None) => {}
+                    Err(error) => tracing::error!(log = member.log, %error, "a log cannot be taken over"),
+                }
+            }
+        }
+    }
+
+    /// Starts the process for a log, unless another worker was faster.
+    async fn adopt(&self, cluster: &Cluster, member: &Member) -> Result<Option<OwnedChild>> {
+        // The process that continues the log gives its own address.
+        match cluster.claim(Claim::Expired(member), &member.owner).await {
+            Ok(claimed) => drop(claimed),
+            Err(rollout_cluster::ClaimError::Lost { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        tracing::warn!(log = member.log, owner = member.owner.url, "taking over the log of a dead worker");
+        let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+        arguments.extend(["--adopt".into(), member.log.clone().into()]);
+        let mut command = Command::new(plugin_file::this_program()?);
+        command
+            .args(arguments)
+            .env(MEMORY_VARIABLE, self.memory_bytes.to_string())
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("LISTEN_FDS")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        Ok(Some(OwnedChild::start(command).await?))
+    }
+}
+
+/// Returns the logs of other workers whose leases have expired.
+fn expired(members: &Members, own: &str) -> Vec<Member> {
+    members.expired().into_iter().filter(|member| member.log != own).collect()
+}
+
+/// Serves until the adopted log has no live rollouts and no unread results.
+pub(super) async fn until_over(serving: impl Future<Output = Result<Exit>>, server: &Server) -> Result<Exit> {
+    let over = async {
+        let mut ticks = tokio::time::interval(OVER_INTERVAL);
+        loop {
+            ticks.tick().await;
+            if server.is_idle() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        exit = serving => exit,
+        () = over => Ok(Exit::Done),
+    }
+}

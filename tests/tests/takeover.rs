@@ -1,0 +1,216 @@
+//! Workers whose logs are on NATS: another worker continues the rollouts of a dead one.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rollout_tests::{Admitted, Controller, RolloutRequest, Serve, TestHost, TestNats, until};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Variables of all workers and gateways.
+fn keyed(serve: Serve) -> Serve {
+    serve
+        .option("--cluster-key-env", "CLUSTER_KEY")
+        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
+        .variable("JOURNAL_KEY", "the-key-of-all-journals")
+}
+
+/// Settings of NATS with short leases.
+fn nats_settings(nats: &TestNats) -> String {
+    let replicas = nats.urls().len();
+    let durability = if replicas == 1 { "accept-weak-durability = true\n" } else { "" };
+    format!(
+        "[cluster.nats]\nurls = {:?}\nreplicas = {replicas}\nlog-bytes-max = 536870912\nheartbeat-secs = 0.3\n\
+         lease-secs = 1.5\n{durability}",
+        nats.urls()
+    )
+}
+
+fn worker(nats: &TestNats, name: &str) -> Serve {
+    let config = format!("[journal]\ndir = 'journal'\nkey-env = 'JOURNAL_KEY'\n{}", nats_settings(nats));
+    keyed(TestHost::of("conform")).option("--role", "worker").option("--worker-name", name).config(&config)
+}
+
+async fn gateway(nats: &TestNats) -> TestHost {
+    keyed(TestHost::of_gateway()).option("--role", "gateway").config(&nats_settings(nats)).start().await
+}
+
+/// Waits until the gateway knows workers for exactly these logs.
+async fn logs(gateway: &TestHost, expected: &[&str]) {
+    let known = async || {
+        let health = gateway.health().await;
+        let up = health["workers"].as_array()?.iter().filter(|worker| worker["is_up"] == true);
+        let logs = up.flat_map(|worker| worker["logs"].as_array().cloned().unwrap_or_default());
+        let logs: BTreeSet<String> = logs.filter_map(|log| Some(log["name"].as_str()?.to_owned())).collect();
+        (logs.iter().map(String::as_str).eq(expected.iter().copied())).then_some(())
+    };
+    until("the workers of all logs", known).await;
+}
+
+fn log_of(admitted: &Admitted) -> &str {
+    admitted.lease.split_once('.').expect("the lease names a log").0
+}
+
+/// Admits rollouts until each of the logs has this many.
+async fn admit_to_each(
+    gateway: &TestHost,
+    controller: &Controller,
+    logs: &[&str],
+    count: usize,
+) -> Vec<(RolloutRequest, Admitted)> {
+    let mut all: Vec<(RolloutRequest, Admitted)> = Vec::new();
+    while logs.iter().any(|log| all.iter().filter(|(_, one)| log_of(one) == *log).count() < count) {
+        let request = controller.rollout("Calculate 2 + 3.").label("5");
+        let admitted = gateway.admit(&request).await;
+        all.push((request, admitted));
+    }
+    all
+}
+
+fn check_scored(results: &[Value]) {
+    for result in results {
+        assert_eq!(result["status"], "success", "{result:#}");
+        assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    }
+}
+
+#[tokio::test]
+async fn another_worker_continues_the_rollouts_of_a_dead_one() {
+    let controller = Controller::start().await;
+    let nats = TestNats::start().await;
+    let first = worker(&nats, "w0").start().await;
+    let second = worker(&nats, "w1").start().await;
+    let gateway = gateway(&nats).await;
+    logs(&gateway, &["w0", "w1"]).await;
+    // One is over and unread, the others wait for the model when their worker dies.
+    let over = gateway.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    check_scored(&[over]);
+    let unread = admit_to_each(&gateway, &controller, &["w0", "w1"], 1).await;
+    controller.chats_arrived(1 + unread.len()).await;
+    let idle = async || (gateway.health().await["lifecycle"]["active_rollouts"] == 0).then_some(());
+    until("the unread rollouts to end", idle).await;
+    controller.hold();
+    let waiting = admit_to_each(&gateway, &controller, &["w0", "w1"], 3).await;
+    let before = 1 + unread.len() + waiting.len();
+    controller.chats_arrived(before).await;
+
+    first.kill().await;
+    let polls: Vec<_> = waiting.iter().chain(&unread).map(|(_, admitted)| gateway.result(admitted)).collect();
+    let polls = join_all(polls);
+    let released = async {
+        let of_dead = waiting.iter().filter(|(_, admitted)| log_of(admitted) == "w0").count();
+        // The calls without an answer are repeated, and only these.
+        controller.chats_arrived(before + of_dead).await;
+        controller.release();
+        before + of_dead
+    };
+    let (results, chats) = tokio::join!(polls, released);
+
+    check_scored(&results);
+    assert_eq!(controller.chats().len(), chats);
+    // When everything is over and read, the log is over, too. The worker that is alive stays.
+    drop(second);
+}
+
+#[tokio::test]
+async fn a_worker_that_was_stopped_and_wakes_after_its_lease_stops_at_once() {
+    let controller = Controller::start().await;
+    let nats = TestNats::start().await;
+    let stopped = worker(&nats, "w0").start().await;
+    let _second = worker(&nats, "w1").start().await;
+    let gateway = gateway(&nats).await;
+    logs(&gateway, &["w0", "w1"]).await;
+    controller.hold();
+    let waiting = admit_to_each(&gateway, &controller, &["w0"], 2).await;
+    controller.chats_arrived(waiting.len()).await;
+
+    stopped.process().signal(Signal::STOP);
+    let of_stopped = waiting.iter().filter(|(_, admitted)| log_of(admitted) == "w0").count();
+    controller.chats_arrived(waiting.len() + of_stopped).await;
+    stopped.process().signal(Signal::CONT);
+    let ran = stopped.ended().await;
+    assert_eq!(ran.code, Some(3), "{:?} {}", ran.code, ran.stderr);
+    assert!(ran.stderr.contains("log was taken over"), "{}", ran.stderr);
+    controller.release();
+
+    let results = join_all(waiting.iter().map(|(_, admitted)| gateway.result(admitted))).await;
+    check_scored(&results);
+}
+
+#[tokio::test]
+async fn a_restarted_worker_takes_its_log_from_nats_also_without_its_disk() {
+    let controller = Controller::start().await;
+    let nats = TestNats::start_cluster().await;
+    let serve = worker(&nats, "w0");
+    let host = until_started(&serve).await;
+    let gateway = gateway(&nats).await;
+    logs(&gateway, &["w0"]).await;
+    controller.hold();
+    let waiting = admit_to_each(&gateway, &controller, &["w0"], 3).await;
+    controller.chats_arrived(3).await;
+
+    host.kill().await;
+    let _restarted = serve.start().await;
+    controller.release();
+
+    let results = join_all(waiting.iter().map(|(_, admitted)| gateway.result(admitted))).await;
+    check_scored(&results);
+    assert_eq!(controller.chats().len(), 6, "only calls without an answer were repeated");
+}
+
+/// Starts a worker as soon as the NATS cluster has elected its leaders.
+async fn until_started(serve: &Serve) -> TestHost {
+    let ready = async || {
+        let host = serve.clone().try_start().await;
+        host.ok()
+    };
+    until("a worker", ready).await
+}
+
+#[tokio::test]
+async fn without_nats_running_rollouts_wait_and_new_ones_are_asked_to_retry() {
+    let controller = Controller::start().await;
+    let nats = TestNats::start().await;
+    let _host = worker(&nats, "w0").start().await;
+    let gateway = gateway(&nats).await;
+    logs(&gateway, &["w0"]).await;
+    controller.hold();
+    let waiting = admit_to_each(&gateway, &controller, &["w0"], 2).await;
+    controller.chats_arrived(2).await;
+
+    nats.kill(0).await;
+    controller.release();
+    let refused = until("a refusal", async || {
+        let request = controller.rollout("Calculate 2 + 3.").label("5");
+        let asked = tokio::time::timeout(Duration::from_secs(20), gateway.ask(&request)).await.ok()?;
+        (asked.status == 429).then_some(asked)
+    });
+    assert!(refused.await.headers.contains_key("retry-after"));
+    nats.restart(0).await;
+
+    let results = join_all(waiting.iter().map(|(_, admitted)| gateway.result(admitted))).await;
+    check_scored(&results);
+    until("new rollouts", async || {
+        let asked = gateway.ask(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        (asked.status == 202).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn settings_that_cannot_survive_a_machine_are_refused() {
+    let nats = TestNats::start().await;
+    let check = async |serve: Serve, expected: &str| {
+        let error = serve.try_start().await.err().expect("it is refused");
+        assert!(error.contains(expected), "{expected}: {error}");
+    };
+    let weak = nats_settings(&nats).replace("accept-weak-durability = true\n", "");
+    let serve = || keyed(TestHost::of("conform")).option("--role", "worker").option("--worker-name", "w0");
+    let journal = "[journal]\ndir = 'journal'\n";
+    check(serve().config(&format!("{journal}key-env = 'JOURNAL_KEY'\n{weak}")), "sync_interval: always")
+        .await;
+    check(serve().config(&format!("{journal}{}", nats_settings(&nats))), "journal.key-env").await;
+    check(serve().config(&format!("[journal]\noff = true\n{}", nats_settings(&nats))), "needs a journal")
+        .await;
+}
