@@ -39,11 +39,12 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// Crates of this program, as they appear in log targets.
-const CRATES: [&str; 19] = [
+const CRATES: [&str; 20] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
     "rollout_catalog",
+    "rollout_cluster",
     "rollout_core",
     "rollout_eval",
     "rollout_export",

@@ -18,7 +18,7 @@ const CRATES: [&[&str]; 11] = [
     &["rollout-rollout"],
     &["rollout-guest", "rollout-registry"],
     &["rollout-outbound"],
-    &["rollout-core"],
+    &["rollout-core", "rollout-cluster"],
     &["rollout-mock-model", "rollout-fuse", "rollout-quickjs", "rollout-journal", "rollout-catalog"],
     &["rollout-transcript"],
     &["rollout-wire"],

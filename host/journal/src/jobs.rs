@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::frame::framed_bytes;
 use crate::record::Kind;
+use crate::replica::Half;
 use crate::{Failed, Location};
 
 /// A job of the writer. Jobs are executed in order.
@@ -25,6 +26,13 @@ pub(crate) enum Job {
         payload: Bytes,
         from: Location,
     },
+    /// Appends a record of an unfinished rollout to the replica again.
+    Refresh {
+        rollout: u64,
+        sequence: u32,
+        kind: Kind,
+        payload: Bytes,
+    },
     Tell(Level, Waiting),
 }
 
@@ -33,7 +41,7 @@ impl Job {
     pub(crate) fn bytes(&self) -> usize {
         let payload = match self {
             Self::Append { payload, .. } => framed_bytes(payload.iter().map(Bytes::len).sum()),
-            Self::Copy { payload, .. } => framed_bytes(payload.len()),
+            Self::Copy { payload, .. } | Self::Refresh { payload, .. } => framed_bytes(payload.len()),
             Self::Tell(..) => 0,
         };
         size_of::<Self>() + payload
@@ -77,6 +85,8 @@ pub(crate) enum Errand {
     Retain,
     /// Continues after copies have been written.
     Copied,
+    /// Continues after records were appended to the replica again.
+    Refreshed,
     /// Deletes these segments: they have no record of an unfinished rollout, and all copies are synced.
     Delete(Vec<u64>),
 }
@@ -84,6 +94,8 @@ pub(crate) enum Errand {
 /// Callers that wait for a write or a sync.
 pub(crate) enum Waiting {
     Caller(oneshot::Sender<Result<(), Failed>>),
+    /// The part of a caller that waits for the disk; another waits for the replica.
+    Half(Half),
     /// Job to run afterwards; skipped after a failure.
     Errand(Errand),
 }
@@ -92,6 +104,7 @@ impl Waiting {
     pub(crate) fn notify(self, result: Result<(), Failed>, errands: &mpsc::Sender<Errand>) {
         match (self, result) {
             (Self::Caller(who), result) => drop(who.send(result)),
+            (Self::Half(who), result) => who.notify(result),
             (Self::Errand(errand), Ok(())) => drop(errands.send(errand)),
             (Self::Errand(_), Err(_)) => {}
         }

@@ -16,9 +16,11 @@ mod frame;
 pub mod fuzzing;
 mod index;
 mod jobs;
+mod rebuild;
 mod record;
 mod recover;
 mod repair;
+mod replica;
 mod retain;
 mod segment;
 mod sync;
@@ -40,6 +42,7 @@ use index::Records;
 use jobs::{Errand, Job, Level, Queue, Waiting};
 use record::{Kind, PAYLOAD_BYTES_MAX};
 use recover::Located;
+use replica::Replication;
 use segment::Folder;
 use sync::Syncs;
 use tables::Tables;
@@ -48,7 +51,12 @@ use writer::Writer;
 pub use ended::{EndedRollout, name_hash};
 pub use file::{FileError, read_file, write_file};
 pub use found::{Found, all_in, find_in};
+pub use rebuild::Rebuild;
 pub use repair::{Damage, RepairError, Repaired, repair};
+pub use replica::{
+    Acknowledge, Replica, ReplicaError, ReplicaRecord, ReplicaSettings, WrongRecord, read_record,
+    record_bytes,
+};
 pub use segment::{Faults, Operation};
 
 /// Default size of a segment. Deletion works by segment, a start reads a whole segment, and the index of the
@@ -104,6 +112,8 @@ pub struct JournalSettings {
     /// Number of segments that are allocated in advance, at least 1. New rollouts are refused when another
     /// one cannot be allocated; running rollouts use the remaining ones.
     pub segments_ahead: u64,
+    /// Log on other machines that stores every record, too.
+    pub replica: Option<ReplicaSettings>,
     /// Injected failures, for tests.
     pub faults: Option<Faults>,
 }
@@ -117,6 +127,7 @@ impl JournalSettings {
             retention: Retention::default(),
             segment_bytes: SEGMENT_BYTES,
             segments_ahead: SEGMENTS_AHEAD,
+            replica: None,
             faults: None,
         }
     }
@@ -160,13 +171,26 @@ pub enum OpenError {
 
 /// Permanent failure of the journal, which accepts no more records.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Failed(pub(crate) Arc<str>);
+#[error("{reason}")]
+pub struct Failed {
+    reason: Arc<str>,
+    is_fenced: bool,
+}
 
 impl Failed {
     /// Creates a failure with this reason.
     pub fn new(reason: impl Into<Arc<str>>) -> Self {
-        Self(reason.into())
+        Self { reason: reason.into(), is_fenced: false }
+    }
+
+    /// Creates the failure of a journal whose log another process has taken over.
+    pub(crate) fn fenced(reason: impl Into<Arc<str>>) -> Self {
+        Self { reason: reason.into(), is_fenced: true }
+    }
+
+    /// Returns whether another process has taken the journal's log over and continues its rollouts.
+    pub fn is_fenced(&self) -> bool {
+        self.is_fenced
     }
 }
 
@@ -177,6 +201,9 @@ pub enum JournalRefused {
     /// The disk has no room for more than the running rollouts.
     #[error("the journal's disk is full: {0}")]
     Full(Arc<str>),
+    /// The replicated log has not acknowledged records for this time; a retry may succeed.
+    #[error("the replicated log has not acknowledged records for {} ms; retry later", .0.as_millis())]
+    Late(Duration),
     /// The journal has failed.
     #[error(transparent)]
     Failed(#[from] Failed),
@@ -260,6 +287,9 @@ pub(crate) struct Shared {
     next: AtomicU64,
     /// First segment that is retained regardless of the limits.
     held_from: AtomicU64,
+    replication: Option<Replication>,
+    /// Wakes those who wait for a permanent failure.
+    broken_news: Notify,
     /// Lock file, held while the journal is open.
     _lock: File,
 }
@@ -316,7 +346,7 @@ impl Shared {
 
     /// Records and logs a permanent failure.
     fn fail(&self, what: &'static str, error: &io::Error) -> Failed {
-        let failed = Failed(format!("the journal cannot {what}: {error}").into());
+        let failed = Failed::new(format!("the journal cannot {what}: {error}"));
         tracing::error!(%error, "the journal cannot {what}; no rollout is admitted any more");
         self.set_broken(failed.clone());
         failed
@@ -335,6 +365,10 @@ impl Shared {
 
     fn set_broken(&self, failed: Failed) {
         locked(&self.state).broken = Some(failed);
+        self.broken_news.notify_waiters();
+        if let Some(replication) = &self.replication {
+            replication.wake();
+        }
     }
 }
 
@@ -352,6 +386,9 @@ impl Open {
     fn close(&self) {
         self.shared.queue().closed = true;
         self.shared.todo.notify_all();
+        if let Some(replication) = &self.shared.replication {
+            replication.wake();
+        }
         if let Some(writer) = locked(&self.writer).take() {
             let _ = writer.join();
         }
@@ -368,7 +405,8 @@ impl JournalStore {
     /// Opens a journal and returns its unfinished rollouts, the oldest first. Their events can be
     /// [read](Entry::read). Truncates a torn tail.
     pub fn open(settings: JournalSettings) -> Result<(Self, Vec<Entry>), OpenError> {
-        let JournalSettings { path, sync, retention, segment_bytes, segments_ahead, faults } = settings;
+        let JournalSettings { path, sync, retention, segment_bytes, segments_ahead, replica, faults } =
+            settings;
         let mut folder = Folder { path, segment_bytes, faults, salt: 0, boot: segment::boot() };
         let mut opened = recover::open(&mut folder)?;
         opened.tables.flushed = (opened.current.number, opened.current.end);
@@ -394,6 +432,8 @@ impl JournalStore {
             state: Mutex::default(),
             next,
             held_from: AtomicU64::new(u64::MAX),
+            replication: replica.map(Replication::new),
+            broken_news: Notify::new(),
             _lock: opened.lock,
         });
         let io = |error| OpenError::Io(shared.folder.path.clone(), error);
@@ -427,7 +467,7 @@ impl JournalStore {
     async fn reaches(&self, level: Level) -> Result<(), Failed> {
         let (sender, receiver) = oneshot::channel();
         self.0.shared.add([Job::Tell(level, Waiting::Caller(sender))]);
-        let closed = |_| Failed("the journal is closed".into());
+        let closed = |_| Failed::new("the journal is closed");
         receiver.await.map_err(closed)?
     }
 
@@ -436,13 +476,32 @@ impl JournalStore {
         self.reaches(Level::Written).await
     }
 
-    /// Waits while too many bytes are queued.
+    /// Waits while too many bytes are queued, or while the replica is [late](JournalRefused::Late).
     pub async fn room(&self) {
         let shared = &self.0.shared;
         loop {
-            let news = shared.room.notified();
-            if shared.queue().bytes <= QUEUE_BYTES_MAX {
+            let mut news = std::pin::pin!(shared.room.notified());
+            news.as_mut().enable();
+            // One lock after the other: the writer holds the replication's while it takes the others.
+            let queued = shared.queue().bytes;
+            let replica_has_room = shared.replication.as_ref().is_none_or(Replication::has_room);
+            // A journal that has failed stores nothing, so nothing waits for it.
+            if queued <= QUEUE_BYTES_MAX && (replica_has_room || shared.broken().is_some()) {
                 return;
+            }
+            news.await;
+        }
+    }
+
+    /// Waits until the journal fails permanently, such as when another process has
+    /// [taken its log over](Failed::is_fenced).
+    pub async fn failed(&self) -> Failed {
+        let shared = &self.0.shared;
+        loop {
+            let mut news = std::pin::pin!(shared.broken_news.notified());
+            news.as_mut().enable();
+            if let Some(failed) = shared.broken() {
+                return failed;
             }
             news.await;
         }
@@ -470,7 +529,12 @@ impl JournalStore {
         if let Some(failed) = &state.broken {
             return Err(failed.clone().into());
         }
-        state.full.clone().map_or(Ok(()), |why| Err(JournalRefused::Full(why)))
+        if let Some(why) = &state.full {
+            return Err(JournalRefused::Full(why.clone()));
+        }
+        drop(state);
+        let late = self.0.shared.replication.as_ref().and_then(Replication::late);
+        late.map_or(Ok(()), |age| Err(JournalRefused::Late(age)))
     }
 
     /// Returns the rollouts of this name, the latest first. Reads files.

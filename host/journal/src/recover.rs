@@ -50,7 +50,7 @@ pub(crate) fn open(folder: &mut Folder) -> Result<Opened, OpenError> {
 }
 
 /// Returns the salt of the journal: that of a segment, or a new one.
-fn salt(folder: &Folder) -> io::Result<u64> {
+pub(crate) fn salt(folder: &Folder) -> io::Result<u64> {
     for number in folder.numbers()?.into_iter().rev() {
         if let Some((header, _)) = folder.inspect(number)
             && header.stamp.salt != 0

@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::jobs::{Errand, Job, Level, Waiting};
 use crate::recover::Reader;
@@ -47,6 +47,28 @@ struct Files<'a> {
     /// The copying in progress, of at most one segment at a time.
     emptying: Option<Emptying>,
     is_deleting: bool,
+    refresh: Option<Refresh>,
+}
+
+/// The records of unfinished rollouts that are appended to the replica again. Every pass takes the rollouts that
+/// had started by the pass before, so that a record's last copy is never older than two intervals.
+struct Refresh {
+    every: Duration,
+    /// Time of the next pass.
+    due: Instant,
+    /// Rollouts before this one had started by the last pass.
+    started_before: u64,
+    /// Rollouts of the pass in progress, with the index of the next record.
+    todo: VecDeque<(u64, usize)>,
+}
+
+impl Refresh {
+    fn new(shared: &Shared) -> Option<Self> {
+        let every = shared.replication.as_ref()?.settings.refresh_every;
+        let due = Instant::now().checked_add(every)?;
+        let started_before = shared.next.load(Ordering::Relaxed);
+        Some(Self { every, due, started_before, todo: VecDeque::new() })
+    }
 }
 
 /// Returns the size of sealed segments and their indexes before this segment.
@@ -66,30 +88,107 @@ fn bytes_of(folder: &Folder, number: u64) -> u64 {
 
 /// Runs until the journal is closed.
 pub(crate) fn run(shared: &Shared, sealed: u64, todo: &mpsc::Receiver<Errand>, made: &mpsc::Sender<Segment>) {
-    let mut files =
-        Files { shared, made, wanted: VecDeque::new(), sealed, emptying: None, is_deleting: false };
+    let mut files = Files {
+        shared,
+        made,
+        wanted: VecDeque::new(),
+        sealed,
+        emptying: None,
+        is_deleting: false,
+        refresh: Refresh::new(shared),
+    };
     files.retain();
     loop {
-        let errand = if files.wanted.is_empty() {
-            todo.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            todo.recv_timeout(NO_ROOM_PAUSE)
+        let errand = match files.pause() {
+            None => todo.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(pause) => todo.recv_timeout(pause),
         };
         match errand {
             Ok(Errand::Allocate(number)) => files.wanted.push_back(number),
             Ok(Errand::Sealed { number, index }) => files.sealed(number, &index),
             Ok(Errand::Retain) => files.retain(),
             Ok(Errand::Copied) => files.copy(),
+            Ok(Errand::Refreshed) => files.refresh(),
             Ok(Errand::Delete(numbers)) => files.delete(&numbers),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
         files.allocate();
+        files.begin_to_refresh();
     }
     files.close();
 }
 
 impl Files<'_> {
+    /// Returns the time after which there is work without an errand.
+    fn pause(&self) -> Option<Duration> {
+        let refresh =
+            self.refresh.as_ref().map(|refresh| refresh.due.saturating_duration_since(Instant::now()));
+        let allocate = (!self.wanted.is_empty()).then_some(NO_ROOM_PAUSE);
+        refresh.into_iter().chain(allocate).min()
+    }
+
+    /// Begins to append the records of unfinished rollouts to the replica again, if it is time.
+    fn begin_to_refresh(&mut self) {
+        let Some(refresh) = &mut self.refresh else { return };
+        let now = Instant::now();
+        if now < refresh.due {
+            return;
+        }
+        refresh.due = now + refresh.every;
+        // A pass that takes longer than the interval continues instead.
+        if !refresh.todo.is_empty() {
+            return;
+        }
+        let started_before =
+            std::mem::replace(&mut refresh.started_before, self.shared.next.load(Ordering::Relaxed));
+        {
+            let tables = self.shared.tables();
+            let live = tables.index.live.keys().copied().filter(|rollout| *rollout < started_before);
+            refresh.todo = live.map(|rollout| (rollout, 0)).collect();
+        }
+        refresh.todo.make_contiguous().sort_unstable();
+        self.refresh();
+    }
+
+    /// Appends the next records of the pass.
+    fn refresh(&mut self) {
+        let Some(refresh) = &mut self.refresh else { return };
+        let mut reader = Reader::new(&self.shared.folder);
+        let (mut jobs, mut bytes) = (Vec::new(), 0);
+        while bytes < COPIED_BYTES
+            && let Some((rollout, at)) = refresh.todo.front_mut()
+        {
+            let place = {
+                let tables = self.shared.tables();
+                let records = tables.index.live.get(rollout);
+                let place = records.and_then(|records| records.places.get(*at)).copied();
+                // Later records are being appended for the first time.
+                place.filter(|place| (place.segment(), place.offset) < tables.flushed)
+            };
+            let Some(place) = place else {
+                refresh.todo.pop_front();
+                continue;
+            };
+            match reader.record(place) {
+                Ok((rollout, kind, payload)) => {
+                    bytes += payload.len() as u64;
+                    let sequence = u32::try_from(*at).unwrap_or(u32::MAX);
+                    jobs.push(Job::Refresh { rollout, sequence, kind, payload });
+                    *at += 1;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a live rollout's record cannot be appended to the replica again");
+                    refresh.todo.pop_front();
+                }
+            }
+        }
+        if !jobs.is_empty() {
+            jobs.push(Job::Tell(Level::Written, Waiting::Errand(Errand::Refreshed)));
+            self.shared.add(jobs);
+        }
+    }
+
     /// Allocates segments while there is room.
     fn allocate(&mut self) {
         while let Some(number) = self.wanted.front().copied() {

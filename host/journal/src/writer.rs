@@ -13,6 +13,7 @@ use crate::frame::framed_bytes;
 use crate::index;
 use crate::jobs::{Errand, Job, Level, Waiting};
 use crate::record::Kind;
+use crate::replica::{self, Half};
 use crate::retain::{self, NO_ROOM_PAUSE};
 use crate::segment::{HEADER_BYTES, Segment};
 use crate::sync;
@@ -40,6 +41,8 @@ pub(crate) struct Writer {
     shared: Arc<Shared>,
     current: Segment,
     buffer: Vec<u8>,
+    /// The same records for the replica, if there is one.
+    replicated: Vec<u8>,
     /// Copies in the buffer. Readers use the originals until the buffer is written.
     copied: Vec<Copied>,
     errands: mpsc::Sender<Errand>,
@@ -72,6 +75,7 @@ impl Writer {
             shared,
             current,
             buffer: Vec::with_capacity(BATCH_BYTES_MAX),
+            replicated: Vec::new(),
             copied: Vec::new(),
             errands,
             segments_ahead,
@@ -92,6 +96,9 @@ impl Writer {
                     Job::Copy { rollout, sequence, kind, payload, from } => {
                         self.copy(rollout, (sequence, kind), payload, from);
                     }
+                    Job::Refresh { rollout, sequence, kind, payload } => {
+                        self.refresh((rollout, sequence, kind), payload);
+                    }
                     Job::Tell(level, who) => self.tell(level, who),
                 }
             }
@@ -100,6 +107,7 @@ impl Writer {
             self.shared.room.notify_waiters();
         }
         self.flush();
+        self.finish_replication();
         self.shared.syncs().close(self.current.end);
         self.shared.to_sync.notify_all();
         // The last sync releases the unused space of the current segment.
@@ -150,6 +158,9 @@ impl Writer {
         // Nothing is appended to a finished rollout.
         let Some(sequence) = sequence.and_then(|places| u32::try_from(places).ok()) else { return };
         let place = self.put((rollout, sequence, kind), payload);
+        if self.shared.replication.is_some() {
+            replica::write(&mut self.replicated, (rollout, sequence, kind), payload);
+        }
         let name = payload.first().map_or(0, |name| index::hash_of(kind, name));
         self.shared.tables().index.note(rollout, sequence, kind, name, place);
         self.flush_if_full();
@@ -166,6 +177,28 @@ impl Writer {
             let to = self.put((rollout, sequence, kind), &[payload]);
             self.copied.push(Copied { rollout, sequence, from, to });
             self.flush_if_full();
+        }
+    }
+
+    /// Appends a record to the replica again, unless its rollout has ended.
+    fn refresh(&mut self, record: (u64, u32, Kind), payload: Bytes) {
+        if self.shared.tables().index.live.contains_key(&record.0) {
+            replica::write(&mut self.replicated, record, &[payload]);
+            if self.replicated.len() >= BATCH_BYTES_MAX {
+                self.flush();
+            }
+        }
+    }
+
+    /// Waits for the replica's acknowledgements at the end.
+    fn finish_replication(&self) {
+        let Some(replication) = &self.shared.replication else { return };
+        let left = replication.finish(|| self.shared.broken().is_some());
+        if left > 0 && self.shared.broken().is_none() {
+            tracing::warn!(
+                bytes = left,
+                "the journal was closed before its replica acknowledged all records"
+            );
         }
     }
 
@@ -191,6 +224,14 @@ impl Writer {
 
     fn tell(&mut self, level: Level, who: Waiting) {
         self.flush();
+        let who = match (who, &self.shared.replication) {
+            (Waiting::Caller(who), Some(replication)) => {
+                let half = Half::new(who);
+                replication.wait_for(&self.shared, half.clone());
+                Waiting::Half(half)
+            }
+            (who, _) => who,
+        };
         match (level, &self.broken) {
             (_, Some(failed)) => who.notify(Err(failed.clone()), &self.errands),
             (Level::Written, None) => who.notify(Ok(()), &self.errands),
@@ -207,6 +248,7 @@ impl Writer {
             self.broken = self.shared.broken();
         }
         if self.buffer.is_empty() {
+            self.replicate();
             return;
         }
         let began = Instant::now();
@@ -241,6 +283,18 @@ impl Writer {
         }
         self.copied.clear();
         self.buffer.clear();
+        self.replicate();
+    }
+
+    /// Hands written records to the replica, waiting while it is slow.
+    fn replicate(&mut self) {
+        let records = std::mem::take(&mut self.replicated);
+        if let Some(replication) = &self.shared.replication
+            && !records.is_empty()
+            && self.broken.is_none()
+        {
+            replication.append(&self.shared, records.into());
+        }
     }
 
     /// Switches to the next segment. The old one is synced and sealed in the background.

@@ -1,0 +1,392 @@
+//! Claiming of logs, and heartbeats of their owners.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_nats::jetstream::kv::{self, CreateErrorKind, UpdateErrorKind};
+use bytes::Bytes;
+use rollout_journal::ReplicaError;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::connect::{AbortOnDrop, Cluster};
+use crate::error::{ClaimError, ClusterError, LogDamage, unavailable};
+use crate::members::Member;
+use crate::message::{self, Head};
+use crate::settings::is_token;
+use crate::writer::{self, End, Last, LastError, LogWriter, Publish};
+
+/// Pause before a step of a claim is repeated.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Number of repetitions of a step, which is more than an election of a leader takes.
+const RETRIES_MAX: u32 = 100;
+
+/// What a worker says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerState {
+    /// URL under which gateways reach it.
+    pub url: String,
+    /// Version of the program.
+    pub version: String,
+    /// Number of rollouts that it would start at once, by tenant.
+    #[serde(default)]
+    pub free_slots: BTreeMap<String, u32>,
+    /// Plugins that it serves.
+    #[serde(default)]
+    pub plugins: Vec<String>,
+}
+
+/// The value of a log in the bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LogEntry {
+    pub(crate) owner: WorkerState,
+    pub(crate) epoch: u64,
+    /// Time of the heartbeat by the owner's clock, in milliseconds since 1970, for people only.
+    pub(crate) heartbeat: u64,
+    /// Whether the log has messages. From then on an empty log is damage.
+    pub(crate) is_begun: bool,
+    /// Whether the owner has stopped in order and claims it no more.
+    #[serde(default)]
+    pub(crate) is_released: bool,
+}
+
+impl LogEntry {
+    pub(crate) fn read(value: &[u8]) -> Option<Self> {
+        serde_json::from_slice(value).ok()
+    }
+
+    fn write(&self) -> Bytes {
+        // Neither texts nor numbers fail to serialize.
+        serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
+    }
+}
+
+/// The log that is claimed.
+#[derive(Clone, Copy, Debug)]
+pub enum Claim<'a> {
+    /// The process's own log, by its configured name. An earlier process with this name is fenced.
+    Own(&'a str),
+    /// The log of another worker whose lease [has expired](crate::Members::expired). The claim fails if it has sent a
+    /// heartbeat since.
+    Expired(&'a Member),
+}
+
+/// A log that belongs to this process until another one claims it.
+pub struct ClaimedLog {
+    cluster: Cluster,
+    log: String,
+    end: End,
+    /// The bucket's revision of the log, which changes with each heartbeat.
+    entry: LogEntry,
+    revision: u64,
+    fenced: watch::Sender<Option<ReplicaError>>,
+}
+
+impl Cluster {
+    /// Claims a log: sets its owner in the bucket, and appends a fence to it.
+    pub async fn claim(&self, claim: Claim<'_>, owner: &WorkerState) -> Result<ClaimedLog, ClaimError> {
+        let (log, expected) = match claim {
+            Claim::Own(log) => (log.to_owned(), None),
+            Claim::Expired(member) => (member.log.clone(), Some(member.revision)),
+        };
+        if !is_token(&log) {
+            return Err(ClaimError::Name(log));
+        }
+        let (cluster, owner) = (self.clone(), owner.clone());
+        self.run(async move { ClaimRun { cluster, log, owner }.run(expected).await }).await?
+    }
+}
+
+struct ClaimRun {
+    cluster: Cluster,
+    log: String,
+    owner: WorkerState,
+}
+
+impl ClaimRun {
+    async fn run(self, expected: Option<u64>) -> Result<ClaimedLog, ClaimError> {
+        let before = self.entry().await?;
+        if let (Some(expected), found) = (expected, &before)
+            && found.as_ref().map(|(_, revision)| *revision) != Some(expected)
+        {
+            return Err(self.lost(found.as_ref().map(|(entry, _)| entry)));
+        }
+        let last = self.last().await?;
+        let is_begun = before.as_ref().is_some_and(|(entry, _)| entry.is_begun);
+        if is_begun && last.is_none() {
+            return Err(self.damage("its subject", "it has no messages, although it had some").into());
+        }
+        let epoch_before = before.as_ref().map_or(0, |(entry, _)| entry.epoch);
+        // A bucket that was lost does not make an epoch come again.
+        let epoch = epoch_before.max(last.map_or(0, |last| last.head.epoch)) + 1;
+        let mut entry = LogEntry {
+            owner: self.owner.clone(),
+            epoch,
+            heartbeat: writer::now(),
+            is_begun: is_begun || last.is_some(),
+            is_released: false,
+        };
+        let revision = self.set(&entry, before.as_ref().map(|(_, revision)| *revision)).await?;
+        let end = self.fence(epoch, entry.is_begun).await?;
+        entry.is_begun = true;
+        let revision = self.set(&entry, Some(revision)).await?;
+        let Self { cluster, log, .. } = self;
+        Ok(ClaimedLog { cluster, log, end, entry, revision, fenced: watch::Sender::new(None) })
+    }
+
+    fn bucket(&self) -> &kv::Store {
+        &self.cluster.0.bucket
+    }
+
+    fn damage(&self, place: &str, what: &str) -> LogDamage {
+        LogDamage { log: self.log.clone(), place: place.to_owned(), what: what.to_owned() }
+    }
+
+    fn lost(&self, to: Option<&LogEntry>) -> ClaimError {
+        let owner = to.map_or("another worker".to_owned(), |entry| entry.owner.url.clone());
+        ClaimError::Lost { log: self.log.clone(), owner }
+    }
+
+    /// Reads the log's entry and its revision. A claim of an outdated one fails later.
+    async fn entry(&self) -> Result<Option<(LogEntry, u64)>, ClaimError> {
+        read_entry(self.bucket(), &self.log).await
+    }
+
+    async fn last(&self) -> Result<Option<Last>, ClaimError> {
+        let subject = self.cluster.0.settings.subject(&self.log);
+        let mut retries = 0;
+        loop {
+            match writer::last_message(&self.cluster.0.stream, &subject).await {
+                Ok(last) => return Ok(last),
+                Err(LastError::Damaged { sequence, what }) => {
+                    return Err(self.damage(&format!("sequence {sequence}"), what).into());
+                }
+                Err(LastError::Unavailable(why)) => pause(&mut retries, why).await?,
+            }
+        }
+    }
+
+    /// Sets the log's entry if its revision is this one, or if there is none yet. Returns the new revision.
+    async fn set(&self, entry: &LogEntry, revision: Option<u64>) -> Result<u64, ClaimError> {
+        let mut retries = 0;
+        loop {
+            let set = match revision {
+                Some(revision) => match self.bucket().update(&self.log, entry.write(), revision).await {
+                    Ok(revision) => return Ok(revision),
+                    Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => None,
+                    Err(error) => Some(crate::error::chain(&error)),
+                },
+                None => match self.bucket().create(&self.log, entry.write()).await {
+                    Ok(revision) => return Ok(revision),
+                    Err(error) if error.kind() == CreateErrorKind::AlreadyExists => None,
+                    Err(error) => Some(crate::error::chain(&error)),
+                },
+            };
+            match set {
+                Some(why) => pause(&mut retries, why).await?,
+                // An attempt that was not answered may have succeeded.
+                None => match self.entry().await? {
+                    Some((is, revision)) if is == *entry => return Ok(revision),
+                    other => return Err(self.lost(other.as_ref().map(|(entry, _)| entry))),
+                },
+            }
+        }
+    }
+
+    /// Appends the fence of this epoch and returns the end of the log.
+    async fn fence(&self, epoch: u64, is_begun: bool) -> Result<End, ClaimError> {
+        let subject = self.cluster.0.settings.subject(&self.log);
+        let mut retries = 0;
+        loop {
+            let last = self.last().await?;
+            if is_begun && last.is_none() {
+                return Err(self.damage("its subject", "it has no messages, although it had some").into());
+            }
+            if let Some(last) = last
+                && last.head.epoch >= epoch
+            {
+                // The fence of an attempt that was not answered.
+                if last.head.epoch == epoch && last.head.is_fence {
+                    return Ok(End {
+                        epoch,
+                        number: last.head.number,
+                        sequence: last.sequence,
+                        time: last.time,
+                    });
+                }
+                return Err(self.lost(self.entry().await?.as_ref().map(|(entry, _)| entry)));
+            }
+            let number = last.map_or(0, |last| last.head.number) + 1;
+            let time_before = last.map_or(0, |last| last.time);
+            let head = Head { is_fence: true, epoch, number, time_before };
+            let message = message::encode(head, self.owner.url.as_bytes());
+            let after = last.map_or(0, |last| last.sequence);
+            match writer::publish(&self.cluster.0.jetstream, &subject, after, &message).await {
+                Ok(sequence) => return Ok(End { epoch, number, sequence, time: writer::now() }),
+                // The former owner appends still.
+                Err(Publish::WrongLast) => pause(&mut retries, "it is being appended to".to_owned()).await?,
+                Err(Publish::Unknown(why)) => pause(&mut retries, why).await?,
+            }
+        }
+    }
+}
+
+async fn read_entry(bucket: &kv::Store, log: &str) -> Result<Option<(LogEntry, u64)>, ClaimError> {
+    let mut retries = 0;
+    let found = loop {
+        match bucket.entry(log).await {
+            Ok(found) => break found,
+            Err(error) => pause(&mut retries, crate::error::chain(&error)).await?,
+        }
+    };
+    let Some(found) = found.filter(|found| found.operation == kv::Operation::Put) else { return Ok(None) };
+    match LogEntry::read(&found.value) {
+        Some(entry) => Ok(Some((entry, found.revision))),
+        None => {
+            let place = format!("revision {} of the bucket", found.revision);
+            let what = "its entry cannot be read".to_owned();
+            Err(LogDamage { log: log.to_owned(), place, what }.into())
+        }
+    }
+}
+
+/// Waits before a repetition, or gives up.
+async fn pause(retries: &mut u32, why: String) -> Result<(), ClusterError> {
+    *retries += 1;
+    if *retries > RETRIES_MAX {
+        return Err(ClusterError::Unavailable(why));
+    }
+    tokio::time::sleep(RETRY_PAUSE).await;
+    Ok(())
+}
+
+impl ClaimedLog {
+    /// Returns the log's name.
+    pub fn log(&self) -> &str {
+        &self.log
+    }
+
+    /// Returns the epoch, which is greater than that of every earlier owner.
+    pub fn epoch(&self) -> u64 {
+        self.entry.epoch
+    }
+
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Returns the end of the log as it was claimed.
+    pub(crate) fn end(&self) -> End {
+        self.end
+    }
+
+    /// Starts to append to the log. Called once, after the log was read.
+    pub fn writer(&self) -> LogWriter {
+        LogWriter::start(&self.cluster, &self.log, self.end, self.fenced.clone())
+    }
+
+    /// Sends heartbeats until the returned guard is dropped. The worker's state is read at each of them.
+    pub fn announce(self, state: watch::Receiver<WorkerState>) -> Heartbeats {
+        let handle = self.cluster.handle();
+        let (stop, stopped) = watch::channel(Stop::No);
+        let cluster = self.cluster.clone();
+        let task = handle.spawn(self.beat(state, stopped));
+        Heartbeats { stop, task: AbortOnDrop(task), cluster }
+    }
+
+    async fn beat(mut self, mut state: watch::Receiver<WorkerState>, mut stop: watch::Receiver<Stop>) {
+        let mut ticks = tokio::time::interval(self.cluster.0.settings.heartbeat());
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let mut is_over = false;
+            tokio::select! {
+                _ = ticks.tick() => {}
+                changed = stop.changed() => is_over = changed.is_ok(),
+            }
+            let how = *stop.borrow();
+            if how == Stop::Retire {
+                let removed =
+                    self.cluster.0.bucket.delete_expect_revision(&self.log, Some(self.revision)).await;
+                if let Err(error) = removed {
+                    tracing::warn!(%error, log = self.log, "the log cannot be removed from the list");
+                }
+                return;
+            }
+            self.entry.owner = state.borrow_and_update().clone();
+            self.entry.heartbeat = writer::now();
+            self.entry.is_released = how == Stop::Release;
+            let sent = self.cluster.0.bucket.update(&self.log, self.entry.write(), self.revision).await;
+            match sent {
+                Ok(revision) => self.revision = revision,
+                Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
+                    if self.is_claimed_by_another().await {
+                        return;
+                    }
+                }
+                Err(error) => tracing::warn!(%error, log = self.log, "a heartbeat was not stored"),
+            }
+            if is_over {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether another process has claimed the log, and reports it. Otherwise a heartbeat without an answer
+    /// was stored.
+    async fn is_claimed_by_another(&mut self) -> bool {
+        match read_entry(&self.cluster.0.bucket, &self.log).await {
+            Ok(Some((entry, revision))) if entry.epoch == self.entry.epoch => {
+                self.revision = revision;
+                false
+            }
+            Ok(found) => {
+                let by = found.map_or("nobody: it was removed".to_owned(), |(entry, _)| {
+                    format!("{} in epoch {}", entry.owner.url, entry.epoch)
+                });
+                tracing::error!(by, log = self.log, "the log was claimed by another process");
+                self.fenced.send_replace(Some(ReplicaError::Fenced(format!("it belongs to {by}"))));
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, log = self.log, "the log's owner cannot be read");
+                false
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    No,
+    Release,
+    Retire,
+}
+
+/// The heartbeats of a log's owner. They end when this is dropped, and the lease expires.
+pub struct Heartbeats {
+    stop: watch::Sender<Stop>,
+    task: AbortOnDrop<()>,
+    cluster: Cluster,
+}
+
+impl Heartbeats {
+    /// Ends the lease at once, after the last record was appended: another worker may claim the log.
+    pub async fn release(self) -> Result<(), ClusterError> {
+        self.end(Stop::Release).await
+    }
+
+    /// Removes the log from the list, when all its rollouts have ended and their results were read.
+    pub async fn retire(self) -> Result<(), ClusterError> {
+        self.end(Stop::Retire).await
+    }
+
+    async fn end(mut self, how: Stop) -> Result<(), ClusterError> {
+        let _ = self.stop.send(how);
+        let limit = self.cluster.0.settings.lease();
+        match tokio::time::timeout(limit, &mut self.task.0).await {
+            Ok(ended) => ended.map_err(unavailable),
+            Err(_) => Err(ClusterError::Unavailable("the last heartbeat was not stored".to_owned())),
+        }
+    }
+}

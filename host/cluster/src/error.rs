@@ -1,0 +1,97 @@
+//! Errors.
+
+use crate::settings::WrongSetting;
+
+/// Error of a cluster.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// A setting is wrong.
+    #[error(transparent)]
+    Setting(#[from] WrongSetting),
+    /// A credentials or certificate file cannot be used.
+    #[error("the NATS credentials in {path} cannot be used")]
+    Credentials {
+        /// Path of the file.
+        path: String,
+        /// Reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The servers did not answer; a retry may succeed.
+    #[error("NATS cannot be used: {0}")]
+    Unavailable(String),
+    /// The stream or the bucket differs from the settings.
+    #[error("the {what} differs from the configuration: {}. Change the configuration of all processes, or edit it with the tool nats", .differences.join("; "))]
+    Differs {
+        /// The stream or bucket, by name.
+        what: String,
+        /// Each difference with both values.
+        differences: Vec<String>,
+    },
+    /// The log is damaged.
+    #[error(transparent)]
+    Damaged(#[from] LogDamage),
+    /// A file cannot be read or written.
+    #[error("a journal cannot be rebuilt")]
+    Io(#[from] std::io::Error),
+}
+
+/// Damage of a log. Nothing is read as if it were whole.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the log '{log}' is damaged at {place}: {what}")]
+pub struct LogDamage {
+    /// Name of the log.
+    pub log: String,
+    /// Place of the damage, such as the sequence in the stream.
+    pub place: String,
+    /// Description.
+    pub what: String,
+}
+
+/// Error of claiming a log.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// The name is not allowed.
+    #[error("'{0}' cannot be the name of a log: use 1 to 64 letters, digits, '-' and '_'")]
+    Name(String),
+    /// Another process claimed the log first, or its owner is alive.
+    #[error("the log '{log}' belongs to {owner}")]
+    Lost {
+        /// Name of the log.
+        log: String,
+        /// URL of the owner.
+        owner: String,
+    },
+    /// Any other error.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+}
+
+impl From<LogDamage> for ClaimError {
+    fn from(damage: LogDamage) -> Self {
+        Self::Cluster(damage.into())
+    }
+}
+
+/// Describes an error with all its sources.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // The client's errors repeat their sources.
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Returns the error of servers that did not answer.
+pub(crate) fn unavailable(error: impl std::error::Error + 'static) -> ClusterError {
+    ClusterError::Unavailable(chain(&error))
+}

@@ -1,0 +1,32 @@
+//! Logs of workers, replicated on NATS JetStream, and who owns which.
+//!
+//! A worker's *log* has the records of all its journals, in order, in messages of one subject. [`Cluster::connect`]
+//! connects a process; [`Cluster::claim`] takes a log, its own at the start or that of a dead worker.
+//! [`ClaimedLog::rebuild`] writes the journals' directories from the log, and [`ClaimedLog::writer`] continues it:
+//! [`LogWriter::replica`] is the replica in a journal's settings.
+//!
+//! A claim is a compare-and-set in a bucket, and then a *fence* in the log with a new epoch. Each message expects to
+//! follow the last one, so the former owner's next append fails, and [`LogWriter::fenced`] tells it to stop.
+//!
+//! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches those of all workers, and says whose
+//! lease has expired.
+
+mod check;
+mod claim;
+mod connect;
+mod error;
+mod members;
+mod message;
+mod read;
+mod settings;
+mod storage;
+mod writer;
+
+pub use check::{Finding, Severity, check};
+pub use claim::{Claim, ClaimedLog, Heartbeats, WorkerState};
+pub use connect::Cluster;
+pub use error::{ClaimError, ClusterError, LogDamage};
+pub use members::{Member, Members};
+pub use read::RebuiltJournal;
+pub use settings::{ClusterSettings, WrongSetting};
+pub use writer::LogWriter;

@@ -1,0 +1,282 @@
+//! The owners of all logs, as their heartbeats tell.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::kv;
+use futures_util::StreamExt;
+use tokio::sync::watch;
+
+use crate::claim::{LogEntry, WorkerState};
+use crate::connect::{AbortOnDrop, Cluster};
+use crate::error::{ClusterError, unavailable};
+
+/// Pause before a watch that has ended is begun again.
+const WATCH_PAUSE: Duration = Duration::from_millis(200);
+
+/// A log and its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Name of the log.
+    pub log: String,
+    /// The owner by its last heartbeat.
+    pub owner: WorkerState,
+    /// Epoch of the owner's claim.
+    pub epoch: u64,
+    /// Whether the owner has stopped in order, so that the log may be claimed at once.
+    pub is_released: bool,
+    pub(crate) revision: u64,
+    /// Time when this process received the last heartbeat. No clocks of other machines are compared.
+    seen: Instant,
+}
+
+/// A watch of the owners of all logs. It ends when this is dropped.
+pub struct Members {
+    state: Arc<Mutex<State>>,
+    changes: watch::Receiver<u64>,
+    heartbeat: Duration,
+    lease: Duration,
+    _task: AbortOnDrop<()>,
+    _cluster: Cluster,
+}
+
+struct State {
+    members: BTreeMap<String, Member>,
+    /// Time of the last answer of the bucket's leader.
+    reached: Option<Instant>,
+    /// Time since when the leader has answered without a gap. Leases do not run in a gap.
+    reached_since: Option<Instant>,
+}
+
+impl State {
+    /// Records that the leader has answered.
+    fn reached(&mut self, now: Instant, gap_max: Duration) {
+        let has_gap = self.reached.is_none_or(|reached| now.duration_since(reached) > gap_max);
+        if has_gap || self.reached_since.is_none() {
+            self.reached_since = Some(now);
+        }
+        self.reached = Some(now);
+    }
+
+    fn not_reached(&mut self) {
+        self.reached_since = None;
+    }
+
+    /// Returns whether a lease has expired: for its whole length there was no heartbeat although there could be.
+    fn is_expired(&self, member: &Member, now: Instant, lease: Duration, gap_max: Duration) -> bool {
+        let (Some(since), Some(reached)) = (self.reached_since, self.reached) else { return false };
+        if now.duration_since(reached) > gap_max {
+            return false;
+        }
+        member.is_released || reached.duration_since(since.max(member.seen).min(reached)) >= lease
+    }
+}
+
+fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Cluster {
+    /// Starts to watch the owners of all logs, and returns when they are known.
+    pub async fn members(&self) -> Result<Members, ClusterError> {
+        let state = State { members: BTreeMap::new(), reached: None, reached_since: None };
+        let state = Arc::new(Mutex::new(state));
+        let (changed, changes) = watch::channel(0);
+        let (heartbeat, lease) = (self.0.settings.heartbeat(), self.0.settings.lease());
+        let bucket = self.0.bucket.clone();
+        let run = Watching { bucket, state: state.clone(), changed, heartbeat };
+        let (known, is_known) = tokio::sync::oneshot::channel();
+        let task = AbortOnDrop(self.handle().spawn(run.run(known)));
+        is_known.await.map_err(unavailable)??;
+        Ok(Members { state, changes, heartbeat, lease, _task: task, _cluster: self.clone() })
+    }
+}
+
+impl Members {
+    /// Returns all logs and their owners, by name.
+    pub fn list(&self) -> Vec<Member> {
+        locked(&self.state).members.values().cloned().collect()
+    }
+
+    /// Returns a log's owner.
+    pub fn get(&self, log: &str) -> Option<Member> {
+        locked(&self.state).members.get(log).cloned()
+    }
+
+    /// Returns the logs that may be claimed: those that were released, and those without a heartbeat for the length of
+    /// a lease. Time in which NATS cannot be reached from here does not count.
+    pub fn expired(&self) -> Vec<Member> {
+        let (state, now) = (locked(&self.state), Instant::now());
+        let is_expired =
+            |member: &&Member| state.is_expired(member, now, self.lease, gap_max(self.heartbeat));
+        state.members.values().filter(is_expired).cloned().collect()
+    }
+
+    /// Returns whether the bucket's leader answers.
+    pub fn is_reachable(&self) -> bool {
+        locked(&self.state).reached.is_some_and(|reached| reached.elapsed() <= gap_max(self.heartbeat))
+    }
+
+    /// Waits for the next heartbeat of any owner, or for the next time to look for expired leases.
+    pub async fn changed(&mut self) {
+        let _ = self.changes.changed().await;
+    }
+}
+
+/// Returns the longest time between two answers of the leader that is not a gap.
+fn gap_max(heartbeat: Duration) -> Duration {
+    heartbeat * 3
+}
+
+struct Watching {
+    bucket: kv::Store,
+    state: Arc<Mutex<State>>,
+    changed: watch::Sender<u64>,
+    heartbeat: Duration,
+}
+
+type Known = tokio::sync::oneshot::Sender<Result<(), ClusterError>>;
+
+impl Watching {
+    async fn run(self, known: Known) {
+        let mut known = Some(known);
+        let mut ticks = tokio::time::interval(self.heartbeat);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let mut watch = match self.begin().await {
+                Ok((watch, is_empty)) => {
+                    // An empty bucket sends nothing.
+                    if is_empty {
+                        known.take().map(|known| known.send(Ok(())));
+                    }
+                    watch
+                }
+                Err(error) => {
+                    if let Some(known) = known.take() {
+                        let _ = known.send(Err(error));
+                        return;
+                    }
+                    tokio::time::sleep(WATCH_PAUSE).await;
+                    continue;
+                }
+            };
+            loop {
+                tokio::select! {
+                    _ = ticks.tick() => self.probe().await,
+                    entry = watch.next() => match entry {
+                        Some(Ok(entry)) => {
+                            let is_current = entry.delta == 0;
+                            self.take(&entry);
+                            if is_current {
+                                known.take().map(|known| known.send(Ok(())));
+                            }
+                        }
+                        Some(Err(error)) => {
+                            tracing::warn!(%error, "the watch of workers has failed; beginning again");
+                            break;
+                        }
+                        None => break,
+                    },
+                }
+            }
+            tokio::time::sleep(WATCH_PAUSE).await;
+        }
+    }
+
+    /// Begins to watch, and returns whether the bucket has no entries yet.
+    async fn begin(&self) -> Result<(kv::Watch, bool), ClusterError> {
+        let watch = self.bucket.watch_with_history(">").await.map_err(unavailable)?;
+        let info = self.bucket.stream.get_info().await.map_err(unavailable)?;
+        Ok((watch, info.state.messages == 0))
+    }
+
+    fn take(&self, entry: &kv::Entry) {
+        let mut state = locked(&self.state);
+        let known = state.members.get(&entry.key).map(|member| member.revision);
+        if known.is_some_and(|known| known >= entry.revision) {
+            return;
+        }
+        match entry.operation {
+            kv::Operation::Put => {
+                let Some(LogEntry { owner, epoch, is_released, .. }) = LogEntry::read(&entry.value) else {
+                    tracing::warn!(
+                        key = entry.key,
+                        revision = entry.revision,
+                        "a log's entry cannot be read"
+                    );
+                    return;
+                };
+                let member = Member {
+                    log: entry.key.clone(),
+                    owner,
+                    epoch,
+                    is_released,
+                    revision: entry.revision,
+                    seen: Instant::now(),
+                };
+                state.members.insert(entry.key.clone(), member);
+            }
+            kv::Operation::Delete | kv::Operation::Purge => drop(state.members.remove(&entry.key)),
+        }
+        drop(state);
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+
+    /// Asks the bucket's leader for an answer.
+    async fn probe(&self) {
+        match self.bucket.stream.get_info().await {
+            // Without a leader the answer comes from a server that does not know the state.
+            Ok(info) if info.cluster.as_ref().is_none_or(|cluster| cluster.leader.is_some()) => {
+                locked(&self.state).reached(Instant::now(), gap_max(self.heartbeat));
+            }
+            Ok(_) | Err(_) => locked(&self.state).not_reached(),
+        }
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_lease_runs_only_while_nats_can_be_reached() {
+        let start = Instant::now();
+        let at = |seconds: u32| start + SECOND * seconds;
+        let member = Member {
+            log: "a".to_owned(),
+            owner: WorkerState::default(),
+            epoch: 1,
+            is_released: false,
+            revision: 1,
+            seen: at(0),
+        };
+        let mut state = State { members: BTreeMap::new(), reached: None, reached_since: None };
+        let expired =
+            |state: &State, seconds| state.is_expired(&member, at(seconds), SECOND * 30, SECOND * 15);
+        assert!(!expired(&state, 100), "never reached");
+        for second in (0..30).step_by(5) {
+            state.reached(at(second), SECOND * 15);
+            assert!(!expired(&state, second), "after {second} s");
+        }
+        state.reached(at(30), SECOND * 15);
+        assert!(expired(&state, 30));
+        assert!(!expired(&state, 46), "no answer for 16 s");
+        // As after an outage, or when this process was stopped.
+        state.reached(at(60), SECOND * 15);
+        assert!(!expired(&state, 60));
+        for second in (65..90).step_by(5) {
+            state.reached(at(second), SECOND * 15);
+            assert!(!expired(&state, second), "after {second} s");
+        }
+        state.not_reached();
+        assert!(!expired(&state, 90));
+        state.reached(at(91), SECOND * 15);
+        assert!(!expired(&state, 91));
+        let released = Member { is_released: true, ..member.clone() };
+        assert!(state.is_expired(&released, at(91), SECOND * 30, SECOND * 15));
+    }
+}

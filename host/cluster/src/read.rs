@@ -1,0 +1,221 @@
+//! Reading of a claimed log, and rebuilding of journals from it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use rollout_journal::{Rebuild, read_record};
+use tokio::sync::mpsc;
+
+use crate::claim::ClaimedLog;
+use crate::error::{ClusterError, LogDamage, unavailable};
+use crate::message::{self, Chunk, Head, Joined};
+use crate::writer;
+
+/// Number of messages that the server sends at once. A message has at most 768 KiB.
+const MESSAGES_AT_ONCE: i64 = 16;
+
+/// Number of read messages that wait to be written to disk.
+const MESSAGES_AHEAD: usize = 4;
+
+/// Time without a message after which reading fails.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Largest difference between clocks that is tolerated where ages are compared.
+const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(60);
+
+/// A journal whose directory was written from the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RebuiltJournal {
+    /// Name of the journal.
+    pub name: String,
+    /// Its directory.
+    pub path: PathBuf,
+    /// Number of its records.
+    pub records: u64,
+}
+
+/// A message that was read and checked.
+struct Read {
+    sequence: u64,
+    is_fence: bool,
+    chunks: Vec<Chunk>,
+}
+
+impl ClaimedLog {
+    /// Writes the directory of each journal that has records in the log. `path_of` returns its path, which must not
+    /// exist. The log is read once, a few messages at a time. Damage is an error, and no directory is complete then.
+    pub async fn rebuild(
+        &self,
+        segment_bytes: u64,
+        path_of: impl Fn(&str) -> PathBuf + Send + 'static,
+    ) -> Result<Vec<RebuiltJournal>, ClusterError> {
+        let (sender, receiver) = mpsc::channel(MESSAGES_AHEAD);
+        let log = self.log().to_owned();
+        let was_dropped = self.first_number().await? > 1;
+        let write = move || write(receiver, &log, was_dropped, segment_bytes, path_of);
+        let written = tokio::task::spawn_blocking(write);
+        let read = self.read(&sender).await;
+        drop(sender);
+        let written = written.await.map_err(unavailable)?;
+        // What was written is the reason if it ended first.
+        match (read, written) {
+            (_, Err(error)) | (Err(error), Ok(_)) => Err(error),
+            (Ok(()), Ok(journals)) => journals.finish(),
+        }
+    }
+
+    fn damage(&self, sequence: u64, what: impl Into<String>) -> ClusterError {
+        damage(self.log(), sequence, what)
+    }
+
+    /// Returns the number of the first message that is left.
+    async fn first_number(&self) -> Result<u64, ClusterError> {
+        let (cluster, subject) = (self.cluster().clone(), self.subject());
+        let first = self
+            .cluster()
+            .run(async move { cluster.0.stream.get_first_raw_message_by_subject(subject, 1).await });
+        let first = first.await?.map_err(unavailable)?;
+        let head = message::decode(&first.payload).map_err(|what| self.damage(first.sequence, what))?.0;
+        Ok(head.number)
+    }
+
+    fn subject(&self) -> String {
+        self.cluster().0.settings.subject(self.log())
+    }
+
+    /// Reads all messages up to the fence of this claim.
+    async fn read(&self, sender: &mpsc::Sender<Read>) -> Result<(), ClusterError> {
+        let config = pull::OrderedConfig {
+            filter_subject: self.subject(),
+            deliver_policy: DeliverPolicy::All,
+            max_batch: MESSAGES_AT_ONCE,
+            ..pull::OrderedConfig::default()
+        };
+        let consumer = self.cluster().0.stream.create_consumer(config).await.map_err(unavailable)?;
+        let mut messages = consumer.messages().await.map_err(unavailable)?;
+        let mut before: Option<Head> = None;
+        loop {
+            let silent = |_| ClusterError::Unavailable(format!("no message came for {SILENCE_MAX:?}"));
+            let next = tokio::time::timeout(SILENCE_MAX, messages.next()).await.map_err(silent)?;
+            let ended = || ClusterError::Unavailable("reading ended before the end of the log".to_owned());
+            let message = next.ok_or_else(ended)?.map_err(unavailable)?;
+            let about = message.info().map_err(|error| ClusterError::Unavailable(error.to_string()))?;
+            let sequence = about.stream_sequence;
+            let (head, body) =
+                message::decode(&message.payload).map_err(|what| self.damage(sequence, what))?;
+            self.check(sequence, before, head)?;
+            before = Some(head);
+            let chunks = if head.is_fence { Vec::new() } else { self.chunks(sequence, body)? };
+            // The other side has failed, and says why.
+            if sender.send(Read { sequence, is_fence: head.is_fence, chunks }).await.is_err() {
+                return Ok(());
+            }
+            let end = self.end();
+            if sequence >= end.sequence {
+                if sequence > end.sequence || head.number != end.number {
+                    return Err(self.damage(sequence, "it is not the fence that was appended"));
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    fn chunks(&self, sequence: u64, body: Bytes) -> Result<Vec<Chunk>, ClusterError> {
+        message::chunks(body).map_err(|what| self.damage(sequence, what))
+    }
+
+    /// Checks that a message follows the one before.
+    fn check(&self, sequence: u64, before: Option<Head>, head: Head) -> Result<(), ClusterError> {
+        let Some(before) = before else { return self.check_first(sequence, head) };
+        if head.number != before.number + 1 {
+            let what = format!("its number is {} and that before is {}", head.number, before.number);
+            return Err(self.damage(sequence, what));
+        }
+        let may_be = if head.is_fence { head.epoch > before.epoch } else { head.epoch == before.epoch };
+        if !may_be {
+            let what = format!("its epoch is {} and that before is {}", head.epoch, before.epoch);
+            return Err(self.damage(sequence, what));
+        }
+        Ok(())
+    }
+
+    /// Checks that all messages before the first one were dropped because of their age.
+    fn check_first(&self, sequence: u64, head: Head) -> Result<(), ClusterError> {
+        if head.number == 1 {
+            return Ok(());
+        }
+        let age_max = self.cluster().0.settings.log_age();
+        let tolerance = CLOCKS_DIFFER_MAX.min(age_max / 10);
+        let age = Duration::from_millis(writer::now().saturating_sub(head.time_before));
+        if age + tolerance >= age_max {
+            return Ok(());
+        }
+        let what = format!(
+            "it is the first one and has number {}; the message before is {} s old and is missing, although messages \
+             are kept for {} s",
+            head.number,
+            age.as_secs(),
+            age_max.as_secs()
+        );
+        Err(self.damage(sequence, what))
+    }
+}
+
+fn damage(log: &str, sequence: u64, what: impl Into<String>) -> ClusterError {
+    let place = format!("sequence {sequence} of the stream");
+    LogDamage { log: log.to_owned(), place, what: what.into() }.into()
+}
+
+/// Journals that are being rebuilt, by name.
+#[derive(Default)]
+struct Journals(BTreeMap<String, (PathBuf, Rebuild)>);
+
+impl Journals {
+    /// Completes the directories.
+    fn finish(self) -> Result<Vec<RebuiltJournal>, ClusterError> {
+        let finish = |(name, (path, rebuild)): (String, (PathBuf, Rebuild))| {
+            Ok(RebuiltJournal { name, path, records: rebuild.finish()? })
+        };
+        self.0.into_iter().map(finish).collect()
+    }
+}
+
+/// Writes the records of all messages that are received. Blocks.
+fn write(
+    mut messages: mpsc::Receiver<Read>,
+    log: &str,
+    was_dropped: bool,
+    segment_bytes: u64,
+    path_of: impl Fn(&str) -> PathBuf,
+) -> Result<Journals, ClusterError> {
+    let (mut journals, mut joined) = (Journals::default(), Joined::default());
+    while let Some(Read { sequence, is_fence, chunks }) = messages.blocking_recv() {
+        if is_fence {
+            joined.fence();
+        }
+        for chunk in chunks {
+            let name = chunk.journal.clone();
+            let records = joined.add(chunk, was_dropped).map_err(|what| damage(log, sequence, what))?;
+            let records = records.unwrap_or_default();
+            let mut rest = &records[..];
+            while !rest.is_empty() {
+                let (record, bytes) =
+                    read_record(rest).map_err(|error| damage(log, sequence, error.to_string()))?;
+                if !journals.0.contains_key(&name) {
+                    let path = path_of(&name);
+                    let rebuild = Rebuild::begin(&path, segment_bytes)?;
+                    journals.0.insert(name.clone(), (path, rebuild));
+                }
+                if let Some((_, rebuild)) = journals.0.get_mut(&name) {
+                    rebuild.append(record)?;
+                }
+                rest = &rest[bytes..];
+            }
+        }
+    }
+    Ok(journals)
+}

@@ -1,0 +1,160 @@
+//! Settings of a process that is part of a cluster.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Connection and limits. All processes of a cluster have the same, except for files.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ClusterSettings {
+    /// Addresses of NATS servers: `nats://HOST:PORT` or `tls://HOST:PORT`.
+    pub urls: Vec<String>,
+    /// Credentials file of a NATS account.
+    pub credentials: Option<PathBuf>,
+    /// Certificates of the authorities that the servers' certificates are checked against, in PEM.
+    pub ca_certificates: Option<PathBuf>,
+    /// Certificate of this client, in PEM.
+    pub client_certificate: Option<PathBuf>,
+    /// Key of that certificate, in PEM.
+    pub client_key: Option<PathBuf>,
+    /// Prefix of subjects, and of the names of stream and bucket.
+    pub prefix: String,
+    /// Number of servers that store each record.
+    pub replicas: usize,
+    /// Age in seconds at which records are dropped.
+    pub log_age_secs: u64,
+    /// Maximum size of all logs together, in bytes. Appending waits when it is reached.
+    pub log_bytes_max: u64,
+    /// Time between two heartbeats of a worker, in seconds.
+    pub heartbeat_secs: f64,
+    /// Time after a worker's last heartbeat after which its log may be claimed, in seconds.
+    pub lease_secs: f64,
+    /// The operator's statement that every NATS server has `sync_interval: always`. A client cannot find out.
+    pub servers_sync_always: bool,
+    /// Accepts fewer than three replicas without `sync_interval: always`, so that acknowledged records may be lost.
+    pub accept_weak_durability: bool,
+}
+
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            credentials: None,
+            ca_certificates: None,
+            client_certificate: None,
+            client_key: None,
+            prefix: "rollout".to_owned(),
+            replicas: 3,
+            log_age_secs: 24 * 3600,
+            log_bytes_max: 64 << 30,
+            heartbeat_secs: 5.0,
+            lease_secs: 30.0,
+            servers_sync_always: false,
+            accept_weak_durability: false,
+        }
+    }
+}
+
+/// Error of a setting.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cluster.{name}: {problem}")]
+pub struct WrongSetting {
+    /// Name of the setting.
+    pub name: &'static str,
+    /// Description of the problem and of what to do.
+    pub problem: String,
+}
+
+/// Shortest age of records. The server checks ages every few seconds only.
+const LOG_AGE_SECS_MIN: u64 = 60;
+
+impl ClusterSettings {
+    /// Checks the values.
+    pub fn check(&self) -> Result<(), WrongSetting> {
+        let wrong = |name, problem: &str| Err(WrongSetting { name, problem: problem.to_owned() });
+        if self.urls.is_empty() {
+            return wrong("urls", "name at least one server, such as nats://nats.example:4222");
+        }
+        if !is_token(&self.prefix) {
+            return wrong("prefix", "use 1 to 64 letters, digits, '-' and '_'");
+        }
+        if !matches!(self.replicas, 1 | 3 | 5) {
+            return wrong("replicas", "must be 1, 3 or 5");
+        }
+        if self.log_age_secs < LOG_AGE_SECS_MIN {
+            return wrong("log-age-secs", "must be at least 60");
+        }
+        if self.log_bytes_max < 1 << 20 || i64::try_from(self.log_bytes_max).is_err() {
+            return wrong("log-bytes-max", "must be at least 1048576");
+        }
+        if !(0.05..=3600.0).contains(&self.heartbeat_secs) {
+            return wrong("heartbeat-secs", "must be from 0.05 to 3600");
+        }
+        // With fewer, one lost heartbeat would be a takeover.
+        if !(3.0 * self.heartbeat_secs..=86_400.0).contains(&self.lease_secs) {
+            return wrong("lease-secs", "must be at least three times heartbeat-secs");
+        }
+        if self.client_certificate.is_some() != self.client_key.is_some() {
+            return wrong("client-certificate", "needs client-key, and client-key needs client-certificate");
+        }
+        Ok(())
+    }
+
+    /// Returns the age at which records are dropped.
+    pub fn log_age(&self) -> Duration {
+        Duration::from_secs(self.log_age_secs)
+    }
+
+    pub(crate) fn heartbeat(&self) -> Duration {
+        Duration::from_secs_f64(self.heartbeat_secs)
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_secs_f64(self.lease_secs)
+    }
+
+    pub(crate) fn stream(&self) -> String {
+        format!("{}-log", self.prefix)
+    }
+
+    pub(crate) fn bucket(&self) -> String {
+        format!("{}-workers", self.prefix)
+    }
+
+    /// Returns the subject of a log.
+    pub(crate) fn subject(&self, log: &str) -> String {
+        format!("{}.log.{log}", self.prefix)
+    }
+}
+
+/// Returns whether a text may be a part of subjects, keys and names.
+pub(crate) fn is_token(text: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    (1..=64).contains(&text.len()) && text.chars().all(is_allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_settings_are_named() {
+        let good = || ClusterSettings { urls: vec!["nats://a:1".to_owned()], ..ClusterSettings::default() };
+        let check = |change: fn(&mut ClusterSettings), name: &str| {
+            let mut settings = good();
+            change(&mut settings);
+            assert_eq!(settings.check().unwrap_err().name, name);
+        };
+        good().check().unwrap();
+        check(|settings| settings.urls.clear(), "urls");
+        check(|settings| settings.prefix = "a.b".to_owned(), "prefix");
+        check(|settings| settings.replicas = 2, "replicas");
+        check(|settings| settings.log_age_secs = 59, "log-age-secs");
+        check(|settings| settings.log_bytes_max = u64::MAX, "log-bytes-max");
+        check(|settings| settings.heartbeat_secs = f64::NAN, "heartbeat-secs");
+        check(|settings| settings.lease_secs = 14.0, "lease-secs");
+        check(|settings| settings.client_key = Some("key.pem".into()), "client-certificate");
+    }
+}

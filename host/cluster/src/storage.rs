@@ -1,0 +1,147 @@
+//! The stream of all logs, and the bucket of their owners.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::{
+    Config, DiscardPolicy, Info, PersistenceMode, RetentionPolicy, StorageType,
+};
+use async_nats::jetstream::{Context, kv, stream};
+
+use crate::error::{ClusterError, unavailable};
+use crate::message::MESSAGE_BYTES_MAX;
+use crate::settings::ClusterSettings;
+
+/// The stream of all logs.
+pub(crate) type Stream = stream::Stream<Info>;
+
+/// Window in which the server recognizes repeated messages by an id, which no message here has.
+const DUPLICATES: Duration = Duration::from_secs(60);
+
+fn wanted(settings: &ClusterSettings) -> Config {
+    Config {
+        name: settings.stream(),
+        description: Some("Logs of workers of rollout-host".to_owned()),
+        subjects: vec![settings.subject("*")],
+        max_bytes: i64::try_from(settings.log_bytes_max).unwrap_or(i64::MAX),
+        max_age: settings.log_age(),
+        max_messages: -1,
+        max_messages_per_subject: -1,
+        max_consumers: -1,
+        // Old records are dropped because of their age, never because new ones arrive.
+        discard: DiscardPolicy::New,
+        retention: RetentionPolicy::Limits,
+        storage: StorageType::File,
+        num_replicas: settings.replicas,
+        duplicate_window: DUPLICATES.min(settings.log_age()),
+        deny_delete: true,
+        deny_purge: true,
+        ..Config::default()
+    }
+}
+
+/// Returns the stream, which is created if it does not exist, and checked otherwise.
+pub(crate) async fn stream(jetstream: &Context, settings: &ClusterSettings) -> Result<Stream, ClusterError> {
+    let wanted = wanted(settings);
+    let stream = jetstream.get_or_create_stream(&wanted).await.map_err(unavailable)?;
+    let differences = differences(&wanted, &stream.cached_info().config);
+    if differences.is_empty() {
+        return Ok(stream);
+    }
+    Err(ClusterError::Differs { what: format!("stream {}", wanted.name), differences })
+}
+
+/// Returns each difference that matters, with both values.
+fn differences(wanted: &Config, is: &Config) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut compare = |name: &str, is: String, wanted: String| {
+        if is != wanted {
+            all.push(format!("{name} is {is} and should be {wanted}"));
+        }
+    };
+    compare("subjects", format!("{:?}", is.subjects), format!("{:?}", wanted.subjects));
+    compare("replicas", is.num_replicas.to_string(), wanted.num_replicas.to_string());
+    compare("max_age", format!("{:?}", is.max_age), format!("{:?}", wanted.max_age));
+    compare("max_bytes", is.max_bytes.to_string(), wanted.max_bytes.to_string());
+    compare("discard", format!("{:?}", is.discard), format!("{:?}", wanted.discard));
+    compare("retention", format!("{:?}", is.retention), format!("{:?}", wanted.retention));
+    compare("storage", format!("{:?}", is.storage), format!("{:?}", wanted.storage));
+    let unlimited = |limit: i64| if limit <= 0 { "unlimited".to_owned() } else { limit.to_string() };
+    compare("max_msgs", unlimited(is.max_messages), "unlimited".to_owned());
+    compare("max_msgs_per_subject", unlimited(is.max_messages_per_subject), "unlimited".to_owned());
+    let needed = i64::try_from(MESSAGE_BYTES_MAX).unwrap_or(i64::MAX);
+    if (1..needed).contains(&i64::from(is.max_message_size)) {
+        compare("max_msg_size", is.max_message_size.to_string(), format!("at least {needed}"));
+    }
+    compare("no_ack", is.no_ack.to_string(), "false".to_owned());
+    compare("sealed", is.sealed.to_string(), "false".to_owned());
+    compare("deny_purge", is.deny_purge.to_string(), "true".to_owned());
+    let is_async = is.persist_mode == Some(PersistenceMode::Async);
+    compare("persist_mode", if is_async { "async" } else { "default" }.to_owned(), "default".to_owned());
+    let is_copy = is.mirror.is_some() || is.sources.as_ref().is_some_and(|sources| !sources.is_empty());
+    compare("mirror or sources", is_copy.to_string(), "false".to_owned());
+    compare("subject_transform", is.subject_transform.is_some().to_string(), "false".to_owned());
+    all
+}
+
+/// Returns the bucket, which is created if it does not exist, and checked otherwise.
+pub(crate) async fn bucket(
+    jetstream: &Context,
+    settings: &ClusterSettings,
+) -> Result<kv::Store, ClusterError> {
+    let name = settings.bucket();
+    let bucket = match jetstream.get_key_value(&name).await {
+        Ok(bucket) => bucket,
+        // Creating it fails if it is there and could not be read.
+        Err(_) => {
+            let config = kv::Config {
+                bucket: name.clone(),
+                description: "Owners of the logs of rollout-host".to_owned(),
+                history: 1,
+                storage: StorageType::File,
+                num_replicas: settings.replicas,
+                ..kv::Config::default()
+            };
+            jetstream.create_key_value(config).await.map_err(unavailable)?
+        }
+    };
+    let is = &bucket.stream.cached_info().config;
+    let mut differences = Vec::new();
+    if is.num_replicas != settings.replicas {
+        differences.push(format!("replicas is {} and should be {}", is.num_replicas, settings.replicas));
+    }
+    // A worker that stops for a while must be found again.
+    if is.max_age != Duration::ZERO {
+        differences.push(format!("max_age is {:?} and should be unlimited", is.max_age));
+    }
+    if differences.is_empty() {
+        return Ok(bucket);
+    }
+    Err(ClusterError::Differs { what: format!("bucket {name}"), differences })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_difference_is_reported_with_both_values() {
+        let settings = ClusterSettings::default();
+        let good = wanted(&settings);
+        assert!(differences(&good, &good).is_empty());
+        let check = |change: fn(&mut Config), expected: &str| {
+            let mut is = good.clone();
+            change(&mut is);
+            assert_eq!(differences(&good, &is), [expected]);
+        };
+        check(|is| is.num_replicas = 1, "replicas is 1 and should be 3");
+        check(|is| is.max_age = Duration::from_secs(60), "max_age is 60s and should be 86400s");
+        check(|is| is.discard = DiscardPolicy::Old, "discard is Old and should be New");
+        check(|is| is.max_messages = 5, "max_msgs is 5 and should be unlimited");
+        check(|is| is.max_message_size = 100, "max_msg_size is 100 and should be at least 786432");
+        check(|is| is.deny_purge = false, "deny_purge is false and should be true");
+        check(
+            |is| is.persist_mode = Some(PersistenceMode::Async),
+            "persist_mode is async and should be default",
+        );
+    }
+}

@@ -1,0 +1,330 @@
+//! The writer of a claimed log.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_nats::HeaderMap;
+use async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE;
+use async_nats::jetstream::context::{Context, PublishError, PublishErrorKind};
+use async_nats::jetstream::{self, stream::LastRawMessageErrorKind};
+use bytes::Bytes;
+use rollout_journal::{Acknowledge, Replica, ReplicaError, ReplicaSettings};
+use tokio::sync::{mpsc, watch};
+
+use crate::connect::{AbortOnDrop, Cluster};
+use crate::error::chain;
+use crate::message::{self, Head, NAME_BYTES_MAX, Outgoing};
+use crate::storage::Stream;
+
+/// Pause before an append is repeated.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Number of unacknowledged bytes of each journal above which its writer waits. A process has many journals.
+const JOURNAL_BYTES_MAX: usize = 8 << 20;
+
+/// The position of a log's end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    pub(crate) epoch: u64,
+    /// Number of the last message.
+    pub(crate) number: u64,
+    /// Sequence of the last message in the stream.
+    pub(crate) sequence: u64,
+    /// Time of the last message, in milliseconds since 1970.
+    pub(crate) time: u64,
+}
+
+/// Appends to a claimed log. The records of all journals are in one sequence of messages, one of which is under way at
+/// a time; records that arrive in the meantime are in the next one.
+pub struct LogWriter {
+    records: mpsc::UnboundedSender<Appended>,
+    fenced: watch::Sender<Option<ReplicaError>>,
+    refresh_every: Duration,
+    /// The end of the acknowledged messages.
+    end: watch::Receiver<End>,
+    _task: AbortOnDrop<()>,
+    /// Keeps the connection.
+    _cluster: Cluster,
+}
+
+struct Appended {
+    journal: Arc<str>,
+    records: Bytes,
+    done: Acknowledge,
+}
+
+impl LogWriter {
+    pub(crate) fn start(
+        cluster: &Cluster,
+        log: &str,
+        end: End,
+        fenced: watch::Sender<Option<ReplicaError>>,
+    ) -> Self {
+        let (records, appended) = mpsc::unbounded_channel();
+        let settings = &cluster.0.settings;
+        let refresh_every = settings.log_age() / 4;
+        let (ends, end_now) = watch::channel(end);
+        let task = Task {
+            jetstream: cluster.0.jetstream.clone(),
+            stream: cluster.0.stream.clone(),
+            subject: settings.subject(log),
+            end,
+            ends,
+            appended,
+            waiting: VecDeque::new(),
+            idle_max: refresh_every,
+            fenced: fenced.clone(),
+        };
+        let task = AbortOnDrop(cluster.handle().spawn(task.run()));
+        Self { records, fenced, refresh_every, end: end_now, _task: task, _cluster: cluster.clone() }
+    }
+
+    /// Returns the settings of a journal's replica. The name, of at most 255 bytes, identifies the journal in the log;
+    /// one process has one journal of each name.
+    pub fn replica(&self, journal: &str) -> ReplicaSettings {
+        debug_assert!(journal.len() <= NAME_BYTES_MAX, "the name of a journal is too long");
+        let replica = JournalReplica { journal: journal.into(), records: self.records.clone() };
+        ReplicaSettings {
+            bytes_max: JOURNAL_BYTES_MAX,
+            refresh_every: self.refresh_every,
+            ..ReplicaSettings::new(Arc::new(replica))
+        }
+    }
+
+    /// Waits until another process has taken the log over, or until it cannot be continued. Nothing is stored from then
+    /// on: the process stops its guests and exits.
+    pub async fn fenced(&self) -> ReplicaError {
+        let mut fenced = self.fenced.subscribe();
+        let found = fenced.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        match found {
+            Some(why) => why,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Returns the number of messages in the log so far, dropped ones included.
+    pub fn messages(&self) -> u64 {
+        self.end.borrow().number
+    }
+}
+
+/// The part of a log that belongs to one journal.
+struct JournalReplica {
+    journal: Arc<str>,
+    records: mpsc::UnboundedSender<Appended>,
+}
+
+impl Replica for JournalReplica {
+    fn append(&self, records: Bytes, done: Acknowledge) {
+        let appended = Appended { journal: self.journal.clone(), records, done };
+        if let Err(mpsc::error::SendError(Appended { done, .. })) = self.records.send(appended) {
+            done(Err(ReplicaError::Failed("its writer has ended".to_owned())));
+        }
+    }
+}
+
+struct Task {
+    jetstream: Context,
+    stream: Stream,
+    subject: String,
+    end: End,
+    ends: watch::Sender<End>,
+    appended: mpsc::UnboundedReceiver<Appended>,
+    waiting: VecDeque<(Outgoing, Acknowledge)>,
+    /// Time without records after which an empty message is appended, so that a log is never empty.
+    idle_max: Duration,
+    fenced: watch::Sender<Option<ReplicaError>>,
+}
+
+impl Task {
+    async fn run(mut self) {
+        loop {
+            if self.waiting.is_empty() {
+                match tokio::time::timeout(self.idle_max, self.appended.recv()).await {
+                    Ok(Some(appended)) => self.queue(appended),
+                    Ok(None) => return,
+                    Err(_) => {}
+                }
+            }
+            while let Ok(appended) = self.appended.try_recv() {
+                self.queue(appended);
+            }
+            let (body, done) = self.next_body();
+            match self.append(&body).await {
+                Ok(()) => done.into_iter().for_each(|done| done(Ok(()))),
+                Err(error) => {
+                    tracing::error!(%error, subject = self.subject, "the log is not continued");
+                    self.fenced.send_replace(Some(error.clone()));
+                    done.into_iter().for_each(|done| done(Err(error.clone())));
+                    return self.refuse(&error).await;
+                }
+            }
+        }
+    }
+
+    fn queue(&mut self, Appended { journal, records, done }: Appended) {
+        self.waiting.push_back((Outgoing::new(journal, records), done));
+    }
+
+    /// Returns the body of the next message, and whom to notify when it is stored.
+    fn next_body(&mut self) -> (Vec<u8>, Vec<Acknowledge>) {
+        let (mut body, mut done) = (Vec::new(), Vec::new());
+        while let Some((outgoing, _)) = self.waiting.front_mut() {
+            let is_full = outgoing.fill(&mut body);
+            if is_full || !outgoing.is_empty() {
+                break;
+            }
+            done.extend(self.waiting.pop_front().map(|(_, done)| done));
+        }
+        (body, done)
+    }
+
+    /// Refuses all records from now on.
+    async fn refuse(mut self, error: &ReplicaError) {
+        for (_, done) in self.waiting.drain(..) {
+            done(Err(error.clone()));
+        }
+        while let Some(Appended { done, .. }) = self.appended.recv().await {
+            done(Err(error.clone()));
+        }
+    }
+
+    /// Appends a message and waits until it is stored, for as long as that takes.
+    async fn append(&mut self, body: &[u8]) -> Result<(), ReplicaError> {
+        let End { epoch, number, time, .. } = self.end;
+        let head = Head { is_fence: false, epoch, number: number + 1, time_before: time };
+        let message = message::encode(head, body);
+        let mut was_reported = false;
+        loop {
+            if let Some(error) = self.fenced.borrow().clone() {
+                return Err(error);
+            }
+            let time = now();
+            let stored = match publish(&self.jetstream, &self.subject, self.end.sequence, &message).await {
+                Ok(sequence) => Some(sequence),
+                Err(Publish::WrongLast) => self.resolve(head).await?,
+                Err(Publish::Unknown(why)) => {
+                    if !std::mem::replace(&mut was_reported, true) {
+                        tracing::warn!(why, subject = self.subject, "the log does not answer; retrying");
+                    }
+                    None
+                }
+            };
+            if let Some(sequence) = stored {
+                if was_reported {
+                    tracing::info!(subject = self.subject, "the log answers again");
+                }
+                self.end = End { epoch, number: head.number, sequence, time };
+                self.ends.send_replace(self.end);
+                return Ok(());
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    /// Finds out who appended the last message. Returns its sequence if it is the one that is being appended, and
+    /// `None` if that one is not stored yet.
+    async fn resolve(&mut self, wanted: Head) -> Result<Option<u64>, ReplicaError> {
+        let last = match last_message(&self.stream, &self.subject).await {
+            Ok(Some(last)) => last,
+            Ok(None) => {
+                let why = format!("{} has no messages any more", self.subject);
+                return Err(ReplicaError::Failed(why));
+            }
+            Err(LastError::Unavailable(_)) => return Ok(None),
+            Err(LastError::Damaged { sequence, what }) => {
+                let why = format!("message {sequence} of {} is damaged: {what}", self.subject);
+                return Err(ReplicaError::Failed(why));
+            }
+        };
+        if last.head == wanted {
+            return Ok(Some(last.sequence));
+        }
+        if last.head.epoch > wanted.epoch {
+            return Err(ReplicaError::Fenced(format!("its epoch is {}", last.head.epoch)));
+        }
+        // The server has not got the message, or the one before is under way still.
+        if last.sequence == self.end.sequence && last.head.number == self.end.number {
+            return Ok(None);
+        }
+        let why = format!(
+            "message {} of {} has epoch {} and number {}, which this process did not append",
+            last.sequence, self.subject, last.head.epoch, last.head.number
+        );
+        Err(ReplicaError::Failed(why))
+    }
+}
+
+/// Returns the time in milliseconds since 1970.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Result of publishing that is not an acknowledgement.
+pub(crate) enum Publish {
+    /// The last message of the subject is another one.
+    WrongLast,
+    /// The message may be stored or not.
+    Unknown(String),
+}
+
+/// Publishes a message that follows the one with this sequence, and returns its own.
+pub(crate) async fn publish(
+    jetstream: &Context,
+    subject: &str,
+    after: u64,
+    message: &Bytes,
+) -> Result<u64, Publish> {
+    let mut headers = HeaderMap::new();
+    headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, after.to_string());
+    let sent = jetstream.publish_with_headers(subject.to_owned(), headers, message.clone()).await;
+    let acknowledged = match sent {
+        Ok(acknowledgement) => acknowledgement.await,
+        Err(error) => Err(error),
+    };
+    match acknowledged {
+        Ok(acknowledged) => Ok(acknowledged.sequence),
+        Err(error) if is_wrong_last(&error) => Err(Publish::WrongLast),
+        Err(error) => Err(Publish::Unknown(chain(&error))),
+    }
+}
+
+/// Returns whether the server refused a message because of its expected sequence. Newer servers have a second code.
+fn is_wrong_last(error: &PublishError) -> bool {
+    let code = std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<jetstream::Error>())
+        .map(jetstream::Error::error_code);
+    error.kind() == PublishErrorKind::WrongLastSequence
+        || code == Some(jetstream::ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT)
+}
+
+/// The last message of a log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Last {
+    pub(crate) head: Head,
+    pub(crate) sequence: u64,
+    /// Time when the server stored it, in milliseconds since 1970.
+    pub(crate) time: u64,
+}
+
+/// Error of reading the last message.
+pub(crate) enum LastError {
+    Unavailable(String),
+    Damaged { sequence: u64, what: &'static str },
+}
+
+/// Reads the last message of a log from the stream's leader. Others may be behind.
+pub(crate) async fn last_message(stream: &Stream, subject: &str) -> Result<Option<Last>, LastError> {
+    let message = match stream.get_last_raw_message_by_subject(subject).await {
+        Ok(message) => message,
+        Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => return Ok(None),
+        Err(error) => return Err(LastError::Unavailable(chain(&error))),
+    };
+    let sequence = message.sequence;
+    let (head, _) =
+        message::decode(&message.payload).map_err(|what| LastError::Damaged { sequence, what })?;
+    let time = u64::try_from(message.time.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
+    Ok(Some(Last { head, sequence, time }))
+}
