@@ -34,7 +34,7 @@ pub struct Finding {
     pub severity: Severity,
     /// Description.
     pub finding: String,
-    /// What to do, if there is something.
+    /// Advice, if there is something to do.
     pub advice: Option<String>,
 }
 

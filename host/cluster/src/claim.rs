@@ -22,7 +22,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Number of repetitions of a step, which is more than an election of a leader takes.
 const RETRIES_MAX: u32 = 100;
 
-/// What a worker says of itself.
+/// State of a worker, as its heartbeats report it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerState {
     /// URL under which gateways reach it.
@@ -62,7 +62,7 @@ impl LogEntry {
     }
 }
 
-/// The log that is claimed.
+/// A log to claim.
 #[derive(Clone, Copy, Debug)]
 pub enum Claim<'a> {
     /// The process's own log, by its configured name. An earlier process with this name is fenced.
@@ -77,7 +77,7 @@ pub struct ClaimedLog {
     cluster: Cluster,
     log: String,
     end: End,
-    /// The bucket's revision of the log, which changes with each heartbeat.
+    /// The log's entry in the bucket, as this process set it.
     entry: LogEntry,
     revision: u64,
     fenced: watch::Sender<Option<ReplicaError>>,
@@ -286,16 +286,34 @@ impl ClaimedLog {
         LogWriter::start(&self.cluster, &self.log, self.end, self.fenced.clone())
     }
 
-    /// Sends heartbeats until the returned guard is dropped. The worker's state is read at each of them.
-    pub fn announce(self, state: watch::Receiver<WorkerState>) -> Heartbeats {
-        let handle = self.cluster.handle();
+    /// Sends heartbeats until the returned guard is dropped, with the worker's state at each of them. Called once, before
+    /// the log is read, which may take longer than a lease.
+    pub fn announce(&self, state: watch::Receiver<WorkerState>) -> Heartbeats {
         let (stop, stopped) = watch::channel(Stop::No);
-        let cluster = self.cluster.clone();
-        let task = handle.spawn(self.beat(state, stopped));
-        Heartbeats { stop, task: AbortOnDrop(task), cluster }
+        let beating = Beating {
+            cluster: self.cluster.clone(),
+            log: self.log.clone(),
+            entry: self.entry.clone(),
+            revision: self.revision,
+            fenced: self.fenced.clone(),
+        };
+        let task = self.cluster.handle().spawn(beating.run(state, stopped));
+        Heartbeats { stop, task: AbortOnDrop(task), cluster: self.cluster.clone() }
     }
+}
 
-    async fn beat(mut self, mut state: watch::Receiver<WorkerState>, mut stop: watch::Receiver<Stop>) {
+/// The task that sends heartbeats.
+struct Beating {
+    cluster: Cluster,
+    log: String,
+    entry: LogEntry,
+    /// Revision of the log's entry, which changes with each heartbeat.
+    revision: u64,
+    fenced: watch::Sender<Option<ReplicaError>>,
+}
+
+impl Beating {
+    async fn run(mut self, mut state: watch::Receiver<WorkerState>, mut stop: watch::Receiver<Stop>) {
         let mut ticks = tokio::time::interval(self.cluster.0.settings.heartbeat());
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
