@@ -10,8 +10,8 @@ use async_nats::jetstream::{self, kv};
 use async_nats::{Client, ConnectOptions};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::check::{self, Severity};
 use crate::error::{ClusterError, unavailable};
+use crate::finding::{Severity, durability};
 use crate::settings::{ClusterSettings, WrongSetting};
 use crate::storage::{self, Stream};
 
@@ -85,7 +85,7 @@ impl Cluster {
     /// Settings with which acknowledged records may be lost are refused unless they accept that.
     pub async fn connect(settings: ClusterSettings) -> Result<Self, ClusterError> {
         settings.check()?;
-        let durability = check::durability(&settings);
+        let durability = durability(&settings);
         if durability.severity == Severity::Failure {
             let advice = durability.advice.unwrap_or_default();
             let problem = format!("{}; {advice}", durability.finding);
