@@ -2,6 +2,8 @@
 //! an error.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,10 +13,12 @@ use rollout_cluster::{
 };
 use rollout_journal::{Entry, JournalRefused, JournalSettings, JournalStore, ReplicaError};
 use rollout_tests::{
-    EmbeddedJournal, JournalPlace, TestNats, in_time, log_contract, rollouts_in, small, until,
+    EmbeddedJournal, JournalPlace, TestNats, in_time, log_contract, project_root, rollouts_in, small, until,
 };
 use tempfile::TempDir;
-use tokio::sync::watch;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{broadcast, watch};
 
 /// Size of the journals' segments.
 const SEGMENT_BYTES: u64 = 64 << 10;
@@ -24,6 +28,7 @@ fn settings(nats: &TestNats) -> ClusterSettings {
         urls: nats.urls(),
         replicas: nats.urls().len(),
         log_bytes_max: 512 << 20,
+        accept_weak_durability: true,
         heartbeat_secs: 0.2,
         lease_secs: 1.5,
         ..ClusterSettings::default()
@@ -324,7 +329,7 @@ async fn a_missing_message_and_a_foreign_one_are_damage() {
     let nats = TestNats::start().await;
     let cluster = connect(&nats).await;
     append(&claim(&cluster, "a").await, 5).await;
-    // What the configuration forbids, an administrator can do.
+    // The configuration denies deletes for ever, so the log is damaged by a message of another program.
     let mut stream = cluster.jetstream().get_stream("rollout-log").await.unwrap();
     let mut config = stream.info().await.unwrap().config.clone();
     let state = stream.info().await.unwrap().state.clone();
@@ -408,7 +413,7 @@ async fn heartbeats_keep_a_log_and_the_log_of_a_dead_worker_is_claimed() {
     let dead_claim = dead.claim(Claim::Own("dead"), &owner("dead")).await.unwrap();
     let writer = dead_claim.writer();
     let dead_beats = dead_claim.announce(watch::Sender::new(owner("dead")).subscribe());
-    state.send_modify(|state| drop(state.free_slots.insert("tenant".to_owned(), 7)));
+    state.send_modify(|state| state.free_slots.extend([("tenant".to_owned(), 7)]));
     in_time("the free slots", async {
         while members.get("alive").is_none_or(|member| member.owner.free_slots.get("tenant") != Some(&7)) {
             members.changed().await;
@@ -441,7 +446,7 @@ async fn heartbeats_keep_a_log_and_the_log_of_a_dead_worker_is_claimed() {
 }
 
 #[tokio::test]
-async fn an_owner_whose_log_is_claimed_is_told_by_its_heartbeat() {
+async fn an_owner_whose_log_is_claimed_is_notified_by_its_heartbeat() {
     let nats = TestNats::start().await;
     let (one, other) = (connect(&nats).await, connect(&nats).await);
     let claimed = claim(&one, "a").await;
@@ -457,7 +462,7 @@ async fn an_owner_whose_log_is_claimed_is_told_by_its_heartbeat() {
 }
 
 #[tokio::test]
-async fn nobody_loses_a_log_because_nats_was_away() {
+async fn no_log_is_lost_because_nats_was_away() {
     let nats = TestNats::start().await;
     let cluster = connect(&nats).await;
     let members = cluster.members().await.unwrap();
@@ -520,7 +525,9 @@ async fn the_check_of_nats_says_what_is_wrong_and_what_to_do() {
     let of =
         |findings: &[Finding], name: &str| findings.iter().find(|finding| finding.check == name).cloned();
     let nats = TestNats::start().await;
-    let findings = check(&settings(&nats)).await;
+    let accepted = settings(&nats);
+    let refused = ClusterSettings { accept_weak_durability: false, ..settings(&nats) };
+    let findings = check(&refused).await;
     let durability = of(&findings, "nats durability").unwrap();
     assert_eq!(durability.severity, Severity::Failure);
     assert!(durability.advice.unwrap().contains("servers-sync-always = true"));
@@ -528,7 +535,8 @@ async fn the_check_of_nats_says_what_is_wrong_and_what_to_do() {
     assert_eq!(of(&findings, "nats stream").unwrap().severity, Severity::Good);
     assert_eq!(of(&findings, "nats bucket").unwrap().severity, Severity::Good);
 
-    let accepted = ClusterSettings { accept_weak_durability: true, ..settings(&nats) };
+    let error = Cluster::connect(refused).await.err().unwrap().to_string();
+    assert!(error.starts_with("cluster.replicas: 1 replica without `sync_interval: always`"), "{error}");
     assert_eq!(of(&check(&accepted).await, "nats durability").unwrap().severity, Severity::Warning);
     let wrong = ClusterSettings { replicas: 3, ..settings(&nats) };
     let finding = of(&check(&wrong).await, "nats stream").unwrap();
@@ -547,9 +555,160 @@ async fn servers_that_ask_for_credentials_refuse_a_process_without_and_take_one_
     let error = Cluster::connect(settings(&nats)).await.err().unwrap().to_string();
     assert!(error.starts_with("NATS cannot be used: cannot connect to nats://127.0.0.1:"), "{error}");
     assert!(error.contains("authorization violation"), "{error}");
-    let urls = nats.urls().iter().map(|url| url.replace("nats://", "nats://host:abc@")).collect();
-    Cluster::connect(ClusterSettings { urls, ..settings(&nats) }).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let password = dir.path().join("password");
+    std::fs::write(&password, "abc\n").unwrap();
+    let of_user =
+        ClusterSettings { user: Some("host".to_owned()), password_file: Some(password), ..settings(&nats) };
+    Cluster::connect(of_user).await.unwrap();
     let missing = ClusterSettings { credentials: Some("missing.creds".into()), ..settings(&nats) };
     let error = Cluster::connect(missing).await.err().unwrap().to_string();
     assert_eq!(error, "the NATS credentials in missing.creds cannot be used");
+}
+
+#[tokio::test]
+async fn a_connection_with_tls_is_checked_by_both_sides() {
+    let certificates = project_root().join("tests/certificates");
+    let file = |name: &str| certificates.join(name);
+    let tls = format!(
+        "tls {{ cert_file: '{}', key_file: '{}', ca_file: '{}', verify: true }}",
+        file("server.pem").display(),
+        file("server.key").display(),
+        file("client.pem").display()
+    );
+    let nats = TestNats::start_configured(&tls).await;
+    let with = |ca: Option<PathBuf>, client: bool| ClusterSettings {
+        urls: nats.urls().iter().map(|url| url.replace("nats://", "tls://")).collect(),
+        ca_certificates: ca,
+        client_certificate: client.then(|| file("client.pem")),
+        client_key: client.then(|| file("client.key")),
+        ..settings(&nats)
+    };
+    Cluster::connect(with(Some(file("ca.pem")), true)).await.unwrap();
+    for wrong in [with(None, true), with(Some(file("ca.pem")), false)] {
+        let error = Cluster::connect(wrong).await.err().unwrap();
+        assert!(matches!(error, ClusterError::Unavailable(_)), "{error}");
+    }
+}
+
+/// A connection to a server whose answers can be lost.
+struct LossyProxy {
+    port: u16,
+    loses: Arc<AtomicBool>,
+    /// Breaks all connections.
+    breaks: broadcast::Sender<()>,
+}
+
+impl LossyProxy {
+    async fn start(to: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (loses, breaks) = (Arc::new(AtomicBool::new(false)), broadcast::Sender::new(1));
+        let (loses_too, breaks_too) = (loses.clone(), breaks.clone());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&to).await.unwrap();
+                let (mut broken, loses) = (breaks_too.subscribe(), loses_too.clone());
+                tokio::spawn(async move {
+                    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                        (client.into_split(), server.into_split());
+                    let answers = async {
+                        let mut buffer = vec![0; 64 << 10];
+                        while let Ok(bytes @ 1..) = from_server.read(&mut buffer).await {
+                            if !loses.load(Ordering::SeqCst)
+                                && to_client.write_all(&buffer[..bytes]).await.is_err()
+                            {
+                                break;
+                            }
+                        }
+                    };
+                    tokio::select! {
+                        () = answers => {}
+                        _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
+                        _ = broken.recv() => {}
+                    }
+                });
+            }
+        });
+        Self { port, loses, breaks }
+    }
+}
+
+#[tokio::test]
+async fn a_message_whose_acknowledgement_was_lost_is_stored_once() {
+    let nats = TestNats::start().await;
+    let direct = connect(&nats).await;
+    let proxy = LossyProxy::start(nats.urls()[0].replace("nats://", "")).await;
+    let urls = vec![format!("nats://127.0.0.1:{}", proxy.port)];
+    let cluster = connect_with(ClusterSettings { urls, ..settings(&nats) }).await;
+    let claimed = claim(&cluster, "a").await;
+    let writer = claimed.writer();
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = open(&dir.path().join("original"), &writer, "journal");
+    let entry = journal.begin("a").unwrap();
+    entry.admitted().await.unwrap();
+    for loss in 0..3 {
+        proxy.loses.store(true, Ordering::SeqCst);
+        entry.append(1, vec![Bytes::from(vec![loss; 10])]).unwrap();
+        let written = entry.written();
+        let lost = async {
+            let mut stream = direct.jetstream().get_stream("rollout-log").await.unwrap();
+            let messages = 3 + u64::from(loss);
+            until("the message to be stored", async || {
+                (stream.info().await.ok()?.state.messages == messages).then_some(())
+            })
+            .await;
+            proxy.loses.store(false, Ordering::SeqCst);
+            proxy.breaks.send(()).unwrap();
+        };
+        let (written, ()) = in_time("the record", async { tokio::join!(written, lost) }).await;
+        written.unwrap();
+    }
+    let mut stream = direct.jetstream().get_stream("rollout-log").await.unwrap();
+    assert_eq!(stream.info().await.unwrap().state.messages, 5, "none was stored twice");
+    drop((entry, journal, writer));
+    let next = claim(&direct, "b").await;
+    let rebuilt = rebuild(&next, &dir.path().join("rebuilt")).await.unwrap();
+    assert_eq!(rollouts_in(&rebuilt[0]), rollouts_in(&dir.path().join("original")));
+}
+
+#[tokio::test]
+async fn records_of_live_rollouts_outlive_the_age_of_the_log_and_an_idle_log_is_not_empty() {
+    let nats = TestNats::start().await;
+    let cluster = connect_with(ClusterSettings { log_age_secs: 10, ..settings(&nats) }).await;
+    let dir = tempfile::tempdir().unwrap();
+    let claimed = claim(&cluster, "a").await;
+    let idle = cluster.claim(Claim::Own("idle"), &owner("a")).await.unwrap();
+    let (writer, idle_writer) = (claimed.writer(), idle.writer());
+    let (journal, _) = open(&dir.path().join("original"), &writer, "journal");
+    let live = journal.begin("live").unwrap();
+    live.append(1, vec![Bytes::from(vec![1; 1_000_000])]).unwrap();
+    let ended = journal.begin("ended").unwrap();
+    ended.end();
+    in_time("the records", journal.written()).await.unwrap();
+    let last = claimed_messages(&cluster).await;
+    // Everything that was written so far is dropped.
+    until("the first records to be dropped", async || {
+        let mut stream = cluster.jetstream().get_stream("rollout-log").await.ok()?;
+        (stream.info().await.ok()?.state.first_sequence > last).then_some(())
+    })
+    .await;
+    live.append(2, vec![]).unwrap();
+    in_time("the last record", live.written()).await.unwrap();
+    let written = live.read(|_| true).unwrap();
+    drop((live, ended, journal, writer, idle_writer));
+
+    let next = claim(&cluster, "b").await;
+    let rebuilt = rebuild(&next, &dir.path().join("rebuilt")).await.unwrap();
+    let (_journal, unfinished) = JournalStore::open(small(&rebuilt[0])).unwrap();
+    assert_eq!(unfinished.len(), 1);
+    assert_eq!(unfinished[0].read(|_| true).unwrap(), written);
+    let idle = cluster.claim(Claim::Own("idle"), &owner("b")).await.unwrap();
+    assert_eq!(rebuild(&idle, dir.path()).await.unwrap(), Vec::<PathBuf>::new());
+}
+
+/// Returns the number of messages that the stream has ever had.
+async fn claimed_messages(cluster: &Cluster) -> u64 {
+    let mut stream = cluster.jetstream().get_stream("rollout-log").await.unwrap();
+    stream.info().await.unwrap().state.last_sequence
 }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use crate::connect::{client, context};
 use crate::error::ClusterError;
+use crate::finding::{Finding, Severity, durability};
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::settings::ClusterSettings;
 use crate::storage;
@@ -13,70 +14,6 @@ const HEADERS_BYTES: usize = 16 << 10;
 
 /// Time of a request above which admissions are slow, in milliseconds.
 const ROUND_TRIP_SLOW_MILLIS: u128 = 20;
-
-/// Weight of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Severity {
-    /// Nothing to do.
-    Good,
-    /// Works, with a disadvantage.
-    Warning,
-    /// The server refuses to start.
-    Failure,
-}
-
-/// Result of one check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Name of what was checked.
-    pub check: &'static str,
-    /// Weight.
-    pub severity: Severity,
-    /// Description.
-    pub finding: String,
-    /// What to do, if there is something.
-    pub advice: Option<String>,
-}
-
-impl Finding {
-    fn new(check: &'static str, severity: Severity, finding: impl Into<String>) -> Self {
-        Self { check, severity, finding: finding.into(), advice: None }
-    }
-
-    fn with(self, advice: impl Into<String>) -> Self {
-        Self { advice: Some(advice.into()), ..self }
-    }
-}
-
-/// Returns whether acknowledged records survive, by the settings alone. A client cannot ask a server for its
-/// `sync_interval`, so the operator states it.
-pub(crate) fn durability(settings: &ClusterSettings) -> Finding {
-    const CHECK: &str = "nats durability";
-    let ClusterSettings { replicas, servers_sync_always, accept_weak_durability, .. } = *settings;
-    if servers_sync_always {
-        let finding =
-            format!("{replicas} replicas, and every server syncs each write, as the configuration states");
-        return Finding::new(CHECK, Severity::Good, finding);
-    }
-    if replicas >= 3 {
-        let finding =
-            format!("{replicas} replicas; servers sync after they acknowledge, by default every 2 minutes");
-        let advice = "run them in failure domains of their own: a power failure of most of them at once loses \
-                      acknowledged records";
-        return Finding::new(CHECK, Severity::Good, finding).with(advice);
-    }
-    let finding = format!(
-        "{replicas} replica without `sync_interval: always`: a power failure loses acknowledged records"
-    );
-    if accept_weak_durability {
-        return Finding::new(CHECK, Severity::Warning, finding)
-            .with("accepted by accept-weak-durability = true");
-    }
-    Finding::new(CHECK, Severity::Failure, finding).with(
-        "set replicas = 3, or set `sync_interval: always` in every server's configuration and servers-sync-always = \
-         true here, or accept it with accept-weak-durability = true",
-    )
-}
 
 /// Checks the settings, the connection, the servers' limits, and the stream and the bucket. Creates the last two if
 /// they do not exist, as the server does.
@@ -144,24 +81,4 @@ pub async fn check(settings: &ClusterSettings) -> Vec<Finding> {
 
 fn of_error(check: &'static str, error: &ClusterError) -> Finding {
     Finding::new(check, Severity::Failure, crate::error::chain(error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn weak_durability_is_refused_unless_it_is_accepted() {
-        let settings = |replicas, servers_sync_always, accept_weak_durability| ClusterSettings {
-            replicas,
-            servers_sync_always,
-            accept_weak_durability,
-            ..ClusterSettings::default()
-        };
-        let severity = |settings: ClusterSettings| durability(&settings).severity;
-        assert_eq!(severity(settings(3, false, false)), Severity::Good);
-        assert_eq!(severity(settings(1, true, false)), Severity::Good);
-        assert_eq!(severity(settings(1, false, true)), Severity::Warning);
-        assert_eq!(severity(settings(1, false, false)), Severity::Failure);
-    }
 }

@@ -1,15 +1,13 @@
 //! Claiming of logs, and heartbeats of their owners.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::jetstream::kv::{self, CreateErrorKind, UpdateErrorKind};
-use bytes::Bytes;
 use rollout_journal::ReplicaError;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::connect::{AbortOnDrop, Cluster};
+use crate::entry::{LogEntry, WorkerState};
 use crate::error::{ClaimError, ClusterError, LogDamage, unavailable};
 use crate::members::Member;
 use crate::message::{self, Head};
@@ -22,47 +20,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Number of repetitions of a step, which is more than an election of a leader takes.
 const RETRIES_MAX: u32 = 100;
 
-/// What a worker says of itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkerState {
-    /// URL under which gateways reach it.
-    pub url: String,
-    /// Version of the program.
-    pub version: String,
-    /// Number of rollouts that it would start at once, by tenant.
-    #[serde(default)]
-    pub free_slots: BTreeMap<String, u32>,
-    /// Plugins that it serves.
-    #[serde(default)]
-    pub plugins: Vec<String>,
-}
-
-/// The value of a log in the bucket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LogEntry {
-    pub(crate) owner: WorkerState,
-    pub(crate) epoch: u64,
-    /// Time of the heartbeat by the owner's clock, in milliseconds since 1970, for people only.
-    pub(crate) heartbeat: u64,
-    /// Whether the log has messages. From then on an empty log is damage.
-    pub(crate) is_begun: bool,
-    /// Whether the owner has stopped in order and claims it no more.
-    #[serde(default)]
-    pub(crate) is_released: bool,
-}
-
-impl LogEntry {
-    pub(crate) fn read(value: &[u8]) -> Option<Self> {
-        serde_json::from_slice(value).ok()
-    }
-
-    fn write(&self) -> Bytes {
-        // Neither texts nor numbers fail to serialize.
-        serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
-    }
-}
-
-/// The log that is claimed.
+/// A log to claim.
 #[derive(Clone, Copy, Debug)]
 pub enum Claim<'a> {
     /// The process's own log, by its configured name. An earlier process with this name is fenced.
@@ -77,7 +35,7 @@ pub struct ClaimedLog {
     cluster: Cluster,
     log: String,
     end: End,
-    /// The bucket's revision of the log, which changes with each heartbeat.
+    /// The log's entry in the bucket, as this process set it.
     entry: LogEntry,
     revision: u64,
     fenced: watch::Sender<Option<ReplicaError>>,
@@ -286,16 +244,34 @@ impl ClaimedLog {
         LogWriter::start(&self.cluster, &self.log, self.end, self.fenced.clone())
     }
 
-    /// Sends heartbeats until the returned guard is dropped. The worker's state is read at each of them.
-    pub fn announce(self, state: watch::Receiver<WorkerState>) -> Heartbeats {
-        let handle = self.cluster.handle();
+    /// Sends heartbeats until the returned guard is dropped, with the worker's state at each of them. Called once, before
+    /// the log is read, which may take longer than a lease.
+    pub fn announce(&self, state: watch::Receiver<WorkerState>) -> Heartbeats {
         let (stop, stopped) = watch::channel(Stop::No);
-        let cluster = self.cluster.clone();
-        let task = handle.spawn(self.beat(state, stopped));
-        Heartbeats { stop, task: AbortOnDrop(task), cluster }
+        let beating = Beating {
+            cluster: self.cluster.clone(),
+            log: self.log.clone(),
+            entry: self.entry.clone(),
+            revision: self.revision,
+            fenced: self.fenced.clone(),
+        };
+        let task = self.cluster.handle().spawn(beating.run(state, stopped));
+        Heartbeats { stop, task: AbortOnDrop(task), cluster: self.cluster.clone() }
     }
+}
 
-    async fn beat(mut self, mut state: watch::Receiver<WorkerState>, mut stop: watch::Receiver<Stop>) {
+/// The task that sends heartbeats.
+struct Beating {
+    cluster: Cluster,
+    log: String,
+    entry: LogEntry,
+    /// Revision of the log's entry, which changes with each heartbeat.
+    revision: u64,
+    fenced: watch::Sender<Option<ReplicaError>>,
+}
+
+impl Beating {
+    async fn run(mut self, mut state: watch::Receiver<WorkerState>, mut stop: watch::Receiver<Stop>) {
         let mut ticks = tokio::time::interval(self.cluster.0.settings.heartbeat());
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

@@ -11,7 +11,8 @@ use async_nats::{Client, ConnectOptions};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::error::{ClusterError, unavailable};
-use crate::settings::ClusterSettings;
+use crate::finding::{Severity, durability};
+use crate::settings::{ClusterSettings, WrongSetting};
 use crate::storage::{self, Stream};
 
 /// Time after which an unanswered request is repeated.
@@ -81,8 +82,15 @@ impl<T> Drop for AbortOnDrop<T> {
 
 impl Cluster {
     /// Connects, and creates the stream and the bucket if they do not exist. Existing ones are checked, not changed.
+    /// Settings with which acknowledged records may be lost are refused unless they accept that.
     pub async fn connect(settings: ClusterSettings) -> Result<Self, ClusterError> {
         settings.check()?;
+        let durability = durability(&settings);
+        if durability.severity == Severity::Failure {
+            let advice = durability.advice.unwrap_or_default();
+            let problem = format!("{}; {advice}", durability.finding);
+            return Err(WrongSetting { name: "replicas", problem }.into());
+        }
         let thread = ClusterThread::start()?;
         let of_thread = settings.clone();
         let (jetstream, stream, bucket) = thread
@@ -145,6 +153,10 @@ pub(crate) async fn client(settings: &ClusterSettings) -> Result<Client, Cluster
         });
     if let Some(path) = &settings.credentials {
         options = options.credentials_file(path).await.map_err(|error| wrong_file(path, error))?;
+    }
+    if let (Some(user), Some(path)) = (&settings.user, &settings.password_file) {
+        let password = tokio::fs::read_to_string(path).await.map_err(|error| wrong_file(path, error))?;
+        options = options.user_and_password(user.clone(), password.trim_end().to_owned());
     }
     if let Some(path) = &settings.ca_certificates {
         readable(path).await?;

@@ -14,7 +14,9 @@
 mod check;
 mod claim;
 mod connect;
+mod entry;
 mod error;
+mod finding;
 mod members;
 mod message;
 mod read;
@@ -22,10 +24,12 @@ mod settings;
 mod storage;
 mod writer;
 
-pub use check::{Finding, Severity, check};
-pub use claim::{Claim, ClaimedLog, Heartbeats, WorkerState};
+pub use check::check;
+pub use claim::{Claim, ClaimedLog, Heartbeats};
 pub use connect::Cluster;
+pub use entry::WorkerState;
 pub use error::{ClaimError, ClusterError, LogDamage};
+pub use finding::{Finding, Severity};
 pub use members::{Member, Members};
 pub use read::RebuiltJournal;
 pub use settings::{ClusterSettings, WrongSetting};

@@ -8,8 +8,8 @@ use async_nats::jetstream::kv;
 use futures_util::StreamExt;
 use tokio::sync::watch;
 
-use crate::claim::{LogEntry, WorkerState};
 use crate::connect::{AbortOnDrop, Cluster};
+use crate::entry::{LogEntry, WorkerState};
 use crate::error::{ClusterError, unavailable};
 
 /// Pause before a watch that has ended is begun again.

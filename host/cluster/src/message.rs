@@ -140,7 +140,7 @@ impl Outgoing {
         let head = 1 + self.journal.len() + 5;
         let room = (MESSAGE_BYTES_MAX - HEADER_BYTES).saturating_sub(body.len() + head);
         let Some((bytes, ends_inside)) = self.part(room, body.is_empty()) else { return true };
-        let flags = u8::from(self.is_inside) * BEGINS_INSIDE | u8::from(ends_inside) * ENDS_INSIDE;
+        let flags = (u8::from(self.is_inside) * BEGINS_INSIDE) | (u8::from(ends_inside) * ENDS_INSIDE);
         // The name was checked when the journal was opened; the length is below that of a message.
         body.push(u8::try_from(self.journal.len()).unwrap_or(u8::MAX));
         body.extend_from_slice(self.journal.as_bytes());

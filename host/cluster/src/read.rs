@@ -61,7 +61,7 @@ impl ClaimedLog {
         let read = self.read(&sender).await;
         drop(sender);
         let written = written.await.map_err(unavailable)?;
-        // What was written is the reason if it ended first.
+        // If writing ended first, its error is the reason.
         match (read, written) {
             (_, Err(error)) | (Err(error), Ok(_)) => Err(error),
             (Ok(()), Ok(journals)) => journals.finish(),

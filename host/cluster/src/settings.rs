@@ -11,8 +11,12 @@ use serde::Deserialize;
 pub struct ClusterSettings {
     /// Addresses of NATS servers: `nats://HOST:PORT` or `tls://HOST:PORT`.
     pub urls: Vec<String>,
-    /// Credentials file of a NATS account.
+    /// Credentials file of a NATS account: a JWT and the seed of its key.
     pub credentials: Option<PathBuf>,
+    /// User, instead of credentials.
+    pub user: Option<String>,
+    /// File with the user's password.
+    pub password_file: Option<PathBuf>,
     /// Certificates of the authorities that the servers' certificates are checked against, in PEM.
     pub ca_certificates: Option<PathBuf>,
     /// Certificate of this client, in PEM.
@@ -42,6 +46,8 @@ impl Default for ClusterSettings {
         Self {
             urls: Vec::new(),
             credentials: None,
+            user: None,
+            password_file: None,
             ca_certificates: None,
             client_certificate: None,
             client_key: None,
@@ -68,7 +74,7 @@ pub struct WrongSetting {
 }
 
 /// Shortest age of records. The server checks ages every few seconds only.
-const LOG_AGE_SECS_MIN: u64 = 60;
+const LOG_AGE_SECS_MIN: u64 = 10;
 
 impl ClusterSettings {
     /// Checks the values.
@@ -77,6 +83,16 @@ impl ClusterSettings {
         if self.urls.is_empty() {
             return wrong("urls", "name at least one server, such as nats://nats.example:4222");
         }
+        // Addresses are logged, and the client would not use it.
+        if self.urls.iter().any(|url| url.contains('@')) {
+            return wrong("urls", "an address has no user and no password; set user and password-file");
+        }
+        if self.user.is_some() != self.password_file.is_some() {
+            return wrong("user", "needs password-file, and password-file needs user");
+        }
+        if self.user.is_some() && self.credentials.is_some() {
+            return wrong("user", "set either credentials or user and password-file");
+        }
         if !is_token(&self.prefix) {
             return wrong("prefix", "use 1 to 64 letters, digits, '-' and '_'");
         }
@@ -84,7 +100,7 @@ impl ClusterSettings {
             return wrong("replicas", "must be 1, 3 or 5");
         }
         if self.log_age_secs < LOG_AGE_SECS_MIN {
-            return wrong("log-age-secs", "must be at least 60");
+            return wrong("log-age-secs", "must be at least 10");
         }
         if self.log_bytes_max < 1 << 20 || i64::try_from(self.log_bytes_max).is_err() {
             return wrong("log-bytes-max", "must be at least 1048576");
@@ -149,9 +165,11 @@ mod tests {
         };
         good().check().unwrap();
         check(|settings| settings.urls.clear(), "urls");
+        check(|settings| settings.urls.push("nats://user:abc@b:1".to_owned()), "urls");
+        check(|settings| settings.user = Some("host".to_owned()), "user");
         check(|settings| settings.prefix = "a.b".to_owned(), "prefix");
         check(|settings| settings.replicas = 2, "replicas");
-        check(|settings| settings.log_age_secs = 59, "log-age-secs");
+        check(|settings| settings.log_age_secs = 9, "log-age-secs");
         check(|settings| settings.log_bytes_max = u64::MAX, "log-bytes-max");
         check(|settings| settings.heartbeat_secs = f64::NAN, "heartbeat-secs");
         check(|settings| settings.lease_secs = 14.0, "lease-secs");

@@ -1,7 +1,7 @@
 //! The writer of a claimed log.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_nats::HeaderMap;
@@ -23,6 +23,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Number of unacknowledged bytes of each journal above which its writer waits. A process has many journals.
 const JOURNAL_BYTES_MAX: usize = 8 << 20;
 
+/// Number of unacknowledged bytes of all journals above which their writers wait.
+const LOG_BYTES_MAX: usize = 64 << 20;
+
 /// The position of a log's end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
@@ -35,10 +38,11 @@ pub(crate) struct End {
     pub(crate) time: u64,
 }
 
-/// Appends to a claimed log. The records of all journals are in one sequence of messages, one of which is under way at
-/// a time; records that arrive in the meantime are in the next one.
+/// Appends to a claimed log. The records of all journals are in one sequence of messages, one of which is in progress
+/// at a time; records that arrive in the meantime are in the next one.
 pub struct LogWriter {
     records: mpsc::UnboundedSender<Appended>,
+    budget: Arc<Budget>,
     fenced: watch::Sender<Option<ReplicaError>>,
     refresh_every: Duration,
     /// The end of the acknowledged messages.
@@ -48,10 +52,64 @@ pub struct LogWriter {
     _cluster: Cluster,
 }
 
+/// Unacknowledged bytes of all journals.
+#[derive(Default)]
+struct Budget {
+    bytes: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Budget {
+    fn bytes(&self) -> MutexGuard<'_, usize> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, bytes: usize) {
+        *self.bytes() += bytes;
+    }
+
+    fn release(&self, bytes: usize) {
+        *self.bytes() -= bytes;
+        self.changed.notify_all();
+    }
+
+    /// Waits for room for at most this time, and returns whether there is some.
+    fn wait(&self, time_max: Duration) -> bool {
+        let is_full = |bytes: &mut usize| *bytes > LOG_BYTES_MAX;
+        let waited = self.changed.wait_timeout_while(self.bytes(), time_max, is_full);
+        let (bytes, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *bytes <= LOG_BYTES_MAX
+    }
+}
+
 struct Appended {
     journal: Arc<str>,
     records: Bytes,
-    done: Acknowledge,
+    pending: Pending,
+}
+
+/// A batch that waits to be stored. Its journal is notified in any case.
+struct Pending {
+    done: Option<Acknowledge>,
+    bytes: usize,
+    budget: Arc<Budget>,
+}
+
+impl Pending {
+    fn finish(mut self, result: Result<(), ReplicaError>) {
+        if let Some(done) = self.done.take() {
+            done(result);
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.budget.release(self.bytes);
+        if let Some(done) = self.done.take() {
+            done(Err(ReplicaError::Failed("its writer has ended".to_owned())));
+        }
+    }
 }
 
 impl LogWriter {
@@ -77,14 +135,16 @@ impl LogWriter {
             fenced: fenced.clone(),
         };
         let task = AbortOnDrop(cluster.handle().spawn(task.run()));
-        Self { records, fenced, refresh_every, end: end_now, _task: task, _cluster: cluster.clone() }
+        let budget = Arc::default();
+        Self { records, budget, fenced, refresh_every, end: end_now, _task: task, _cluster: cluster.clone() }
     }
 
     /// Returns the settings of a journal's replica. The name, of at most 255 bytes, identifies the journal in the log;
     /// one process has one journal of each name.
     pub fn replica(&self, journal: &str) -> ReplicaSettings {
         debug_assert!(journal.len() <= NAME_BYTES_MAX, "the name of a journal is too long");
-        let replica = JournalReplica { journal: journal.into(), records: self.records.clone() };
+        let (records, budget) = (self.records.clone(), self.budget.clone());
+        let replica = JournalReplica { journal: journal.into(), records, budget };
         ReplicaSettings {
             bytes_max: JOURNAL_BYTES_MAX,
             refresh_every: self.refresh_every,
@@ -113,14 +173,19 @@ impl LogWriter {
 struct JournalReplica {
     journal: Arc<str>,
     records: mpsc::UnboundedSender<Appended>,
+    budget: Arc<Budget>,
 }
 
 impl Replica for JournalReplica {
     fn append(&self, records: Bytes, done: Acknowledge) {
-        let appended = Appended { journal: self.journal.clone(), records, done };
-        if let Err(mpsc::error::SendError(Appended { done, .. })) = self.records.send(appended) {
-            done(Err(ReplicaError::Failed("its writer has ended".to_owned())));
-        }
+        self.budget.take(records.len());
+        let pending = Pending { done: Some(done), bytes: records.len(), budget: self.budget.clone() };
+        // If the writer has ended, dropping the batch notifies its journal.
+        let _ = self.records.send(Appended { journal: self.journal.clone(), records, pending });
+    }
+
+    fn wait_for_room(&self, time_max: Duration) -> bool {
+        self.budget.wait(time_max)
     }
 }
 
@@ -131,7 +196,7 @@ struct Task {
     end: End,
     ends: watch::Sender<End>,
     appended: mpsc::UnboundedReceiver<Appended>,
-    waiting: VecDeque<(Outgoing, Acknowledge)>,
+    waiting: VecDeque<(Outgoing, Pending)>,
     /// Time without records after which an empty message is appended, so that a log is never empty.
     idle_max: Duration,
     fenced: watch::Sender<Option<ReplicaError>>,
@@ -152,41 +217,41 @@ impl Task {
             }
             let (body, done) = self.next_body();
             match self.append(&body).await {
-                Ok(()) => done.into_iter().for_each(|done| done(Ok(()))),
+                Ok(()) => done.into_iter().for_each(|pending| pending.finish(Ok(()))),
                 Err(error) => {
                     tracing::error!(%error, subject = self.subject, "the log is not continued");
                     self.fenced.send_replace(Some(error.clone()));
-                    done.into_iter().for_each(|done| done(Err(error.clone())));
+                    done.into_iter().for_each(|pending| pending.finish(Err(error.clone())));
                     return self.refuse(&error).await;
                 }
             }
         }
     }
 
-    fn queue(&mut self, Appended { journal, records, done }: Appended) {
-        self.waiting.push_back((Outgoing::new(journal, records), done));
+    fn queue(&mut self, Appended { journal, records, pending }: Appended) {
+        self.waiting.push_back((Outgoing::new(journal, records), pending));
     }
 
     /// Returns the body of the next message, and whom to notify when it is stored.
-    fn next_body(&mut self) -> (Vec<u8>, Vec<Acknowledge>) {
+    fn next_body(&mut self) -> (Vec<u8>, Vec<Pending>) {
         let (mut body, mut done) = (Vec::new(), Vec::new());
         while let Some((outgoing, _)) = self.waiting.front_mut() {
             let is_full = outgoing.fill(&mut body);
             if is_full || !outgoing.is_empty() {
                 break;
             }
-            done.extend(self.waiting.pop_front().map(|(_, done)| done));
+            done.extend(self.waiting.pop_front().map(|(_, pending)| pending));
         }
         (body, done)
     }
 
     /// Refuses all records from now on.
     async fn refuse(mut self, error: &ReplicaError) {
-        for (_, done) in self.waiting.drain(..) {
-            done(Err(error.clone()));
+        for (_, pending) in self.waiting.drain(..) {
+            pending.finish(Err(error.clone()));
         }
-        while let Some(Appended { done, .. }) = self.appended.recv().await {
-            done(Err(error.clone()));
+        while let Some(Appended { pending, .. }) = self.appended.recv().await {
+            pending.finish(Err(error.clone()));
         }
     }
 
@@ -244,7 +309,7 @@ impl Task {
         if last.head.epoch > wanted.epoch {
             return Err(ReplicaError::Fenced(format!("its epoch is {}", last.head.epoch)));
         }
-        // The server has not got the message, or the one before is under way still.
+        // The server has not got the message, or its copy that was sent before is being stored.
         if last.sequence == self.end.sequence && last.head.number == self.end.number {
             return Ok(None);
         }
@@ -327,4 +392,29 @@ pub(crate) async fn last_message(stream: &Stream, subject: &str) -> Result<Optio
         message::decode(&message.payload).map_err(|what| LastError::Damaged { sequence, what })?;
     let time = u64::try_from(message.time.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
     Ok(Some(Last { head, sequence, time }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_share_a_limit_and_a_batch_that_is_dropped_is_reported_and_released() {
+        let (records, appended) = mpsc::unbounded_channel();
+        let budget = Arc::<Budget>::default();
+        let replica = |journal: &str| JournalReplica {
+            journal: journal.into(),
+            records: records.clone(),
+            budget: budget.clone(),
+        };
+        let (a, b) = (replica("a"), replica("b"));
+        let (results, ended) = std::sync::mpsc::channel();
+        let done = move |result| results.send(result).unwrap();
+        a.append(Bytes::from(vec![0; LOG_BYTES_MAX + 1]), Box::new(done));
+        assert!(!b.wait_for_room(Duration::ZERO));
+        let waiting = std::thread::spawn(move || b.wait_for_room(Duration::from_secs(60)));
+        drop(appended);
+        assert!(waiting.join().unwrap());
+        assert_eq!(ended.recv().unwrap(), Err(ReplicaError::Failed("its writer has ended".to_owned())));
+    }
 }

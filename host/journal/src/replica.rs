@@ -34,6 +34,9 @@ const LATE_AFTER: Duration = Duration::from_secs(2);
 /// Default time that closing a journal waits for acknowledgements.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Time after which the writer, waiting for room, looks whether the journal was closed.
+const ROOM_TIME: Duration = Duration::from_millis(50);
+
 /// Permanent failure of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -57,6 +60,13 @@ pub trait Replica: Send + Sync {
     /// Appends a batch of framed records after all earlier ones, without blocking. `done` is called when the
     /// batch is stored on the replica, or after a permanent failure.
     fn append(&self, records: Bytes, done: Acknowledge);
+
+    /// Waits until there is room for more than the bytes that are unacknowledged, for at most this time. Returns
+    /// whether there is room. Several journals may share a limit.
+    fn wait_for_room(&self, time_max: Duration) -> bool {
+        let _ = time_max;
+        true
+    }
 }
 
 /// Settings of a journal's replica.
@@ -199,8 +209,10 @@ impl Replication {
 
     /// Appends a batch, after waiting while too many bytes are unacknowledged.
     pub(crate) fn append(&self, shared: &Arc<Shared>, records: Bytes) {
+        let is_over = || shared.is_closed() || shared.broken().is_some();
+        while !self.settings.replica.wait_for_room(ROOM_TIME) && !is_over() {}
         let mut state = self.state();
-        while state.bytes > self.settings.bytes_max && !shared.is_closed() && shared.broken().is_none() {
+        while state.bytes > self.settings.bytes_max && !is_over() {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.batches.push_back((records.len(), Instant::now()));
@@ -310,10 +322,9 @@ impl Half {
 
     pub(crate) fn notify(self, result: Result<(), Failed>) {
         let mut halves = locked(&self.0);
-        if result.is_err() || std::mem::replace(&mut halves.is_half_done, true) {
-            if let Some(who) = halves.who.take() {
-                let _ = who.send(result);
-            }
+        let is_over = result.is_err() || std::mem::replace(&mut halves.is_half_done, true);
+        if is_over && let Some(who) = halves.who.take() {
+            let _ = who.send(result);
         }
     }
 }

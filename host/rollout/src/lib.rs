@@ -42,9 +42,9 @@ pub use host::Host;
 pub use journal::{
     Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
     JournalRefused, JournalSettings, JournaledSecrets, KeptOutcome, KeptResult, KeptResults,
-    OpenError as JournalError, RepairError as JournalRepairError, Repaired as RepairedJournal, ResultOf,
-    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, StoredRollout, Sync as JournalSync,
-    TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
+    OpenError as JournalError, RepairError as JournalRepairError, Repaired as RepairedJournal,
+    ReplicaSettings, ResultOf, Retention as JournalRetention, RolloutLog, RunClock, ServedAs, StoredRollout,
+    Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
     AgentForm, EnvironmentFacts, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample,

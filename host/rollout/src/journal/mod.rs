@@ -42,8 +42,8 @@ pub(super) use fork_history::{NoParent, Parent};
 pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
 pub use run_clock::RunClock;
 pub use store::{
-    Damage, Failed, JournalRefused, JournalSettings, OpenError, RepairError, Repaired, Retention, Sync,
-    repair,
+    Damage, Failed, JournalRefused, JournalSettings, OpenError, RepairError, Repaired, ReplicaSettings,
+    Retention, Sync, repair,
 };
 pub(crate) use stored::RanBy;
 pub use stored::{FoundRollout, StoredRollout};

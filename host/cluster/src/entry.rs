@@ -1,0 +1,46 @@
+//! Entries of logs in the bucket.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// State of a worker, as its heartbeats report it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerState {
+    /// URL under which gateways reach it.
+    pub url: String,
+    /// Version of the program.
+    pub version: String,
+    /// Number of rollouts that it would start at once, by tenant.
+    #[serde(default)]
+    pub free_slots: BTreeMap<String, u32>,
+    /// Plugins that it serves.
+    #[serde(default)]
+    pub plugins: Vec<String>,
+}
+
+/// The value of a log in the bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LogEntry {
+    pub(crate) owner: WorkerState,
+    pub(crate) epoch: u64,
+    /// Time of the heartbeat by the owner's clock, in milliseconds since 1970, for people only.
+    pub(crate) heartbeat: u64,
+    /// Whether the log has messages. From then on an empty log is damage.
+    pub(crate) is_begun: bool,
+    /// Whether the owner has stopped in order and claims it no more.
+    #[serde(default)]
+    pub(crate) is_released: bool,
+}
+
+impl LogEntry {
+    pub(crate) fn read(value: &[u8]) -> Option<Self> {
+        serde_json::from_slice(value).ok()
+    }
+
+    pub(crate) fn write(&self) -> Bytes {
+        // Neither texts nor numbers fail to serialize.
+        serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
+    }
+}
