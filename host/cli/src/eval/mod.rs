@@ -175,7 +175,6 @@ impl Eval {
             Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
         let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
         let host = &assembled.host;
-        setup::require_agent(host, plugin)?;
         // An agent loop may rate itself; otherwise it ends unscored.
         if host.grader().is_none() && host.form() == AgentForm::Workflow {
             bail!("the plugin has no grader; give one with --grader FILE");

@@ -121,7 +121,6 @@ impl Test {
             let exact = quick.as_ref().and_then(|_| quick::build_error(&self.plugin, &self.javascript));
             exact.unwrap_or(error)
         })?;
-        setup::require_agent(&assembled.host, &self.plugin)?;
         setup::print_judge(&assembled);
         let exit = runtime.block_on(async {
             let clock = assembled.host.deployment().id().clock_begins;
