@@ -2,10 +2,12 @@
 
 #![expect(clippy::disallowed_types, reason = "a request is limited in size, and its arguments are changed")]
 
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use rollout_guest::instance::EpisodeOutcome;
+use rollout_wire::openai::content_text;
 
 /// Arguments of a reset that have a label, which only a grader may see.
 const LABELS: [&str; 3] = ["ground_truth", "label", "answer"];
@@ -37,6 +39,49 @@ impl Observed {
             _ => self.observation.get().to_owned(),
         }
     }
+}
+
+/// Part of a message.
+#[derive(Deserialize)]
+pub(crate) struct MessagePart<'a> {
+    #[serde(borrow)]
+    pub role: std::borrow::Cow<'a, str>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+}
+
+impl<'a> MessagePart<'a> {
+    pub(crate) fn read(message: &'a str) -> Option<Self> {
+        serde_json::from_str(message).ok()
+    }
+}
+
+/// Returns the seed and the arguments of a reset for a row of a data set. They are the member `task` of the metadata if it
+/// has one, and otherwise all of the metadata and `user_prompt`, the text of the last message of the user. `ground_truth`
+/// is the label.
+pub fn reset_arguments<'a>(
+    prompt: impl DoubleEndedIterator<Item = &'a str>,
+    metadata: Option<&str>,
+    label: Option<&str>,
+) -> (Option<u64>, Map<String, Value>) {
+    let metadata = metadata.and_then(|metadata| serde_json::from_str(metadata).ok());
+    let mut arguments: Map<String, Value> = metadata.unwrap_or_default();
+    let seed = arguments.get("seed").and_then(Value::as_u64);
+    if let Some(Value::Object(task)) = arguments.get_mut("task") {
+        arguments = std::mem::take(task);
+    } else {
+        arguments.remove("seed");
+        let mut messages = prompt.rev().filter_map(MessagePart::read);
+        let last = messages.find(|message| message.role == "user").and_then(|message| message.content);
+        if let Some(content) = last {
+            let text = content_text(content.get()).into_owned();
+            arguments.entry("user_prompt").or_insert(text.into());
+        }
+    }
+    if let Some(label) = label {
+        arguments.entry("ground_truth").or_insert(label.into());
+    }
+    (seed, arguments)
 }
 
 /// Removes the labels from the arguments of a reset, and returns the first.
@@ -84,6 +129,20 @@ mod tests {
         check(r#"{"text": "a text", "left": 2}"#, r#"{"text": "a text", "left": 2}"#);
         check(r#"{"text": 3}"#, r#"{"text": 3}"#);
         check("[1]", "[1]");
+    }
+
+    #[test]
+    fn arguments_of_a_reset_come_from_the_task_or_the_row() {
+        let check = |metadata: Value, label: Option<&str>, seed: Option<u64>, expected: Value| {
+            let prompt = [r#"{"role": "system", "content": "s"}"#, r#"{"role": "user", "content": "u"}"#];
+            let made = reset_arguments(prompt.into_iter(), Some(&metadata.to_string()), label);
+            assert_eq!(made, (seed, expected.as_object().cloned().unwrap()));
+        };
+        check(json!({"id": 1, "seed": 7}), None, Some(7), json!({"id": 1, "user_prompt": "u"}));
+        check(json!({"task": {"x": 1, "seed": 2}}), None, None, json!({"x": 1, "seed": 2}));
+        check(json!({"task": {"x": 1}, "seed": 3}), Some("l"), Some(3), json!({"x": 1, "ground_truth": "l"}));
+        check(json!({"task": "name"}), Some("l"), None, json!({"task": "name", "user_prompt": "u", "ground_truth": "l"}));
+        check(json!([]), None, None, json!({"user_prompt": "u"}));
     }
 
     #[test]

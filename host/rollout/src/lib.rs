@@ -38,7 +38,7 @@ pub use activity::{Activity, EndedCounts, EndedRollout, FailureCause, FailureCou
 pub use admission::Replay;
 pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
 pub use drive::{AfterWorkflow, Next, RolloutEnd, Steps, drive};
-pub use episode::{Observed, take_label};
+pub use episode::{Observed, reset_arguments, take_label};
 pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{

@@ -8,13 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Rollout, rates_itself};
-use crate::episode::{Observed, checked, take_label};
+use crate::episode::{MessagePart, Observed, checked, reset_arguments, take_label};
 use crate::model::{EnvironmentFacts, Failure, FailureKind, LoopReport, Stage};
 use rollout_core::error::Fault;
 use rollout_guest::imports::{Boundary, Imports, Live, Role};
@@ -22,7 +20,7 @@ use rollout_guest::instance::{
     self, Bounds, Episode, EpisodeAction, EpisodeFailure, EpisodeStart, NativeAgent, NativeCall, NativeReply,
     RunError,
 };
-use rollout_wire::openai::{ToolCall, content_text};
+use rollout_wire::openai::ToolCall;
 
 /// Name of the tool for actions that are values.
 const ACTION_TOOL: &str = "step";
@@ -85,21 +83,9 @@ impl Rollout {
             true => metadata.whole(),
             false => metadata.public(),
         });
-        let metadata: Option<Map<String, Value>> =
-            metadata.and_then(|metadata| serde_json::from_str(metadata.get()).ok());
-        let mut arguments = metadata.unwrap_or_default();
-        let seed = arguments.get("seed").and_then(Value::as_u64);
-        if let Some(Value::Object(task)) = arguments.get_mut("task") {
-            arguments = std::mem::take(task);
-        } else {
-            arguments.remove("seed");
-            if let Some(text) = self.last_user_text() {
-                arguments.entry("user_prompt").or_insert(text.into());
-            }
-            if let Some(label) = self.request.label.clone().filter(|_| rates_itself) {
-                arguments.entry("ground_truth").or_insert(label.into());
-            }
-        }
+        let label = self.request.label.as_deref();
+        let metadata = metadata.map(|metadata| metadata.get());
+        let (seed, mut arguments) = reset_arguments(self.request.prompt.iter(), metadata, label);
         if !rates_itself {
             let label = take_label(&mut arguments);
             self.request.label = self.request.label.take().or(label);
@@ -113,7 +99,7 @@ impl Rollout {
 
     /// Returns the messages before the first observation: the prompt's system messages, or the environment's description.
     fn opening(&self, facts: &EnvironmentFacts) -> Vec<String> {
-        let is_system = |message: &&str| message_part(message).is_some_and(|message| message.role == "system");
+        let is_system = |message: &&str| MessagePart::read(message).is_some_and(|message| message.role == "system");
         let given: Vec<String> = self.request.prompt.iter().filter(is_system).map(str::to_owned).collect();
         if !given.is_empty() {
             return given;
@@ -122,25 +108,6 @@ impl Rollout {
         let text = format!("{about}\nAct by calling the tools, one step after the other, until the episode ends.");
         vec![json!({"role": "system", "content": text.trim_start()}).to_string()]
     }
-
-    fn last_user_text(&self) -> Option<String> {
-        let mut messages = self.request.prompt.iter().rev().filter_map(message_part);
-        let last = messages.find(|message| message.role == "user")?;
-        last.content.map(|content| content_text(content.get()).into_owned())
-    }
-}
-
-/// Part of a message.
-#[derive(Deserialize)]
-struct MessagePart<'a> {
-    #[serde(borrow)]
-    role: std::borrow::Cow<'a, str>,
-    #[serde(borrow, default)]
-    content: Option<&'a RawValue>,
-}
-
-fn message_part(message: &str) -> Option<MessagePart<'_>> {
-    serde_json::from_str(message).ok()
 }
 
 /// The tools that the policy is offered.
