@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rollout_tests::{
-    Controller, OPERATOR, Start, TestCatalog, TestHost, example, guest, in_time, project_root, python_guest,
+    OPERATOR, Start, TestCatalog, TestHost, example, guest, in_time, project_root, python_guest,
     rollout_host, trainer_python,
 };
 use serde_json::{Value, json};
@@ -225,28 +225,6 @@ async fn a_plugin_without_an_environment_says_so() {
     let schema = host.get("/openenv/schema").await;
     assert_eq!(schema.status, 501);
     assert!(schema.body["detail"].as_str().unwrap().starts_with(refusal), "{}", schema.text);
-}
-
-#[tokio::test]
-async fn rollouts_of_an_environment_are_refused_with_the_reason() {
-    let controller = Controller::start().await;
-    let host = TestHost::of_component(example("example-number-hunt")).start().await;
-    let reply = host.post("/rollout", &controller.rollout("Guess.").label("5").body()).await;
-    assert_eq!(reply.status, 501, "{}", reply.text);
-    let reason =
-        "this plugin has no workflow and no agent loop, so it runs no rollouts; it is an environment";
-    assert!(reply.body["detail"].as_str().is_some_and(|detail| detail.starts_with(reason)), "{}", reply.text);
-
-    let rows = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
-    std::fs::write(&rows, "{\"prompt\": \"Guess.\", \"label\": \"5\"}\n").unwrap();
-    let plugin = example("example-number-hunt");
-    for command in ["test", "eval"] {
-        let mut started = rollout_host([command]);
-        started.arg(&plugin).arg("--data").arg(rows.path()).args(["--model", "mock"]);
-        let ran = started.start().ended_within(Duration::from_secs(120)).await;
-        assert_eq!(ran.code, Some(1), "{command}: {}", ran.stderr);
-        assert!(ran.stderr.contains("it is an environment: play it with"), "{command}: {}", ran.stderr);
-    }
 }
 
 #[tokio::test]

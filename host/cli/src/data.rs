@@ -7,9 +7,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::PluginFault;
-use rollout_eval::tasks::{self, TasksError};
 use rollout_eval::DataSet;
 use rollout_eval::rows::{self, ColumnMap, Format, Mapping, Options};
+use rollout_eval::tasks::{self, TasksError};
 use rollout_rollout::Host;
 
 /// Options for the data set.

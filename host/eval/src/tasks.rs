@@ -41,8 +41,11 @@ pub async fn load(host: &Host, split: &str) -> Result<DataSet, TasksError> {
     let facts = host.environment().await?;
     let Some(found) = facts.splits.iter().find(|each| each.name == split) else {
         let names: Vec<&str> = facts.splits.iter().map(|each| each.name.as_str()).collect();
-        let there_are =
-            if names.is_empty() { "it has none".to_owned() } else { format!("there are: {}", names.join(", ")) };
+        let there_are = if names.is_empty() {
+            "it has none".to_owned()
+        } else {
+            format!("there are: {}", names.join(", "))
+        };
         return Err(TasksError::NoSplit {
             environment: facts.name.clone(),
             split: split.to_owned(),
@@ -98,7 +101,9 @@ mod tests {
 
         let own = row(0, task(), false).unwrap();
         assert_eq!(own.label, None);
-        assert!(!own.prompt[0].get().contains("answer") && own.metadata.unwrap().get().contains("\"answer\":2"));
+        assert!(
+            !own.prompt[0].get().contains("answer") && own.metadata.unwrap().get().contains("\"answer\":2")
+        );
     }
 
     #[test]

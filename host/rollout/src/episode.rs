@@ -141,7 +141,12 @@ mod tests {
         check(json!({"id": 1, "seed": 7}), None, Some(7), json!({"id": 1, "user_prompt": "u"}));
         check(json!({"task": {"x": 1, "seed": 2}}), None, None, json!({"x": 1, "seed": 2}));
         check(json!({"task": {"x": 1}, "seed": 3}), Some("l"), Some(3), json!({"x": 1, "ground_truth": "l"}));
-        check(json!({"task": "name"}), Some("l"), None, json!({"task": "name", "user_prompt": "u", "ground_truth": "l"}));
+        check(
+            json!({"task": "name"}),
+            Some("l"),
+            None,
+            json!({"task": "name", "user_prompt": "u", "ground_truth": "l"}),
+        );
         check(json!([]), None, None, json!({"user_prompt": "u"}));
     }
 

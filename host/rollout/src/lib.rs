@@ -56,8 +56,7 @@ pub use model::{
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use session::{
-    DescribeError, EpisodeAction, OpenSessionError, Reset, Session, SessionError, SplitKind,
-    TaskSplit,
+    DescribeError, EpisodeAction, OpenSessionError, Reset, Session, SessionError, SplitKind, TaskSplit,
 };
 pub use slots::{
     AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,

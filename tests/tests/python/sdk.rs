@@ -52,6 +52,7 @@ async fn the_sdk_and_its_examples_pass_a_strict_type_checker() {
         ("examples/openai-agents/python", vec!["arithmetic.py"]),
         ("examples/agent-loop/python", vec!["agent_loop.py"]),
         ("examples/number-hunt/python", vec!["number_hunt.py"]),
+        ("examples/word-walk/python", vec!["word_walk.py"]),
         (PARITY, vec!["parity.py", "only_python.py"]),
     ] {
         let checked = Command::new(python_program("mypy"))

@@ -133,18 +133,20 @@ impl Test {
         })?;
         setup::print_judge(&assembled);
         let host = &assembled.host;
-        let row = match has_no_row {
-            true => None,
-            false => Some(self.chosen(runtime.block_on(self.data.or_tasks(loaded, host))?.rows)?),
-        };
-        let (Some(row), Some((model, _mock))) = (row.clone(), model) else {
+        let row = || self.chosen(runtime.block_on(self.data.or_tasks(loaded, host))?.rows);
+        let Some((model, _mock)) = model else {
             if !host.has_environment() {
-                bail!("the plugin has no environment that a person could play; give --model NAME and --data FILE");
+                bail!(
+                    "the plugin has no environment that a person could play; give --model NAME and --data FILE"
+                );
             }
-            let played = runtime.block_on(play::play(host, config.sessions, row.as_ref(), Style::new(self.color)));
+            let row = if has_no_row { None } else { Some(row()?) };
+            let played =
+                runtime.block_on(play::play(host, config.sessions, row.as_ref(), Style::new(self.color)));
             runtime.shutdown_background();
             return played;
         };
+        let row = row()?;
         let exit = runtime.block_on(async {
             let clock = assembled.host.deployment().id().clock_begins;
             transcript.begin(&self.plugin, &self.data.name(), self.row, &self.model.name, clock);

@@ -12,10 +12,10 @@ use super::style::{Part, Style};
 use crate::Exit;
 use crate::print::{out, outln};
 use rollout_core::limits::SessionLimits;
+use rollout_eval::Row;
 use rollout_rollout::{
     EnvironmentFacts, EpisodeAction, Host, Observed, Reset, Session, SessionError, reset_arguments,
 };
-use rollout_eval::Row;
 use rollout_wire::id::RolloutId;
 use rollout_wire::text::printable;
 
@@ -23,7 +23,12 @@ use rollout_wire::text::printable;
 const KIND_WIDTH: usize = 13;
 
 /// Plays one episode of a host's environment. `row` has the arguments of the reset.
-pub(super) async fn play(host: &Host, limits: SessionLimits, row: Option<&Row>, style: Style) -> Result<Exit> {
+pub(super) async fn play(
+    host: &Host,
+    limits: SessionLimits,
+    row: Option<&Row>,
+    style: Style,
+) -> Result<Exit> {
     let facts = host.environment().await?;
     let quit = CancellationToken::new();
     let prompt = Prompt::new(quit);
@@ -259,7 +264,8 @@ mod tests {
 
     fn facts() -> EnvironmentFacts {
         let object = |value: Value| value.as_object().cloned().unwrap();
-        let one = json!({"type": "object", "properties": {"number": {"type": "number"}}, "required": ["number"]});
+        let one =
+            json!({"type": "object", "properties": {"number": {"type": "number"}}, "required": ["number"]});
         let two = json!({"properties": {"item": {"type": "string"}, "count": {"type": "integer"}}, "required": ["item"]});
         EnvironmentFacts {
             name: "shop".to_owned(),

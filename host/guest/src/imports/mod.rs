@@ -87,8 +87,8 @@ pub use virtual_clock::{ClockStart, InvalidClockStart};
 
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
-pub(crate) use gate::CallError;
 pub use fork_origin::{Ancestor, ForkOrigin, ForkPoint};
+pub(crate) use gate::CallError;
 pub use host_tools::{HostTool, HostTools, ToolRequest};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};

@@ -7,7 +7,9 @@ use wasmtime::component::Resource;
 
 use super::RunError;
 use super::error::of_import;
-use crate::imports::bindings::rollout::plugin::models::{self, Completion, Conversation, Error, Host, Request, Role};
+use crate::imports::bindings::rollout::plugin::models::{
+    self, Completion, Conversation, Error, Host, Request, Role,
+};
 use crate::imports::bindings::rollout::plugin::samples::{HostSample, OpenError, RecordError};
 use crate::imports::{CallError, Imports, OpenSample};
 use rollout_wire::openai::ToolCall;
@@ -68,7 +70,11 @@ impl NativeAgent {
     }
 
     /// Appends messages to the sample and calls the policy with all of them and with these tools.
-    pub async fn complete(&mut self, messages: Vec<String>, tools: &[String]) -> Result<NativeCall, RunError> {
+    pub async fn complete(
+        &mut self,
+        messages: Vec<String>,
+        tools: &[String],
+    ) -> Result<NativeCall, RunError> {
         let request = Request {
             conversation: Conversation::History(messages),
             tools: tools.to_vec(),
@@ -78,11 +84,9 @@ impl NativeAgent {
         let sample = self.sample();
         match Host::complete(&mut *self.imports, Role::Policy, Some(sample), request).await {
             Ok(Completion { tool_calls, .. }) => {
-                let tool_calls = tool_calls.into_iter().map(|models::ToolCall { id, name, arguments }| ToolCall {
-                    id,
-                    name,
-                    arguments,
-                });
+                let tool_calls = tool_calls
+                    .into_iter()
+                    .map(|models::ToolCall { id, name, arguments }| ToolCall { id, name, arguments });
                 Ok(NativeCall::Replied(NativeReply { tool_calls: tool_calls.collect() }))
             }
             Err(CallError::Reported(Error::BudgetSpent(budget))) => Ok(NativeCall::BudgetSpent(budget)),

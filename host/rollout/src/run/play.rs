@@ -28,6 +28,12 @@ const ACTION_TOOL: &str = "step";
 /// Maximum number of replies without a tool call, one after the other. The last one ends the episode.
 const IDLE_REPLIES_MAX: u32 = 3;
 
+/// Reason of the end of an episode that the environment ended.
+const DONE: &str = "done";
+
+/// Reason of the end of an episode in which the policy did not act any more.
+const NO_ACTION: &str = "no_action";
+
 /// Message to a policy that replied without a tool call.
 const REMINDER: &str = "Act by calling one of the tools.";
 
@@ -73,6 +79,15 @@ impl Rollout {
         self.loop_report =
             Some(LoopReport { finish_reason: finish_reason.to_owned(), tool_calls: steps, tool_time });
         self.own_reward = reward;
+        let is_over = finish_reason == DONE;
+        if reward.is_none() && !is_over && self.host.grader().is_none() {
+            // The environment rates only what it sees.
+            let why = if finish_reason == NO_ACTION { "calling no tool" } else { "using up a budget" };
+            let reason = format!(
+                "the model ended the episode by {why}, and the environment gave it no reward until then"
+            );
+            return Ok(Err(Failure::new(Stage::Workflow, FailureKind::NoReward, Fault::Model, reason)));
+        }
         Ok(Ok(()))
     }
 
@@ -99,13 +114,15 @@ impl Rollout {
 
     /// Returns the messages before the first observation: the prompt's system messages, or the environment's description.
     fn opening(&self, facts: &EnvironmentFacts) -> Vec<String> {
-        let is_system = |message: &&str| MessagePart::read(message).is_some_and(|message| message.role == "system");
+        let is_system =
+            |message: &&str| MessagePart::read(message).is_some_and(|message| message.role == "system");
         let given: Vec<String> = self.request.prompt.iter().filter(is_system).map(str::to_owned).collect();
         if !given.is_empty() {
             return given;
         }
         let about = facts.description.trim();
-        let text = format!("{about}\nAct by calling the tools, one step after the other, until the episode ends.");
+        let text =
+            format!("{about}\nAct by calling the tools, one step after the other, until the episode ends.");
         vec![json!({"role": "system", "content": text.trim_start()}).to_string()]
     }
 }
@@ -150,7 +167,8 @@ impl Moves {
         }
         // Models write an empty text for a function without parameters.
         let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
-        let arguments = rollout_wire::object(arguments).map_err(|wrong| format!("the arguments are {wrong}"))?;
+        let arguments =
+            rollout_wire::object(arguments).map_err(|wrong| format!("the arguments are {wrong}"))?;
         let arguments = arguments.get().to_owned();
         Ok(match self.has_action && name == ACTION_TOOL {
             true => EpisodeAction::Value(arguments),
@@ -173,7 +191,7 @@ struct Played {
 
 impl Default for Played {
     fn default() -> Self {
-        Self { reward: None, steps: 0, tool_time: Duration::ZERO, is_done: false, finish_reason: "done" }
+        Self { reward: None, steps: 0, tool_time: Duration::ZERO, is_done: false, finish_reason: DONE }
     }
 }
 
@@ -203,7 +221,7 @@ impl Game {
             if calls.is_empty() {
                 idle += 1;
                 if idle == IDLE_REPLIES_MAX {
-                    self.played.finish_reason = "no_action";
+                    self.played.finish_reason = NO_ACTION;
                     break;
                 }
                 new.push(json!({"role": "user", "content": REMINDER}).to_string());
