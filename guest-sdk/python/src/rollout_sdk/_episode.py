@@ -46,7 +46,8 @@ class Facts:
         hint = next((each for each in hints if each is not Any), Any)
         return {
             "name": self.name,
-            "description": read_docstring(inspect.getdoc(self.kind) or "")[0],
+            # Not inherited, as `inspect.getdoc` would: the base class describes itself.
+            "description": read_docstring(inspect.cleandoc(self.kind.__doc__ or ""))[0],
             "version": self.kind.version,
             "action": None if self.action is None else _action_schema(self.action),
             "observation": dict(_TEXT) if hint is str else _object_schema(hint),
