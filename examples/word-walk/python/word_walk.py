@@ -46,7 +46,7 @@ class Opening:
 
 @dataclass
 class Word:
-    """A word of the text, its place from 0, and what the model wrote down about it."""
+    """A word of the text, its place from 0, and the model's note about it."""
 
     place: int
     word: str

@@ -95,7 +95,7 @@ mod tests {
     fn the_label_of_a_task_is_the_graders_or_stays_with_the_environment() {
         let graded = row(3, task(), true).unwrap();
         assert_eq!((graded.index, graded.label.as_deref()), (3, Some("2")));
-        assert_eq!(graded.prompt[0].get(), r#"{"content":"1 + 1?","role":"user"}"#);
+        assert_eq!(graded.prompt[0].get(), r#"{"role":"user","content":"1 + 1?"}"#);
         let metadata: Value = serde_json::from_str(graded.metadata.unwrap().get()).unwrap();
         assert_eq!(metadata, json!({"task": {"question": "1 + 1?", "split": "train"}}));
 

@@ -35,7 +35,7 @@ struct Word {
     /// Its place, from 0.
     place: usize,
     word: String,
-    /// What the model wrote down about it.
+    /// The model's note about it.
     note: Option<u32>,
 }
 

@@ -316,6 +316,6 @@ mod tests {
         check("{number", "the JSON is invalid");
         let facts = EnvironmentFacts { action: None, ..facts() };
         assert_eq!(action(&facts, "sell").unwrap_err(), "there is no tool 'sell'; there are: buy, leave");
-        assert_eq!(fields(&facts.tools[0]["parameters"]), "[count=INTEGER] item=STRING");
+        assert_eq!(fields(&facts.tools[0]["parameters"]), "item=STRING [count=INTEGER]");
     }
 }

@@ -271,10 +271,12 @@ async fn episode(
     Some(seen)
 }
 
-/// Returns all of a result as text. The numbers of an episode, which are in its name only, are not part of it.
+/// Returns all of a result as text.
 fn line(Observed { observation, reward, done, metadata }: &Observed) -> String {
     let metadata = metadata.as_deref().map_or("", |metadata| metadata.get());
-    format!("{} {reward:?} {done} {metadata}", observation.get())
+    let reward = reward.map_or("no reward".to_owned(), |reward| format!("the reward {reward}"));
+    let done = if *done { ", done" } else { "" };
+    format!("{} with {reward}{done} {metadata}", observation.get())
 }
 
 /// Returns one action of each tool, and one value of the schema of actions.
