@@ -292,7 +292,7 @@ fn files_in(dir: &Path) -> Vec<PathBuf> {
     for entry in std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{dir:?}: {error}")) {
         let path = entry.expect("a directory can be read").path();
         match path.extension().and_then(|ending| ending.to_str()) {
-            Some("py" | "rs" | "toml" | "wit") => found.push(path),
+            Some("py" | "rs" | "toml" | "wit" | "jsonl") => found.push(path),
             None if path.is_dir() => found.extend(files_in(&path)),
             _ => {}
         }

@@ -40,6 +40,7 @@ async fn each_template_builds_and_is_valid_immediately() {
         ("tools", "new-tools", "1"),
         ("agent-loop", "new-agent-loop", "1"),
         ("grader", "new-grader", "1"),
+        ("environment", "new-environment", ""),
     ] {
         let made = new(dir.path(), &[name, "--template", template]).await;
         assert_eq!(made.code, Some(0), "{template}: {}", made.stderr);
@@ -78,15 +79,51 @@ async fn each_template_builds_and_is_valid_immediately() {
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();
         let checks = report["checks"].as_array().unwrap();
         assert!(checks.iter().all(|check| check["outcome"] != "warned"), "{template}: {report:#}");
+        if template == "environment" {
+            is_played(&project, &wasm).await;
+            passes_its_tests(&project, &target).await;
+            continue;
+        }
         let rated = checks.iter().find(|check| check["name"] == "reward").unwrap();
         assert_eq!(rated["detail"], reward, "{template}: {report:#}");
     }
 }
 
+/// Plays the first task of a new environment by lines on standard input.
+async fn is_played(project: &Path, wasm: &Path) {
+    let lines = project.join("lines.txt");
+    std::fs::write(&lines, "add number=90\nadd 4\n/state\nmultiply {\"number\": 2}\n").unwrap();
+    let mut test = rollout_host(["test"]);
+    test.arg(wasm).args(["--split", "train", "--interactive"]).current_dir(project);
+    let input = std::fs::File::open(&lines).unwrap();
+
+    let ran = test.start_with(input.into()).ended_within(BUILD).await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    for line in [
+        "90 is more than 9",
+        "The number is 5. Make it 10.",
+        "\"number\":5",
+        "after 2 steps, with the reward 0.5",
+    ] {
+        assert!(ran.stdout.contains(line), "{line}: {}", ran.stdout);
+    }
+}
+
+/// Runs the tests in the code of a Rust project.
+async fn passes_its_tests(project: &Path, target: &Path) {
+    let mut cargo = tokio::process::Command::new("cargo");
+    cargo.args(["test", "--offline", "--quiet"]).current_dir(project).env("CARGO_TARGET_DIR", target);
+    let ran = tokio::time::timeout(BUILD, cargo.kill_on_drop(true).output()).await.unwrap().unwrap();
+    let stdout = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{stdout}{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(stdout.contains("2 passed"), "{stdout}");
+}
+
 #[tokio::test]
 async fn each_template_in_python_builds_and_is_valid_immediately() {
     let dir = tempfile::tempdir().unwrap();
-    for template in ["one-turn", "tools", "agent-loop", "grader"] {
+    for template in ["one-turn", "tools", "agent-loop", "grader", "environment"] {
         let name = format!("py-{template}");
         let made = new(dir.path(), &[&name, "--lang", "python", "--template", template]).await;
         assert_eq!(made.code, Some(0), "{template}: {}", made.stderr);
@@ -111,6 +148,11 @@ async fn each_template_in_python_builds_and_is_valid_immediately() {
         assert_eq!(ran.code, Some(0), "{template}: {}{}", ran.stdout, ran.stderr);
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();
         let checks = report["checks"].as_array().unwrap();
+        if template == "environment" {
+            assert!(checks.iter().all(|check| check["outcome"] != "warned"), "{report:#}");
+            is_played(&project, &wasm).await;
+            continue;
+        }
         let rated = checks.iter().find(|check| check["name"] == "reward").unwrap();
         assert_eq!(rated["detail"], "1", "{template}: {report:#}");
     }
@@ -127,6 +169,7 @@ async fn nothing_is_overwritten_and_an_invalid_name_is_refused() {
         (&["test"], "is reserved in Rust"),
         (&["x", "--sdk", "/nowhere"], "guest-sdk/rust"),
         (&["x", "--template", "other"], "possible values"),
+        (&["x", "--template", "environment", "--lang", "ts"], "the TypeScript SDK has no environments yet"),
     ] {
         let ran = new(dir.path(), arguments).await;
 

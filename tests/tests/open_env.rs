@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rollout_tests::{
-    Controller, OPERATOR, Start, TestCatalog, TestHost, example, guest, in_time, project_root, rollout_host,
-    trainer_python,
+    OPERATOR, Start, TestCatalog, TestHost, example, guest, in_time, project_root, python_guest,
+    rollout_host, trainer_python,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -51,11 +51,30 @@ fn error_of(result: &Value) -> &str {
 #[tokio::test]
 async fn an_episode_keeps_its_state_over_the_turns_of_one_socket() {
     let host = TestHost::of_component(example("example-number-hunt")).start().await;
+    plays_the_hunt(&host).await;
+}
+
+#[tokio::test]
+async fn an_environment_in_python_behaves_as_the_one_in_rust() {
+    let host = TestHost::of_component(python_guest("examples/number-hunt/python")).start().await;
+    plays_the_hunt(&host).await;
+    let rust = TestHost::of_component(example("example-number-hunt")).start().await;
+    for path in ["/openenv/number-hunt/splits", "/openenv/number-hunt/tasks"] {
+        assert_eq!(host.get(path).await.body, rust.get(path).await.body, "{path}");
+    }
+    let task = json!({"split": "test", "index": 3});
+    let python = host.post("/openenv/number-hunt/task", &task).await;
+    let rust = rust.post("/openenv/number-hunt/task", &task).await;
+    assert_eq!(python.body, rust.body);
+}
+
+/// Plays episodes of the hunt with both clients, up to the mistakes that its actions may have.
+async fn plays_the_hunt(host: &TestHost) {
     for client in Client::both().await {
         let played = client
             .play(
                 "generic",
-                &base(&host),
+                &base(host),
                 json!([
                     ["step", {"number": 1}],
                     ["reset", {"split": "train", "index": 1, "episode_id": "e1"}],
@@ -66,6 +85,11 @@ async fn an_episode_keeps_its_state_over_the_turns_of_one_socket() {
                     ["step", {"number": -230}],
                     ["reset", {"user_prompt": "1 + 1?", "ground_truth": "2"}],
                     ["step", {"number": 2}],
+                    ["reset", {"split": "none"}],
+                    ["reset", {"split": "test", "index": 4}],
+                    ["reset", {"split": "train", "seed": 13}],
+                    ["step", {"number": "x"}],
+                    ["step", {"number": 1, "more": 2}],
                 ]),
                 None,
             )
@@ -82,6 +106,19 @@ async fn an_episode_keeps_its_state_over_the_turns_of_one_socket() {
         assert!(error_of(&played[6]).contains("the episode has ended; send a reset"), "{}", played[6]);
         assert_eq!(played[7]["observation"]["guesses_left"], 8);
         assert_eq!(played[8]["reward"], 1.0);
+        assert!(
+            error_of(&played[9]).contains("there is no split 'none'; there are: train, test"),
+            "{}",
+            played[9]
+        );
+        assert!(error_of(&played[10]).contains("the split 'test' has no task 4; it has 4"), "{}", played[10]);
+        assert_eq!(played[11]["observation"]["text"], "Calculate ( -232 - -438 / 219 ).");
+        assert!(error_of(&played[12]).contains("the action: field `number`"), "{}", played[12]);
+        assert!(
+            error_of(&played[13]).contains("data.more: Extra inputs are not permitted"),
+            "{}",
+            played[13]
+        );
     }
     host.idle().await;
 }
@@ -188,28 +225,6 @@ async fn a_plugin_without_an_environment_says_so() {
     let schema = host.get("/openenv/schema").await;
     assert_eq!(schema.status, 501);
     assert!(schema.body["detail"].as_str().unwrap().starts_with(refusal), "{}", schema.text);
-}
-
-#[tokio::test]
-async fn rollouts_of_an_environment_are_refused_with_the_reason() {
-    let controller = Controller::start().await;
-    let host = TestHost::of_component(example("example-number-hunt")).start().await;
-    let reply = host.post("/rollout", &controller.rollout("Guess.").label("5").body()).await;
-    assert_eq!(reply.status, 501, "{}", reply.text);
-    let reason =
-        "this plugin has no workflow and no agent loop, so it runs no rollouts; it is an environment";
-    assert!(reply.body["detail"].as_str().is_some_and(|detail| detail.starts_with(reason)), "{}", reply.text);
-
-    let rows = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
-    std::fs::write(&rows, "{\"prompt\": \"Guess.\", \"label\": \"5\"}\n").unwrap();
-    let plugin = example("example-number-hunt");
-    for command in ["test", "eval"] {
-        let mut started = rollout_host([command]);
-        started.arg(&plugin).arg("--data").arg(rows.path()).args(["--model", "mock"]);
-        let ran = started.start().ended_within(Duration::from_secs(120)).await;
-        assert_eq!(ran.code, Some(1), "{command}: {}", ran.stderr);
-        assert!(ran.stderr.contains("it is an environment: play it with"), "{command}: {}", ran.stderr);
-    }
 }
 
 #[tokio::test]

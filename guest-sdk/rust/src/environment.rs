@@ -274,7 +274,9 @@ fn schema_of<T: JsonSchema>() -> Value {
 
 /// Describes the author's environment.
 pub(crate) fn describe<E: Environment<C>, C: DeserializeOwned>() -> contract::Description {
-    let action = Some(schema_of::<E::Action>()).filter(|schema| *schema != Value::Bool(false));
+    // A root schema is never false: the generator writes it as an object.
+    let has_action = E::Action::json_schema(&mut SchemaGenerator::default()) != Schema::from(false);
+    let action = has_action.then(schema_of::<E::Action>);
     let splits = E::splits().into_iter().map(|Split { name, kind, tasks }| {
         let kind = match kind {
             SplitKind::Train => contract::SplitKind::Train,
@@ -443,6 +445,29 @@ mod tests {
         check(contract::Action::Value("{}".to_owned()), "missing field `number`");
         let call = contract::ToolAction { name: "halve".to_owned(), arguments: "{}".to_owned() };
         check(contract::Action::Call(call), "there is no tool 'halve' here");
+    }
+
+    struct Idle;
+
+    impl Environment for Idle {
+        type Action = ToolsOnly;
+        type Observation = Total;
+        const NAME: &str = "idle";
+        const DESCRIPTION: &str = "Has only tools.";
+
+        fn reset(_: EpisodeStart) -> Result<(Self, Turn<Total>)> {
+            Ok((Self, Turn::new(Total { total: 0 })))
+        }
+
+        fn step(&mut self, action: ToolsOnly) -> Result<Turn<Total>> {
+            match action {}
+        }
+    }
+
+    #[test]
+    fn an_environment_with_only_tools_has_no_schema_of_actions() {
+        assert_eq!(describe::<Idle, ()>().action, None);
+        assert!(describe::<Sum, ()>().action.is_some());
     }
 
     #[test]

@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::PluginFault;
 use rollout_eval::DataSet;
 use rollout_eval::rows::{self, ColumnMap, Format, Mapping, Options};
+use rollout_eval::tasks::{self, TasksError};
+use rollout_rollout::Host;
 
 /// Options for the data set.
 #[derive(Clone, Debug, Args)]
@@ -16,8 +19,17 @@ pub(super) struct DataOptions {
     /// File with rows: .jsonl, .json, .csv, .tsv or .parquet, also with .gz, or - for standard input. Columns
     /// are user_prompt (or prompt, text or messages) and, optionally, system_prompt, ground_truth (or label)
     /// and metadata.
-    #[arg(long, value_name = "FILE")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "split",
+        default_value = "-",
+        hide_default_value = true
+    )]
     pub data: PathBuf,
+    /// Runs the tasks of this split of the plugin's environment instead of the rows of a file.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["data", "data_format", "map", "system_prompt", "label_after"])]
+    pub split: Option<String>,
     /// Format, if the file's name does not show it: jsonl, json, csv, tsv or parquet.
     #[arg(long, value_name = "FORMAT")]
     data_format: Option<Format>,
@@ -35,8 +47,32 @@ pub(super) struct DataOptions {
 }
 
 impl DataOptions {
-    /// Reads the rows.
-    pub(crate) fn load(&self) -> Result<DataSet> {
+    /// Reads the rows of the file, unless the rows are tasks of a split.
+    pub(crate) fn load_file(&self) -> Result<Option<DataSet>> {
+        if self.split.is_some() { Ok(None) } else { self.load().map(Some) }
+    }
+
+    /// Returns the rows of the file if they were read, and otherwise the tasks of the split.
+    pub(crate) async fn or_tasks(&self, loaded: Option<DataSet>, host: &Host) -> Result<DataSet> {
+        match (loaded, &self.split) {
+            (Some(loaded), _) => Ok(loaded),
+            (None, Some(_)) if !host.has_environment() => {
+                bail!("--split {}: the plugin has no environment; give rows with --data FILE", self.name())
+            }
+            (None, Some(split)) => tasks::load(host, split).await.map_err(|error| match error {
+                error @ (TasksError::NoSplit { .. } | TasksError::Empty(_)) => error.into(),
+                error => PluginFault(error.to_string()).into(),
+            }),
+            (None, None) => self.load(),
+        }
+    }
+
+    /// Returns the name of the file or the split for people.
+    pub(crate) fn name(&self) -> String {
+        self.split.clone().unwrap_or_else(|| self.data.display().to_string())
+    }
+
+    fn load(&self) -> Result<DataSet> {
         let options = Options {
             format: self.data_format,
             columns: self.columns()?,
@@ -48,11 +84,15 @@ impl DataOptions {
 
     /// Returns whether the rows come from standard input.
     pub(crate) fn is_standard_input(&self) -> bool {
-        self.data == Path::new("-")
+        self.split.is_none() && self.data == Path::new("-")
     }
 
     /// Returns the data set's name for use in file names.
     pub(crate) fn stem(&self) -> String {
+        if let Some(split) = &self.split {
+            // It is part of a file's name.
+            return split.chars().map(|each| if each.is_alphanumeric() { each } else { '_' }).collect();
+        }
         if self.is_standard_input() {
             return "stdin".to_owned();
         }
@@ -63,6 +103,7 @@ impl DataOptions {
     /// Returns the options that affect the rows, by name, without the file.
     pub(crate) fn settings(&self) -> Result<Vec<(&'static str, Value)>> {
         let mut settings = Vec::new();
+        settings.extend(self.split.as_ref().map(|split| ("split", json!(split))));
         if !self.map.is_empty() {
             settings.push(("map", json!(self.columns()?.texts())));
         }

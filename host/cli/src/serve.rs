@@ -471,6 +471,9 @@ fn log_reward_source(host: &Host) {
         AgentForm::AgentLoop => tracing::info!(
             "the plugin has no grader and none is given by --grader: rewards are the agent loop's own"
         ),
+        AgentForm::Environment => tracing::info!(
+            "the plugin has no grader and none is given by --grader: rewards are the environment's own"
+        ),
     }
 }
 

@@ -173,19 +173,6 @@ pub(super) fn host(
     runtime.block_on(assembly::assemble(config, sources, options, load)).map_err(at_fault)
 }
 
-/// Checks that a plugin has an agent, without which it runs no rollouts.
-pub(super) fn require_agent(host: &rollout_rollout::Host, plugin: &Path) -> Result<()> {
-    if host.has_agent() {
-        return Ok(());
-    }
-    let plugin = plugin.display();
-    Err(PluginFault(format!(
-        "{plugin} has no workflow and no agent loop, so it runs no rollouts; it is an environment: play it with \
-         `rollout-host serve {plugin}` and a client of OpenEnv"
-    ))
-    .into())
-}
-
 /// Converts an assembly error; errors of the plugin become a [`PluginFault`].
 fn at_fault(error: AssemblyError) -> anyhow::Error {
     match error.fault() {

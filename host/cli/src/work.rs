@@ -164,7 +164,6 @@ impl Work {
         let host = &assembled.host;
         // The rules must be set before rollouts resume that an earlier process claimed under other rules.
         host.runtime().transport().set_rules(config.network.clone());
-        setup::require_agent(host, &self.plugin)?;
         if host.grader().is_none() && host.form() == AgentForm::Workflow {
             let why =
                 "it has no grader and none is given by --grader, so that no rollout would have a reward";

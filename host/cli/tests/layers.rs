@@ -47,7 +47,7 @@ const LAYERS: [(&str, Layers); 7] = [
         &[
             &["admission", "drive", "fork"],
             &["session", "run"],
-            &["outcome_counter"],
+            &["episode", "outcome_counter"],
             &["host"],
             &["runtime", "deployment"],
             &["slots", "trajectory"],

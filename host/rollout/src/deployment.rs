@@ -163,17 +163,13 @@ impl Deployment {
         self.grader().map(|grader| grader.about().digest.as_str())
     }
 
-    /// Returns whether the plugin has an agent: a workflow or an agent loop.
-    pub(crate) fn has_agent(&self) -> bool {
-        let about = self.workflow.about();
-        about.workflow || about.agent_loop
-    }
-
     /// Returns the form of its agent.
     pub(crate) fn form(&self) -> AgentForm {
-        match self.workflow.about().agent_loop {
-            true => AgentForm::AgentLoop,
-            false => AgentForm::Workflow,
+        let about = self.workflow.about();
+        match (about.workflow, about.agent_loop) {
+            (_, true) => AgentForm::AgentLoop,
+            (false, false) if about.environment => AgentForm::Environment,
+            (_, false) => AgentForm::Workflow,
         }
     }
 

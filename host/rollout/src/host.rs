@@ -58,23 +58,19 @@ impl Host {
         self.0.deployment.imports_without_rollout("declaration", Role::Declaration, self.metrics(), record)
     }
 
-    /// Returns whether it runs rollouts: whether its plugin is more than an environment.
-    pub fn has_agent(&self) -> bool {
-        self.0.deployment.has_agent()
-    }
-
-    /// Asks an agent loop for its name. Returns `None` for a workflow.
+    /// Asks an agent loop for its name. Returns `None` for other forms of an agent.
     pub async fn agent_name(&self) -> Result<Option<String>, RunError> {
-        if self.form() == AgentForm::Workflow {
+        if self.form() != AgentForm::AgentLoop {
             return Ok(None);
         }
         let (imports, bounds) = self.declaration()?;
         instance::agent_loop_name(self.0.deployment.workflow.linked(), imports, bounds).await.map(Some)
     }
 
-    /// Asks an agent loop for the tools that it offers to a request without options. Returns none for a workflow.
+    /// Asks an agent loop for the tools that it offers to a request without options. Returns none for other forms
+    /// of an agent.
     pub async fn usual_tools(&self) -> Result<Vec<String>, RunError> {
-        if self.form() == AgentForm::Workflow {
+        if self.form() != AgentForm::AgentLoop {
             return Ok(Vec::new());
         }
         let (imports, bounds) = self.declaration()?;
@@ -90,7 +86,6 @@ impl Host {
 
     /// Admits a rollout to the queue if there is room for it. Its request is charged already.
     pub(super) fn enter(&self, request: &RolloutRequest) -> Result<Entered, AdmitError> {
-        self.check_agent(request)?;
         self.0.runtime.check_quotas()?;
         self.enter_within_quotas(request)
     }
@@ -105,7 +100,6 @@ impl Host {
 
     /// Checks whether a rollout would be admitted, before its history is read. It may still be refused afterwards.
     pub(super) fn check_entry(&self, request: &RolloutRequest) -> Result<(), AdmitError> {
-        self.check_agent(request)?;
         self.check_journal()?;
         self.0.runtime.check_quotas()?;
         self.budget().check_new_work(0)?;
@@ -119,12 +113,6 @@ impl Host {
         }
         self.budget().check_new_work(0)?;
         self.check_journal()
-    }
-
-    /// Checks whether the plugin can run the rollout. A conversation that is only graded needs no agent.
-    fn check_agent(&self, request: &RolloutRequest) -> Result<(), AdmitError> {
-        let can_run = self.has_agent() || request.conversation.is_some();
-        if can_run { Ok(()) } else { Err(AdmitError::NoAgent) }
     }
 
     /// Checks whether the journal can store admitted rollouts.

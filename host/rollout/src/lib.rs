@@ -17,6 +17,7 @@ mod activity;
 mod admission;
 mod deployment;
 mod drive;
+mod episode;
 mod events;
 mod fork;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -37,6 +38,7 @@ pub use activity::{Activity, EndedCounts, EndedRollout, FailureCause, FailureCou
 pub use admission::Replay;
 pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
 pub use drive::{AfterWorkflow, Next, RolloutEnd, Steps, drive};
+pub use episode::{Observed, reset_arguments, take_label};
 pub use fork::{ForkError, StoredForkError};
 pub use host::Host;
 pub use journal::{
@@ -54,8 +56,7 @@ pub use model::{
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use session::{
-    DescribeError, EpisodeAction, Observed, OpenSessionError, Reset, Session, SessionError, SplitKind,
-    TaskSplit,
+    DescribeError, EpisodeAction, OpenSessionError, Reset, Session, SessionError, SplitKind, TaskSplit,
 };
 pub use slots::{
     AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,

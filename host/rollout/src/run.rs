@@ -4,6 +4,7 @@ mod agent;
 mod deadline;
 mod grade;
 mod past;
+mod play;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -545,9 +546,9 @@ impl Rollout {
     }
 }
 
-/// Returns whether the agent grades itself: an agent loop without a grader.
+/// Returns whether the agent grades itself: an agent loop or an environment without a grader.
 fn grades_itself(host: &Host) -> bool {
-    host.form() == AgentForm::AgentLoop && host.grader().is_none()
+    host.form() != AgentForm::Workflow && host.grader().is_none()
 }
 
 /// Returns the beginning of a guest's text, for an error message.

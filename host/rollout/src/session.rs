@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::activity::LiveFacts;
+use super::episode::{Observed, checked, take_label};
 use super::host::Host;
 use super::model::Phase;
 use super::slots::{AdmitError, Entered, Handle, SessionCount, SlotGuard};
@@ -29,7 +30,7 @@ use rollout_core::budget::Holder;
 use rollout_core::limits::SessionLimits;
 use rollout_guest::imports::{Imports, Live, Record, Role, RunContext};
 use rollout_guest::instance::{
-    self, Bounds, Episode, EpisodeFailure, EpisodeOutcome, EpisodeStart, Permit, RunError, SampleToGrade,
+    self, Bounds, Episode, EpisodeFailure, EpisodeStart, Permit, RunError, SampleToGrade,
 };
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::CallerParams;
@@ -37,9 +38,6 @@ use rollout_wire::openai::CallerParams;
 pub use description::DescribeError;
 use history::History;
 pub use rollout_guest::instance::{EpisodeAction, SplitKind, TaskSplit};
-
-/// Arguments of a reset that have a label, which only a grader may see.
-const LABELS: [&str; 3] = ["ground_truth", "label", "answer"];
 
 /// Error of a session that was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -104,19 +102,6 @@ pub struct Reset {
     pub episode_id: Option<String>,
     /// Further arguments.
     pub arguments: Map<String, Value>,
-}
-
-/// Result of a reset or a step, checked.
-#[derive(Debug)]
-pub struct Observed {
-    /// The observation: an object, or the result of a tool.
-    pub observation: Box<RawValue>,
-    /// The finite reward.
-    pub reward: Option<f64>,
-    /// Whether the episode has ended.
-    pub done: bool,
-    /// Data for people, an object.
-    pub metadata: Option<Box<RawValue>>,
 }
 
 /// One caller's use of an environment.
@@ -436,33 +421,6 @@ impl Session {
     }
 }
 
-/// Removes the labels from the arguments of a reset, and returns the first.
-fn take_label(arguments: &mut Map<String, Value>) -> Option<String> {
-    let mut labels: Vec<Value> = LABELS.iter().filter_map(|name| arguments.remove(*name)).collect();
-    if let Some(Value::Object(metadata)) = arguments.get_mut("metadata") {
-        labels.extend(metadata.remove("ground_truth"));
-    }
-    labels.into_iter().find(|label| !label.is_null()).map(|label| match label {
-        Value::String(text) => text,
-        other => other.to_string(),
-    })
-}
-
-/// Checks the result of a reset or a step.
-fn checked(outcome: EpisodeOutcome, is_object: bool) -> Result<Observed, String> {
-    let EpisodeOutcome { observation, reward, done, metadata } = outcome;
-    let read = |what: &str, text: &str, is_object: bool| {
-        let value = if is_object { rollout_wire::object(text) } else { rollout_wire::value(text) };
-        value.map(ToOwned::to_owned).map_err(|error| format!("the environment gave {what} that is {error}"))
-    };
-    let observation = read("an observation", &observation, is_object)?;
-    let metadata = metadata.map(|metadata| read("metadata", &metadata, true)).transpose()?;
-    if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
-        return Err(format!("the environment gave the reward {reward}, which is not a finite number"));
-    }
-    Ok(Observed { observation, reward, done, metadata })
-}
-
 /// Returns the reason why the host ended the session of a holder.
 fn end_reason(holder: &Holder) -> String {
     if holder.evicted() {
@@ -482,43 +440,5 @@ fn run_error_text(record: &Record, error: &RunError) -> String {
     match error {
         RunError::Trapped { .. } => record.last_panic().unwrap_or_else(|| error.to_string()),
         error => error.to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn the_label_is_taken_out_of_the_arguments() {
-        let check = |arguments: Value, label: Option<&str>, left: Value| {
-            let Value::Object(mut arguments) = arguments else { panic!("an object") };
-            assert_eq!(take_label(&mut arguments).as_deref(), label);
-            assert_eq!(Value::Object(arguments), left);
-        };
-        check(json!({"a": 1}), None, json!({"a": 1}));
-        check(json!({"a": 1, "ground_truth": "7"}), Some("7"), json!({"a": 1}));
-        check(json!({"label": 7, "answer": "8"}), Some("7"), json!({}));
-        check(json!({"ground_truth": null, "answer": "8"}), Some("8"), json!({}));
-        let row = json!({"metadata": {"ground_truth": "7", "id": "x"}});
-        check(row, Some("7"), json!({"metadata": {"id": "x"}}));
-    }
-
-    #[test]
-    fn results_of_environments_are_checked() {
-        let check = |observation: &str, reward, is_object, expected: &str| {
-            let outcome =
-                EpisodeOutcome { observation: observation.to_owned(), reward, done: false, metadata: None };
-            let error = checked(outcome, is_object).err().unwrap_or_default();
-            assert!(error.contains(expected) && error.is_empty() == expected.is_empty(), "{error}");
-        };
-        check("{}", Some(1.0), true, "");
-        check("3", None, false, "");
-        check("3", None, true, "gave an observation that is not a JSON object but a number");
-        check("{", None, true, "gave an observation that is not valid JSON");
-        check("{}", Some(f64::NAN), true, "gave the reward NaN, which is not a finite number");
-        check("{}", Some(f64::INFINITY), true, "not a finite number");
     }
 }

@@ -51,12 +51,6 @@ pub enum AdmitError {
     /// The host admits no more rollouts.
     #[error("the host is shutting down")]
     Closed,
-    /// The plugin is an environment only.
-    #[error(
-        "this plugin has no workflow and no agent loop, so it runs no rollouts; it is an environment, which OpenEnv's \
-         clients play at /openenv"
-    )]
-    NoAgent,
 }
 
 impl From<&AdmitError> for Refusal {
@@ -68,7 +62,6 @@ impl From<&AdmitError> for Refusal {
             AdmitError::Duplicate => Self::Duplicate,
             AdmitError::NotKept(_) => Self::NotKept,
             AdmitError::Closed => Self::Closed,
-            AdmitError::NoAgent => Self::NoAgent,
         }
     }
 }

@@ -13,7 +13,8 @@ async fn bindings(dir: &Path) -> PathBuf {
     let world = dir.join("world");
     std::fs::create_dir_all(world.join("deps/plugin")).unwrap();
     std::fs::copy(project_root().join("wit/plugin.wit"), world.join("deps/plugin/plugin.wit")).unwrap();
-    let worlds = ["workflow-plugin", "agent-loop-plugin", "grader-plugin", "with-settings"];
+    let worlds =
+        ["workflow-plugin", "agent-loop-plugin", "environment-plugin", "grader-plugin", "with-settings"];
     let included: String =
         worlds.iter().map(|world| format!("include rollout:plugin/{world}@0.1.0;\n")).collect();
     write(
@@ -50,6 +51,8 @@ async fn the_sdk_and_its_examples_pass_a_strict_type_checker() {
         ("examples/strands-agent/python", vec!["strands_agent.py"]),
         ("examples/openai-agents/python", vec!["arithmetic.py"]),
         ("examples/agent-loop/python", vec!["agent_loop.py"]),
+        ("examples/number-hunt/python", vec!["number_hunt.py"]),
+        ("examples/word-walk/python", vec!["word_walk.py"]),
         (PARITY, vec!["parity.py", "only_python.py"]),
     ] {
         let checked = Command::new(python_program("mypy"))

@@ -1,4 +1,4 @@
-"""Write workflows and graders for rollout-host in Python.
+"""Write workflows, graders and environments for rollout-host in Python.
 
 A *workflow* is an agent loop: it receives a prompt, calls the model, runs tools and registers its work as samples.
 A *grader* is a reward function: it receives the samples and the label, and returns rewards. Both are compiled to one
@@ -22,7 +22,7 @@ from . import artifact, host_tools, judge, log, message
 from .agent import Agent, AgentRun, Stop
 from .agent_loop import RolloutAgentLoop
 from .answer import answer_after, parse_number, same_number
-from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
+from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, EnvironmentConfig, GraderConfig
 from .context import (
     AgentWorkflow,
     AgentWorkflowContext,
@@ -31,12 +31,14 @@ from .context import (
     RolloutContext,
     get_rollout_context,
 )
+from .environment import Environment, Split, Turn
 from .errors import (
     ArtifactError,
     ChatError,
     Failed,
     Invalid,
     JudgeError,
+    NotAPlugin,
     OpenError,
     OutsideOfHost,
     RecordError,
@@ -62,6 +64,8 @@ __all__ = [
     "ChatError",
     "Completion",
     "ConcurrencyConfig",
+    "Environment",
+    "EnvironmentConfig",
     "Exchange",
     "Failed",
     "Grader",
@@ -71,6 +75,7 @@ __all__ = [
     "JudgeError",
     "Message",
     "Messages",
+    "NotAPlugin",
     "OpenError",
     "OutsideOfHost",
     "RecordError",
@@ -79,6 +84,7 @@ __all__ = [
     "RolloutError",
     "RolloutSample",
     "Sample",
+    "Split",
     "Stop",
     "TimedOut",
     "Tool",
@@ -86,6 +92,7 @@ __all__ = [
     "ToolError",
     "ToolResult",
     "Toolbox",
+    "Turn",
     "Usage",
     "answer_after",
     "artifact",

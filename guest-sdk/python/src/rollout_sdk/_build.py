@@ -81,6 +81,7 @@ WORK_WITHOUT = {"dspy": ("litellm",)}
 WORLDS = {
     "workflow": "workflow-plugin",
     "agent-loop": "agent-loop-plugin",
+    "environment": "environment-plugin",
     "grader": "grader-plugin",
     "settings": "with-settings",
 }
@@ -636,7 +637,7 @@ def _beside(name: str) -> Any:
 
 def read_modules(project: Project) -> Any:
     """Reads the project's modules (`_modules.Text`)."""
-    left_out = ("workflow", "agent-loop") if project.only_grader else ()
+    left_out = ("workflow", "agent-loop", "environment") if project.only_grader else ()
     return _beside("_modules").read(project.source, project.entry, [each for each in WORLDS if each not in left_out])
 
 
@@ -672,7 +673,7 @@ _unawaited.install()
 
 {taking_in}
 
-_EXPORTS = ("AgentLoop", "Grader", "Settings", "Workflow")
+_EXPORTS = ("AgentLoop", "Environment", "Grader", "Settings", "Workflow")
 
 
 def __getattr__(name):

@@ -36,7 +36,7 @@ def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
         )
     tools.bundled = of.gather(project, arguments.cache, arguments.wheels)
     text: Text = of.read_modules(project)
-    if not {"workflow", "agent-loop"} & set(text.exports):
+    if not {"workflow", "agent-loop", "environment"} & set(text.exports):
         nearly = f": `{text.with_run[0]}` has `run` and is no subclass of `AgentWorkflow`" if text.with_run else (
             ": write one class that derives from `AgentWorkflow` and has `async def run(self, ctx)`"
         )

@@ -1,4 +1,4 @@
-"""Discovery of a module's workflow, loop, grader and configurations by their classes."""
+"""Discovery of a module's workflow, loop, environment, grader and configurations by their classes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from types import GenericAlias, ModuleType
 from typing import Any, TypeGuard, get_args, get_origin
 
+from . import _episode
 from ._app import App
 from ._json import JsonObject
 from .agent_loop import RolloutAgentLoop
-from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
+from .config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, EnvironmentConfig, GraderConfig
 from .context import AgentWorkflow
-from .errors import RolloutError
+from .environment import Environment
+from .errors import NotAPlugin as NotAPlugin
 from .grading import Grader
 from .reward import grader_of, is_reward
-
-
-class NotAPlugin(RolloutError):
-    """The entry module lacks a class that a component needs."""
 
 
 @dataclass(frozen=True)
@@ -47,42 +45,56 @@ class Found:
     workflow_config: Declared | None
     grader_config: Declared | None
     """The configurations with their defaults, if there are any."""
+    environment: type[Environment[Any]] | None = None
+    environment_config: Declared | None = None
+    facts: _episode.Facts | None = None
+    """The facts about the environment."""
 
     @property
     def exports(self) -> list[str]:
         """The interfaces that the component exports."""
         agent = ["workflow"] if self.workflow else ["agent-loop"] if self.agent_loop else []
+        environment = ["environment"] if self.environment else []
         grader = ["grader"] if self.grader else []
-        settings = ["settings"] if self.workflow_config or self.grader_config else []
-        return agent + grader + settings
+        settings = ["settings"] if self.workflow_config or self.environment_config or self.grader_config else []
+        return agent + environment + grader + settings
 
 
 def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
     """Finds the classes and configurations. Raises `NotAPlugin` with their names if there are too few or too many."""
     workflows = _concrete(module, AgentWorkflow)
     loops = _concrete(module, RolloutAgentLoop)
+    environments = _concrete(module, Environment)
     graders = _concrete(module, Grader) or _rewards(module)
     if only_grader:
-        workflows, loops = [], []
+        workflows, loops, environments = [], [], []
         if not graders:
             raise NotAPlugin(f"module `{module.__name__}` has no grader{_hint(module, Grader, 'grade')}")
-    elif not workflows and not loops:
+    elif not workflows and not loops and not environments:
+        if _abstract(module, Environment):
+            raise NotAPlugin(f"module `{module.__name__}` has no environment{_hint(module, Environment, 'reset')}")
         raise NotAPlugin(
             f"module `{module.__name__}` has no workflow{_hint(module, AgentWorkflow, 'run')}"
             + ("; for a component that only grades, set `only-grader = true`" if graders else "")
         )
     if len(workflows) + len(loops) > 1:
         raise NotAPlugin(_too_many(module, "workflow", [*workflows, *loops]))
+    if len(environments) > 1:
+        raise NotAPlugin(_too_many(module, "environment", environments))
     if len(graders) > 1:
         raise NotAPlugin(_too_many(module, "grader", graders))
     workflow = workflows[0] if workflows else None
     grader = graders[0] if graders else None
+    environment = environments[0] if environments else None
     return Found(
         workflow,
         loops[0] if loops else None,
         grader,
         _config(module, workflow, AgentWorkflow, AgentWorkflowConfig) if workflow else _app_config(module, loops),
         _config(module, grader, Grader, GraderConfig) if grader else None,
+        environment,
+        _config(module, environment, Environment, EnvironmentConfig) if environment else None,
+        _episode.read(environment) if environment else None,
     )
 
 
@@ -99,6 +111,11 @@ def _concrete(module: ModuleType, base: type) -> list[type[Any]]:
             if not inspect.isabstract(value) and value not in found:
                 found.append(value)
     return found
+
+
+def _abstract(module: ModuleType, base: type) -> bool:
+    """Returns whether the module has a subclass of the base that lacks a method."""
+    return any(_is_class(value) and issubclass(value, base) and value is not base for value in vars(module).values())
 
 
 def _rewards(module: ModuleType) -> list[type[Any]]:

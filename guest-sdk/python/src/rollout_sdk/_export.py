@@ -13,18 +13,19 @@ from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from . import _chance, _discover, _failure, _host, _loop, _one_thread, _refused, _unawaited, log
+from . import _chance, _discover, _episode, _failure, _host, _loop, _one_thread, _refused, _unawaited, log
 from ._json import JsonObject, as_number, dump, dump_messages, is_a, load_messages, load_object
 from ._older import Never
 from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult, tool_schemas
 from .agent_loop import RolloutContext as LoopContext
-from .config import AgentWorkflowConfig, BaseConfig, GraderConfig
+from .config import AgentWorkflowConfig, BaseConfig, EnvironmentConfig, GraderConfig
 from .context import AgentWorkflowContext, AgentWorkflowOutput, RolloutContext, enter_rollout
 from .errors import Failed, Invalid
 from .grading import GraderContext, RolloutSample
 
 if TYPE_CHECKING:
     from _rollout_wit.exports import agent_loop as agent_loop_types
+    from _rollout_wit.exports import environment as environment_types
     from _rollout_wit.exports import grader as grader_types
     from _rollout_wit.exports import settings as settings_types
     from _rollout_wit.exports import workflow as workflow_types
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 else:
     Err, types = _host.Err, _host.types
     agent_loop_types = _host.export("agent_loop")
+    environment_types = _host.export("environment")
     grader_types = _host.export("grader")
     settings_types = _host.export("settings")
     workflow_types = _host.export("workflow")
@@ -85,7 +87,7 @@ def settle() -> None:
     module._startTime = 0
     _failure.forget_times()
     _finalize.install()
-    for export in (Workflow, Grader, AgentLoop, Settings):
+    for export in (Workflow, Grader, AgentLoop, Environment, Settings):
         export()
     parts = _stand_ins() if _stand_ins is not None else _rehearse.parts(_plugin())
     _image.settle(parts, _failure.is_authors, _failure.is_close, (_finalize.renew, _loop.renew))
@@ -126,12 +128,16 @@ def _plugin() -> _discover.Found:
     return _found
 
 
-def _guarded(work: Callable[[], T], text_of: Callable[[BaseException], str] = _failure.describe) -> T:
-    """Runs the author's code and reports its exceptions to the host."""
+def _guarded(
+    work: Callable[[], T], text_of: Callable[[BaseException], str] = _failure.describe, *, begins: bool = True
+) -> T:
+    """Runs the author's code and reports its exceptions to the host. `begins` says whether a rollout or an episode
+    begins, and not goes on."""
     _refused.begin()
     try:
         _take_in()
-        _chance.begin_rollout()
+        if begins:
+            _chance.begin_rollout()
         done = work()
         _unawaited.check()
         _one_thread.note_timers()
@@ -345,6 +351,83 @@ def _run_loop(raw: agent_loop_types.Request) -> agent_loop_types.Outcome:
     )
 
 
+class Environment(_Exported):
+    """Implements the contract's `environment`."""
+
+    def describe(self) -> environment_types.Description:
+        _take_in()
+        described = facts().description()
+        splits = [
+            environment_types.Split(split["name"], environment_types.SplitKind[split["kind"].upper()], split["tasks"])
+            for split in described["splits"]
+        ]
+        action, state = described["action"], described["state"]
+        return environment_types.Description(
+            name=_host.text(described["name"]),
+            description=_host.text(described["description"]),
+            version=None if described["version"] is None else _host.text(described["version"]),
+            action=None if action is None else dump(action, "the schema of an action"),
+            observation=dump(described["observation"], "the schema of an observation"),
+            state=None if state is None else dump(state, "the schema of the state"),
+            tools=[dump(tool, "the schema of a tool") for tool in described["tools"]],
+            splits=splits,
+        )
+
+    def task(self, split: str, index: int) -> str:
+        return _guarded(lambda: dump(dict(facts().kind.task(split, index)), "a task"))
+
+    def reset(self, request: environment_types.ResetRequest) -> environment_types.Outcome:
+        return _turn(_guarded(lambda: begin_episode(request.seed, request.episode_id, request.arguments)))
+
+    def step(self, action: environment_types.Action) -> environment_types.Outcome:
+        value: Any = action.value
+        if isinstance(action, environment_types.Action_Call):
+            return _turn(_guarded(lambda: _run(_current_episode().call(value.name, value.arguments)), begins=False))
+        return _turn(_guarded(lambda: _run(_current_episode().step(value)), begins=False))
+
+    def state(self) -> str:
+        return _guarded(lambda: _current_episode().state(), begins=False)
+
+
+_episode_of_instance: _episode.Episode | None = None
+
+
+def facts() -> _episode.Facts:
+    """Returns the facts about the author's environment."""
+    found = _plugin().facts
+    assert found is not None
+    return found
+
+
+def begin_episode(seed: int | None, episode_id: str | None, arguments: str) -> _episode.Outcome:
+    """Begins the episode of this instance."""
+    global _episode_of_instance
+    enter_rollout()
+    config = _config(_plugin().environment_config, EnvironmentConfig, _plugin().grader_config)
+    episode = _episode.Episode(facts(), config)
+    outcome = _run(episode.reset(seed, episode_id, arguments))
+    _episode_of_instance = episode
+    return outcome
+
+
+def leave_episode() -> None:
+    """Forgets the episode."""
+    global _episode_of_instance
+    _episode_of_instance = None
+
+
+def _current_episode() -> _episode.Episode:
+    if _episode_of_instance is None:
+        raise Failed("the episode was not reset")
+    return _episode_of_instance
+
+
+def _turn(outcome: _episode.Outcome) -> environment_types.Outcome:
+    return environment_types.Outcome(
+        observation=outcome.observation, reward=outcome.reward, done=outcome.done, metadata=outcome.metadata
+    )
+
+
 ANY: JsonObject = {"type": "object", "additionalProperties": True}
 """The schema if the plugin declares no configuration."""
 
@@ -366,7 +449,7 @@ def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
     schema: JsonObject = {"type": "object", "properties": {}}
     defaults: JsonObject = {}
     allowed, forbidden = False, False
-    for declared in (found.grader_config, found.workflow_config):
+    for declared in (found.grader_config, found.environment_config, found.workflow_config):
         if declared is None:
             continue
         one = declared.kind.schema()
@@ -374,12 +457,12 @@ def declaration(found: _discover.Found) -> tuple[JsonObject, JsonObject]:
         defaults.update(declared.defaults())
         allowed = allowed or one["additionalProperties"]
         forbidden = forbidden or declared.kind.is_closed()
-    agent = found.workflow or found.agent_loop or found.grader
+    agent = found.workflow or found.agent_loop or found.environment or found.grader
     if agent is not None and not defaults.get("name"):
         defaults["name"] = agent.__name__
     required = [
         name
-        for declared in (found.workflow_config, found.grader_config)
+        for declared in (found.workflow_config, found.environment_config, found.grader_config)
         # An instance has values for everything, including types that JSON does not have.
         if declared is not None and declared.instance is None
         for name in declared.kind.schema().get("required", [])

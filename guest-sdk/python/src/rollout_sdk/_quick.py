@@ -55,7 +55,8 @@ def stand_ins() -> list[Callable[[], None]]:
     workflow = _rehearse.OwnWorkflow if "workflow" in exports else None
     agent_loop = _rehearse.OwnLoop if "agent-loop" in exports else None
     grader = _rehearse.OwnGrader if "grader" in exports else None
-    return _rehearse.parts(_discover.Found(workflow, agent_loop, grader, None, None))
+    environment = _rehearse.OwnEnvironment if "environment" in exports else None
+    return _rehearse.parts(_discover.Found(workflow, agent_loop, grader, None, None, environment))
 
 
 def load() -> _discover.Found:

@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import _discover, _export, _host, context
+from . import _discover, _episode, _export, _host, context
 from ._json import dump
 from .agent_loop import RolloutAgentLoop, RolloutRequest, RolloutResult
 from .agent_loop import RolloutContext as LoopContext
 from .config import AgentWorkflowConfig
 from .context import AgentWorkflow, AgentWorkflowContext
+from .environment import Environment, Turn
 from .errors import Failed, RolloutError
 from .grading import Grader, GraderContext
 from .tool import tool
@@ -74,6 +75,25 @@ class OwnLoop(RolloutAgentLoop):
 class OwnGrader(Grader):
     async def grade(self, ctx: GraderContext) -> float:
         return ctx.sample.answer_after("####") == ctx.require_label()
+
+
+class OwnEnvironment(Environment[Any]):
+    """Adds numbers."""
+
+    def reset(self, task: dict[str, Any], seed: int | None = None) -> Turn[dict[str, Any]]:
+        self.total = 0
+        return Turn({"total": self.total, **task})
+
+    def step(self, action: dict[str, Any]) -> Turn[dict[str, Any]]:
+        return self.add(action["number"])
+
+    def add(self, number: int) -> Turn[dict[str, Any]]:
+        """Adds a number."""
+        self.total += number
+        return Turn({"total": self.total}, reward=0.5, metadata={"added": number})
+
+    def state(self) -> dict[str, Any]:
+        return {"total": self.total}
 
 
 class _PlayedHost:
@@ -162,7 +182,10 @@ def _dropped(index: int, handle: int) -> None:
 def parts(found: _discover.Found) -> list[Callable[[], None]]:
     """Returns the parts of a rollout that the component has. They leave no trace except in the interpreter's caches."""
     config, workflow_config, grader_config = _configuration(found)
-    author = _discover.Found(OwnWorkflow, None, OwnGrader, workflow_config, grader_config)
+    author = _discover.Found(
+        OwnWorkflow, None, OwnGrader, workflow_config, grader_config, OwnEnvironment, found.environment_config,
+        _episode.read(OwnEnvironment),
+    )
     prompt = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
     host = _PlayedHost(config)
     runtime = vars(importlib.import_module("componentize_py_runtime"))
@@ -175,9 +198,10 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
             _export.rehearse(author, work)
         finally:
             runtime["call_import"] = kept
+            _export.leave_episode()
             context.leave_rollout()
 
-    for kind in (found.workflow, found.grader):
+    for kind in (found.workflow, found.environment, found.grader):
         if kind is not None and inspect.getattr_static(kind, "config", None) is None:
             # The interpreter stores the attribute names of a class once for all instances, and during the first tens of
             # instances adjusts the space for more names. Classes that are created in another way are skipped.
@@ -190,6 +214,8 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
     elif found.agent_loop:
         # Avoids the contract's types of a workflow, which this component does not have.
         wanted.append(lambda: played(lambda: _export.run_workflow(prompt)))
+    if found.environment:
+        wanted.append(lambda: played(_episode_of_adding))
     if found.grader:
         graded: Any = _host.export("grader").GradedSample
 
@@ -200,16 +226,26 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
     return wanted
 
 
+def _episode_of_adding() -> None:
+    types: Any = _host.export("environment")
+    exported = _export.Environment()
+    exported.describe()
+    exported.reset(types.ResetRequest(seed=1, episode_id=None, arguments='{"row": 1}'))
+    exported.step(types.Action_Value('{"number": 2}'))
+    exported.step(types.Action_Call(types.ToolAction(name="add", arguments='{"number": 2}')))
+    exported.state()
+
+
 def _configuration(
     found: _discover.Found,
 ) -> tuple[str | None, _discover.Declared | None, _discover.Declared | None]:
     """Returns the author's configuration with defaults, as the host gives it, unless a value has no default."""
-    declared = (found.workflow_config, found.grader_config)
+    declared = (found.workflow_config, found.environment_config, found.grader_config)
     try:
         _, values = _export.declaration(found)
         for one in declared:
             if one is not None:
                 one.with_values(values)
-        return dump(values, "the defaults of the configuration"), *declared
+        return dump(values, "the defaults of the configuration"), found.workflow_config, found.grader_config
     except RolloutError:
         return None, None, None

@@ -192,5 +192,9 @@ class AgentWorkflowConfig(BaseConfig):
     """The configuration of a workflow."""
 
 
+class EnvironmentConfig(BaseConfig):
+    """The configuration of an environment."""
+
+
 class GraderConfig(BaseConfig):
     """The configuration of a grader."""

@@ -25,6 +25,10 @@ class TimedOut(RolloutError, TimeoutError):
     """A time limit that the plugin set itself expired."""
 
 
+class NotAPlugin(RolloutError):
+    """The entry module lacks a class that a component needs, or one of its classes has a mistake."""
+
+
 class OutsideOfHost(RolloutError):
     """A function of the host was called, and there is no host."""
 

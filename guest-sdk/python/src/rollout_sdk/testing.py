@@ -1,4 +1,4 @@
-"""Runs a workflow or a grader in a test, in this machine's Python, with a model that replies from a script.
+"""Runs a workflow, a grader or an environment in a test, in this machine's Python, with a model that replies from a script.
 
     from rollout_sdk.testing import calls, grade, run_workflow
 
@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
-from . import _discover, _export, _host, _loop, _names, _one_thread, context
+from . import _discover, _episode, _export, _host, _loop, _names, _one_thread, context
 from ._json import JsonObject
 from .agent_loop import RolloutAgentLoop, RolloutResult
-from .config import BaseConfig, GraderConfig
+from .config import BaseConfig, EnvironmentConfig, GraderConfig
 from .context import AgentWorkflow
+from .environment import Environment, Turn
 from .errors import ArtifactError, OpenError
 from .grading import Grader, GraderContext, RolloutSample
 from .message import Message, assistant, text_of, tool_calls_of, user
@@ -141,6 +142,46 @@ def grade(
     if reward is not None:
         ctx.set_reward(reward)
     return ctx
+
+
+class PlayedEpisode:
+    """An episode of an environment. Its turns have observations as JSON values, as a caller receives them."""
+
+    def __init__(self, kind: type[Environment[Any]], task: Mapping[str, Any], seed: int | None, config: Any) -> None:
+        self._episode = _episode.Episode(_episode.read(kind), config)
+        self.first = self._turn(lambda: self._episode.reset(seed, None, json.dumps(dict(task))))
+        """The result of the reset."""
+
+    def step(self, /, **action: Any) -> Turn[Any]:
+        """Takes an action with these fields."""
+        return self._turn(lambda: self._episode.step(json.dumps(action)))
+
+    def call(self, name: str, /, **arguments: Any) -> Turn[Any]:
+        """Calls a tool."""
+        return self._turn(lambda: self._episode.call(name, json.dumps(arguments)))
+
+    def state(self) -> JsonObject:
+        """Returns the visible state."""
+        state: JsonObject = json.loads(self._episode.state())
+        return state
+
+    def _turn(self, work: Callable[[], Coroutine[Any, Any, _episode.Outcome]]) -> Turn[Any]:
+        with _played((), None, None):
+            made = _one_thread.run_apart(lambda: _loop.loop.run_main(work()))
+        return Turn(json.loads(made.observation), made.reward, made.done, json.loads(made.metadata or "{}"))
+
+
+def play(
+    environment: type[Environment[Any]],
+    task: Mapping[str, Any] | None = None,
+    *,
+    seed: int | None = None,
+    config: BaseConfig | Mapping[str, Any] | None = None,
+) -> PlayedEpisode:
+    """Begins an episode of an environment with these arguments of the reset. Raises its exceptions."""
+    declared, values = _configuration(_discover.named_config(environment, Environment), config)
+    own = declared or _discover.Declared(EnvironmentConfig)
+    return PlayedEpisode(environment, task or {}, seed, own.with_values(dict(values or {})))
 
 
 def _configuration(

@@ -36,6 +36,7 @@ const SEGMENT_BYTES: u64 = 8 << 20;
 
 /// Runs a plugin over a data set and summarises the rewards.
 ///
+/// An environment is played by the model, which is offered its tools. --split plays the tasks of one of its splits.
 /// Every rollout writes one line to OUT/results.jsonl and a trajectory below OUT/rollouts. After
 /// Ctrl-C or a crash, the same command with --out OUT continues, also within rollouts: OUT/journal
 /// has the answers of models. --n and --limit may then be raised and --base-url may change.
@@ -43,23 +44,25 @@ const SEGMENT_BYTES: u64 = 8 << 20;
 #[derive(Debug, Args)]
 #[command(
     override_usage = "rollout-host eval [OPTIONS] --data <FILE> --model <NAME> <PLUGIN>\n       \
+    rollout-host eval [OPTIONS] --split <NAME> --model <NAME> <PLUGIN>\n       \
     rollout-host eval [OPTIONS] --replay <DIR> [PLUGIN]",
     // Unused when an evaluation is graded again.
-    mut_arg("data", |data| data.required(false).required_unless_present("replay").default_value("-").hide_default_value(true)),
+    mut_arg("data", |data| data.required(false).required_unless_present_any(["replay", "split"])),
     mut_arg("name", |name| name.required(false).required_unless_present("replay").default_value("mock").hide_default_value(true)),
     after_help = "Exit codes: 0 every rollout has a reward; 1 some have none and the plugin is at fault;\n\
     2 not done, or some have none and the model or the host is at fault (--retry-unscored runs those again).\n\n\
     Examples:\n  rollout-host eval my_agent.wasm --data rows.jsonl --model mock\n  \
+    rollout-host eval my_environment.wasm --split test --model gpt-x --base-url https://HOST/v1 --api-key-env KEY\n  \
     rollout-host eval my_agent.wasm --data rows.jsonl --n 4 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY\n  \
     rollout-host eval --replay evals/my_agent-rows-1700000000 --grader stricter.wasm"
 )]
 pub(super) struct Eval {
-    /// The component with the workflow or agent loop. [default with --replay: that of the evaluation]
+    /// The component with the workflow, agent loop or environment. [default with --replay: that of the evaluation]
     #[arg(required_unless_present = "replay")]
     plugin: Option<PathBuf>,
     /// Grades the evaluation with results in DIR again and writes to another directory. Workflows are
     /// replayed from its journal without calling a model; graders run again.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "name", "n", "limit", "offset", "shuffle"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "split", "name", "n", "limit", "offset", "shuffle"])]
     replay: Option<PathBuf>,
     /// Number of rollouts of each row.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -162,8 +165,7 @@ impl Eval {
         let key = self.model.key()?;
         let out = self.out.clone().unwrap_or_else(|| self.default_out(plugin));
         let config = self.resolved_config(&out)?;
-        let DataSet { rows, digest } = self.data.load()?;
-        let data = DataSet { rows: self.choice.apply(rows)?, digest };
+        let loaded = self.data.load_file()?;
         let runtime = setup::runtime()?;
         // Checked before the component is compiled, which may take long.
         let (model, _mock) = runtime.block_on(self.model.endpoint(key, config.judge.as_ref()))?;
@@ -175,8 +177,9 @@ impl Eval {
             Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
         let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
         let host = &assembled.host;
-        setup::require_agent(host, plugin)?;
-        // An agent loop may rate itself; otherwise it ends unscored.
+        let DataSet { rows, digest } = runtime.block_on(self.data.or_tasks(loaded, host))?;
+        let data = DataSet { rows: self.choice.apply(rows)?, digest };
+        // An agent loop and an environment may rate themselves; otherwise it ends unscored.
         if host.grader().is_none() && host.form() == AgentForm::Workflow {
             bail!("the plugin has no grader; give one with --grader FILE");
         }
@@ -384,7 +387,7 @@ impl Eval {
             grader_digest: assembled.host.deployment().grader_digest().map(str::to_owned),
             grader_file: self.host.rollout.grader.as_ref().map(|path| path.display().to_string()),
             data_digest: data.digest.clone(),
-            data_file: self.data.data.display().to_string(),
+            data_file: self.data.name(),
             settings,
         })
     }

@@ -20,7 +20,8 @@ use super::build::{javascript_sdk, python};
 /// type checker.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  rollout-host new my-agent\n  \
-    rollout-host new my-agent --lang python --template tools")]
+    rollout-host new my-agent --lang python --template tools\n  \
+    rollout-host new my-game --lang python --template environment")]
 pub(super) struct New {
     /// Name of the project: lower-case letters, digits, '-' and '_', beginning with a letter.
     name: String,
@@ -116,6 +117,8 @@ enum Template {
     AgentLoop,
     /// Only a grader, for other workflows.
     Grader,
+    /// An environment, in which a caller's model acts by tools. For Rust and Python.
+    Environment,
 }
 
 impl Template {
@@ -125,15 +128,19 @@ impl Template {
             (Language::Rust, Self::Tools) => include_str!("templates/tools.rs.in"),
             (Language::Rust, Self::AgentLoop) => include_str!("templates/agent-loop.rs.in"),
             (Language::Rust, Self::Grader) => include_str!("templates/grader.rs.in"),
+            (Language::Rust, Self::Environment) => include_str!("templates/environment.rs.in"),
             (Language::Python, Self::OneTurn) => include_str!("templates/one-turn.py.in"),
             (Language::Python, Self::Tools) => include_str!("templates/tools.py.in"),
             (Language::Python, Self::AgentLoop) => include_str!("templates/agent-loop.py.in"),
             (Language::Python, Self::Grader) => include_str!("templates/grader.py.in"),
+            (Language::Python, Self::Environment) => include_str!("templates/environment.py.in"),
             // The templates have no type annotations and are therefore also JavaScript.
             (Language::Ts | Language::Js, Self::OneTurn) => include_str!("templates/one-turn.ts.in"),
             (Language::Ts | Language::Js, Self::Tools) => include_str!("templates/tools.ts.in"),
             (Language::Ts | Language::Js, Self::AgentLoop) => include_str!("templates/agent-loop.ts.in"),
             (Language::Ts | Language::Js, Self::Grader) => include_str!("templates/grader.ts.in"),
+            // Refused before.
+            (Language::Ts | Language::Js, Self::Environment) => "",
         }
     }
 
@@ -158,11 +165,21 @@ const ROWS: &str = r##"{"system_prompt": "Give the final answer after ####.", "u
 {"system_prompt": "Give the final answer after ####.", "user_prompt": "What is 9 + 8 + 7 + 6?", "ground_truth": "30"}
 "##;
 
+/// Rows of an environment. Their metadata are the arguments of resets.
+const TASK_ROWS: &str = r#"{"user_prompt": "Make the number 10.", "metadata": {"target": 10}}
+{"user_prompt": "Make the number 27.", "metadata": {"target": 27}}
+{"user_prompt": "Make the number 64.", "metadata": {"target": 64}}
+{"user_prompt": "Make the number 100.", "metadata": {"target": 100}}
+"#;
+
 const IGNORED: &str = "/target\n/.venv\n/evals\n/rollouts\n*.wasm\n__pycache__/\n";
 
 impl New {
     pub(crate) fn run(self) -> Result<Exit> {
         check_name(&self.name, self.lang)?;
+        if self.template == Template::Environment && self.is_javascript() {
+            bail!("the {} SDK has no environments yet; use --lang rust or --lang python", self.lang.name());
+        }
         let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
         let manifest = match self.lang {
             Language::Rust => ("Cargo.toml", self.manifest(&self.sdk_source()?)),
@@ -174,7 +191,8 @@ impl New {
         };
         check_empty(&dir)?;
         let code = self.template.code(self.lang).replace("@NAME@", &self.name);
-        let (entry, rows) = (self.entry(), ROWS.to_owned());
+        let rows = if self.template == Template::Environment { TASK_ROWS } else { ROWS };
+        let (entry, rows) = (self.entry(), rows.to_owned());
         let readme = self.readme();
         let ignored =
             if self.is_javascript() { format!("/node_modules\n{IGNORED}") } else { IGNORED.to_owned() };
@@ -283,7 +301,10 @@ impl New {
             commands.push("npm install".to_owned());
         }
         commands.extend([format!("rollout-host build . -o {wasm}"), format!("rollout-host validate {wasm}")]);
-        if self.template == Template::Grader {
+        if self.template == Template::Environment {
+            commands.push(format!("rollout-host test {wasm} --split train --interactive"));
+            commands.push(format!("rollout-host serve {wasm}"));
+        } else if self.template == Template::Grader {
             commands.push(format!(
                 "rollout-host eval WORKFLOW.wasm --grader {wasm} --data rows.jsonl --model mock"
             ));
@@ -300,8 +321,18 @@ impl New {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{command}");
         }
-        text += "```\n\n`--model mock` is a stand-in that solves arithmetic. For a model, give its name and \
-                 `--base-url`;\n`rollout-host test --help` lists the rest. The code is in `";
+        text += "```\n\n";
+        text += match self.template {
+            Template::Environment => {
+                "With `--interactive` you play an episode in the terminal, such as `add number=9`. For a model, give its \
+                 name and `--base-url`,\nin place of `--interactive`, or to `rollout-host eval` with `--split test`. The \
+                 code is in `"
+            }
+            _ => {
+                "`--model mock` is a stand-in that solves arithmetic. For a model, give its name and \
+                 `--base-url`;\n`rollout-host test --help` lists the rest. The code is in `"
+            }
+        };
         text += &self.entry();
         text += "`, example rows are in `rows.jsonl`.\n";
         if self.vendors() {

@@ -1,5 +1,6 @@
 //! The command `test`, which runs one rollout and shows its conversation.
 
+mod play;
 mod prompt;
 mod style;
 mod transcript;
@@ -34,22 +35,29 @@ pub(super) use transcript::Transcript;
 /// With --interactive it stops after every reply of the model, before the plugin receives it. Commands: n (or
 /// Enter) continues to the next reply, c continues to the end, m shows the conversation, t the tools, e TEXT
 /// replaces the reply, q quits.
+///
+/// An environment is played by the model. With --interactive and without --model a person plays: each line is an
+/// action, and /help lists what may be entered. Lines may come from a file: `… --interactive < answers.txt`.
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("data", |data| data.required(false).required_unless_present_any(["interactive", "split"])),
+    // Empty if a person plays.
+    mut_arg("name", |name| name.required(false).required_unless_present("interactive").default_value("").hide_default_value(true)),
     after_help = "Exit codes: 0 the rollout has a reward; 1 it has none and the plugin is at fault; 2 it has none and\n\
     the model or the host is at fault, or the rollout was quit.\n\nExamples:\n  \
     rollout-host test my_agent.wasm --data rows.jsonl --model mock --interactive\n  \
     rollout-host test my_agent.py --data rows.jsonl --model mock --watch\n  \
+    rollout-host test my_environment.wasm --split train --row 1 --interactive\n  \
     rollout-host test my_agent.wasm --data rows.jsonl --row 7 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY"
 )]
 pub(super) struct Test {
-    /// Component with the workflow; or a Python, TypeScript or JavaScript project, or the entry module of a Python
+    /// Component with the workflow or environment; or a Python, TypeScript or JavaScript project, or the entry module of a Python
     /// project, which run without a build, within one or two seconds of an edit.
     plugin: PathBuf,
     /// Runs the row again after every change to a file of the project, until Ctrl-C.
     #[arg(long, conflicts_with = "interactive")]
     watch: bool,
-    /// Stops after every reply of the model and asks what to do.
+    /// Stops after every reply of the model and asks what to do; without --model, asks for actions in an environment.
     #[arg(short, long)]
     interactive: bool,
     #[command(flatten)]
@@ -88,21 +96,23 @@ impl Test {
     }
 
     fn once(&self) -> Result<Exit> {
-        let key = self.model.key()?;
+        let is_person = self.interactive && self.model.name.is_empty();
+        let key = if is_person { None } else { self.model.key()? };
         let config = RawConfig { max_concurrent: Some(1), ..self.host.raw_config()? }.resolve()?;
-        if self.interactive && self.data.is_standard_input() {
+        // A person may play without a row.
+        let has_no_row = is_person && self.data.is_standard_input();
+        if self.interactive && self.data.is_standard_input() && !is_person {
             bail!("--interactive reads commands from standard input; give --data a file");
         }
-        let rows = self.data.load()?.rows;
-        let count = rows.len();
-        let Some(row) = rows.into_iter().nth(self.row) else {
-            bail!("--row {}: {} has {count} rows, counted from 0", self.row, self.data.data.display());
-        };
+        let loaded = if has_no_row { None } else { self.data.load_file()? };
         let out = self.out.as_deref().map(std::path::absolute).transpose().context("--out is invalid")?;
         let runtime = setup::runtime()?;
-        let (model, _mock) = runtime.block_on(self.model.endpoint(key, config.judge.as_ref()))?;
+        let model = match is_person {
+            true => None,
+            false => Some(runtime.block_on(self.model.endpoint(key, config.judge.as_ref()))?),
+        };
         let quit = CancellationToken::new();
-        let prompt = self.interactive.then(|| Prompt::new(quit.clone()));
+        let prompt = (self.interactive && !is_person).then(|| Prompt::new(quit.clone()));
         let transcript = Arc::new(Transcript::new(Style::new(self.color), prompt));
         let prepare = || quick::prepare(&self.plugin, &self.python, &self.javascript);
         let quick = quick::is_source(&self.plugin).then(prepare).transpose()?;
@@ -121,16 +131,39 @@ impl Test {
             let exact = quick.as_ref().and_then(|_| quick::build_error(&self.plugin, &self.javascript));
             exact.unwrap_or(error)
         })?;
-        setup::require_agent(&assembled.host, &self.plugin)?;
         setup::print_judge(&assembled);
+        let host = &assembled.host;
+        let row = || self.chosen(runtime.block_on(self.data.or_tasks(loaded, host))?.rows);
+        let Some((model, _mock)) = model else {
+            if !host.has_environment() {
+                bail!(
+                    "the plugin has no environment that a person could play; give --model NAME and --data FILE"
+                );
+            }
+            let row = if has_no_row { None } else { Some(row()?) };
+            let played =
+                runtime.block_on(play::play(host, config.sessions, row.as_ref(), Style::new(self.color)));
+            runtime.shutdown_background();
+            return played;
+        };
+        let row = row()?;
         let exit = runtime.block_on(async {
             let clock = assembled.host.deployment().id().clock_begins;
-            transcript.begin(&self.plugin, &self.data.data, self.row, &self.model.name, clock);
+            transcript.begin(&self.plugin, &self.data.name(), self.row, &self.model.name, clock);
             self.watch(&assembled.host, row, model, &transcript, quit).await
         });
         // A thread that waits for a line of input is not awaited.
         runtime.shutdown_background();
         exit
+    }
+
+    /// Returns the row that the options choose.
+    fn chosen(&self, rows: Vec<Row>) -> Result<Row> {
+        let count = rows.len();
+        let Some(row) = rows.into_iter().nth(self.row) else {
+            bail!("--row {}: {} has {count} rows, counted from 0", self.row, self.data.name());
+        };
+        Ok(row)
     }
 
     async fn watch(

@@ -84,7 +84,8 @@ impl Prompt {
         }
     }
 
-    async fn line(&self, question: &str) -> Option<String> {
+    /// Prints a question and reads a line.
+    pub(crate) async fn line(&self, question: &str) -> Option<String> {
         out!("{question}");
         let line = self.lines.lock().await.next_line().await.ok().flatten();
         if line.is_none() {

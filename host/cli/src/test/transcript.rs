@@ -65,8 +65,8 @@ impl Transcript {
     }
 
     /// Prints plugin, row and model.
-    pub(crate) fn begin(&self, plugin: &Path, data: &Path, row: usize, model: &str, clock: ClockStart) {
-        let line = format!("{}, row {row} of {}, model {model}", plugin.display(), data.display());
+    pub(crate) fn begin(&self, plugin: &Path, data: &str, row: usize, model: &str, clock: ClockStart) {
+        let line = format!("{}, row {row} of {data}, model {model}", plugin.display());
         outln!("{}", self.note(&line));
         outln!(
             "{}",

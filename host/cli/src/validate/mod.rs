@@ -1,5 +1,6 @@
 //! The command `validate`, which checks a plugin without a model.
 
+mod environment;
 mod lone_grader;
 mod report;
 mod run;
@@ -53,7 +54,8 @@ const SECOND_LATENCY: Duration = Duration::from_millis(20);
 /// The checks cover the component, its settings, its start, and one rollout with fixed replies: it registers
 /// a sample, its grader grades it, and a second run is identical to the byte. Replies come from the built-in
 /// stand-in for a model, which solves arithmetic and calls a calculator, or from --script; the row is a sum,
-/// or the first of --data.
+/// or the first of --data. Of an environment the checks cover names, schemas, tools, splits and tasks, and two
+/// equal episodes with one made-up action of each kind; the reset has the first task, or the row of --data.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 all checks passed; 1 the plugin is at fault; 2 something else is at fault, or \
@@ -151,11 +153,7 @@ impl Validate {
         if about.workflow || about.agent_loop {
             self.agent(runtime, &deadline, config, row, script, report)
         } else if about.environment {
-            report.skipped(
-                "runs",
-                "an environment is played by its caller's model; serve it and connect a client",
-            );
-            Ok(())
+            self.environment(runtime, &deadline, config, row, report)
         } else if about.grader {
             deadline.block_on(runtime, report, async |report| {
                 lone_grader::check(&plugin, config, row, report).await
@@ -262,7 +260,37 @@ impl Validate {
         report.passed("starts", "an instance starts");
         deadline.block_on(runtime, report, async |report| {
             agent_loop(&assembled.host, row, script.clone(), report).await?;
-            run_twice(&assembled.host, row, script, &recorder, &scratch, report).await
+            run_twice(&assembled.host, row, script, &recorder, &scratch, report).await?;
+            if assembled.host.has_environment() {
+                let row = self.data.is_some().then_some(row);
+                environment::check(&assembled.host, config.sessions, row, report).await?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Checks a plugin that is only an environment.
+    fn environment(
+        &self,
+        runtime: &Runtime,
+        deadline: &Deadline,
+        config: &Config,
+        row: &Row,
+        report: &mut Report,
+    ) -> Result<()> {
+        let sources = self.rollout.sources(&self.plugin);
+        let assembled = match self.rollout.host(runtime, sources, config, Options::default()) {
+            Ok(assembled) => assembled,
+            Err(error) => {
+                let fault = error.downcast::<PluginFault>()?;
+                report.failed("starts", fault.0, "an instance must start within the limits");
+                return Ok(());
+            }
+        };
+        report.passed("starts", "an instance starts");
+        deadline.block_on(runtime, report, async |report| {
+            let row = self.data.is_some().then_some(row);
+            environment::check(&assembled.host, config.sessions, row, report).await
         })
     }
 }

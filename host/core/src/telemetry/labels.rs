@@ -20,7 +20,6 @@ labels! {
         /// The host is shutting down.
         Closed = "closed",
         /// The plugin has no agent.
-        NoAgent = "no-agent",
         /// The request is invalid.
         Invalid = "invalid",
     }

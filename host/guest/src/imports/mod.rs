@@ -88,6 +88,7 @@ pub use virtual_clock::{ClockStart, InvalidClockStart};
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
 pub use fork_origin::{Ancestor, ForkOrigin, ForkPoint};
+pub(crate) use gate::CallError;
 pub use host_tools::{HostTool, HostTools, ToolRequest};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};
@@ -95,6 +96,7 @@ pub use record::{
     ArtifactFile, JudgeFailure, LogEntry, LogLevel, Record, Recorded, Remains, RolloutUsage, read_log,
 };
 pub use refused::{RefusedKind, RefusedUse, RefusedUses};
+pub(crate) use samples::OpenSample;
 pub(crate) use sockets::refuse as refuse_sockets;
 
 /// The role of an instance.

@@ -126,19 +126,29 @@ pub(super) fn starting(store: &Store<InstanceState>, error: &wasmtime::Error) ->
     RunError::Host(format!("{error:#}"))
 }
 
+/// Converts an error of an import that the host's own code called.
+pub(super) fn of_import(error: &wasmtime::Error) -> RunError {
+    of_history_or_contract(error).unwrap_or_else(|| RunError::Host(format!("{error:#}")))
+}
+
+/// Converts an error of an import that no error of the contract reports.
+fn of_history_or_contract(error: &wasmtime::Error) -> Option<RunError> {
+    if let Some(violation) = error.downcast_ref::<ContractViolation>() {
+        return Some(RunError::Contract(violation.to_string()));
+    }
+    if let Some(diverged) = error.downcast_ref::<Diverged>() {
+        return Some(RunError::Diverged(diverged.clone()));
+    }
+    error.is::<PastOver>().then_some(RunError::PastOver)
+}
+
 /// Converts the error of a guest that did not return.
 pub(super) fn running(store: &Store<InstanceState>, error: &wasmtime::Error) -> RunError {
     if let Some(I32Exit(code)) = error.downcast_ref() {
         return RunError::Exited(*code);
     }
-    if let Some(violation) = error.downcast_ref::<ContractViolation>() {
-        return RunError::Contract(violation.to_string());
-    }
-    if let Some(diverged) = error.downcast_ref::<Diverged>() {
-        return RunError::Diverged(diverged.clone());
-    }
-    if error.is::<PastOver>() {
-        return RunError::PastOver;
+    if let Some(error) = of_history_or_contract(error) {
+        return error;
     }
     let memory = &store.data().memory;
     if memory.refused() {

@@ -13,6 +13,8 @@ pub enum AgentForm {
     Workflow,
     /// Offers tools and returns its conversation.
     AgentLoop,
+    /// An environment, in which the host has the model play one episode by its tools.
+    Environment,
 }
 
 /// Options of an agent loop that a protocol may set.

@@ -27,7 +27,8 @@ const TOOLS_TIME_MAX: Duration = Duration::from_secs(30);
 const FINISH_REASON_BYTES_MAX: usize = 256;
 
 impl Rollout {
-    /// Asks an agent loop for the tools of this rollout, in a separate instance. Returns none for a workflow. `read`
+    /// Asks an agent loop for the tools of this rollout, in a separate instance. Returns none for other forms of an
+    /// agent. `read`
     /// converts them for the caller, or returns an error. The error is stored for `Rollout::finish`, too.
     pub async fn tools<T>(
         &mut self,
@@ -45,7 +46,7 @@ impl Rollout {
     }
 
     async fn ask_for_tools(&self) -> Result<Vec<Box<RawValue>>, Failure> {
-        if self.host.form() == AgentForm::Workflow {
+        if self.host.form() != AgentForm::AgentLoop {
             return Ok(Vec::new());
         }
         let inner = &self.host.0;
@@ -99,7 +100,7 @@ impl Rollout {
         &mut self,
         imports: Box<Imports>,
         bounds: Bounds,
-        boundary: &Boundary,
+        boundary: &Arc<Boundary>,
     ) -> Result<Result<(), Failure>, RunError> {
         let plugin = self.host.0.deployment.workflow.linked();
         Ok(match self.host.form() {
@@ -113,6 +114,7 @@ impl Rollout {
                 let outcome = self.end_run(boundary, ran)?;
                 self.settle_loop(outcome)
             }
+            AgentForm::Environment => return self.play(imports, bounds, boundary).await,
         })
     }
 

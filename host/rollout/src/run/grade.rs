@@ -101,7 +101,12 @@ impl Rollout {
     /// Returns the outcome of grading without a grader.
     fn without_grader(&self) -> Result<(), Failure> {
         let (kind, fault, reason) = match self.host.form() {
-            AgentForm::AgentLoop if self.own_reward.is_some() => return Ok(()),
+            AgentForm::AgentLoop | AgentForm::Environment if self.own_reward.is_some() => return Ok(()),
+            AgentForm::Environment => (
+                FailureKind::NoReward,
+                Fault::Plugin,
+                "the environment gave the episode no reward, and this host has no grader",
+            ),
             AgentForm::AgentLoop => (
                 FailureKind::NoReward,
                 Fault::Plugin,

@@ -201,7 +201,6 @@ async fn start(
                 let pause = over.retry_after.unwrap_or(ADMISSION_PAUSE).min(ADMISSION_PAUSE);
                 tokio::time::sleep(pause).await;
             }
-            Err(error @ AdmitError::NoAgent) => return Err(RowFailure::of_row(error.to_string())),
             Err(error) => return Err(RowFailure::of_admission(error.to_string())),
         }
     };

@@ -48,8 +48,6 @@ pub(super) enum ApiError {
     Crowded,
     /// The host is shutting down.
     Closed,
-    /// The plugin runs no rollouts, with the reason.
-    NoAgent(String),
 }
 
 impl From<AdmitError> for ApiError {
@@ -61,7 +59,6 @@ impl From<AdmitError> for ApiError {
             AdmitError::Duplicate => Self::Registered,
             AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
             AdmitError::Closed => Self::Closed,
-            AdmitError::NoAgent => Self::NoAgent(error.to_string()),
         }
     }
 }
@@ -141,7 +138,6 @@ impl IntoResponse for ApiError {
                 None => (StatusCode::FORBIDDEN, over.to_string().into()),
             },
             Self::NotKept(why) => (StatusCode::SERVICE_UNAVAILABLE, why.into()),
-            Self::NoAgent(why) => (StatusCode::NOT_IMPLEMENTED, why.into()),
             Self::Crowded => {
                 (StatusCode::SERVICE_UNAVAILABLE, "every connection is in use; retry later".into())
             }

@@ -309,7 +309,7 @@ pub(super) fn profile(id: &str, settings: &OsmosisInit, form: AgentForm) -> Opti
             ],
             tools: match form {
                 AgentForm::AgentLoop => ToolsRule::Known,
-                AgentForm::Workflow => ToolsRule::Unknown,
+                AgentForm::Workflow | AgentForm::Environment => ToolsRule::Unknown,
             },
         },
         policy: settings.chat.clone(),

@@ -1,0 +1,114 @@
+//! The tasks of an environment's split as rows.
+
+use rollout_rollout::{DescribeError, Host, take_label};
+use rollout_wire::digest::hex;
+use serde_json::value::to_raw_value;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::rows::{DataSet, Row};
+
+/// Members of a task that may have its text for people, the first of which is shown.
+const TEXTS: [&str; 5] = ["user_prompt", "prompt", "question", "problem", "text"];
+
+/// Error of reading tasks.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TasksError {
+    /// The environment did not describe itself, or did not return a task.
+    #[error(transparent)]
+    Describe(#[from] DescribeError),
+    /// The environment has no such split.
+    #[error("the environment '{environment}' has no split '{split}'; {there_are}")]
+    NoSplit {
+        /// The environment's name.
+        environment: String,
+        /// The split.
+        split: String,
+        /// The splits that it has, as a sentence.
+        there_are: String,
+    },
+    /// The split has no tasks.
+    #[error("the split '{0}' of the environment has no tasks")]
+    Empty(String),
+    /// A task could not be stored.
+    #[error("a task of the split is no row: {0}")]
+    NoRow(#[from] serde_json::Error),
+}
+
+/// Reads all tasks of a split. With a grader, the label of a task is the row's, and the environment does not see it.
+pub async fn load(host: &Host, split: &str) -> Result<DataSet, TasksError> {
+    let facts = host.environment().await?;
+    let Some(found) = facts.splits.iter().find(|each| each.name == split) else {
+        let names: Vec<&str> = facts.splits.iter().map(|each| each.name.as_str()).collect();
+        let there_are = if names.is_empty() {
+            "it has none".to_owned()
+        } else {
+            format!("there are: {}", names.join(", "))
+        };
+        return Err(TasksError::NoSplit {
+            environment: facts.name.clone(),
+            split: split.to_owned(),
+            there_are,
+        });
+    };
+    let mut digest = Sha256::new();
+    let mut rows = Vec::new();
+    for index in 0..found.tasks {
+        let task = host.environment_task(split, index).await?;
+        digest.update(Value::Object(task.clone()).to_string());
+        digest.update("\n");
+        rows.push(row(rows.len(), task, host.grader().is_some())?);
+    }
+    if rows.is_empty() {
+        return Err(TasksError::Empty(split.to_owned()));
+    }
+    Ok(DataSet { rows, digest: hex(&digest.finalize()) })
+}
+
+fn row(index: usize, mut task: Map<String, Value>, is_graded: bool) -> Result<Row, serde_json::Error> {
+    let mut public = task.clone();
+    let label = take_label(&mut public);
+    let text = TEXTS.iter().find_map(|name| public.get(*name).and_then(Value::as_str)).map(str::to_owned);
+    let text = text.unwrap_or_else(|| Value::Object(public.clone()).to_string());
+    if is_graded {
+        task = public;
+    }
+    Ok(Row {
+        index,
+        prompt: vec![to_raw_value(&json!({"role": "user", "content": text}))?],
+        label: label.filter(|_| is_graded),
+        metadata: Some(to_raw_value(&json!({"task": task}))?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task() -> Map<String, Value> {
+        let task = json!({"question": "1 + 1?", "answer": 2, "split": "train"});
+        task.as_object().cloned().unwrap()
+    }
+
+    #[test]
+    fn the_label_of_a_task_is_the_graders_or_stays_with_the_environment() {
+        let graded = row(3, task(), true).unwrap();
+        assert_eq!((graded.index, graded.label.as_deref()), (3, Some("2")));
+        assert_eq!(graded.prompt[0].get(), r#"{"role":"user","content":"1 + 1?"}"#);
+        let metadata: Value = serde_json::from_str(graded.metadata.unwrap().get()).unwrap();
+        assert_eq!(metadata, json!({"task": {"question": "1 + 1?", "split": "train"}}));
+
+        let own = row(0, task(), false).unwrap();
+        assert_eq!(own.label, None);
+        assert!(
+            !own.prompt[0].get().contains("answer") && own.metadata.unwrap().get().contains("\"answer\":2")
+        );
+    }
+
+    #[test]
+    fn a_task_without_a_text_is_shown_as_json_without_its_label() {
+        let Value::Object(task) = json!({"ground_truth": "x", "n": 1}) else { panic!("an object") };
+        assert!(row(0, task, false).unwrap().prompt[0].get().contains(r#"{\"n\":1}"#));
+    }
+}

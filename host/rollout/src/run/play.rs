@@ -1,0 +1,292 @@
+//! A rollout of an environment: the policy plays one episode by its tools, in place of a workflow.
+//!
+//! The environment's instance and the host's loop share the run's record and its boundary, so limits, journal, replay and
+//! trajectory are those of any other rollout.
+
+#![expect(clippy::disallowed_types, reason = "metadata and descriptions are limited in size")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{Rollout, rates_itself};
+use crate::episode::{MessagePart, Observed, checked, reset_arguments, take_label};
+use crate::model::{EnvironmentFacts, Failure, FailureKind, LoopReport, Stage};
+use rollout_core::error::Fault;
+use rollout_guest::imports::{Boundary, Imports, Live, Role};
+use rollout_guest::instance::{
+    self, Bounds, Episode, EpisodeAction, EpisodeFailure, EpisodeStart, NativeAgent, NativeCall, NativeReply,
+    RunError,
+};
+use rollout_wire::openai::ToolCall;
+
+/// Name of the tool for actions that are values.
+const ACTION_TOOL: &str = "step";
+
+/// Maximum number of replies without a tool call, one after the other. The last one ends the episode.
+const IDLE_REPLIES_MAX: u32 = 3;
+
+/// Reason of the end of an episode that the environment ended.
+const DONE: &str = "done";
+
+/// Reason of the end of an episode in which the policy did not act any more.
+const NO_ACTION: &str = "no_action";
+
+/// Message to a policy that replied without a tool call.
+const REMINDER: &str = "Act by calling one of the tools.";
+
+impl Rollout {
+    /// Has the policy play an episode and stores its result. The errors are those of [`Rollout::run_agent`].
+    pub(super) async fn play(
+        &mut self,
+        imports: Box<Imports>,
+        bounds: Bounds,
+        boundary: &Arc<Boundary>,
+    ) -> Result<Result<(), Failure>, RunError> {
+        let facts = match self.host.environment().await {
+            Ok(facts) => facts,
+            Err(error) => {
+                let kind = FailureKind::Invalid;
+                return Ok(Err(Failure::new(Stage::Workflow, kind, Fault::Plugin, error.to_string())));
+            }
+        };
+        let deployment = &self.host.0.deployment;
+        let outside = Live { tools: deployment.tools.clone(), ..Live::until(bounds.deadline) };
+        let (limits, record) = (deployment.limits.clone(), self.record.clone());
+        let call_time_max = limits.workflow_time_max;
+        let of_episode = Imports::new(Role::Environment, self.run.clone(), limits, outside, record);
+        let of_episode = of_episode.across(boundary.clone());
+        let deadline = bounds.deadline;
+        let episode =
+            instance::start_episode(deployment.workflow.linked(), of_episode, bounds, call_time_max);
+        let start = self.episode_start();
+        let opening = self.opening(&facts);
+        let playing = async {
+            let agent = NativeAgent::new(imports)?;
+            Game { agent, episode, moves: Moves::new(&facts), played: Played::default() }
+                .play(start, opening)
+                .await
+        };
+        let ran = match deadline {
+            Some(deadline) => {
+                tokio::time::timeout_at(deadline, playing).await.unwrap_or(Err(RunError::Deadline))
+            }
+            None => playing.await,
+        };
+        let Played { reward, steps, tool_time, finish_reason, .. } = self.ends(boundary, ran)?;
+        self.loop_report =
+            Some(LoopReport { finish_reason: finish_reason.to_owned(), tool_calls: steps, tool_time });
+        self.own_reward = reward;
+        let is_over = finish_reason == DONE;
+        if reward.is_none() && !is_over && self.host.grader().is_none() {
+            // The environment rates only what it sees.
+            let why = if finish_reason == NO_ACTION { "calling no tool" } else { "using up a budget" };
+            let reason = format!(
+                "the model ended the episode by {why}, and the environment gave it no reward until then"
+            );
+            return Ok(Err(Failure::new(Stage::Workflow, FailureKind::NoReward, Fault::Model, reason)));
+        }
+        Ok(Ok(()))
+    }
+
+    /// Returns the parameters of the episode. With a grader, a label in the arguments becomes the request's.
+    fn episode_start(&mut self) -> EpisodeStart {
+        let rates_itself = rates_itself(&self.host);
+        let metadata = self.request.metadata.as_ref().map(|metadata| match rates_itself {
+            true => metadata.whole(),
+            false => metadata.public(),
+        });
+        let label = self.request.label.as_deref();
+        let metadata = metadata.map(|metadata| metadata.get());
+        let (seed, mut arguments) = reset_arguments(self.request.prompt.iter(), metadata, label);
+        if !rates_itself {
+            let label = take_label(&mut arguments);
+            self.request.label = self.request.label.take().or(label);
+        }
+        EpisodeStart {
+            seed,
+            episode_id: Some(self.request.id.as_str().to_owned()),
+            arguments: Value::Object(arguments).to_string(),
+        }
+    }
+
+    /// Returns the messages before the first observation: the prompt's system messages, or the environment's description.
+    fn opening(&self, facts: &EnvironmentFacts) -> Vec<String> {
+        let is_system =
+            |message: &&str| MessagePart::read(message).is_some_and(|message| message.role == "system");
+        let given: Vec<String> = self.request.prompt.iter().filter(is_system).map(str::to_owned).collect();
+        if !given.is_empty() {
+            return given;
+        }
+        let about = facts.description.trim();
+        let text =
+            format!("{about}\nAct by calling the tools, one step after the other, until the episode ends.");
+        vec![json!({"role": "system", "content": text.trim_start()}).to_string()]
+    }
+}
+
+/// The tools that the policy is offered.
+struct Moves {
+    /// OpenAI function tools.
+    tools: Vec<String>,
+    names: Vec<String>,
+    /// Whether the tool [`ACTION_TOOL`] takes an action that is a value.
+    has_action: bool,
+}
+
+impl Moves {
+    fn new(facts: &EnvironmentFacts) -> Self {
+        let mut names: Vec<String> = facts
+            .tools
+            .iter()
+            .map(|tool| tool.get("name").and_then(Value::as_str).unwrap_or_default().to_owned())
+            .collect();
+        let mut tools: Vec<String> = facts
+            .tools
+            .iter()
+            .map(|function| json!({"type": "function", "function": function}).to_string())
+            .collect();
+        let action = facts.action.as_ref().filter(|_| !names.iter().any(|name| name == ACTION_TOOL));
+        if let Some(action) = action {
+            let description = action.get("description").and_then(Value::as_str);
+            let description = description.unwrap_or("Takes an action in the environment.");
+            let function = json!({"name": ACTION_TOOL, "description": description, "parameters": action});
+            tools.push(json!({"type": "function", "function": function}).to_string());
+            names.push(ACTION_TOOL.to_owned());
+        }
+        Self { tools, has_action: action.is_some(), names }
+    }
+
+    /// Returns the action of a call, or the reason why it is none.
+    fn action(&self, call: &ToolCall) -> Result<EpisodeAction, String> {
+        let ToolCall { name, arguments, .. } = call;
+        if !self.names.contains(name) {
+            return Err(format!("there is no tool '{name}'; there are: {}", self.names.join(", ")));
+        }
+        // Models write an empty text for a function without parameters.
+        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+        let arguments =
+            rollout_wire::object(arguments).map_err(|wrong| format!("the arguments are {wrong}"))?;
+        let arguments = arguments.get().to_owned();
+        Ok(match self.has_action && name == ACTION_TOOL {
+            true => EpisodeAction::Value(arguments),
+            false => EpisodeAction::Call { name: name.clone(), arguments },
+        })
+    }
+}
+
+/// Result of an episode.
+struct Played {
+    /// Sum of the rewards, if there was any.
+    reward: Option<f64>,
+    /// Number of actions that the environment took.
+    steps: u32,
+    /// Sum of their durations.
+    tool_time: Duration,
+    is_done: bool,
+    finish_reason: &'static str,
+}
+
+impl Default for Played {
+    fn default() -> Self {
+        Self { reward: None, steps: 0, tool_time: Duration::ZERO, is_done: false, finish_reason: DONE }
+    }
+}
+
+/// An episode that the policy plays.
+struct Game {
+    agent: NativeAgent,
+    episode: Episode,
+    moves: Moves,
+    played: Played,
+}
+
+impl Game {
+    async fn play(mut self, start: EpisodeStart, opening: Vec<String>) -> Result<Played, RunError> {
+        let mut new = opening;
+        let first = self.episode.reset(start).await?.map_err(of_failure)?;
+        let first = self.take(checked(first, true).map_err(RunError::Invalid)?)?;
+        new.push(json!({"role": "user", "content": first}).to_string());
+        let mut idle = 0;
+        while !self.played.is_done {
+            let calls = match self.agent.complete(std::mem::take(&mut new), &self.moves.tools).await? {
+                NativeCall::Replied(NativeReply { tool_calls }) => tool_calls,
+                NativeCall::BudgetSpent(_) => {
+                    self.played.finish_reason = "budget_spent";
+                    break;
+                }
+            };
+            if calls.is_empty() {
+                idle += 1;
+                if idle == IDLE_REPLIES_MAX {
+                    self.played.finish_reason = NO_ACTION;
+                    break;
+                }
+                new.push(json!({"role": "user", "content": REMINDER}).to_string());
+                continue;
+            }
+            idle = 0;
+            for call in calls {
+                let text = self.act(&call).await?;
+                new.push(json!({"role": "tool", "tool_call_id": call.id, "content": text}).to_string());
+            }
+        }
+        if !new.is_empty() {
+            self.agent.push(new)?;
+        }
+        self.agent.set_metric("steps", f64::from(self.played.steps))?;
+        Ok(self.played)
+    }
+
+    /// Makes a call and returns its result for the policy.
+    async fn act(&mut self, call: &ToolCall) -> Result<String, RunError> {
+        if self.played.is_done {
+            return Ok("error: the episode has ended".to_owned());
+        }
+        let action = match self.moves.action(call) {
+            Ok(action) => action,
+            Err(wrong) => return Ok(format!("error: {wrong}")),
+        };
+        let is_value = matches!(action, EpisodeAction::Value(_));
+        let began = Instant::now();
+        let outcome = self.episode.step(action).await?;
+        self.played.tool_time += began.elapsed();
+        match outcome {
+            Ok(outcome) => {
+                self.played.steps += 1;
+                self.take(checked(outcome, is_value).map_err(RunError::Invalid)?)
+            }
+            Err(
+                EpisodeFailure::Failed(reason)
+                | EpisodeFailure::Invalid(reason)
+                | EpisodeFailure::TimedOut(reason),
+            ) => Ok(format!("error: {reason}")),
+        }
+    }
+
+    /// Adds a result to the episode's, and returns its observation for the policy.
+    fn take(&mut self, observed: Observed) -> Result<String, RunError> {
+        let text = observed.text();
+        let Observed { reward, done, .. } = observed;
+        if let Some(reward) = reward {
+            let sum = self.played.reward.unwrap_or_default() + reward;
+            if !sum.is_finite() {
+                return Err(RunError::Invalid(format!("the environment's rewards add up to {sum}")));
+            }
+            self.played.reward = Some(sum);
+        }
+        self.played.is_done = done;
+        Ok(text)
+    }
+}
+
+/// Converts the failure of a reset, without which there is no episode.
+fn of_failure(failure: EpisodeFailure) -> RunError {
+    match failure {
+        EpisodeFailure::Failed(reason) => RunError::Failed(reason),
+        EpisodeFailure::Invalid(reason) => RunError::Invalid(reason),
+        EpisodeFailure::TimedOut(reason) => RunError::TimedOut(reason),
+    }
+}
