@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Rollout, rates_itself};
+use super::{Rollout, grades_itself};
 use crate::episode::{MessagePart, Observed, checked, reset_arguments, take_label};
 use crate::model::{EnvironmentFacts, Failure, FailureKind, LoopReport, Stage};
 use rollout_core::error::Fault;
@@ -93,15 +93,15 @@ impl Rollout {
 
     /// Returns the parameters of the episode. With a grader, a label in the arguments becomes the request's.
     fn episode_start(&mut self) -> EpisodeStart {
-        let rates_itself = rates_itself(&self.host);
-        let metadata = self.request.metadata.as_ref().map(|metadata| match rates_itself {
+        let grades_itself = grades_itself(&self.host);
+        let metadata = self.request.metadata.as_ref().map(|metadata| match grades_itself {
             true => metadata.whole(),
             false => metadata.public(),
         });
         let label = self.request.label.as_deref();
         let metadata = metadata.map(|metadata| metadata.get());
         let (seed, mut arguments) = reset_arguments(self.request.prompt.iter(), metadata, label);
-        if !rates_itself {
+        if !grades_itself {
             let label = take_label(&mut arguments);
             self.request.label = self.request.label.take().or(label);
         }
