@@ -75,7 +75,7 @@ impl Rollout {
             }
             None => playing.await,
         };
-        let Played { reward, steps, tool_time, finish_reason, .. } = self.ends(boundary, ran)?;
+        let Played { reward, steps, tool_time, finish_reason, .. } = self.end_run(boundary, ran)?;
         self.loop_report =
             Some(LoopReport { finish_reason: finish_reason.to_owned(), tool_calls: steps, tool_time });
         self.own_reward = reward;
