@@ -41,6 +41,7 @@ pub struct RebuiltJournal {
 /// A message that was read and checked.
 struct Read {
     sequence: u64,
+    number: u64,
     is_fence: bool,
     chunks: Vec<Chunk>,
 }
@@ -55,8 +56,7 @@ impl ClaimedLog {
     ) -> Result<Vec<RebuiltJournal>, ClusterError> {
         let (sender, receiver) = mpsc::channel(MESSAGES_AHEAD);
         let log = self.log().to_owned();
-        let was_dropped = self.first_number().await? > 1;
-        let write = move || write(receiver, &log, was_dropped, segment_bytes, path_of);
+        let write = move || write(receiver, &log, segment_bytes, path_of);
         let written = tokio::task::spawn_blocking(write);
         let read = self.read(&sender).await;
         drop(sender);
@@ -70,17 +70,6 @@ impl ClaimedLog {
 
     fn damage(&self, sequence: u64, what: impl Into<String>) -> ClusterError {
         damage(self.log(), sequence, what)
-    }
-
-    /// Returns the number of the first message that is left.
-    async fn first_number(&self) -> Result<u64, ClusterError> {
-        let (cluster, subject) = (self.cluster().clone(), self.subject());
-        let first = self
-            .cluster()
-            .run(async move { cluster.0.stream.get_first_raw_message_by_subject(subject, 1).await });
-        let first = first.await?.map_err(unavailable)?;
-        let head = message::decode(&first.payload).map_err(|what| self.damage(first.sequence, what))?.0;
-        Ok(head.number)
     }
 
     fn subject(&self) -> String {
@@ -111,7 +100,11 @@ impl ClaimedLog {
             before = Some(head);
             let chunks = if head.is_fence { Vec::new() } else { self.chunks(sequence, body)? };
             // The other side has failed, and says why.
-            if sender.send(Read { sequence, is_fence: head.is_fence, chunks }).await.is_err() {
+            if sender
+                .send(Read { sequence, number: head.number, is_fence: head.is_fence, chunks })
+                .await
+                .is_err()
+            {
                 return Ok(());
             }
             let end = self.end();
@@ -188,12 +181,13 @@ impl Journals {
 fn write(
     mut messages: mpsc::Receiver<Read>,
     log: &str,
-    was_dropped: bool,
     segment_bytes: u64,
     path_of: impl Fn(&str) -> PathBuf,
 ) -> Result<Journals, ClusterError> {
     let (mut journals, mut joined) = (Journals::default(), Joined::default());
-    while let Some(Read { sequence, is_fence, chunks }) = messages.blocking_recv() {
+    let mut first = None;
+    while let Some(Read { sequence, number, is_fence, chunks }) = messages.blocking_recv() {
+        let was_dropped = *first.get_or_insert(number) > 1;
         if is_fence {
             joined.fence();
         }
