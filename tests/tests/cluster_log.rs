@@ -762,3 +762,36 @@ async fn a_kill_of_all_servers_loses_no_acknowledged_record() {
     assert_eq!(names, stored);
     assert!(rebuilt.iter().all(|rollout| rollout.ended && rollout.events.len() == 1));
 }
+
+#[tokio::test]
+async fn reading_of_a_log_continues_after_the_connection_was_lost() {
+    let nats = TestNats::start().await;
+    let proxy = LossyProxy::start(nats.urls()[0].replace("nats://", "")).await;
+    let urls = vec![format!("nats://127.0.0.1:{}", proxy.port)];
+    let cluster = connect_with(ClusterSettings { urls, ..settings(&nats) }).await;
+    let dir = tempfile::tempdir().unwrap();
+    let original = dir.path().join("original");
+    let writer = claim(&cluster, "a").await.writer();
+    let (journal, _) = open(&original, &writer, "journal");
+    let entry = journal.begin("a").unwrap();
+    for number in 0..200 {
+        entry.append(1, vec![Bytes::from(vec![number; 500_000])]).unwrap();
+        in_time("room", entry.room()).await;
+    }
+    in_time("the records", entry.written()).await.unwrap();
+    drop((entry, journal, writer));
+
+    let next = claim(&cluster, "b").await;
+    let root = dir.path().join("rebuilt");
+    let begun = root.join("journal.rebuilding/00000000000000000003.seg");
+    let interrupt = async {
+        until("the first segments", async || begun.exists().then_some(())).await;
+        proxy.loses.store(true, Ordering::SeqCst);
+        proxy.breaks.send(()).unwrap();
+        proxy.loses.store(false, Ordering::SeqCst);
+    };
+    let (rebuilt, ()) = tokio::join!(rebuild(&next, &root), interrupt);
+    let connects = cluster.jetstream().client().statistics().connects.load(Ordering::SeqCst);
+    assert!(connects > 1, "the connection was lost while the log was read");
+    assert_eq!(rollouts_in(&rebuilt.unwrap()[0]), rollouts_in(&original));
+}
