@@ -1,6 +1,5 @@
 //! NATS servers with JetStream on temporary stores: a single one, or a cluster on loopback.
 
-use std::path::Path;
 use std::sync::Mutex;
 
 use tempfile::TempDir;
@@ -62,13 +61,18 @@ impl TestNats {
             Server { dir, port: clients[at], process: Mutex::new(None) }
         });
         let nats = Self { servers: servers.collect() };
-        for at in 0..count {
-            nats.start_server(at).await;
-        }
-        for at in 0..count {
-            nats.is_ready(at).await;
-        }
+        nats.restart_all().await;
         nats
+    }
+
+    /// Starts all servers after they were killed, and waits until they accept connections.
+    pub async fn restart_all(&self) {
+        for at in 0..self.servers.len() {
+            self.start_server(at).await;
+        }
+        for at in 0..self.servers.len() {
+            self.is_ready(at).await;
+        }
     }
 
     /// Starts a server that was killed, and waits until it accepts connections.
@@ -118,16 +122,5 @@ impl TestNats {
         number
             .filter(|at| *at < self.servers.len())
             .unwrap_or_else(|| panic!("no server has the name {name}"))
-    }
-
-    /// Returns the directory in which a server stores its data.
-    pub fn store(&self, at: usize) -> &Path {
-        self.servers[at].dir.path()
-    }
-
-    /// Returns a server's log so far.
-    pub fn log(&self, at: usize) -> String {
-        let process = self.servers[at].process.lock().expect("no test panics with it");
-        process.as_ref().map_or_else(String::new, Process::stderr)
     }
 }

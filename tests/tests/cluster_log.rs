@@ -561,6 +561,14 @@ async fn servers_that_ask_for_credentials_refuse_a_process_without_and_take_one_
     let of_user =
         ClusterSettings { user: Some("host".to_owned()), password_file: Some(password), ..settings(&nats) };
     Cluster::connect(of_user).await.unwrap();
+
+    let accounts =
+        std::fs::read_to_string(project_root().join("tests/certificates/nats-accounts.conf")).unwrap();
+    let nats = TestNats::start_configured(&accounts).await;
+    let credentials = Some(project_root().join("tests/certificates/nats.creds"));
+    assert!(Cluster::connect(settings(&nats)).await.is_err());
+    let cluster = Cluster::connect(ClusterSettings { credentials, ..settings(&nats) }).await.unwrap();
+    claim(&cluster, "a").await;
     let missing = ClusterSettings { credentials: Some("missing.creds".into()), ..settings(&nats) };
     let error = Cluster::connect(missing).await.err().unwrap().to_string();
     assert_eq!(error, "the NATS credentials in missing.creds cannot be used");
@@ -711,4 +719,79 @@ async fn records_of_live_rollouts_outlive_the_age_of_the_log_and_an_idle_log_is_
 async fn claimed_messages(cluster: &Cluster) -> u64 {
     let mut stream = cluster.jetstream().get_stream("rollout-log").await.unwrap();
     stream.info().await.unwrap().state.last_sequence
+}
+
+#[tokio::test]
+async fn a_kill_of_all_servers_loses_no_acknowledged_record() {
+    let nats = TestNats::start_cluster().await;
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = connect(&nats).await;
+    let claimed = claim(&cluster, "a").await;
+    let writer = claimed.writer();
+    let (journal, _) = open(&dir.path().join("original"), &writer, "journal");
+    let rollouts = async {
+        let mut stored = Vec::new();
+        for number in 0..200_u32 {
+            // Some are refused while the servers are away, as a caller would see.
+            let entry = until("the journal to take a rollout", async || {
+                journal.begin(&format!("rollout {number}")).ok()
+            })
+            .await;
+            entry.append(1, vec![Bytes::from(vec![1; 3000])]).unwrap();
+            in_time("the admission", entry.admitted()).await.unwrap();
+            entry.end();
+            stored.push(format!("rollout {number}"));
+        }
+        in_time("the last records", journal.written()).await.unwrap();
+        stored
+    };
+    let kills = async {
+        for messages in [30, 90] {
+            until("records", async || (writer.messages() >= messages).then_some(())).await;
+            nats.kill_all().await;
+            nats.restart_all().await;
+        }
+    };
+    let (stored, ()) = tokio::join!(rollouts, kills);
+    drop((journal, writer));
+    let next = claim(&cluster, "b").await;
+    let rebuilt = rebuild(&next, &dir.path().join("rebuilt")).await.unwrap();
+    let rebuilt = rollouts_in(&rebuilt[0]);
+    let names: Vec<_> =
+        rebuilt.iter().map(|rollout| String::from_utf8_lossy(&rollout.name).into_owned()).collect();
+    assert_eq!(names, stored);
+    assert!(rebuilt.iter().all(|rollout| rollout.ended && rollout.events.len() == 1));
+}
+
+#[tokio::test]
+async fn reading_of_a_log_continues_after_the_connection_was_lost() {
+    let nats = TestNats::start().await;
+    let proxy = LossyProxy::start(nats.urls()[0].replace("nats://", "")).await;
+    let urls = vec![format!("nats://127.0.0.1:{}", proxy.port)];
+    let cluster = connect_with(ClusterSettings { urls, ..settings(&nats) }).await;
+    let dir = tempfile::tempdir().unwrap();
+    let original = dir.path().join("original");
+    let writer = claim(&cluster, "a").await.writer();
+    let (journal, _) = open(&original, &writer, "journal");
+    let entry = journal.begin("a").unwrap();
+    for number in 0..200 {
+        entry.append(1, vec![Bytes::from(vec![number; 500_000])]).unwrap();
+        in_time("room", entry.room()).await;
+    }
+    in_time("the records", entry.written()).await.unwrap();
+    drop((entry, journal, writer));
+
+    let next = claim(&cluster, "b").await;
+    let root = dir.path().join("rebuilt");
+    let begun = root.join("journal.rebuilding/00000000000000000003.seg");
+    let interrupt = async {
+        until("the first segments", async || begun.exists().then_some(())).await;
+        proxy.loses.store(true, Ordering::SeqCst);
+        proxy.breaks.send(()).unwrap();
+        proxy.loses.store(false, Ordering::SeqCst);
+    };
+    let (rebuilt, ()) = tokio::join!(rebuild(&next, &root), interrupt);
+    let connects = cluster.jetstream().client().statistics().connects.load(Ordering::SeqCst);
+    assert!(connects > 1, "the connection was lost while the log was read");
+    assert_eq!(rollouts_in(&rebuilt.unwrap()[0]), rollouts_in(&original));
 }

@@ -116,6 +116,20 @@ async fn an_episode_is_played_by_lines_of_standard_input() {
 }
 
 #[tokio::test]
+async fn a_project_in_python_is_played_without_a_build() {
+    let dir = temporary();
+    let componentize = python_program("componentize-py").display().to_string();
+    let options = ["test", "--split", "train", "--interactive", "--componentize-py", &componentize];
+    let project = project_root().join("examples/word-walk/python");
+
+    let played = ran(&options, &project, Some(&file("lines.txt")), dir.path()).await;
+
+    assert_eq!(played.code, Some(0), "{}{}", played.stdout, played.stderr);
+    assert!(played.stderr.contains("quick mode"), "{}", played.stderr);
+    assert!(played.stdout.contains("after 13 steps, with the reward 1"), "{}", played.stdout);
+}
+
+#[tokio::test]
 async fn the_end_of_the_input_and_lines_that_fit_nothing_are_explained() {
     let dir = temporary();
     let input = dir.path().join("lines.txt");

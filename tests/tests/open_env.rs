@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rollout_tests::{
-    OPERATOR, Start, TestCatalog, TestHost, example, guest, in_time, project_root, python_guest,
-    rollout_host, trainer_python,
+    OPERATOR, TestCatalog, TestHost, example, guest, in_time, project_root, python_guest, rollout_host,
+    trainer_python,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;

@@ -275,7 +275,7 @@ fn schema_of<T: JsonSchema>() -> Value {
 /// Describes the author's environment.
 pub(crate) fn describe<E: Environment<C>, C: DeserializeOwned>() -> contract::Description {
     // A root schema is never false: the generator writes it as an object.
-    let has_action = E::Action::json_schema(&mut SchemaGenerator::default()) != Schema::from(false);
+    let has_action = E::Action::json_schema(&mut SchemaGenerator::default()) != false;
     let action = has_action.then(schema_of::<E::Action>);
     let splits = E::splits().into_iter().map(|Split { name, kind, tasks }| {
         let kind = match kind {

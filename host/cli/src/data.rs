@@ -31,7 +31,7 @@ pub(super) struct DataOptions {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["data", "data_format", "map", "system_prompt", "label_after"])]
     pub split: Option<String>,
     /// Format, if the file's name does not show it: jsonl, json, csv, tsv or parquet.
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, value_name = "FORMAT", hide_short_help = true)]
     data_format: Option<Format>,
     /// Uses columns with other names: `--map prompt=question,label=answer`. Targets are prompt,
     /// system_prompt, label, metadata, and metadata.NAME for one member of the metadata, which the workflow

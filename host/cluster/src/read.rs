@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use async_nats::jetstream::consumer::{DeliverPolicy, pull};
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use rollout_journal::{Rebuild, read_record};
@@ -16,7 +16,13 @@ use crate::message::{self, Chunk, Head, Joined};
 use crate::writer;
 
 /// Number of messages that the server sends at once. A message has at most 768 KiB.
-const MESSAGES_AT_ONCE: i64 = 16;
+const MESSAGES_AT_ONCE: usize = 32;
+
+/// Time after which a request for messages ends with what was delivered.
+const BATCH_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Pause before reading continues with another consumer.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Number of read messages that wait to be written to disk.
 const MESSAGES_AHEAD: usize = 4;
@@ -41,8 +47,19 @@ pub struct RebuiltJournal {
 /// A message that was read and checked.
 struct Read {
     sequence: u64,
+    number: u64,
     is_fence: bool,
     chunks: Vec<Chunk>,
+}
+
+/// Position of reading.
+struct Position {
+    /// Head of the last message that was read.
+    before: Option<Head>,
+    /// Sequence from which reading continues.
+    next: u64,
+    /// Time of the last message.
+    since: Instant,
 }
 
 impl ClaimedLog {
@@ -55,8 +72,7 @@ impl ClaimedLog {
     ) -> Result<Vec<RebuiltJournal>, ClusterError> {
         let (sender, receiver) = mpsc::channel(MESSAGES_AHEAD);
         let log = self.log().to_owned();
-        let was_dropped = self.first_number().await? > 1;
-        let write = move || write(receiver, &log, was_dropped, segment_bytes, path_of);
+        let write = move || write(receiver, &log, segment_bytes, path_of);
         let written = tokio::task::spawn_blocking(write);
         let read = self.read(&sender).await;
         drop(sender);
@@ -72,56 +88,93 @@ impl ClaimedLog {
         damage(self.log(), sequence, what)
     }
 
-    /// Returns the number of the first message that is left.
-    async fn first_number(&self) -> Result<u64, ClusterError> {
-        let (cluster, subject) = (self.cluster().clone(), self.subject());
-        let first = self
-            .cluster()
-            .run(async move { cluster.0.stream.get_first_raw_message_by_subject(subject, 1).await });
-        let first = first.await?.map_err(unavailable)?;
-        let head = message::decode(&first.payload).map_err(|what| self.damage(first.sequence, what))?.0;
-        Ok(head.number)
-    }
-
     fn subject(&self) -> String {
         self.cluster().0.settings.subject(self.log())
     }
 
     /// Reads all messages up to the fence of this claim.
     async fn read(&self, sender: &mpsc::Sender<Read>) -> Result<(), ClusterError> {
-        let config = pull::OrderedConfig {
+        let mut position = Position { before: None, next: 1, since: Instant::now() };
+        loop {
+            let why = match self.read_on(&mut position, sender).await {
+                Ok(()) => return Ok(()),
+                Err(ClusterError::Unavailable(why)) => why,
+                Err(error) => return Err(error),
+            };
+            // The consumer is lost with its server.
+            if position.since.elapsed() > SILENCE_MAX {
+                return Err(ClusterError::Unavailable(why));
+            }
+            tracing::debug!(why, log = self.log(), sequence = position.next, "reading the log continues");
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    /// Reads with one consumer, for as long as it delivers.
+    async fn read_on(
+        &self,
+        position: &mut Position,
+        sender: &mpsc::Sender<Read>,
+    ) -> Result<(), ClusterError> {
+        let config = pull::Config {
             filter_subject: self.subject(),
-            deliver_policy: DeliverPolicy::All,
-            max_batch: MESSAGES_AT_ONCE,
-            ..pull::OrderedConfig::default()
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: position.next },
+            ack_policy: AckPolicy::None,
+            inactive_threshold: SILENCE_MAX,
+            memory_storage: true,
+            num_replicas: 1,
+            ..pull::Config::default()
         };
         let consumer = self.cluster().0.stream.create_consumer(config).await.map_err(unavailable)?;
-        let mut messages = consumer.messages().await.map_err(unavailable)?;
-        let mut before: Option<Head> = None;
+        let mut delivered = 0;
         loop {
-            let silent = |_| ClusterError::Unavailable(format!("no message came for {SILENCE_MAX:?}"));
-            let next = tokio::time::timeout(SILENCE_MAX, messages.next()).await.map_err(silent)?;
-            let ended = || ClusterError::Unavailable("reading ended before the end of the log".to_owned());
-            let message = next.ok_or_else(ended)?.map_err(unavailable)?;
-            let about = message.info().map_err(|error| ClusterError::Unavailable(error.to_string()))?;
-            let sequence = about.stream_sequence;
-            let (head, body) =
-                message::decode(&message.payload).map_err(|what| self.damage(sequence, what))?;
-            self.check(sequence, before, head)?;
-            before = Some(head);
-            let chunks = if head.is_fence { Vec::new() } else { self.chunks(sequence, body)? };
-            // The other side has failed, and says why.
-            if sender.send(Read { sequence, is_fence: head.is_fence, chunks }).await.is_err() {
-                return Ok(());
-            }
-            let end = self.end();
-            if sequence >= end.sequence {
-                if sequence > end.sequence || head.number != end.number {
-                    return Err(self.damage(sequence, "it is not the fence that was appended"));
+            let batch = consumer.batch().max_messages(MESSAGES_AT_ONCE).expires(BATCH_TIME_MAX);
+            let mut batch = batch.messages().await.map_err(unavailable)?;
+            let before = delivered;
+            loop {
+                // The request's own expiry does not come from a server that is gone.
+                let next =
+                    tokio::time::timeout(2 * BATCH_TIME_MAX, batch.next()).await.map_err(unavailable)?;
+                let Some(message) = next else { break };
+                let message = message.map_err(|error| ClusterError::Unavailable(error.to_string()))?;
+                let about = message.info().map_err(|error| ClusterError::Unavailable(error.to_string()))?;
+                delivered += 1;
+                // A message that was lost on its way is not missing in the log.
+                if about.consumer_sequence != delivered {
+                    return Err(ClusterError::Unavailable("a message was lost on its way".to_owned()));
                 }
-                return Ok(());
+                if self.take(position, about.stream_sequence, &message.payload, sender).await? {
+                    return Ok(());
+                }
+            }
+            if delivered == before {
+                return Err(ClusterError::Unavailable("the servers deliver no more of the log".to_owned()));
             }
         }
+    }
+
+    /// Checks a message and hands it over. Returns whether it is the last one.
+    async fn take(
+        &self,
+        position: &mut Position,
+        sequence: u64,
+        payload: &Bytes,
+        sender: &mpsc::Sender<Read>,
+    ) -> Result<bool, ClusterError> {
+        let (head, body) = message::decode(payload).map_err(|what| self.damage(sequence, what))?;
+        self.check(sequence, position.before, head)?;
+        *position = Position { before: Some(head), next: sequence + 1, since: Instant::now() };
+        let chunks = if head.is_fence { Vec::new() } else { self.chunks(sequence, body)? };
+        let read = Read { sequence, number: head.number, is_fence: head.is_fence, chunks };
+        // The other side has failed, and has the reason.
+        if sender.send(read).await.is_err() {
+            return Ok(true);
+        }
+        let end = self.end();
+        if sequence > end.sequence || (sequence == end.sequence && head.number != end.number) {
+            return Err(self.damage(sequence, "it is not the fence that was appended"));
+        }
+        Ok(sequence == end.sequence)
     }
 
     fn chunks(&self, sequence: u64, body: Bytes) -> Result<Vec<Chunk>, ClusterError> {
@@ -188,12 +241,13 @@ impl Journals {
 fn write(
     mut messages: mpsc::Receiver<Read>,
     log: &str,
-    was_dropped: bool,
     segment_bytes: u64,
     path_of: impl Fn(&str) -> PathBuf,
 ) -> Result<Journals, ClusterError> {
     let (mut journals, mut joined) = (Journals::default(), Joined::default());
-    while let Some(Read { sequence, is_fence, chunks }) = messages.blocking_recv() {
+    let mut first = None;
+    while let Some(Read { sequence, number, is_fence, chunks }) = messages.blocking_recv() {
+        let was_dropped = *first.get_or_insert(number) > 1;
         if is_fence {
             joined.fence();
         }

@@ -156,6 +156,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_section_of_a_file_fills_the_settings_and_unknown_names_are_errors() {
+        let read = |text: &str| serde_json::from_str::<ClusterSettings>(text);
+        let settings =
+            read(r#"{"urls": ["nats://a:1"], "log-age-secs": 60, "servers-sync-always": true}"#).unwrap();
+        assert_eq!((settings.log_age_secs, settings.replicas, settings.servers_sync_always), (60, 3, true));
+        assert!(read(r#"{"urls": [], "log-age": 60}"#).unwrap_err().to_string().contains("log-age"));
+    }
+
+    #[test]
     fn wrong_settings_are_named() {
         let good = || ClusterSettings { urls: vec!["nats://a:1".to_owned()], ..ClusterSettings::default() };
         let check = |change: fn(&mut ClusterSettings), name: &str| {

@@ -44,7 +44,6 @@ const SEGMENT_BYTES: u64 = 8 << 20;
 #[derive(Debug, Args)]
 #[command(
     override_usage = "rollout-host eval [OPTIONS] --data <FILE> --model <NAME> <PLUGIN>\n       \
-    rollout-host eval [OPTIONS] --split <NAME> --model <NAME> <PLUGIN>\n       \
     rollout-host eval [OPTIONS] --replay <DIR> [PLUGIN]",
     // Unused when an evaluation is graded again.
     mut_arg("data", |data| data.required(false).required_unless_present_any(["replay", "split"])),
@@ -52,7 +51,6 @@ const SEGMENT_BYTES: u64 = 8 << 20;
     after_help = "Exit codes: 0 every rollout has a reward; 1 some have none and the plugin is at fault;\n\
     2 not done, or some have none and the model or the host is at fault (--retry-unscored runs those again).\n\n\
     Examples:\n  rollout-host eval my_agent.wasm --data rows.jsonl --model mock\n  \
-    rollout-host eval my_environment.wasm --split test --model gpt-x --base-url https://HOST/v1 --api-key-env KEY\n  \
     rollout-host eval my_agent.wasm --data rows.jsonl --n 4 --model gpt-x --base-url https://HOST/v1 --api-key-env KEY\n  \
     rollout-host eval --replay evals/my_agent-rows-1700000000 --grader stricter.wasm"
 )]

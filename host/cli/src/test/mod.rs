@@ -40,6 +40,8 @@ pub(super) use transcript::Transcript;
 /// action, and /help lists what may be entered. Lines may come from a file: `… --interactive < answers.txt`.
 #[derive(Debug, Args)]
 #[command(
+    override_usage = "rollout-host test [OPTIONS] --data <FILE> --model <NAME> <PLUGIN>\n       \
+    rollout-host test [OPTIONS] --interactive <PLUGIN>",
     mut_arg("data", |data| data.required(false).required_unless_present_any(["interactive", "split"])),
     // Empty if a person plays.
     mut_arg("name", |name| name.required(false).required_unless_present("interactive").default_value("").hide_default_value(true)),

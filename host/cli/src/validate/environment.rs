@@ -324,7 +324,7 @@ fn made_up(schema: &Value) -> Value {
 }
 
 fn shown(text: &str) -> String {
-    beginning(text, SHOWN_BYTES_MAX).to_string()
+    beginning(text, SHOWN_BYTES_MAX)
 }
 
 #[cfg(test)]
