@@ -15,7 +15,8 @@ use super::plugin_file::{default_dir, this_program};
 use super::print::outln;
 use super::registry::{AccessOptions, in_runtime};
 use super::{Exit, OUTPUT, SETTINGS, build, options};
-use rollout_assembly::config::Config;
+use rollout_assembly::config::{ClusterSettings, Config};
+use rollout_cluster::{Finding, Severity};
 use rollout_core::capacity::Machine;
 use rollout_core::limits::LoadLimits;
 use rollout_guest::engine::MemoryPlan;
@@ -163,6 +164,9 @@ impl Doctor {
             Ok(config) => {
                 report.good("configuration", format_args!("{} has no mistakes", file.display()));
                 configured_directories(report, &config);
+                if let Some(nats) = &config.cluster.nats {
+                    replicated_logs(report, nats);
+                }
             }
             Err(error) => report.failed("configuration", &error),
         }
@@ -200,6 +204,24 @@ impl Doctor {
 }
 
 /// Checks the limits of this machine and process.
+/// Checks the NATS servers on which logs of workers are replicated.
+fn replicated_logs(report: &mut Report, nats: &ClusterSettings) {
+    let checked = in_runtime(async { Ok(rollout_cluster::check(nats).await) });
+    match checked {
+        Ok(findings) => {
+            for Finding { check, severity, finding, advice } in findings {
+                let state = match severity {
+                    Severity::Good => State::Good,
+                    Severity::Warning => State::Warning,
+                    Severity::Failure => State::Failed,
+                };
+                report.add(check, state, finding, advice.as_deref());
+            }
+        }
+        Err(error) => report.failed("nats", &error),
+    }
+}
+
 fn machine(report: &mut Report) {
     let machine = Machine::read_again();
     let (free, files) = (machine.memory_bytes_free, machine.descriptors_max);
