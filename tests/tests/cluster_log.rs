@@ -462,6 +462,26 @@ async fn an_owner_whose_log_is_claimed_is_notified_by_its_heartbeat() {
 }
 
 #[tokio::test]
+async fn a_process_claims_the_log_with_its_own_name_despite_heartbeats_of_the_one_before() {
+    let nats = TestNats::start().await;
+    let cluster = connect_with(ClusterSettings { heartbeat_secs: 0.05, ..settings(&nats) }).await;
+    let mut owners = Vec::new();
+    for epoch in 1..=10 {
+        let claimed = claim(&cluster, "a").await;
+        assert_eq!(claimed.epoch(), epoch);
+        let beats = claimed.announce(watch::Sender::new(owner("a")).subscribe());
+        owners.push((claimed.writer(), beats));
+    }
+    let (last, _beats) = owners.pop().unwrap();
+    for (writer, _) in &owners {
+        in_time("the notification", writer.fenced()).await;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = open(dir.path(), &last, "journal");
+    in_time("the last owner's record", journal.begin("a").unwrap().admitted()).await.unwrap();
+}
+
+#[tokio::test]
 async fn no_log_is_lost_because_nats_was_away() {
     let nats = TestNats::start().await;
     let cluster = connect(&nats).await;

@@ -85,10 +85,11 @@ impl ClaimRun {
             is_begun: is_begun || last.is_some(),
             is_released: false,
         };
-        let revision = self.set(&entry, before.as_ref().map(|(_, revision)| *revision)).await?;
+        let is_own = expected.is_none();
+        let revision = self.set(&entry, before.as_ref().map(|(_, revision)| *revision), is_own).await?;
         let end = self.fence(epoch, entry.is_begun).await?;
         entry.is_begun = true;
-        let revision = self.set(&entry, Some(revision)).await?;
+        let revision = self.set(&entry, Some(revision), false).await?;
         let Self { cluster, log, .. } = self;
         Ok(ClaimedLog { cluster, log, end, entry, revision, fenced: watch::Sender::new(None) })
     }
@@ -125,8 +126,14 @@ impl ClaimRun {
         }
     }
 
-    /// Sets the log's entry if its revision is this one, or if there is none yet. Returns the new revision.
-    async fn set(&self, entry: &LogEntry, revision: Option<u64>) -> Result<u64, ClaimError> {
+    /// Sets the log's entry if its revision is this one, or if there is none yet. Returns the new revision. If
+    /// `outbids` is set, heartbeats of an earlier owner do not prevent that.
+    async fn set(
+        &self,
+        entry: &LogEntry,
+        mut revision: Option<u64>,
+        outbids: bool,
+    ) -> Result<u64, ClaimError> {
         let mut retries = 0;
         loop {
             let set = match revision {
@@ -146,6 +153,13 @@ impl ClaimRun {
                 // An attempt that was not answered may have succeeded.
                 None => match self.entry().await? {
                     Some((is, revision)) if is == *entry => return Ok(revision),
+                    Some((is, newer)) if outbids && is.epoch < entry.epoch => {
+                        // Another server may answer with an older entry. A newer one is outbid at once, before the next
+                        // heartbeat.
+                        if revision.replace(newer).is_some_and(|before| before >= newer) {
+                            pause(&mut retries, "its owner sends heartbeats".to_owned()).await?;
+                        }
+                    }
                     other => return Err(self.lost(other.as_ref().map(|(entry, _)| entry))),
                 },
             }
