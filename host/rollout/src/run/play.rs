@@ -15,7 +15,7 @@ use super::{Rollout, grades_itself};
 use crate::episode::{MessagePart, Observed, checked, reset_arguments, take_label};
 use crate::model::{EnvironmentFacts, Failure, FailureKind, LoopReport, Stage};
 use rollout_core::error::Fault;
-use rollout_guest::imports::{Boundary, Imports, Live, Role};
+use rollout_guest::imports::{Boundary, Imports, Live, Role, RunContext};
 use rollout_guest::instance::{
     self, Bounds, Episode, EpisodeAction, EpisodeFailure, EpisodeStart, NativeAgent, NativeCall, NativeReply,
     RunError,
@@ -56,7 +56,9 @@ impl Rollout {
         let outside = Live { tools: deployment.tools.clone(), ..Live::until(bounds.deadline) };
         let (limits, record) = (deployment.limits.clone(), self.record.clone());
         let call_time_max = limits.workflow_time_max;
-        let of_episode = Imports::new(Role::Environment, self.run.clone(), limits, outside, record);
+        // The arguments of the reset are all that the environment receives: metadata may have a label.
+        let run = Arc::new(RunContext { metadata: None, ..(*self.run).clone() });
+        let of_episode = Imports::new(Role::Environment, run, limits, outside, record);
         let of_episode = of_episode.across(boundary.clone());
         let deadline = bounds.deadline;
         let episode =
