@@ -334,7 +334,8 @@ impl Serve {
         let callers_max = callers_max(&assembled.slots);
         let worker = own_log.map(|log| {
             let adopter = self.adopt.is_none().then(|| adopt::Adopter::new(host.budget().clone()));
-            runtime.block_on(log.announce(server.clone(), adopter))
+            let _within = runtime.enter();
+            log.announce(server.clone(), adopter)
         });
         let any = AnyServer::One(server.clone());
         let serving = serve(&config, &any, callers_max, socket, traces);

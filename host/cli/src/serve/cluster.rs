@@ -215,8 +215,8 @@ impl OwnLog {
     }
 
     /// Announces the worker to gateways and other workers, stops this process when its log is taken over, and takes over
-    /// the logs of dead workers if there is an adopter.
-    pub(super) async fn announce(self, server: Server, adopter: Option<Adopter>) -> Announced {
+    /// the logs of dead workers if there is an adopter. Must be called within the runtime.
+    pub(super) fn announce(self, server: Server, adopter: Option<Adopter>) -> Announced {
         let Self { claimed, writer, cluster, mut state, .. } = self;
         let own = claimed.log().to_owned();
         let watched = writer.clone();
