@@ -114,8 +114,9 @@ pub(super) struct OwnLog {
     claimed: ClaimedLog,
     writer: Arc<LogWriter>,
     journal: PathBuf,
+    heartbeats: Heartbeats,
     cluster: Cluster,
-    state: WorkerState,
+    states: watch::Sender<WorkerState>,
 }
 
 /// Connects to NATS, and refuses weak settings unless the operator accepts them.
@@ -157,6 +158,9 @@ pub(super) async fn claim_log(
     let version = env!("CARGO_PKG_VERSION").to_owned();
     let state = WorkerState { url, version, ..WorkerState::default() };
     let claimed = cluster.claim(Claim::Own(&name), &state).await?;
+    // Reading the log may take longer than a lease.
+    let (states, state_news) = watch::channel(state);
+    let heartbeats = claimed.announce(state_news);
     let root = settings.path.join(REBUILT);
     remove(&root).with_context(|| format!("cannot remove {}", root.display()))?;
     std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
@@ -165,7 +169,7 @@ pub(super) async fn claim_log(
     let records: u64 = rebuilt.iter().map(|journal| journal.records).sum();
     tracing::info!(log = name, epoch = claimed.epoch(), records, "the log was claimed");
     let writer = Arc::new(claimed.writer());
-    Ok(Some(OwnLog { writer, journal: root.join(JOURNAL), claimed, cluster, state }))
+    Ok(Some(OwnLog { writer, journal: root.join(JOURNAL), claimed, heartbeats, cluster, states }))
 }
 
 fn remove(folder: &Path) -> std::io::Result<()> {
@@ -214,10 +218,10 @@ impl OwnLog {
         Ok((Some(journal), Some(unfinished)))
     }
 
-    /// Announces the worker to gateways and other workers, stops this process when its log is taken over, and takes over
+    /// Announces the load of the worker, stops this process when its log is taken over, and takes over
     /// the logs of dead workers if there is an adopter. Must be called within the runtime.
     pub(super) fn announce(self, server: Server, adopter: Option<Adopter>) -> Announced {
-        let Self { claimed, writer, cluster, mut state, .. } = self;
+        let Self { claimed, heartbeats, writer, cluster, states, .. } = self;
         let own = claimed.log().to_owned();
         let watched = writer.clone();
         tokio::spawn(async move {
@@ -225,20 +229,15 @@ impl OwnLog {
             tracing::error!(%why, "this worker's log was taken over; stopping all rollouts");
             exit_fenced();
         });
-        let (sender, states) = watch::channel(state.clone());
         tokio::spawn(async move {
             let mut ticks = tokio::time::interval(LOAD_INTERVAL);
             loop {
                 ticks.tick().await;
                 let load = server.load();
                 let free = load.max_concurrent.saturating_sub(load.running + load.queued);
-                state.free_slots = BTreeMap::from([(String::new(), free)]);
-                if sender.send(state.clone()).is_err() {
-                    return;
-                }
+                states.send_modify(|state| state.free_slots = BTreeMap::from([(String::new(), free)]));
             }
         });
-        let heartbeats = claimed.announce(states);
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
         Announced { heartbeats, adopting, _writer: writer }
     }

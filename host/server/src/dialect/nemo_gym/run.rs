@@ -29,8 +29,8 @@ use rollout_core::error::Fault;
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, Undelivered};
 use rollout_rollout::{
-    AdmitError, AgentForm, Continuation, Finished, Host, LoopOptions, Outcome, Resources, Rollout,
-    RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra, UnfinishedRollout, drive,
+    AdmitError, AgentForm, Continuation, Finished, Host, JournalRefused, LoopOptions, Outcome, Resources,
+    Rollout, RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra, UnfinishedRollout, drive,
 };
 use rollout_wire::atif::SchemaVersion;
 use rollout_wire::digest::sha256_parts;
@@ -194,7 +194,11 @@ async fn start(
         let ended = inner.ended.notified();
         match host.admit(request(&host, model, &requested)?, resources) {
             Ok(rollout) => break (rollout, host),
-            Err(AdmitError::Full { .. } | AdmitError::NoMemory(_)) if Instant::now() < until => {
+            Err(
+                AdmitError::Full { .. }
+                | AdmitError::NoMemory(_)
+                | AdmitError::NotKept(JournalRefused::Late(_)),
+            ) if Instant::now() < until => {
                 let _ = tokio::time::timeout(ADMISSION_PAUSE, ended).await;
             }
             Err(AdmitError::Quota(over)) if over.retry_after.is_some() && Instant::now() < until => {

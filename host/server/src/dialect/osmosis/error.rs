@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Problem;
 use crate::dialect::body::BodyRefused;
 use crate::dialect::ledger::{NoAnswer, ReadError};
-use rollout_rollout::{AdmitError, ForkError, OverQuota};
+use rollout_rollout::{AdmitError, ForkError, JournalRefused, OverQuota};
 
 /// Seconds of `Retry-After` in a refusal.
 const RETRY_AFTER_SECS: u64 = 5;
@@ -44,6 +44,8 @@ pub(super) enum ApiError {
     NoMemory,
     /// The journal cannot store it, with the reason.
     NotKept(String),
+    /// The replicated log does not acknowledge records at present, with the reason.
+    Late(String),
     /// Another caller needs the connection.
     Crowded,
     /// The host is shutting down.
@@ -57,6 +59,7 @@ impl From<AdmitError> for ApiError {
             AdmitError::Quota(over) => Self::Quota(over),
             AdmitError::NoMemory(_) => Self::NoMemory,
             AdmitError::Duplicate => Self::Registered,
+            AdmitError::NotKept(why @ JournalRefused::Late(_)) => Self::Late(why.to_string()),
             AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
             AdmitError::Closed => Self::Closed,
         }
@@ -108,7 +111,9 @@ impl From<ForkError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let retry_after = match &self {
-            Self::Full | Self::NoMemory | Self::NotKept(_) | Self::Crowded => Some(RETRY_AFTER_SECS),
+            Self::Full | Self::NoMemory | Self::NotKept(_) | Self::Late(_) | Self::Crowded => {
+                Some(RETRY_AFTER_SECS)
+            }
             Self::Quota(over) => over.retry_after.map(|time| time.as_secs_f64().ceil().max(1.0) as u64),
             _ => None,
         };
@@ -138,6 +143,8 @@ impl IntoResponse for ApiError {
                 None => (StatusCode::FORBIDDEN, over.to_string().into()),
             },
             Self::NotKept(why) => (StatusCode::SERVICE_UNAVAILABLE, why.into()),
+            // Clients repeat after 429 only.
+            Self::Late(why) => (StatusCode::TOO_MANY_REQUESTS, why.into()),
             Self::Crowded => {
                 (StatusCode::SERVICE_UNAVAILABLE, "every connection is in use; retry later".into())
             }
