@@ -10,6 +10,7 @@ use rollout_tests::{
     Admitted, Controller, Exposition, Serve, Start, TestHost, example, in_time, rollout_host, trainer_python,
     until,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -193,6 +194,26 @@ async fn poll_until_result(url: &str, admitted: &Admitted) -> Value {
 }
 
 #[tokio::test]
+async fn polls_of_a_worker_that_is_stopped_do_not_hang() {
+    let controller = Controller::start().await;
+    let host = worker("conform", "w0").start().await;
+    let serve = gateway_to(&[host.url().to_owned()]).option("--lost-after-secs", 2);
+    let gateway = gateway(serve, 1).await;
+    controller.hold();
+    let admitted = gateway.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.chats_arrived(1).await;
+
+    // Its connections stay open, and nothing answers.
+    host.process().signal(Signal::STOP);
+
+    let result = gateway.result(&admitted).await;
+    assert_eq!(result["err_category"], "internal_error", "{result:#}");
+    let refused = gateway.ask(&controller.rollout("Calculate 2 + 3.")).await;
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    host.process().signal(Signal::CONT);
+}
+
+#[tokio::test]
 async fn rollouts_of_a_worker_that_stays_away_end_as_lost() {
     let controller = Controller::start().await;
     let lost = worker("conform", "w0").start().await;
@@ -364,6 +385,8 @@ async fn only_a_gateway_reaches_a_worker_and_only_a_key_reaches_a_gateway() {
     all_up(&gateway, 1).await;
     assert_eq!(gateway.run(&request).await["sample"]["reward"], 1.0);
     assert_eq!(gateway.get("/cluster/status").await.status, 404, "it is for gateways");
+    let page = gateway.get("/ui").await;
+    assert!(page.status == 404 && page.text.contains("/health lists its workers"), "{}", page.text);
     let gateway = gateway.with_key("another");
     assert_eq!(gateway.ask(&request).await.status, 401);
     assert_eq!(gateway.get("/health").await.status, 401);
@@ -415,4 +438,25 @@ async fn wrong_roles_are_refused_with_what_to_do() {
     check(&[plugin, "--role", "worker", "--cluster-key-env", "NOT_SET"], "NOT_SET, which is not set").await;
     let gateway = ["--role", "gateway", "--cluster-key-env", "NOT_SET", "--worker", "http://w:9000"];
     check(&[&[plugin][..], &gateway].concat(), "a gateway runs no rollouts").await;
+}
+
+#[tokio::test]
+async fn the_manifests_fit_the_schemas_of_kubernetes_and_their_arguments_are_the_programs() {
+    let python = trainer_python("kubernetes-validate-1.33.0").await;
+    let file = rollout_tests::project_root().join("deploy/kubernetes.yaml");
+    let mut validate = tokio::process::Command::new(python.with_file_name("kubernetes-validate"));
+    let ran = validate.args(["-k", "1.33", "--strict"]).arg(&file).output().await.unwrap();
+    let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    assert!(ran.status.success() && said.contains("statefulset/rollout-worker"), "{said}");
+
+    // Each option of the manifests and of the Compose file is one of `serve`.
+    let help = rollout_host(["serve", "--help"]).start().ended().await.stdout;
+    let compose = std::fs::read_to_string(file.with_file_name("compose.yaml")).unwrap();
+    let text = std::fs::read_to_string(file).unwrap() + &compose;
+    let words = text.split(|c: char| c.is_whitespace() || ",=[]".contains(c));
+    let options: BTreeSet<&str> = words.filter(|word| word.starts_with("--") && word.len() > 3).collect();
+    assert!(options.contains("--cluster-key-env") && options.len() > 6, "{options:?}");
+    for option in options {
+        assert!(help.contains(&format!("{option} ")), "serve has no option {option}");
+    }
 }

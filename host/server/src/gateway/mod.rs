@@ -32,7 +32,7 @@ use crate::connection::{Caller, Crowded};
 use crate::dialect::body::{Bodies, Body, BodyRefused, HoldsBodies};
 use crate::dialect::osmosis::{self, a};
 use crate::error::RequestRefused;
-use crate::{random, readiness, worker};
+use crate::{random, readiness, ui, worker};
 use forward::{Forwarded, SendError, pass_on};
 use target::Target;
 use workers::{LogPlace, Worker, Workers};
@@ -184,6 +184,11 @@ impl Gateway {
         if path == "/ready" {
             return Ok(self.ready());
         }
+        if path == ui::ROOT || path.strip_prefix(ui::ROOT).is_some_and(|rest| rest.starts_with('/')) {
+            let detail =
+                "a gateway has no pages; /health lists its workers, and /rollout/ID/trajectory has a rollout";
+            return Err(RequestRefused::NotFound(detail.to_owned()));
+        }
         if let Some(key) = &access.server_key {
             let (is_right, refusal) = match a::has_path(&path) {
                 true => (a::is_authorised(key, request.headers()), a::KEY_REFUSAL),
@@ -274,6 +279,26 @@ impl Gateway {
         }
     }
 
+    /// Sends a request to a worker, and stops waiting for the answer when the worker no longer answers its probes: a machine
+    /// that is stopped or cut off closes no connection.
+    async fn send_while_up(
+        &self,
+        request: &Forwarded,
+        worker: &Arc<Worker>,
+    ) -> Result<reqwest::Response, SendError> {
+        let mut changes = self.0.workers.changes();
+        let went_down = async {
+            while worker.status().1 {
+                // The sender is in `self`.
+                let _ = changes.changed().await;
+            }
+        };
+        tokio::select! {
+            answer = self.send(request, worker) => answer,
+            () = went_down => Err(SendError::NoAnswer("it does not answer probes".to_owned())),
+        }
+    }
+
     /// Sends it to one worker. An admission whose answer was lost is repeated once the worker is back: it has the same token,
     /// so that the worker recognizes it.
     async fn start_at(
@@ -286,7 +311,12 @@ impl Gateway {
         let mut is_repeated = false;
         loop {
             let mut changes = self.0.workers.changes();
-            let why = match self.send(request, worker).await {
+            // Other requests that start a rollout are answered when it is over.
+            let sent = match path {
+                "/rollout" => self.send_while_up(request, worker).await,
+                _ => self.send(request, worker).await,
+            };
+            let why = match sent {
                 // The worker may have admitted it before, and cannot tell.
                 Ok(answer) if is_repeated && answer.status() == StatusCode::CONFLICT => {
                     return Err(SendError::NoAnswer("its answer was lost".to_owned()));
@@ -331,7 +361,7 @@ impl Gateway {
             let mut next = until;
             match self.0.workers.find(log) {
                 LogPlace::At(worker) => {
-                    if let Ok(answer) = self.send(request, &worker).await {
+                    if let Ok(answer) = self.send_while_up(request, &worker).await {
                         return pass_on(answer, None);
                     }
                 }
@@ -359,7 +389,7 @@ impl Gateway {
     async fn find(&self, id: &str, request: &Forwarded) -> Response {
         let mut missing = None;
         for candidate in placement::order(id, self.0.workers.candidates()) {
-            match self.send(request, &candidate.worker).await {
+            match self.send_while_up(request, &candidate.worker).await {
                 Ok(answer) if answer.status() == StatusCode::NOT_FOUND => missing = Some(answer),
                 Ok(answer) => return pass_on(answer, None),
                 Err(_) => {}
@@ -396,7 +426,7 @@ impl Gateway {
     async fn cancel(&self, request: &Forwarded) -> Response {
         let candidates = self.0.workers.candidates();
         let send = |worker: Arc<Worker>| async move {
-            let answer = self.send(request, &worker).await.ok()?;
+            let answer = self.send_while_up(request, &worker).await.ok()?;
             let status = answer.status();
             Some((status, read(answer).await?))
         };
@@ -439,7 +469,7 @@ impl Gateway {
         let read_one = |worker: Arc<Worker>| {
             let request = &request;
             async move {
-                let answer = self.send(request, &worker).await.ok()?;
+                let answer = self.send_while_up(request, &worker).await.ok()?;
                 let is_success = answer.status().is_success();
                 let text = read(answer).await.filter(|_| is_success)?;
                 Some((worker.name(), String::from_utf8_lossy(&text).into_owned()))
