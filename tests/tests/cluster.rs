@@ -446,8 +446,8 @@ async fn the_manifests_fit_the_schemas_of_kubernetes_and_their_arguments_are_the
     let file = rollout_tests::project_root().join("deploy/kubernetes.yaml");
     let mut validate = tokio::process::Command::new(python.with_file_name("kubernetes-validate"));
     let ran = validate.args(["-k", "1.33", "--strict"]).arg(&file).output().await.unwrap();
-    let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
-    assert!(ran.status.success() && said.contains("statefulset/rollout-worker"), "{said}");
+    let output = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    assert!(ran.status.success() && output.contains("statefulset/rollout-worker"), "{output}");
 
     // Each option of the manifests and of the Compose file is one of `serve`.
     let help = rollout_host(["serve", "--help"]).start().ended().await.stdout;

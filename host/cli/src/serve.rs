@@ -133,19 +133,15 @@ pub(super) struct Serve {
     #[arg(long, value_name = "URL", help_heading = CLUSTER)]
     worker: Vec<String>,
     /// Name of this worker. [default: the name of the machine]
-    #[arg(long, value_name = "NAME", help_heading = CLUSTER)]
+    #[arg(long, value_name = "NAME", help_heading = CLUSTER, hide_short_help = true)]
     worker_name: Option<String>,
     /// Address under which gateways reach this worker, such as http://10.0.0.1; without a port it has that of
     /// --listen. [default: the address of --listen]
-    #[arg(long, value_name = "URL", help_heading = CLUSTER)]
+    #[arg(long, value_name = "URL", help_heading = CLUSTER, hide_short_help = true)]
     advertise: Option<String>,
-    /// Continues the rollouts of this log of another worker, and ends when they are over. A worker starts such
-    /// a process when another one is dead.
-    #[arg(long, value_name = "LOG", hide = true)]
-    adopt: Option<String>,
     /// Seconds after which the rollouts of a worker that does not answer are reported as lost, for a gateway.
     /// [default: they are waited for]
-    #[arg(long, value_name = "SECONDS", help_heading = CLUSTER)]
+    #[arg(long, value_name = "SECONDS", help_heading = CLUSTER, hide_short_help = true)]
     lost_after_secs: Option<f64>,
     /// Shell command that runs before requests are accepted. If it fails, the server does not start.
     #[arg(long, value_name = "COMMAND", help_heading = HOOKS)]
@@ -216,8 +212,8 @@ impl Serve {
         if !self.worker.is_empty() {
             raw.cluster.workers = self.worker.clone();
         }
-        if let Some(log) = &self.adopt {
-            adopt::change_config(&mut raw, log);
+        if let Some(log) = adopt::adopted_log() {
+            adopt::change_config(&mut raw, &log);
         }
         raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
         Ok(raw)
@@ -332,14 +328,15 @@ impl Serve {
         let traces = self.traces.start(runtime, host.metrics())?;
         resume(runtime, &server, unfinished)?;
         let callers_max = callers_max(&assembled.slots);
+        let is_adopted = adopt::adopted_log().is_some();
         let worker = own_log.map(|log| {
-            let adopter = self.adopt.is_none().then(|| adopt::Adopter::new(host.budget().clone()));
+            let adopter = (!is_adopted).then(|| adopt::Adopter::new(host.budget().clone()));
             let _within = runtime.enter();
             log.announce(server.clone(), adopter)
         });
         let any = AnyServer::One(server.clone());
         let serving = serve(&config, &any, callers_max, socket, traces);
-        let exit = if self.adopt.is_some() {
+        let exit = if is_adopted {
             runtime.block_on(adopt::until_over(serving, &server))
         } else {
             runtime.block_on(serving)

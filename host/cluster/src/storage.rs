@@ -50,6 +50,15 @@ pub(crate) async fn stream(jetstream: &Context, settings: &ClusterSettings) -> R
     Err(ClusterError::Differs { what: format!("stream {}", wanted.name), differences })
 }
 
+/// Returns a value of a configuration as NATS writes it.
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+fn secs(time: Duration) -> String {
+    format!("{} s", time.as_secs_f64())
+}
+
 /// Returns each difference that matters, with both values.
 fn differences(wanted: &Config, is: &Config) -> Vec<String> {
     let mut all = Vec::new();
@@ -58,13 +67,13 @@ fn differences(wanted: &Config, is: &Config) -> Vec<String> {
             all.push(format!("{name} is {is} and should be {wanted}"));
         }
     };
-    compare("subjects", format!("{:?}", is.subjects), format!("{:?}", wanted.subjects));
+    compare("subjects", json(&is.subjects), json(&wanted.subjects));
     compare("replicas", is.num_replicas.to_string(), wanted.num_replicas.to_string());
-    compare("max_age", format!("{:?}", is.max_age), format!("{:?}", wanted.max_age));
+    compare("max_age", secs(is.max_age), secs(wanted.max_age));
     compare("max_bytes", is.max_bytes.to_string(), wanted.max_bytes.to_string());
-    compare("discard", format!("{:?}", is.discard), format!("{:?}", wanted.discard));
-    compare("retention", format!("{:?}", is.retention), format!("{:?}", wanted.retention));
-    compare("storage", format!("{:?}", is.storage), format!("{:?}", wanted.storage));
+    compare("discard", json(&is.discard), json(&wanted.discard));
+    compare("retention", json(&is.retention), json(&wanted.retention));
+    compare("storage", json(&is.storage), json(&wanted.storage));
     let unlimited = |limit: i64| if limit <= 0 { "unlimited".to_owned() } else { limit.to_string() };
     compare("max_msgs", unlimited(is.max_messages), "unlimited".to_owned());
     compare("max_msgs_per_subject", unlimited(is.max_messages_per_subject), "unlimited".to_owned());
@@ -111,7 +120,7 @@ pub(crate) async fn bucket(
     }
     // A worker that stops for a while must be found again.
     if is.max_age != Duration::ZERO {
-        differences.push(format!("max_age is {:?} and should be unlimited", is.max_age));
+        differences.push(format!("max_age is {} and should be unlimited", secs(is.max_age)));
     }
     if differences.is_empty() {
         return Ok(bucket);

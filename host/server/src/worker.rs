@@ -48,7 +48,7 @@ pub struct WorkerIdentity {
     pub key: Secret,
 }
 
-/// What a worker tells its gateways, the answer to `GET /cluster/status`.
+/// Status of a worker for its gateways, the answer to `GET /cluster/status`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WorkerStatus {
     /// Name of the worker.

@@ -1,12 +1,11 @@
 //! Takeover of the logs of dead workers, each by a process of its own.
 //!
-//! A log is continued by a child process with the same arguments: it claims the log, writes the journal from it, resumes the
+//! A log is continued by a child process with the same arguments, and with the log in its environment: it claims the log, writes the journal from it, resumes the
 //! rollouts, answers their polls, and ends when all of them are over and read. So a takeover is the start that every worker
 //! makes, and a log that cannot be continued takes nothing else down. The kernel kills the child with its parent, and
 //! another worker takes the log over then.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
@@ -59,6 +58,14 @@ pub(super) fn change_config(raw: &mut RawConfig, log: &str) {
     }
 }
 
+/// Environment variable with the log that a child process continues.
+const LOG_VARIABLE: &str = "ROLLOUT_HOST_ADOPTED_LOG";
+
+/// Returns the log that this process continues; none if it is an ordinary worker.
+pub(super) fn adopted_log() -> Option<String> {
+    std::env::var(LOG_VARIABLE).ok().filter(|log| !log.is_empty())
+}
+
 /// Environment variable with the memory budget of a child process.
 const MEMORY_VARIABLE: &str = "ROLLOUT_HOST_ADOPTED_MEMORY_BYTES";
 
@@ -100,8 +107,13 @@ impl Adopter {
                     tracing::info!(log, "the log of another worker is over");
                     false
                 }
-                ended => {
-                    tracing::warn!(log, ?ended, "the process for the log of another worker has ended");
+                Ok(Some(status)) => {
+                    tracing::warn!(log, %status, "the process for the log of another worker has failed");
+                    failed = true;
+                    false
+                }
+                Err(error) => {
+                    tracing::warn!(log, %error, "the process for the log of another worker is lost");
                     failed = true;
                     false
                 }
@@ -135,11 +147,10 @@ impl Adopter {
             Err(error) => return Err(error.into()),
         }
         tracing::warn!(log = member.log, owner = member.owner.url, "taking over the log of a dead worker");
-        let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-        arguments.extend(["--adopt".into(), member.log.clone().into()]);
         let mut command = Command::new(plugin_file::this_program()?);
         command
-            .args(arguments)
+            .args(std::env::args_os().skip(1))
+            .env(LOG_VARIABLE, &member.log)
             .env(MEMORY_VARIABLE, self.memory_bytes.to_string())
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")

@@ -66,7 +66,7 @@ pub(super) fn gateway(config: &Config, server_key: Option<Secret>) -> Result<Gat
     let workers = config.cluster.workers.clone();
     let settings = GatewaySettings::of(config, workers, cluster_key(config)?, server_key, memory_bytes);
     let addresses: Vec<&str> = settings.workers.iter().map(|url| url.as_str()).collect();
-    tracing::info!(?addresses, "passing requests to workers");
+    tracing::info!(addresses = addresses.join(" "), "passing requests to workers");
     Ok(Gateway::new(settings)?)
 }
 

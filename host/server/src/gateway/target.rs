@@ -1,4 +1,4 @@
-//! Which workers a request is for, by its method and path.
+//! The workers that a request is for, by its method and path.
 
 use axum::http::Method;
 
