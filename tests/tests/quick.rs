@@ -190,7 +190,8 @@ async fn each_example_in_python_runs_the_quick_way() {
     for example in std::fs::read_dir(project_root().join("examples")).expect("there are examples") {
         let example = example.expect("a directory can be read").path();
         let project = example.join("python");
-        if !project.is_dir() {
+        // The built-in model only calculates, so `environments.rs` plays this one with scripted replies.
+        if !project.is_dir() || example.ends_with("word-walk") {
             continue;
         }
         tried_examples += 1;
