@@ -143,8 +143,8 @@ mod tests {
             assert_eq!(differences(&good, &is), [expected]);
         };
         check(|is| is.num_replicas = 1, "replicas is 1 and should be 3");
-        check(|is| is.max_age = Duration::from_secs(60), "max_age is 60s and should be 86400s");
-        check(|is| is.discard = DiscardPolicy::Old, "discard is Old and should be New");
+        check(|is| is.max_age = Duration::from_secs(60), "max_age is 60 s and should be 86400 s");
+        check(|is| is.discard = DiscardPolicy::Old, "discard is \"old\" and should be \"new\"");
         check(|is| is.max_messages = 5, "max_msgs is 5 and should be unlimited");
         check(|is| is.max_message_size = 100, "max_msg_size is 100 and should be at least 786432");
         check(|is| is.deny_purge = false, "deny_purge is false and should be true");
