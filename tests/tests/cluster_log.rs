@@ -534,7 +534,7 @@ async fn a_stream_that_differs_from_the_settings_is_refused_and_not_changed() {
     let error = Cluster::connect(other).await.err().unwrap().to_string();
     assert_eq!(
         error,
-        "the stream rollout-log differs from the configuration: max_age is 86400s and should be 3600s. Change the \
+        "the stream rollout-log differs from the configuration: max_age is 86400 s and should be 3600 s. Change the \
          configuration of all processes, or edit it with the tool nats"
     );
     drop(connect(&nats).await);
