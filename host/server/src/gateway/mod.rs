@@ -1,6 +1,6 @@
 //! A gateway: the entrance to several workers, without state of its own.
 //!
-//! Any gateway answers any request. A new rollout goes to the worker that its id prefers ([`placement`]), and to the next one
+//! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`), and to the next one
 //! if that has no room. The lease of a rollout names the log of its worker, so polls find it also after a restart. While a
 //! worker is away, its polls wait within the protocol's long poll instead of failing, because a missing rollout is final for
 //! clients.
