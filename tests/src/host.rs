@@ -195,6 +195,14 @@ impl TestHost {
         }
     }
 
+    /// Returns options of a host whose guest takes many turns, each with two concurrent calls and a tool, and has a judge.
+    pub fn long_way(judge_url: &str) -> Serve {
+        Self::of("long_way").config(&format!(
+            "[judge]\nurl = '{judge_url}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
+            guest("tool_kit").display()
+        ))
+    }
+
     /// Starts a host for this guest, with default options.
     pub async fn start(guest_name: &str) -> Self {
         Self::of(guest_name).start().await

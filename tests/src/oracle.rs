@@ -83,6 +83,26 @@ impl Oracle {
         self.shared.lock().clone()
     }
 
+    /// Returns the request of a rollout whose model this is, for a guest that takes many turns. With a base for callbacks it
+    /// has callbacks at BASE/ID/completion and BASE/ID/grader, and otherwise its caller polls.
+    pub fn rollout(&self, id: &str, prompt: &str, callbacks_base: Option<&str>) -> Value {
+        let mut request = json!({
+            "rollout_id": id,
+            "initial_messages": [{"role": "user", "content": prompt}],
+            "label": "x",
+            "chat_completions_url": self.url_of(id),
+            "llm_api_key": "key-of-the-model",
+            "agent_timeout_sec": 3000.0,
+            "grader_timeout_sec": 600.0,
+        });
+        if let Some(base) = callbacks_base {
+            request["completion_callback_url"] = format!("{base}/{id}/completion").into();
+            request["grader_callback_url"] = format!("{base}/{id}/grader").into();
+            request["controller_api_key"] = "key-of-the-caller".into();
+        }
+        request
+    }
+
     /// Returns the number of requests so far.
     pub fn count(&self) -> usize {
         self.shared.lock().len()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use axum::extract::{Path as UrlPath, State};
 use axum::{Json, Router, routing::post};
-use rollout_tests::{Answers, Oracle, Serve, TestHost, TestNats, guest, until};
+use rollout_tests::{Answers, Oracle, Serve, TestHost, TestNats, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -44,17 +44,9 @@ fn nats_settings(nats: &TestNats) -> String {
     )
 }
 
-/// The guest takes several turns, each with two concurrent calls and a tool, and has a judge.
-fn long_way(judge_url: &str) -> Serve {
-    TestHost::of("long_way").config(&format!(
-        "[judge]\nurl = '{judge_url}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
-        guest("tool_kit").display()
-    ))
-}
-
 fn worker(nats: &TestNats, judge_url: &str, name: &str) -> Serve {
     let journal = "[journal]\ndir = 'journal'\nkey-env = 'JOURNAL_KEY'\n";
-    keyed(long_way(judge_url))
+    keyed(TestHost::long_way(judge_url))
         .option("--role", "worker")
         .option("--worker-name", name)
         .config(&format!("{journal}{}", nats_settings(nats)))
@@ -133,22 +125,8 @@ impl Trainer {
     }
 
     fn request(&self, id: &str, is_polled: bool) -> Value {
-        let mut request = json!({
-            "rollout_id": id,
-            "initial_messages": [{"role": "user", "content": format!("3 steady {id}")}],
-            "label": "x",
-            "chat_completions_url": self.oracle.url_of(id),
-            "llm_api_key": "key-of-the-model",
-            "agent_timeout_sec": 3000.0,
-            "grader_timeout_sec": 600.0,
-        });
-        if !is_polled {
-            let base = &self.callbacks_base;
-            request["completion_callback_url"] = format!("{base}/{id}/completion").into();
-            request["grader_callback_url"] = format!("{base}/{id}/grader").into();
-            request["controller_api_key"] = "key-of-the-caller".into();
-        }
-        request
+        let callbacks_base = (!is_polled).then_some(&*self.callbacks_base);
+        self.oracle.rollout(id, &format!("3 steady {id}"), callbacks_base)
     }
 
     /// Runs a rollout to its outcome. Returns false if the trainer was told that it was not, or perhaps not, admitted.
@@ -352,7 +330,7 @@ async fn a_cluster_whose_parts_die_loses_changes_and_doubles_nothing() {
 /// Runs the same rollouts on a single server without any disturbance, and compares the outcomes.
 async fn compare_with_quiet_run(outcomes: &[(String, Outcome)]) {
     let trainer = Trainer::start().await;
-    let host = long_way(&trainer.oracle.url()).start().await;
+    let host = TestHost::long_way(&trainer.oracle.url()).start().await;
     trainer.gateways.send_replace(vec![host.url().to_owned()]);
     let permits = Arc::new(Semaphore::new(IN_FLIGHT));
     let mut running = JoinSet::new();

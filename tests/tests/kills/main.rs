@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use axum::extract::{Path as UrlPath, State};
 use axum::{Json, Router, routing::post};
-use rollout_tests::{Answers, Oracle, Serve, TestHost, guest, until};
+use rollout_tests::{Answers, Oracle, Serve, TestHost, until};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -114,22 +114,8 @@ impl Trainer {
     }
 
     fn request(&self, id: &str, prompt: &str, is_polled: bool) -> Value {
-        let mut request = json!({
-            "rollout_id": id,
-            "initial_messages": [{"role": "user", "content": prompt}],
-            "label": "x",
-            "chat_completions_url": self.oracle.url_of(id),
-            "llm_api_key": "key-of-the-model",
-            "agent_timeout_sec": 3000.0,
-            "grader_timeout_sec": 600.0,
-        });
-        if !is_polled {
-            let base = &self.callbacks_base;
-            request["completion_callback_url"] = format!("{base}/{id}/completion").into();
-            request["grader_callback_url"] = format!("{base}/{id}/grader").into();
-            request["controller_api_key"] = "key-of-the-caller".into();
-        }
-        request
+        let callbacks_base = (!is_polled).then_some(&*self.callbacks_base);
+        self.oracle.rollout(id, prompt, callbacks_base)
     }
 
     /// Admits a rollout. Returns false if it was admitted and the answer was lost with a server.
@@ -300,13 +286,9 @@ fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 
-/// Returns options of a host whose guest takes many turns, each with two concurrent calls and a tool, and has a judge.
+/// Returns options of a host with a journal, whose guest takes many turns.
 fn long_way(judge_url: &str, journal: &Path) -> Serve {
-    TestHost::of("long_way").config(&format!(
-        "[journal]\ndir = '{}'\n[judge]\nurl = '{judge_url}'\nmodel = 'judge'\n[[tools.component]]\npath = '{}'\n",
-        journal.display(),
-        guest("tool_kit").display()
-    ))
+    TestHost::long_way(judge_url).config(&format!("[journal]\ndir = '{}'\n", journal.display()))
 }
 
 /// Waits until no process has locked the journal: a killed one ends a little later.
