@@ -23,8 +23,8 @@ use super::mock_model::script;
 use super::options::RolloutOptions;
 use super::{DATA, Exit, OUTPUT, PluginFault, plugin_file, setup};
 pub(crate) use report::Report;
-use rollout_assembly::Options;
 use rollout_assembly::config::{Config, Judge, RawConfig, RawJudge};
+use rollout_assembly::{Assembled, Options};
 use rollout_core::error::Fault;
 use rollout_core::limits::DECLARE_TIME_MAX;
 use rollout_core::telemetry::Metrics;
@@ -242,22 +242,13 @@ impl Validate {
     ) -> Result<()> {
         let scratch = Scratch::new()?;
         let recorder = Arc::new(Recorder::default());
-        let sources = self.rollout.sources(&self.plugin);
         let options = Options {
             artifact_root: Some(scratch.path().to_owned()),
             observer: Some(recorder.clone()),
             ..Options::default()
         };
         // Holds the stand-in for a judge until the checks end.
-        let assembled = match self.rollout.host(runtime, sources, config, options) {
-            Ok(assembled) => assembled,
-            Err(error) => {
-                let fault = error.downcast::<PluginFault>()?;
-                report.failed("starts", fault.0, "an instance must start within the limits");
-                return Ok(());
-            }
-        };
-        report.passed("starts", "an instance starts");
+        let Some(assembled) = self.start(runtime, config, options, report)? else { return Ok(()) };
         deadline.block_on(runtime, report, async |report| {
             agent_loop(&assembled.host, row, script.clone(), report).await?;
             run_twice(&assembled.host, row, script, &recorder, &scratch, report).await?;
@@ -269,6 +260,28 @@ impl Validate {
         })
     }
 
+    /// Starts a host for the checks, and reports whether an instance starts.
+    fn start(
+        &self,
+        runtime: &Runtime,
+        config: &Config,
+        options: Options,
+        report: &mut Report,
+    ) -> Result<Option<Assembled>> {
+        let sources = self.rollout.sources(&self.plugin);
+        match self.rollout.host(runtime, sources, config, options) {
+            Ok(assembled) => {
+                report.passed("starts", "an instance starts");
+                Ok(Some(assembled))
+            }
+            Err(error) => {
+                let fault = error.downcast::<PluginFault>()?;
+                report.failed("starts", fault.0, "an instance must start within the limits");
+                Ok(None)
+            }
+        }
+    }
+
     /// Checks a plugin that is only an environment.
     fn environment(
         &self,
@@ -278,16 +291,7 @@ impl Validate {
         row: &Row,
         report: &mut Report,
     ) -> Result<()> {
-        let sources = self.rollout.sources(&self.plugin);
-        let assembled = match self.rollout.host(runtime, sources, config, Options::default()) {
-            Ok(assembled) => assembled,
-            Err(error) => {
-                let fault = error.downcast::<PluginFault>()?;
-                report.failed("starts", fault.0, "an instance must start within the limits");
-                return Ok(());
-            }
-        };
-        report.passed("starts", "an instance starts");
+        let Some(assembled) = self.start(runtime, config, Options::default(), report)? else { return Ok(()) };
         deadline.block_on(runtime, report, async |report| {
             let row = self.data.is_some().then_some(row);
             environment::check(&assembled.host, config.sessions, row, report).await
