@@ -55,9 +55,6 @@ pub struct ClientError(#[source] reqwest::Error);
 /// They are part of the descriptors that the process reserves for itself.
 const TOOL_IDLE_MAX: usize = 4;
 
-/// Maximum number of idle connections of a gateway to each worker.
-const CLUSTER_IDLE_MAX: usize = 256;
-
 /// Creates a client for the few servers in the operator's configuration.
 pub fn http_client() -> Result<reqwest::Client, ClientError> {
     client_builder().build().map_err(ClientError)
@@ -75,10 +72,11 @@ pub enum CheckedClientError {
     Client(#[from] ClientError),
 }
 
-/// Returns a client for requests of a gateway to its workers, whose addresses the operator gives.
-pub fn cluster_client() -> Result<reqwest::Client, ClientError> {
+/// Returns a client for requests of a gateway to its workers, whose addresses the operator gives, with at most `idle_max`
+/// idle connections to each.
+pub fn cluster_client(idle_max: usize) -> Result<reqwest::Client, ClientError> {
     let builder = client_builder().http1_only().connect_timeout(Duration::from_secs(3));
-    builder.pool_max_idle_per_host(CLUSTER_IDLE_MAX).build().map_err(ClientError)
+    builder.pool_max_idle_per_host(idle_max).build().map_err(ClientError)
 }
 
 /// Returns a client for requests to the host and port of a URL. The client connects only to addresses that the rules

@@ -18,8 +18,9 @@ use base64::prelude::{BASE64_STANDARD, Engine};
 use subtle::ConstantTimeEq;
 
 use super::error::RequestRefused;
+use super::worker::WorkerIdentity;
 use crate::connection::Crowded;
-use rollout_assembly::config::{AllowedHost, AllowedOrigin};
+use rollout_assembly::config::{AllowedHost, AllowedOrigin, Config};
 use rollout_core::telemetry::Metrics;
 use rollout_outbound::Secret;
 use rollout_wire::text::beginning;
@@ -39,17 +40,38 @@ pub struct Access {
     pub allowed_origins: Vec<AllowedOrigin>,
 }
 
-/// State of [`check_names`].
+impl Access {
+    /// Creates the rules of a configuration. `is_keyed` is whether every request must carry a key.
+    pub fn new(config: &Config, is_keyed: bool, server_key: Option<Secret>) -> Self {
+        Self {
+            server_key,
+            is_keyed,
+            allowed_hosts: config.allowed_hosts.clone(),
+            allowed_origins: config.allowed_origins.clone(),
+        }
+    }
+}
+
+/// State of [`check_head`].
 pub(super) struct Gate {
     pub access: Arc<Access>,
+    /// The identity of a worker, which only its gateways may reach.
+    pub worker: Option<Arc<WorkerIdentity>>,
     /// Cheap routes that must work on a full server.
     pub short: Vec<(Method, &'static str)>,
     pub metrics: Arc<Metrics>,
 }
 
-/// Refuses requests with an unknown `Host` or `Origin`, and on a full server all but those for the short routes.
-pub(super) async fn check_names(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    if let Err(reason) = gate.access.check_names(&request) {
+/// Refuses requests with an unknown `Host` or `Origin`, on a worker those that no gateway sent, and on a full server all but
+/// those for the short routes.
+pub(super) async fn check_head(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    let checked = match &gate.worker {
+        // The gateway has checked the names.
+        Some(worker) if worker.is_gateway(request.headers()) => Ok(()),
+        Some(worker) => worker.check_probe(&request).and_then(|()| gate.access.check_names(&request)),
+        None => gate.access.check_names(&request),
+    };
+    if let Err(reason) = checked {
         gate.metrics.unauthorized();
         return RequestRefused::Forbidden(reason).into_response();
     }

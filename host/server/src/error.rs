@@ -24,6 +24,9 @@ pub(super) enum RequestRefused {
     NotReady(String),
     /// The server has no room at present. Contains the reason.
     NoRoom(String),
+    /// No further rollout is admitted at present. Contains the reason. All clients repeat after this status; the published
+    /// ones give up after any other.
+    NotAdmitted(String),
     /// The server failed. The log has the reason.
     Internal,
     /// There is no such route.
@@ -34,7 +37,7 @@ pub(super) enum RequestRefused {
 
 impl IntoResponse for RequestRefused {
     fn into_response(self) -> Response {
-        let is_retryable = matches!(self, Self::Crowded | Self::NoRoom(_));
+        let is_retryable = matches!(self, Self::Crowded | Self::NoRoom(_) | Self::NotAdmitted(_));
         let (status, detail) = match self {
             Self::Unauthorized(text) => (StatusCode::UNAUTHORIZED, text.to_owned()),
             Self::Forbidden(reason) => (StatusCode::FORBIDDEN, reason),
@@ -44,6 +47,7 @@ impl IntoResponse for RequestRefused {
             Self::NotFound(reason) => (StatusCode::NOT_FOUND, reason),
             Self::NotReady(reason) => (StatusCode::CONFLICT, reason),
             Self::NoRoom(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason),
+            Self::NotAdmitted(reason) => (StatusCode::TOO_MANY_REQUESTS, reason),
             Self::Internal => {
                 let text = "the server failed; its log has the reason";
                 (StatusCode::INTERNAL_SERVER_ERROR, text.to_owned())

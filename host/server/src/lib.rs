@@ -120,12 +120,7 @@ impl Server {
         let serving = Serving::new(host.clone(), agent_name);
         let log = worker.as_ref().map(|worker| worker.log.clone());
         let osmosis = Self::osmosis(&serving, config, server_key.is_some(), log);
-        let access = Access {
-            is_keyed: server_key.is_some(),
-            server_key,
-            allowed_hosts: config.allowed_hosts.clone(),
-            allowed_origins: config.allowed_origins.clone(),
-        };
+        let access = Access::new(config, server_key.is_some(), server_key);
         let open_env = OpenEnv::new(serving.clone(), config.sessions);
         let mut dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis), Arc::new(open_env)];
         if !config.osmosis_init.alone {
@@ -259,19 +254,22 @@ impl Server {
     /// Returns all routes, behind the checks of keys and names.
     pub fn router(&self) -> Router {
         let (keyed, open, short) = self.routes();
-        // The layers check a request's head before the handlers read its body.
+        // The layer checks a request's head before the handlers read its body.
         let metrics = self.0.serving.host().metrics().clone();
-        let gate = Arc::new(Gate { access: self.0.access.clone(), short, metrics: metrics.clone() });
+        let gate = Gate {
+            access: self.0.access.clone(),
+            worker: self.0.worker.clone(),
+            short,
+            metrics: metrics.clone(),
+        };
         let pages =
             ui::router(ViewedServer { server: self.clone(), is_encrypted: self.0.is_encrypted, metrics });
-        let all = self.require_key(keyed, is_given, "unauthorized").merge(open).merge(pages);
-        let Some(worker) = &self.0.worker else {
-            return all.layer(middleware::from_fn_with_state(gate, access::check_names));
-        };
-        // The gateways have checked names.
-        let server = self.clone();
-        all.merge(worker::router(move || server.worker_status()))
-            .layer(middleware::from_fn_with_state(worker.clone(), worker::check_key))
+        let mut all = self.require_key(keyed, is_given, "unauthorized").merge(open).merge(pages);
+        if self.0.worker.is_some() {
+            let server = self.clone();
+            all = all.merge(worker::router(move || server.worker_status()));
+        }
+        all.layer(middleware::from_fn_with_state(Arc::new(gate), access::check_head))
     }
 
     /// Returns what gateways learn of this worker.
@@ -334,7 +332,12 @@ impl Server {
             None => keyed = keyed.route("/health", get(health)),
         }
         let mut keyed = keyed.with_state(self.clone());
-        let mut short = vec![(Method::GET, "/health"), (Method::GET, "/ready"), (Method::GET, "/metrics")];
+        let mut short = vec![
+            (Method::GET, "/health"),
+            (Method::GET, "/ready"),
+            (Method::GET, "/metrics"),
+            (Method::GET, worker::STATUS_PATH),
+        ];
         let routes = self.0.dialects.iter().flat_map(|dialect| dialect.routes());
         for Routes { router, key, short: short_of_dialect } in routes {
             short.extend(short_of_dialect);

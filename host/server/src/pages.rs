@@ -11,7 +11,7 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::Semaphore;
 
-use crate::access::{Access, Gate, check_names};
+use crate::access::{Access, Gate, check_head};
 use crate::error::RequestRefused;
 use crate::ui;
 use rollout_core::telemetry::Metrics;
@@ -45,7 +45,8 @@ pub fn pages(maker: Arc<dyn PageMaker>) -> Router {
     let makers = Arc::new(Semaphore::new(MAKERS_MAX));
     let access =
         Access { server_key: None, is_keyed: false, allowed_hosts: None, allowed_origins: Vec::new() };
-    let gate = Gate { access: Arc::new(access), short: Vec::new(), metrics: Arc::new(Metrics::new()) };
+    let gate =
+        Gate { worker: None, access: Arc::new(access), short: Vec::new(), metrics: Arc::new(Metrics::new()) };
     Router::new()
         .route("/assets/{name}", get(ui::asset))
         .route("/{evaluation}/assets/{name}", get(ui::asset_of))
@@ -55,7 +56,7 @@ pub fn pages(maker: Arc<dyn PageMaker>) -> Router {
             async move { answer(&method, &uri, maker, &makers).await }
         })
         .layer(from_fn(async |request: Request, next: Next| ui::protected(next.run(request).await)))
-        .layer(from_fn_with_state(Arc::new(gate), check_names))
+        .layer(from_fn_with_state(Arc::new(gate), check_head))
 }
 
 async fn answer(method: &Method, uri: &Uri, maker: Arc<dyn PageMaker>, makers: &Semaphore) -> Response {

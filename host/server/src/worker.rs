@@ -3,18 +3,14 @@
 //! A worker is an ordinary server with a name, a key that its gateways share, and a *log*: the identity of its journal.
 //! Leases name the log, so every gateway finds the worker of a rollout without a lookup, also after a restart.
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::HeaderMap;
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
-use crate::error::RequestRefused;
 use rollout_outbound::Secret;
 
 /// Header with the key that gateways and workers share.
@@ -105,20 +101,20 @@ pub(crate) fn router(status: impl Fn() -> WorkerStatus + Clone + Send + Sync + '
     Router::new().route(STATUS_PATH, get(async move || Json(status())))
 }
 
-/// Refuses requests that do not come through a gateway.
-pub(crate) async fn check_key(
-    State(worker): State<Arc<WorkerIdentity>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let given = request.headers().get(KEY_HEADER).map_or(&[][..], |key| key.as_bytes());
-    let is_right = bool::from(given.ct_eq(worker.key.expose().as_bytes()));
-    if is_right || OPEN_PATHS.contains(&request.uri().path()) {
-        return next.run(request).await;
+impl WorkerIdentity {
+    /// Returns whether a gateway of the cluster sent these headers.
+    pub(crate) fn is_gateway(&self, headers: &HeaderMap) -> bool {
+        let given = headers.get(KEY_HEADER).map_or(&[][..], |key| key.as_bytes());
+        given.ct_eq(self.key.expose().as_bytes()).into()
     }
-    let detail =
-        format!("{} is a worker and answers its gateways only; send requests to a gateway", worker.name);
-    RequestRefused::Forbidden(detail).into_response()
+
+    /// Refuses requests without the key, except for those of probes.
+    pub(crate) fn check_probe(&self, request: &Request) -> Result<(), String> {
+        if OPEN_PATHS.contains(&request.uri().path()) {
+            return Ok(());
+        }
+        Err(format!("{} is a worker and answers its gateways only; send requests to a gateway", self.name))
+    }
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ pub struct ClusterOptions {
 const NAME_BYTES_MAX: usize = 63;
 
 /// Returns whether a text can be the name of a worker: a label of a host name.
-fn is_name(name: &str) -> bool {
+pub fn is_worker_name(name: &str) -> bool {
     let is_char = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_char)
 }
@@ -95,7 +95,7 @@ impl RawCluster {
                 problems.push(format!("cluster.{name}: is for the role {role} only (--role {role})"));
             }
         }
-        if let Some(name) = worker_name.as_ref().filter(|name| !is_name(name)) {
+        if let Some(name) = worker_name.as_ref().filter(|name| !is_worker_name(name)) {
             problems.push(format!(
                 "cluster.worker-name: '{name}' is not 1 to {NAME_BYTES_MAX} small letters, digits and hyphens"
             ));

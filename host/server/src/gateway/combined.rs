@@ -95,7 +95,7 @@ pub(super) fn metrics(texts: &[(String, String)]) -> String {
 }
 
 /// Adds the label `worker` to a series.
-fn labelled(line: &str, worker: &str) -> String {
+pub(super) fn labelled(line: &str, worker: &str) -> String {
     let worker = worker.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     match (line.find('{'), line.find(' ')) {
         (Some(brace), space) if space.is_none_or(|space| brace < space) => {

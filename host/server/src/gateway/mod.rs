@@ -11,7 +11,9 @@ mod placement;
 mod target;
 mod workers;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,14 +24,14 @@ use axum::{Json, Router};
 use futures_util::future::join_all;
 use reqwest::{Client, Url};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{Access, is_given};
 use crate::connection::{Caller, Crowded};
-use crate::dialect::body::{Bodies, Body, BodyRefused, HoldsBodies};
+use crate::dialect::body::{Bodies, Body, HoldsBodies};
 use crate::dialect::osmosis::{self, a};
 use crate::error::RequestRefused;
 use crate::{random, readiness, ui, worker};
@@ -37,10 +39,10 @@ use forward::{Forwarded, SendError, pass_on};
 use target::Target;
 use workers::{LogPlace, Worker, Workers};
 
-use rollout_assembly::config::Config;
 use rollout_core::budget::Budget;
 use rollout_core::telemetry::TEXT_FORMAT;
 use rollout_outbound::{ClientError, Secret, cluster_client};
+use rollout_wire::id::RolloutId;
 use rollout_wire::stream;
 
 /// Maximum size of a request in bytes, that of the largest of the protocols.
@@ -51,9 +53,6 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Maximum time for an answer that is combined with others.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
-
-/// Seconds of the header `Retry-After` of rollouts that no worker admits.
-const RETRY_AFTER_SECS: &str = "5";
 
 /// Settings of a gateway.
 pub struct GatewaySettings {
@@ -69,26 +68,8 @@ pub struct GatewaySettings {
     pub result_wait: Duration,
     /// Memory budget of requests in bytes.
     pub memory_bytes: usize,
-}
-
-impl GatewaySettings {
-    /// Returns the settings from a configuration.
-    pub fn of(
-        config: &Config,
-        workers: Vec<Url>,
-        key: Secret,
-        server_key: Option<Secret>,
-        memory_bytes: usize,
-    ) -> Self {
-        let access = Access {
-            is_keyed: server_key.is_some(),
-            server_key,
-            allowed_hosts: config.allowed_hosts.clone(),
-            allowed_origins: config.allowed_origins.clone(),
-        };
-        let lost_after = config.cluster.lost_after;
-        Self { workers, key, access, lost_after, result_wait: config.osmosis.result_wait, memory_bytes }
-    }
+    /// Maximum number of idle connections to each worker.
+    pub idle_max: usize,
 }
 
 /// A gateway. Cheap to clone.
@@ -118,7 +99,7 @@ impl HoldsBodies for Gateway {
 impl Gateway {
     /// Creates a gateway. It knows no worker until [`Gateway::watch`] runs.
     pub fn new(settings: GatewaySettings) -> Result<Self, ClientError> {
-        let client = cluster_client()?;
+        let client = cluster_client(settings.idle_max)?;
         Ok(Self(Arc::new(Inner {
             workers: Arc::new(Workers::new(client.clone(), settings.key.clone())),
             client,
@@ -154,15 +135,9 @@ async fn answer(State(gateway): State<Gateway>, request: Request) -> Response {
     gateway.answer(request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Returns the body of a poll without a result.
-fn unfinished(id: &str) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], osmosis::unfinished_body(id)).into_response()
-}
-
-/// Refuses a new rollout. All clients repeat after 429; the published ones give up after any other status.
-fn no_worker(detail: &str) -> Response {
-    let retry = [(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS))];
-    (StatusCode::TOO_MANY_REQUESTS, retry, Json(json!({ "detail": detail }))).into_response()
+/// Refuses a new rollout.
+fn not_admitted(detail: &str) -> Response {
+    RequestRefused::NotAdmitted(detail.to_owned()).into_response()
 }
 
 /// Returns whether a path starts rollouts of the Osmosis protocol.
@@ -176,6 +151,10 @@ impl Gateway {
         let access = &self.0.settings.access;
         access.check_names(&request).map_err(RequestRefused::Forbidden)?;
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        if !path.starts_with('/') {
+            // `OPTIONS *` belongs to no worker.
+            return Err(RequestRefused::NoRoute);
+        }
         let target = Target::of(&method, &path);
         let is_short = ["/health", "/ready", "/metrics"].contains(&&*path) || target == Target::Cancel;
         if request.extensions().get::<Crowded>().is_some() && !is_short {
@@ -184,7 +163,7 @@ impl Gateway {
         if path == "/ready" {
             return Ok(self.ready());
         }
-        if path == ui::ROOT || path.strip_prefix(ui::ROOT).is_some_and(|rest| rest.starts_with('/')) {
+        if ui::has_path(&path) {
             let detail =
                 "a gateway has no pages; /health lists its workers, and /rollout/ID/trajectory has a rollout";
             return Err(RequestRefused::NotFound(detail.to_owned()));
@@ -211,13 +190,13 @@ impl Gateway {
         let read = Body::<BODY_BYTES_MAX>::from_request(Request::from_parts(parts.clone(), body), self);
         let (body, charge) = match read.await {
             Ok(body) => body.into_parts(),
-            Err(refused) => return Ok(body_refused(&refused)),
+            Err(refused) => return Ok(osmosis::body_refused(refused)),
         };
         let request = Forwarded::new(&mut parts, body.into(), Some(charge));
         Ok(match target {
             Target::New => self.start(&path, request).await,
-            Target::Poll(id) => self.poll(id, &request, caller).await,
-            Target::Rollout(id) => self.find(id, &request).await,
+            Target::Poll(id) => self.poll(&decoded(id), &request, caller).await,
+            Target::Rollout(id) => self.find(&decoded(id), &request).await,
             Target::Cancel => self.cancel(&request).await,
             Target::Any => self.any(request).await,
         })
@@ -246,7 +225,7 @@ impl Gateway {
     /// Sends a request that may start a rollout to the worker that its id prefers, or to the next one with room.
     async fn start(&self, path: &str, mut request: Forwarded) -> Response {
         if self.0.stopping.is_cancelled() {
-            return no_worker("this gateway is stopping; retry at another one");
+            return not_admitted("this gateway is stopping; retry at another one");
         }
         let id = rollout_id(request.body()).unwrap_or_else(random::id);
         request.set_admission(&random::token());
@@ -272,7 +251,7 @@ impl Gateway {
                 pass_on(answer, None)
             }
             _ if starts_rollouts(path) => {
-                no_worker("no worker can be reached and has room at present; retry later")
+                not_admitted("no worker can be reached and has room at present; retry later")
             }
             _ => RequestRefused::NoRoom("no worker can be reached at present; retry later".to_owned())
                 .into_response(),
@@ -337,24 +316,26 @@ impl Gateway {
     /// Passes a poll to the worker whose log the lease names. Waits for the worker while it is away.
     async fn poll(&self, id: &str, request: &Forwarded, caller: Option<Caller>) -> Response {
         let lease = request.headers().get(osmosis::LEASE_HEADER).and_then(|lease| lease.to_str().ok());
-        let Some(log) = lease.and_then(worker::log_of).map(str::to_owned) else {
-            // A worker says what is wrong with the lease.
+        let log = lease.and_then(worker::log_of);
+        let (Some(log), Ok(rollout)) = (log, RolloutId::parse(id)) else {
+            // A worker says what is wrong with the lease or the id.
             return self.find(id, request).await;
         };
+        let unfinished = || osmosis::unfinished(&rollout);
         let polling = async {
             tokio::select! {
-                answer = self.poll_log(id, &log, request) => answer,
-                () = self.0.stopping.cancelled() => unfinished(id),
+                answer = self.poll_log(&rollout, log, request) => answer,
+                () = self.0.stopping.cancelled() => unfinished(),
             }
         };
         match caller {
             // The connection is needed for another caller.
-            Some(caller) => caller.wait(polling).await.unwrap_or_else(|| unfinished(id)),
+            Some(caller) => caller.wait(polling).await.unwrap_or_else(unfinished),
             None => polling.await,
         }
     }
 
-    async fn poll_log(&self, id: &str, log: &str, request: &Forwarded) -> Response {
+    async fn poll_log(&self, id: &RolloutId, log: &str, request: &Forwarded) -> Response {
         let until = Instant::now() + self.0.settings.result_wait;
         loop {
             let mut changes = self.0.workers.changes();
@@ -371,8 +352,7 @@ impl Gateway {
                             let why = format!(
                                 "the worker that ran this rollout was lost, and with it its log {log}"
                             );
-                            let body = osmosis::lost_body(id, &why);
-                            return ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+                            return osmosis::lost(id, &why);
                         }
                         next = next.min(Instant::now() + (lost_after - since));
                     }
@@ -380,7 +360,7 @@ impl Gateway {
             }
             let is_over = tokio::time::timeout_at(next, changes.changed()).await.is_err();
             if is_over && Instant::now() >= until {
-                return unfinished(id);
+                return osmosis::unfinished(id);
             }
         }
     }
@@ -405,7 +385,7 @@ impl Gateway {
     fn not_all(&self, consequence: &str) -> Response {
         let names = self.0.workers.unreachable().join(", ");
         let detail = if names.is_empty() {
-            "no worker can be reached at present; retry later".to_owned()
+            "not all workers have answered; retry later".to_owned()
         } else {
             format!("these workers do not answer, and {consequence}: {names}; retry later")
         };
@@ -415,7 +395,7 @@ impl Gateway {
     /// Passes a request to any worker.
     async fn any(&self, mut request: Forwarded) -> Response {
         for candidate in placement::order(&random::id(), self.0.workers.candidates()) {
-            if let Ok(answer) = self.send(&request, &candidate.worker).await {
+            if let Ok(answer) = self.send_while_up(&request, &candidate.worker).await {
                 return pass_on(answer, request.upgrade.take());
             }
         }
@@ -425,6 +405,7 @@ impl Gateway {
     /// Passes a cancellation to all workers.
     async fn cancel(&self, request: &Forwarded) -> Response {
         let candidates = self.0.workers.candidates();
+        let asked = candidates.len();
         let send = |worker: Arc<Worker>| async move {
             let answer = self.send_while_up(request, &worker).await.ok()?;
             let status = answer.status();
@@ -439,11 +420,12 @@ impl Gateway {
             values.extend(serde_json::from_slice::<Value>(&body));
         }
         let dispositions = combined::dispositions(&values);
-        let names_all = is_by_ids(request.body());
-        let is_complete =
+        let names_all = member(request.body(), "ids").is_some();
+        let has_all =
             names_all && dispositions.values().all(|disposition| disposition != combined::NOT_FOUND);
-        if values.is_empty() || !(is_complete || self.0.workers.unreachable().is_empty()) {
-            return self.not_all("rollouts there are not cancelled");
+        let all_answered = values.len() == asked && self.0.workers.unreachable().is_empty();
+        if values.is_empty() || !(has_all || all_answered) {
+            return self.not_all("rollouts there may not be cancelled");
         }
         Json(json!({ "dispositions": dispositions })).into_response()
     }
@@ -457,8 +439,9 @@ impl Gateway {
         );
         for worker in &all {
             let (_, is_up) = worker.status();
-            let name = worker.name().replace(['"', '\\', '\n'], "_");
-            text += &format!("rollout_host_gateway_worker_up{{worker=\"{name}\"}} {}\n", u8::from(is_up));
+            let series = format!("rollout_host_gateway_worker_up {}", u8::from(is_up));
+            text += &combined::labelled(&series, &worker.name());
+            text.push('\n');
         }
         let used = self.0.budget.used();
         text += &format!(
@@ -483,6 +466,11 @@ impl Gateway {
     }
 }
 
+/// Returns an id in a path as its rollout has it.
+fn decoded(id: &str) -> Cow<'_, str> {
+    percent_encoding::percent_decode_str(id).decode_utf8_lossy()
+}
+
 /// Reads an answer that is combined with others. Returns `None` if it is too long or breaks off.
 async fn read(mut answer: reqwest::Response) -> Option<Vec<u8>> {
     let reading = async {
@@ -498,33 +486,22 @@ async fn read(mut answer: reqwest::Response) -> Option<Vec<u8>> {
     tokio::time::timeout(ANSWER_TIME_MAX, reading).await.ok().flatten()
 }
 
-/// Returns the `rollout_id` of a body in JSON, if it has one.
-fn rollout_id(body: &[u8]) -> Option<String> {
-    let mut id = None;
-    let take = |name: std::borrow::Cow<'_, str>, value: &RawValue| {
-        if name == "rollout_id" {
-            id = serde_json::from_str::<String>(value.get()).ok();
+/// Returns a member of a body that is a JSON object. The body is read in place, because it may have millions of members.
+fn member<'a>(body: &'a [u8], wanted: &str) -> Option<&'a RawValue> {
+    let mut found = None;
+    let take = |name: Cow<'_, str>, value: &'a RawValue| {
+        if name == wanted {
+            found = Some(value);
         }
-        Ok::<_, std::convert::Infallible>(())
+        Ok::<_, Infallible>(())
     };
     stream::members(std::str::from_utf8(body).ok()?, take).ok()?;
-    id
+    found
 }
 
-/// Returns whether a cancellation names its rollouts.
-fn is_by_ids(body: &[u8]) -> bool {
-    serde_json::from_slice::<Map<String, Value>>(body).is_ok_and(|fields| fields.contains_key("ids"))
-}
-
-/// Returns the answer to a request whose body could not be read.
-fn body_refused(refused: &BodyRefused) -> Response {
-    let detail = Json(json!({"detail": refused.to_string()}));
-    match refused {
-        BodyRefused::NoMemory => no_worker(&refused.to_string()),
-        BodyRefused::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, detail).into_response(),
-        BodyRefused::Slow(_) => (StatusCode::REQUEST_TIMEOUT, detail).into_response(),
-        BodyRefused::Unreadable => (StatusCode::BAD_REQUEST, detail).into_response(),
-    }
+/// Returns the `rollout_id` of a body in JSON, if it has one.
+fn rollout_id(body: &[u8]) -> Option<String> {
+    serde_json::from_str(member(body, "rollout_id")?.get()).ok()
 }
 
 /// Returns the headers of a request by the gateway itself.

@@ -119,7 +119,7 @@ impl Dispatcher {
         if request.extensions().get::<Crowded>().is_some() && !is_short {
             return Err(RequestRefused::Crowded);
         }
-        if path == ui::ROOT || path.strip_prefix(ui::ROOT).is_some_and(|rest| rest.starts_with('/')) {
+        if ui::has_path(&path) {
             // Browsers have a session instead of a key in each request.
             return Ok(infallible(self.pages.oneshot(request).await));
         }

@@ -193,12 +193,7 @@ impl Tenants {
             catalog.finish_deleting(id)?;
         }
         let checks_at_once = checks.at_once as usize;
-        let access = Access {
-            server_key: None,
-            is_keyed: true,
-            allowed_hosts: config.allowed_hosts.clone(),
-            allowed_origins: config.allowed_origins.clone(),
-        };
+        let access = Access::new(&config, true, None);
         Ok(Self(Arc::new(Inner {
             pool: SlotPool::new(slots.running_max, slots.queue_max),
             transport: Transport::new(slots.connections.outbound_max)?,

@@ -45,6 +45,11 @@ use shares::Shares;
 /// The path of the first page.
 pub(crate) const ROOT: &str = "/ui";
 
+/// Returns whether a path is that of a page.
+pub(crate) fn has_path(path: &str) -> bool {
+    path.strip_prefix(ROOT).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// Interval of a page's events.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -28,6 +28,9 @@ use rollout_rollout::{
 use rollout_wire as wire;
 use rollout_wire::id::RolloutId;
 
+/// Category of a failure that is the host's.
+const INTERNAL_ERROR: &str = "internal_error";
+
 /// Header with the lease of a poll.
 pub(crate) const LEASE_HEADER: &str = "X-Osmosis-Rollout-Lease";
 
@@ -66,25 +69,19 @@ impl<'a> ResultBody<'a> {
     }
 }
 
-/// Returns the body of a poll whose rollout has no result yet, for a gateway that cannot ask the rollout's worker.
-pub(crate) fn unfinished_body(id: &str) -> Vec<u8> {
-    to_caller(id, "running", None)
+/// Returns the response to a poll whose rollout has no result yet, for a gateway that cannot ask the rollout's worker.
+pub(crate) fn unfinished(id: &RolloutId) -> Response {
+    json_response(ResultBody::bare(id, "running").bytes())
 }
 
-/// Returns the body of a poll whose rollout was lost with its worker.
-pub(crate) fn lost_body(id: &str, reason: &str) -> Vec<u8> {
-    to_caller(id, "failure", Some(reason))
+/// Returns the response to a poll whose rollout was lost with its worker.
+pub(crate) fn lost(id: &RolloutId, reason: &str) -> Response {
+    let (err_message, err_category) = (Some(reason), Some(INTERNAL_ERROR));
+    json_response(ResultBody { err_message, err_category, ..ResultBody::bare(id, "failure") }.bytes())
 }
 
-fn to_caller(id: &str, status: &str, failure: Option<&str>) -> Vec<u8> {
-    let body = json!({
-        "rollout_id": id,
-        "status": status,
-        "sample": null,
-        "err_message": failure,
-        "err_category": failure.map(|_| "internal_error"),
-    });
-    body.to_string().into_bytes()
+fn json_response(body: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// Admits a rollout and starts a task for it. A gateway chooses the token of the lease, and the same request with the same
@@ -244,7 +241,7 @@ impl Form {
 }
 
 fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSample<'a>>) -> ResultBody<'a> {
-    let category = if failure.kind == FailureKind::Host { "internal_error" } else { category(failure) };
+    let category = if failure.kind == FailureKind::Host { INTERNAL_ERROR } else { category(failure) };
     let (err_message, err_category) = (Some(failure.reason.as_str()), Some(category));
     ResultBody { sample, err_message, err_category, ..ResultBody::bare(id, "failure") }
 }
@@ -286,8 +283,7 @@ pub(super) async fn result(
                 return Ok(result_response(&osmosis, Read::Here(polled.clone()), copy));
             }
             PollStatus::Under(phase) => {
-                let body = ResultBody::bare(polled.id(), word(phase)).bytes();
-                return Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response());
+                return Ok(json_response(ResultBody::bare(polled.id(), word(phase)).bytes()));
             }
             PollStatus::Journaled => {}
         }
@@ -310,7 +306,7 @@ enum Read {
 /// Returns the response with a result, which counts as read when all of it was sent.
 fn result_response(osmosis: &Osmosis, read: Read, copy: Arc<HeldBody>) -> Response {
     let body = copy.body.clone();
-    let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+    let mut response = json_response(body);
     // A partially sent result stays unread.
     let osmosis = osmosis.clone();
     let when_written = WhenWritten::new(move || {

@@ -40,7 +40,7 @@ use super::ledger::{Ledger, LedgerTimes};
 use super::{Health, KeyRule, Routes};
 use crate::serving::Serving;
 use crate::worker;
-pub(crate) use d::{LEASE_HEADER, lost_body, unfinished_body};
+pub(crate) use d::{LEASE_HEADER, lost, unfinished};
 use error::ApiError;
 pub(crate) use kept::reported;
 use request::{ForRollout, StartRollout};
@@ -292,6 +292,11 @@ async fn start_rollout(
             Ok((accepted, Json(json!({}))).into_response())
         }
     }
+}
+
+/// Returns the response to a request whose body could not be read.
+pub(crate) fn body_refused(refused: BodyRefused) -> Response {
+    ApiError::from(refused).into_response()
 }
 
 /// Returns the id in a path. An invalid id belongs to no rollout.
