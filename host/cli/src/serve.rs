@@ -345,7 +345,14 @@ impl Serve {
             journal.close();
         }
         if let Some(worker) = worker {
-            runtime.block_on(worker.leave(server.is_idle()));
+            let is_idle = server.is_idle();
+            runtime.block_on(worker.leave(is_idle));
+            if is_adopted
+                && is_idle
+                && let Some(dir) = config.journal.dir(&artifact_root)
+            {
+                cluster::remove(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+            }
         }
         exit
     }

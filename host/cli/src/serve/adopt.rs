@@ -1,12 +1,13 @@
 //! Takeover of the logs of dead workers, each by a process of its own.
 //!
-//! A log is continued by a child process with the same arguments, and with the log in its environment: it claims the log, writes the journal from it, resumes the
-//! rollouts, answers their polls, and ends when all of them are over and read. So a takeover is the start that every worker
-//! makes, and a log that cannot be continued takes nothing else down. The kernel kills the child with its parent, and
-//! another worker takes the log over then.
+//! A log is continued by a child process with the same arguments, and with the log in its environment: it claims the log,
+//! writes the journal from it, resumes the rollouts, answers their polls, and ends when all of them are over and read. So a
+//! takeover is the start that every worker makes, and a log that cannot be continued takes nothing else down. The kernel
+//! kills the child with its parent, and another worker takes the log over then.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -35,6 +36,11 @@ const OVER_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause before a log whose process failed is taken over again.
 const FAILED_PAUSE: Duration = Duration::from_secs(5);
 
+/// Returns the folder of the journals of adopted logs, beside a worker's own journal.
+pub(super) fn folder(journal: &Path) -> PathBuf {
+    journal.join("adopted")
+}
+
 /// Changes the configuration of a worker to that of a process for another worker's log.
 pub(super) fn change_config(raw: &mut RawConfig, log: &str) {
     let ip = raw.listen.as_deref().and_then(|listen| listen.parse::<SocketAddr>().ok());
@@ -42,7 +48,7 @@ pub(super) fn change_config(raw: &mut RawConfig, log: &str) {
     let root = raw.artifact_root.clone().unwrap_or_else(|| "rollouts".into());
     let journal = raw.journal.dir.clone().unwrap_or_else(|| root.join(".journal"));
     raw.listen = Some(SocketAddr::from((ip, 0)).to_string());
-    raw.journal.dir = Some(journal.join("adopted").join(log));
+    raw.journal.dir = Some(folder(&journal).join(log));
     raw.artifact_root = Some(root.join("adopted").join(log));
     raw.cluster.worker_name = Some(log.to_owned());
     // The port is another.

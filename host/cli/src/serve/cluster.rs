@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rollout_assembly::config::{ClusterSettings, Config, Role};
+use rollout_assembly::config::{ClusterSettings, Config, Role, is_worker_name};
 use rollout_cluster::{
     Claim, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity, WorkerState,
 };
@@ -16,12 +16,12 @@ use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
-use rollout_server::{Server, WorkerIdentity};
+use rollout_server::{Access, Server, WorkerIdentity};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::Serve;
-use super::adopt::Adopter;
+use super::adopt::{self, Adopter};
 use crate::setup;
 
 /// File with the name of a journal's log.
@@ -32,6 +32,11 @@ const OTHER_FILES: u64 = 64;
 
 /// Maximum number of callers' connections of a gateway.
 const CALLERS_MAX: u64 = 65_536;
+
+/// Divisor of that number for the idle connections to each worker, which use open files, too.
+const IDLE_PART: usize = 8;
+const IDLE_MIN: usize = 4;
+const IDLE_MAX: usize = 256;
 
 impl Serve {
     /// Refuses options that do not fit the role.
@@ -63,8 +68,15 @@ pub(super) fn gateway(config: &Config, server_key: Option<Secret>) -> Result<Gat
     let memory_budget_bytes = config.memory_budget_bytes.map(|bytes| bytes as u64);
     let machine = Machine { memory_budget_bytes, ..Machine::read() };
     let memory_bytes = usize::try_from(machine.memory_budget()).unwrap_or(usize::MAX);
-    let workers = config.cluster.workers.clone();
-    let settings = GatewaySettings::of(config, workers, cluster_key(config)?, server_key, memory_bytes);
+    let settings = GatewaySettings {
+        workers: config.cluster.workers.clone(),
+        key: cluster_key(config)?,
+        access: Access::new(config, server_key.is_some(), server_key),
+        lost_after: config.cluster.lost_after,
+        result_wait: config.osmosis.result_wait,
+        memory_bytes,
+        idle_max: (callers_max() / IDLE_PART).clamp(IDLE_MIN, IDLE_MAX),
+    };
     let addresses: Vec<&str> = settings.workers.iter().map(|url| url.as_str()).collect();
     tracing::info!(addresses = addresses.join(" "), "passing requests to workers");
     Ok(Gateway::new(settings)?)
@@ -161,6 +173,9 @@ pub(super) async fn claim_log(
     // Reading the log may take longer than a lease.
     let (states, state_news) = watch::channel(state);
     let heartbeats = claimed.announce(state_news);
+    // Logs of others that an earlier process with this name continued are in NATS.
+    let adopted = adopt::folder(&settings.path);
+    remove(&adopted).with_context(|| format!("cannot remove {}", adopted.display()))?;
     let root = settings.path.join(REBUILT);
     remove(&root).with_context(|| format!("cannot remove {}", root.display()))?;
     std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
@@ -172,7 +187,8 @@ pub(super) async fn claim_log(
     Ok(Some(OwnLog { writer, journal: root.join(JOURNAL), claimed, heartbeats, cluster, states }))
 }
 
-fn remove(folder: &Path) -> std::io::Result<()> {
+/// Removes a folder and everything in it, if it exists.
+pub(super) fn remove(folder: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         removed => removed,
@@ -307,8 +323,7 @@ fn machine_name() -> Result<String> {
         .context("cannot read the name of this machine")?;
     let full = full.trim().to_ascii_lowercase();
     let label = full.split('.').next().unwrap_or_default();
-    let is_name = !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    if !is_name {
+    if !is_worker_name(label) {
         bail!("the name of this machine, '{full}', cannot be that of a worker; give one with --worker-name");
     }
     Ok(label.to_owned())
@@ -328,9 +343,8 @@ fn log_name(journal: &Path, worker: &str) -> Result<String> {
     match std::fs::read_to_string(&path) {
         Ok(name) => {
             let name = name.trim();
-            let is_name =
-                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-            if !is_name {
+            let is_log = name.rsplit_once('-').is_some_and(|(worker, _)| is_worker_name(worker));
+            if !is_log {
                 bail!("{} is damaged: it has not the name of a log", path.display());
             }
             return Ok(name.to_owned());
