@@ -101,7 +101,7 @@ async fn is_played(project: &Path, wasm: &Path) {
 
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     for line in [
-        "90 is more than 9",
+        "90 is not from -9 to 9",
         "The number is 5. Make it 10.",
         "\"number\":5",
         "after 2 steps, with the reward 0.5",

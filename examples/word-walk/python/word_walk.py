@@ -133,12 +133,16 @@ class WordWalk(Environment[EnvironmentConfig]):
 
 
 class RightAnswer(Grader):
-    """Pays 1 for the right answer. An episode without an answer is a wrong one."""
+    """Pays 1 for the right answer. An episode without an answer is a wrong one. Results of tools may follow the answer's, if
+    the model called several at once."""
 
     async def grade(self, ctx: GraderContext) -> float:
         label = ctx.require_label()
-        last = text_of(ctx.sample.messages[-1])
-        try:
-            return same_number(str(json.loads(last)["answer"]), label)
-        except (ValueError, TypeError, KeyError):
-            return 0.0
+        for message in reversed(ctx.sample.messages):
+            if message["role"] != "tool":
+                continue
+            try:
+                return same_number(str(json.loads(text_of(message))["answer"]), label)
+            except (ValueError, TypeError, KeyError):
+                continue
+        return 0.0

@@ -1,12 +1,16 @@
-//! The tasks of an environment's split as rows.
+//! The tasks of an environment's split as rows, and a row as the arguments of a reset.
 
-use rollout_rollout::{DescribeError, Host, take_label};
+use rollout_rollout::{DescribeError, Host, Reset, reset_arguments, take_label};
 use rollout_wire::digest::hex;
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::rows::{DataSet, Row};
+
+/// Maximum number of tasks of a split. Each is read in an instance of its own and stays in memory, and the environment may
+/// state any number.
+const TASKS_MAX: u64 = 1_000_000;
 
 /// Members of a task that may have its text for people, the first of which is shown.
 const TEXTS: [&str; 5] = ["user_prompt", "prompt", "question", "problem", "text"];
@@ -27,6 +31,16 @@ pub enum TasksError {
         split: String,
         /// The splits that it has, as a sentence.
         there_are: String,
+    },
+    /// The split has more tasks than are read.
+    #[error(
+        "the split '{split}' of the environment has {tasks} tasks, and at most {TASKS_MAX} are read; give rows with --data FILE"
+    )]
+    TooMany {
+        /// The split.
+        split: String,
+        /// Number of its tasks, as the environment states it.
+        tasks: u64,
     },
     /// The split has no tasks.
     #[error("the split '{0}' of the environment has no tasks")]
@@ -52,6 +66,9 @@ pub async fn load(host: &Host, split: &str) -> Result<DataSet, TasksError> {
             there_are,
         });
     };
+    if found.tasks > TASKS_MAX {
+        return Err(TasksError::TooMany { split: split.to_owned(), tasks: found.tasks });
+    }
     let mut digest = Sha256::new();
     let mut rows = Vec::new();
     for index in 0..found.tasks {
@@ -64,6 +81,16 @@ pub async fn load(host: &Host, split: &str) -> Result<DataSet, TasksError> {
         return Err(TasksError::Empty(split.to_owned()));
     }
     Ok(DataSet { rows, digest: hex(&digest.finalize()) })
+}
+
+impl Row {
+    /// Returns the reset of an environment with this row's arguments.
+    pub fn reset(&self) -> Reset {
+        let prompt = self.prompt.iter().map(|message| message.get());
+        let metadata = self.metadata.as_deref().map(|metadata| metadata.get());
+        let (seed, arguments) = reset_arguments(prompt, metadata, self.label.as_deref());
+        Reset { seed, arguments, episode_id: None }
+    }
 }
 
 fn row(index: usize, mut task: Map<String, Value>, is_graded: bool) -> Result<Row, serde_json::Error> {

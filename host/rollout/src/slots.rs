@@ -424,7 +424,7 @@ impl Slots {
         self.0.membership.slot(QueueKind::Returning).await
     }
 
-    /// Waits for a permit to create an instance that describes an agent loop.
+    /// Waits for a permit to create an instance that describes an agent loop or an environment.
     pub(super) async fn declaration(&self) -> Option<OwnedSemaphorePermit> {
         self.0.membership.pool().declarations.clone().acquire_owned().await.ok()
     }

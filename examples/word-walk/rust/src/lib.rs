@@ -190,13 +190,15 @@ impl Environment for WordWalk {
     }
 }
 
-/// Pays 1 for the right answer. An episode without an answer is a wrong one.
+/// Pays 1 for the right answer. An episode without an answer is a wrong one. Results of tools may follow the answer's, if the
+/// model called several at once.
 impl Grader for WordWalk {
     fn grade(ctx: GradeContext) -> Result<Verdicts> {
         let label = ctx.require_label()?;
-        let last = ctx.sample()?.messages().last().map(Message::text).unwrap_or_default();
-        let answer = serde_json::from_str(&last).map(|Answer { answer }| answer);
-        Ok(answer.is_ok_and(|answer| same_number(&answer.to_string(), label)).into())
+        let sample = ctx.sample()?;
+        let results = sample.messages().iter().rev().filter(|message| message.role() == "tool");
+        let answer = results.map(Message::text).find_map(|text| serde_json::from_str::<Answer>(&text).ok());
+        Ok(answer.is_some_and(|Answer { answer }| same_number(&answer.to_string(), label)).into())
     }
 }
 

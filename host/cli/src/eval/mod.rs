@@ -177,7 +177,7 @@ impl Eval {
         let host = &assembled.host;
         let DataSet { rows, digest } = runtime.block_on(self.data.or_tasks(loaded, host))?;
         let data = DataSet { rows: self.choice.apply(rows)?, digest };
-        // An agent loop and an environment may rate themselves; otherwise it ends unscored.
+        // An agent loop and an environment may rate themselves. A rollout of a workflow would end unscored.
         if host.grader().is_none() && host.form() == AgentForm::Workflow {
             bail!("the plugin has no grader; give one with --grader FILE");
         }

@@ -13,9 +13,7 @@ use crate::Exit;
 use crate::print::{out, outln};
 use rollout_core::limits::SessionLimits;
 use rollout_eval::Row;
-use rollout_rollout::{
-    EnvironmentFacts, EpisodeAction, Host, Observed, Reset, Session, SessionError, reset_arguments,
-};
+use rollout_rollout::{EnvironmentFacts, EpisodeAction, Host, Observed, Reset, Session, SessionError};
 use rollout_wire::id::RolloutId;
 use rollout_wire::text::printable;
 
@@ -73,12 +71,7 @@ struct Player {
 
 impl Player {
     async fn begin(&mut self, row: Option<&Row>) -> Result<()> {
-        let mut reset = Reset::default();
-        if let Some(row) = row {
-            let prompt = row.prompt.iter().map(|message| message.get());
-            let metadata = row.metadata.as_deref().map(|metadata| metadata.get());
-            (reset.seed, reset.arguments) = reset_arguments(prompt, metadata, row.label.as_deref());
-        }
+        let reset = row.map_or_else(Reset::default, Row::reset);
         (self.steps, self.reward, self.is_done) = (0, None, false);
         let first = self.session.reset(reset).await;
         let first = first.map_err(|error| crate::PluginFault(format!("the reset failed: {error}")))?;

@@ -1,6 +1,6 @@
 //! Checks an environment: its description, its tasks, and two equal episodes with made-up actions.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use anyhow::Result;
 use serde_json::{Map, Value, json};
@@ -10,8 +10,7 @@ use super::tools;
 use rollout_core::limits::SessionLimits;
 use rollout_eval::Row;
 use rollout_rollout::{
-    EnvironmentFacts, EpisodeAction, Host, Observed, Reset, Session, SessionError, reset_arguments,
-    take_label,
+    EnvironmentFacts, EpisodeAction, Host, Observed, Reset, Session, SessionError, take_label,
 };
 use rollout_wire::id::RolloutId;
 use rollout_wire::text::beginning;
@@ -42,12 +41,7 @@ pub(super) async fn check(
     // The same name for both episodes, because it is part of the state.
     let episode_id = || Some("validate".to_owned());
     let (reset, source) = match (row, task) {
-        (Some(row), _) => {
-            let prompt = row.prompt.iter().map(|message| message.get());
-            let metadata = row.metadata.as_deref().map(|metadata| metadata.get());
-            let (seed, arguments) = reset_arguments(prompt, metadata, row.label.as_deref());
-            (Reset { seed, arguments, episode_id: episode_id() }, "the row")
-        }
+        (Some(row), _) => (Reset { episode_id: episode_id(), ..row.reset() }, "the row"),
         (None, Some(arguments)) => {
             (Reset { arguments, seed: None, episode_id: episode_id() }, "the first task")
         }
@@ -62,6 +56,7 @@ pub(super) async fn check(
     let Some(second) = episode(&mut session, &facts, &reset, source, report, false).await else {
         return Ok(());
     };
+    // Both have one text for each step.
     match first.iter().zip(&second).find(|(one, other)| one != other) {
         None => report.passed("deterministic", "two episodes with the same actions were identical"),
         Some((one, other)) => report.failed(
@@ -153,8 +148,8 @@ async fn tasks(host: &Host, facts: &EnvironmentFacts, report: &mut Report) -> Op
         if split.tasks == 0 {
             report.warned("tasks", format!("the split '{}' has no tasks", split.name), "");
         }
-        for index in HashSet::from([0, split.tasks.saturating_sub(1)]).into_iter().filter(|_| split.tasks > 0)
-        {
+        let first_and_last = BTreeSet::from([0, split.tasks.saturating_sub(1)]);
+        for index in first_and_last.into_iter().filter(|_| split.tasks > 0) {
             match host.environment_task(&split.name, index).await {
                 Ok(task) => {
                     if take_label(&mut task.clone()).is_some() {
@@ -199,15 +194,7 @@ async fn episode(
     is_first: bool,
 ) -> Option<Vec<String>> {
     let label = take_label(&mut reset.arguments.clone()).filter(|label| label.len() >= LABEL_BYTES_MIN);
-    let mut seen = Vec::new();
-    let first = match session.reset(reset.clone()).await {
-        Ok(first) => first,
-        Err(error) => {
-            let advice = "if the environment needs other arguments, give a row with --data FILE";
-            report.failed("reset", format!("with {source}: {error}"), advice);
-            return None;
-        }
-    };
+    let first = reset_session(session, reset, source, report).await?;
     if is_first {
         let lacks = facts.observation.get("required").and_then(Value::as_array).into_iter().flatten();
         let observation: Value = serde_json::from_str(first.observation.get()).unwrap_or_default();
@@ -221,10 +208,13 @@ async fn episode(
             None => report.passed("reset", format!("with {source}: {}", shown(&first.text()))),
         }
     }
-    let mut observed = vec![first];
+    let mut seen = vec![line(&first)];
+    let mut is_done = first.done;
     for (name, action) in made_up_actions(facts) {
-        if observed.last().is_some_and(|last| last.done) {
-            observed.push(session.reset(reset.clone()).await.ok()?);
+        if is_done {
+            let again = reset_session(session, reset, source, report).await?;
+            is_done = again.done;
+            seen.push(line(&again));
         }
         match session.step(action).await {
             Ok(turn) => {
@@ -233,7 +223,8 @@ async fn episode(
                     let done = if turn.done { ", done" } else { "" };
                     report.passed("step", format!("{name}: {}{reward}{done}", shown(&turn.text())));
                 }
-                observed.push(turn);
+                is_done = turn.done;
+                seen.push(line(&turn));
             }
             Err(error @ (SessionError::EpisodeOver(_) | SessionError::SessionOver(_))) => {
                 let advice = "return an error for an action that does not fit; a trap or a reward that is no number ends the episode";
@@ -258,7 +249,6 @@ async fn episode(
             return None;
         }
     }
-    seen.extend(observed.iter().map(line));
     if let Some(label) =
         label.filter(|label| is_first && seen.iter().any(|text| text.contains(label.as_str())))
     {
@@ -269,6 +259,18 @@ async fn episode(
         );
     }
     Some(seen)
+}
+
+/// Resets the environment. Reports a failure and returns `None`.
+async fn reset_session(
+    session: &mut Session,
+    reset: &Reset,
+    source: &str,
+    report: &mut Report,
+) -> Option<Observed> {
+    let advice = "if the environment needs other arguments, give a row with --data FILE";
+    let result = session.reset(reset.clone()).await;
+    result.inspect_err(|error| report.failed("reset", format!("with {source}: {error}"), advice)).ok()
 }
 
 /// Returns all of a result as text.

@@ -34,7 +34,7 @@ impl Default for LoopOptions {
     }
 }
 
-/// Report of an agent loop that has ended.
+/// Report of an agent loop, or of a model's episode in an environment, that has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoopReport {
     /// The reason why it stopped, in its own words.

@@ -1,5 +1,5 @@
 //! The agent's part of a rollout: a workflow, which registers samples, or an agent loop, which returns its conversation
-//! and possibly its own reward.
+//! and possibly its own reward. An environment that a model plays is in `play`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +28,7 @@ const FINISH_REASON_BYTES_MAX: usize = 256;
 
 impl Rollout {
     /// Asks an agent loop for the tools of this rollout, in a separate instance. Returns none for other forms of an
-    /// agent. `read`
-    /// converts them for the caller, or returns an error. The error is stored for `Rollout::finish`, too.
+    /// agent. `read` converts them for the caller, or returns an error. The error is stored for `Rollout::finish`, too.
     pub async fn tools<T>(
         &mut self,
         read: impl FnOnce(Vec<Box<RawValue>>) -> Result<T, String>,
@@ -191,7 +190,7 @@ impl Rollout {
         Ok(objects(&source, texts)?.iter().map(AsRef::as_ref).collect())
     }
 
-    /// Applies the agent loop's own reward if no grader ran.
+    /// Applies the own reward of an agent loop or an environment if no grader ran.
     pub(super) fn take_own_reward(&mut self) {
         let Some(reward) = self.own_reward.filter(|_| !self.graded && self.failure.is_none()) else { return };
         for sample in self.record.samples() {
