@@ -14,7 +14,6 @@ use tokio::time::Instant;
 use super::{Rollout, grades_itself};
 use crate::episode::{MessagePart, Observed, checked, reset_arguments, take_label};
 use crate::model::{EnvironmentFacts, Failure, FailureKind, LoopReport, Stage};
-use crate::session::DescribeError;
 use rollout_core::error::Fault;
 use rollout_guest::imports::{Boundary, Imports, Live, Role, RunContext};
 use rollout_guest::instance::{
@@ -48,15 +47,7 @@ impl Rollout {
     ) -> Result<Result<(), Failure>, RunError> {
         let facts = match self.host.environment().await {
             Ok(facts) => facts,
-            // As if the episode itself had met it, so that limits and the host's faults are told apart.
-            Err(DescribeError::Run(error)) => return Err(error),
-            Err(error @ DescribeError::Invalid { .. }) => {
-                let kind = FailureKind::Invalid;
-                return Ok(Err(Failure::new(Stage::Workflow, kind, Fault::Plugin, error.to_string())));
-            }
-            Err(error @ DescribeError::Closed) => {
-                return Ok(Err(Failure::host(Stage::Workflow, error.to_string())));
-            }
+            Err(error) => return error.into_failure().map(Err),
         };
         let deployment = &self.host.0.deployment;
         let outside = Live { tools: deployment.tools.clone(), ..Live::until(bounds.deadline) };

@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::host::Host;
-use crate::model::EnvironmentFacts;
+use crate::model::{EnvironmentFacts, Failure, FailureKind, Stage};
+use rollout_core::error::Fault;
 use rollout_guest::imports::{Imports, Record, Role};
 use rollout_guest::instance::{self, Bounds, EnvironmentDescription, Permit, RunError};
 use rollout_wire::function::FunctionTool;
@@ -34,6 +35,21 @@ pub enum DescribeError {
     /// The host is shutting down.
     #[error("the host is shutting down")]
     Closed,
+}
+
+impl DescribeError {
+    /// Returns the failure of a rollout that needs the description. An error of the run stays one, so that limits and faults of
+    /// the host stay distinct.
+    pub(crate) fn into_failure(self) -> Result<Failure, RunError> {
+        match self {
+            Self::Run(error) => Err(error),
+            Self::Invalid { .. } => {
+                let kind = FailureKind::Invalid;
+                Ok(Failure::new(Stage::Workflow, kind, Fault::Plugin, self.to_string()))
+            }
+            Self::Closed => Ok(Failure::host(Stage::Workflow, self.to_string())),
+        }
+    }
 }
 
 impl Host {
