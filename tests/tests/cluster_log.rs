@@ -556,7 +556,7 @@ async fn the_check_of_nats_says_what_is_wrong_and_what_to_do() {
     assert_eq!(of(&findings, "nats bucket").unwrap().severity, Severity::Good);
 
     let error = Cluster::connect(refused).await.err().unwrap().to_string();
-    assert!(error.starts_with("cluster.replicas: 1 replica without `sync_interval: always`"), "{error}");
+    assert!(error.starts_with("cluster.nats.replicas: 1 replica without `sync_interval: always`"), "{error}");
     assert_eq!(of(&check(&accepted).await, "nats durability").unwrap().severity, Severity::Warning);
     let wrong = ClusterSettings { replicas: 3, ..settings(&nats) };
     let finding = of(&check(&wrong).await, "nats stream").unwrap();
@@ -565,7 +565,7 @@ async fn the_check_of_nats_says_what_is_wrong_and_what_to_do() {
     nats.kill(0).await;
     let finding = of(&check(&accepted).await, "nats connection").unwrap();
     assert_eq!(finding.severity, Severity::Failure);
-    assert!(finding.advice.unwrap().contains("cluster.urls"));
+    assert!(finding.advice.unwrap().contains("cluster.nats.urls"));
 }
 
 #[tokio::test]

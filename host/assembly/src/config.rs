@@ -246,6 +246,13 @@ impl RawConfig {
         let osmosis_generation = self.osmosis.generation.unwrap_or_default();
         let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
         let osmosis = self.osmosis.resolve(&mut problems);
+        let cluster = self.cluster.resolve(&mut problems);
+        if cluster.nats.as_ref().is_some_and(|nats| nats.log_age() <= 2 * osmosis.result_ttl) {
+            problems.push(
+                "cluster.nats.log-age-secs: must be more than twice osmosis.result-ttl-secs, or unread results are dropped"
+                    .to_owned(),
+            );
+        }
         let sessions = self.sessions.resolve(&mut problems);
         let load_limits = self.limits.resolve_loading(&mut problems);
         let limits = self.limits.resolve(&mut problems);
@@ -301,7 +308,7 @@ impl RawConfig {
             trajectories: self.trajectories,
             landlock: self.hardening.landlock.unwrap_or_default(),
             catalog: self.catalog.resolve(&mut problems),
-            cluster: self.cluster.resolve(&mut problems),
+            cluster,
             network: self.network.resolve(&mut problems),
             tools,
             tools_source,

@@ -203,7 +203,6 @@ impl Doctor {
     }
 }
 
-/// Checks the limits of this machine and process.
 /// Checks the NATS servers on which logs of workers are replicated.
 fn replicated_logs(report: &mut Report, nats: &ClusterSettings) {
     let checked = in_runtime(async { Ok(rollout_cluster::check(nats).await) });
@@ -222,6 +221,7 @@ fn replicated_logs(report: &mut Report, nats: &ClusterSettings) {
     }
 }
 
+/// Checks the limits of this machine and process.
 fn machine(report: &mut Report) {
     let machine = Machine::read_again();
     let (free, files) = (machine.memory_bytes_free, machine.descriptors_max);

@@ -25,7 +25,7 @@ pub async fn check(settings: &ClusterSettings) -> Vec<Finding> {
     let client = match client(settings).await {
         Ok(client) => client,
         Err(error) => {
-            let advice = "check cluster.urls, the credentials and that the servers run";
+            let advice = "check cluster.nats.urls, the credentials and that the servers run";
             findings.push(of_error("nats connection", &error).with(advice));
             return findings;
         }

@@ -1,12 +1,14 @@
 //! Claiming of logs, and heartbeats of their owners.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 use async_nats::jetstream::kv::{self, CreateErrorKind, UpdateErrorKind};
 use rollout_journal::ReplicaError;
 use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::connect::{AbortOnDrop, Cluster};
+use crate::connect::Cluster;
 use crate::entry::{LogEntry, WorkerState};
 use crate::error::{ClaimError, ClusterError, LogDamage, unavailable};
 use crate::members::Member;
@@ -28,6 +30,31 @@ pub enum Claim<'a> {
     /// The log of another worker whose lease [has expired](crate::Members::expired). The claim fails if it has sent a
     /// heartbeat since.
     Expired(&'a Member),
+    /// A log that another process has just claimed for this one. The claim fails if the log was claimed again since.
+    Handed {
+        /// Name of the log.
+        log: &'a str,
+        /// Epoch of the other process's claim.
+        epoch: u64,
+    },
+}
+
+/// The state of a log's entry for which it may be claimed.
+#[derive(Clone, Copy, Debug)]
+enum Condition {
+    Any,
+    Revision(u64),
+    Epoch(u64),
+}
+
+impl Condition {
+    fn holds(self, found: Option<&(LogEntry, u64)>) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Revision(expected) => found.is_some_and(|(_, revision)| *revision == expected),
+            Self::Epoch(expected) => found.is_some_and(|(entry, _)| entry.epoch == expected),
+        }
+    }
 }
 
 /// A log that belongs to this process until another one claims it.
@@ -44,15 +71,16 @@ pub struct ClaimedLog {
 impl Cluster {
     /// Claims a log: sets its owner in the bucket, and appends a fence to it.
     pub async fn claim(&self, claim: Claim<'_>, owner: &WorkerState) -> Result<ClaimedLog, ClaimError> {
-        let (log, expected) = match claim {
-            Claim::Own(log) => (log.to_owned(), None),
-            Claim::Expired(member) => (member.log.clone(), Some(member.revision)),
+        let (log, condition) = match claim {
+            Claim::Own(log) => (log.to_owned(), Condition::Any),
+            Claim::Expired(member) => (member.log.clone(), Condition::Revision(member.revision)),
+            Claim::Handed { log, epoch } => (log.to_owned(), Condition::Epoch(epoch)),
         };
         if !is_token(&log) {
             return Err(ClaimError::Name(log));
         }
         let (cluster, owner) = (self.clone(), owner.clone());
-        self.run(async move { ClaimRun { cluster, log, owner }.run(expected).await }).await?
+        self.run(async move { ClaimRun { cluster, log, owner }.run(condition).await }).await?
     }
 }
 
@@ -63,12 +91,10 @@ struct ClaimRun {
 }
 
 impl ClaimRun {
-    async fn run(self, expected: Option<u64>) -> Result<ClaimedLog, ClaimError> {
+    async fn run(self, condition: Condition) -> Result<ClaimedLog, ClaimError> {
         let before = self.entry().await?;
-        if let (Some(expected), found) = (expected, &before)
-            && found.as_ref().map(|(_, revision)| *revision) != Some(expected)
-        {
-            return Err(self.lost(found.as_ref().map(|(entry, _)| entry)));
+        if !condition.holds(before.as_ref()) {
+            return Err(self.lost(before.as_ref().map(|(entry, _)| entry)));
         }
         let last = self.last().await?;
         let is_begun = before.as_ref().is_some_and(|(entry, _)| entry.is_begun);
@@ -82,10 +108,11 @@ impl ClaimRun {
             owner: self.owner.clone(),
             epoch,
             heartbeat: writer::now(),
+            claim: RandomState::new().build_hasher().finish(),
             is_begun: is_begun || last.is_some(),
             is_released: false,
         };
-        let is_own = expected.is_none();
+        let is_own = matches!(condition, Condition::Any);
         let revision = self.set(&entry, before.as_ref().map(|(_, revision)| *revision), is_own).await?;
         let end = self.fence(epoch, entry.is_begun).await?;
         entry.is_begun = true;
@@ -270,7 +297,7 @@ impl ClaimedLog {
             fenced: self.fenced.clone(),
         };
         let task = self.cluster.handle().spawn(beating.run(state, stopped));
-        Heartbeats { stop, task: AbortOnDrop(task), cluster: self.cluster.clone() }
+        Heartbeats { stop, task: AbortOnDropHandle::new(task), cluster: self.cluster.clone() }
     }
 }
 
@@ -285,7 +312,12 @@ struct Beating {
 }
 
 impl Beating {
-    async fn run(mut self, mut state: watch::Receiver<WorkerState>, mut stop: watch::Receiver<Stop>) {
+    /// Returns an error if the last heartbeat was not stored.
+    async fn run(
+        mut self,
+        mut state: watch::Receiver<WorkerState>,
+        mut stop: watch::Receiver<Stop>,
+    ) -> Result<(), ClusterError> {
         let mut ticks = tokio::time::interval(self.cluster.0.settings.heartbeat());
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -298,10 +330,7 @@ impl Beating {
             if how == Stop::Retire {
                 let removed =
                     self.cluster.0.bucket.delete_expect_revision(&self.log, Some(self.revision)).await;
-                if let Err(error) = removed {
-                    tracing::warn!(%error, log = self.log, "the log cannot be removed from the list");
-                }
-                return;
+                return removed.map_err(unavailable);
             }
             self.entry.owner = state.borrow_and_update().clone();
             self.entry.heartbeat = writer::now();
@@ -311,13 +340,14 @@ impl Beating {
                 Ok(revision) => self.revision = revision,
                 Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
                     if self.is_claimed_by_another().await {
-                        return;
+                        return Ok(());
                     }
                 }
+                Err(error) if is_over => return Err(unavailable(error)),
                 Err(error) => tracing::warn!(%error, log = self.log, "a heartbeat was not stored"),
             }
             if is_over {
-                return;
+                return Ok(());
             }
         }
     }
@@ -330,8 +360,13 @@ impl Beating {
                 self.revision = revision;
                 false
             }
+            // Another server may answer with an older entry.
+            Ok(found) if found.as_ref().is_none_or(|(entry, _)| entry.epoch < self.entry.epoch) => {
+                tracing::warn!(log = self.log, "a heartbeat was refused, and the log has no newer owner");
+                false
+            }
             Ok(found) => {
-                let by = found.map_or("nobody: it was removed".to_owned(), |(entry, _)| {
+                let by = found.map_or_else(String::new, |(entry, _)| {
                     format!("{} in epoch {}", entry.owner.url, entry.epoch)
                 });
                 tracing::error!(by, log = self.log, "the log was claimed by another process");
@@ -356,7 +391,7 @@ enum Stop {
 /// The heartbeats of a log's owner. They end when this is dropped, and the lease expires.
 pub struct Heartbeats {
     stop: watch::Sender<Stop>,
-    task: AbortOnDrop<()>,
+    task: AbortOnDropHandle<Result<(), ClusterError>>,
     cluster: Cluster,
 }
 
@@ -374,8 +409,8 @@ impl Heartbeats {
     async fn end(mut self, how: Stop) -> Result<(), ClusterError> {
         let _ = self.stop.send(how);
         let limit = self.cluster.0.settings.lease();
-        match tokio::time::timeout(limit, &mut self.task.0).await {
-            Ok(ended) => ended.map_err(unavailable),
+        match tokio::time::timeout(limit, &mut self.task).await {
+            Ok(ended) => ended.map_err(unavailable)?,
             Err(_) => Err(ClusterError::Unavailable("the last heartbeat was not stored".to_owned())),
         }
     }

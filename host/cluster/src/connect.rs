@@ -9,6 +9,7 @@ use async_nats::jetstream::context::ContextBuilder;
 use async_nats::jetstream::{self, kv};
 use async_nats::{Client, ConnectOptions};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::error::{ClusterError, unavailable};
 use crate::finding::{Severity, durability};
@@ -56,9 +57,7 @@ impl ClusterThread {
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, ClusterError> {
-        let task = AbortOnDrop(self.handle().spawn(future));
-        let mut task = task;
-        (&mut task.0).await.map_err(unavailable)
+        AbortOnDropHandle::new(self.handle().spawn(future)).await.map_err(unavailable)
     }
 }
 
@@ -68,15 +67,6 @@ impl Drop for ClusterThread {
             // Dropping it would block, which is not allowed in a task.
             runtime.shutdown_background();
         }
-    }
-}
-
-/// A task that ends with its owner.
-pub(crate) struct AbortOnDrop<T>(pub(crate) tokio::task::JoinHandle<T>);
-
-impl<T> Drop for AbortOnDrop<T> {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

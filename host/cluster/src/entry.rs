@@ -27,6 +27,9 @@ pub(crate) struct LogEntry {
     pub(crate) epoch: u64,
     /// Time of the heartbeat by the owner's clock, in milliseconds since 1970, for people only.
     pub(crate) heartbeat: u64,
+    /// Random number of the claim. Two claims of one epoch differ by it.
+    #[serde(default)]
+    pub(crate) claim: u64,
     /// Whether the log has messages. From then on an empty log is damage.
     pub(crate) is_begun: bool,
     /// Whether the owner has stopped in order and claims it no more.

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::kv;
 use futures_util::StreamExt;
 use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::connect::{AbortOnDrop, Cluster};
+use crate::connect::Cluster;
 use crate::entry::{LogEntry, WorkerState};
 use crate::error::{ClusterError, unavailable};
 
@@ -37,7 +38,7 @@ pub struct Members {
     changes: watch::Receiver<u64>,
     heartbeat: Duration,
     lease: Duration,
-    _task: AbortOnDrop<()>,
+    _task: AbortOnDropHandle<()>,
     _cluster: Cluster,
 }
 
@@ -87,7 +88,7 @@ impl Cluster {
         let bucket = self.0.bucket.clone();
         let run = Watching { bucket, state: state.clone(), changed, heartbeat };
         let (known, is_known) = tokio::sync::oneshot::channel();
-        let task = AbortOnDrop(self.handle().spawn(run.run(known)));
+        let task = AbortOnDropHandle::new(self.handle().spawn(run.run(known)));
         is_known.await.map_err(unavailable)??;
         Ok(Members { state, changes, heartbeat, lease, _task: task, _cluster: self.clone() })
     }

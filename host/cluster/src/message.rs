@@ -122,7 +122,7 @@ pub(crate) fn chunks(mut body: Bytes) -> Result<Vec<Chunk>, &'static str> {
 pub(crate) struct Outgoing {
     pub(crate) journal: Arc<str>,
     pub(crate) records: Bytes,
-    /// Number of bytes of the first record that are in earlier messages.
+    /// Whether the beginning of the first record is in earlier messages.
     is_inside: bool,
 }
 
@@ -176,7 +176,7 @@ impl Outgoing {
 #[derive(Default)]
 pub(crate) struct Joined {
     cut: HashMap<String, Vec<u8>>,
-    /// Journals of which a chunk was seen since the beginning of the log or the last fence.
+    /// Journals of which a chunk was seen.
     begun: HashMap<String, bool>,
 }
 

@@ -65,7 +65,7 @@ impl Default for ClusterSettings {
 
 /// Error of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cluster.{name}: {problem}")]
+#[error("cluster.nats.{name}: {problem}")]
 pub struct WrongSetting {
     /// Name of the setting.
     pub name: &'static str,

@@ -11,14 +11,16 @@ use async_nats::jetstream::{self, stream::LastRawMessageErrorKind};
 use bytes::Bytes;
 use rollout_journal::{Acknowledge, Replica, ReplicaError, ReplicaSettings};
 use tokio::sync::{mpsc, watch};
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::connect::{AbortOnDrop, Cluster};
+use crate::connect::Cluster;
 use crate::error::chain;
 use crate::message::{self, Head, NAME_BYTES_MAX, Outgoing};
 use crate::storage::Stream;
 
-/// Pause before an append is repeated.
+/// Pause before an append is repeated, which doubles up to the maximum.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Number of unacknowledged bytes of each journal above which its writer waits. A process has many journals.
 const JOURNAL_BYTES_MAX: usize = 8 << 20;
@@ -47,7 +49,7 @@ pub struct LogWriter {
     refresh_every: Duration,
     /// The end of the acknowledged messages.
     end: watch::Receiver<End>,
-    _task: AbortOnDrop<()>,
+    _task: AbortOnDropHandle<()>,
     /// Keeps the connection.
     _cluster: Cluster,
 }
@@ -134,7 +136,7 @@ impl LogWriter {
             idle_max: refresh_every,
             fenced: fenced.clone(),
         };
-        let task = AbortOnDrop(cluster.handle().spawn(task.run()));
+        let task = AbortOnDropHandle::new(cluster.handle().spawn(task.run()));
         let budget = Arc::default();
         Self { records, budget, fenced, refresh_every, end: end_now, _task: task, _cluster: cluster.clone() }
     }
@@ -260,7 +262,7 @@ impl Task {
         let End { epoch, number, time, .. } = self.end;
         let head = Head { is_fence: false, epoch, number: number + 1, time_before: time };
         let message = message::encode(head, body);
-        let mut was_reported = false;
+        let (mut was_reported, mut pause) = (false, RETRY_PAUSE);
         loop {
             if let Some(error) = self.fenced.borrow().clone() {
                 return Err(error);
@@ -284,7 +286,8 @@ impl Task {
                 self.ends.send_replace(self.end);
                 return Ok(());
             }
-            tokio::time::sleep(RETRY_PAUSE).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }
     }
 

@@ -366,6 +366,7 @@ impl Shared {
     fn set_broken(&self, failed: Failed) {
         locked(&self.state).broken = Some(failed);
         self.broken_news.notify_waiters();
+        self.room.notify_waiters();
         if let Some(replication) = &self.replication {
             replication.wake();
         }

@@ -65,7 +65,10 @@ struct Refresh {
 impl Refresh {
     fn new(shared: &Shared) -> Option<Self> {
         let every = shared.replication.as_ref()?.settings.refresh_every;
-        let due = Instant::now().checked_add(every)?;
+        // The first pass is due at once: a process that lives shorter than the interval would never make one.
+        let due = Instant::now();
+        // Never, with the longest interval.
+        due.checked_add(every)?;
         let started_before = shared.next.load(Ordering::Relaxed);
         Some(Self { every, due, started_before, todo: VecDeque::new() })
     }

@@ -111,7 +111,7 @@ fn client_builder() -> reqwest::ClientBuilder {
 }
 
 /// Formats an error of the client with its causes and without the URL.
-fn describe(error: reqwest::Error) -> String {
+pub fn describe(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);

@@ -120,7 +120,7 @@ impl RawCluster {
                 problems.push("cluster.nats: is for the roles gateway and worker (--role)".to_owned());
             }
             if let Err(wrong) = nats.check() {
-                problems.push(wrong.to_string().replacen("cluster.", "cluster.nats.", 1));
+                problems.push(wrong.to_string());
             }
         }
         let lost_after = lost_after_secs

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rollout_assembly::config::RawConfig;
@@ -33,8 +33,10 @@ const MEMORY_MIN: usize = 64 << 20;
 /// Interval at which it is checked whether an adopted log is over.
 const OVER_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pause before a log whose process failed is taken over again.
+/// Pause before this worker tries a log again that it could not continue. It doubles up to the maximum, because a damaged
+/// log stays damaged.
 const FAILED_PAUSE: Duration = Duration::from_secs(5);
+const FAILED_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 /// Returns the folder of the journals of adopted logs, beside a worker's own journal.
 pub(super) fn folder(journal: &Path) -> PathBuf {
@@ -72,6 +74,15 @@ pub(super) fn adopted_log() -> Option<String> {
     std::env::var(LOG_VARIABLE).ok().filter(|log| !log.is_empty())
 }
 
+/// Environment variable with the epoch in which its parent claimed the log for it.
+const EPOCH_VARIABLE: &str = "ROLLOUT_HOST_ADOPTED_EPOCH";
+
+/// Returns the claim that this process makes: that of its own log, or of the one that its parent claimed for it.
+pub(super) fn claim(log: &str) -> Claim<'_> {
+    let epoch = std::env::var(EPOCH_VARIABLE).ok().and_then(|epoch| epoch.parse().ok());
+    epoch.map_or(Claim::Own(log), |epoch| Claim::Handed { log, epoch })
+}
+
 /// Environment variable with the memory budget of a child process.
 const MEMORY_VARIABLE: &str = "ROLLOUT_HOST_ADOPTED_MEMORY_BYTES";
 
@@ -104,31 +115,38 @@ impl Adopter {
             }
         };
         let mut adopted: HashMap<String, Adopted> = HashMap::new();
+        // Failures one after the other of each log, and the time of the last one.
+        let mut failures: HashMap<String, (u32, Instant)> = HashMap::new();
+        let note = |failures: &mut HashMap<String, (u32, Instant)>, log: &str| {
+            let (count, at) = failures.entry(log.to_owned()).or_insert((0, Instant::now()));
+            (*count, *at) = (*count + 1, Instant::now());
+        };
         loop {
             members.changed().await;
-            let mut failed = false;
             adopted.retain(|log, one| match one.child.child.try_wait() {
                 Ok(None) => true,
                 Ok(Some(status)) if status.success() => {
                     tracing::info!(log, "the log of another worker is over");
+                    failures.remove(log);
                     false
                 }
                 Ok(Some(status)) => {
                     tracing::warn!(log, %status, "the process for the log of another worker has failed");
-                    failed = true;
+                    note(&mut failures, log);
                     false
                 }
                 Err(error) => {
                     tracing::warn!(log, %error, "the process for the log of another worker is lost");
-                    failed = true;
+                    note(&mut failures, log);
                     false
                 }
             });
-            if failed {
-                tokio::time::sleep(FAILED_PAUSE).await;
-            }
             for member in expired(&members, &own) {
-                if adopted.contains_key(&member.log) || adopted.len() >= ADOPTED_MAX {
+                let is_paused = failures.get(&member.log).is_some_and(|(count, at)| {
+                    let pause = FAILED_PAUSE * 2_u32.saturating_pow(count.saturating_sub(1).min(6));
+                    at.elapsed() < pause.min(FAILED_PAUSE_MAX)
+                });
+                if is_paused || adopted.contains_key(&member.log) || adopted.len() >= ADOPTED_MAX {
                     continue;
                 }
                 // Without room it is left to another worker, or to a later time.
@@ -138,7 +156,10 @@ impl Adopter {
                         adopted.insert(member.log.clone(), Adopted { child, _charge: charge });
                     }
                     Ok(None) => {}
-                    Err(error) => tracing::error!(log = member.log, %error, "a log cannot be taken over"),
+                    Err(error) => {
+                        tracing::error!(log = member.log, %error, "a log cannot be taken over");
+                        note(&mut failures, &member.log);
+                    }
                 }
             }
         }
@@ -147,16 +168,17 @@ impl Adopter {
     /// Starts the process for a log, unless another worker was faster.
     async fn adopt(&self, cluster: &Cluster, member: &Member) -> Result<Option<OwnedChild>> {
         // The process that continues the log gives its own address.
-        match cluster.claim(Claim::Expired(member), &member.owner).await {
-            Ok(claimed) => drop(claimed),
+        let epoch = match cluster.claim(Claim::Expired(member), &member.owner).await {
+            Ok(claimed) => claimed.epoch(),
             Err(rollout_cluster::ClaimError::Lost { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
-        }
+        };
         tracing::warn!(log = member.log, owner = member.owner.url, "taking over the log of a dead worker");
         let mut command = Command::new(plugin_file::this_program()?);
         command
             .args(std::env::args_os().skip(1))
             .env(LOG_VARIABLE, &member.log)
+            .env(EPOCH_VARIABLE, epoch.to_string())
             .env(MEMORY_VARIABLE, self.memory_bytes.to_string())
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")

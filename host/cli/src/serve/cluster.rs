@@ -1,6 +1,7 @@
 //! `serve --role`, a server among several machines.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,9 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rollout_assembly::config::{ClusterSettings, Config, Role, is_worker_name};
-use rollout_cluster::{
-    Claim, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity, WorkerState,
-};
+use rollout_cluster::{ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity, WorkerState};
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
@@ -129,6 +128,7 @@ pub(super) struct OwnLog {
     heartbeats: Heartbeats,
     cluster: Cluster,
     states: watch::Sender<WorkerState>,
+    lock: File,
 }
 
 /// Connects to NATS, and refuses weak settings unless the operator accepts them.
@@ -169,7 +169,8 @@ pub(super) async fn claim_log(
     let cluster = connect(nats).await?;
     let version = env!("CARGO_PKG_VERSION").to_owned();
     let state = WorkerState { url, version, ..WorkerState::default() };
-    let claimed = cluster.claim(Claim::Own(&name), &state).await?;
+    let lock = lock(&settings.path)?;
+    let claimed = cluster.claim(adopt::claim(&name), &state).await?;
     // Reading the log may take longer than a lease.
     let (states, state_news) = watch::channel(state);
     let heartbeats = claimed.announce(state_news);
@@ -184,7 +185,24 @@ pub(super) async fn claim_log(
     let records: u64 = rebuilt.iter().map(|journal| journal.records).sum();
     tracing::info!(log = name, epoch = claimed.epoch(), records, "the log was claimed");
     let writer = Arc::new(claimed.writer());
-    Ok(Some(OwnLog { writer, journal: root.join(JOURNAL), claimed, heartbeats, cluster, states }))
+    let journal = root.join(JOURNAL);
+    Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, states, lock }))
+}
+
+/// Locks the directory in which the journal is written from the log, so that no other worker writes there.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("replicated-lock");
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            bail!("another worker uses the journal directory {}; give each worker its own", dir.display())
+        }
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
+    }
 }
 
 /// Removes a folder and everything in it, if it exists.
@@ -237,12 +255,12 @@ impl OwnLog {
     /// Announces the load of the worker, stops this process when its log is taken over, and takes over
     /// the logs of dead workers if there is an adopter. Must be called within the runtime.
     pub(super) fn announce(self, server: Server, adopter: Option<Adopter>) -> Announced {
-        let Self { claimed, heartbeats, writer, cluster, states, .. } = self;
+        let Self { claimed, heartbeats, writer, cluster, states, lock, journal: _ } = self;
         let own = claimed.log().to_owned();
         let watched = writer.clone();
         tokio::spawn(async move {
             let why = watched.fenced().await;
-            tracing::error!(%why, "this worker's log was taken over; stopping all rollouts");
+            tracing::error!(%why, "this worker's log was taken over or cannot be continued; stopping all rollouts");
             exit_fenced();
         });
         tokio::spawn(async move {
@@ -255,11 +273,11 @@ impl OwnLog {
             }
         });
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
-        Announced { heartbeats, adopting, _writer: writer }
+        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
     }
 }
 
-/// Exit code of a worker whose log was taken over.
+/// Exit code of a worker whose log was taken over or cannot be continued.
 const EXIT_FENCED: i32 = 3;
 
 /// Maximum time for the last lines of the log.
@@ -281,6 +299,7 @@ pub(super) struct Announced {
     heartbeats: Heartbeats,
     adopting: Option<JoinHandle<()>>,
     _writer: Arc<LogWriter>,
+    _lock: File,
 }
 
 impl Announced {
@@ -358,7 +377,7 @@ fn log_name(journal: &Path, worker: &str) -> Result<String> {
         file.write_all(name.as_bytes())?;
         file.as_file().sync_all()?;
         file.persist(&path).map_err(|error| error.error)?;
-        std::fs::File::open(journal)?.sync_all()
+        File::open(journal)?.sync_all()
     };
     write().with_context(|| format!("cannot write {}", path.display()))?;
     Ok(name)

@@ -9,9 +9,9 @@ use axum::response::{IntoResponse, Response};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use rollout_core::budget::Charge;
-use rollout_outbound::Secret;
+use rollout_outbound::{Secret, describe};
 
-use super::workers::{Worker, reason};
+use super::workers::Worker;
 use crate::worker::{ADMISSION_HEADER, KEY_HEADER, REPEATED_HEADER};
 
 /// Headers that belong to one connection, and those that only a gateway may send.
@@ -103,8 +103,9 @@ impl Forwarded {
             .header(KEY_HEADER, key.expose())
             .body(self.body.clone());
         request.send().await.map_err(|error| {
-            let why = reason(&error);
-            if error.is_connect() { SendError::NotSent(why) } else { SendError::NoAnswer(why) }
+            let is_sent = !error.is_connect();
+            let why = describe(error);
+            if is_sent { SendError::NoAnswer(why) } else { SendError::NotSent(why) }
         })
     }
 }

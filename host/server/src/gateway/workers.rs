@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::placement::Candidate;
 use crate::worker::{KEY_HEADER, STATUS_PATH, ServedLog, WorkerStatus};
-use rollout_outbound::Secret;
+use rollout_outbound::{Secret, describe};
 
 /// Interval at which a worker's status is read.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
@@ -224,12 +224,12 @@ impl Workers {
 
     async fn read_status(&self, base: &str) -> Result<WorkerStatus, String> {
         let request = self.client.get(format!("{base}{STATUS_PATH}")).header(KEY_HEADER, self.key.expose());
-        let response = request.send().await.map_err(|error| reason(&error))?;
+        let response = request.send().await.map_err(describe)?;
         let status = response.status();
         if response.content_length().is_none_or(|length| length > STATUS_BYTES_MAX as u64) {
             return Err(format!("its status ({status}) is too long, or has no length"));
         }
-        let body = response.bytes().await.map_err(|error| reason(&error))?;
+        let body = response.bytes().await.map_err(describe)?;
         if !status.is_success() {
             let body = String::from_utf8_lossy(&body);
             return Err(format!("it answered {status}: {}", rollout_wire::text::beginning(&body, 200)));
@@ -342,15 +342,4 @@ async fn resolve(address: &Url) -> Option<Vec<String>> {
             None
         }
     }
-}
-
-/// Returns the reason of an error, with its causes.
-pub(super) fn reason(error: &reqwest::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
