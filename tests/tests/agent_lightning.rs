@@ -1,6 +1,8 @@
 //! `work` claims rollouts from the server of the published package `agentlightning` 1.0.2, which `clients/setup` installs.
 
 use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use reqwest::Method;
@@ -10,6 +12,8 @@ use rollout_tests::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 /// The key of the gateway.
@@ -456,6 +460,72 @@ async fn a_gateway_or_plugin_that_cannot_be_used_ends_the_command_with_the_reaso
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("it answered 401: Invalid or missing API key"), "{}", ran.stderr);
     assert!(!ran.stderr.contains("another-key"), "{}", ran.stderr);
+}
+
+/// Forwards connections to a gateway. The answer to the first `count` requests that add an event is lost.
+async fn losing_answers(gateway: &Gateway, count: usize) -> String {
+    let target = gateway.url.strip_prefix("http://").unwrap().to_owned();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let to_lose = Arc::new(AtomicUsize::new(count));
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (target, to_lose) = (target.clone(), to_lose.clone());
+            tokio::spawn(async move {
+                let server = TcpStream::connect(target).await.expect("the gateway runs");
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                let is_event = AtomicBool::new(false);
+                let requests = async {
+                    let mut buffer = vec![0; 64 << 10];
+                    while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
+                        let head = String::from_utf8_lossy(&buffer[..read]);
+                        let head = head.lines().next().unwrap_or_default();
+                        if head.starts_with("POST ") && head.contains("/events") {
+                            is_event.store(true, Ordering::Relaxed);
+                        }
+                        if to_server.write_all(&buffer[..read]).await.is_err() {
+                            return;
+                        }
+                    }
+                };
+                let answers = async {
+                    let mut buffer = vec![0; 64 << 10];
+                    while let Ok(read @ 1..) = from_server.read(&mut buffer).await {
+                        let loses = |left: usize| left.checked_sub(1);
+                        if is_event.swap(false, Ordering::Relaxed)
+                            && to_lose.fetch_update(Ordering::Relaxed, Ordering::Relaxed, loses).is_ok()
+                        {
+                            return;
+                        }
+                        if to_client.write_all(&buffer[..read]).await.is_err() {
+                            return;
+                        }
+                    }
+                };
+                tokio::select! {
+                    () = requests => {}
+                    () = answers => {}
+                }
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn an_event_whose_answer_was_lost_is_posted_once() {
+    let controller = Controller::start().await;
+    let gateway = Gateway::with_model(&controller).await;
+    gateway.enqueue(json!([sum("r1", "5")])).await;
+    let mut worker = Worker::of(&gateway);
+    worker.url = losing_answers(&gateway, 2).await;
+
+    let _process = worker.start().await;
+
+    assert_eq!(gateway.ended("r1").await["state"], "succeeded");
+    assert_eq!(gateway.events("r1", "reward").await, [json!({"value": 1.0, "source": "grader"})]);
+    assert!(gateway.events("r1", "metrics").await.len() <= 1);
 }
 
 #[tokio::test]

@@ -175,5 +175,8 @@ fn every_file_of_tests_is_in_a_program() {
             missing.push(name);
         }
     }
-    assert!(missing.is_empty(), "list these in tests/suite.rs, or in tests/Cargo.toml if they measure: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "list these in tests/suite.rs, or in tests/Cargo.toml if they measure: {missing:?}"
+    );
 }

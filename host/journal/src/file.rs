@@ -9,6 +9,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
@@ -65,14 +66,16 @@ pub fn write_file(path: &Path, rollout: &Written) -> io::Result<()> {
     let mut end = (rollout.events.len() as u64).to_le_bytes().to_vec();
     end.push(u8::from(rollout.ended));
     record::write(&mut bytes, ROLLOUT, Kind::End, &[end.into()]);
+    // Writers of the same file, in one process or in two, have a part of their own.
+    static WRITERS: AtomicU64 = AtomicU64::new(0);
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".part");
+    let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
+    temporary.push(format!(".{}-{writer}.part", std::process::id()));
     let temporary = PathBuf::from(temporary);
-    std::fs::write(&temporary, bytes)?;
     // Linking fails if the target exists; renaming would replace it.
-    let linked = std::fs::hard_link(&temporary, path);
-    std::fs::remove_file(&temporary)?;
-    linked
+    let linked = std::fs::write(&temporary, bytes).and_then(|()| std::fs::hard_link(&temporary, path));
+    let removed = std::fs::remove_file(&temporary);
+    linked.and(removed)
 }
 
 /// Reads a rollout from a file. Any damage is an error with its offset.
@@ -153,6 +156,19 @@ mod tests {
         write_file(&path, &rollout()).unwrap();
         assert_eq!(read_file(&path).unwrap(), rollout());
         assert_eq!(write_file(&path, &rollout()).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn of_many_writers_of_one_file_one_writes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one");
+        let written = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..16).map(|_| scope.spawn(|| write_file(&path, &rollout()))).collect();
+            writers.into_iter().map(|writer| writer.join().unwrap()).filter(Result::is_ok).count()
+        });
+        assert_eq!(written, 1);
+        assert_eq!(read_file(&path).unwrap(), rollout());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

@@ -48,6 +48,9 @@ pub enum InvalidReference {
     /// The host or its port is missing or invalid.
     #[error("'{0}' names no valid host; a reference is oci://HOST[:PORT]/REPOSITORY:TAG")]
     Host(String),
+    /// The port is not between 1 and 65535.
+    #[error("the port of '{0}' is not a number from 1 to 65535")]
+    Port(String),
     /// The repository is missing or has characters that registries do not accept.
     #[error(
         "invalid repository '{0}': its parts have lower-case letters, digits, '.', '_' and '-', and are separated by '/'"
@@ -117,6 +120,10 @@ impl FromStr for Reference {
         let of_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']' | '_');
         if host.is_empty() || !host.chars().all(of_host) {
             return Err(InvalidReference::Host(text.to_owned()));
+        }
+        let port = host.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
+        if port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
+            return Err(InvalidReference::Port(host.to_owned()));
         }
         let (rest, digest) = match rest.split_once('@') {
             Some((rest, digest)) => (rest, Some(parse_prefixed(digest)?)),
@@ -198,6 +205,9 @@ mod tests {
             ("oci://h", "names no valid host"),
             ("oci:///a", "names no valid host"),
             ("oci://u@h/a", "names no valid host"),
+            ("oci://h:70000/a", "the port of 'h:70000' is not a number from 1 to 65535"),
+            ("oci://h:/a", "the port of 'h:' is not"),
+            ("oci://[::1]:0/a", "the port of '[::1]:0' is not"),
             ("oci://h/", "invalid repository ''"),
             ("oci://h/A", "invalid repository 'A'"),
             ("oci://h/a//b", "invalid repository 'a//b'"),

@@ -698,13 +698,13 @@ async fn sign_in(State(ui): State<Arc<Ui>>, headers: HeaderMap, body: Body) -> R
     if !ui.viewed.is_keyed() {
         return Redirect::to(&next).into_response();
     }
-    if ui.viewed.viewer(key.trim()).is_none() {
+    let Some(viewer) = ui.viewed.viewer(key.trim()) else {
         ui.viewed.metrics().unauthorized();
         let error = "This key is not valid: it is mistyped, revoked or expired.".to_owned();
         let page = SignInPage { frame: ui.frame(None, None), error: Some(error), next };
         return html(StatusCode::UNAUTHORIZED, &page);
-    }
-    let token = ui.sessions.begin(key.trim(), Instant::now());
+    };
+    let token = ui.sessions.begin(key.trim(), viewer.tenant, Instant::now());
     let cookie = sessions::set_cookie(&headers, Some(&token), ui.viewed.is_encrypted());
     ([(header::SET_COOKIE, cookie)], Redirect::to(&next)).into_response()
 }

@@ -19,7 +19,8 @@ use rollout_wire::digest::sha256_hex;
 /// Maximum time of a session.
 const TIME_MAX: Duration = Duration::from_secs(12 * 3600);
 
-/// Maximum number of sessions of all keys. The oldest one ends to make room for a new one.
+/// Maximum number of sessions of all tenants. The oldest one of the tenant with the most sessions ends to make room for
+/// a new one, so a tenant with many keys ends its own sessions only.
 const SESSIONS_MAX: usize = 4096;
 
 /// Maximum number of sessions of one key.
@@ -31,6 +32,8 @@ pub(super) struct Sessions(Mutex<HashMap<String, Session>>);
 
 struct Session {
     key: Secret,
+    /// The key's tenant; none for operators and on a server of one plugin.
+    tenant: Option<i64>,
     began: Instant,
 }
 
@@ -39,8 +42,8 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a session and returns its token.
-    pub(super) fn begin(&self, key: &str, now: Instant) -> String {
+    /// Begins a session of a tenant's key and returns its token.
+    pub(super) fn begin(&self, key: &str, tenant: Option<i64>, now: Instant) -> String {
         let token = random::token();
         let mut sessions = self.lock();
         sessions.retain(|_, session| now < session.began + TIME_MAX);
@@ -52,12 +55,15 @@ impl Sessions {
         let is_over = [
             (sessions.values().filter(|session| is_of_key(session)).count() >= PER_KEY_MAX)
                 .then(|| oldest(&sessions, &is_of_key)),
-            (sessions.len() >= SESSIONS_MAX).then(|| oldest(&sessions, &|_| true)),
+            (sessions.len() >= SESSIONS_MAX).then(|| {
+                let largest = largest_tenant(&sessions);
+                oldest(&sessions, &|session| session.tenant == largest)
+            }),
         ];
         for digest in is_over.into_iter().flatten().flatten() {
             sessions.remove(&digest);
         }
-        sessions.insert(sha256_hex(token.as_bytes()), Session { key: Secret::new(key), began: now });
+        sessions.insert(sha256_hex(token.as_bytes()), Session { key: Secret::new(key), tenant, began: now });
         token
     }
 
@@ -72,6 +78,15 @@ impl Sessions {
     pub(super) fn end(&self, token: &str) {
         self.lock().remove(&sha256_hex(token.as_bytes()));
     }
+}
+
+/// Returns the tenant with the most sessions.
+fn largest_tenant(sessions: &HashMap<String, Session>) -> Option<i64> {
+    let mut counts: HashMap<Option<i64>, usize> = HashMap::new();
+    for session in sessions.values() {
+        *counts.entry(session.tenant).or_default() += 1;
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count).and_then(|(tenant, _)| tenant)
 }
 
 /// Returns the name of the cookie. Browsers send the cookies of a host to all of its ports, so the name has the port.
@@ -118,18 +133,31 @@ mod tests {
     #[test]
     fn a_session_ends_on_request_after_its_time_or_for_a_newer_one() {
         let (sessions, began) = (Sessions::default(), Instant::now());
-        let first = sessions.begin("a", began);
+        let first = sessions.begin("a", Some(1), began);
         assert_eq!(sessions.key(&first, began).unwrap().expose(), "a");
         assert!(sessions.key("guessed", began).is_none());
         let later = began + Duration::from_secs(1);
-        let others: Vec<String> = (0..PER_KEY_MAX).map(|_| sessions.begin("a", later)).collect();
+        let others: Vec<String> = (0..PER_KEY_MAX).map(|_| sessions.begin("a", Some(1), later)).collect();
         assert!(sessions.key(&first, later).is_none(), "the oldest session of the key has ended");
         sessions.end(&others[0]);
         assert!(sessions.key(&others[0], later).is_none());
         let end = later + TIME_MAX;
         assert!(sessions.key(&others[1], end).is_none());
-        sessions.begin("b", end);
+        sessions.begin("b", Some(2), end);
         assert_eq!(sessions.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_tenant_with_many_keys_ends_its_own_sessions() {
+        let (sessions, began) = (Sessions::default(), Instant::now());
+        let neighbour = sessions.begin("n", Some(2), began);
+        let first = sessions.begin("0", Some(1), began);
+        for number in 1..=SESSIONS_MAX {
+            sessions.begin(&number.to_string(), Some(1), began + Duration::from_secs(1));
+        }
+        assert_eq!(sessions.lock().len(), SESSIONS_MAX);
+        assert!(sessions.key(&neighbour, began).is_some());
+        assert!(sessions.key(&first, began).is_none());
     }
 
     #[test]

@@ -63,6 +63,12 @@ struct Report<'a> {
     status: &'a RawValue,
 }
 
+/// The type of an event, which a rollout has at most once.
+#[derive(Deserialize)]
+struct EventType<'a> {
+    event_type: &'a str,
+}
+
 impl Claimed {
     /// Claims the rollout. Returns whether the claim succeeded.
     async fn claim(&self, driver: &Driver<Self>) -> bool {
@@ -138,14 +144,14 @@ impl Claimed {
         }
     }
 
-    /// Sends a request until the gateway answers it.
-    async fn until_answered<F>(&self, send: impl Fn() -> F) -> (u32, Result<Change, String>)
+    /// Sends a request until the gateway answers it. `send` receives the number of tries without an answer so far.
+    async fn until_answered<F>(&self, send: impl Fn(u32) -> F) -> (u32, Result<Change, String>)
     where
         F: Future<Output = Result<Change, SourceError>>,
     {
         let mut failures = 0;
         loop {
-            match send().await {
+            match send(failures).await {
                 Ok(change) => return (failures + 1, Ok(change)),
                 Err(SourceError::Refused(why)) => return (failures + 1, Err(why)),
                 Err(SourceError::Away(why)) => {
@@ -165,13 +171,25 @@ impl Claimed {
         let gateway = &self.dialect.gateway;
         for event in report.events {
             let body = Bytes::copy_from_slice(event.get().as_bytes());
-            let (attempts, added) = self.until_answered(|| gateway.add_event(&self.id, body.clone())).await;
+            let EventType { event_type } = match serde_json::from_str(event.get()) {
+                Ok(event_type) => event_type,
+                Err(error) => return (0, Err(format!("an event of its report cannot be read: {error}"))),
+            };
+            let add = async |failures: u32| {
+                // A request without an answer, or one of an earlier process, may have been carried out.
+                let may_exist = failures > 0 || self.claim.is_resumed;
+                if may_exist && gateway.has_event(&self.id, event_type).await? {
+                    return Ok(Change::Made);
+                }
+                gateway.add_event(&self.id, body.clone()).await
+            };
+            let (attempts, added) = self.until_answered(add).await;
             if added != Ok(Change::Made) {
                 return (attempts, added);
             }
         }
         let body = Bytes::copy_from_slice(report.status.get().as_bytes());
-        self.until_answered(|| gateway.change(&self.id, body.clone())).await
+        self.until_answered(|_| gateway.change(&self.id, body.clone())).await
     }
 }
 

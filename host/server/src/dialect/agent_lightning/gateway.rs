@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Bytes;
 use reqwest::{Method, Url};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -258,6 +259,23 @@ impl Gateway {
     /// Adds an event to a rollout.
     pub(super) async fn add_event(&self, id: &str, body: Bytes) -> Result<Change, SourceError> {
         self.request(Method::POST, self.rollouts(&[id, "attempt", ATTEMPT, "events"]), body).await
+    }
+
+    /// Returns whether a rollout has an event of a type.
+    pub(super) async fn has_event(&self, id: &str, kind: &str) -> Result<bool, SourceError> {
+        let mut url = self.rollouts(&[id, "events"]);
+        url.query_pairs_mut().append_pair("event_type", kind);
+        let sent = self.client.send(Method::GET, url, None, REPLY_BYTES_MAX).await;
+        let reply = sent.map_err(|error| SourceError::Away(error.to_string()))?;
+        match reply.status {
+            200 => {}
+            // The next change says that the rollout was deleted.
+            404 => return Ok(false),
+            status => return Err(unexpected(status, &reply.body)),
+        }
+        let events: Vec<IgnoredAny> = serde_json::from_slice(&reply.body)
+            .map_err(|error| SourceError::Refused(format!("its list of events has another form: {error}")))?;
+        Ok(!events.is_empty())
     }
 
     async fn request(&self, method: Method, url: Url, body: Bytes) -> Result<Change, SourceError> {
