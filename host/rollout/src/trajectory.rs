@@ -11,6 +11,7 @@ mod extra;
 mod fuzzing;
 mod layout;
 mod observed;
+mod replace;
 mod replies;
 mod root;
 mod store;

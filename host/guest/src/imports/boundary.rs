@@ -22,8 +22,9 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
+use super::divergence::{Arrival, Difference, Diverged, PastOver, charge_of};
 use super::past::{Past, When};
-use rollout_core::budget::{Charge, Holder, Use};
+use rollout_core::budget::{Charge, Holder};
 use rollout_transcript::{CallResult, Event, Run};
 
 /// Log of a run's events, in order.
@@ -34,59 +35,6 @@ pub trait RunLog: Send + Sync + Debug {
     /// Waits while too many events are unwritten.
     fn room(&self) -> BoxFuture<'_, ()>;
 }
-
-/// Error of a replayed run that differs from the recorded one.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", self.text())]
-pub struct Diverged {
-    /// The guest's move at which the difference was found: the number of its call of the host.
-    pub at: u64,
-    /// The difference.
-    pub difference: Difference,
-}
-
-/// A difference between a recorded run and its replay.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Difference {
-    /// The guest made another call, or the same call at another move.
-    Asked {
-        /// Number of the call within the run.
-        call: u32,
-        /// The recorded move and request; `None` if the call is new.
-        then: Option<(u64, Bytes)>,
-        /// The request of the replay; `None` if the call was not repeated.
-        now: Option<Bytes>,
-    },
-    /// The guest waits where it did not in the recorded run, or does not wait where it did.
-    Waited,
-    /// The guest asks for its time left where it did not in the recorded run, or does not where it did.
-    TimeLeft,
-}
-
-impl Diverged {
-    fn text(&self) -> String {
-        let at = self.at;
-        match &self.difference {
-            Difference::Asked { call, then: Some((then, _)), now: Some(_) } if *then == at => {
-                format!("call {call}, at move {at}, asks something else than it did then")
-            }
-            Difference::Asked { call, then: Some((then, _)), now: Some(_) } => {
-                format!("call {call} was made at move {then} then and at move {at} now")
-            }
-            Difference::Asked { call, then: Some((then, _)), now: None } => {
-                format!("call {call}, which was made at move {then} then, was not made by move {at} now")
-            }
-            Difference::Asked { call, .. } => format!("call {call}, at move {at}, was not made then"),
-            Difference::Waited => format!("move {at} waits for something else than it did then"),
-            Difference::TimeLeft => format!("move {at} asks for the time that is left, or did so only then"),
-        }
-    }
-}
-
-/// Error of a replay whose recorded history is exhausted and which may not send new requests.
-#[derive(Debug, thiserror::Error)]
-#[error("the run is made again, and its past is over")]
-pub(crate) struct PastOver;
 
 /// The data of a call that is needed when the guest takes the result.
 #[derive(Clone, Debug)]
@@ -118,16 +66,6 @@ pub(super) struct Taken {
     pub result: CallResult,
     /// The charge for the result, if it is not in the record.
     pub _charge: Option<Charge>,
-}
-
-/// An answer that is not delivered to the guest yet.
-pub(super) struct Arrival {
-    pub at: u64,
-    pub call: u32,
-    pub took: Duration,
-    pub result: CallResult,
-    /// The charge for the answer until the record has it.
-    pub charge: Option<Charge>,
 }
 
 /// An event for a guest that waits.
@@ -494,13 +432,6 @@ impl Boundary {
             None => Ok(()),
         }
     }
-}
-
-/// Charges an answer until it is delivered. If the memory budget is exhausted, a rollout is ended.
-pub(super) fn charge_of(holder: &Holder, result: &CallResult) -> Charge {
-    let mut charge = holder.nothing(Use::Record);
-    let _ = charge.grow(size_of::<Arrival>() + result.text_bytes());
-    charge
 }
 
 /// Rounds a time down to seven significant binary digits of its milliseconds, so that a year has some

@@ -6,7 +6,8 @@ use tokio::time::Instant;
 use wasmtime::component::Resource;
 
 use super::bindings::rollout::plugin::calls;
-use super::boundary::{Arrival, Boundary, News, Taken, Taker};
+use super::boundary::{Boundary, News, Taken, Taker};
+use super::divergence::Arrival;
 use super::gate::Import;
 use super::{ContractViolation, Imports, Record};
 use rollout_core::limits::Limits;

@@ -12,6 +12,7 @@ mod ask;
 mod boundary;
 mod calls;
 mod context;
+mod divergence;
 mod fork_origin;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -85,8 +86,9 @@ use rollout_wire::openai::CallerParams;
 use virtual_clock::GuestClock;
 pub use virtual_clock::{ClockStart, InvalidClockStart};
 
-pub(crate) use boundary::PastOver;
-pub use boundary::{Boundary, Difference, Diverged, RunLog};
+pub use boundary::{Boundary, RunLog};
+pub(crate) use divergence::PastOver;
+pub use divergence::{Difference, Diverged};
 pub use fork_origin::{Ancestor, ForkOrigin, ForkPoint};
 pub(crate) use gate::CallError;
 pub use host_tools::{HostTool, HostTools, ToolRequest};

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-use super::boundary::{Arrival, Difference, Diverged, PastOver, charge_of};
+use super::divergence::{Arrival, Difference, Diverged, PastOver, charge_of};
 use rollout_core::budget::{Charge, Holder, Use};
 use rollout_transcript::{End, Event};
 

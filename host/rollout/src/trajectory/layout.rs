@@ -13,7 +13,7 @@ use std::rc::Rc;
 use serde::{Serialize, Serializer};
 
 use super::extra::Member;
-use super::store;
+use super::replace::{replace, sibling};
 use crate::model::{Layout, StepOffsets};
 use rollout_wire::atif::{FinalMetrics, Metrics};
 
@@ -117,7 +117,7 @@ pub(super) struct Original {
 impl Original {
     /// Links the file at this path under a second name.
     pub(super) fn keep(path: &Path) -> io::Result<Self> {
-        let kept = store::sibling(path, ".original");
+        let kept = sibling(path, ".original");
         match std::fs::hard_link(path, &kept) {
             Ok(()) => {}
             // An earlier process left the link, or the file system has no links.
@@ -132,7 +132,7 @@ impl Original {
     /// Replaces the file at this path by the file with an amendment.
     pub(super) fn amend(&self, layout: &Layout, amendment: &Amendment<'_>, path: &Path) -> io::Result<()> {
         let from = BufReader::new(File::open(&self.path)?);
-        store::replace(path, |to| amended(from, to, layout, amendment))
+        replace(path, |to| amended(from, to, layout, amendment))
     }
 }
 
