@@ -11,7 +11,7 @@ use ipnet::{IpNet, Ipv6Net};
 pub(super) enum Class {
     /// The public network.
     Public,
-    /// Any other address that may be a server's.
+    /// Any other address at which a server may listen.
     Private(Private),
     /// An address that requests may never go to, even if the operator lists it.
     Closed(Closed),
@@ -89,7 +89,7 @@ pub(super) fn class(address: IpAddr) -> Class {
     }
 }
 
-/// Returns the kind if all addresses of a network are closed.
+/// Returns the kind of a network's addresses if all of them are closed.
 pub(super) fn closed_whole(net: IpNet) -> Option<Closed> {
     let (first, last) = (closed(net.network())?, closed(net.broadcast())?);
     (first == last).then_some(first)

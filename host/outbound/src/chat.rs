@@ -210,7 +210,7 @@ impl ChatClient {
         body: &dyn RequestBody,
         policy: &RetryPolicy,
     ) -> Result<Completion, Miss> {
-        // The semaphore is never closed, so a permit is granted eventually. Without a limit there is none.
+        // The semaphore is never closed, so a permit is granted eventually. Without a limit no permit is needed.
         let _permit = match endpoint.profile() {
             Some(profile) => profile.connections.acquire().await.ok(),
             None => None,
@@ -304,8 +304,8 @@ fn again(reason: String) -> Miss {
 async fn read(body: Bytes, endpoint: &ModelEndpoint) -> Result<Completion, String> {
     let read = |body: Bytes, secrets: &super::Secrets| Completion::parse(&secrets.cut_from_reply(body));
     if body.len() <= READ_IN_PLACE_BYTES_MAX {
-        // Parts of a reply stay in memory as long as the rollout and would keep the whole read buffer, which for a
-        // short reply is ten times as large. A long one would be in memory twice.
+        // A short reply is copied: its parts stay in memory as long as the rollout, and would hold the whole read
+        // buffer, which is ten times as large. A copy of a long reply would double its memory.
         return read(Bytes::copy_from_slice(&body), &endpoint.secrets);
     }
     let secrets = endpoint.secrets.clone();

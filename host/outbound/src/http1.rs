@@ -131,7 +131,7 @@ impl Connection {
         self.buffer.is_empty() && self.used.elapsed() < idle_max && self.stream.is_quiet()
     }
 
-    /// Returns the time when it was last used.
+    /// Returns the time of the last use.
     pub(crate) fn used(&self) -> Instant {
         self.used
     }

@@ -248,8 +248,8 @@ impl Turn {
     }
 }
 
-/// Connects to the first allowed address of a name that accepts the connection. The name is resolved once: the checked
-/// addresses are those connected to.
+/// Connects to the first allowed address of a name that accepts the connection. The name is resolved once, so that the
+/// checked addresses are the ones that the connection uses.
 #[expect(clippy::disallowed_methods, reason = "the only place that opens connections for rollouts")]
 async fn connect(target: &Target, rules: &NetworkRules) -> Result<TcpStream, Unanswered> {
     let found = match tokio::net::lookup_host(target.authority()).await {

@@ -4,8 +4,8 @@ fn rules(allow: &[&str]) -> NetworkRules {
     NetworkRules::allow_list(allow.iter().map(|text| text.parse().unwrap()).collect())
 }
 
-/// Returns the error for an address of a request with a name, or without one if it is empty, or "goes" if it is
-/// allowed.
+/// Returns the error for an address of a request, or "goes" if the address is allowed. The request has a name unless
+/// `name` is empty.
 fn verdict(rules: &NetworkRules, name: &str, address: &str, port: u16) -> String {
     let name = Some(name).filter(|name| !name.is_empty());
     let found = rules.check_address(HostAndPort { name, port }, address.parse().unwrap());
