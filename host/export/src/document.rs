@@ -149,7 +149,7 @@ pub(crate) struct Exchange<'a> {
 
 #[derive(Deserialize)]
 pub(crate) struct Request<'a> {
-    /// Number of messages that are those of the call before.
+    /// Number of messages at the beginning that repeat those of the previous call.
     #[serde(default)]
     pub messages_repeated: usize,
     #[serde(borrow)]
@@ -381,7 +381,7 @@ impl Metrics<'_> {
     }
 }
 
-/// Returns the unchanged JSON text of a value, `None` if it is null.
+/// Returns the unchanged JSON text of a value, or `None` if it is null.
 pub(crate) fn non_null(json: Option<&RawValue>) -> Option<&str> {
     json.map(RawValue::get).filter(|json| *json != "null")
 }

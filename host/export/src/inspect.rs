@@ -345,7 +345,8 @@ fn tools(exchange: &Exchange<'_>) -> Vec<Tool> {
     offered.unwrap_or_default().into_iter().map(tool).collect()
 }
 
-/// Returns the row and the run of a rollout's id, if an evaluation chose it.
+/// Splits a rollout's id into the row and the number of the run, from 1, if an evaluation generated the id. Any other
+/// id is returned whole.
 fn id_and_epoch(rollout_id: &str) -> (&str, u32) {
     let parts = rollout_id.rsplit_once("-run-").filter(|(row, _)| row.starts_with("row-"));
     let run = parts.and_then(|(row, run)| Some((row, run.parse::<u32>().ok()?.checked_add(1)?)));
