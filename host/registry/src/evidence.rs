@@ -63,7 +63,7 @@ pub enum EvidenceError {
         /// Reason.
         reason: String,
     },
-    /// The manifest is of another component.
+    /// The manifest names another component.
     #[error("{reference} is the component {found}, not {component}")]
     OtherComponent {
         /// The reference.
@@ -93,7 +93,7 @@ impl Evidence {
         })
     }
 
-    /// Checks that the manifest is of this component, and finds the keys that signed it.
+    /// Checks that the manifest names this component, and finds the keys that signed it.
     ///
     /// # Errors
     ///
