@@ -157,7 +157,7 @@ impl ModelCalls {
         &self.exchanges
     }
 
-    /// Returns the calls for changes.
+    /// Returns mutable access to the calls.
     pub(crate) fn exchanges_mut(&mut self) -> &mut [Exchange] {
         &mut self.exchanges
     }
@@ -315,7 +315,7 @@ impl Beginning {
     }
 }
 
-/// Returns how many stored messages a guest's list begins with. White space around a message is not stored.
+/// Returns the number of stored messages that a guest's list begins with. White space around a message is not stored.
 fn common(stored: &[Part<'_>], given: &[String]) -> usize {
     let stored = stored.iter().flat_map(Part::iter);
     stored
@@ -349,8 +349,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Returns how many messages two lists have in common at their beginning. Equal parts of the same list are not compared
-/// message by message.
+/// Returns the number of messages that two lists have in common at their beginning. Equal parts of the same list are not
+/// compared message by message.
 pub fn in_common(a: &[Part<'_>], b: &[Part<'_>]) -> usize {
     let (mut a, mut b) = (a.iter().copied(), b.iter().copied());
     let (mut left, mut right) = (a.next(), b.next());

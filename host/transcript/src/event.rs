@@ -59,7 +59,7 @@ pub enum Event {
     Ended {
         /// The call.
         call: u32,
-        /// How it ended.
+        /// The way in which it ended.
         end: End,
     },
     /// The run was repeated and ended after this many calls. Later calls, which an earlier process made, do not belong

@@ -112,7 +112,7 @@ impl Transcript {
         }
     }
 
-    /// Returns the calls of one model for changes.
+    /// Returns mutable access to the calls of one model.
     pub fn calls_mut(&mut self, role: ModelRole) -> &mut ModelCalls {
         match role {
             ModelRole::Policy => &mut self.policy,
