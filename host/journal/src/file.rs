@@ -66,7 +66,7 @@ pub fn write_file(path: &Path, rollout: &Written) -> io::Result<()> {
     let mut end = (rollout.events.len() as u64).to_le_bytes().to_vec();
     end.push(u8::from(rollout.ended));
     record::write(&mut bytes, ROLLOUT, Kind::End, &[end.into()]);
-    // Writers of the same file, in one process or in two, have a part of their own.
+    // Each writer of a file, in this process or in another one, needs a temporary file of its own.
     static WRITERS: AtomicU64 = AtomicU64::new(0);
     let mut temporary = path.as_os_str().to_owned();
     let writer = WRITERS.fetch_add(1, Ordering::Relaxed);

@@ -278,7 +278,7 @@ pub(crate) fn find(index: &File, name: u64) -> io::Result<Vec<Vec<Location>>> {
     if !head.starts_with(MAGIC) || check != Some(hash(&head[..32])) {
         return Err(wrong());
     }
-    // The checksum prevents that a damaged row is mistaken for the row of another name.
+    // The checksum keeps a damaged row from being mistaken for the row of another name.
     let row_at = |at: u64| -> io::Result<[u64; 3]> {
         let mut row = [0; ROW_BYTES as usize];
         index.read_exact_at(&mut row, TABLE_AT + at * ROW_BYTES)?;

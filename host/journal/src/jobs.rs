@@ -94,7 +94,7 @@ pub(crate) enum Errand {
 /// Callers that wait for a write or a sync.
 pub(crate) enum Waiting {
     Caller(oneshot::Sender<Result<(), Failed>>),
-    /// The part of a caller that waits for the disk; another waits for the replica.
+    /// One half of a caller's wait, for the disk. The other half is for the replica.
     Half(Half),
     /// Job to run afterwards; skipped after a failure.
     Errand(Errand),

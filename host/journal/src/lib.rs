@@ -288,7 +288,7 @@ pub(crate) struct Shared {
     /// First segment that is retained regardless of the limits.
     held_from: AtomicU64,
     replication: Option<Replication>,
-    /// Wakes those who wait for a permanent failure.
+    /// Notifies waiting tasks of a permanent failure.
     broken_news: Notify,
     /// Lock file, held while the journal is open.
     _lock: File,

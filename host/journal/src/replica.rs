@@ -162,7 +162,7 @@ pub fn read_record(bytes: &[u8]) -> Result<(ReplicaRecord<'_>, usize), WrongReco
     Ok((ReplicaRecord { rollout, sequence, kind: Kind::of(*kind), payload }, end))
 }
 
-/// The batches that a replica has not acknowledged, and who waits for them.
+/// The batches that a replica has not acknowledged, and the callers that wait for them.
 pub(crate) struct Replication {
     pub(crate) settings: ReplicaSettings,
     state: Mutex<Unacknowledged>,
@@ -219,7 +219,7 @@ impl Replication {
         state.bytes += records.len();
         let number = state.appended();
         drop(state);
-        // A replica that never acknowledges does not keep the journal.
+        // A weak reference, because a replica that never acknowledges must not keep the journal in memory.
         let shared: Weak<Shared> = Arc::downgrade(shared);
         let done = move |result: Result<(), ReplicaError>| {
             if let Some(shared) = shared.upgrade() {
@@ -232,7 +232,8 @@ impl Replication {
     /// Notifies a caller when all batches so far are acknowledged.
     pub(crate) fn wait_for(&self, shared: &Shared, who: Half) {
         let mut state = self.state();
-        // Looked up while the state is locked: after a failure, the batches that were not stored are not waited for.
+        // The failure is read while the state is locked: after a failure, no acknowledgement of the remaining batches
+        // comes, so no caller may wait for one.
         match shared.broken() {
             Some(failed) => who.notify(Err(failed)),
             None if state.batches.is_empty() => who.notify(Ok(())),

@@ -65,9 +65,9 @@ struct Refresh {
 impl Refresh {
     fn new(shared: &Shared) -> Option<Self> {
         let every = shared.replication.as_ref()?.settings.refresh_every;
-        // The first pass is due at once: a process that lives shorter than the interval would never make one.
+        // The first pass is due at once, because a process that ends before the interval has passed would make none.
         let due = Instant::now();
-        // Never, with the longest interval.
+        // The longest interval belongs to a replica that drops no records by their age. It needs no pass.
         due.checked_add(every)?;
         let started_before = shared.next.load(Ordering::Relaxed);
         Some(Self { every, due, started_before, todo: VecDeque::new() })

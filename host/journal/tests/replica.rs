@@ -1,4 +1,4 @@
-//! Tests of a journal with a replica: what callers wait for, limits, failures, and rebuilding.
+//! Tests of a journal with a replica: the waits of callers, limits, failures, and rebuilding.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use rollout_journal::{
 };
 use tokio::sync::watch;
 
-/// A replica in memory that acknowledges when the test says so.
+/// A replica in memory that acknowledges batches on the test's request.
 struct Fake {
     state: Mutex<State>,
     batches: watch::Sender<usize>,
