@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use super::image::Image;
 
-/// Flags in the word of a chunk's size: whether the chunk before it is used, and whether it is.
+/// Flags in the word of a chunk's size: whether the chunk before it is used, and whether the chunk itself is used.
 const BEFORE_USED: u32 = 1;
 const USED: u32 = 2;
 const FLAGS: u32 = 7;
@@ -24,7 +24,7 @@ const FLAGS: u32 = 7;
 const ALIGNED_BYTES: u32 = 16;
 const CHUNK_HEADER_BYTES: u32 = 8;
 
-/// Number of lists, of one size each, and of trees, of ranges of sizes.
+/// Number of lists, each of chunks of one size, and of trees, each of chunks in a range of sizes.
 const LISTS: u32 = 32;
 const TREES: u32 = 32;
 
@@ -103,8 +103,8 @@ pub(super) fn take_free(image: &mut Image) -> Option<usize> {
     Some(free.len())
 }
 
-/// Returns the address of the allocator's state and its free chunks. The state is the only place that has the form of a
-/// state and whose free chunks are those in its lists. A list of a size that no chunk has begins and ends at itself.
+/// Returns the address of the allocator's state and its free chunks. The state is at the only address at which the
+/// memory has the form of a state and the free chunks are those in its lists. An empty list begins and ends at itself.
 fn find_heap(image: &Image) -> Option<(u32, BTreeSet<(u32, u32)>)> {
     let is_empty = |state: u32, list: u32| {
         let head = state + LIST_HEADS + 8 * list;

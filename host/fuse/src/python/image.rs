@@ -14,8 +14,8 @@ use super::sections::{EXPORTS, GLOBALS, sections};
 /// Mark at the beginning of the list of objects. The number of addresses, the addresses and their sum follow it.
 pub(super) const MARK: &[u8] = b"ROLLOUT-OBJECTS:";
 
-/// Reference count that marks an object whose references CPython 3.14 does not count, where addresses have 32 bits, and
-/// the smallest count that has this effect.
+/// Reference count of an object whose references CPython 3.14 does not count, on platforms with 32-bit addresses; and the
+/// smallest count that has this effect.
 pub(super) const UNCOUNTED: u32 = 5 << 28;
 pub(super) const UNCOUNTED_MIN: u32 = 1 << 30;
 
@@ -128,7 +128,7 @@ impl Image {
         self.0.get(at..at.checked_add(count)?)
     }
 
-    /// Returns the addresses at which these bytes are, as far as they are multiples of four.
+    /// Finds these bytes, and returns the addresses that are multiples of four.
     pub(super) fn find(&self, bytes: &[u8]) -> impl Iterator<Item = u32> {
         let starts = (0..self.len()).step_by(4);
         starts.filter(move |at| self.0[*at as usize..].starts_with(bytes))

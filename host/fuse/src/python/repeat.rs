@@ -33,7 +33,7 @@ const BEGUN: [(&str, u32, u32); 5] = [
     ("libpython3.14.so", GENERATOR_AT - 12, 12),
     ("libpython3.14.so", GENERATOR_AT + 16, 32),
     ("libpython3.14.so", GENERATOR_AT + 64, 64),
-    // The time of its start in milliseconds.
+    // The time of mimalloc's start in milliseconds.
     ("libpython3.14.so", 0x002F_98F8, 8),
     // The time at which `process_time` is zero.
     ("libwasi-emulated-process-clocks.so", 8, 16),
