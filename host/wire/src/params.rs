@@ -207,7 +207,7 @@ const NAME_BYTES_MAX: usize = 64;
 pub struct AllowedParams(Option<BTreeSet<String>>);
 
 impl AllowedParams {
-    /// Creates it from the operator's list, if there is one. The error names an invalid entry.
+    /// Creates the set from the operator's list, if there is one. The error names an invalid entry.
     pub fn of(names: Option<&[String]>) -> Result<Self, String> {
         let Some(names) = names else { return Ok(Self::default()) };
         for name in names {
@@ -233,7 +233,7 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(part)
 }
 
-/// Returns a name in the form that servers use which ignore case and do not distinguish '-', '.' and '_'.
+/// Normalizes a name, because some servers ignore case and do not distinguish '-', '.' and '_'.
 fn normalized(name: &str) -> String {
     name.to_ascii_lowercase().replace(['-', '.'], "_")
 }
@@ -252,8 +252,8 @@ fn shown(name: &str) -> String {
 }
 
 impl CallerParams {
-    /// Reads a caller's parameters and separates those that the host decides. A value that is not an object and an
-    /// object with too many members have no parameters.
+    /// Reads a caller's parameters and separates those that the host decides. A value that is not an object counts as an
+    /// empty object, and so does an object with too many members.
     pub fn read(params: &RawValue) -> Self {
         let mut given = Params::new();
         let read = members(params.get(), |name, value: &RawValue| {

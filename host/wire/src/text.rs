@@ -37,7 +37,7 @@ fn is_escaped(c: char) -> bool {
     turns || matches!(c, '\u{2028}' | '\u{2029}') || c.is_control() && c != '\t'
 }
 
-/// Returns at most `max` bytes from the beginning, with the number of omitted bytes.
+/// Returns at most `bytes_max` bytes from the beginning, with the number of omitted bytes.
 pub fn beginning(text: &str, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text.to_owned();
@@ -49,8 +49,8 @@ pub fn beginning(text: &str, bytes_max: usize) -> String {
     format!("{}… ({} bytes more)", &text[..end], text.len() - end)
 }
 
-/// Returns at most `max` bytes from the beginning and the end, with the number of omitted bytes. For texts such as
-/// reasons whose last words matter.
+/// Returns at most `bytes_max` bytes from the beginning and the end, with the number of omitted bytes. Serves texts whose
+/// last words matter, such as reasons.
 pub fn both_ends(text: &str, bytes_max: usize) -> String {
     if text.len() <= bytes_max {
         return text.to_owned();
