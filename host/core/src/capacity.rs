@@ -46,7 +46,7 @@ const MEMORY_BUDGET_PERCENT: u64 = 70;
 const OWN_MEMORY_PERCENT: u64 = 10;
 const OWN_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Percentage of the budget which guests may use when they start; the rest is for their growth.
+/// Percentage of the budget that guests may use when they start; the rest is for their growth.
 const START_PERCENT: u64 = 85;
 
 /// Resources that the machine has for this process. A value that cannot be read is unlimited.
@@ -270,7 +270,7 @@ fn memory() -> (u64, Option<GroupMemory>) {
     (group.as_ref().map_or(machine, |group| group.free_bytes), group)
 }
 
-/// Returns how many of a running rollout's connections belong to its caller.
+/// Returns the number of a running rollout's connections that belong to its caller.
 fn callers_per_rollout(descriptors: u64) -> u64 {
     descriptors.saturating_sub(1)
 }

@@ -19,7 +19,6 @@ labels! {
         NotKept = "not-kept",
         /// The host is shutting down.
         Closed = "closed",
-        /// The plugin has no agent.
         /// The request is invalid.
         Invalid = "invalid",
     }

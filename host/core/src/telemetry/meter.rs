@@ -27,7 +27,7 @@ fn today() -> u64 {
 }
 
 impl DayUse {
-    /// Returns the usage on `day`, which is none unless it is the stored day.
+    /// Returns the usage on `day`, which is zero for any day except the stored one.
     fn on(self, day: u64) -> Self {
         if self.day == day { self } else { Self { day, ..Self::default() } }
     }
