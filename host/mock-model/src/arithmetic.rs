@@ -3,7 +3,7 @@
 //! Numbers are fractions of two `i128`; an overflow is an error, never rounded. Only the printed decimal of a
 //! fraction is rounded.
 //!
-//! This module knows no chat. [`corrupted`] introduces the mistakes that others ask for.
+//! This module knows no chat. [`corrupted`] introduces a mistake that another module requests.
 
 use std::fmt;
 
