@@ -1,4 +1,4 @@
-//! Tests of the stored fuzzing inputs, a part of each crate with targets.
+//! Test of the stored fuzzing inputs, which each crate with targets includes.
 
 use std::path::Path;
 

@@ -37,7 +37,7 @@ impl BrowserDriver {
         &self.url
     }
 
-    /// Returns the arguments of a browser of its own, with a window of this size.
+    /// Returns the arguments that start a separate browser with a window of this size.
     pub fn arguments(&self, [width, height]: [u32; 2], is_dark: bool) -> Vec<String> {
         let profile = self.profiles.path().join(format!("{width}-{height}-{is_dark}"));
         let scheme = if is_dark { 0 } else { 1 };

@@ -1,20 +1,21 @@
-//! The contract of a journal, whatever stores its records beside its own files.
+//! The contract of a journal, which holds with and without a replica of its records.
 
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use rollout_journal::{Entry, Found, JournalSettings, JournalStore, Written, all_in};
 
-/// A place where journals are kept, for [`log_contract`].
+/// A store of one journal, for [`log_contract`].
 pub trait JournalPlace {
-    /// Opens the journal as a process does that starts, and returns its unfinished rollouts.
+    /// Opens the journal as a starting process does, and returns its unfinished rollouts.
     fn open(&mut self) -> impl Future<Output = (JournalStore, Vec<Entry>)>;
 
-    /// Ends the process that has the journal, in order. All that belongs to the journal was dropped before.
+    /// Ends the process that has the journal in an orderly way. The caller has dropped everything that belongs to the
+    /// journal.
     fn close(&mut self) -> impl Future<Output = ()>;
 }
 
-/// A journal in a directory, without anything else.
+/// A journal in a directory, without a replica.
 pub struct EmbeddedJournal {
     /// The directory.
     pub path: PathBuf,

@@ -59,12 +59,12 @@ impl MemoryGroup {
         Err(reasons.join("; "))
     }
 
-    /// The file to which a process writes its id to enter the group.
+    /// Returns the file to which a process writes its id to enter the group.
     pub fn processes_file(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
-    /// Number of processes in the group that the kernel killed for want of memory.
+    /// Returns the number of the group's processes that the kernel killed for lack of memory.
     pub fn kills(&self) -> u64 {
         let path = self.path.join(self.version.kills_file());
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));

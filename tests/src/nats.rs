@@ -35,7 +35,7 @@ impl TestNats {
     }
 
     async fn start_with(count: usize, more: &str) -> Self {
-        // Both ports of all servers are free at once, and no server lends one that another wants.
+        // All listeners are open at the same time, so that the system assigns each port once.
         let listeners: Vec<_> = (0..2 * count)
             .map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free"))
             .collect();

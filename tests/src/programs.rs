@@ -300,7 +300,7 @@ fn files_in(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Builds, and returns cargo's message for every artifact.
+/// Runs `cargo build` and returns its message for every artifact.
 fn cargo_build(arguments: &[&str]) -> Vec<Value> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)

@@ -15,7 +15,7 @@ const PASSWORD_HASH: &str = "$2a$06$If6bvum7DFjUnE9p2uDeDu0YHzrHM6tf.iqN8.yx.jNN
 
 /// A registry that runs until it is dropped.
 pub struct TestRegistry {
-    /// Keeps the process.
+    /// The server, which runs until this is dropped.
     process: Process,
     dir: TempDir,
     address: String,
