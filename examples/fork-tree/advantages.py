@@ -1,14 +1,14 @@
-"""What each turn of a rollout was worth: a tree of forks, and an advantage for each turn.
+"""Computes an advantage for each turn of a rollout, from a tree of forks.
 
-A rollout has one reward, and some turns. How much did each of them do for it? From after every turn some
-rollouts go on by themselves; the mean of their rewards is what the rollout was worth there, and what a turn
-added to that is its advantage. The turns before a fork are not paid for again: the host has them.
+A rollout has one reward and several turns. To find the contribution of each turn, the script forks the rollout
+after every turn. The mean reward of the forks is the value of the rollout at that turn, and the difference
+between two turns is the advantage of the turn between them. The host repeats no call before a fork.
 
     rollout-host serve calculator.wasm --listen 127.0.0.1:9000 &
     rollout-host mock-model --listen 127.0.0.1:9100 --error-rate 0.4 &
     python advantages.py rows.jsonl --host http://127.0.0.1:9000 --model http://127.0.0.1:9100/v1
 
-It writes a JSON object a row to standard output, and a table to standard error.
+The script writes one JSON object per row to standard output, and a table to standard error.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class Host:
-    """A server of the host, driven as its trainers do: a request, then polls under its lease."""
+    """A client of the host that works as a trainer does: it sends a request and polls under the lease."""
 
     def __init__(self, url: str, model: str) -> None:
         self.url, self.model = url, model
 
     def rollout(self, row: dict, fork_of: dict | None = None) -> dict:
-        """Runs a rollout of a row, perhaps from where another one was, and gives its result."""
+        """Runs a rollout of a row, or a fork of another rollout, and returns the result."""
         request = {
             "rollout_id": f"tree-{uuid.uuid4().hex[:12]}",
             "initial_messages": [
@@ -54,12 +54,12 @@ class Host:
 
 
 def reward(result: dict) -> float | None:
-    """The reward of a rollout; none where it has none, which is no reward of 0."""
+    """Returns the reward of a rollout, or none if it has no reward, which is not a reward of 0."""
     return (result.get("sample") or {}).get("reward") if result["status"] == "success" else None
 
 
 def tree(host: Host, row: dict, forks: int, pool: ThreadPoolExecutor) -> dict:
-    """One rollout of a row, with what it was worth after each of its turns."""
+    """Runs one rollout of a row, and computes its value after each turn."""
     trunk = host.rollout(row)
     end = reward(trunk)
     if end is None:
@@ -67,7 +67,7 @@ def tree(host: Host, row: dict, forks: int, pool: ThreadPoolExecutor) -> dict:
     turns = sum(message["role"] == "assistant" for message in trunk["sample"]["messages"])
 
     def value(turn: int) -> float | None:
-        """What the rollout was worth once the model had been asked so often."""
+        """Returns the value of the rollout after this many calls of the model."""
         if turn == turns:
             return end
         fork_of = {"rollout_id": trunk["rollout_id"], "turn": turn}

@@ -1,7 +1,7 @@
 """A language model of 113,000 parameters that is created and pre-trained on the spot, in a minute and without a download.
 
 It reads characters, knows a few rows of arithmetic, and has a habit: asked for a sum, it mostly guesses a number, and rarely
-calls the calculator. What it wrote in pre-training is all that it can write; training by rewards changes how often.
+calls the calculator. It can write only the texts of its pre-training; training by rewards changes how often it writes each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 PAD, END = "<pad>", "<end>"
 SPECIAL = [PAD, END, "<system>", "<user>", "<assistant>", "<tool>", "<call>", "</call>"]
 
-# The model reads no system message, and of a question only what follows the colon. That keeps its sequences short.
+# The model reads no system message, and only the part of a question after the colon, so that its sequences are short.
 CHAT_TEMPLATE = (
     "{% for message in messages if message.role != 'system' %}<{{ message.role }}>"
     "{% if message.tool_calls %}<call>{{ message.tool_calls[0].function.arguments.expression }}</call>"
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
-# How transformers reads what the model wrote.
+# The template by which transformers parses the output of the model.
 RESPONSE_TEMPLATE = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<assistant>",

@@ -27,7 +27,7 @@ from rollout_host.trl import HostRollouts, load_rows, rollout_reward
 
 HERE = Path(__file__).resolve().parent
 
-# Steps whose mean is compared, at the beginning and at the end.
+# Number of steps at the beginning and at the end whose means are compared.
 COMPARED = 5
 RISE_MIN = 0.3
 

@@ -1,4 +1,4 @@
-"""An agent loop: it says which tools it offers before it runs, and rates itself."""
+"""An agent loop: it reports its tools before it runs, and rates itself."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

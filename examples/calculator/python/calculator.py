@@ -1,7 +1,7 @@
-"""A tool loop: the model works an arithmetic problem out with a calculator.
+"""A tool loop: the model solves an arithmetic problem with a calculator.
 
-The tool is a plain function, the loop is the SDK's. The workflow measures how often the
-tool was called and keeps the calculations as an artifact; the grader compares the number
+The tool is a plain function, and the loop is the SDK's. The workflow measures the number
+of tool calls and stores the calculations as an artifact. The grader compares the number
 after `####` with the label.
 """
 
@@ -20,12 +20,12 @@ from rollout_sdk import (
 
 
 class Config(AgentWorkflowConfig, extra="forbid"):
-    """What the operator may configure."""
+    """Configuration of the plugin."""
 
     max_turns: int = 8
-    """The most calls of the model."""
+    """Maximum number of model calls."""
     temperature: float = 0.7
-    """How freely the model chooses its words."""
+    """Sampling temperature."""
 
 
 class Calculator(AgentWorkflow[Config]):

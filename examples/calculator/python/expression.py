@@ -1,5 +1,5 @@
-"""Arithmetic expressions, worked out without running anything: Python's own parser reads
-them, and only numbers and the four operations are taken."""
+"""Arithmetic expressions, evaluated without running code: Python's own parser reads them, and
+only numbers and the four operations are accepted."""
 
 import ast
 import operator
@@ -13,7 +13,7 @@ OPERATIONS = {
 
 
 def evaluate(expression: str) -> float:
-    """The value of an expression. Raises `ValueError` for anything else."""
+    """Evaluates an expression. Raises `ValueError` for anything else."""
     try:
         return value_of(ast.parse(expression.strip(), mode="eval").body)
     except SyntaxError:
@@ -35,5 +35,5 @@ def value_of(node: ast.expr) -> float:
 
 
 def as_text(value: float) -> str:
-    """The value as a person writes it."""
+    """Formats a value as a person writes it."""
     return str(int(value)) if float(value).is_integer() else str(value)

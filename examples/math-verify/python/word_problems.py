@@ -1,8 +1,8 @@
 """A grader that uses a package from the registry as its users do.
 
-`math-verify` reads numbers, fractions and LaTeX out of what a model wrote and compares
-them by value. It is pure Python, with SymPy below it, and is bundled because
-`pyproject.toml` names it.
+`math-verify` extracts numbers, fractions and LaTeX from a model's text and compares them
+by value. It is pure Python and depends on SymPy. The build bundles both, because
+`pyproject.toml` names `math-verify`.
 """
 
 from math_verify import parse, verify
@@ -13,8 +13,8 @@ def same_value(truth: str, answer: str) -> bool:
     return bool(verify(parse(truth), parse(answer)))
 
 
-# Once while the component is built: what the package imports and computes at its first
-# call is then there in every instance.
+# The package's first call imports modules and computes tables. It is made while the
+# component is built, so that every instance starts with the results.
 assert same_value("1/2", "$\\frac{2}{4}$")
 
 

@@ -1,4 +1,4 @@
-"""The smallest plugin: ask the model once, compare the number after `####`."""
+"""The smallest plugin: calls the model once and compares the number after `####` with the label."""
 
 from rollout_sdk import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext, same_number
 

@@ -1,7 +1,7 @@
-"""Several calls of the model at once.
+"""Several concurrent calls of the model.
 
-Where the caller takes several samples, each attempt is a sample of its own, rated by
-itself. Where it takes one, the attempts vote, and the sample holds the winner.
+If the caller accepts several samples, each attempt becomes a sample with its own reward.
+If it accepts one, the attempts vote, and the sample has the winner.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ MARKER = "####"
 
 
 class Config(AgentWorkflowConfig, extra="forbid"):
-    """What the operator may configure."""
+    """Configuration of the plugin."""
 
     attempts: int = 5
-    """How many attempts are made at once, at least 1."""
+    """Number of concurrent attempts, at least 1."""
     temperature: float = 1.0
-    """How freely the model chooses its words: 0 makes all attempts alike."""
+    """Sampling temperature; 0 makes all attempts alike."""
 
 
 class Parallel(AgentWorkflow[Config]):
@@ -41,7 +41,7 @@ class Parallel(AgentWorkflow[Config]):
 
 
 async def vote(ctx: AgentWorkflowContext[Config]) -> None:
-    """One sample, which holds the first of the attempts whose answer most agree on."""
+    """Records one sample with the first attempt that has the most frequent answer."""
     sample = ctx.sample
     sample.push(*ctx.prompt)
     asked = (
@@ -58,8 +58,8 @@ async def vote(ctx: AgentWorkflowContext[Config]) -> None:
 
 
 async def attempt_each(ctx: AgentWorkflowContext[Config]) -> None:
-    """A sample an attempt, as many as the caller takes. An attempt without a reply is
-    withdrawn, and the grader gives it no reward: it was not the model that failed."""
+    """Records one sample per attempt, as many as the caller accepts. An attempt without a
+    reply is withdrawn and gets no reward, because the model did not fail."""
     attempts = max(1, min(ctx.config.attempts, ctx.samples_max))
     samples = [ctx.open_sample(f"attempt-{place}") for place in range(attempts)]
     asked = (sample.chat(ctx.prompt, temperature=ctx.config.temperature) for sample in samples)
@@ -75,8 +75,7 @@ async def attempt_each(ctx: AgentWorkflowContext[Config]) -> None:
 
 
 def successes(replies: list[Completion | BaseException]) -> list[Completion]:
-    """The replies that came. One is enough to go on with; without any, the first error
-    says why."""
+    """Returns the successful replies. One is enough; without any, raises the first error."""
     came = [reply for reply in replies if isinstance(reply, Completion)]
     for reply in replies:
         if isinstance(reply, BaseException) and not (came and isinstance(reply, ChatError)):
@@ -85,7 +84,7 @@ def successes(replies: list[Completion | BaseException]) -> list[Completion]:
 
 
 def answer(reply: Completion) -> str:
-    """The answer in a form in which equal answers are equal texts; empty for none."""
+    """Normalizes the answer, so that equal answers are equal texts. Returns an empty text for none."""
     text = answer_after(reply.text, MARKER) or ""
     number = parse_number(text)
     return text if number is None else str(number)

@@ -133,8 +133,8 @@ class WordWalk(Environment[EnvironmentConfig]):
 
 
 class RightAnswer(Grader):
-    """Pays 1 for the right answer. An episode without an answer is a wrong one. Results of tools may follow the answer's, if
-    the model called several at once."""
+    """Rewards the right answer with 1. An episode without an answer counts as wrong. Results of other tools may follow the
+    answer's, if the model called several at once."""
 
     async def grade(self, ctx: GraderContext) -> float:
         label = ctx.require_label()

@@ -190,8 +190,8 @@ impl Environment for WordWalk {
     }
 }
 
-/// Pays 1 for the right answer. An episode without an answer is a wrong one. Results of tools may follow the answer's, if the
-/// model called several at once.
+/// Rewards the right answer with 1. An episode without an answer counts as wrong. Results of other tools may follow the
+/// answer's, if the model called several at once.
 impl Grader for WordWalk {
     fn grade(ctx: GradeContext) -> Result<Verdicts> {
         let label = ctx.require_label()?;
