@@ -1,4 +1,4 @@
-"""Lists what is in a release: as a bill of materials in CycloneDX, or with the texts of the licences.
+"""Lists the contents of a release: as a bill of materials in CycloneDX, or with the texts of the licences.
 
     python3 dependencies.py sbom | licences          # crates of the program
     python3 dependencies.py wheel-sbom WHEEL         # packages and files in the wheel, and packages that it requires
@@ -201,7 +201,7 @@ def wheel_sbom(path: str) -> str:
         engine = {"type": "file", "bom-ref": reference, "name": "componentize-qjs", "version": version}
         engine |= {"description": "the engine of components in JavaScript, QuickJS", "purl": reference, "hashes": hashes}
         components.append(engine)
-    # What pip installs beside it, except for extras.
+    # The packages that pip installs with the wheel, without those of extras.
     for requirement in about.get_all("Requires-Dist", []):
         if "extra ==" in requirement:
             continue
