@@ -233,6 +233,7 @@ enum Route<'a> {
 }
 
 impl Shared {
+    /// Selects the response to a request by its path, and counts calls of the model.
     fn route(&self, request: &Message) -> Route<'_> {
         let unknown = Route::Reply(&self.replies.unknown);
         let Some((id, what)) = request.target().strip_prefix(ROUTES).and_then(|rest| rest.split_once('/'))

@@ -101,7 +101,7 @@ pub enum BenchError {
         name: String,
         /// Kind of the failure.
         kind: ErrorKind,
-        /// Observation, for people.
+        /// Description of the failure, for people.
         detail: String,
     },
     /// The background rollouts cannot be started or cancelled.
@@ -109,7 +109,7 @@ pub enum BenchError {
     Background {
         /// Kind of the failure.
         kind: ErrorKind,
-        /// Observation, for people.
+        /// Description of the failure, for people.
         detail: String,
     },
     /// Background rollouts ended before they were cancelled.

@@ -107,6 +107,7 @@ fn record_max(greatest: &Mutex<Option<Footprint>>, seen: Footprint) -> Footprint
     *greatest.insert(all)
 }
 
+/// Computes the figures of the period between two readings.
 fn figures(tally: &mut Tally, before: &Reading, after: &Reading, footprint: Option<Footprint>) -> Figures {
     let elapsed_secs = (after.at - before.at).as_secs_f64();
     let scored = tally.latencies.len() as u64;

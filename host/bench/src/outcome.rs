@@ -61,7 +61,7 @@ impl fmt::Display for ErrorKind {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Failure {
     pub(super) kind: ErrorKind,
-    /// Observation, for people.
+    /// Description of the failure, for people.
     pub(super) detail: String,
 }
 

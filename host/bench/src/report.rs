@@ -154,7 +154,7 @@ pub struct Errors(pub BTreeMap<String, ErrorCount>);
 pub struct ErrorCount {
     /// Number of errors.
     pub count: u64,
-    /// Observation of the first error.
+    /// Description of the first error.
     pub first: String,
 }
 
@@ -342,6 +342,7 @@ impl Report {
         }
     }
 
+    /// Adds a note about each figure that makes a measurement doubtful.
     fn remarks(&self, text: &mut String) {
         let mut remarks = Vec::new();
         for (in_flight, name, figures) in self.each() {

@@ -124,6 +124,7 @@ impl BenchSettings {
         }
     }
 
+    /// Checks the settings. Raises the limit of open files, which must suffice for all connections.
     pub(crate) fn check(&self) -> Result<(), BenchError> {
         let mut mistakes = Vec::new();
         let mut require = |holds: bool, mistake: &str| {
