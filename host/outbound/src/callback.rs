@@ -128,6 +128,7 @@ impl CallbackClient {
         }
     }
 
+    /// Sends the body once.
     async fn attempt(&self, address: &Address, body: &[u8]) -> Result<Answer, Missed> {
         let turn = self.transport.turn(&address.target, Use::Callback).await;
         let bytes = address.target.request(&address.headers, body);

@@ -120,6 +120,7 @@ impl ChatClient {
         }
     }
 
+    /// Makes a call that an observer sees. The observer may replace the reply or the failure.
     async fn watched_exchange(
         &self,
         observer: &dyn Observer,
@@ -142,6 +143,8 @@ impl ChatClient {
         Ok(ChatReply { completion, attempts: result.map_or(1, |reply| reply.attempts) })
     }
 
+    /// Makes attempts until one succeeds, a retry would not help, or the policy allows no more. An attempt during a pause of
+    /// the server does not count.
     async fn exchange(
         &self,
         endpoint: &ModelEndpoint,
@@ -203,6 +206,7 @@ impl ChatClient {
         Err(failure)
     }
 
+    /// Makes one attempt within its timeout, and interprets the response by the policy.
     async fn attempt(
         &self,
         endpoint: &ModelEndpoint,
@@ -250,6 +254,7 @@ impl ChatClient {
         }
     }
 
+    /// Sends the request over this connection, and converts the lack of a response to a miss.
     async fn ask(
         &self,
         turn: Turn,
@@ -296,6 +301,7 @@ fn request(
     Ok(Outgoing { bytes, _charge: charge })
 }
 
+/// Returns a miss of the server that is worth a retry.
 fn again(reason: String) -> Miss {
     Miss::Again { reason, retry_after: None, is_host_fault: false }
 }

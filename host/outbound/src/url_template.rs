@@ -123,6 +123,7 @@ fn segments(url: &Url) -> usize {
     url.path_segments().map_or(0, Iterator::count)
 }
 
+/// Splits a template into literals and placeholders.
 fn parts(text: &str) -> Result<Vec<Part>, String> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find('{') {

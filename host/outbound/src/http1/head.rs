@@ -71,6 +71,8 @@ impl Head {
         })
     }
 
+    /// Parses the fields that the host uses. Fields that contradict each other make the message invalid or the
+    /// connection's last.
     fn read_fields(&mut self, bytes: &[u8], fields: &[Header<'_>]) -> Result<(), Broken> {
         for field in fields {
             let (name, value) = (field.name.as_bytes(), field.value);
