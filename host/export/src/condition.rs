@@ -159,6 +159,7 @@ impl UnsupportedExpression {
     }
 }
 
+/// Converts an expression of the SQL parser to a predicate.
 fn predicate(expression: &Expr) -> Result<Predicate, UnsupportedExpression> {
     let both = |left: &Expr, right: &Expr| {
         Ok::<_, UnsupportedExpression>((Box::new(predicate(left)?), Box::new(predicate(right)?)))
@@ -207,6 +208,7 @@ fn nullable(expression: &Expr) -> Result<Operand, UnsupportedExpression> {
     }
 }
 
+/// Converts a comparison. Both sides must have the same type, and neither may be null or a list.
 fn compare(left: &Expr, comparison: Comparison, right: &Expr) -> Result<Predicate, UnsupportedExpression> {
     let null = [left, right].into_iter().find(|side| matches!(value(side), Some(Value::Null)));
     if let Some(null) = null {
@@ -238,6 +240,7 @@ fn value(expression: &Expr) -> Option<&Value> {
     }
 }
 
+/// Converts an expression to a column, a metric or a literal.
 fn operand(expression: &Expr) -> Result<Operand, UnsupportedExpression> {
     let unknown = || {
         let reason =
@@ -312,6 +315,7 @@ impl Comparison {
 }
 
 impl Predicate {
+    /// Returns whether the predicate holds for a row, or `None` if a null makes it neither true nor false, as in SQL.
     fn evaluate(&self, row: &[Cell<'_>]) -> Option<bool> {
         match self {
             Self::Is(operand) => match operand.evaluate(row) {

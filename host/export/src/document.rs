@@ -315,6 +315,7 @@ struct StepExtra<'a> {
 }
 
 impl<'a> Step<'a> {
+    /// Adds the step's message, followed by the results of its calls of tools.
     fn add_to(self, claimed: &mut Vec<ClaimedMessage<'a>>) {
         let extra = self.extra.unwrap_or_default();
         let results = self.observation.map(|observation| observation.results).unwrap_or_default();
