@@ -93,6 +93,7 @@ pub fn read_file(path: &Path) -> Result<Written, FileError> {
     })
 }
 
+/// Parses the records of a file. The error has the offset and a description of the damage.
 fn read_records(bytes: &Bytes) -> Result<Written, (usize, &'static str)> {
     let mut at = MAGIC.len() + 1;
     let mut written = Written { name: Bytes::new(), events: Vec::new(), ended: false };

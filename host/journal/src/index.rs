@@ -140,6 +140,7 @@ impl Index {
         Self { next: self.next, ended: std::mem::take(&mut self.ended), live: HashMap::new() }
     }
 
+    /// Encodes the index.
     pub(crate) fn write(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         // Rollouts with equal hashes stay in the order in which they ended.

@@ -233,6 +233,8 @@ impl Files<'_> {
         }
     }
 
+    /// Requests the deletion of the segments that are due and have no record of an unfinished rollout. If there are none,
+    /// begins to copy the records of unfinished rollouts out of the oldest due segment of which they are at most half.
     fn begin_to_delete(&mut self) -> io::Result<()> {
         let due = self.due()?;
         if due.is_empty() {

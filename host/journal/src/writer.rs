@@ -87,6 +87,7 @@ impl Writer {
         thread("journal-writer").spawn(move || writer.run())
     }
 
+    /// Executes jobs until the journal is closed, then ends the other threads.
     fn run(mut self) {
         while let Some(jobs) = self.next() {
             let bytes: usize = jobs.iter().map(Job::bytes).sum();
@@ -148,6 +149,7 @@ impl Writer {
         }
     }
 
+    /// Appends a record to the buffer, and to the replica if there is one.
     fn append(&mut self, rollout: u64, kind: Kind, payload: &[Bytes]) {
         let sequence = match kind {
             Kind::Begin => Some(0),
@@ -222,6 +224,7 @@ impl Writer {
         }
     }
 
+    /// Notifies a caller when all records so far have reached the level, and the replica has acknowledged them.
     fn tell(&mut self, level: Level, who: Waiting) {
         self.flush();
         let who = match (who, &self.shared.replication) {
