@@ -388,6 +388,7 @@ impl<'a> Lists<'a> {
         self.parts(&exchange.sent)
     }
 
+    /// Follows the references of a request, and returns its messages in order.
     fn parts(&self, mut sent: &'a Sent) -> Vec<Part<'a>> {
         let mut parts = Vec::new();
         let mut left = sent.len();

@@ -170,6 +170,7 @@ impl Transcript {
         Some(if is_needed { 0 } else { message_bytes(old.iter()) })
     }
 
+    /// Adds a call from its start event.
     fn start(&mut self, call: u32, time: SystemTime, request: &[u8]) -> Result<(), String> {
         match StoredCall::read(request)? {
             StoredCall::Model(request @ StoredRequest { asked, .. }) => {
@@ -183,6 +184,7 @@ impl Transcript {
         Ok(())
     }
 
+    /// Finds a call by its number. Only a workflow calls tools.
     fn find(&mut self, run: Run, call: u32) -> Result<CallMut<'_>, UnknownCall> {
         if run == Run::Workflow
             && let Ok(index) = self.tools.binary_search_by_key(&call, |tool| tool.call)
@@ -196,6 +198,8 @@ impl Transcript {
         }
     }
 
+    /// Sets the answer of a call. A repeated run may answer a call again that ended in an earlier process, so the call is open
+    /// until the run ends it.
     fn answer(
         &mut self,
         run: Run,
@@ -220,6 +224,7 @@ impl Transcript {
         Ok(())
     }
 
+    /// Ends a call: its answer stays or is replaced by the failure.
     fn end(&mut self, run: Run, call: u32, end: &End) -> Result<(), UnknownCall> {
         match self.find(run, call)? {
             CallMut::Model(exchange) => {
@@ -252,6 +257,7 @@ impl Transcript {
         Ok(())
     }
 
+    /// Removes the calls of a run after the first `calls`.
     fn cut(&mut self, run: Run, calls: u32) {
         let model_calls = self.calls_mut(run.model());
         let count = model_calls.exchanges().partition_point(|exchange| exchange.call <= calls);
