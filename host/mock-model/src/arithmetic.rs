@@ -292,6 +292,8 @@ impl Parser<'_> {
         Ok(value)
     }
 
+    /// Parses a number, an expression in brackets, or either of them after a sign. A sign before a bracket counts as an
+    /// operator, because it makes an expression of a number in brackets.
     fn factor(&mut self, depth: u32) -> Result<Rational, EvalError> {
         if depth > DEPTH_MAX {
             return Err(EvalError::Syntax);

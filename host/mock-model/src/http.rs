@@ -90,6 +90,7 @@ enum Outcome {
     Disconnect,
 }
 
+/// Answers a chat call. A call that waits when the server stops is cut.
 async fn chat(
     State(app): State<Arc<App>>,
     ConnectInfo(cut): ConnectInfo<Cut>,
@@ -288,6 +289,7 @@ impl<'a> Caller<'a> {
     }
 }
 
+/// Performs the action of a script line.
 fn play(line: &ScriptLine, request: &ChatRequest<'_>, id: String) -> Outcome {
     let mut response = match &line.action {
         Action::Hang => return Outcome::Hang,

@@ -66,6 +66,7 @@ fn stop(content: String) -> Reply {
     Reply { message, finish_reason: "stop".to_owned() }
 }
 
+/// Calls the calculator. A slip changes the expression or truncates the arguments.
 fn call(expression: &Expression, tool: Calculator, id: String, slip: Option<Slip>) -> Reply {
     let text = match slip {
         Some(slip) if !is_malformed(slip) => arithmetic::corrupted(expression, slip.size),
@@ -115,6 +116,7 @@ fn format_answer(result: &str, slip: Option<Slip>) -> String {
     }
 }
 
+/// Adds a small number to a result. Returns `None` if the result is not a number.
 fn off_by_a_little(result: &str, size: u64) -> Option<String> {
     let amount = i128::from(1 + size % 9);
     let amount = if size & 16 == 0 { amount } else { -amount };

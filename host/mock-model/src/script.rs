@@ -170,6 +170,7 @@ impl When {
     }
 }
 
+/// Parses a line.
 fn read(line: &str) -> Result<ScriptLine, String> {
     let raw: RawScriptLine = serde_json::from_str(line).map_err(|error| {
         // The parser counts lines within this one line.
@@ -198,6 +199,7 @@ fn read(line: &str) -> Result<ScriptLine, String> {
     })
 }
 
+/// Returns the line's action, of which there must be exactly one.
 fn read_action(raw: RawScriptLine, status: Option<StatusCode>) -> Result<Action, String> {
     let status_or_ok = status.unwrap_or(StatusCode::OK);
     let mut actions = Vec::new();
