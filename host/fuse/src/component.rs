@@ -119,6 +119,7 @@ impl<'a> Component<'a> {
         Ok(component)
     }
 
+    /// Parses a section into items.
     fn read_section(&mut self, id: u8, bytes: &'a [u8]) -> Result<()> {
         match id {
             section::CORE_MODULE => {
@@ -183,6 +184,7 @@ impl<'a> Component<'a> {
         Ok(())
     }
 
+    /// Adds the item that defines the next index of a space.
     fn define(&mut self, space: Space, item: Item<'a>) {
         let next = self.counts.entry(space).or_default();
         self.definitions.insert(Core { space, index: *next }, self.items.len());

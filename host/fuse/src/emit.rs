@@ -86,6 +86,7 @@ pub(crate) fn component(
 }
 
 impl Emitter<'_, '_, '_> {
+    /// Encodes all items. Items that depend on the group wait until the merged instance is encoded.
     fn run(&mut self, encoded: &EncodedModule) {
         let defined = self.defined_cores();
         let imported: Vec<usize> =

@@ -62,6 +62,7 @@ impl Group {
         self.members.iter().any(|member| member.item == item)
     }
 
+    /// Collects the members in their order, and marks the items that depend on one.
     fn gather(&mut self, component: &Component<'_>, modules: &[Module<'_>]) -> Result<()> {
         let mut instance = 0;
         for (at, item) in component.items.iter().enumerate() {
@@ -86,6 +87,7 @@ impl Group {
         Ok(())
     }
 
+    /// Returns whether all imports of an instance come from members or are functions that do not depend on one.
     fn can_join(&self, component: &Component<'_>, module: &Module<'_>, instance: u32) -> Result<bool> {
         for import in &module.imports {
             let joins = match import_source(component, import, instance)? {
@@ -99,6 +101,7 @@ impl Group {
         Ok(true)
     }
 
+    /// Checks that the members have no effect at instantiation except for segments, and that two of them share a memory.
     fn check_members(&self, modules: &[Module<'_>]) -> Result<()> {
         let mut seen = HashSet::new();
         let mut with_memory = 0;
@@ -139,6 +142,8 @@ impl Group {
         Ok(())
     }
 
+    /// Checks one of these instances. Its module must have no start function, and must write to no memory and to no table
+    /// that a later member writes to.
     fn check_other(
         &self,
         component: &Component<'_>,

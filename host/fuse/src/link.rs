@@ -203,6 +203,7 @@ impl<'a> Linked<'a, '_> {
         self.maps[member].types[self.modules[member].functions[body] as usize]
     }
 
+    /// Adds the definitions of a member. Its imports come from earlier members or from the component.
     fn add_member(&mut self, component: &Component<'a>, group: &Group, member: usize) -> Result<()> {
         let module = self.modules[member];
         let types = module.types.iter().map(|kind| self.type_number(kind)).collect();
@@ -234,6 +235,7 @@ impl<'a> Linked<'a, '_> {
         self.add_segments(member)
     }
 
+    /// Maps an import to the definition of an earlier member, or to an import of the merged module.
     fn add_import(
         &mut self,
         component: &Component<'a>,
@@ -279,6 +281,7 @@ impl<'a> Linked<'a, '_> {
         (&before[earlier], &mut after[0])
     }
 
+    /// Adds a member's segments, and the table entries that its active segments write.
     fn add_segments(&mut self, member: usize) -> Result<()> {
         let module = self.modules[member];
         for segment in &module.elements {
@@ -306,6 +309,7 @@ impl<'a> Linked<'a, '_> {
         Ok(())
     }
 
+    /// Returns the functions of an element segment; `None` for a null entry.
     fn read_elements(&self, member: usize, items: &ElementItems<'_>) -> Result<Vec<Option<Func>>> {
         let funcs = &self.maps[member].funcs;
         match items {

@@ -1,6 +1,6 @@
-;; A component as linkers of libraries make it: a main module with memory and table, two
-;; libraries at places that the main module says, a module that fills the table afterwards,
-;; and a shim for an import that is converted by way of the memory.
+;; A component as linkers of libraries produce it: a main module with memory and table, two
+;; libraries at addresses that the main module exports, a module that fills the table afterwards,
+;; and a shim for an import whose conversion uses the memory.
 (component
     (type $host (instance
         (export "say" (func (param "text" string)))
@@ -18,10 +18,10 @@
         (global (export "a:table_base") i32 (i32.const 3))
         (global (export "b:memory_base") i32 (i32.const 2048))
         (global (export "b:table_base") i32 (i32.const 5))
-        ;; What the linker left open: an address, and a function's place in the table.
+        ;; Values that the linker left open: an address, and the index of a function in the table.
         (global (export "a:counter") (mut i32) (i32.const 1028))
         (global (export "a:triple") (mut i32) (i32.const 4))
-        ;; Libraries that are made earlier call later ones through the table.
+        ;; Libraries that are instantiated earlier call later ones through the table.
         (func (export "later") (type $unary) (param i32) (result i32)
             local.get 0 i32.const 1 call_indirect (type $unary))
         (func (export "realloc") (type $realloc) (param i32 i32 i32 i32) (result i32)
