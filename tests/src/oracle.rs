@@ -83,8 +83,8 @@ impl Oracle {
         self.shared.lock().clone()
     }
 
-    /// Returns the request of a rollout whose model this is, for a guest that takes many turns. With a base for callbacks it
-    /// has callbacks at BASE/ID/completion and BASE/ID/grader, and otherwise its caller polls.
+    /// Returns a request for a rollout that calls this model, for a guest that takes many turns. With `callbacks_base`, the
+    /// callbacks go to BASE/ID/completion and BASE/ID/grader; otherwise the caller polls.
     pub fn rollout(&self, id: &str, prompt: &str, callbacks_base: Option<&str>) -> Value {
         let mut request = json!({
             "rollout_id": id,
