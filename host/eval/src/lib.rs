@@ -4,10 +4,10 @@
 //! results on disk so that it can be resumed. [`stats`] computes a [`Summary`] of the results, and
 //! [`table`] renders it as text.
 //!
-//! These five modules are synchronous and know no plugin, no model and no network. They decide no reward:
-//! an attempt without a reward is unscored and is counted as unscored. [`run`] runs the rollouts, and
-//! [`RolloutJournal`] stores them for crash recovery. [`tasks`] reads the rows of an environment's split. [`regrade`]
-//! grades them again from that journal, and [`rewards`] compares the rewards before and after.
+//! These five modules are synchronous and know no plugin, no model and no network. They decide no reward: an attempt
+//! without a reward is unscored and is counted as unscored. [`run`] runs the rollouts, and [`RolloutJournal`] stores
+//! them for crash recovery. [`tasks`] reads the rows of an environment's split. [`regrade`] grades rollouts again from
+//! that journal, and [`rewards`] compares the rewards before and after.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

@@ -201,7 +201,7 @@ fn has_finished_workflow(finished: &Finished) -> bool {
     }
 }
 
-/// Runs a replay and returns its line; `None` if the host panicked in it, which its driver has logged.
+/// Runs a replay and returns its line. Returns `None` if the host panicked in it; the driver has logged the panic.
 async fn graded(replay: Replay, before: ResultLine, root: PathBuf) -> Option<ResultLine> {
     let Replay { rollout, end } = replay;
     let finished: Result<Box<Finished>, Failure> = complete(rollout).await;

@@ -236,7 +236,7 @@ pub(crate) const FORMATS: &str = "jsonl, json, csv, tsv or parquet";
 /// The format of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One JSON object a line.
+    /// One JSON object per line.
     JsonLines,
     /// One JSON list of objects.
     JsonArray,

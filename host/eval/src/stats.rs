@@ -107,7 +107,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Computes the mean of one value a row; none if there are no rows.
+    /// Computes the mean of one value per row; `None` if there are no rows.
     fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Moments = values.into_iter().collect();
         let (estimate, standard_error) = (values.mean()?, values.standard_error());

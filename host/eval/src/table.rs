@@ -334,7 +334,7 @@ fn number(value: f64) -> String {
     if size != 0.0 && !(0.0005..1e7).contains(&size) {
         format!("{value:.2e}")
     } else {
-        // Adding zero makes minus zero zero.
+        // Adding zero turns negative zero into zero.
         format!("{:.3}", value + 0.0)
     }
 }

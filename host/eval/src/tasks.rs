@@ -8,11 +8,11 @@ use sha2::{Digest, Sha256};
 
 use crate::rows::{DataSet, Row};
 
-/// Maximum number of tasks of a split. Each is read in an instance of its own and stays in memory, and the environment may
-/// state any number.
+/// Maximum number of tasks of a split. Each task is read in an instance of its own and stays in memory, and an
+/// environment may claim any number of tasks.
 const TASKS_MAX: u64 = 1_000_000;
 
-/// Members of a task that may have its text for people, the first of which is shown.
+/// Members of a task that may contain a text for people. The first one that exists is shown.
 const TEXTS: [&str; 5] = ["user_prompt", "prompt", "question", "problem", "text"];
 
 /// Error of reading tasks.

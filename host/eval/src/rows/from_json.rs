@@ -1,4 +1,4 @@
-//! Reads rows from JSON: one object a line, or one list of objects.
+//! Reads rows from JSON: one object per line, or one list of objects.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::cell::{Cell, json_problem};
 use super::{Collector, Position};
 
-/// Reads one object a line. Blank lines are skipped.
+/// Reads one object per line. Blank lines are skipped.
 pub(super) fn read_lines(bytes: &[u8], found: &mut Collector<'_>) {
     for (at, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
         if line.trim_ascii().is_empty() {

@@ -30,7 +30,7 @@ impl Source {
         }
         let mut file = File::open(path)?;
         if !file.metadata()?.is_file() {
-            // For example a pipe, which cannot be rewound.
+            // A pipe, for example, cannot be rewound after a look at its first bytes.
             return unpacked(file).map(Self::Bytes);
         }
         let mut start = Vec::with_capacity(GZIP.len());
