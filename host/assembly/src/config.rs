@@ -190,13 +190,13 @@ pub struct OsmosisTimes {
     pub result_ttl: Duration,
 }
 
-/// Default address. It is of this machine only, because a server without a key must not be reachable from others.
+/// Default address. It is a loopback address, because a server without a key must not be reachable from other machines.
 const LISTEN: &str = "127.0.0.1:9000";
 /// Default number of concurrent rollouts. A waiting one takes tens of kilobytes, so the model's server is full long
 /// before the host is.
 const MAX_CONCURRENT: u32 = 1024;
-/// Maximum number of concurrent rollouts; more were never measured. The machine usually has room for fewer, which the
-/// start determines.
+/// Maximum number of concurrent rollouts. Larger numbers have never been measured. The machine usually has room for
+/// fewer; the host determines how many when it starts.
 const MAX_CONCURRENT_MAX: u32 = 20_000;
 /// Minimum of the memory budget. With less, a guest of the usual size would end as soon as it grows.
 const MEMORY_BUDGET_BYTES_MIN: usize = 64 << 20;

@@ -18,7 +18,7 @@ pub struct RawArtifacts {
 /// Default number of bytes. By default the age is unlimited.
 const BYTES_MAX: u64 = 64 << 30;
 
-/// Smallest configurable number of bytes, which may not even suffice for one rollout.
+/// Smallest configurable number of bytes. It may be too small for a single rollout.
 const BYTES_MIN: u64 = 1 << 20;
 
 impl RawArtifacts {

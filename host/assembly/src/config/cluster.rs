@@ -44,13 +44,13 @@ pub struct RawCluster {
 pub struct ClusterOptions {
     /// Role of this server.
     pub role: Role,
-    /// Environment variable with the key that gateways and workers share. A gateway and a worker have one.
+    /// Environment variable with the key that gateways and workers share. Required for a gateway and for a worker.
     pub key_env: Option<String>,
     /// Addresses of the workers. Not empty for a gateway, unless NATS has them.
     pub workers: Vec<reqwest::Url>,
     /// Name of this worker; by default that of the machine.
     pub worker_name: Option<String>,
-    /// Time after which the rollouts of a worker that does not answer are lost. Without it they are waited for.
+    /// Time after which the rollouts of a worker that does not answer are lost. Without it, the gateway waits for them.
     pub lost_after: Option<Duration>,
     /// Address under which gateways reach this worker. Without a port, it has that of the listener.
     pub advertise: Option<reqwest::Url>,

@@ -15,7 +15,7 @@ pub struct RawJournal {
     pub dir: Option<PathBuf>,
     /// Whether the journal is switched off.
     pub off: Option<bool>,
-    /// When written data is synced to disk.
+    /// Moment at which written data is synced to disk.
     pub sync: Option<SyncWhen>,
     /// Maximum number of bytes of all segments together.
     pub bytes_max: Option<u64>,
@@ -25,7 +25,7 @@ pub struct RawJournal {
     pub key_env: Option<String>,
 }
 
-/// When written data is synced to disk.
+/// Moment at which written data is synced to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SyncWhen {

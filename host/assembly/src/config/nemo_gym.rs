@@ -28,7 +28,7 @@ pub struct NemoGymConfig {
     pub model: String,
     /// Environment variable with the key of its server.
     pub model_key_env: Option<String>,
-    /// Field of a row with the label; without it, the usual ones are looked for.
+    /// Field of a row with the label; without it, the usual fields are tried.
     pub label_field: Option<String>,
 }
 

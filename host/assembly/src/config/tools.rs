@@ -294,7 +294,7 @@ impl Common<'_> {
         self.problems.push(format!("{}.{field}: {what}", self.at));
     }
 
-    /// Returns a time of more than zero.
+    /// Returns a duration above zero.
     fn time(&mut self, field: &str, value: Option<f64>, default: Duration) -> Duration {
         let time = secs(&format!("{}.{field}", self.at), value, default, self.problems);
         if time.is_zero() {
