@@ -1,7 +1,7 @@
-//! Artifacts of a rollout: how a page shows them, and how their content is sent.
+//! Artifacts of a rollout: their lines on a page, and the responses with their content.
 //!
-//! A guest wrote both name and content. Pictures are recognised by their first bytes, never by their name, and formats that
-//! may contain scripts are offered for download only.
+//! A guest chose both name and content. Pictures are recognised by their first bytes, never by their name, and formats
+//! that may contain scripts are offered for download only.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -89,7 +89,7 @@ pub(crate) struct ArtifactLine {
     pub is_picture: bool,
     /// Its text, if the page shows it.
     pub text: Option<Text>,
-    /// The word for what a click does.
+    /// The verb for the effect of a click.
     pub action: &'static str,
 }
 

@@ -26,7 +26,7 @@ pub const ASSETS: [Asset; 3] = [
     Asset { name: "icon.svg", media_type: "image/svg+xml", content: include_str!("../assets/icon.svg") },
 ];
 
-/// Value of the header `Content-Security-Policy` of every page: scripts, styles and connections of the server only, no
-/// inline ones, no frames around a page.
+/// Value of the header `Content-Security-Policy` of every page: scripts, styles and connections of the server only,
+/// none of them inline, and no frame around a page.
 pub const SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
      connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";

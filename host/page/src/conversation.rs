@@ -1,8 +1,8 @@
 //! A conversation, turn by turn, from the calls of a transcript.
 //!
-//! A turn is one call of the model: the messages that are new in its request, and its reply. The result of a tool is shown
-//! below the call that it answers, although it is sent with the next request. What a workflow repeats of a reply is
-//! compared with the reply that the host observed.
+//! A turn is one call of the model: the messages that are new in its request, and its reply. The result of a tool is
+//! shown below the call that it answers, although it is sent with the next request. A reply that a workflow sends again
+//! is compared with the reply that the host observed.
 
 use std::time::{Duration, SystemTime};
 
@@ -162,7 +162,8 @@ impl<'a> Calls<'a> {
         self.exchanges()[..place].iter().rposition(|other| other.sample == *sample)
     }
 
-    /// Returns what is new in the request at this index: its messages after those of the one before and its reply.
+    /// Returns the new part of the request at this index: the messages after those of the previous request and its
+    /// reply.
     fn news(&self, place: usize) -> News<'a> {
         let parts = self.lists.messages(&self.exchanges()[place]);
         let Some(before) = self.before(place).map(|place| &self.exchanges()[place]) else {
@@ -259,8 +260,8 @@ impl<'a> Calls<'a> {
         exchange.sample.as_ref().filter(|_| self.has_many_samples).map(|id| visible(id.as_str()))
     }
 
-    /// Adds what the host observed of the calls of host-provided tools. Ids may repeat, so a call is the first one with its id
-    /// after the reply.
+    /// Adds the host's observations of calls of host-provided tools. Ids may repeat, so a call's observation is the
+    /// first one with its id after the reply.
     fn observe(&self, exchange: &Exchange, message: &mut Message) {
         let replied_at = exchange.started_at + exchange.duration;
         for call in &mut message.calls {
@@ -274,7 +275,8 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Returns what the workflow registered after the last reply, if there is anything.
+    /// Returns the messages that the workflow registered after the last reply, and a warning if the registered
+    /// conversation differs from the one that was sent. Returns `None` if there is neither.
     fn ending(&self, sample: &FinishedSample, is_one_of_many: bool, room: &mut Room) -> Option<Ending> {
         let record = &sample.record;
         let last = self.exchanges().iter().rfind(|exchange| exchange.sample.as_ref() == Some(&record.id));
@@ -317,7 +319,7 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// Adds a message to the call whose result it is. Returns false if it is no such message.
+/// Adds the result of a tool call to its call. Returns false if the message is not the result of one of these calls.
 fn add_result(reply: &mut Message, json: &str, shown: impl FnOnce(&str) -> Text) -> bool {
     let Some(raw) = RawMessage::read(json) else { return false };
     let Some(id) = raw.result_of() else { return false };
@@ -328,7 +330,7 @@ fn add_result(reply: &mut Message, json: &str, shown: impl FnOnce(&str) -> Text)
     true
 }
 
-/// Returns time, tokens and the like of a call.
+/// Returns the duration, the token counts and similar facts of a call.
 fn facts(exchange: &Exchange) -> Vec<String> {
     let mut facts = Vec::new();
     if exchange.duration > Duration::ZERO {

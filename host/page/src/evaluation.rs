@@ -74,7 +74,7 @@ impl RowLine {
         }
     }
 
-    /// Returns whether one of its texts contains a lower-case text.
+    /// Returns whether one of the row's texts contains `text`, which must be in lower case.
     fn contains(&self, text: &str) -> bool {
         [self.id.as_str(), &self.prompt, &self.answer, &self.label, &self.reason, &self.kind]
             .iter()
@@ -190,7 +190,7 @@ impl RowQuery {
         format!("?{}#rows", parts.join("&"))
     }
 
-    /// Returns the indices of the rows that are chosen, in their order.
+    /// Returns the indices of the selected rows, in their order.
     fn select(&self, lines: &[RowLine], pass_threshold: f64) -> Vec<usize> {
         let text = self.text.to_lowercase();
         let matches = |line: &RowLine| {
@@ -247,7 +247,7 @@ pub struct EvaluationFigures {
     pub unscored: Vec<(String, usize)>,
 }
 
-/// A head of a column.
+/// The header of a column.
 #[derive(Debug)]
 struct Column {
     name: &'static str,
@@ -276,7 +276,7 @@ struct ShownRow {
     time: String,
 }
 
-/// A choice to click.
+/// A filter to click.
 #[derive(Debug)]
 struct Choice {
     name: String,
@@ -526,7 +526,7 @@ fn signed(change: f64) -> String {
 pub struct Side {
     /// The evaluation's name.
     pub name: String,
-    /// The beginning of its turns' anchors.
+    /// Prefix of the anchors of its turns.
     pub anchor: &'static str,
     /// The reward, or the kind of the failure.
     pub outcome: String,

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use chrono::{DateTime, SecondsFormat, Utc};
 use rollout_core::limits::Amount;
 
-/// Returns a number with a thin space between each three digits.
+/// Returns a number with a thin space between groups of three digits.
 pub fn number(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() * 2);
@@ -44,7 +44,7 @@ pub fn duration(time: Duration) -> String {
 /// Returns a reward with at most four decimals.
 pub fn reward(reward: f64) -> String {
     let rounded = (reward * 1e4).round() / 1e4;
-    // Not "-0".
+    // Adding zero turns negative zero into zero.
     (rounded + 0.0).to_string()
 }
 

@@ -57,7 +57,7 @@ impl LoadPlots {
         let amounts = |amount: &dyn Fn(&LoadSample) -> f64| -> Vec<(f64, f64)> {
             samples.iter().map(|sample| (times(sample), amount(sample))).collect()
         };
-        // A rate applies to the time since the sample before.
+        // A rate covers the time since the previous sample.
         let rates = |amount: &dyn Fn(&LoadSample) -> f64| -> Vec<(f64, f64)> {
             let rate = |pair: &[LoadSample]| {
                 let secs = pair[1].at.saturating_sub(pair[0].at).as_secs_f64().max(1e-3);
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(plots.plots[1].line, "0.0,4.0 150.0,4.0 150.0,70.0 300.0,70.0");
         assert_eq!(plots.time, "1 min 0 s");
         assert!(LoadPlots::new(&[]).plots.is_empty());
-        // A tenant was closed and opened again, so its counts begin at zero.
+        // The tenant was closed and opened again, so its counts restart at zero.
         let again = LoadPlots::new(&[sample(0, 0, 500, 9), sample(30, 0, 10, 0)]);
         assert_eq!(again.plots[1].now, "0");
     }

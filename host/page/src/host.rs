@@ -20,7 +20,7 @@ pub const ENDED_PER_PAGE: usize = 50;
 /// Maximum number of causes of failures that are listed.
 const FAILURES_MAX: usize = 20;
 
-/// An amount that is in use, of a maximum.
+/// An amount in use, and its maximum.
 #[derive(Clone, Debug)]
 pub struct Gauge {
     /// Its name.
@@ -29,7 +29,7 @@ pub struct Gauge {
     pub used: String,
     /// The maximum, for people.
     pub max: String,
-    /// The amount in use as a part of a hundred.
+    /// The amount in use as a percentage.
     pub percent: u8,
 }
 
@@ -48,7 +48,7 @@ pub struct PluginLine {
     pub name: String,
     /// Its active version.
     pub version: String,
-    /// Numbers of running and queued rollouts.
+    /// Number of running rollouts.
     pub running: u32,
     /// Number of queued rollouts.
     pub queued: u32,
@@ -157,7 +157,7 @@ pub struct HostPage {
     is_overview: bool,
 }
 
-/// A choice of finished rollouts.
+/// A filter of finished rollouts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndedFilter {
     /// `scored`, `unscored`, or a failure's stage, kind and party at fault as `stage.kind.fault`.
@@ -166,7 +166,7 @@ pub struct EndedFilter {
     pub id: String,
 }
 
-/// A choice of finished rollouts to click.
+/// A filter of finished rollouts to click.
 #[derive(Debug)]
 struct FilterLink {
     name: &'static str,
@@ -175,7 +175,7 @@ struct FilterLink {
 }
 
 impl EndedFilter {
-    /// Returns whether a rollout is chosen.
+    /// Returns whether a rollout matches the filter.
     pub fn matches(&self, rollout: &EndedRollout) -> bool {
         let outcome = match (&*self.outcome, &rollout.outcome) {
             ("", _) | ("scored", Outcome::Scored { .. }) | ("unscored", Outcome::Unscored(_)) => true,
@@ -209,7 +209,7 @@ fn cause_word((stage, kind, fault): &FailureCause) -> String {
 
 /// The data of the page of a host.
 pub struct HostSource {
-    /// Slots, memory and the like.
+    /// Use of slots, memory and other resources.
     pub gauges: Vec<Gauge>,
     /// Quotas and their use.
     pub quotas: Vec<Gauge>,
@@ -225,17 +225,17 @@ pub struct HostSource {
     pub running: (Vec<LiveRollout>, usize),
     /// Queued rollouts, and the number of all of them.
     pub queued: (Vec<LiveRollout>, usize),
-    /// Finished rollouts of a page, and the number of all that are chosen.
+    /// Finished rollouts of a page, and the number of all that match the filter.
     pub ended: (Vec<EndedRollout>, usize),
     /// Number of that page, from 1.
     pub ended_page: usize,
-    /// The choice of finished rollouts.
+    /// The filter of finished rollouts.
     pub filter: EndedFilter,
     /// Numbers of rollouts that ended.
     pub counts: EndedCounts,
     /// Failures by cause.
     pub failures: Vec<(FailureCause, FailureCount)>,
-    /// Whether conversations are kept in a journal.
+    /// Whether conversations are stored in a journal.
     pub has_journal: bool,
     /// Whether the page shows all tenants instead of the rollouts of one.
     pub is_overview: bool,

@@ -4,7 +4,7 @@
 //! script, all of which are in the program. A browser needs no network for them.
 //!
 //! Everything that a guest, a model or a caller wrote is text. Templates escape it, [`Text`] limits its size, and
-//! characters that would turn the direction of the text around it are shown as their escapes. The
+//! characters that would change the direction of surrounding text are shown as escapes. The
 //! [`SECURITY_POLICY`] forbids scripts and styles other than the program's own files.
 //!
 //! This crate opens no connection and knows no protocol.

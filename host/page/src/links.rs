@@ -38,7 +38,7 @@ impl Links {
         self.below_rollout(id, "", "")
     }
 
-    /// Returns the address of something below a rollout's page, with a query.
+    /// Returns an address below that of a rollout's page, with a query.
     pub fn below_rollout(&self, id: &RolloutId, below: &str, query: &str) -> String {
         self.with_query(format!("{}/rollouts/{}{below}", self.root, path_segment(id.as_str())), query)
     }

@@ -108,7 +108,7 @@ pub(crate) struct RawMessage<'a> {
 }
 
 impl<'a> RawMessage<'a> {
-    /// Reads a message; `None` if it has no form that is known.
+    /// Reads a message; `None` if its form is unknown.
     pub(crate) fn read(json: &'a str) -> Option<Self> {
         serde_json::from_str(json).ok()
     }
@@ -135,7 +135,7 @@ impl<'a> RawMessage<'a> {
         self.tool_calls.as_deref().unwrap_or_default()
     }
 
-    /// Returns whether another message says the same: the same text and the same calls.
+    /// Returns whether another message has the same text and the same calls.
     pub(crate) fn says_the_same(&self, other: &RawMessage<'_>) -> bool {
         let same_call = |(one, other): (&WireCall<'_>, &WireCall<'_>)| {
             let arguments = |call: &WireCall<'_>| call.arguments().map(|raw| unquoted(raw).into_owned());

@@ -1,16 +1,16 @@
-//! Pages without data: a notice about what cannot be shown, and the sign-in.
+//! Pages without data: a notice about a page that cannot be shown, and the sign-in.
 
 use askama::Template;
 
 use crate::links::Frame;
 
-/// A page that says why something cannot be shown, and what to do.
+/// A page with the reason why another page cannot be shown, and with advice.
 #[derive(Debug, Template)]
 #[template(path = "notice.html")]
 pub struct NoticePage {
     /// The frame.
     pub frame: Frame,
-    /// A title that says what happened.
+    /// A title that names the problem.
     pub title: String,
     /// The reason.
     pub reason: String,

@@ -42,7 +42,7 @@ pub struct RolloutSource<'a> {
     pub transcript: &'a Transcript,
     /// Its outcome, once it has ended.
     pub outcome: Option<&'a Outcome>,
-    /// Its end with all figures, if they are kept.
+    /// Its end with all figures, if they are stored.
     pub finished: Option<&'a Finished>,
     /// The rollout that it is a fork of.
     pub fork: Option<&'a ForkPoint>,
@@ -102,7 +102,7 @@ pub(crate) struct LimitLine {
     pub used: String,
     /// The limit.
     pub max: String,
-    /// The amount in use as a part of a hundred.
+    /// The amount in use as a percentage.
     pub percent: u8,
     /// Number of times that it stopped or refused something.
     pub hits: u64,
@@ -167,9 +167,9 @@ pub(crate) struct PageLinks {
     pub page: usize,
     /// Number of pages.
     pub count: usize,
-    /// The address of the page before.
+    /// The address of the previous page.
     pub before: Option<String>,
-    /// The address of the page after.
+    /// The address of the next page.
     pub after: Option<String>,
 }
 
@@ -271,7 +271,7 @@ fn add_links(conversation: &mut Conversation, address: impl Fn(usize, usize) -> 
     }
 }
 
-/// Returns the whole request (`message` is 1) or reply (0) of a turn as the host observed it, one message a line.
+/// Returns the whole request (`message` is 1) or reply (0) of a turn as the host observed it, one message per line.
 pub fn whole_text(transcript: &Transcript, turn: usize, message: usize) -> Option<String> {
     let policy = transcript.calls(ModelRole::Policy);
     let exchange = policy.exchanges().get(turn.checked_sub(1)?)?;

@@ -85,7 +85,7 @@ pub fn visible(text: &str) -> String {
     out
 }
 
-/// Returns whether a character drives the text around it instead of being shown.
+/// Returns whether a character is invisible and changes the text around it.
 fn is_invisible(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -1,4 +1,4 @@
-//! A timeline of a rollout: when it waited, called models and tools, and was graded.
+//! A timeline of a rollout: its waits, its calls of models and tools, and its grading.
 
 use std::time::{Duration, SystemTime};
 
