@@ -22,11 +22,11 @@ use rollout_core::limits::LoadLimits;
 use rollout_guest::engine::MemoryPlan;
 use rollout_registry::{Reference, RepositoryState};
 
-/// Open files below which a server runs few rollouts at once.
+/// Number of open files below which a server runs few rollouts at once.
 const OPEN_FILES_FEW: u64 = 4_096;
-/// Memory below which a server runs few rollouts at once, in bytes.
+/// Number of bytes of memory below which a server runs few rollouts at once.
 const MEMORY_FEW: u64 = 1 << 30;
-/// Free space of a directory below which a journal may soon be full, in bytes.
+/// Number of free bytes on a disk below which a journal may soon be full.
 const DISK_FEW: u64 = 1 << 30;
 /// Number of writes whose time is measured.
 const SYNCS: u32 = 5;

@@ -58,7 +58,7 @@ fn calls(line: &str) -> Option<Vec<Vec<String>>> {
     Some(calls)
 }
 
-/// Returns why the program does not understand a call.
+/// Returns the reason why the program does not understand a call.
 fn mistake(call: &[String]) -> Option<String> {
     let parsed = Arguments::try_parse_from(call).or_else(|error| match error.kind() {
         // The documents have the server's address in a variable of the environment.

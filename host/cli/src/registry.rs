@@ -104,7 +104,7 @@ impl RegistryOptions {
         })
     }
 
-    /// Returns the statements of the given keys on how a component was built, each with the key's id.
+    /// Returns the statements of the given keys about the build of a component, each with the key's id.
     pub(super) fn builds(&self, plugin: &Path) -> Result<Vec<(Build, String)>> {
         let keys = public_keys(&self.verify_key)?;
         if keys.is_empty() {

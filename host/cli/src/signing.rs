@@ -1,4 +1,4 @@
-//! The commands `sign` and `verify`: signatures of components in registries, and how they were built.
+//! The commands `sign` and `verify`: signatures of components in registries, and statements about their builds.
 
 use std::fs;
 use std::io::Write as _;
@@ -86,7 +86,7 @@ impl Sign {
     }
 }
 
-/// Renders how a component was built.
+/// Renders a statement about the build of a component.
 fn line(build: &Build) -> String {
     let Build { language, options, sdk, program, source } = build;
     let options = if options.is_empty() { "none".to_owned() } else { options.join(" ") };

@@ -92,7 +92,7 @@ impl View {
         outln!("listening on http://{address}/");
         stop.next().await;
         stopped.cancel();
-        // Open pages are not waited for.
+        // The command does not wait for open pages.
         serving.abort();
         Ok(())
     }

@@ -24,8 +24,8 @@ const CRATES: [&[&str]; 11] = [
     &["rollout-wire"],
 ];
 
-/// The modules of a folder from the top down. Modules on one line may not name each other, except
-/// those between the same quotes. `mod` is the folder's own file; without a line it may be named by all and name all.
+/// The modules of a folder from the top down. Modules on one line may not name each other, except those between the
+/// same quotes. `mod` is the folder's own file; without a line of its own it may name all modules and be named by all.
 type Layers = &'static [&'static [&'static str]];
 
 /// The folders that consist of layers. A name that is used through a re-export belongs to the module that declares it.

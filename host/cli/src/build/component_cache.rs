@@ -1,7 +1,7 @@
 //! Cache of finished components for later builds of the same inputs.
 //!
 //! The SDK's builder names a file by a digest of all inputs (`_build_key.py`). The file has the component
-//! with the output of the author's modules, and a digest of both: a damaged file is found and never used.
+//! with the output of the author's modules, and a digest of both: a damaged file is detected and never used.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,7 +1,7 @@
 //! Runs a project without a separate build.
 //!
-//! For a Python project, a component prepared without the project receives the project's files when an instance
-//! starts; so for a JavaScript project, as one program. The SDKs' `_quick.py` and `quick.js` are the guest's side.
+//! A component that was prepared without the project receives it when an instance starts: a Python project as its
+//! files, a JavaScript project as one program. The SDKs' `_quick.py` and `quick.js` are the guest's side.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -317,7 +317,7 @@ impl Eval {
         outln!("in a browser  rollout-host view {}", dir.display());
     }
 
-    /// Prints what to do next if something is left to do.
+    /// Prints advice on the next step if work is left.
     fn advise(&self, end: End, summary: &Summary, dir: &Path, unavailable: Option<String>) {
         let again = format!("the same command with --out {}", dir.display());
         let Summary { rollouts, rollouts_planned, unscored, .. } = summary;

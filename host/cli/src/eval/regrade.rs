@@ -77,8 +77,8 @@ impl Eval {
         }
     }
 
-    /// Returns the configuration from the options. Without a configuration of the components there, theirs
-    /// are those of the evaluation.
+    /// Returns the configuration from the options. If they do not configure the plugin, plugin and grader are
+    /// configured as in the evaluation.
     fn config_of(&self, evaluated: &Evaluated, components: &Components) -> Result<Config> {
         let mut raw = self.host.raw_config()?;
         let requested = self.concurrency.or(raw.max_concurrent);

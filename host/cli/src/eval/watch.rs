@@ -16,9 +16,9 @@ use rollout_eval::Tally;
 use rollout_outbound::{ChatFailure, Observer, Retry, Watched};
 use rollout_wire::text::printable;
 
-/// Number of failed tries after which a server that never returned a completion counts as unavailable.
-/// Three calls with the default number of tries, so that a server may be restarted, but thousands of rows
-/// do not fail in the same way.
+/// Number of failed tries after which a server that never returned a completion counts as unavailable. These are three
+/// calls with the default number of tries: a server may be restarted meanwhile, but thousands of rows do not fail in
+/// the same way.
 const FAILED_TRIES_MAX: u32 = 24;
 
 /// Pause between two lines of progress if there is no terminal for a bar.
@@ -127,7 +127,7 @@ impl Watch {
         self.draw(&mut state);
     }
 
-    /// Returns which server counts as unavailable, and why.
+    /// Returns the server that counts as unavailable, with the reason.
     pub(super) fn unavailable(&self) -> Option<String> {
         let state = self.state();
         let reason = |name: &str, server: &Server| {

@@ -1,9 +1,9 @@
 //! Takeover of the logs of dead workers, each by a process of its own.
 //!
-//! A log is continued by a child process with the same arguments, and with the log in its environment: it claims the log,
-//! writes the journal from it, resumes the rollouts, answers their polls, and ends when all of them are over and read. So a
-//! takeover is the start that every worker makes, and a log that cannot be continued takes nothing else down. The kernel
-//! kills the child with its parent, and another worker takes the log over then.
+//! A log is continued by a child process with the same arguments, and with the log in its environment: it claims the
+//! log, writes the journal from it, resumes the rollouts, answers their polls, and ends when all of them are over and
+//! read. A takeover is therefore the same start that every worker makes, and a log that cannot be continued affects
+//! nothing else. The kernel kills the child with its parent, and another worker then takes over the log.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,19 +21,20 @@ use tokio::process::Command;
 
 use crate::{Exit, plugin_file};
 
-/// Maximum number of logs that one worker continues. More are left to others, or until one is over.
+/// Maximum number of logs that one worker continues. Further logs are left to other workers, or wait until one is
+/// finished.
 const ADOPTED_MAX: usize = 2;
 
-/// Divisor of the memory budget for each of them.
+/// Divisor of the memory budget for the process of each log.
 const MEMORY_PART: usize = 4;
 
 /// Smallest memory budget of a process, in bytes.
 const MEMORY_MIN: usize = 64 << 20;
 
-/// Interval at which it is checked whether an adopted log is over.
+/// Interval between checks whether an adopted log is finished.
 const OVER_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pause before this worker tries a log again that it could not continue. It doubles up to the maximum, because a damaged
+/// Pause before this worker retries a log that it failed to continue. It doubles up to the maximum, because a damaged
 /// log stays damaged.
 const FAILED_PAUSE: Duration = Duration::from_secs(5);
 const FAILED_PAUSE_MAX: Duration = Duration::from_secs(300);
@@ -53,7 +54,7 @@ pub(super) fn change_config(raw: &mut RawConfig, log: &str) {
     raw.journal.dir = Some(folder(&journal).join(log));
     raw.artifact_root = Some(root.join("adopted").join(log));
     raw.cluster.worker_name = Some(log.to_owned());
-    // The port is another.
+    // The child listens on another port.
     if let Some(advertise) = &mut raw.cluster.advertise
         && let Ok(mut url) = advertise.parse::<reqwest::Url>()
         && url.set_port(None).is_ok()
@@ -100,12 +101,12 @@ struct Adopted {
 }
 
 impl Adopter {
-    /// Creates it for a worker with this memory budget.
+    /// Creates the adopter of a worker with this memory budget.
     pub(super) fn new(budget: Budget) -> Self {
         Self { memory_bytes: (budget.total() / MEMORY_PART).max(MEMORY_MIN), budget }
     }
 
-    /// Watches the leases of all workers, without end.
+    /// Watches the leases of all workers and never returns.
     pub(super) async fn run(self, cluster: Cluster, own: String) {
         let mut members = match cluster.members().await {
             Ok(members) => members,
@@ -115,7 +116,7 @@ impl Adopter {
             }
         };
         let mut adopted: HashMap<String, Adopted> = HashMap::new();
-        // Failures one after the other of each log, and the time of the last one.
+        // Number of consecutive failures of each log, and the time of the last one.
         let mut failures: HashMap<String, (u32, Instant)> = HashMap::new();
         let note = |failures: &mut HashMap<String, (u32, Instant)>, log: &str| {
             let (count, at) = failures.entry(log.to_owned()).or_insert((0, Instant::now()));
@@ -149,7 +150,7 @@ impl Adopter {
                 if is_paused || adopted.contains_key(&member.log) || adopted.len() >= ADOPTED_MAX {
                     continue;
                 }
-                // Without room it is left to another worker, or to a later time.
+                // Without room, the log is left to another worker or to a later attempt.
                 let Ok(charge) = self.budget.charge(Use::Guest, self.memory_bytes) else { continue };
                 match self.adopt(&cluster, &member).await {
                     Ok(Some(child)) => {

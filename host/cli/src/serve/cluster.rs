@@ -283,7 +283,7 @@ const EXIT_FENCED: i32 = 3;
 /// Maximum time for the last lines of the log.
 const LAST_LINES_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Ends this process at once: nothing that runs here counts any more, and nothing may be sent in its name.
+/// Ends this process immediately: another process owns its rollouts now, so this one must send nothing more.
 fn exit_fenced() -> ! {
     let (flushed, is_flushed) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -315,7 +315,7 @@ impl Announced {
     }
 }
 
-/// Tells a gateway the addresses of the workers that NATS knows. Returns the task that does it, if there is one.
+/// Updates the addresses of a gateway's workers from NATS. Returns the task that does so, if there is one.
 pub(super) async fn watch_members(config: &Config, gateway: &Gateway) -> Result<Option<JoinHandle<()>>> {
     let Some(nats) = &config.cluster.nats else { return Ok(None) };
     let mut members = connect(nats).await?.members().await?;

@@ -41,7 +41,7 @@ struct TranscriptState {
     /// The printed messages of each sample.
     conversations: HashMap<String, Vec<Value>>,
     calls: u32,
-    /// When each unanswered request was sent, by sample and body.
+    /// Time at which each unanswered request was sent, by sample and body.
     started: HashMap<(String, Bytes), Instant>,
 }
 

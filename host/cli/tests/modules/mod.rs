@@ -68,9 +68,9 @@ struct Module {
 /// A path in a module's code, from the root of the crate.
 struct Name {
     path: ModulePath,
-    /// Name by which the module has it, for a `use`.
+    /// Name of the item in this module, for a `use`.
     alias: Option<String>,
-    /// Whether the module only passes it on (`pub use`).
+    /// Whether the module only re-exports the item (`pub use`).
     is_re_export: bool,
 }
 
@@ -88,7 +88,7 @@ fn read_modules(src: &Path) -> BTreeMap<ModulePath, Module> {
     }
     let tokens: BTreeMap<&ModulePath, Vec<&str>> =
         texts.iter().map(|(path, text)| (path, without_tests(tokens(text)))).collect();
-    // A module whose declaration was removed with the tests is itself one of tests.
+    // A module whose declaration was removed with the tests is a module of tests.
     let is_declared = |path: &ModulePath| {
         (1..=path.len()).all(|depth| {
             let (name, parent) = path[..depth].split_last().unwrap();
@@ -105,7 +105,7 @@ fn read_modules(src: &Path) -> BTreeMap<ModulePath, Module> {
     declared.iter().map(|path| ((*path).clone(), read(path))).collect()
 }
 
-/// Returns the module that declares what a path names, or `None` if it is not of this crate.
+/// Returns the module that declares the item at a path, or `None` for an item of another crate.
 fn owner(modules: &BTreeMap<ModulePath, Module>, path: &[String], depth: usize) -> Option<ModulePath> {
     const RE_EXPORTS_MAX: usize = 8;
     let mut module = ModulePath::new();
@@ -321,7 +321,7 @@ fn character_length(rest: &str) -> usize {
     }
 }
 
-/// Removes the items behind an attribute `cfg` that names tests.
+/// Removes the items that follow an attribute `cfg` for tests.
 fn without_tests(tokens: Vec<&str>) -> Vec<&str> {
     let mut kept = Vec::with_capacity(tokens.len());
     let mut at = 0;
@@ -340,7 +340,7 @@ fn without_tests(tokens: Vec<&str>) -> Vec<&str> {
     kept
 }
 
-/// Returns the index behind the item that begins here: behind its `;`, its braces, or the comma of a field.
+/// Returns the index after the item that begins here: after its `;`, its braces, or the comma of a field.
 fn item_end(tokens: &[&str], start: usize) -> usize {
     let mut depth = 0;
     let mut at = start;
