@@ -24,8 +24,8 @@ pub(super) enum RequestRefused {
     NotReady(String),
     /// The server has no room at present. Contains the reason.
     NoRoom(String),
-    /// No further rollout is admitted at present. Contains the reason. All clients repeat after this status; the published
-    /// ones give up after any other.
+    /// No further rollout is admitted at present. Contains the reason. All clients repeat the request after this
+    /// status; the published clients stop after any other.
     NotAdmitted(String),
     /// The server failed. The log has the reason.
     Internal,

@@ -98,7 +98,7 @@ pub struct Server(Arc<Inner>);
 struct Inner {
     serving: Serving,
     dialects: Vec<Arc<dyn Dialect>>,
-    /// The dialect whose settings each version of a plugin has of its own.
+    /// The dialect whose settings may differ between the versions of a plugin.
     nemo_gym: Option<NemoGym>,
     access: Arc<Access>,
     instance_id: Option<String>,
@@ -272,7 +272,7 @@ impl Server {
         all.layer(middleware::from_fn_with_state(Arc::new(gate), access::check_head))
     }
 
-    /// Returns what gateways learn of this worker.
+    /// Returns the status of this worker for gateways.
     fn worker_status(&self) -> WorkerStatus {
         let load = self.load();
         let worker = self.0.worker.as_ref();

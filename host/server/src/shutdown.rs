@@ -39,8 +39,8 @@ impl Server {
         self.stop(deadlines, self.has_journal()).await
     }
 
-    /// Drains like [`Self::drain`], but cancels and reports the remaining rollouts even with a journal. This is for a
-    /// host whose callers would wait for results although no other process may follow.
+    /// Drains like [`Self::drain`], but cancels and reports the remaining rollouts even with a journal. Use it for a
+    /// host that no later process may continue, whose callers would otherwise wait in vain.
     pub async fn drain_completely(&self, deadlines: &ShutdownDeadlines) -> bool {
         self.stop(deadlines, false).await
     }

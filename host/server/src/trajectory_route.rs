@@ -174,7 +174,7 @@ fn read_trajectories(
     Ok((trajectories, charge))
 }
 
-/// Charges the memory that the documents take while they are built.
+/// Charges the memory of the documents while they are built.
 fn charge_memory(budget: &Budget, bytes_in_files: u64) -> Result<Charge, RequestRefused> {
     let bytes = usize::try_from(bytes_in_files.saturating_mul(MEMORY_FACTOR)).unwrap_or(usize::MAX);
     let no_room = |error: &dyn std::error::Error| {

@@ -24,7 +24,7 @@ pub(super) enum Delivery {
         is_acknowledged: bool,
         /// Whether no further message is due.
         is_closed: bool,
-        /// Whether the caller is owed a message of a cancelled rollout, too.
+        /// Whether the caller must also receive a message about a cancelled rollout.
         #[serde(default)]
         reports_cancelled: bool,
     },
@@ -220,7 +220,7 @@ impl Callbacks {
                 Action::Continue { graded: self.graded }
             }
             Message::Crash => self.post_last(Message::NoResult),
-            // A caller that refused the result may still accept the message that there is none.
+            // A caller that refused the result may still accept the message that there is no result.
             Message::Result if !is_taken => self.post(Message::NoResult),
             Message::Result | Message::NoResult => Action::Close,
         }

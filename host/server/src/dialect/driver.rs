@@ -53,12 +53,12 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
         let _ = (driver, rollout);
     }
 
-    /// Returns whether the caller knows of the rollout.
+    /// Returns whether the caller knows the rollout.
     fn is_known(&self) -> bool {
         true
     }
 
-    /// Ends a rollout of which the caller does not know.
+    /// Ends a rollout that the caller does not know.
     fn refuse(self, entry: LedgerEntry) {
         drop(entry);
     }

@@ -1,8 +1,9 @@
 //! The pull client: takes work from a service that is polled, for as long as this host has free slots.
 //!
-//! A [`WorkSource`] is one service's protocol: it lists what may be taken, and takes it. The loop is the same for all:
-//! it asks for no more than can run, at an interval while there is nothing, and again as soon as a slot is free while
-//! there is more. A service that does not answer is asked again after growing pauses.
+//! A [`WorkSource`] is the protocol of one service: it lists the available work and takes it. The loop is the same for
+//! all services: it requests no more work than can run. The next request follows at an interval while there is no work,
+//! and as soon as a slot is free while there is more. If a service does not answer, the request is repeated after
+//! growing pauses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +32,13 @@ pub(super) trait WorkSource: Send + Sync {
     fn take(&self, offers: Vec<Self::Offer>) -> impl Future<Output = bool> + Send;
 }
 
-/// Error of a service that was asked for work.
+/// Error of a request for work.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum SourceError {
-    /// The service is away, and may come back.
+    /// The service is unavailable and may become available again.
     #[error("{0}")]
     Away(String),
-    /// The service refuses this host, and will do so again: a wrong key or address.
+    /// The service refuses this host permanently, because of a wrong key or address.
     #[error("{0}")]
     Refused(String),
 }
@@ -92,7 +93,8 @@ pub(super) async fn pull<S: WorkSource>(
             match next {
                 Wait::Not => {}
                 Wait::Interval(time) => tokio::time::sleep(time).await,
-                // Something other than slots may be short, such as memory, and its release is not announced by `ended`.
+                // Another resource than slots may be exhausted, such as memory, and `ended` does not announce its
+                // release.
                 Wait::ForRoom => {
                     let _ = tokio::time::timeout(settings.interval, ended.notified()).await;
                 }

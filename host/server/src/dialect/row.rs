@@ -21,10 +21,10 @@ pub(super) const TRAJECTORY_MEMBERS: &[ExtraMember] = &[
     ExtraMember::of("metadata", ExtraFact::Metadata),
 ];
 
-/// Usual fields with the prompt, in the order in which they are looked for.
+/// Usual fields with the prompt, in the order in which they are tried.
 const PROMPT_FIELDS: [&str; 4] = ["prompt", "messages", "question", "problem"];
 
-/// Usual fields with the label, in the order in which they are looked for.
+/// Usual fields with the label, in the order in which they are tried.
 const LABEL_FIELDS: [&str; 5] =
     ["ground_truth", "reward_model.ground_truth", "expected_answer", "answer", "label"];
 
@@ -34,7 +34,7 @@ const SYSTEM_FIELD: &str = "system_prompt";
 /// Maximum number of messages of a prompt.
 const MESSAGES_MAX: usize = 100_000;
 
-/// The fields of a row. A field that is not configured is looked for under the names that data sets commonly have.
+/// The fields of a row. A field that is not configured is read under the names that are common in data sets.
 #[derive(Clone, Debug, Default)]
 pub struct RowFields {
     /// The field with the prompt: a text or a list of messages.
@@ -75,7 +75,7 @@ pub(super) struct MappedRow {
 }
 
 impl RowFields {
-    /// Reads a row, which is an object, or a text that is the prompt alone. The error says what is wrong with it.
+    /// Reads a row, which is an object, or a text that is the prompt alone. The error describes the mistake.
     pub(super) fn read(&self, row: &str) -> Result<MappedRow, String> {
         let row = wire::value(row).map_err(|wrong| format!("the row is {wrong}"))?.get();
         if row.starts_with('"') {
@@ -93,8 +93,8 @@ impl RowFields {
         Ok(MappedRow { prompt, label, metadata: rest(row, &removed).map(RowMetadata::from) })
     }
 
-    /// Returns the label of a row, and the fields that only the grader may see. Without a configured field, all fields
-    /// that commonly have a label are hidden: another one of them may have the same answer.
+    /// Returns the label of a row, and the fields that only the grader may see. Without a configured field, all usual
+    /// fields of a label are hidden, because another one of them may contain the same answer.
     pub(super) fn label<'a>(&'a self, row: &str) -> Result<(Option<String>, Vec<&'a str>), String> {
         if let Some(FieldPath(path)) = &self.label {
             let label = field(row, path).and_then(text_of);

@@ -1,4 +1,4 @@
-//! Server-sent events: a page that is open learns that it has changed, and requests itself again.
+//! Server-sent events: an open page is notified of a change and requests itself again.
 //!
 //! An event has no data, so that a page is made in one place, with the rights of its request. A stream sends at most one
 //! event in each interval, however much changes. It ends when its session ends or the server drains.

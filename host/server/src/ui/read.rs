@@ -57,7 +57,7 @@ pub(super) fn progress(handle: &Handle) -> Option<Progress> {
     })
 }
 
-/// Finds a rollout and returns what `make` makes from it. Reads files and blocks.
+/// Finds a rollout and returns the result of `make` for it. Reads files and blocks.
 pub(super) fn read<T>(
     slots: &TenantSlots,
     journal: Option<&Journal>,

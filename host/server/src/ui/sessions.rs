@@ -1,8 +1,8 @@
 //! Sessions of browsers that signed in with a key.
 //!
-//! A session has the key, which is checked again with each request: a session of a key that was revoked, or that
-//! expired, ends with it. The browser has a random token in a cookie that scripts cannot read and that no other site
-//! can send. The server stores the token's digest.
+//! A session has the key, which is checked again with each request: a session ends when its key is revoked or expires.
+//! The browser has a random token in a cookie that scripts cannot read and that no other site can send. The server
+//! stores the token's digest.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -111,7 +111,7 @@ pub(super) fn token_of(headers: &HeaderMap) -> Option<String> {
     pairs.find(|(found, _)| *found == name).map(|(_, token)| token.to_owned())
 }
 
-/// Returns the header that gives a browser its token, or takes it away. With `is_encrypted`, the browser sends it over
+/// Returns the header that sets or removes the token of a browser. With `is_encrypted`, the browser sends it over
 /// TLS only.
 pub(super) fn set_cookie(headers: &HeaderMap, token: Option<&str>, is_encrypted: bool) -> HeaderValue {
     let secure = if is_encrypted { "; Secure" } else { "" };

@@ -36,7 +36,7 @@ pub(super) struct Claimed {
     pub id: String,
     /// The name under which it is claimed.
     pub owner: String,
-    /// The time from the claim to the end.
+    /// Maximum time from the claim to the end.
     pub timeout: Option<Duration>,
     /// The party that rates rollouts: the grader or the agent itself.
     pub source: &'static str,
@@ -50,7 +50,7 @@ pub(super) struct Claim {
     /// Whether an earlier process may have made it.
     pub is_resumed: bool,
     pub is_made: AtomicBool,
-    /// Notified when it is known whether the claim succeeded.
+    /// Notified once the claim has succeeded or failed.
     pub decided: Mutex<Option<oneshot::Sender<()>>>,
 }
 

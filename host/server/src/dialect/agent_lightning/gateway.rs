@@ -40,40 +40,40 @@ const SHOWN_BYTES_MAX: usize = 500;
 pub(super) struct Gateway {
     client: ServiceClient,
     base: String,
-    /// Whether it ever answered a list. A refusal before that is a mistake of the operator.
+    /// Whether the server has answered a list request. A refusal before the first answer is a mistake of the operator.
     has_listed: AtomicBool,
 }
 
-/// A rollout that waits.
+/// A waiting rollout.
 #[derive(Debug)]
 pub(in crate::dialect) struct Waiting {
     pub id: String,
     /// The row of the trainer's data set.
     pub input: Box<RawValue>,
     pub is_train: bool,
-    /// The time from the claim to the end, in seconds.
+    /// Maximum time from the claim to the end, in seconds.
     pub timeout_secs: Option<f64>,
 }
 
 /// The state of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RolloutState {
-    /// It waits for a controller.
+    /// The rollout waits for a controller.
     Queuing,
-    /// A controller runs it: the one with this name, if it has one.
+    /// A controller runs the rollout. Contains the controller's name, if it has one.
     Running(Option<String>),
-    /// It has ended.
+    /// The rollout has ended.
     Ended,
-    /// The trainer deleted it.
+    /// The trainer deleted the rollout.
     Deleted,
 }
 
-/// The answer to a change of a rollout.
+/// The answer to a request to change a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It was made.
+    /// The change was made.
     Made,
-    /// The rollout is in a state in which it cannot be made.
+    /// The state of the rollout does not allow the change.
     Conflict,
     /// The trainer deleted the rollout.
     Deleted,
@@ -198,8 +198,8 @@ impl Gateway {
         self.client.url(&path)
     }
 
-    /// Lists rollouts that wait, in the order of their creation. Those that run are not asked for: they would count
-    /// towards the limit and hide others.
+    /// Lists waiting rollouts in the order of their creation. Running rollouts are not requested, because they would
+    /// count towards the limit and hide waiting ones.
     pub(super) async fn waiting(&self, max: usize) -> Result<Vec<Waiting>, SourceError> {
         let mut url = self.rollouts(&[]);
         url.query_pairs_mut().append_pair("state_in", "queuing").append_pair("limit", &max.to_string());
@@ -269,7 +269,7 @@ impl Gateway {
         let reply = sent.map_err(|error| SourceError::Away(error.to_string()))?;
         match reply.status {
             200 => {}
-            // The next change says that the rollout was deleted.
+            // The next change reports that the rollout was deleted.
             404 => return Ok(false),
             status => return Err(unexpected(status, &reply.body)),
         }

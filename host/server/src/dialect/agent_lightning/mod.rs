@@ -1,6 +1,6 @@
 //! Agent Lightning, version 1: a queue of rollouts at a gateway, from which this host claims work.
 //!
-//! The host is the controller and the agent in one. The pull client lists rollouts that wait; each is stored in the
+//! The host is the controller and the agent in one. The pull client lists waiting rollouts; each is stored in the
 //! journal, claimed, run against the model behind the gateway, and ended with its reward. A process that is started
 //! again continues the rollouts that are still its own.
 
@@ -52,7 +52,7 @@ const MODEL: &str = "agent-lightning";
 /// Maximum number of rollouts that are claimed at once.
 const OFFERS_MAX: usize = 256;
 
-/// Time for which the status of a finished rollout is remembered. No route asks for it.
+/// Time for which the status of a finished rollout is remembered. No route reads it.
 const STATUS_TTL: Duration = Duration::from_secs(60);
 
 /// The parts of the dialect.
@@ -65,7 +65,7 @@ pub struct AgentLightningSettings {
     pub key: Option<Secret>,
     /// The fields of rows.
     pub fields: RowFields,
-    /// Interval at which the server is asked while there is no work.
+    /// Interval of requests to the server while there is no work.
     pub interval: Duration,
 }
 
@@ -152,8 +152,8 @@ impl AgentLightning {
         })
     }
 
-    /// Starts a rollout, which claims itself. Returns a receiver that is notified when it is known whether the claim
-    /// succeeded.
+    /// Starts a rollout, which claims itself. Returns a receiver that is notified once the claim has succeeded or
+    /// failed.
     fn start(
         &self,
         offer: &Waiting,
@@ -250,7 +250,7 @@ impl AgentLightning {
         })
     }
 
-    /// Ends a rollout that waits and that this host cannot run.
+    /// Ends a waiting rollout that this host cannot run.
     async fn refuse(&self, offer: &Waiting, reason: String) {
         tracing::warn!(
             rollout = offer.id,
@@ -259,7 +259,7 @@ impl AgentLightning {
         );
         let change = StatusChange::failed(reason).body();
         if let Err(error) = self.0.gateway.change(&offer.id, change).await {
-            // The gateway still lists it, and it is refused again.
+            // The gateway still lists the rollout, so the next list leads to another refusal.
             tracing::warn!(rollout = offer.id, %error, "cannot report the end of a rollout");
         }
     }
