@@ -43,7 +43,7 @@ impl Gateway {
         Self { _process: process, url, http }
     }
 
-    /// Starts one whose model is this controller.
+    /// Starts a gateway whose model is this controller.
     async fn with_model(controller: &Controller) -> Self {
         let gateway = Self::start().await;
         gateway.register(controller).await;
@@ -168,7 +168,7 @@ impl Worker {
         process
     }
 
-    /// Runs a command that ends by itself.
+    /// Runs the command, which must end by itself.
     async fn fails(&self) -> Ran {
         self.command().start().ended().await
     }

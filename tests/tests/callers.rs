@@ -24,7 +24,7 @@ async fn exchange(host: &TestHost, text: &str) -> (String, TcpStream) {
     (head, stream)
 }
 
-/// Reads the next head, or what there is of it if the connection ends.
+/// Reads the next head, or a part of it if the connection ends.
 async fn head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -56,7 +56,7 @@ async fn silent_connections_block_no_other_caller() {
     for at in 0..600 {
         let mut stream = in_time("a connection", host.connect()).await.expect("it is accepted");
         if at % 3 == 0 {
-            // An unfinished head counts like none.
+            // An incomplete head counts as no request.
             stream.write_all(b"GET /health HTTP/1.1\r\n").await.ok();
         }
         silent.push(stream);
@@ -331,7 +331,7 @@ async fn polls_of_one_lease_block_no_other_caller() {
     for stream in &mut waiting {
         match status(&in_time("an answer", head(stream)).await) {
             "200" => answered += 1,
-            // It arrived before the earlier ones were closed.
+            // The request arrived before the earlier connections were closed.
             "503" => crowded += 1,
             other => panic!("{other}"),
         }

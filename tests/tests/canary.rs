@@ -1,5 +1,5 @@
 //! Tests that the label reaches only the grader: a guest searches for a canary in everything that a workflow can see,
-//! down to the bytes of its memory, and the tests search in everything that leaves it.
+//! down to the bytes of its memory, and the tests search in everything that leaves the workflow.
 
 use rollout_tests::{
     Controller, InitRequest, RolloutRequest, Start, TestHost, check_completed, guest, rollout_host,

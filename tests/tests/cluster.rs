@@ -116,7 +116,7 @@ async fn rollouts_run_on_all_workers_and_any_gateway_answers() {
     let used: BTreeSet<usize> = admitted.iter().map(worker_of).collect();
     assert_eq!(used, BTreeSet::from([0, 1, 2]), "each worker has a share of 30 rollouts");
 
-    // What belongs to one rollout is found without its lease.
+    // A gateway finds the worker of a rollout without its lease.
     for admitted in &admitted[..6] {
         let trajectory = second.served_trajectory(&admitted.id).await;
         assert_eq!(trajectory["session_id"], *admitted.id);
@@ -203,7 +203,7 @@ async fn polls_of_a_worker_that_is_stopped_do_not_hang() {
     let admitted = gateway.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     controller.chats_arrived(1).await;
 
-    // Its connections stay open, and nothing answers.
+    // The connections of a stopped process stay open, and no answer comes.
     host.process().signal(Signal::STOP);
 
     let result = gateway.result(&admitted).await;
@@ -229,12 +229,12 @@ async fn rollouts_of_a_worker_that_stays_away_end_as_lost() {
     assert_eq!((&result["status"], &result["sample"]), (&json!("failure"), &Value::Null), "{result:#}");
     assert_eq!(result["err_category"], "internal_error");
     assert!(result["err_message"].as_str().unwrap().contains("lost"), "{result:#}");
-    // Nothing takes further rollouts, and their callers try again later.
+    // No worker takes further rollouts, and their callers try again later.
     let refused = gateway.ask(&controller.rollout("Calculate 2 + 3.")).await;
     assert_eq!(refused.status, 429, "{}", refused.text);
     assert!(refused.headers.contains_key("retry-after"));
     assert_eq!(gateway.get("/ready").await.status, 503);
-    // What it does not know is not missing.
+    // A rollout of a lost worker is not reported as missing.
     let trajectory = gateway.get(&format!("/rollout/{}/trajectory", admitted.id)).await;
     assert_eq!(trajectory.status, 503, "{}", trajectory.text);
     assert!(trajectory.text.contains("w0"), "{}", trajectory.text);

@@ -129,7 +129,8 @@ impl Trainer {
         self.oracle.rollout(id, &format!("3 steady {id}"), callbacks_base)
     }
 
-    /// Runs a rollout to its outcome. Returns false if the trainer was told that it was not, or perhaps not, admitted.
+    /// Runs a rollout to its outcome. Returns false if the rollout was not, or perhaps not, admitted according to the
+    /// answer.
     async fn run(&self, id: &str, is_polled: bool) -> bool {
         let request = self.request(id, is_polled);
         let lease = loop {
@@ -140,7 +141,7 @@ impl Trainer {
                 }
                 // As the published clients do.
                 Some((429, _)) => tokio::time::sleep(Duration::from_millis(200)).await,
-                // A gateway died, or says that it does not know: nothing is claimed of this rollout.
+                // A gateway died or could not tell, so the test expects nothing of this rollout.
                 None | Some((502, _)) => return false,
                 Some(other) => panic!("{id} is not admitted: {other:?}"),
             }

@@ -7,7 +7,7 @@ use rollout_tests::{Ran, Start, guest, project_root, rollout_host};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The timeout of a command. One of them compiles, perhaps everything.
+/// The timeout of a command. One of the commands compiles, perhaps with all dependencies.
 const COMMAND: Duration = Duration::from_secs(300);
 
 async fn run(command: &str, path: &Path, more: &[&str]) -> Ran {

@@ -31,7 +31,7 @@ async fn polling(catalog: &TestCatalog, tenant: &TestTenant, id: &str, lease: &s
     stream
 }
 
-/// Reads the head of an answer, or what there is of it if the connection ends.
+/// Reads the head of an answer, or a part of it if the connection ends.
 async fn head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! The command `doctor` against this machine, Debian's registry, and servers that are none.
+//! The command `doctor` against this machine, Debian's registry, and servers that are not registries.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn findings(ran: &Ran) -> BTreeMap<String, (String, String)> {
     lines.map(|line| (text(&line["check"]), (text(&line["state"]), text(&line["finding"])))).collect()
 }
 
-/// Runs doctor with credentials of its own.
+/// Runs doctor with separate credentials.
 async fn doctor(home: &Path, arguments: &[&str]) -> Ran {
     let mut command = rollout_host(["doctor", "--json"].iter().chain(arguments));
     command.env("DOCKER_CONFIG", home).env("XDG_CACHE_HOME", home.join("cache"));

@@ -463,7 +463,7 @@ async fn a_model_that_never_answers_is_abandoned_and_its_retries_are_reported() 
     let ran = evaluation.run().await;
 
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    // Eight attempts each.
+    // Each failed call has eight attempts.
     assert_eq!(evaluation.results().len(), 3, "{}", ran.stderr);
     assert_eq!(controller.chats().len(), 24);
     assert_eq!(evaluation.results()[0]["chat_retries"], 7);

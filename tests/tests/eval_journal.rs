@@ -78,7 +78,7 @@ async fn a_killed_evaluation_resumes_its_rollouts() {
     assert_eq!(questions.len(), ROWS * (2 * TURNS + 1), "each question of each row, and its judge's");
     for again in questions.values() {
         for before in &again[..again.len() - 1] {
-            // Only calls without an answer when the process died, or with one in transit.
+            // A call is repeated only if its answer was missing or in transit when the process died.
             let lost = before.answered.is_none_or(|at| {
                 ended.iter().any(|ended| {
                     at + Duration::from_millis(50) > *ended && at < *ended + Duration::from_secs(1)

@@ -598,7 +598,7 @@ async fn a_tenant_keeps_its_rollouts_during_all_attacks_of_another() {
         .option("--queue-max", 256);
     let serve = match &group {
         Some(group) => serve.memory_group(group.clone()),
-        // The server's own choice in such a group.
+        // The server's default in such a group.
         None => serve.option("--memory-budget-bytes", GROUP_BYTES / 100 * 70),
     };
     let catalog = serve.start().await;

@@ -54,7 +54,7 @@ async fn an_edit_is_tested_within_a_second_and_prepares_no_component() {
         command.env("XDG_CACHE_HOME", cache.path());
         command
     };
-    // Preparing the component compiles the engine, which takes as long as the machine is busy.
+    // Preparing the component compiles the engine, whose duration depends on the load of the machine.
     let ran = command().output().await.unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     let running = command().arg("--watch").start();

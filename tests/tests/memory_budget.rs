@@ -1,5 +1,5 @@
-//! Tests of the memory budget of all rollouts: new work is refused first, then the rollout that holds most is ended,
-//! and the host is named as the cause.
+//! Tests of the memory budget of all rollouts: new work is refused first, then the rollout that holds the most is
+//! ended, and the host is named as the cause.
 
 use rollout_tests::{Admitted, Controller, Serve, TestHost, until};
 use serde_json::Value;

@@ -23,8 +23,8 @@ const COLLECTION: Duration = Duration::from_secs(240);
 /// The environment of the package.
 const PACKAGE: &str = "nemo-gym-0.7.0";
 
-/// Returns the Python of the package, if its tests are requested or its environment exists. Elsewhere they do not run,
-/// which `clients/setup` says.
+/// Returns the Python of the package, if its tests are requested or its environment exists. Elsewhere the tests do not
+/// run, which `clients/setup` reports.
 async fn package() -> Option<PathBuf> {
     let is_requested = std::env::var_os("ROLLOUT_TEST_NEMO_GYM").is_some();
     let venvs = std::env::var_os("ROLLOUT_VENVS").map_or_else(|| target_dir().join("venvs"), PathBuf::from);
@@ -231,7 +231,7 @@ async fn the_collector_runs_rows_of_both_forms_and_a_failure_is_no_reward() {
     assert_eq!(controller.chats().len(), chats.len(), "a verification asks no model");
 }
 
-/// Calls a host as Gym's agents do; returns what they see.
+/// Calls a host as Gym's agents do, and returns the responses.
 async fn agent(python: &Path, asked: &Value) -> Value {
     let script = project_root().join("tests/clients/drive_nemo_gym.py");
     // The package writes its logs into the directory in which it runs.

@@ -92,7 +92,7 @@ fn the_same_program_gives_the_same_packages_and_no_package_has_scripts() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    // The packages do not depend on what the program is.
+    // The packages do not depend on the content of the program.
     let program = dir.path().join("program");
     std::fs::copy("/bin/true", &program).unwrap();
 

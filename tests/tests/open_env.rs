@@ -16,7 +16,7 @@ struct Client {
 }
 
 impl Client {
-    /// Returns those of both packages.
+    /// Returns the clients of both packages.
     async fn both() -> [Self; 2] {
         [Self::of("openenv-0.10.0").await, Self::of("openenv-core-0.3.0").await]
     }
@@ -146,7 +146,7 @@ async fn the_label_goes_to_the_grader_and_never_to_the_environment() {
         assert_eq!(played[2]["observation"]["result"], 5);
         assert_eq!((&played[3]["reward"], &played[3]["done"]), (&json!(1.0), &json!(true)));
         assert_eq!((&played[5]["reward"], &played[5]["done"]), (&json!(0.0), &json!(true)));
-        // A failed grader is no reward of 0.
+        // A failed grader does not lead to a reward of 0.
         assert!(error_of(&played[7]).contains("the grader "), "{}", played[7]);
     }
 }
@@ -241,7 +241,7 @@ async fn sessions_are_limited_and_idle_ones_end() {
     assert_eq!(refused.body["error"]["code"], -32000, "{}", refused.text);
     assert!(refused.body["error"]["message"].as_str().unwrap().contains(full), "{}", refused.text);
 
-    // The session without requests ends, and its place is free.
+    // The session without requests ends, and its slot is free.
     host.idle().await;
     for client in [&client, &older] {
         let played = client.play("generic", &base(&host), json!([["reset"]]), None).await;

@@ -1,4 +1,4 @@
-//! Tests of the pages below `/ui` over HTTP: what they show, to whom, and what they hold.
+//! Tests of the pages below `/ui` over HTTP: their contents, their access control, and the resources that they hold.
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, LOCATION, SET_COOKIE};
 use rollout_tests::{

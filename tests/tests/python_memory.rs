@@ -148,7 +148,7 @@ async fn sixty_four_waiting_python_rollouts_take_little_memory_and_each_more_tak
 async fn rollouts_in_python_reuse_the_memory_of_earlier_ones() {
     const BEFORE: usize = 120;
     const ROLLOUTS: u64 = 20;
-    /// It was about 500 when the pages that an instance wrote were returned to the kernel.
+    /// The number was about 500 when the pages that an instance wrote were returned to the kernel.
     const FAULTS_MAX: u64 = 100;
     let controller = Controller::start().await;
     let host = TestHost::of_component(python_guest("examples/one-turn/python"))

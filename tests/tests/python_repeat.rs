@@ -73,7 +73,7 @@ async fn six_builds_of_the_same_source_make_the_same_component() {
     let root = TempDir::new().expect("a temporary directory can be made");
     let places = ["a", "b", "much/longer/way/to/it", "with space", "ä", "a"];
     let mut first = Vec::new();
-    // Two builds run concurrently, because that must not matter either.
+    // Two builds run concurrently, because concurrency must not change the result either.
     for pair in places.chunks(2) {
         let project = |name: &&str| {
             let age = Duration::from_secs(60 * 60 * 24 * name.len() as u64);

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 /// Time for a command that may compile a component.
 const COMMAND: Duration = Duration::from_secs(300);
 
-/// A place for a cache and credentials of its own.
+/// A directory for a separate cache and separate credentials.
 struct Home(TempDir);
 
 impl Home {
@@ -88,7 +88,7 @@ async fn a_pushed_component_is_inspected_and_served_by_tag_and_by_digest() {
     // The same component has the same manifest.
     assert_eq!(done(&home.push(&guest("conform"), &tag).await), by_digest);
 
-    // Other tools find the format of the CNCF.
+    // Other tools find the format of the CNCF for components.
     let url = format!("http://{}/v2/team/conform/manifests/1.0.0", registry.address());
     let accept = "application/vnd.oci.image.manifest.v1+json";
     let manifest =
@@ -126,7 +126,7 @@ async fn a_component_that_the_registry_changed_is_refused() {
     bytes[middle] ^= 1;
     std::fs::write(&blob, bytes).unwrap();
 
-    // A cache of its own has nothing yet.
+    // A separate cache is empty at first.
     let ran = Home::new().run(["inspect", &tag, "--plain-http"]).await;
     refused(&ran, 2, "the registry, or something before it, changed it");
 }
@@ -169,7 +169,7 @@ async fn a_component_is_taken_if_a_listed_key_signed_it_and_refused_otherwise() 
     let ran = home.run(["inspect", file.to_str().unwrap(), "--verify-key", &mine]).await;
     refused(&ran, 2, "a file has no signature");
 
-    // A second signature leaves the first; a signature of one component is none of another.
+    // A second signature leaves the first in place. A signature of one component is not valid for another.
     done(&home.run(["sign", &tag, "--plain-http", "--key", &home.path("other")]).await);
     done(&home.run(["verify", &tag, "--plain-http", "--key", &mine]).await);
     done(&home.push(&guest("only_grader"), &tag).await);
@@ -189,7 +189,7 @@ async fn wrong_references_name_what_is_wrong() {
         2,
         "--plain-http is for registries on loopback addresses only",
     );
-    // Without the option, TLS is spoken to a server that has none.
+    // Without the option, the client speaks TLS to a server without TLS.
     refused(&home.run(["inspect", &missing]).await, 2, "cannot be reached");
     refused(&home.run(["inspect", "oci://169.254.169.254/a:1"]).await, 2, "may not be reached");
     let component = guest("conform");
@@ -226,7 +226,7 @@ async fn a_tenant_deploys_a_component_of_a_registry_if_a_trusted_key_signed_it()
     assert_eq!(added["component_origin"]["reference"], by_digest, "{added:#}");
     assert_eq!(added["component_origin"]["signers"], serde_json::json!([id]), "{added:#}");
 
-    // The tag moves, and the deployment stays what it is.
+    // The tag moves, and the deployment stays the same.
     done(&home.push(&guest("only_grader"), &tag).await);
     let controller = Controller::start().await;
     let host = catalog.plugin(&tenant, "conform");
@@ -240,7 +240,7 @@ async fn a_tenant_deploys_a_component_of_a_registry_if_a_trusted_key_signed_it()
         shown.stdout
     );
 
-    // A key that is no longer trusted signs nothing that can be activated.
+    // A component whose signer is no longer trusted cannot be activated.
     let trust = ["tenant", "set", "team-a", "--trusted-key", &home.path("other.pub")];
     done(&home.run_with_key(&catalog, rollout_tests::OPERATOR, trust).await);
     let activate = ["plugin", "activate", "conform", "1"];
@@ -312,7 +312,7 @@ async fn a_component_is_verified_and_attested_by_building_its_project_again() {
     assert!(rest.contains("in javascript, SDK 0.1.0, options --esbuild"), "{text}");
     assert!(text.contains("is what"), "{text}");
 
-    // Other source is other bytes, which are neither verified nor attested.
+    // Changed source gives other bytes, which are neither verified nor attested.
     std::fs::write(project.path().join("ones.ts"), source.replace("=> 1", "=> 0.5")).unwrap();
     refused(&home.run(rebuild(&component, &[])).await, 1, "the source, a dependency, the SDK");
     refused(&home.run(&attest).await, 1, "the source, a dependency, the SDK");

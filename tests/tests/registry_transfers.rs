@@ -143,7 +143,7 @@ async fn an_upload_that_is_cut_is_completed() {
     proxy.registry().push_blob(&descriptor, blob.clone().into(), &|_| {}).await.unwrap();
 
     assert!(proxy.state.to_registry.lock().unwrap().is_none(), "the connection was cut");
-    // The registry is asked how much it has. This one has lost the upload, which begins again.
+    // The client asks the registry for the received length. This registry has lost the upload, so it begins again.
     assert_eq!(proxy.requests("GET", "/blobs/uploads/").len(), 1);
     assert_eq!(proxy.requests("POST", "/blobs/uploads/").len(), 2);
     assert_eq!(proxy.requests("PATCH", "content-range: 0-").len(), 2);

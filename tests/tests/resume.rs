@@ -231,7 +231,7 @@ async fn a_long_rollout_that_is_killed_repeatedly_is_the_same_rollout() {
         answers.entry(one.messages.clone()).or_default().push(one);
     }
     for again in answers.values().filter(|requests| requests.len() > 1) {
-        // Only calls without an answer when the process died, or with one in transit.
+        // A call is repeated only if its answer was missing or in transit when the process died.
         for before in &again[..again.len() - 1] {
             let lost = before.answered.is_none_or(|at| {
                 killed.iter().any(|killed| {

@@ -1,4 +1,4 @@
-//! Tests of the sandbox: the compiler process gives up nearly all rights, the server those that it does not need.
+//! Tests of the sandbox: the compiler process drops nearly all rights, and the server those that it does not need.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Tests of generation D beyond the published client's requests (see `clients.rs`): what is transferred, and what is
-//! not.
+//! Tests of generation D beyond the published client's requests (see `clients.rs`): the data that the host transfers,
+//! and the data that it withholds.
 
 use rollout_tests::{Answer, Controller, TestHost, guest, until};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
 //! Tests of JSON with very many tiny parts, from guests, models and callers: the host's memory is proportional to the
-//! received bytes, and it stores what it received.
+//! received bytes, and it stores the bytes that it received.
 
 use rollout_tests::{Answer, Controller, RolloutRequest, Serve, TestHost};
 use serde_json::{Value, json};

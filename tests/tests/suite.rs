@@ -154,7 +154,7 @@ mod view;
 #[path = "watched.rs"]
 mod watched;
 
-/// A file that is listed nowhere would be compiled by nothing, and its tests would never run.
+/// A file that no program lists would not be compiled, and its tests would never run.
 #[test]
 fn every_file_of_tests_is_in_a_program() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");

@@ -83,7 +83,7 @@ async fn another_worker_continues_the_rollouts_of_a_dead_one() {
     let second = worker(&nats, "w1").start().await;
     let gateway = gateway(&nats).await;
     logs(&gateway, &["w0", "w1"]).await;
-    // One is over and unread, the others wait for the model when their worker dies.
+    // When the worker dies, some rollouts are over and unread, and others wait for the model.
     let over = gateway.run(&controller.rollout("Calculate 2 + 3.").label("5")).await;
     check_scored(&[over]);
     let unread = admit_to_each(&gateway, &controller, &["w0", "w1"], 1).await;
@@ -109,7 +109,7 @@ async fn another_worker_continues_the_rollouts_of_a_dead_one() {
 
     check_scored(&results);
     assert_eq!(controller.chats().len(), chats);
-    // When everything is over and read, the log is over, too. The worker that is alive stays.
+    // The other worker must live until all results are read.
     drop(second);
 }
 

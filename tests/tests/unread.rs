@@ -17,7 +17,7 @@ struct Unread {
 }
 
 impl Unread {
-    /// Starts it, and reads its address from its output.
+    /// Starts the server, and reads its address from its output.
     async fn start(more: &[&str]) -> (Self, BufReader<tokio::process::ChildStdout>) {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let mut command: Command = rollout_host(["serve"]);

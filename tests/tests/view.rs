@@ -5,7 +5,7 @@ use std::path::Path;
 use rollout_tests::{Controller, Evaluation, Process, Start, in_time, rollout_host, sums};
 use serde_json::json;
 
-/// A `view` that runs.
+/// A running `view`.
 struct Viewer {
     process: Process,
     url: String,

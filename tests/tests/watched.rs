@@ -29,7 +29,7 @@ impl Bench {
         command
     }
 
-    /// Runs it interactively with these lines as input.
+    /// Runs `test` interactively with these lines as input.
     async fn typed(&self, plugin: &str, lines: &str) -> Ran {
         let (process, mut input) = self.command(plugin, &["--interactive"]).start_with_input();
         input.write_all(lines.as_bytes()).await.expect("it reads");
