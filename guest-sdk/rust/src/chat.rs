@@ -137,7 +137,7 @@ struct HistoryState {
 }
 
 impl HistoryState {
-    /// Records that the messages were pushed. After an invalid request or a spent budget, which may be that of
+    /// Records that the messages were pushed. After an invalid request or a spent budget, which may be the budget of
     /// messages, it is unknown whether they were.
     fn note_request(&self, error: Option<&models::Error>) {
         match error {

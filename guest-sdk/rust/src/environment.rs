@@ -79,18 +79,17 @@ pub trait Environment<C: DeserializeOwned = ()>: Sized + 'static {
     ///
     /// # Errors
     ///
-    /// The caller receives the error, and there is no episode.
+    /// The caller receives the error, and no episode begins.
     fn reset(episode: EpisodeStart<C>) -> Result<(Self, Turn<Self::Observation>)>;
 
     /// Takes an action.
     ///
     /// # Errors
     ///
-    /// The caller receives the error, and the episode goes on: an invalid-input error for an action that does
-    /// not fit.
+    /// The caller receives the error, and the episode continues. An action that does not fit is an invalid-input error.
     fn step(&mut self, action: Self::Action) -> Result<Turn<Self::Observation>>;
 
-    /// Returns what the caller may see of the state: a JSON object, which must not contain the label.
+    /// Returns the part of the state that the caller may see: a JSON object, which must not contain the label.
     fn state(&self) -> Value {
         json!({})
     }
@@ -115,7 +114,7 @@ pub trait Environment<C: DeserializeOwned = ()>: Sized + 'static {
     }
 }
 
-/// The actions of an environment that is acted in by tools only. There is no value of it.
+/// The action type of an environment in which callers act by tools only. The type has no values.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub enum ToolsOnly {}
 

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Exports a plugin: the agent (a workflow or an agent loop), the grader or both, an environment, and
-/// optionally the declaration of its configuration. Used once in a crate, whose type is `cdylib`.
+/// optionally the declaration of its configuration. Use the macro once in a crate of type `cdylib`.
 ///
 /// ```
 /// # use rollout_sdk::{Context, GradeContext, Grader, Output, Result, Verdicts, Workflow};

@@ -158,8 +158,8 @@ pub enum JudgeError {
         /// Beginning of the server's answer.
         answer: String,
     },
-    /// The judge's server was unreachable, or answered with something other than a chat completion, until the
-    /// host gave up retrying.
+    /// The judge's server was unreachable, or answered with something other than a chat completion, until the host
+    /// stopped retrying.
     Unavailable(String),
 }
 

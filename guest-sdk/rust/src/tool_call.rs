@@ -1,6 +1,6 @@
 //! Helpers for loops that run their tools themselves: parsing of calls and creation of results.
 //!
-//! They take calls as they are in the model's message. Their results are training data, so every SDK creates
+//! The functions take calls as they are in the model's message. Their results are training data, so every SDK creates
 //! them with the same bytes.
 
 use std::fmt;
