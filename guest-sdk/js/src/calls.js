@@ -6,7 +6,7 @@ import { ready, setWait } from './runtime/loop.js';
 
 setWait((calls, timeoutMs) => wait(calls, timeoutMs));
 
-/** Starts a call, waits until it can be finished, and finishes it. An aborted signal abandons it. */
+/** Starts a call, waits until it can be finished, and finishes it. An aborted signal abandons the call. */
 export async function outcome(start, finish, signal) {
   signal?.throwIfAborted();
   const call = start();

@@ -17,13 +17,13 @@ export function shown(value) {
   return text.length <= 60 ? text : `${text.slice(0, 57)}...`;
 }
 
-/** Returns a text with lone surrogates replaced, because the contract has UTF-8. */
+/** Returns a text with lone surrogates replaced, because texts of the contract are UTF-8. */
 export function asText(value, what) {
   if (typeof value !== 'string') throw new Invalid(`${what} has to be a string, not ${shown(value)}`);
   return value.isWellFormed() ? value : value.toWellFormed();
 }
 
-/** Returns a number; `true` is 1 and `false` 0. Whether it is finite is the host's check. */
+/** Returns a number; `true` is 1 and `false` 0. The host checks that it is finite. */
 export function asNumber(value, what) {
   if (typeof value === 'boolean') return value ? 1 : 0;
   if (typeof value !== 'number') throw new Invalid(`${what} has to be a number, not ${shown(value)}`);

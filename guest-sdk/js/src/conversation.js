@@ -1,7 +1,7 @@
 // A framework's requests to the model, recorded in a sample.
 //
-// A framework sends its whole conversation with each request. The sample's history stays the conversation as the host
-// has it, with replies as they came: messages that the history begins with are not sent again.
+// A framework sends its whole conversation with each request. The sample's history is the conversation as the host has
+// it, with unchanged replies. Messages at the beginning of the history are not sent again.
 
 import { asList, isObject, shown } from './check.js';
 import { Invalid } from './errors.js';
@@ -15,7 +15,10 @@ function argumentsOf(text) {
   }
 }
 
-/** Returns what two renditions of a message have in common: role, text, tool calls and the call that it answers. */
+/**
+ * Returns the parts of a message that every rendition of it has: role, text, tool calls and the id of the answered
+ * call.
+ */
 function essence(message) {
   const content = typeof message.content === 'string' || !Array.isArray(message.content) ? textOf(message) : undefined;
   const parts = content ?? (message.content.every((part) => part?.type === 'text') ? textOf(message) : message.content);
@@ -55,7 +58,7 @@ class Conversation {
     let same = 0;
     while (same < wanted.length && wanted[same] === this.#known[same]) same += 1;
     if (same < this.#known.length) {
-      // The conversation goes another way than before, so the history does, too.
+      // The framework changed earlier messages, so the history changes, too.
       this.#sample.replace([...this.#sample.messages.slice(0, same), ...messages.slice(same)]);
       this.#known = wanted;
       same = wanted.length;

@@ -14,7 +14,7 @@ export class Failed extends RolloutError {}
 /** An input is invalid: prompt, configuration, metadata or label. */
 export class Invalid extends RolloutError {}
 
-/** A time limit of the plugin's own passed. */
+/** A time limit that the plugin set itself expired. */
 export class TimedOut extends RolloutError {}
 
 /** Thrown by a tool to report a mistake in its call to the model. */
@@ -60,7 +60,7 @@ function caseOf(thrown) {
   return typeof payload?.tag === 'string' ? payload : undefined;
 }
 
-/** Calls the host; `read` makes an error of a case that it reports. */
+/** Calls the host; `read` converts a case that it reports to an error. */
 export function callHost(call, read) {
   try {
     return call();

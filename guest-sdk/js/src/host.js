@@ -102,7 +102,7 @@ export function runPart(work) {
   }
 }
 
-/** Runs a part that has no rollout and whose errors are reported as they are. */
+/** Runs a part that has no rollout and whose errors are reported unchanged. */
 export function runBare(work) {
   running = true;
   setConsole(writeLine);

@@ -395,7 +395,9 @@ export interface Tool<Args = any> {
   readonly schema: object;
   /** Calls the function. */
   execute?(args: Args): unknown;
-  /** Calls the function with arguments as the model wrote them. Throws an {@link Invalid} for those that do not fit. */
+  /**
+   * Calls the function with arguments as the model wrote them. Throws an {@link Invalid} for arguments that do not fit.
+   */
   run(args: string): Promise<unknown>;
   /** Makes a call of the model's. The model receives an error as `error: …`. */
   call(call: ToolCall): Promise<ToolResult>;
@@ -424,7 +426,7 @@ export const hostTools: {
   available(): object[];
   /** Returns the tools, for an agent. */
   all(): Tool[];
-  /** Makes a call. The result of a tool that is not provided says so. */
+  /** Makes a call. The result of a tool that is not provided is an error that says so. */
   call(call: ToolCall): Promise<ToolResult>;
   /** Makes the calls concurrently and returns the results in the order of the calls. */
   execute(calls: readonly ToolCall[]): Promise<ToolResult[]>;
@@ -501,7 +503,7 @@ export const message: {
   lastAssistantText(messages: readonly Message[]): string;
 };
 
-/** Resolves after so many milliseconds. */
+/** Resolves after this number of milliseconds. */
 export function sleep(milliseconds: number, options?: { signal?: AbortSignal }): Promise<void>;
 
 /** Returns the text after the last marker on its line, trimmed; `undefined` if nothing follows. */
@@ -522,7 +524,7 @@ export class Failed extends RolloutError {}
 /** An input is invalid: prompt, configuration, metadata or label. */
 export class Invalid extends RolloutError {}
 
-/** A time limit of the plugin's own passed. */
+/** A time limit that the plugin set itself expired. */
 export class TimedOut extends RolloutError {}
 
 /** Thrown by a tool to report a mistake in its call to the model. */

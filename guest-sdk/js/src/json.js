@@ -1,12 +1,13 @@
 // JSON documents of the contract.
 //
-// A document that is not changed goes back as the text that it came as, because JavaScript's numbers lose digits of
-// long integers.
+// An unchanged document is serialized as its original text, because JavaScript's numbers lose digits of long integers.
 
 import { Invalid } from './errors.js';
 import { asList, isObject, shown } from './check.js';
 
-/** Documents whose text differs from what `JSON.stringify` makes of them: that text, and the original one. */
+/**
+ * Documents whose original text differs from the output of `JSON.stringify`, with that output and the original text.
+ */
 const originals = new WeakMap();
 
 const LONE_SURROGATE = /(?<=(?:^|[^\\])(?:\\\\)*)\\u[dD][89a-fA-F][0-9a-fA-F]{2}/g;

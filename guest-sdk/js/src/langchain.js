@@ -25,7 +25,7 @@ function messageOf(message) {
     type: 'function',
     function: { name: call.name, arguments: JSON.stringify(call.args) },
   }));
-  // Calls that cannot be parsed go back as they came.
+  // Calls that cannot be parsed are returned to the model unchanged.
   const invalid = (message.invalid_tool_calls ?? []).map((call) => ({
     id: call.id,
     type: 'function',

@@ -1,4 +1,4 @@
-// Chat messages: objects as OpenAI's API has them, with all fields that they came with.
+// Chat messages: objects of OpenAI's API, with all their fields, known or not.
 
 /** Constructors and readers of messages. */
 export const message = {

@@ -56,7 +56,7 @@ function messagesOf(instructions, input) {
         messages.push({ role: 'tool', tool_call_id: item.callId, content: outputText(item.output) });
         break;
       case 'reasoning':
-        // The sample's history has it in the reply that it belongs to.
+        // The sample's history contains the reasoning in its reply.
         break;
       default:
         throw new Failed(`an item of type ${item.type} cannot be sent to the model; use function tools and handoffs`);
@@ -140,7 +140,7 @@ export function hostModel(of) {
   };
 }
 
-/** Returns a provider for `new Runner({ modelProvider })`: every model's name is the rollout's model. */
+/** Returns a provider for `new Runner({ modelProvider })`, which returns the rollout's model for every name. */
 export function hostModelProvider(of) {
   const model = hostModel(of);
   return { getModel: () => model };

@@ -42,7 +42,7 @@ function unfenced(text) {
   return inside === null ? text : inside[1].trim();
 }
 
-/** Parses a rating; throws a text that says what is wrong. */
+/** Parses a rating; throws a text that describes the mistake. */
 function readRating(given) {
   const text = unfenced(given.slice(given.lastIndexOf('</think>') < 0 ? 0 : given.lastIndexOf('</think>') + 8).trim());
   let value;

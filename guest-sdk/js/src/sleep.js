@@ -1,6 +1,6 @@
 // Waiting for a time.
 
-/** Resolves after so many milliseconds. */
+/** Resolves after this number of milliseconds. */
 export function sleep(milliseconds, { signal } = {}) {
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();

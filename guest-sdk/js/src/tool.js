@@ -49,7 +49,7 @@ export function failed(call, reason) {
   return { callId: call.id, content: `error: ${reason}`, isError: true };
 }
 
-/** Returns the text that the model receives of an error. */
+/** Returns the text that the model receives for an error. */
 export function explain(error) {
   if (error instanceof RolloutError) return error.message;
   if (error instanceof Error) return error.message || error.name;

@@ -1,5 +1,5 @@
-// Modules of Node that a component cannot have. They can be imported, because packages import what they never use, and
-// each use is an error that says what to do.
+// Modules of Node that a component cannot have. They can be imported, because packages import modules that they never
+// use. Each use is an error that names an alternative.
 
 const INSTEAD = {
   child_process: 'there are no processes; provide a program as a tool of the operator (hostTools)',

@@ -50,7 +50,7 @@ export function ifError(value) {
   if (value !== null && value !== undefined) throw value instanceof Error ? value : new AssertionError({ actual: value, expected: null, operator: 'ifError' });
 }
 
-/** Checks that an error is what `throws` was told to expect. */
+/** Checks that an error matches the expectation of `throws`. */
 function checkError(error, expected, message) {
   if (expected === undefined || typeof expected === 'string') return;
   if (expected instanceof RegExp) check(expected.test(String(error)), message, error, expected, 'throws');

@@ -175,7 +175,7 @@ export const setMaxListeners = () => {};
 export const getEventListeners = (emitter, event) => emitter.listeners?.(event) ?? [];
 export const listenerCount = (emitter, event) => emitter.listenerCount(event);
 
-// Old code calls the class as a function on its own object: `EventEmitter.call(this)`.
+// Old code calls the class as a function on another object: `EventEmitter.call(this)`.
 function Callable() {
   if (new.target === undefined) {
     EventEmitter.init(this);

@@ -1,4 +1,4 @@
-// `node:fs`: there are no files, so a question about one is answered truly, and its use is an error.
+// `node:fs`: there are no files, so a query reports that a file is absent, and any use of a file is an error.
 
 const INSTEAD =
   'a component has no files; import data as a module, such as JSON, and store files with `artifact` of rollout-sdk';

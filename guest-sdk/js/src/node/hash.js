@@ -6,7 +6,7 @@ const PRIMES = (() => {
   return found;
 })();
 
-/** The first 64 bits of the fraction of a prime's root of this degree. */
+/** Returns the first 64 bits of the fractional part of a prime's root of this degree. */
 function fraction(prime, degree) {
   const scaled = BigInt(prime) << BigInt(64 * degree);
   let [low, high] = [0n, 1n << 72n];
@@ -170,7 +170,7 @@ export function digest(name, bytes) {
   return hashOf(name).digest(bytes);
 }
 
-/** Returns the authentication code of bytes by a key. */
+/** Returns the authentication code of bytes with a key. */
 export function hmac(name, key, bytes) {
   const { digest: hash, block } = hashOf(name);
   const short = key.length > block ? hash(key) : key;

@@ -1,4 +1,4 @@
-// `node:util`, as far as it needs no Node.
+// `node:util`: the parts that do not need Node.
 
 import { show, TextDecoder, TextEncoder } from '../runtime/text.js';
 
@@ -99,7 +99,7 @@ function own(value) {
   return Reflect.ownKeys(value).filter((key) => Object.prototype.propertyIsEnumerable.call(value, key));
 }
 
-/** Compares two values by their contents. Loosely: `==` for primitives, and prototypes do not count. */
+/** Compares two values by their contents. Without `strict`, `==` compares primitives, and prototypes are ignored. */
 export function isDeepEqual(a, b, strict, seen = new Map()) {
   if (Object.is(a, b)) return true;
   if (typeof a !== 'object' || typeof b !== 'object' || a === null || b === null) {

@@ -7,7 +7,7 @@ import { TextDecoder, TextEncoder, show } from './text.js';
 
 let writeLine = () => {};
 
-/** Sets the function that takes what `console` writes: a level and a text. */
+/** Sets the function that receives the output of `console`: a level and a text. */
 export function setConsole(write) {
   writeLine = write;
 }
@@ -33,7 +33,7 @@ function fetch(resource) {
   );
 }
 
-/** Copies a value of JSON's kinds, dates, maps, sets and binary data, with references to the same object kept. */
+/** Copies JSON values, dates, maps, sets and binary data. Shared references stay shared. */
 function structuredClone(value, _options, seen = new Map()) {
   if (value === null || (typeof value !== 'object' && typeof value !== 'function')) {
     if (typeof value === 'symbol') throw new DOMException('a symbol cannot be cloned', 'DataCloneError');

@@ -1,4 +1,4 @@
-// Everything that must be there before a module of the author's is evaluated.
+// Modules that must be evaluated before the author's modules.
 
 import './promise.js';
 import './globals.js';

@@ -83,7 +83,7 @@ export const timerFunctions = {
   clearImmediate: removeTimer,
 };
 
-/** Waits for a call or a timer and runs what is due. Returns false if there is nothing to wait for. */
+/** Waits for a call or a timer and runs the code that is due. Returns false if there is nothing to wait for. */
 function step() {
   if (timers.length === 0 && waiting.size === 0) return false;
   const next = timers.length === 0 ? undefined : Math.min(...timers.map((timer) => timer.at));
@@ -102,7 +102,7 @@ function step() {
   const due = timers.filter((timer) => timer.at <= time);
   due.sort((a, b) => a.at - b.at || a.id - b.id);
   for (const timer of due) {
-    // An earlier one may have removed it.
+    // An earlier timer may have removed this one.
     if (!timers.includes(timer)) continue;
     if (timer.every === undefined) removeTimer(timer.id);
     else timer.at += timer.every;
@@ -112,7 +112,7 @@ function step() {
   return true;
 }
 
-/** Runs an async function to its end. Throws what it throws. Under Node, returns its promise. */
+/** Runs an async function to its end. Rethrows its error. Under Node, returns its promise. */
 export function runToEnd(work, onUnhandled) {
   if (!isComponent) return Promise.resolve(work());
   const promise = work();

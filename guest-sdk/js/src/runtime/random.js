@@ -1,5 +1,5 @@
-// Random numbers that the rollout decides: the same rollout, attempt and part draw the same numbers, and a fork draws
-// its own after the part that it shares.
+// Random numbers that the rollout determines: the same rollout, attempt and part draw the same numbers, and a fork
+// draws its own after the part that it shares.
 //
 // The generator is sfc32. Its state in the component's image is the same for every rollout. The host's random numbers
 // are mixed into it at the first draw after each `refresh`: when an instance starts, and after each wait.
@@ -9,7 +9,7 @@ import { getRandomBytes } from '#contract/random';
 let state = [1, 2, 3, 4];
 let isStale = false;
 
-/** Has the next draw begin with new random numbers of the host. */
+/** Makes the next draw begin with new random numbers of the host. */
 export function refresh() {
   isStale = true;
 }

@@ -26,7 +26,7 @@ export class TextEncoder {
 
 const REPLACEMENT = '\ufffd';
 
-/** Number of bytes that a sequence has by its first byte, and the least and greatest second byte. */
+/** Returns the length of the sequence with this first byte, and the least and greatest second byte. */
 function sequence(first) {
   if (first < 0xc2 || first > 0xf4) return undefined;
   if (first < 0xe0) return { length: 2, low: 0x80, high: 0xbf };

@@ -275,7 +275,7 @@ function extract(body) {
   return { bytes: encoder.encode(String(body)), type: 'text/plain;charset=UTF-8' };
 }
 
-/** A message with a body: what `Request` and `Response` have in common. */
+/** A message with a body, the base class of `Request` and `Response`. */
 class Body {
   #bytes;
   #stream;
@@ -289,7 +289,7 @@ class Body {
     if (type !== undefined && !headers.has('content-type')) headers.set('content-type', type);
   }
 
-  /** Copies the body of another message, whose stream is divided. */
+  /** Copies the body of another message, whose stream is teed. */
   static copy(from, to) {
     if (from.bodyUsed || from.#stream?.locked) throw new TypeError('the body was read already');
     to.#bytes = from.#bytes;

@@ -29,7 +29,7 @@ function sizes({ highWaterMark, size } = {}, otherwise) {
   return { mark, size: size ?? (() => 1) };
 }
 
-/** A promise whose rejection is no error if nothing handles it. */
+/** Returns the promise, marked so that a rejection without a handler is no error. */
 function handled(promise) {
   promise.catch(() => {});
   return promise;

@@ -1,5 +1,5 @@
-// `URL` and `URLSearchParams`, by the parts of the URL standard that programs use. A host name outside of ASCII is an
-// error, because the tables of international domain names are larger than the engine.
+// `URL` and `URLSearchParams`, following the parts of the URL standard that programs use. A host name outside of ASCII
+// is an error, because the tables of international domain names are larger than the engine.
 
 import { TextDecoder, TextEncoder } from '../runtime/text.js';
 
@@ -428,7 +428,7 @@ export class URL {
       this.#url.host = parseHost(found[1], this.#url.isSpecial);
       if (found[2] !== undefined) setPort(this.#url, found[2]);
     } catch {
-      // A host that is none changes nothing.
+      // An invalid host changes nothing.
     }
   }
 
