@@ -33,7 +33,8 @@ from ._json import is_a
 
 LIBRARY = "/python"
 
-# Parts of the standard library that are left out: those for screens, for installation, and for tests of the library.
+# Parts of the standard library that are left out: the modules for screens, for installation, and for tests of the
+# library.
 _NOT_OF_LIBRARY = frozenset(
     "ensurepip idlelib lib2to3 pydoc_data site-packages test tests tkinter turtle.py turtledemo".split()
 )
@@ -215,7 +216,7 @@ class _ArchiveFinder:
         if f"{base}.py" in _files:
             return spec_from_file_location(name, f"{base}.py", loader=_Loader(name, f"{base}.py"))
         if inner is not None:
-            # Part of a namespace package.
+            # The directory is a part of a namespace package.
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [base]
             return spec

@@ -45,35 +45,36 @@ PYTHON = "3.14"
 # Distributions that are not installed, because the SDK provides the part of them that is used.
 OWN = ("rollout-host", "rollout-sdk", "osmosis-ai", "strands-agents", "openai-agents")
 
-# Dependencies of other packages that a component does without: they cannot be built for it, and `_absent.py` has
+# Dependencies of other packages that a component does not need: they cannot be built for it, and `_absent.py` has
 # stand-ins for the names that are imported from them.
 DONE_WITHOUT = ("cryptography",)
 
 # Distributions that are published only with native code and are installed without it.
 GO_WITHOUT_NATIVE = ("litellm",)
 
-# Distributions that can be installed and not imported, each with the reason and what to use in its place. The build ends before
-# it installs one, and names what requires it.
+# Distributions that can be installed and not imported, each with the reason and a replacement. The build fails before
+# it installs one, and names the packages that require it.
 CANNOT_WORK = {
     "litellm": "its import needs its native part, litellm.rust_bridge._native, which was not made for components, and older "
     "releases download a list of prices. A component asks one model, the host's: by `ctx.agent()` and `ctx.sample`, or by "
     "`rollout_sdk.openai_client.HostClient` where a library takes a client of `openai`",
 }
 
-# Distributions with native code that was not made for components, each with what to use in its place.
+# Distributions with native code that was not made for components, each with a replacement.
 IN_PLACE_OF = {
     "pandas": "it was not made for components; numpy was, and `csv`, `json` and `statistics` read and sum up tables",
     "scikit-learn": "it was not made for components; numpy was",
     "scipy": "it was not made for components; numpy was, with `numpy.linalg`, `numpy.fft` and `numpy.random`",
 }
 
-# Distributions of which a part does not work in a component, with a note for the author who depends on one.
+# Distributions that work in a component only in part, each with a note for the author who depends on it.
 WORK_IN_PART = {
     "anthropic": "its types work, and its clients find no network; ask the host's model by "
     "`rollout_sdk.anthropic_client.HostClient` in place of its client, by `ctx.agent()` or by `ctx.sample`",
 }
 
-# Distributions that require some of CANNOT_WORK and work without: they import them in functions that a component has no use for.
+# Distributions that require a package in CANNOT_WORK and work without it: they import it in functions that a component
+# does not need.
 WORK_WITHOUT = {"dspy": ("litellm",)}
 
 # The world of the contract for each export. The component's own world includes them, because componentize-py 0.25
@@ -366,7 +367,7 @@ def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None
             at_fault(f"the dependencies could not be resolved: {', '.join(wanted)}\n{done.stdout.strip()}")
         if resolve.newer_than_made(releases, made):
             newest = releases
-            # No newer than what was made for components.
+            # No newer than the packages that were made for components.
             most.write_text("".join(f"{name}<={versions[-1]}\n" for name, versions in made.items()))
             done, releases = resolved("--constraint", str(most))
             if done.returncode != 0:

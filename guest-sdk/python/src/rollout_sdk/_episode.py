@@ -14,7 +14,7 @@ from .errors import Failed, Invalid, NotAPlugin, RolloutError
 from .tool import Tool, read_docstring
 
 OWN = frozenset({"reset", "step", "state", "splits", "task"})
-"""Public methods that are no tools."""
+"""Public methods that are not tools."""
 
 _OF_RESET = ("seed", "episode_id")
 _KINDS = ("train", "validation", "test")

@@ -131,8 +131,8 @@ def _plugin() -> _discover.Found:
 def _guarded(
     work: Callable[[], T], text_of: Callable[[BaseException], str] = _failure.describe, *, begins: bool = True
 ) -> T:
-    """Runs the author's code and reports its exceptions to the host. `begins` says whether a rollout or an episode
-    begins, and not goes on."""
+    """Runs the author's code and reports its exceptions to the host. With `begins`, a rollout or an episode begins;
+    otherwise an episode continues."""
     _refused.begin()
     try:
         _take_in()

@@ -83,7 +83,7 @@ def warn_with_authors_paths() -> None:
 
 
 def shown_path(path: str) -> str:
-    """Returns a file's name in messages."""
+    """Returns the name of a file for messages."""
     for prefix, shown in _roots:
         if path.startswith(prefix):
             return shown + path[len(prefix) :]

@@ -9,7 +9,7 @@ a build removes these causes:
 - The interpreter writes counters into the code that it runs. The code that a rollout runs is moved to one place.
 - Each access to an object changes its reference count, except for immortal objects, which are never freed. All objects
   of the image become immortal. Counts are set here (`_memory.py`), so that code specializes to a form that does not
-  count references; the final objects are listed at a marked address, and `rollout-host build` writes the counts of
+  count references. The final objects are listed at a marked address, and `rollout-host build` writes the counts of
   those that were created later into the component.
 - The garbage collector visits every object. It is configured to ignore the objects of the image.
 """

@@ -2,9 +2,9 @@
 
 - A thread runs to its end when it is started, and an executor's work when it is submitted. So `start`, `submit` and
   `asyncio.to_thread` give the same results as elsewhere, one after another.
-- Locks, conditions, events and queues work. A wait for another thread without a timeout is an error, because that thread
-  can no longer act; a wait with a timeout takes that time. A daemon thread that waits for others ends there: it is assumed
-  to be one that watches.
+- Locks, conditions, events and queues work. A wait for another thread without a timeout is an error, because that
+  thread can no longer act; a wait with a timeout takes that time. A daemon thread that waits for others ends there: it
+  is assumed to be a watcher.
 - A timer and an alarm (`signal.alarm`, `signal.setitimer`) fire when the clock reaches their time. It advances during
   sleeps and waits for the host, never during computation, so neither interrupts a computation; the host's limit of CPU
   time does.

@@ -39,8 +39,8 @@ _at_import: dict[str, tuple[int, str]] = {}
 """Refused uses while the component was built: their number, and the first location."""
 
 _of_dependencies: dict[str, int] = {}
-"""Number of uses, by kind, that dependencies tried while they were imported. They are probes: a package looks for what a
-machine has and goes on without, in every project that depends on it. No rollout counts them."""
+"""Number of uses, by kind, that dependencies tried while they were imported. Such uses are probes: in every project
+that depends on it, a package tests for features of the machine and works without them. No rollout counts them."""
 
 
 def begin() -> None:
@@ -149,8 +149,8 @@ def place_of(what: str) -> str:
 
 
 def imported_dependency() -> str:
-    """Returns the line of the dependency that is being imported now and does what was refused; nothing where the author's
-    own code does it, or code that came with the rollout."""
+    """Returns the line of the dependency that is being imported and makes the refused call. Returns nothing if the
+    author's own code makes the call, or code that came with the rollout."""
     innermost = ""
     at: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while at is not None:
@@ -207,8 +207,8 @@ def refuse_network() -> None:
 
 
 def _without_sockets(real: Any) -> Any:
-    """Makes the creation of a socket raise an error with the reason. In a rollout the host counts it, unless a dependency is
-    being imported: libraries try it then, and work without it."""
+    """Makes the creation of a socket raise an error with the reason. In a rollout the host counts the attempt, unless a
+    dependency is being imported: libraries try to create a socket then, and work without it."""
 
     def made(*args: Any, **kwargs: Any) -> None:
         if _runs and imported_dependency():
@@ -230,7 +230,7 @@ def _no_such_name() -> OSError:
 def _without_network(real: Any, what: str) -> Any:
     def refused(*args: Any, **kwargs: Any) -> Any:
         if _runs and what.startswith("socket.get") and imported_dependency():
-            # The host, which counts names that it is asked for, is not asked.
+            # The host would count the request for a name, so it gets none.
             raise _no_such_name()
         try:
             found = real(*args, **kwargs)

@@ -43,7 +43,7 @@ class Release:
     extras: list[str] = field(default_factory=list[str])
     """The distributions that only its other extras require."""
     exact: list[str] = field(default_factory=list[str])
-    """The distributions of which it requires one release and no other."""
+    """The distributions of which it requires exactly one release."""
     is_pinnable: bool = True
     """Whether its version identifies it, and not a URL."""
 
@@ -186,7 +186,8 @@ def _without_extras(releases: Mapping[str, Release]) -> dict[str, Release]:
 
 
 def why_not_at_all(chains: Mapping[str, str], reasons: Mapping[str, str], table: str) -> str:
-    """Returns the error about distributions that cannot be imported in a component. `chains` says of each what requires it."""
+    """Returns the error about distributions that cannot be imported in a component. `chains` has the packages that
+    require each one."""
     lines = [f"  - {named}: {chain}; {reasons[named.partition(' ')[0]]}" for named, chain in chains.items()]
     return (
         "these dependencies cannot be imported in a component:\n"
@@ -227,7 +228,7 @@ def why_not(
     table: str,
     in_place_of: Mapping[str, str],
 ) -> str:
-    """Returns the error message. `in_place_of` says of packages what to use in their place."""
+    """Returns the error message. `in_place_of` has replacements for packages."""
     wanted = list(roots)
     lines = [
         f"  - {each}: {shown_chain(each.name, wanted, releases)}"
@@ -255,7 +256,7 @@ def newer_than_made(releases: Mapping[str, Release], made: Mapping[str, list[str
 def stepped_back(
     bounded: Mapping[str, Release], newest: Mapping[str, Release], made: Mapping[str, list[str]]
 ) -> tuple[list[str], list[str]]:
-    """Compares a resolution that takes no release newer than those made for components with one that is free to.
+    """Compares a resolution that takes no release newer than those made for components with an unrestricted one.
 
     Returns the names of packages that are older in the first: those that are made for components, with the packages that
     require exactly one release of one of them (as pydantic does of pydantic-core), and all others."""
@@ -282,7 +283,7 @@ def why_older(
     beyond = newer_than_made(newest, made)
     lines: list[str] = []
     for name in names:
-        # What of it goes beyond what was made, through the fewest others.
+        # Chains to the releases that are newer than those made for components; the shortest one is shown.
         chains = [chain for one in beyond if len(chain := chain_to(one, [name], newest)) > 1]
         chain = min(chains, key=len, default=[name])
         through = " requires ".join(str(newest[one]) for one in chain)

@@ -39,7 +39,7 @@ def _note(coroutine: Any) -> None:
 
 
 def _made_at(coroutine: Any) -> str:
-    """Returns where the author's code created the coroutine."""
+    """Returns the location at which the author's code created the coroutine."""
     for path, line, function in coroutine.cr_origin or ():
         if _failure.is_authors(path):
             return f"{_failure.shown_path(path)}:{line}, in {function}"

@@ -209,7 +209,7 @@ def _plain(value: Any, what: str) -> JsonObject:
 
 
 def _thinks(given: Any) -> bool:
-    """Returns whether the reply is to have the model's reasoning. How much a model reasons is the host's to decide."""
+    """Returns whether the reply is to have the model's reasoning. The host decides how much a model reasons."""
     if given is None:
         return False
     kind: str = _plain(given, "`thinking`").get("type", "")
@@ -374,7 +374,7 @@ def _refuse_block(block: JsonObject, what: str) -> Never:
 
 
 def _input(arguments: str) -> JsonObject:
-    """Returns the input of a tool call. Arguments that are no JSON object are passed on by a key that no tool has."""
+    """Returns the input of a tool call. Arguments that are no JSON object are passed on under a key that no tool has."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

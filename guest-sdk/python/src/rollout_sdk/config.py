@@ -167,7 +167,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a deep copy, or the value itself if it cannot be copied, as one that holds a lock or a module."""
+    """Returns a deep copy, or the value itself if it cannot be copied, such as one that holds a lock or a module."""
     try:
         return copy.deepcopy(value)
     except Exception:

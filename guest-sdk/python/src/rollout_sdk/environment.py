@@ -82,11 +82,12 @@ class Environment(ABC, Generic[EnvironmentConfigT]):
         """Begins the episode and returns the first observation. It is called once for each object.
 
         The first parameter receives the arguments of the reset, such as a row of a data set, as the type of its hint.
-        Parameters `seed` and `episode_id`, where there are any, receive the caller's, or None. With a grader in the plugin
-        the label is not among the arguments. An exception ends the reset, and there is no episode."""
+        Parameters `seed` and `episode_id`, if the method has them, receive the caller's values, or None. With a grader
+        in the plugin the label is not among the arguments. An exception ends the reset, and no episode begins."""
 
     def state(self) -> Any:
-        """Returns what the caller may see of the state: a dataclass or a dict, which must not contain the label."""
+        """Returns the part of the state that the caller may see: a dataclass or a dict, which must not contain the
+        label."""
         return {}
 
     @classmethod

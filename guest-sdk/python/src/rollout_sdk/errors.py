@@ -30,7 +30,7 @@ class NotAPlugin(RolloutError):
 
 
 class OutsideOfHost(RolloutError):
-    """A function of the host was called, and there is no host."""
+    """A function of the host was called in a program that runs without a host."""
 
     def __init__(self, function: str) -> None:
         super().__init__(

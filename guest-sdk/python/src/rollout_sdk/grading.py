@@ -212,5 +212,5 @@ class Grader(ABC):
         """Grades the samples of one rollout: by `ctx.set_reward` and similar methods, or by returning the reward of the
         only sample.
 
-        An exception leaves the rollout without a reward. Raise one if the grader cannot decide, not for a wrong answer,
-        which has a reward of its own."""
+        An exception leaves the rollout without a reward. Raise one if the grader cannot decide. A wrong answer should
+        get a low reward instead."""

@@ -168,7 +168,7 @@ def _pieces(reply: Completion, model: str) -> list[Any]:
 
 
 class ReplyStream:
-    """The stream of a request with `stream`: the parts of a reply for which the host has waited as a whole."""
+    """The stream of a request with `stream`. The host waits for the whole reply, so all parts come at once."""
 
     response = None
 
