@@ -14,7 +14,7 @@ Render = Callable[[Messages, Any, bool], list[int]]
 
 
 class Misaligned(Exception):
-    """A chat template does not continue a conversation by appending to it."""
+    """The chat template does not continue a conversation by appending to it."""
 
 
 def normal(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +125,6 @@ class Conversation:
 
 
 def _content(message: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns text and calls of a reply, by which replies are compared."""
+    """Returns the text and the calls of a reply, for comparisons of replies."""
     calls = [call["function"] for call in message.get("tool_calls", [])]
     return message.get("content") or "", calls

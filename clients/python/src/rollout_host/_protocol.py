@@ -74,7 +74,7 @@ class Reply:
             raise ProtocolError(f"the answer with status {self.status} is not JSON: {self.body[:200]!r}") from None
 
     def detail(self) -> Any:
-        """Returns the reason of a refusal."""
+        """Returns the reason for a refusal."""
         try:
             value = json.loads(self.body)
         except ValueError:
@@ -135,7 +135,7 @@ def refusal(reply: Reply, what: str) -> HostRefused:
 
 
 def _words(detail: Any) -> str:
-    """Returns the reason of a refusal as text, with the location of each invalid field."""
+    """Returns the reason for a refusal as text, with the location of each invalid field."""
     if isinstance(detail, list):
         fields = [problem for problem in detail if isinstance(problem, dict)]
         return "; ".join(f"{'.'.join(map(str, one.get('loc', [])))}: {one.get('msg')}" for one in fields)
@@ -155,7 +155,7 @@ class Admitting:
         self.retries = retries
         self.rollout_id = request.rollout_id or uuid4().hex
         self.may_be_admitted = False
-        """Whether a post may have arrived whose answer is unknown."""
+        """Whether a post without a known answer may have arrived."""
 
     def steps(self) -> Steps:
         """Posts the request until the host admits it, and returns the admission."""

@@ -8,9 +8,9 @@
 
 `AsyncClient` has the same methods as coroutines. The address of a plugin of a catalog ends in `/p/NAME`.
 
-**A result is read once or not at all.** A rollout that fails raises `RolloutFailed`. The client waits for a host that
-is down, full or restarting, and raises an error when its timeout expires. Neither becomes a reward. A repeated request
-never leads to two results of one rollout: see `_protocol.Admitting`.
+**A rollout has one result or raises an error.** A rollout that fails raises `RolloutFailed`. The client waits for a host
+that is down, full or restarting, and raises an error when its timeout expires. Neither becomes a reward. A repeated
+request never leads to two results of one rollout: see `_protocol.Admitting`.
 
 The package httpx is required: `pip install 'rollout-host[client]'`.
 """
@@ -221,7 +221,7 @@ class Client:
         return dict(self._drive(_protocol.get("/health", self._settings.retries)))
 
     def _abandon(self, rollout_id: str) -> None:
-        """Cancels a rollout that no one waits for. If that fails, its lease ends it."""
+        """Cancels a rollout whose result is no longer awaited. If that fails, the rollout ends when its lease expires."""
         try:
             self.cancel(rollout_id)
         except RolloutHostError:
@@ -372,7 +372,8 @@ class AsyncClient:
         return dict(await self._drive(_protocol.get("/health", self._settings.retries)))
 
     async def _abandon(self, rollout_id: str) -> None:
-        """Cancels a rollout that no one waits for, even if this task is cancelled. If that fails, its lease ends it."""
+        """Cancels a rollout whose result is no longer awaited, even if this task is cancelled. If that fails, the
+        rollout ends when its lease expires."""
         cancelling = asyncio.ensure_future(self.cancel(rollout_id))
         while not cancelling.done():
             try:

@@ -238,7 +238,7 @@ def _scored(rollout: _Rollout) -> tuple[TokenSequence | None, float | None, str 
 
 
 def _key(prompt: Any) -> str:
-    """Returns a prompt as text. Data sets fill messages with members that are None."""
+    """Returns a prompt as text. Data sets add members that are None to messages."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return json.dumps([normal(message) for message in messages], sort_keys=True)
 
