@@ -395,9 +395,7 @@ export interface Tool<Args = any> {
   readonly schema: object;
   /** Calls the function. */
   execute?(args: Args): unknown;
-  /**
-   * Calls the function with arguments as the model wrote them. Throws an {@link Invalid} for arguments that do not fit.
-   */
+  /** Calls the function with arguments as the model wrote them. Throws an {@link Invalid} for those that do not fit. */
   run(args: string): Promise<unknown>;
   /** Makes a call of the model's. The model receives an error as `error: …`. */
   call(call: ToolCall): Promise<ToolResult>;

@@ -20,7 +20,7 @@ pub const ENDED_PER_PAGE: usize = 50;
 /// Maximum number of causes of failures that are listed.
 const FAILURES_MAX: usize = 20;
 
-/// An amount in use, and its maximum.
+/// An amount that is in use, of a maximum.
 #[derive(Clone, Debug)]
 pub struct Gauge {
     /// Its name.

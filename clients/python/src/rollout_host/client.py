@@ -221,7 +221,7 @@ class Client:
         return dict(self._drive(_protocol.get("/health", self._settings.retries)))
 
     def _abandon(self, rollout_id: str) -> None:
-        """Cancels a rollout whose result is no longer awaited. If that fails, the rollout ends when its lease expires."""
+        """Cancels a rollout that no one waits for. If that fails, its lease ends it."""
         try:
             self.cancel(rollout_id)
         except RolloutHostError:
@@ -372,8 +372,7 @@ class AsyncClient:
         return dict(await self._drive(_protocol.get("/health", self._settings.retries)))
 
     async def _abandon(self, rollout_id: str) -> None:
-        """Cancels a rollout whose result is no longer awaited, even if this task is cancelled. If that fails, the
-        rollout ends when its lease expires."""
+        """Cancels a rollout that no one waits for, even if this task is cancelled. If that fails, its lease ends it."""
         cancelling = asyncio.ensure_future(self.cancel(rollout_id))
         while not cancelling.done():
             try:
