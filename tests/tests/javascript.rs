@@ -400,7 +400,7 @@ fn the_sdk_passes_its_own_tests() {
         return;
     }
     let sdk = project_root().join("guest-sdk/js");
-    // Each file is named, because releases of Node differ in what they run of a directory.
+    // Each file is named, because releases of Node run different files of a directory.
     let entries = std::fs::read_dir(sdk.join("tests")).unwrap();
     let files = entries.map(|entry| entry.unwrap().path());
     let files: Vec<PathBuf> = files.filter(|path| path.to_string_lossy().ends_with(".test.mjs")).collect();

@@ -1,5 +1,5 @@
-//! Tests of guests that each misbehave in one way: what the caller receives, and that the host continues. They use
-//! generation D, because its results have every detail.
+//! Tests of guests that each misbehave in one way: the caller receives the expected failure, and the host continues.
+//! They use generation D, because its results have every detail.
 
 use rollout_tests::{Controller, Start, TestHost, guest, rollout_host};
 use serde_json::{Value, json};

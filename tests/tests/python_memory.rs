@@ -131,7 +131,7 @@ async fn sixty_four_waiting_python_rollouts_take_little_memory_and_each_more_tak
 
     controller.hold();
     wait_in(&mut waiting, FEW).await;
-    // The allocator of releases returns within a second what the start freed. All of them wait meanwhile.
+    // The allocator of releases returns the memory that the start freed within a second. All rollouts wait meanwhile.
     let few = until("64 rollouts to take little memory", async || {
         Some(memory_kib(&host)).filter(|kib| *kib <= FEW_KIB_MAX)
     })

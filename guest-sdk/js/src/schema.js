@@ -37,7 +37,7 @@ function fromStandard(given, standard, what) {
   };
 }
 
-/** A value does not fit its schema. The text says where and why. */
+/** A value does not fit its schema. The text has the location and the reason. */
 export class Mismatch extends Error {
   within(place) {
     return new Mismatch(/^[[.]/.test(this.message) ? `${place}${this.message}` : `${place}: ${this.message}`);

@@ -16,7 +16,7 @@ use rollout_core::telemetry::{Metrics, Traces};
 use rollout_guest::engine::Loader;
 use rollout_outbound as outbound;
 
-/// Reads a configuration file, or returns an empty configuration. [`RawConfig::resolve`] reports mistakes.
+/// Reads a configuration file, or returns an empty configuration without one. [`RawConfig::resolve`] reports mistakes.
 pub(super) fn raw_config(path: Option<&Path>) -> Result<RawConfig> {
     let Some(path) = path else { return Ok(RawConfig::default()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -47,7 +47,7 @@ pub struct Turn {
     pub reply: Reply,
     /// The tokens of the reply, if the model's server sent their log-probabilities.
     pub tokens: Option<ShadedTokens>,
-    /// Time, tokens and the like.
+    /// Duration, token counts and similar facts.
     pub facts: Vec<String>,
     /// Time of the call.
     pub started_at: SystemTime,
@@ -69,7 +69,7 @@ pub enum Reply {
 pub struct Ending {
     /// The sample, if the rollout has several.
     pub sample: Option<String>,
-    /// A difference from what the host observed.
+    /// A difference from the host's observation.
     pub warning: Option<String>,
     /// The messages.
     pub messages: Vec<Message>,

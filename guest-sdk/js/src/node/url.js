@@ -20,7 +20,7 @@ export function pathToFileURL(path) {
 export const domainToASCII = (domain) => URL.parse(`ws://${domain}`)?.hostname ?? '';
 export const domainToUnicode = domainToASCII;
 
-/** The old parser, whose members are `null` where the text has none. */
+/** Parses as Node's old parser does: a member that the text does not have is `null`. */
 export function parse(text, withQuery = false) {
   const [, protocol = null, slashes, authority = '', path = '', search = null, hash = null] =
     /^([a-z][a-z0-9+.-]*:)?(\/\/)?((?<=\/\/)[^/?#]*)?([^?#]*)(\?[^#]*)?(#.*)?$/is.exec(text.trim());

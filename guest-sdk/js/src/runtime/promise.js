@@ -254,7 +254,7 @@ class HostPromise {
   }
 }
 
-/** Collects one value per item, in order; an item without a handler for its rejection rejects the whole. */
+/** Collects one value per item, in order; an item without a handler for its rejection rejects the whole promise. */
 function combine(constructor, items, handlers) {
   return new constructor((resolve, reject) => {
     const values = [];

@@ -140,7 +140,7 @@ def required_name(requirement: str) -> str:
 
 def chain_to(name: str, roots: Iterable[str], releases: Mapping[str, Release]) -> list[str]:
     """Returns the shortest chain from a dependency of the project to a release, each of which requires the next.
-    Requirements of extras count where there is no chain without them."""
+    Requirements of extras count if there is no chain without them."""
     roots = list(roots)
     for with_extras in (False, True):
         chains = [[root] for root in roots if root in releases]

@@ -155,7 +155,7 @@ pub(super) struct NewVersion<'a> {
 }
 
 impl NewVersion<'_> {
-    /// Uploads the components, has the server check and add the version, and prints the report.
+    /// Uploads the components, lets the server check and add the version, and prints the report.
     pub(super) fn push(self, server: &TenantServerOptions, answer: AnswerOptions) -> Result<Exit> {
         let Self { name, component, grader, config, activate } = self;
         let config = config.map(read_text).transpose()?;

@@ -111,7 +111,7 @@ fn worker_name(config: &Config) -> Result<String> {
     config.cluster.worker_name.clone().map_or_else(machine_name, Ok)
 }
 
-/// Subfolder of the journal's directory for what is written from the replicated log at each start.
+/// Subfolder of the journal's directory for the files that are written from the replicated log at each start.
 const REBUILT: &str = "replicated";
 
 /// Name of the journal in the replicated log.

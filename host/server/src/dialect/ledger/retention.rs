@@ -50,16 +50,16 @@ pub(crate) struct LedgerTimes {
     pub result_wait: Duration,
     /// Time after which a rollout without polls is cancelled.
     pub lease: Duration,
-    /// Time for which results and statuses are kept.
+    /// Time for which results and statuses are stored.
     pub result_ttl: Duration,
-    /// Time for which first answers are kept after the end of their rollouts.
+    /// Time for which first answers are stored after the end of their rollouts.
     pub answer_ttl: Duration,
     /// Interval at which expired answers are removed.
     pub answer_interval: Duration,
 }
 
 impl LedgerTimes {
-    /// Returns the times of a protocol without polls and leases, in which a status is kept for `ttl`.
+    /// Returns the times of a protocol without polls and leases, in which a status is stored for `ttl`.
     pub(crate) fn without_polls(ttl: Duration) -> Self {
         Self {
             result_wait: Duration::ZERO,

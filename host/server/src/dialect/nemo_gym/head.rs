@@ -1,4 +1,4 @@
-//! `GET /global_config_dict_yaml`: the configuration of a collection, which the head server hands out.
+//! `GET /global_config_dict_yaml`: the configuration of a collection, which the head server provides.
 
 use axum::Extension;
 use axum::Json;
