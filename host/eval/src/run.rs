@@ -121,6 +121,8 @@ pub async fn run(
     Ok(if stop.is_cancelled() { End::Stopped } else { End::Complete })
 }
 
+/// Runs the attempts in `todo`, pairs of a row's position and a run, that have no result yet. Cancels the running
+/// rollouts if `stop` is cancelled.
 async fn run_all(
     host: &Host,
     work: &mut Work,

@@ -126,6 +126,7 @@ fn reward(table: &mut Table, summary: &Summary) {
     table.section("Reward", &lines);
 }
 
+/// Adds the estimates of pass@k, and the number of rows that each leaves out.
 fn pass_at_k(table: &mut Table, summary: &Summary) {
     if summary.scored == 0 {
         return;
@@ -178,6 +179,7 @@ fn have(count: usize) -> &'static str {
     if count == 1 { "has" } else { "have" }
 }
 
+/// Adds the numbers of scored and unscored rollouts, and the kinds of failure, most frequent first.
 fn outcomes(table: &mut Table, summary: &Summary) {
     let width = thousands(summary.rollouts as u64).len();
     let share = |count: usize| percent(count as f64 / summary.rollouts as f64);

@@ -320,6 +320,7 @@ fn metadata(cell: Option<Cell>, name: &dyn Display) -> Result<Option<Box<RawValu
     }
 }
 
+/// Returns the messages of a prompt, which is a list of messages, or a text for one message of the user.
 fn messages(prompt: Cell, name: &dyn Display, text_holds_json: bool) -> Result<Vec<Box<RawValue>>, String> {
     let list = match prompt {
         Cell::Null => return Err(empty(name)),

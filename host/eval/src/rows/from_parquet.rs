@@ -65,6 +65,7 @@ enum Nulls {
 /// Error of bytes that are not UTF-8.
 struct NotText;
 
+/// Converts a value of a column to JSON. Decimals, dates and times become texts.
 fn value(field: &Field, nulls: Nulls) -> Result<Value, NotText> {
     Ok(match field {
         Field::Null => Value::Null,
