@@ -362,6 +362,8 @@ enum ConfigValues<'a> {
     Shared(Option<&'a Map<String, Value>>),
 }
 
+/// Returns the declaration of a component's settings, and its configuration with the operator's values. Warns if
+/// there are values for a component that declares no settings.
 async fn resolve_settings(
     path: &Path,
     plugin: &Plugin,

@@ -68,6 +68,7 @@ pub fn is_worker_name(name: &str) -> bool {
 }
 
 impl RawCluster {
+    /// Checks every field, and that each one applies to the role.
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> ClusterOptions {
         let Self { role, key_env, workers, worker_name, lost_after_secs, advertise, nats } = self;
         let role = role.unwrap_or_default();

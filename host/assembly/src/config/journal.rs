@@ -67,6 +67,7 @@ const AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 const BYTES_MIN: u64 = 256 << 20;
 
 impl RawJournal {
+    /// Fills in defaults and checks every field.
     pub(super) fn resolve(self, listen: SocketAddr, problems: &mut Vec<String>) -> JournalConfig {
         let Self { dir, off, sync, bytes_max, age_secs_max, key_env } = self;
         if bytes_max.is_some_and(|bytes| bytes < BYTES_MIN) {
