@@ -226,6 +226,7 @@ impl<'a> Calls<'a> {
         turns
     }
 
+    /// Returns the turn with this index.
     fn turn(&self, place: usize, room: &mut Room) -> Turn {
         let exchange = &self.exchanges()[place];
         let News { messages, warning } = self.news(place);

@@ -92,6 +92,7 @@ impl PluginPage {
     }
 }
 
+/// Returns a deployment with the checks of its report.
 fn deployment_line(deployment: DeploymentSource) -> DeploymentLine {
     #[derive(Deserialize)]
     struct Report {
