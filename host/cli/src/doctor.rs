@@ -172,6 +172,7 @@ impl Doctor {
         }
     }
 
+    /// Checks the access to a repository of a registry.
     fn repository(&self, report: &mut Report, reference: &Reference) {
         let name = format!("oci://{}/{}", reference.host, reference.repository);
         let check = format!("pulls from {name}");

@@ -176,6 +176,7 @@ impl Rows {
         Ok(())
     }
 
+    /// Adds the rows of all finished rollouts in a journal.
     fn add_journal(&mut self, dir: &Path) -> Result<()> {
         let unreadable = || format!("the journal in {} cannot be read", dir.display());
         let mut document = Vec::new();

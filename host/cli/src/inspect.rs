@@ -75,6 +75,7 @@ impl Inspect {
         Ok(if servable { Exit::Done } else { Exit::Plugin })
     }
 
+    /// Renders the description of a component for people.
     fn render(&self, about: &Description, tools: Option<ToolList>) -> String {
         let parts = match about.parts().as_slice() {
             [] => "no part of the contract".to_owned(),

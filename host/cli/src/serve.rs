@@ -156,6 +156,8 @@ pub(super) struct Serve {
 }
 
 impl Serve {
+    /// Returns the configuration from the file, the options, an evaluator's environment and the address of a
+    /// passed socket.
     fn raw_config(&self, evaluator: &EvaluatorEnvironment, passed: Option<SocketAddr>) -> Result<RawConfig> {
         let mut raw = self.host.raw_config()?;
         raw.mistakes.extend_from_slice(&evaluator.mistakes);
@@ -281,6 +283,7 @@ impl Serve {
         self.hardening.apply(config, read, written)
     }
 
+    /// Serves one plugin.
     fn serve_one(&self, runtime: &Runtime, plugin: &Path, prepared: Prepared) -> Result<Exit> {
         let Prepared { evaluator, config, raw: _, artifact_root, server_key, socket } = prepared;
         let rollout = &self.host.rollout;
@@ -513,6 +516,8 @@ fn listen_error(config: &Config) -> String {
 /// time.
 const HANDOVER_TIME: Duration = Duration::from_secs(1);
 
+/// Runs a server from its start command to its stop command: accepts connections until a stop signal, then
+/// drains.
 async fn serve(
     config: &Config,
     server: &AnyServer,

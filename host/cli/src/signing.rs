@@ -59,6 +59,7 @@ impl Sign {
         }
     }
 
+    /// Signs the component of a reference, and with `--attest` a statement about its build.
     fn sign(&self, reference: &Reference, key: &Path) -> Result<Exit> {
         let text = fs::read_to_string(key).with_context(|| format!("cannot read {}", key.display()))?;
         let key = PrivateKey::from_pem(&text).with_context(|| key.display().to_string())?;

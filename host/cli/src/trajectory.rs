@@ -79,6 +79,7 @@ impl Trajectory {
         Ok(if wrong == 0 { Exit::Done } else { Exit::NotDone })
     }
 
+    /// Writes the trajectories of a rollout to the directory, or to standard output.
     fn write(&self, stored: StoredRollout) -> Result<()> {
         let id = stored.request.id.clone();
         let trajectories = Trajectories::of(stored)?;

@@ -119,6 +119,7 @@ struct Results {
 }
 
 impl Evaluation {
+    /// Reads the manifest of an evaluation.
     fn open(dir: &Path, root: &'static str) -> Result<Self> {
         let path = dir.join("manifest.json");
         if !dir.is_dir() {
@@ -161,6 +162,7 @@ impl Evaluation {
         Ok(results)
     }
 
+    /// Reads the results from a file of this many bytes.
     fn read_results(&self, path: &Path, bytes: u64) -> Result<Results> {
         let settings = &self.manifest.settings;
         let attempts = settings.get("n").and_then(serde_json::Value::as_u64).unwrap_or(1);
@@ -200,6 +202,7 @@ impl Evaluation {
         Ok(Results { bytes, lines, figures })
     }
 
+    /// Returns the figures of the evaluation for its page.
     fn figures(&self, summary: &Summary) -> EvaluationFigures {
         let pair = |name: &str, value: String| (name.to_owned(), value);
         let setting = |name: &str| self.manifest.settings.get(name).and_then(serde_json::Value::as_str);
@@ -254,6 +257,7 @@ impl Evaluation {
         Ok(Some((stored, transcript)))
     }
 
+    /// Renders the page of a rollout, with the conversation if the journal has it.
     fn rollout_page(&self, line: &RowLine, query: &Query) -> Result<String> {
         let number = |name: &str| query.get(name).and_then(|value| value.parse().ok());
         let (turns, log) = (PageOfTurns { number: number("page").unwrap_or(1) }, number("log").unwrap_or(1));
@@ -372,6 +376,7 @@ fn notice(evaluation: &Evaluation, title: &str, reason: String, advice: String) 
 }
 
 impl EvaluationPages {
+    /// Makes the page of an evaluation at a path below its root.
     fn made(&self, evaluation: &Evaluation, path: &str, query: &Query) -> Result<MadePage> {
         let segments: Vec<String> = path.trim_matches('/').split('/').map(decoded).collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();

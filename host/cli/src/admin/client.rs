@@ -123,6 +123,7 @@ impl Client {
         self.send(request.body(Body::wrap_stream(chunks))).await
     }
 
+    /// Sends a request and returns the JSON of the response. An error response becomes [`RequestRefused`].
     async fn send(&self, request: RequestBuilder) -> Result<Value> {
         let unreachable = || format!("{} does not answer", self.base);
         let response = request.send().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;

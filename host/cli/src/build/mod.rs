@@ -66,6 +66,7 @@ impl Build {
         }
     }
 
+    /// Builds the project once, writes the component and checks it.
     fn once(&self) -> Result<Exit> {
         let config = self.load.raw_config()?.resolve()?;
         // Holds intermediate files until the component is written.

@@ -158,6 +158,7 @@ impl Eval {
         }
     }
 
+    /// Runs the rows of the data set, or continues an earlier run in the same directory.
     fn run_rows(&self, plugin: &Path) -> Result<Exit> {
         let started = Instant::now();
         let key = self.model.key()?;
@@ -248,6 +249,7 @@ impl Eval {
         Ok(Some(journal.with_context(|| format!("cannot read the journal {}", dir.display()))?))
     }
 
+    /// Runs the remaining attempts with a progress bar, then writes and prints the summary.
     async fn evaluate(
         &self,
         opened: Opened,
@@ -349,6 +351,8 @@ impl Eval {
         }
     }
 
+    /// Returns the manifest of the run: digests of plugin, grader and data, and all settings that results
+    /// depend on.
     fn manifest(
         &self,
         plugin: &Path,

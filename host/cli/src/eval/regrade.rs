@@ -123,6 +123,8 @@ impl Eval {
         })
     }
 
+    /// Grades the remaining rollouts with a progress bar, then writes the summary and the rewards, and prints the
+    /// comparison of the rewards.
     #[expect(clippy::too_many_arguments, reason = "all of an evaluation, once")]
     async fn grade(
         &self,

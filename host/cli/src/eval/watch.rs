@@ -141,6 +141,7 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Updates the progress bar. Without a terminal, prints a line from time to time.
     fn draw(&self, state: &mut State) {
         let Some(bar) = self.bar.get() else { return };
         let retrying = state.model.retrying.as_ref().or(state.judge.retrying.as_ref());

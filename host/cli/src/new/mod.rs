@@ -315,6 +315,7 @@ impl New {
         commands
     }
 
+    /// Returns the text of the project's README.
     fn readme(&self) -> String {
         let mut text = format!("# {}\n\n```sh\n", self.name);
         for command in self.commands() {

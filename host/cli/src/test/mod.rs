@@ -97,6 +97,7 @@ impl Test {
         }
     }
 
+    /// Runs the row once and shows its conversation.
     fn once(&self) -> Result<Exit> {
         let is_person = self.interactive && self.model.name.is_empty();
         let key = if is_person { None } else { self.model.key()? };
@@ -168,6 +169,7 @@ impl Test {
         Ok(row)
     }
 
+    /// Runs a row and shows it until it ends, the user quits or a stop signal arrives.
     async fn watch(
         &self,
         host: &Host,

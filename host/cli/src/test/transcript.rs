@@ -107,6 +107,7 @@ impl Transcript {
         }
     }
 
+    /// Renders the outcome of a rollout with its samples, warnings and usage.
     fn result(&self, finished: &Finished) -> String {
         let mut out = String::new();
         let mut line = |name: &str, text: &str| out += &format!("{name:<ROLE_WIDTH$}{text}\n");

@@ -126,6 +126,7 @@ impl Validate {
         })
     }
 
+    /// Runs the checks that apply to the parts of the component.
     fn check(
         &self,
         runtime: &Runtime,

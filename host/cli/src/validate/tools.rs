@@ -40,6 +40,7 @@ pub(super) fn check(report: &mut Report, name: &str, tools: &[Value]) {
     }
 }
 
+/// Returns the problems of a tool's definition, each with the code of the Osmosis protocol.
 fn findings(tool: &Value) -> Vec<Finding> {
     let error = |code, what| Finding { code, is_error: true, what };
     let warning = |code, what| Finding { code, is_error: false, what };
