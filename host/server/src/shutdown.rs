@@ -45,6 +45,8 @@ impl Server {
         self.stop(deadlines, false).await
     }
 
+    /// Closes admission and drains. After the first deadline, the remaining rollouts are left to the next
+    /// process with `leaves_rest`, and cancelled without it.
     async fn stop(&self, deadlines: &ShutdownDeadlines, leaves_rest: bool) -> bool {
         let host = self.0.serving.host();
         host.close();

@@ -270,6 +270,7 @@ impl Ui {
         }
     }
 
+    /// Returns the response with the page of an error.
     fn notice(&self, seen: Option<&Seen>, error: NotShown) -> Response {
         let (status, title, reason, advice) = match error {
             NotShown::Missing { title, reason } => {
@@ -401,6 +402,7 @@ fn overview(ui: &Ui, tenants: Vec<TenantLine>) -> HostSource {
     }
 }
 
+/// Returns the data of the page of a tenant or of a server of one plugin.
 fn host_source(
     ui: &Ui,
     scope: Scope,
@@ -431,6 +433,7 @@ fn host_source(
     }
 }
 
+/// Answers with the events of the first page.
 async fn home_events(State(ui): State<Arc<Ui>>, request: Request) -> Response {
     let PageRequest { seen, tenant, .. } = match page_request(&ui, &request, false) {
         Ok(page_request) => page_request,
@@ -487,6 +490,7 @@ fn is_own_form(headers: &HeaderMap) -> bool {
     }
 }
 
+/// Activates a version of a plugin from the form of its page.
 async fn activate(State(ui): State<Arc<Ui>>, Path(name): Path<String>, request: Request) -> Response {
     let PageRequest { seen, tenant, .. } = match page_request(&ui, &request, true) {
         Ok(page_request) => page_request,
@@ -579,6 +583,7 @@ fn is_over(handle: &Handle) -> bool {
     handle.facts().is_none_or(|facts| facts.usage().is_none())
 }
 
+/// Answers with the events of the page of a rollout.
 async fn rollout_events(State(ui): State<Arc<Ui>>, Path(id): Path<String>, request: Request) -> Response {
     let page_request = match page_request(&ui, &request, false) {
         Ok(page_request) => page_request,
