@@ -88,7 +88,7 @@ pub use virtual_clock::{ClockStart, InvalidClockStart};
 pub(crate) use boundary::PastOver;
 pub use boundary::{Boundary, Difference, Diverged, RunLog};
 pub use fork_origin::{Ancestor, ForkOrigin, ForkPoint};
-pub(crate) use gate::CallError;
+pub(crate) use gate::{CallError, ModelCallError};
 pub use host_tools::{HostTool, HostTools, ToolRequest};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};
