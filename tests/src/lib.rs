@@ -24,6 +24,7 @@ mod memory_group;
 mod nats;
 mod oracle;
 mod process;
+mod process_memory;
 mod programs;
 mod raw;
 mod registry;
@@ -45,6 +46,7 @@ pub use memory_group::MemoryGroup;
 pub use nats::TestNats;
 pub use oracle::{Answers, Oracle, OracleRequest};
 pub use process::{Process, Ran, Start, rollout_host, rollout_host_with_open_files};
+pub use process_memory::{instances_rest, memory_kib, page_faults, private_pages};
 pub use programs::{
     client_python, environments, esbuild, example, framework_packages, guest, has_javascript, host_program,
     javascript_engine, javascript_guest, javascript_host, native_wheels, npm_packages, project_root,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use wasmtime::component::{Component, Linker};
 
-use crate::instance::{BusyThreads, InstanceState, Ticker};
+use crate::instance::{BusyThreads, InstanceState, Rester, Ticker};
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
 pub use cache::{CACHE_BYTES_MAX, CacheError, CodeCache};
 pub use compile::{CompileError, Compiler, INVALID_EXIT_CODE, compile};
@@ -59,7 +59,12 @@ impl Engine {
         let engine = wasmtime::Engine::new(&config).map_err(fail)?;
         let linker = crate::instance::linker(&engine).map_err(fail)?;
         let ticker = Ticker::start(&engine).map_err(|error| fail(error.into()))?;
-        let busy = BusyThreads::start(ticker).map_err(|error| fail(error.into()))?;
+        let rester = match plan {
+            MemoryPlan::Pooled => Rester::start().map_err(|error| fail(error.into()))?,
+            // Initial memory is not mapped, or memory may move.
+            MemoryPlan::PooledEager | MemoryPlan::OnDemand => Rester::off(),
+        };
+        let busy = BusyThreads::start(ticker, rester).map_err(|error| fail(error.into()))?;
         Ok(Self { engine, linker: Arc::new(linker), busy, plan })
     }
 

@@ -90,7 +90,7 @@ pub use boundary::{Boundary, RunLog};
 pub(crate) use divergence::PastOver;
 pub use divergence::{Difference, Diverged};
 pub use fork_origin::{Ancestor, ForkOrigin, ForkPoint};
-pub(crate) use gate::CallError;
+pub(crate) use gate::{CallError, ModelCallError};
 pub use host_tools::{HostTool, HostTools, ToolRequest};
 pub use outside::{Live, ModelAccess, Outside};
 pub use past::{Past, Then};

@@ -20,7 +20,8 @@ use tokio::sync::oneshot;
 use tracing::Span;
 
 use super::Ticker;
-use super::cpu::{CpuMeter, Exhausted, PolledOn, Rank, Run, RuntimeShare, Step};
+use super::cpu::{CpuMeter, Exhausted, PolledOn, Rank, RuntimeShare, Step};
+use super::rest::{Rester, Run};
 
 /// Niceness of these threads, relative to the others. High enough that a thread of the runtime gets a core as soon as
 /// it has work, and low enough that a busy guest progresses on a fully loaded machine.
@@ -193,6 +194,7 @@ struct Owner(Arc<Queue>);
 
 struct Queue {
     ticker: Ticker,
+    rester: Rester,
     share: RuntimeShare,
     state: Mutex<State>,
     pushed: Condvar,
@@ -273,11 +275,11 @@ impl Queue {
 
 impl BusyThreads {
     /// Starts one thread for each core.
-    pub(crate) fn start(ticker: Ticker) -> std::io::Result<Self> {
+    pub(crate) fn start(ticker: Ticker, rester: Rester) -> std::io::Result<Self> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         // The runtime has as many threads.
         let share = RuntimeShare::new(threads);
-        let queue = Arc::new(Queue { ticker, share, state: Mutex::default(), pushed: Condvar::new() });
+        let queue = Arc::new(Queue { ticker, rester, share, state: Mutex::default(), pushed: Condvar::new() });
         let owner = Owner(queue.clone());
         for _ in 0..threads {
             let queue = queue.clone();
@@ -295,6 +297,11 @@ impl BusyThreads {
 
     fn ticker(&self) -> &Ticker {
         &self.0.0.ticker
+    }
+
+    /// Returns the thread that puts the memory of waiting guests to rest.
+    pub(super) fn rester(&self) -> &Rester {
+        &self.0.0.rester
     }
 
     fn share(&self) -> &RuntimeShare {
@@ -347,8 +354,12 @@ mod tests {
         }
     }
 
+    fn guest<R>(future: impl Future<Output = R> + Send + 'static) -> Run<R> {
+        Run::new(Box::pin(future), &Rester::off())
+    }
+
     fn busy_threads() -> BusyThreads {
-        BusyThreads::start(Ticker::start(&wasmtime::Engine::default()).unwrap()).unwrap()
+        BusyThreads::start(Ticker::start(&wasmtime::Engine::default()).unwrap(), Rester::off()).unwrap()
     }
 
     fn meter() -> CpuMeter {
@@ -360,7 +371,7 @@ mod tests {
     /// Returns a run that computes for `first`, is interrupted three times, and waits. Its result is the threads that
     /// it ran on: at its start, after each interruption, and at its end.
     fn run_of(first: Duration) -> Run<Vec<String>> {
-        Box::pin(async move {
+        guest(async move {
             let mut threads = vec![here()];
             compute(first);
             for _ in 0..3 {
@@ -391,7 +402,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_guest_that_computes_in_short_stints_moves_and_comes_back_after_a_rest() {
-        let stints: Run<(usize, String)> = Box::pin(async {
+        let stints: Run<(usize, String)> = guest(async {
             let mut stints = 0;
             while here() != "busy-guests" {
                 compute(Duration::from_micros(300));
@@ -430,7 +441,7 @@ mod tests {
         // These occupy the busy threads and ignore ticks.
         let hogs = (0..cores).map(|_| {
             let (threads, released, taken) = (threads.clone(), released.clone(), taken.clone());
-            let hog: Run<()> = Box::pin(async move {
+            let hog: Run<()> = guest(async move {
                 compute(Duration::from_millis(20));
                 interruption().await;
                 taken.send(()).unwrap();
@@ -445,7 +456,7 @@ mod tests {
         let (dropped, gone) = oneshot::channel();
         let dropped = Dropped(Some(dropped));
         let (moved, moves) = oneshot::channel();
-        let stopped: Run<()> = Box::pin(async move {
+        let stopped: Run<()> = guest(async move {
             let _dropped = dropped;
             compute(Duration::from_millis(20));
             moved.send(()).unwrap();

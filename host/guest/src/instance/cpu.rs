@@ -6,7 +6,6 @@
 //! the machine as one that never waits.
 
 use std::cell::RefCell;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -17,10 +16,8 @@ use wasmtime::UpdateDeadline;
 
 use super::Ticker;
 use super::memory::StackCharge;
+use super::rest::Run;
 use crate::imports::Record;
-
-/// The future of a running guest.
-pub(super) type Run<R> = Pin<Box<dyn Future<Output = R> + Send>>;
 
 /// Time after which use counts for a third; after five times as long it counts for nothing. It is long enough to add up
 /// short computations between waits, and short enough that a guest that computed for a second is soon treated like the
@@ -205,6 +202,7 @@ impl CpuMeter {
         polled_on: PolledOn<'_>,
         ticker: &Ticker,
     ) -> Step<R> {
+        let Some(mut guest) = run.awake(cx) else { return Step::Waits };
         let _watched = ticker.watch();
         let began = Instant::now();
         let (turn, stopped) = match polled_on {
@@ -217,7 +215,7 @@ impl CpuMeter {
         UNDER_WAY.set(Some(UnderWay { began, turn, stopped, interrupted: false }));
         crate::stack::forget_place();
         let before = thread_cpu_time();
-        let polled = run.as_mut().poll(cx);
+        let polled = guest.poll(cx);
         let took = thread_cpu_time().saturating_sub(before);
         let interrupted = UNDER_WAY.take().is_some_and(|poll| poll.interrupted);
         self.used += took;
@@ -234,7 +232,10 @@ impl CpuMeter {
             Poll::Ready(result) => Step::Over(Ok(result)),
             Poll::Pending if self.used > self.budget => Step::Over(Err(Exhausted)),
             Poll::Pending if interrupted => Step::Goes,
-            Poll::Pending => Step::Waits,
+            Poll::Pending => {
+                guest.waits();
+                Step::Waits
+            }
         }
     }
 }

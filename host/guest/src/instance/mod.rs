@@ -15,19 +15,20 @@ mod error;
 mod memory;
 mod native;
 mod permit;
+mod rest;
 mod ticker;
+mod waits;
 mod workflow;
 
 use std::any::Any;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 use wasmtime::Store;
-use wasmtime::component::{Component, Instance, InstancePre, Linker, Resource};
-use wasmtime_wasi::p2::DynPollable;
-use wasmtime_wasi::p2::bindings::io::poll as wasi_poll;
+use wasmtime::component::{Component, Instance, InstancePre, Linker};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::imports::bindings::exports::rollout::plugin::{
@@ -36,7 +37,6 @@ use crate::imports::bindings::exports::rollout::plugin::{
 };
 use crate::imports::bindings::rollout::plugin::types;
 use crate::imports::{self, Imports, Record};
-use crate::stack;
 pub use agent_loop::{LoopOutcome, LoopRequest};
 pub(crate) use busy::BusyThreads;
 use cpu::CpuMeter;
@@ -50,6 +50,8 @@ pub(crate) use memory::{ASYNC_STACK_BYTES, CORE_INSTANCES_MAX, MEMORIES_MAX, TAB
 use memory::{MemoryCharge, MemoryLimit, StackCharge};
 pub use native::{NativeAgent, NativeCall, NativeReply};
 pub use permit::Permit;
+pub(crate) use rest::Rester;
+use rest::Run;
 use rollout_core::limits::Limits;
 pub(crate) use ticker::Ticker;
 pub use workflow::WorkflowOutcome;
@@ -72,32 +74,10 @@ impl WasiView for InstanceState {
 pub(crate) fn linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<InstanceState>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
-    note_waits(&mut linker)?;
     imports::refuse_sockets(&mut linker, |state: &mut InstanceState| &mut state.imports)?;
     imports::add_to_linker(&mut linker, |state: &mut InstanceState| &mut state.imports)?;
+    waits::note(&mut linker)?;
     Ok(linker)
-}
-
-/// Replaces WASI's functions that let a guest wait with ones that store the address of the guest's stack first.
-fn note_waits(linker: &mut Linker<InstanceState>) -> wasmtime::Result<()> {
-    linker.allow_shadowing(true);
-    let mut poll = linker.instance("wasi:io/poll@0.2.12")?;
-    poll.func_wrap_async("poll", |mut store, (pollables,): (Vec<Resource<DynPollable>>,)| {
-        Box::new(async move {
-            stack::note_place();
-            let table = &mut store.data_mut().imports.table;
-            Ok((wasi_poll::Host::poll(table, pollables).await?,))
-        })
-    })?;
-    poll.func_wrap_async("[method]pollable.block", |mut store, (pollable,): (Resource<DynPollable>,)| {
-        Box::new(async move {
-            stack::note_place();
-            let table = &mut store.data_mut().imports.table;
-            wasi_poll::HostPollable::block(table, pollable).await
-        })
-    })?;
-    linker.allow_shadowing(false);
-    Ok(())
 }
 
 /// The contract's exports that a component has.
@@ -466,12 +446,13 @@ async fn within<R: Send + 'static>(
     deadline: Option<Instant>,
     (record, limits): (Arc<Record>, Arc<Limits>),
     stack: StackCharge,
-    run: cpu::Run<Result<R, RunError>>,
+    run: Pin<Box<dyn Future<Output = Result<R, RunError>> + Send>>,
 ) -> Result<R, RunError> {
     let budget = limits.guest_cpu_time_max;
     let _wall_time = record.meter().wall_time();
     let metered = async {
         let meter = CpuMeter::new(record.clone(), budget, stack);
+        let run = Run::new(run, plugin.0.busy.rester());
         match busy::run(&plugin.0.busy, meter, run).await {
             Ok(result) => result,
             Err(cpu::Exhausted) => Err(RunError::Cpu(budget.as_secs_f64())),

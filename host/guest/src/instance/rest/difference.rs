@@ -1,0 +1,183 @@
+//! The difference between the private pages of a memory and the file that is mapped there.
+
+use std::ops::Range;
+use std::{ptr, slice};
+
+use super::pages::{PageMap, give_back};
+
+/// Number of pages that are copied, returned and compared together.
+const PAGES_AT_ONCE: usize = 16;
+
+/// Bytes of a part that is compared as a whole before its words are.
+const PART_BYTES: usize = 64;
+
+const WORD_BYTES: usize = 4;
+
+/// Content of memory that differs from what is mapped: runs of words, each with its distance from the end of the
+/// previous one, its number of bytes, and its bytes. The first distance is an address.
+#[derive(Debug, Default)]
+pub(super) struct Difference {
+    encoded: Vec<u8>,
+    /// Address of the end of the last run.
+    end: usize,
+}
+
+/// Numbers of one [`Difference::take`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    /// Number of pages that were returned to the kernel.
+    pub(super) pages: usize,
+    /// Number of private pages that stayed, because they have little in common with the mapped ones.
+    pub(super) dense_pages: usize,
+}
+
+impl Difference {
+    /// Returns the pages in these runs to the kernel and keeps the difference. Stops early if `is_wanted` returns true:
+    /// then the remaining pages stay as they are.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are private pages of a writable mapping, and nothing else reads or writes them until
+    /// [`Self::restore`] has been called.
+    pub(super) unsafe fn take(
+        &mut self,
+        pages: &PageMap,
+        runs: &[Range<usize>],
+        is_wanted: impl Fn() -> bool,
+    ) -> std::io::Result<Taken> {
+        let page_bytes = pages.page_bytes();
+        let mut copy = Vec::with_capacity(PAGES_AT_ONCE * page_bytes);
+        let mut taken = Taken::default();
+        let batches = runs.iter().flat_map(|run| {
+            let starts = run.clone().step_by(PAGES_AT_ONCE * page_bytes);
+            starts.map(|start| start..run.end.min(start + PAGES_AT_ONCE * page_bytes))
+        });
+        for batch in batches {
+            if is_wanted() {
+                break;
+            }
+            copy.clear();
+            // SAFETY: the caller's.
+            copy.extend_from_slice(unsafe { memory(&batch) });
+            // SAFETY: the caller's. All of the content is in the copy.
+            let returned = unsafe { give_back(batch.clone()) };
+            if let Err(error) = returned {
+                // SAFETY: the caller's. Some of the pages may have been returned.
+                unsafe { write(batch.start, &copy) };
+                return Err(error);
+            }
+            for (start, copy) in batch.step_by(page_bytes).zip(copy.chunks_exact(page_bytes)) {
+                let (length, end) = (self.encoded.len(), self.end);
+                // SAFETY: the caller's.
+                self.add(start, copy, unsafe { memory(&(start..start + page_bytes)) });
+                if self.encoded.len() - length > page_bytes / 4 * 3 {
+                    self.encoded.truncate(length);
+                    self.end = end;
+                    // SAFETY: the caller's.
+                    unsafe { write(start, copy) };
+                    taken.dense_pages += 1;
+                } else {
+                    taken.pages += 1;
+                }
+            }
+        }
+        self.encoded.shrink_to_fit();
+        Ok(taken)
+    }
+
+    /// Returns its size in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.encoded.len()
+    }
+
+    /// Writes the difference back.
+    ///
+    /// # Safety
+    ///
+    /// The memory that was given to [`Self::take`] is still mapped, and nothing else reads or writes it.
+    pub(super) unsafe fn restore(self) {
+        let mut rest = self.encoded.as_slice();
+        let mut address = 0;
+        while !rest.is_empty() {
+            address += number(&mut rest);
+            let length = number(&mut rest);
+            let (run, after) = rest.split_at(length);
+            // SAFETY: the caller's; the run was read from this address.
+            unsafe { write(address, run) };
+            address += length;
+            rest = after;
+        }
+    }
+
+    /// Adds the words of a page that differ from the mapped ones.
+    fn add(&mut self, start: usize, page: &[u8], mapped: &[u8]) {
+        let mut run: Option<Range<usize>> = None;
+        for (part, (own, other)) in page.chunks(PART_BYTES).zip(mapped.chunks(PART_BYTES)).enumerate() {
+            if own == other {
+                continue;
+            }
+            let words = own.chunks(WORD_BYTES).zip(other.chunks(WORD_BYTES)).enumerate();
+            for (word, _) in words.filter(|(_, (own, other))| own != other) {
+                let at = part * PART_BYTES + word * WORD_BYTES;
+                match run.as_mut().filter(|run| run.end == at) {
+                    Some(run) => run.end += WORD_BYTES,
+                    None => {
+                        self.push(start, page, run.take());
+                        run = Some(at..at + WORD_BYTES);
+                    }
+                }
+            }
+        }
+        self.push(start, page, run);
+    }
+
+    fn push(&mut self, start: usize, page: &[u8], run: Option<Range<usize>>) {
+        let Some(run) = run else { return };
+        self.push_number(start + run.start - self.end);
+        self.push_number(run.len());
+        self.end = start + run.end;
+        self.encoded.extend_from_slice(&page[run]);
+    }
+
+    /// Appends a number, 7 bits a byte, the lowest first.
+    fn push_number(&mut self, mut number: usize) {
+        while number >= 0x80 {
+            self.encoded.push((number & 0x7f) as u8 | 0x80);
+            number >>= 7;
+        }
+        self.encoded.push(number as u8);
+    }
+}
+
+/// Reads a number of [`Difference::push_number`].
+fn number(from: &mut &[u8]) -> usize {
+    let mut number = 0;
+    let mut shift = 0;
+    while let Some((byte, rest)) = from.split_first() {
+        *from = rest;
+        number |= usize::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte & 0x80 == 0 {
+            break;
+        }
+    }
+    number
+}
+
+/// # Safety
+///
+/// The addresses are mapped and readable, and nothing writes them while the slice exists.
+unsafe fn memory<'a>(addresses: &Range<usize>) -> &'a [u8] {
+    // SAFETY: the caller's.
+    unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(addresses.start), addresses.len()) }
+}
+
+/// # Safety
+///
+/// The addresses from `start` on are mapped and writable, and nothing else uses them.
+unsafe fn write(start: usize, bytes: &[u8]) {
+    // SAFETY: the caller's; a guest's memory does not overlap the host's.
+    unsafe {
+        ptr::copy_nonoverlapping(bytes.as_ptr(), ptr::with_exposed_provenance_mut(start), bytes.len());
+    }
+}
