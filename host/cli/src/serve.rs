@@ -332,7 +332,7 @@ impl Serve {
         let worker = own_log.map(|log| {
             let adopter = (!is_adopted).then(|| adopt::Adopter::new(host.budget().clone()));
             let _within = runtime.enter();
-            log.announce(server.clone(), adopter)
+            log.announce(adopter)
         });
         let any = AnyServer::One(server.clone());
         let serving = serve(&config, &any, callers_max, socket, traces);
@@ -341,11 +341,12 @@ impl Serve {
         } else {
             runtime.block_on(serving)
         };
+        // Rollouts that are left to the next process end with the journal, and are not over.
+        let is_idle = server.is_idle();
         if let Some(journal) = journal_handle {
             journal.close();
         }
         if let Some(worker) = worker {
-            let is_idle = server.is_idle();
             runtime.block_on(worker.leave(is_idle));
             if is_adopted
                 && is_idle

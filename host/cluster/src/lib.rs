@@ -24,7 +24,7 @@ mod settings;
 mod storage;
 mod writer;
 
-pub use check::check;
+pub use check::{check, connect_checked};
 pub use claim::{Claim, ClaimedLog, Heartbeats};
 pub use connect::Cluster;
 pub use entry::WorkerState;

@@ -1,6 +1,6 @@
 //! `serve --role`, a server among several machines.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rollout_assembly::config::{ClusterSettings, Config, Role, is_worker_name};
+use rollout_assembly::config::{Advertised, ClusterSettings, Config, Role, is_worker_name};
 use rollout_cluster::{ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity, WorkerState};
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
-use rollout_server::{Access, Server, WorkerIdentity};
+use rollout_server::{Access, WorkerIdentity};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -117,9 +117,6 @@ const REBUILT: &str = "replicated";
 /// Name of the journal in the replicated log.
 const JOURNAL: &str = "journal";
 
-/// Interval at which a worker's free slots are counted.
-const LOAD_INTERVAL: Duration = Duration::from_secs(1);
-
 /// The replicated log of this worker.
 pub(super) struct OwnLog {
     claimed: ClaimedLog,
@@ -127,13 +124,13 @@ pub(super) struct OwnLog {
     journal: PathBuf,
     heartbeats: Heartbeats,
     cluster: Cluster,
-    states: watch::Sender<WorkerState>,
     lock: File,
 }
 
 /// Connects to NATS, and refuses weak settings unless the operator accepts them.
 async fn connect(settings: &ClusterSettings) -> Result<Cluster> {
-    for finding in rollout_cluster::check(settings).await {
+    let (findings, cluster) = rollout_cluster::connect_checked(settings).await;
+    for finding in findings {
         let Finding { check, severity, finding, advice } = finding;
         let advice = advice.map(|advice| format!("; {advice}")).unwrap_or_default();
         match severity {
@@ -142,7 +139,7 @@ async fn connect(settings: &ClusterSettings) -> Result<Cluster> {
             Severity::Failure => bail!("{check}: {finding}{advice}"),
         }
     }
-    Ok(Cluster::connect(settings.clone()).await?)
+    cluster.context("NATS cannot be used")
 }
 
 /// Claims the log of this worker and writes its journal from it. Returns `None` if logs are not replicated. An earlier
@@ -168,12 +165,11 @@ pub(super) async fn claim_log(
     let url = advertised(config, listen)?;
     let cluster = connect(nats).await?;
     let version = env!("CARGO_PKG_VERSION").to_owned();
-    let state = WorkerState { url, version, ..WorkerState::default() };
+    let state = WorkerState { url, version };
     let lock = lock(&settings.path)?;
     let claimed = cluster.claim(adopt::claim(&name), &state).await?;
     // Reading the log may take longer than a lease.
-    let (states, state_news) = watch::channel(state);
-    let heartbeats = claimed.announce(state_news);
+    let heartbeats = claimed.announce();
     // Logs of others that an earlier process with this name continued are in NATS.
     let adopted = adopt::folder(&settings.path);
     remove(&adopted).with_context(|| format!("cannot remove {}", adopted.display()))?;
@@ -186,7 +182,7 @@ pub(super) async fn claim_log(
     tracing::info!(log = name, epoch = claimed.epoch(), records, "the log was claimed");
     let writer = Arc::new(claimed.writer());
     let journal = root.join(JOURNAL);
-    Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, states, lock }))
+    Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, lock }))
 }
 
 /// Locks the directory in which the journal is written from the log, so that no other worker writes there.
@@ -225,8 +221,9 @@ fn advertised(config: &Config, listen: SocketAddr) -> Result<String> {
         let scheme = if config.tls.is_some() { "https" } else { "http" };
         return Ok(format!("{scheme}://{listen}"));
     };
+    let Advertised { url, has_port } = url;
     let mut url = url.clone();
-    if url.port().is_none() {
+    if !has_port {
         let _ = url.set_port(Some(listen.port()));
     }
     Ok(url.as_str().trim_end_matches('/').to_owned())
@@ -252,25 +249,16 @@ impl OwnLog {
         Ok((Some(journal), Some(unfinished)))
     }
 
-    /// Announces the load of the worker, stops this process when its log is taken over, and takes over
-    /// the logs of dead workers if there is an adopter. Must be called within the runtime.
-    pub(super) fn announce(self, server: Server, adopter: Option<Adopter>) -> Announced {
-        let Self { claimed, heartbeats, writer, cluster, states, lock, journal: _ } = self;
+    /// Stops this process when its log is taken over, and takes over the logs of dead workers if there is an adopter. Must
+    /// be called within the runtime.
+    pub(super) fn announce(self, adopter: Option<Adopter>) -> Announced {
+        let Self { claimed, heartbeats, writer, cluster, lock, journal: _ } = self;
         let own = claimed.log().to_owned();
         let watched = writer.clone();
         tokio::spawn(async move {
             let why = watched.fenced().await;
             tracing::error!(%why, "this worker's log was taken over or cannot be continued; stopping all rollouts");
             exit_fenced();
-        });
-        tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(LOAD_INTERVAL);
-            loop {
-                ticks.tick().await;
-                let load = server.load();
-                let free = load.max_concurrent.saturating_sub(load.running + load.queued);
-                states.send_modify(|state| state.free_slots = BTreeMap::from([(String::new(), free)]));
-            }
         });
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
         Announced { heartbeats, adopting, _writer: writer, _lock: lock }
@@ -304,7 +292,8 @@ pub(super) struct Announced {
 
 impl Announced {
     /// Ends the heartbeats. A log without live rollouts and unread results is removed from the list; another one is
-    /// continued by the next process of this name, or by another worker after the lease.
+    /// continued by the next process of this name, or by another worker after the lease. `is_idle` says which, as it was
+    /// before the journal was closed: rollouts end when it is, and none of them is over.
     pub(super) async fn leave(self, is_idle: bool) {
         if let Some(adopting) = self.adopting {
             adopting.abort();

@@ -25,7 +25,7 @@ use futures_util::future::join_all;
 use reqwest::{Client, Url};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -39,7 +39,7 @@ use forward::{Forwarded, SendError, pass_on};
 use target::Target;
 use workers::{LogPlace, Worker, Workers};
 
-use rollout_core::budget::Budget;
+use rollout_core::budget::{Budget, Charge, Use};
 use rollout_core::telemetry::TEXT_FORMAT;
 use rollout_outbound::{ClientError, Secret, cluster_client};
 use rollout_wire::id::RolloutId;
@@ -53,6 +53,12 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Maximum time for an answer that is combined with others.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum number of requests to all workers at once, such as cancellations. More wait.
+const COMBINED_MAX: usize = 16;
+
+/// Memory of a request besides its headers and its body: its tasks, and the buffers of its connection to a worker.
+const REQUEST_BYTES: usize = 16 << 10;
 
 /// Settings of a gateway.
 pub struct GatewaySettings {
@@ -82,6 +88,8 @@ struct Inner {
     workers: Arc<Workers>,
     budget: Budget,
     bodies: Bodies,
+    /// Permits for requests to all workers, whose answers are held together.
+    combined: Semaphore,
     /// Cancelled when the gateway stops: waiting polls are answered and no rollout is admitted.
     stopping: CancellationToken,
 }
@@ -105,6 +113,7 @@ impl Gateway {
             client,
             budget: Budget::new(settings.memory_bytes),
             bodies: Bodies::default(),
+            combined: Semaphore::new(COMBINED_MAX),
             stopping: CancellationToken::new(),
             settings,
         })))
@@ -188,10 +197,14 @@ impl Gateway {
         let caller = request.extensions().get::<Caller>().cloned();
         let (mut parts, body) = request.into_parts();
         let read = Body::<BODY_BYTES_MAX>::from_request(Request::from_parts(parts.clone(), body), self);
-        let (body, charge) = match read.await {
+        let (body, mut charge) = match read.await {
             Ok(body) => body.into_parts(),
             Err(refused) => return Ok(osmosis::body_refused(refused)),
         };
+        // A poll waits with all of this.
+        if charge.grow(REQUEST_BYTES + headers_bytes(&parts.headers)).is_err() {
+            return Ok(no_memory(&target, &path));
+        }
         let request = Forwarded::new(&mut parts, body.into(), Some(charge));
         Ok(match target {
             Target::New => self.start(&path, request).await,
@@ -402,18 +415,44 @@ impl Gateway {
         self.not_all("none is left")
     }
 
+    /// Waits for a permit for a request to all workers. Returns `None` if that takes too long.
+    async fn combined(&self) -> Option<SemaphorePermit<'_>> {
+        tokio::time::timeout(ANSWER_TIME_MAX, self.0.combined.acquire()).await.ok()?.ok()
+    }
+
+    /// Reads an answer that is combined with others, within the memory budget. Returns `None` if it is too long or breaks
+    /// off.
+    async fn read(&self, mut answer: reqwest::Response) -> Option<(Vec<u8>, Charge)> {
+        let reading = async {
+            let mut bytes = Vec::new();
+            let mut charge = self.0.budget.charge(Use::Request, 0).ok()?;
+            while let Some(chunk) = answer.chunk().await.ok()? {
+                charge.grow(chunk.len()).ok()?;
+                bytes.extend_from_slice(&chunk);
+                if bytes.len() > ANSWER_BYTES_MAX {
+                    return None;
+                }
+            }
+            Some((bytes, charge))
+        };
+        tokio::time::timeout(ANSWER_TIME_MAX, reading).await.ok().flatten()
+    }
+
     /// Passes a cancellation to all workers.
     async fn cancel(&self, request: &Forwarded) -> Response {
+        let Some(_permit) = self.combined().await else {
+            return self.not_all("many requests to all workers wait, and the rollouts may not be cancelled");
+        };
         let candidates = self.0.workers.candidates();
         let asked = candidates.len();
         let send = |worker: Arc<Worker>| async move {
             let answer = self.send_while_up(request, &worker).await.ok()?;
             let status = answer.status();
-            Some((status, read(answer).await?))
+            Some((status, self.read(answer).await?))
         };
         let answers = join_all(candidates.into_iter().map(|candidate| send(candidate.worker))).await;
         let mut values = Vec::new();
-        for (status, body) in answers.into_iter().flatten() {
+        for (status, (body, _charge)) in answers.into_iter().flatten() {
             if status != StatusCode::OK {
                 return (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
             }
@@ -454,9 +493,13 @@ impl Gateway {
             async move {
                 let answer = self.send_while_up(request, &worker).await.ok()?;
                 let is_success = answer.status().is_success();
-                let text = read(answer).await.filter(|_| is_success)?;
+                let (text, _charge) = self.read(answer).await.filter(|_| is_success)?;
                 Some((worker.name(), String::from_utf8_lossy(&text).into_owned()))
             }
+        };
+        // Without a permit, the gateway's own series are all there is.
+        let Some(_permit) = self.combined().await else {
+            return ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response();
         };
         let candidates = self.0.workers.candidates();
         let texts = join_all(candidates.into_iter().map(|candidate| read_one(candidate.worker))).await;
@@ -471,19 +514,22 @@ fn decoded(id: &str) -> Cow<'_, str> {
     percent_encoding::percent_decode_str(id).decode_utf8_lossy()
 }
 
-/// Reads an answer that is combined with others. Returns `None` if it is too long or breaks off.
-async fn read(mut answer: reqwest::Response) -> Option<Vec<u8>> {
-    let reading = async {
-        let mut bytes = Vec::new();
-        while let Some(chunk) = answer.chunk().await.ok()? {
-            bytes.extend_from_slice(&chunk);
-            if bytes.len() > ANSWER_BYTES_MAX {
-                return None;
-            }
-        }
-        Some(bytes)
-    };
-    tokio::time::timeout(ANSWER_TIME_MAX, reading).await.ok().flatten()
+/// Returns the size of headers as a caller sends them and as they are passed on.
+fn headers_bytes(headers: &HeaderMap) -> usize {
+    2 * headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>()
+}
+
+/// Refuses a request for which there is no memory. A poll is answered at once, because an error may be final for its caller.
+fn no_memory(target: &Target<'_>, path: &str) -> Response {
+    const DETAIL: &str = "the gateway has no memory for more requests at present; retry later";
+    match target {
+        Target::Poll(id) => match RolloutId::parse(decoded(id)) {
+            Ok(rollout) => osmosis::unfinished(&rollout),
+            Err(_) => RequestRefused::NoRoute.into_response(),
+        },
+        Target::New if starts_rollouts(path) => not_admitted(DETAIL),
+        _ => RequestRefused::NoRoom(DETAIL.to_owned()).into_response(),
+    }
 }
 
 /// Returns a member of a body that is a JSON object. The body is read in place, because it may have millions of members.
