@@ -440,7 +440,8 @@ async fn a_worker_that_is_stopped_with_rollouts_leaves_its_log_to_others() {
         nats.urls()
     );
     let journal = "drain-secs = 0.05\n[journal]\ndir = 'journal'\nkey-env = 'JOURNAL_KEY'\n";
-    let serve = worker("conform", "w0").variable("JOURNAL_KEY", "a key").config(&format!("{journal}{section}"));
+    let serve =
+        worker("conform", "w0").variable("JOURNAL_KEY", "a key").config(&format!("{journal}{section}"));
     let mut host = serve.clone().start().await;
     let gateway = gateway(gateway_to(&[]).config(&section), 1).await;
     let settings = ClusterSettings {
@@ -466,7 +467,6 @@ async fn a_worker_that_is_stopped_with_rollouts_leaves_its_log_to_others() {
     controller.release();
     let results = join_all(admitted.iter().map(|admitted| gateway.result(admitted))).await;
     assert!(results.iter().all(|result| result["sample"]["reward"] == 1.0), "{results:#?}");
-
 
     // The list has had the log all the time.
     in_time("the last claim", async {

@@ -360,9 +360,11 @@ impl Serve {
 
     fn serve_many(&self, runtime: &Runtime, dir: &Path, prepared: Prepared) -> Result<Exit> {
         let Prepared { config, raw, socket, .. } = prepared;
+        let address = socket.0.local_addr().context("cannot determine the server's address")?;
+        let share = runtime.block_on(cluster::share_catalog(&config, address))?;
         let (tenants, admin) = {
             let _within = runtime.enter();
-            self.tenants(dir, raw, &config)?
+            self.tenants(dir, raw, &config, share.as_ref())?
         };
         let traces = self.traces.start(runtime, tenants.metrics())?;
         if let Some(traces) = &traces {
@@ -372,9 +374,17 @@ impl Serve {
         let resumed = tenants.clone();
         runtime.spawn(async move { resumed.run().await });
         let callers_max = callers_max(tenants.slots());
+        let worker = share.map(|share| {
+            let _within = runtime.enter();
+            share.follow(tenants.clone())
+        });
         let serves = AnyServer::Many(tenants.clone(), admin);
         let exit = runtime.block_on(serve(&config, &serves, callers_max, socket, traces));
+        let is_idle = tenants.is_idle();
         tenants.close();
+        if let Some(worker) = worker {
+            runtime.block_on(worker.leave(is_idle));
+        }
         exit
     }
 

@@ -108,7 +108,8 @@ pub(crate) fn is_wrong_last(error: &(dyn StdError + 'static)) -> bool {
         let kind = error.downcast_ref::<PublishError>().map(PublishError::kind);
         let code = error.downcast_ref::<ServerError>().map(ServerError::error_code);
         let is_code = |code| {
-            [ErrorCode::STREAM_WRONG_LAST_SEQUENCE, ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT].contains(&code)
+            [ErrorCode::STREAM_WRONG_LAST_SEQUENCE, ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT]
+                .contains(&code)
         };
         kind == Some(PublishErrorKind::WrongLastSequence) || code.is_some_and(is_code)
     };
@@ -124,7 +125,8 @@ mod tests {
     #[test]
     fn both_codes_of_a_wrong_last_sequence_are_recognized_wherever_they_are() {
         let check = |code: u64, expected: bool| {
-            let text = format!(r#"{{"code": 400, "err_code": {code}, "description": "wrong last sequence"}}"#);
+            let text =
+                format!(r#"{{"code": 400, "err_code": {code}, "description": "wrong last sequence"}}"#);
             let server = || serde_json::from_str::<ServerError>(&text).unwrap();
             assert_eq!(is_wrong_last(&server()), expected, "{code}");
             let publish = || PublishError::with_source(PublishErrorKind::Other, server());

@@ -244,13 +244,8 @@ mod tests {
     fn a_lease_runs_only_while_nats_can_be_reached() {
         let start = Instant::now();
         let at = |seconds: u32| start + SECOND * seconds;
-        let member = Member {
-            log: "a".to_owned(),
-            owner: WorkerState::default(),
-            epoch: 1,
-            revision: 1,
-            seen: at(0),
-        };
+        let member =
+            Member { log: "a".to_owned(), owner: WorkerState::default(), epoch: 1, revision: 1, seen: at(0) };
         let mut state = State { members: BTreeMap::new(), reached: None, reached_since: None };
         let expired =
             |state: &State, seconds| state.is_expired(&member, at(seconds), SECOND * 30, SECOND * 15);

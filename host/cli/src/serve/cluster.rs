@@ -10,11 +10,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rollout_assembly::config::{Advertised, ClusterSettings, Config, Role, is_worker_name};
-use rollout_cluster::{ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity, WorkerState};
+use rollout_catalog::SharedLog;
+use rollout_cluster::{
+    CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity,
+    WorkerState,
+};
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
+use rollout_server::tenants::Tenants;
 use rollout_server::{Access, WorkerIdentity};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -45,11 +50,11 @@ impl Serve {
             Role::Gateway if self.plugin.is_some() || self.catalog.is_some() => {
                 bail!("--role gateway: a gateway runs no rollouts; give the plugin to the workers")
             }
-            Role::Worker if self.catalog.is_some() => {
-                bail!("--role worker: a worker serves one plugin; a catalog is for a server alone")
+            Role::Worker if self.catalog.is_some() && config.cluster.nats.is_none() => {
+                bail!("--role worker: workers share a catalog on NATS servers; name them in [cluster.nats]")
             }
-            Role::Worker if self.plugin.is_none() => {
-                bail!("--role worker: a worker needs the plugin that it serves")
+            Role::Worker if self.plugin.is_none() && self.catalog.is_none() => {
+                bail!("--role worker: a worker needs the plugin that it serves, or --catalog")
             }
             Role::Gateway | Role::Worker => Ok(()),
         }
@@ -152,7 +157,6 @@ pub(super) async fn claim_log(
     let Some(nats) = config.cluster.nats.as_ref().filter(|_| config.cluster.role == Role::Worker) else {
         return Ok(None);
     };
-    let name = worker_name(config)?;
     let Some(settings) = config.journal.settings(artifact_root) else {
         bail!("cluster.nats: a replicated log needs a journal; give its directory with --journal");
     };
@@ -162,14 +166,9 @@ pub(super) async fn claim_log(
              journal.key-env to the environment variable with a key that all workers share"
         );
     }
-    let url = advertised(config, listen)?;
-    let cluster = connect(nats).await?;
-    let version = env!("CARGO_PKG_VERSION").to_owned();
-    let state = WorkerState { url, version };
     let lock = lock(&settings.path)?;
-    let claimed = cluster.claim(adopt::claim(&name), &state).await?;
     // Reading the log may take longer than a lease.
-    let heartbeats = claimed.announce();
+    let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen, false).await?;
     // Logs of others that an earlier process with this name continued are in NATS.
     let adopted = adopt::folder(&settings.path);
     remove(&adopted).with_context(|| format!("cannot remove {}", adopted.display()))?;
@@ -183,6 +182,115 @@ pub(super) async fn claim_log(
     let writer = Arc::new(claimed.writer());
     let journal = root.join(JOURNAL);
     Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, lock }))
+}
+
+/// A claimed log, with its heartbeats.
+struct Claimed {
+    name: String,
+    cluster: Cluster,
+    claimed: ClaimedLog,
+    heartbeats: Heartbeats,
+}
+
+/// Connects to NATS and claims the log of this worker. `is_local` is whether its journals are on this machine only.
+async fn claim(
+    config: &Config,
+    nats: &ClusterSettings,
+    listen: SocketAddr,
+    is_local: bool,
+) -> Result<Claimed> {
+    let name = worker_name(config)?;
+    let url = advertised(config, listen)?;
+    let cluster = connect(nats).await?;
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let claimed = cluster.claim(adopt::claim(&name), &WorkerState { url, version, is_local }).await?;
+    let heartbeats = claimed.announce();
+    Ok(Claimed { name, cluster, claimed, heartbeats })
+}
+
+/// Interval at which the catalog is read although no change was reported. Reports may be lost.
+const CATALOG_INTERVAL: Duration = Duration::from_secs(5);
+
+/// This worker's part in a catalog that all workers share.
+pub(super) struct CatalogShare {
+    log: CatalogLog,
+    changes: CatalogChanges,
+    members: Members,
+    claimed: ClaimedLog,
+    heartbeats: Heartbeats,
+    writer: Arc<LogWriter>,
+}
+
+/// Claims the log of a worker with a catalog, and returns the log of the catalog. Returns `None` if this server is alone.
+pub(super) async fn share_catalog(config: &Config, listen: SocketAddr) -> Result<Option<CatalogShare>> {
+    let Some(nats) = config.cluster.nats.as_ref().filter(|_| config.cluster.role == Role::Worker) else {
+        return Ok(None);
+    };
+    if config.journal.key_env().is_none() {
+        bail!(
+            "cluster.nats: workers that share a catalog seal its secrets with one key; set journal.key-env to the \
+             environment variable with a key that all workers share"
+        );
+    }
+    let Claimed { name: _, cluster, claimed, heartbeats } = claim(config, nats, listen, true).await?;
+    let log = cluster.catalog().await?;
+    // Before the catalog is read, so that no change is missed.
+    let changes = log.changes().await?;
+    let members = cluster.members().await?;
+    // Nothing but the signs of life is in the log.
+    let writer = Arc::new(claimed.writer());
+    Ok(Some(CatalogShare { log, changes, members, claimed, heartbeats, writer }))
+}
+
+impl CatalogShare {
+    /// Returns the log of the catalog.
+    pub(super) fn log(&self) -> Arc<dyn SharedLog> {
+        Arc::new(self.log.clone())
+    }
+
+    /// Returns the identity of this worker.
+    pub(super) fn identity(&self, config: &Config) -> Result<WorkerIdentity> {
+        let (name, log) = (worker_name(config)?, self.claimed.log().to_owned());
+        tracing::info!(
+            worker = name,
+            log,
+            epoch = self.claimed.epoch(),
+            "running rollouts of tenants for gateways"
+        );
+        Ok(WorkerIdentity { name, log, epoch: self.claimed.epoch(), key: cluster_key(config)? })
+    }
+
+    /// Follows the changes of other workers, and stops this process when its log is taken over. Must be called within the
+    /// runtime.
+    pub(super) fn follow(self, tenants: Tenants) -> Announced {
+        let Self { log: _, mut changes, mut members, claimed: _, heartbeats, writer } = self;
+        stop_when_fenced(writer.clone());
+        let followed = tenants.clone();
+        tokio::spawn(async move {
+            loop {
+                changes.next(CATALOG_INTERVAL).await;
+                followed.refresh().await;
+            }
+        });
+        tokio::spawn(async move {
+            loop {
+                members.changed().await;
+                let expired = members.expired().len();
+                let alive = members.list().len().saturating_sub(expired).max(1);
+                tenants.set_workers(u32::try_from(alive).unwrap_or(u32::MAX));
+            }
+        });
+        Announced { heartbeats, adopting: None, _writer: writer, _lock: None }
+    }
+}
+
+/// Ends this process when its log is taken over. Must be called within the runtime.
+fn stop_when_fenced(writer: Arc<LogWriter>) {
+    tokio::spawn(async move {
+        let why = writer.fenced().await;
+        tracing::error!(%why, "this worker's log was taken over or cannot be continued; stopping all rollouts");
+        exit_fenced();
+    });
 }
 
 /// Locks the directory in which the journal is written from the log, so that no other worker writes there.
@@ -254,14 +362,9 @@ impl OwnLog {
     pub(super) fn announce(self, adopter: Option<Adopter>) -> Announced {
         let Self { claimed, heartbeats, writer, cluster, lock, journal: _ } = self;
         let own = claimed.log().to_owned();
-        let watched = writer.clone();
-        tokio::spawn(async move {
-            let why = watched.fenced().await;
-            tracing::error!(%why, "this worker's log was taken over or cannot be continued; stopping all rollouts");
-            exit_fenced();
-        });
+        stop_when_fenced(writer.clone());
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
-        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
+        Announced { heartbeats, adopting, _writer: writer, _lock: Some(lock) }
     }
 }
 
@@ -287,7 +390,7 @@ pub(super) struct Announced {
     heartbeats: Heartbeats,
     adopting: Option<JoinHandle<()>>,
     _writer: Arc<LogWriter>,
-    _lock: File,
+    _lock: Option<File>,
 }
 
 impl Announced {

@@ -164,7 +164,8 @@ impl Gateway {
             // `OPTIONS *` belongs to no worker.
             return Err(RequestRefused::NoRoute);
         }
-        let target = Target::of(&method, &path);
+        let route = target::below(&path);
+        let target = Target::of(&method, route);
         let is_short = ["/health", "/ready", "/metrics"].contains(&&*path) || target == Target::Cancel;
         if request.extensions().get::<Crowded>().is_some() && !is_short {
             return Err(RequestRefused::Crowded);
@@ -186,11 +187,16 @@ impl Gateway {
                 return Err(RequestRefused::Unauthorized(refusal));
             }
         }
+        // Workers with tenants check their keys. Only they know who is an operator.
+        let has_tenants = access.server_key.is_none() && self.has_tenants();
         match (&method, &*path) {
+            (&Method::GET, "/health") if has_tenants => {
+                return Ok(Json(json!({"status": "ok"})).into_response());
+            }
             (&Method::GET, "/health") => {
                 return Ok(Json(combined::health(&self.0.workers.all())).into_response());
             }
-            (&Method::GET, "/metrics") => return Ok(self.metrics().await),
+            (&Method::GET, "/metrics") => return self.metrics(request.headers(), has_tenants).await,
             (_, worker::STATUS_PATH) => return Err(RequestRefused::NoRoute),
             _ => {}
         }
@@ -203,16 +209,22 @@ impl Gateway {
         };
         // A poll waits with all of this.
         if charge.grow(REQUEST_BYTES + headers_bytes(&parts.headers)).is_err() {
-            return Ok(no_memory(&target, &path));
+            return Ok(no_memory(&target, route));
         }
         let request = Forwarded::new(&mut parts, body.into(), Some(charge));
         Ok(match target {
-            Target::New => self.start(&path, request).await,
+            Target::New => self.start(route, request).await,
             Target::Poll(id) => self.poll(&decoded(id), &request, caller).await,
             Target::Rollout(id) => self.find(&decoded(id), &request).await,
             Target::Cancel => self.cancel(&request).await,
             Target::Any => self.any(request).await,
         })
+    }
+
+    /// Returns whether the workers serve tenants.
+    fn has_tenants(&self) -> bool {
+        let has_tenants = |worker: &Arc<Worker>| worker.status().0.is_some_and(|status| status.has_tenants);
+        self.0.workers.all().iter().any(has_tenants)
     }
 
     /// Answers `GET /ready`: whether one of the workers admits rollouts.
@@ -469,8 +481,9 @@ impl Gateway {
         Json(json!({ "dispositions": dispositions })).into_response()
     }
 
-    /// Answers `GET /metrics` with the metrics of all workers, which have the label `worker`, and those of the gateway.
-    async fn metrics(&self) -> Response {
+    /// Answers `GET /metrics` with the metrics of all workers, which have the label `worker`, and those of the gateway. Workers
+    /// with tenants check the key that the caller sent.
+    async fn metrics(&self, headers: &HeaderMap, has_tenants: bool) -> Result<Response, RequestRefused> {
         let all = self.0.workers.all();
         let mut text = String::from(
             "# HELP rollout_host_gateway_worker_up Shows whether a worker answers (1) or not (0).\n\
@@ -487,7 +500,10 @@ impl Gateway {
             "# HELP rollout_host_gateway_request_bytes Memory of requests that are passed on, in bytes.\n\
              # TYPE rollout_host_gateway_request_bytes gauge\nrollout_host_gateway_request_bytes {used}\n"
         );
-        let request = Forwarded::get("/metrics", self.0.settings.access.server_key.as_ref());
+        let mut request = Forwarded::get("/metrics", self.0.settings.access.server_key.as_ref());
+        if has_tenants {
+            request.set_key(headers);
+        }
         let read_one = |worker: Arc<Worker>| {
             let request = &request;
             async move {
@@ -499,13 +515,19 @@ impl Gateway {
         };
         // Without a permit, the gateway's own series are all there is.
         let Some(_permit) = self.combined().await else {
-            return ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response();
+            return match has_tenants {
+                true => Err(RequestRefused::NoRoom("too many requests for metrics; retry later".to_owned())),
+                false => Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()),
+            };
         };
         let candidates = self.0.workers.candidates();
         let texts = join_all(candidates.into_iter().map(|candidate| read_one(candidate.worker))).await;
         let texts: Vec<(String, String)> = texts.into_iter().flatten().collect();
+        if has_tenants && texts.is_empty() {
+            return Err(RequestRefused::Unauthorized("unauthorized"));
+        }
         text += &combined::metrics(&texts);
-        ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()
+        Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response())
     }
 }
 
