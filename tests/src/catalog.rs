@@ -18,6 +18,7 @@ pub const OPERATOR: &str = "rh_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 pub struct ServeCatalog {
     arguments: Vec<String>,
     config: String,
+    environment: Vec<(String, String)>,
     passed: Option<Arc<TcpListener>>,
     open_files_max: Option<u32>,
     memory_group: Option<Arc<MemoryGroup>>,
@@ -29,6 +30,8 @@ pub struct TestCatalog {
     at: String,
     dir: TempDir,
     serve: ServeCatalog,
+    /// Base URL of another process that passes requests to it.
+    front: Option<String>,
     http: reqwest::Client,
 }
 
@@ -55,6 +58,12 @@ impl ServeCatalog {
     /// Adds lines to its configuration file.
     pub fn config(mut self, lines: &str) -> Self {
         self.config.push_str(lines);
+        self
+    }
+
+    /// Sets a variable of its environment.
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -102,6 +111,7 @@ impl ServeCatalog {
             rollout_host(["serve", "--listen", &at, "--operator-key-env", "KEY_OF_THE_OPERATOR"]);
         command.arg("--catalog").arg(dir.path().join("catalog")).arg("--config").arg(config);
         command.args(&self.arguments).env("KEY_OF_THE_OPERATOR", OPERATOR).current_dir(dir.path());
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if let Some(by) = self.confinement() {
             command = crate::process::confined(command, &by);
         }
@@ -110,7 +120,7 @@ impl ServeCatalog {
             None => command.start(),
         };
         process.line("listening on ").await;
-        TestCatalog { process, at, dir, serve: self, http: crate::host::client() }
+        TestCatalog { process, at, dir, serve: self, front: None, http: crate::host::client() }
     }
 }
 
@@ -120,9 +130,20 @@ impl TestCatalog {
         ServeCatalog::default().start().await
     }
 
-    /// Returns its base URL.
+    /// Returns its base URL, or that of the process that passes requests to it.
     pub fn url(&self) -> String {
+        self.front.clone().unwrap_or_else(|| self.own_url())
+    }
+
+    /// Returns its own base URL.
+    pub fn own_url(&self) -> String {
         format!("http://{}", self.at)
+    }
+
+    /// Sends all requests to another process, which passes them on.
+    pub fn behind(mut self, url: &str) -> Self {
+        self.front = Some(url.to_owned());
+        self
     }
 
     /// Returns the directory of its catalog.
@@ -137,16 +158,16 @@ impl TestCatalog {
 
     /// Kills it, and starts another one on the same catalog.
     pub async fn killed(self) -> Self {
-        let Self { process, at, dir, serve, .. } = self;
+        let Self { process, at, dir, serve, front, .. } = self;
         process.kill().await;
-        serve.start_in(dir, at).await
+        Self { front, ..serve.start_in(dir, at).await }
     }
 
     /// Terminates it, waits for its end, and starts another one on the same catalog.
     pub async fn replaced(self) -> (Ran, Self) {
-        let Self { process, at, dir, serve, .. } = self;
+        let Self { process, at, dir, serve, front, .. } = self;
         let ran = process.terminate().await;
-        (ran, serve.start_in(dir, at).await)
+        (ran, Self { front, ..serve.start_in(dir, at).await })
     }
 
     /// Terminates it and waits for its end.

@@ -10,6 +10,7 @@
 
 mod browser;
 mod catalog;
+mod catalog_contract;
 mod collector;
 mod controller;
 mod evaluation;
@@ -32,6 +33,7 @@ mod waiting;
 
 pub use browser::BrowserDriver;
 pub use catalog::{OPERATOR, ServeCatalog, TestCatalog, TestTenant};
+pub use catalog_contract::{MemoryLog, shared_catalog_contract};
 pub use collector::{Collector, TracedSpan};
 pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
 pub use evaluation::{Evaluation, read_json, sums};

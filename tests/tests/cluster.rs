@@ -5,15 +5,22 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{any, get};
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use rollout_cluster::{Cluster, ClusterSettings};
 use rollout_tests::{
-    Admitted, Controller, Exposition, Serve, Start, TestHost, example, in_time, rollout_host, trainer_python,
-    until,
+    Admitted, Controller, Exposition, Serve, Start, TestHost, TestNats, example, in_time, rollout_host,
+    trainer_python, until,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 
 /// The key that gateways and workers share.
 const KEY: &str = "the-key-of-the-cluster";
@@ -350,6 +357,129 @@ async fn a_callback_rollout_whose_admission_is_lost_is_refused_and_not_started_a
     assert!(reply.text.contains("w0") && reply.text.contains("not known"), "{}", reply.text);
     controller.callbacks_arrived(2).await;
     assert_eq!(controller.chats().len(), 1);
+}
+
+/// A worker that holds all requests until it is released.
+struct HoldingWorker {
+    url: String,
+    requests: watch::Sender<Held>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Held {
+    now: usize,
+    most: usize,
+    is_released: bool,
+}
+
+impl HoldingWorker {
+    async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let requests = watch::Sender::new(Held::default());
+        let hold = async |State(requests): State<watch::Sender<Held>>| {
+            requests.send_modify(|held| {
+                held.now += 1;
+                held.most = held.most.max(held.now);
+            });
+            let _ = requests.subscribe().wait_for(|held| held.is_released).await;
+            requests.send_modify(|held| held.now -= 1);
+            (StatusCode::OK, axum::Json(json!({"dispositions": {}, "status": "running"})))
+        };
+        let status = json!({
+            "worker": "w0", "logs": [{"name": "w0-log", "epoch": 0}], "version": "0.1.0", "accepting": true,
+            "running": 0, "queued": 0, "max_concurrent": 1, "health": {},
+        });
+        let routes = Router::new()
+            .route("/cluster/status", get(async move || axum::Json(status.clone())))
+            .fallback(any(hold))
+            .with_state(requests.clone());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        Self { url, requests }
+    }
+
+    /// Waits until it holds this many requests.
+    async fn holds(&self, count: usize) {
+        let mut requests = self.requests.subscribe();
+        in_time("the requests", requests.wait_for(|held| held.now == count)).await.unwrap();
+    }
+
+    fn release(&self) {
+        self.requests.send_modify(|held| held.is_released = true);
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_sends_few_cancellations_at_once() {
+    let worker = HoldingWorker::start().await;
+    let gateway = gateway(gateway_to(std::slice::from_ref(&worker.url)), 1).await;
+    let poll = Admitted { id: "r".to_owned(), lease: "w0-log.token".to_owned() };
+    let polls = async { join_all((0..4).map(|_| gateway.poll(&poll))).await };
+    let cancels = async {
+        worker.holds(4).await;
+        let body = json!({"ids": ["unknown"]});
+        let cancel = || gateway.post("/rollout/cancel", &body);
+        let released = async {
+            worker.holds(4 + 16).await;
+            worker.release();
+        };
+        let (replies, ()) = tokio::join!(join_all((0..60).map(|_| cancel())), released);
+        assert!(replies.iter().all(|reply| reply.status == 200), "all of them are answered");
+    };
+    let (polled, ()) = tokio::join!(polls, cancels);
+    assert!(polled.iter().all(|reply| reply.status == 200));
+    assert_eq!(worker.requests.borrow().most, 4 + 16);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_stopped_with_rollouts_leaves_its_log_to_others() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let section = format!(
+        "[cluster.nats]\nurls = {:?}\nreplicas = 1\naccept-weak-durability = true\nlog-bytes-max = 268435456\n",
+        nats.urls()
+    );
+    let journal = "drain-secs = 0.05\n[journal]\ndir = 'journal'\nkey-env = 'JOURNAL_KEY'\n";
+    let serve =
+        worker("conform", "w0").variable("JOURNAL_KEY", "a key").config(&format!("{journal}{section}"));
+    let mut host = serve.clone().start().await;
+    let gateway = gateway(gateway_to(&[]).config(&section), 1).await;
+    let settings = ClusterSettings {
+        urls: nats.urls(),
+        replicas: 1,
+        accept_weak_durability: true,
+        log_bytes_max: 256 << 20,
+        ..ClusterSettings::default()
+    };
+    let cluster = Cluster::connect(settings).await.unwrap();
+    let bucket = cluster.jetstream().get_key_value("rollout-workers").await.unwrap();
+    let mut entries = bucket.watch_all().await.unwrap();
+    controller.hold();
+    let requests: Vec<_> = (0..8).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let admitted = join_all(requests.iter().map(|request| gateway.admit(request))).await;
+
+    for round in 1..=20 {
+        controller.chats_arrived(8 * round).await;
+        let (ran, next) = host.stopped(&serve).await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        host = next;
+    }
+    controller.release();
+    let results = join_all(admitted.iter().map(|admitted| gateway.result(admitted))).await;
+    assert!(results.iter().all(|result| result["sample"]["reward"] == 1.0), "{results:#?}");
+
+    // The list has had the log all the time.
+    in_time("the last claim", async {
+        loop {
+            let entry = entries.next().await.unwrap().unwrap();
+            assert_eq!(format!("{:?}", entry.operation), "Put", "the log was removed");
+            let value: Value = serde_json::from_slice(&entry.value).unwrap();
+            if value["epoch"] == 21 {
+                break;
+            }
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use rollout_tests::{
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
 /// Size of the journals' segments.
 const SEGMENT_BYTES: u64 = 64 << 10;
@@ -50,11 +50,7 @@ async fn connect_with(settings: ClusterSettings) -> Cluster {
 }
 
 fn owner(name: &str) -> WorkerState {
-    WorkerState {
-        url: format!("http://{name}.example"),
-        version: "0.1.0".to_owned(),
-        ..WorkerState::default()
-    }
+    WorkerState { url: format!("http://{name}.example"), version: "0.1.0".to_owned() }
 }
 
 async fn claim(cluster: &Cluster, by: &str) -> ClaimedLog {
@@ -312,8 +308,9 @@ async fn damage(claimed: &ClaimedLog) -> String {
     }
 }
 
-/// Appends this number of records, one a message.
-async fn append(claimed: &ClaimedLog, records: usize) {
+/// Appends this number of records, one a message, and returns the number of messages of the log. The begin of the rollout
+/// shares the message of the first record, or has one of its own.
+async fn append(claimed: &ClaimedLog, records: usize) -> u64 {
     let dir = tempfile::tempdir().unwrap();
     let writer = claimed.writer();
     let (journal, _) = open(dir.path(), &writer, "journal");
@@ -322,18 +319,21 @@ async fn append(claimed: &ClaimedLog, records: usize) {
         entry.append(1, vec![Bytes::from_static(b"a payload that can be found in a file")]).unwrap();
         in_time("a record", entry.written()).await.unwrap();
     }
+    let messages = writer.messages();
+    assert!((1..=2).contains(&(messages - records as u64)), "{messages} messages");
+    messages
 }
 
 #[tokio::test]
 async fn a_missing_message_and_a_foreign_one_are_damage() {
     let nats = TestNats::start().await;
     let cluster = connect(&nats).await;
-    append(&claim(&cluster, "a").await, 5).await;
+    let stored = append(&claim(&cluster, "a").await, 5).await;
     // The configuration denies deletes for ever, so the log is damaged by a message of another program.
     let mut stream = cluster.jetstream().get_stream("rollout-log").await.unwrap();
     let mut config = stream.info().await.unwrap().config.clone();
     let state = stream.info().await.unwrap().state.clone();
-    assert_eq!(state.messages, 6, "a fence, and the rollout's begin with its first record");
+    assert_eq!(state.messages, stored, "a fence, and the rollout's begin with its first record or before it");
     config.deny_delete = false;
     let refused = cluster.jetstream().update_stream(config).await;
     assert!(refused.is_err(), "a stream that denies deletes does so for ever");
@@ -356,6 +356,98 @@ async fn a_log_that_was_lost_is_damage_and_never_empty() {
     let cluster = connect(&nats).await;
     let error = cluster.claim(Claim::Own("w1"), &owner("b")).await.err().unwrap().to_string();
     assert_eq!(error, "the log 'w1' is damaged at its subject: it has no messages, although it had some");
+}
+
+#[tokio::test]
+async fn a_log_that_ends_before_an_acknowledged_message_is_damage() {
+    let nats = TestNats::start().await;
+    let cluster = connect(&nats).await;
+    let claimed = claim(&cluster, "a").await;
+    let beats = claimed.announce();
+    let stored = append(&claimed, 5).await;
+    let bucket = cluster.jetstream().get_key_value("rollout-workers").await.unwrap();
+    until("a heartbeat with the last message", async || {
+        let entry = bucket.get("w1").await.unwrap().unwrap();
+        let entry: serde_json::Value = serde_json::from_slice(&entry).unwrap();
+        (entry["acknowledged"] == stored).then_some(())
+    })
+    .await;
+    drop(beats);
+    // The servers come back with a part of the log, as from an older copy of their disks.
+    let stream = cluster.jetstream().get_stream("rollout-log").await.unwrap();
+    let mut older = Vec::new();
+    for sequence in 1..=stored - 2 {
+        older.push(stream.get_raw_message(sequence).await.unwrap().payload);
+    }
+    cluster.jetstream().delete_stream("rollout-log").await.unwrap();
+    let cluster = connect(&nats).await;
+    for message in older {
+        cluster.jetstream().publish("rollout.log.w1", message).await.unwrap().await.unwrap();
+    }
+    let error = cluster.claim(Claim::Own("w1"), &owner("b")).await.err().unwrap().to_string();
+    let expected = format!(
+        "the log 'w1' is damaged at sequence {}: it ends with number {}, and number {stored} was acknowledged; the servers \
+         lost what is between",
+        stored - 2,
+        stored - 2
+    );
+    assert_eq!(error, expected);
+}
+
+#[tokio::test]
+async fn an_older_end_of_the_log_is_waited_out() {
+    let nats = TestNats::start().await;
+    let cluster = connect(&nats).await;
+    let claimed = claim(&cluster, "a").await;
+    let writer = claimed.writer();
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _) = open(dir.path(), &writer, "journal");
+    let entry = journal.begin("a").unwrap();
+    entry.append(1, vec![]).unwrap();
+    in_time("a record", entry.written()).await.unwrap();
+    // Messages of the log disappear, and come back after the next append was refused, as with a server that was elected
+    // before it had all of them.
+    let stored = writer.messages();
+    let stream = cluster.jetstream().get_stream("rollout-log").await.unwrap();
+    let mut messages = Vec::new();
+    for sequence in 1..=stored {
+        messages.push(stream.get_raw_message(sequence).await.unwrap().payload);
+    }
+    cluster.jetstream().delete_stream("rollout-log").await.unwrap();
+    let other = connect(&nats).await;
+    let last = messages.pop().unwrap();
+    for message in messages {
+        other.jetstream().publish("rollout.log.w1", message).await.unwrap().await.unwrap();
+    }
+    entry.append(1, vec![]).unwrap();
+    let written = entry.written();
+    let refused = async {
+        until("the log to be late", async || journal.check().err()).await;
+        other.jetstream().publish("rollout.log.w1", last).await.unwrap().await.unwrap();
+    };
+    let (written, ()) = in_time("the record", async { tokio::join!(written, refused) }).await;
+    written.unwrap();
+    assert_eq!(writer.messages(), stored + 1);
+}
+
+#[tokio::test]
+async fn the_end_of_a_process_leaves_its_log_to_others() {
+    let nats = TestNats::start().await;
+    let cluster = connect(&nats).await;
+    let members = cluster.members().await.unwrap();
+    for epoch in 1..=20 {
+        // Heartbeats end with their process, at any time, and no order to remove the log was given.
+        let process = connect(&nats).await;
+        let claimed = claim(&process, "a").await;
+        assert_eq!(claimed.epoch(), epoch);
+        let beats = claimed.announce();
+        if epoch % 2 == 0 {
+            until("a heartbeat", async || members.get("w1").filter(|member| member.epoch == epoch)).await;
+        }
+        drop((beats, claimed, process));
+    }
+    let expired = until("the lease to expire", async || members.expired().into_iter().next()).await;
+    assert_eq!((&expired.log[..], expired.epoch), ("w1", 20));
 }
 
 #[tokio::test]
@@ -407,19 +499,18 @@ async fn heartbeats_keep_a_log_and_the_log_of_a_dead_worker_is_claimed() {
     let (alive, dead) = (connect(&nats).await, connect(&nats).await);
     let mut members = cluster.members().await.unwrap();
     assert!(members.list().is_empty());
-    let state = watch::Sender::new(owner("alive"));
     let claimed = alive.claim(Claim::Own("alive"), &owner("alive")).await.unwrap();
-    let beats = claimed.announce(state.subscribe());
+    let beats = claimed.announce();
     let dead_claim = dead.claim(Claim::Own("dead"), &owner("dead")).await.unwrap();
     let writer = dead_claim.writer();
-    let dead_beats = dead_claim.announce(watch::Sender::new(owner("dead")).subscribe());
-    state.send_modify(|state| state.free_slots.extend([("tenant".to_owned(), 7)]));
-    in_time("the free slots", async {
-        while members.get("alive").is_none_or(|member| member.owner.free_slots.get("tenant") != Some(&7)) {
+    let dead_beats = dead_claim.announce();
+    in_time("the owners", async {
+        while members.list().len() < 2 {
             members.changed().await;
         }
     })
     .await;
+    assert_eq!(members.get("alive").unwrap().owner, owner("alive"));
     assert!(members.is_reachable());
     drop(dead_beats);
     let expired = until("the lease to expire", async || members.expired().into_iter().next()).await;
@@ -433,14 +524,6 @@ async fn heartbeats_keep_a_log_and_the_log_of_a_dead_worker_is_claimed() {
     assert_eq!(members.get("alive").unwrap().epoch, 1);
     assert!(members.expired().iter().all(|member| member.log != "alive"));
 
-    in_time("the end of the lease", beats.release()).await.unwrap();
-    let released = until("the released log", async || {
-        members.expired().into_iter().find(|member| member.log == "alive")
-    })
-    .await;
-    assert!(released.is_released);
-    let claimed = cluster.claim(Claim::Expired(&released), &owner("heir")).await.unwrap();
-    let beats = claimed.announce(watch::Sender::new(owner("heir")).subscribe());
     in_time("the end of the log", beats.retire()).await.unwrap();
     until("the log to be removed", async || members.get("alive").is_none().then_some(())).await;
 }
@@ -451,7 +534,7 @@ async fn an_owner_whose_log_is_claimed_is_notified_by_its_heartbeat() {
     let (one, other) = (connect(&nats).await, connect(&nats).await);
     let claimed = claim(&one, "a").await;
     let writer = claimed.writer();
-    let _beats = claimed.announce(watch::Sender::new(owner("a")).subscribe());
+    let _beats = claimed.announce();
     let claimed = claim(&other, "b").await;
     assert_eq!(claimed.epoch(), 2);
     let why = in_time("the notification", writer.fenced()).await;
@@ -469,7 +552,7 @@ async fn a_process_claims_the_log_with_its_own_name_despite_heartbeats_of_the_on
     for epoch in 1..=10 {
         let claimed = claim(&cluster, "a").await;
         assert_eq!(claimed.epoch(), epoch);
-        let beats = claimed.announce(watch::Sender::new(owner("a")).subscribe());
+        let beats = claimed.announce();
         owners.push((claimed.writer(), beats));
     }
     let (last, _beats) = owners.pop().unwrap();
@@ -487,7 +570,7 @@ async fn no_log_is_lost_because_nats_was_away() {
     let cluster = connect(&nats).await;
     let members = cluster.members().await.unwrap();
     let claimed = claim(&cluster, "a").await;
-    let _beats = claimed.announce(watch::Sender::new(owner("a")).subscribe());
+    let _beats = claimed.announce();
     until("the log", async || members.get("w1")).await;
     nats.kill(0).await;
     until("the outage to be noticed", async || (!members.is_reachable()).then_some(())).await;
@@ -675,15 +758,16 @@ async fn a_message_whose_acknowledgement_was_lost_is_stored_once() {
     let (journal, _) = open(&dir.path().join("original"), &writer, "journal");
     let entry = journal.begin("a").unwrap();
     entry.admitted().await.unwrap();
+    let mut stream = direct.jetstream().get_stream("rollout-log").await.unwrap();
     for loss in 0..3 {
+        // The rollout's begin may have a message of its own, or two with its admission.
+        let before = writer.messages();
         proxy.loses.store(true, Ordering::SeqCst);
         entry.append(1, vec![Bytes::from(vec![loss; 10])]).unwrap();
         let written = entry.written();
         let lost = async {
-            let mut stream = direct.jetstream().get_stream("rollout-log").await.unwrap();
-            let messages = 3 + u64::from(loss);
             until("the message to be stored", async || {
-                (stream.info().await.ok()?.state.messages == messages).then_some(())
+                (stream.info().await.ok()?.state.messages > before).then_some(())
             })
             .await;
             proxy.loses.store(false, Ordering::SeqCst);
@@ -691,9 +775,9 @@ async fn a_message_whose_acknowledgement_was_lost_is_stored_once() {
         };
         let (written, ()) = in_time("the record", async { tokio::join!(written, lost) }).await;
         written.unwrap();
+        assert_eq!(writer.messages(), before + 1, "the record is in one message");
     }
-    let mut stream = direct.jetstream().get_stream("rollout-log").await.unwrap();
-    assert_eq!(stream.info().await.unwrap().state.messages, 5, "none was stored twice");
+    assert_eq!(stream.info().await.unwrap().state.messages, writer.messages(), "none was stored twice");
     drop((entry, journal, writer));
     let next = claim(&direct, "b").await;
     let rebuilt = rebuild(&next, &dir.path().join("rebuilt")).await.unwrap();

@@ -32,7 +32,7 @@ pub use tools::{RawAddress, RawComponent, RawServer, RawTools};
 pub use access::{AllowedHost, AllowedOrigin};
 pub use artifacts::RawArtifacts;
 pub use catalog::{CatalogOptions, RawCatalog};
-pub use cluster::{ClusterOptions, RawCluster, Role, is_worker_name};
+pub use cluster::{Advertised, ClusterOptions, RawCluster, Role, is_worker_name};
 pub use evaluator::EvaluatorEnvironment;
 pub use init::{OsmosisEnvironment, OsmosisInit, RawOsmosisInit};
 pub use journal::{JournalConfig, JournalOptions, RawJournal, SyncWhen};

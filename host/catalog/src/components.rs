@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,6 +17,7 @@ use sha2::{Digest as _, Sha256};
 use crate::Catalog;
 use crate::error::{Abort, CatalogError, QuotaExceeded, StorageError, at};
 use crate::model::TenantId;
+use crate::shared::SharedLog;
 use crate::store::{Locked, Store, parsed, require_tenant, sync_folder};
 
 /// Time for which an uploaded component waits for a deployment that refers to it, in seconds.
@@ -63,6 +64,43 @@ impl ComponentBytes {
     }
 }
 
+/// Number of the next file that is written.
+static PART: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the path of a new file that has no owner yet.
+fn new_part(store: &Store) -> PathBuf {
+    folder(&store.path).join(format!("{}.part", PART.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// Fetches a component that another process was given, and checks its digest.
+fn fetch(store: &Store, log: &dyn SharedLog, digest: Digest, to: &Path) -> Result<(), CatalogError> {
+    let part = new_part(store);
+    let fetched = log.fetch_component(digest, &part).map_err(CatalogError::from).and_then(|()| {
+        let mut file = File::open(&part).map_err(at(&part))?;
+        let found = digest_of(&mut file).map_err(at(&part))?;
+        if found != digest {
+            return Err(CatalogError::Damaged(format!("the component {digest} has digest {found}")));
+        }
+        file.sync_all().map_err(at(&part))?;
+        Ok(put(&part, to)?)
+    });
+    if fetched.is_err() {
+        remove(&part)?;
+    }
+    fetched
+}
+
+/// Returns the digest of a file's contents.
+fn digest_of(file: &mut File) -> io::Result<Digest> {
+    let (mut hash, mut piece) = (Sha256::new(), vec![0; 64 << 10]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(Digest::from_bytes(hash.finalize().into())),
+            bytes => hash.update(&piece[..bytes]),
+        }
+    }
+}
+
 impl Catalog {
     /// Begins the upload of the component with digest `expected`. The upload fails once it exceeds
     /// `bytes_max` bytes or the tenant's quota.
@@ -72,13 +110,11 @@ impl Catalog {
         expected: Digest,
         bytes_max: u64,
     ) -> Result<ComponentUpload, CatalogError> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let quota = self.0.store.read(|transaction| {
             require_tenant(transaction, tenant)?;
             quota(transaction, tenant, expected)
         })?;
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let part = folder(&self.0.store).join(format!("{number}.part"));
+        let part = new_part(&self.0.store);
         let file = OpenOptions::new().write(true).create_new(true).open(&part).map_err(at(&part))?;
         Ok(ComponentUpload {
             catalog: self.clone(),
@@ -105,9 +141,15 @@ impl Catalog {
         Ok(bytes.map(|bytes| Component { digest, bytes }))
     }
 
-    /// Returns the path of a component's file, whichever tenant owns the component.
-    pub fn component_path(&self, digest: Digest) -> PathBuf {
-        path(&self.0.store, digest)
+    /// Returns the path of a component's file, whichever tenant owns the component. A component that another process was
+    /// given is fetched first.
+    pub fn component_path(&self, digest: Digest) -> Result<PathBuf, CatalogError> {
+        let store = &self.0.store;
+        let path = path(&store.path, digest);
+        if let Some(log) = store.shared.as_ref().filter(|_| !path.exists()) {
+            fetch(store, &**log, digest, &path)?;
+        }
+        Ok(path)
     }
 
     /// Returns the total size of a tenant's components.
@@ -137,7 +179,11 @@ impl ComponentUpload {
         }
         self.file.sync_all().map_err(at(&self.part))?;
         let store = &self.catalog.0.store;
-        let to = path(store, found);
+        let to = path(&store.path, found);
+        if let Some(log) = &store.shared {
+            // Before its row, which other processes find at once.
+            log.put_component(found, &self.part)?;
+        }
         let (tenant, bytes) = (self.tenant, self.bytes);
         let upsert = "INSERT INTO components (tenant, digest, bytes, uploaded_at) VALUES (?1, ?2, ?3, ?4)
             ON CONFLICT (tenant, digest) DO UPDATE SET uploaded_at = excluded.uploaded_at";
@@ -147,7 +193,10 @@ impl ComponentUpload {
             quota(transaction, tenant, found)?.check(bytes)?;
             let now = store.now().timestamp();
             transaction.execute(upsert, params![tenant.0, found.to_string(), bytes, now])?;
-            put(&self.part, &to)?;
+            // The work may run again.
+            if self.part.exists() {
+                put(&self.part, &to)?;
+            }
             Ok(())
         })?;
         Ok(Component { digest: found, bytes })
@@ -170,13 +219,13 @@ fn put(part: &Path, to: &Path) -> Result<(), StorageError> {
     folder.parent().map_or(Ok(()), sync_folder)
 }
 
-fn folder(store: &Store) -> PathBuf {
-    store.path.join("components")
+fn folder(catalog: &Path) -> PathBuf {
+    catalog.join("components")
 }
 
-fn path(store: &Store, digest: Digest) -> PathBuf {
+fn path(catalog: &Path, digest: Digest) -> PathBuf {
     let digest = digest.to_string();
-    folder(store).join(&digest[..2]).join(format!("{digest}.wasm"))
+    folder(catalog).join(&digest[..2]).join(format!("{digest}.wasm"))
 }
 
 fn used(transaction: &Transaction<'_>, tenant: TenantId) -> Result<u64, Abort> {
@@ -219,7 +268,7 @@ pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<V
 
 /// Removes the files of those of the components that no tenant owns.
 pub(crate) fn remove_unowned(
-    store: &Store,
+    catalog: &Path,
     locked: &mut Locked<'_>,
     digests: &[String],
 ) -> Result<(), CatalogError> {
@@ -235,7 +284,7 @@ pub(crate) fn remove_unowned(
     })?;
     for digest in unowned {
         let Ok(digest) = digest.parse() else { continue };
-        remove(&path(store, digest))?;
+        remove(&path(catalog, digest))?;
     }
     Ok(())
 }
@@ -249,10 +298,13 @@ fn remove(path: &Path) -> Result<(), StorageError> {
 
 /// Removes files without an owner. Called at start, when there are no uploads.
 pub(crate) fn sweep_all(store: &Store) -> Result<(), StorageError> {
-    let folder = folder(store);
+    let folder = folder(&store.path);
     std::fs::create_dir_all(&folder).map_err(at(&folder))?;
-    let owned = store.write(|transaction| {
-        disown_unused(transaction, store.now().timestamp())?;
+    let owned = store.locked().write_own(|transaction| {
+        // In a shared catalog, the next push of any process does that.
+        if store.shared.is_none() {
+            disown_unused(transaction, store.now().timestamp())?;
+        }
         let mut statement = transaction.prepare("SELECT DISTINCT digest FROM components")?;
         let digests = statement.query_map([], |row| row.get(0))?;
         Ok(digests.collect::<rusqlite::Result<HashSet<String>>>()?)

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use rollout_wire::digest::Digest;
 use rollout_wire::quota::Quota;
 
+use crate::shared::SharedError;
+
 /// Error of opening a catalog.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -15,6 +17,15 @@ pub enum OpenError {
     /// A later version of this program wrote the catalog.
     #[error("the catalog in {} was written by a later version of this program; use that version", .0.display())]
     Newer(PathBuf),
+    /// The folder has a catalog that no other process shares, and the settings have a shared log.
+    #[error("the folder {} has a catalog of its own; give a process that shares one an empty folder", .0.display())]
+    NotShared(PathBuf),
+    /// The folder has a copy of a shared catalog, and the settings have no shared log.
+    #[error("the folder {} has a copy of a catalog that several processes share; serve it with their [cluster.nats]", .0.display())]
+    Shared(PathBuf),
+    /// The shared catalog cannot be read.
+    #[error("the shared catalog cannot be used: {0}")]
+    Log(SharedError),
     /// A file of the catalog cannot be read or created.
     #[error(transparent)]
     Storage(#[from] StorageError),
@@ -162,9 +173,26 @@ pub enum CatalogError {
     /// The tenant does not fit the key's rights.
     #[error("a key for an operator must have no tenant, and any other key must have one")]
     TenantMismatch,
+    /// The servers of a shared catalog did not answer, or other processes change it all the time.
+    #[error(
+        "the shared catalog cannot be changed at present, and it is not known whether the change was made: {0}; retry later"
+    )]
+    Unavailable(String),
+    /// The shared catalog is damaged.
+    #[error("the shared catalog is damaged: {0}")]
+    Damaged(String),
     /// Storage failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
+}
+
+impl From<SharedError> for CatalogError {
+    fn from(error: SharedError) -> Self {
+        match error {
+            SharedError::Unavailable(why) => Self::Unavailable(why),
+            SharedError::Damaged(what) => Self::Damaged(what),
+        }
+    }
 }
 
 impl CatalogError {

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Abort, CatalogError, ResourceKind, StorageError};
 use crate::model::{KeyId, TenantId, Time};
-use crate::store::{Store, require_tenant, time};
+use crate::store::{Locked, Store, require_tenant, time};
 use crate::{Catalog, LIST_MAX, write_behind};
 
 /// Prefix of every key, by which scanners recognise a leaked one.
@@ -169,10 +169,20 @@ struct ValidKey {
 
 impl Keys {
     pub(crate) fn load(store: &Store) -> Result<Self, StorageError> {
+        let keys = Self::default();
+        keys.reload(&mut store.locked()).map_err(|error| match error {
+            CatalogError::Storage(error) => error,
+            error => StorageError::new(store.database(), error),
+        })?;
+        Ok(keys)
+    }
+
+    /// Reads all valid keys again.
+    pub(crate) fn reload(&self, locked: &mut Locked<'_>) -> Result<(), CatalogError> {
         let select = "SELECT k.digest, k.id, k.tenant, k.rights, k.expires_at FROM keys k
             LEFT JOIN tenants t ON t.id = k.tenant
             WHERE k.revoked_at IS NULL AND NOT coalesce(t.deleting, 0)";
-        let read = store.read(|transaction| {
+        let keys = locked.read(|transaction| {
             let mut statement = transaction.prepare(select)?;
             let keys = statement.query_map([], |row| {
                 let identity = Identity {
@@ -183,12 +193,9 @@ impl Keys {
                 Ok((row.get(0)?, ValidKey { identity, expires_at: row.get(4)? }))
             })?;
             Ok(keys.collect::<rusqlite::Result<HashMap<_, _>>>()?)
-        });
-        match read {
-            Ok(keys) => Ok(Self(RwLock::new(keys))),
-            Err(CatalogError::Storage(error)) => Err(error),
-            Err(error) => Err(StorageError::new(store.database(), error)),
-        }
+        })?;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        Ok(())
     }
 
     fn find(&self, digest: &[u8; 32]) -> Option<ValidKey> {
@@ -243,7 +250,12 @@ impl Catalog {
             Some(info) => Ok(info),
             None => {
                 let name = name.to_owned();
-                self.add_key(key, NewKey { name, rights: Rights::Operator, tenant: None, expires_at: None })
+                let new = NewKey { name, rights: Rights::Operator, tenant: None, expires_at: None };
+                match self.add_key(key, new) {
+                    // Another process of a shared catalog was faster.
+                    Err(CatalogError::Exists { .. }) => self.ensure_operator_key(key, "given at the start"),
+                    added => added,
+                }
             }
         }
     }
@@ -272,6 +284,9 @@ impl Catalog {
             }
             delete_expired(transaction, now)?;
             require_room(transaction, new.tenant)?;
+            if transaction.prepare("SELECT 1 FROM keys WHERE digest = ?1")?.exists([digest])? {
+                return Err(CatalogError::Exists { kind: ResourceKind::Key, name: prefix.clone() }.into());
+            }
             transaction.execute(
                 "INSERT INTO keys (tenant, rights, digest, prefix, name, created_at, expires_at)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",

@@ -13,6 +13,8 @@
 //! [`Catalog::authenticate`] checks a key in memory; it rejects a revoked key before
 //! [`Catalog::revoke_key`] returns.
 //!
+//! Several processes may share a catalog: each has a folder with a copy, and all changes are in a [`SharedLog`].
+//!
 //! This crate knows SQL and files. It knows neither the contents of components, nor the checks of a
 //! deployment, nor HTTP. All operations block on the disk, except [`authenticate`](Catalog::authenticate),
 //! [`touch`](Catalog::touch), [`add_usage`](Catalog::add_usage) and [`usage_today`](Catalog::usage_today).
@@ -26,14 +28,16 @@ mod pending;
 mod plugins;
 mod schema;
 mod secrets;
+mod shared;
 mod store;
 mod tenants;
 #[cfg(test)]
 mod tests;
 mod write_behind;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use keys::Keys;
 use store::Store;
@@ -49,6 +53,7 @@ pub use name::{InvalidName, Name};
 pub use pending::TenantUsage;
 pub use plugins::VERSIONS_MAX;
 pub use secrets::SECRET_NAME_BYTES_MAX;
+pub use shared::{AppendError, SharedError, SharedLog};
 pub use write_behind::Day;
 
 /// Maximum length of a list. The next list starts after the last element.
@@ -64,12 +69,14 @@ pub struct CatalogSettings {
     pub path: PathBuf,
     /// Source of the current time; tests replace it.
     pub clock: Clock,
+    /// The log that all processes with the catalog share. Without it, the catalog is that of one process.
+    pub shared: Option<Arc<dyn SharedLog>>,
 }
 
 impl CatalogSettings {
     /// Returns the settings for a catalog in this folder.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), clock: Arc::new(chrono::Utc::now) }
+        Self { path: path.into(), clock: Arc::new(chrono::Utc::now), shared: None }
     }
 }
 
@@ -78,7 +85,7 @@ impl CatalogSettings {
 pub struct Catalog(Arc<Inner>);
 
 struct Inner {
-    keys: Keys,
+    keys: Arc<Keys>,
     store: Arc<Store>,
     // Dropped last: ends the writer thread, which has another reference to the store and its lock.
     _writer: write_behind::Writer,
@@ -90,7 +97,21 @@ impl Catalog {
     /// [`tenants_being_deleted`](Self::tenants_being_deleted); the caller must finish their deletion.
     pub fn open(settings: CatalogSettings) -> Result<Self, OpenError> {
         let store = Arc::new(Store::open(settings)?);
-        let keys = Keys::load(&store)?;
+        store.catch_up().map_err(|error| match error {
+            CatalogError::Unavailable(why) => OpenError::Log(SharedError::Unavailable(why)),
+            CatalogError::Damaged(what) => OpenError::Log(SharedError::Damaged(what)),
+            CatalogError::Storage(error) => error.into(),
+            error => StorageError::new(store.database(), error).into(),
+        })?;
+        let keys = Arc::new(Keys::load(&store)?);
+        let (keys_too, path) = (Arc::clone(&keys), store.path.clone());
+        let _ = store.effects.set(Box::new(move |locked, applied| {
+            if applied.has_keys {
+                keys_too.reload(locked)?;
+            }
+            tenants::create_folders(&path, locked, &applied.tenants)?;
+            components::remove_unowned(&path, locked, &applied.disowned)
+        }));
         write_behind::load(&store)?;
         tenants::sweep(&store)?;
         components::sweep_all(&store)?;
@@ -101,6 +122,23 @@ impl Catalog {
     /// Returns the catalog's folder.
     pub fn path(&self) -> &Path {
         &self.0.store.path
+    }
+
+    /// Returns whether other processes share the catalog.
+    pub fn is_shared(&self) -> bool {
+        self.0.store.shared.is_some()
+    }
+
+    /// Applies the changes that other processes have made to a shared catalog. Blocks on the servers. [`Self::changed`]
+    /// returns the tenants.
+    pub fn catch_up(&self) -> Result<(), CatalogError> {
+        self.0.store.catch_up()
+    }
+
+    /// Returns the tenants that other processes have changed or deleted since the last call.
+    pub fn changed(&self) -> BTreeSet<TenantId> {
+        let mut applied = self.0.store.applied.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *applied).tenants
     }
 
     /// Writes the updates in memory: last uses of keys and usage. A background thread also writes them, at intervals

@@ -4,7 +4,7 @@ use rusqlite_migration::{M, Migrations};
 
 /// Returns the migrations from every earlier version to the current one.
 pub(crate) fn migrations() -> Migrations<'static> {
-    Migrations::new(vec![M::up(VERSION_1), M::up(VERSION_2)])
+    Migrations::new(vec![M::up(VERSION_1), M::up(VERSION_2), M::up(VERSION_3)])
 }
 
 /// Times are seconds since 1970, days are counted from 1970, digests are 64 hex digits.
@@ -107,4 +107,13 @@ const VERSION_2: &str = "
 ALTER TABLE tenants ADD COLUMN trusted_keys TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE deployments ADD COLUMN component_origin TEXT;
 ALTER TABLE deployments ADD COLUMN grader_origin TEXT;
+";
+
+/// A shared catalog: the last change of the log that this copy has applied.
+const VERSION_3: &str = "
+CREATE TABLE shared (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    sequence INTEGER NOT NULL,
+    digest TEXT NOT NULL
+) STRICT;
 ";

@@ -3,7 +3,7 @@
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use chrono::DateTime;
@@ -15,10 +15,18 @@ use crate::error::{Abort, CatalogError, OpenError, ResourceKind, StorageError, a
 use crate::model::{TenantId, Time};
 use crate::name::Name;
 use crate::pending::PendingUpdates;
+use crate::shared::{self, AppendError, Applied, Chained, Change, NotApplied, SharedLog};
 use crate::{CatalogSettings, Clock, schema};
+use rollout_wire::digest::Digest;
 
 /// Maximum time for which a statement waits for another reader, such as a backup.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum number of runs of a transaction while other processes change a shared catalog.
+const RUNS_MAX: u32 = 50;
+
+/// Function that makes the effects of applied changes outside the database.
+pub(crate) type Effects = dyn Fn(&mut Locked<'_>, &Applied) -> Result<(), CatalogError> + Send + Sync;
 
 /// The database, its lock and the state that exists once per catalog.
 pub(crate) struct Store {
@@ -26,9 +34,22 @@ pub(crate) struct Store {
     pub pending: Mutex<PendingUpdates>,
     /// Signalled when there is usage to write, and when the catalog is being closed.
     pub pending_changed: Condvar,
+    /// The log and the components that several processes share, if the catalog is shared.
+    pub shared: Option<Arc<dyn SharedLog>>,
+    /// Set once, when the catalog is open.
+    pub effects: OnceLock<Box<Effects>>,
+    /// Effects of changes that were applied since the owner of the catalog has asked.
+    pub applied: Mutex<Applied>,
     clock: Clock,
     connection: Mutex<Connection>,
     _lock: File,
+}
+
+/// The last change of the shared log that a copy has applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Position {
+    sequence: u64,
+    digest: Option<Digest>,
 }
 
 impl Store {
@@ -47,9 +68,19 @@ impl Store {
             error => at(&file)(error).into(),
         })?;
         sync_folder(&path)?;
+        let is_copy = position(&connection).map_err(at(&file))?.sequence > 0;
+        match &settings.shared {
+            None if is_copy => return Err(OpenError::Shared(path)),
+            Some(_) if !is_copy && has_rows(&connection).map_err(at(&file))? => {
+                return Err(OpenError::NotShared(path));
+            }
+            None => {}
+            Some(_) => shared::install(&connection).map_err(at(&file))?,
+        }
         let connection = Mutex::new(connection);
-        let (pending, pending_changed) = Default::default();
-        Ok(Self { path, pending, pending_changed, clock: settings.clock, connection, _lock: lock })
+        let (pending, pending_changed, effects, applied) = Default::default();
+        let (clock, shared) = (settings.clock, settings.shared);
+        Ok(Self { path, pending, pending_changed, shared, effects, applied, clock, connection, _lock: lock })
     }
 
     /// Returns the current time, truncated to seconds like every time in the catalog.
@@ -69,12 +100,27 @@ impl Store {
         self.locked().read(read)
     }
 
-    /// Changes the catalog in one transaction. The change is on disk when this function returns.
+    /// Changes the catalog in one transaction. The change is on disk, and in the shared log if there is one, when this
+    /// function returns. With a shared log the work may run several times.
     pub(crate) fn write<T>(
         &self,
-        change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
+        change: impl FnMut(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         self.locked().write(change)
+    }
+
+    /// Applies the changes of other processes.
+    pub(crate) fn catch_up(&self) -> Result<(), CatalogError> {
+        let Some(log) = &self.shared else { return Ok(()) };
+        loop {
+            // The servers are asked without the lock.
+            let after = self.locked().position()?.sequence;
+            let changes = log.read(after)?;
+            if changes.is_empty() {
+                return Ok(());
+            }
+            self.locked().apply(&changes)?;
+        }
     }
 
     /// Locks the database and the files against other writers until the guard is dropped.
@@ -100,19 +146,98 @@ impl Locked<'_> {
 
     pub(crate) fn write<T>(
         &mut self,
+        mut change: impl FnMut(&Transaction<'_>) -> Result<T, Abort>,
+    ) -> Result<T, CatalogError> {
+        let Some(log) = self.store.shared.clone() else { return self.write_own(change) };
+        for _ in 0..RUNS_MAX {
+            loop {
+                let changes = log.read(self.position()?.sequence)?;
+                if changes.is_empty() {
+                    break;
+                }
+                self.apply(&changes)?;
+            }
+            let mut is_behind = false;
+            let written = self.transact(TransactionBehavior::Immediate, |transaction| {
+                shared::clear(transaction)?;
+                let done = change(transaction)?;
+                let rows = shared::rows(transaction)?;
+                if rows.is_empty() {
+                    return Ok(done);
+                }
+                let Position { sequence, digest: before } = position(transaction)?;
+                let (bytes, digest) = Change { before, rows }.encode();
+                match log.append(sequence, &bytes) {
+                    Ok(sequence) => set_position(transaction, sequence, digest)?,
+                    Err(AppendError::Behind) => {
+                        is_behind = true;
+                        return Err(CatalogError::Unavailable("another process was faster".to_owned()).into());
+                    }
+                    Err(AppendError::Failed(error)) => return Err(CatalogError::from(error).into()),
+                }
+                Ok(done)
+            });
+            if !is_behind {
+                return written;
+            }
+        }
+        Err(CatalogError::Unavailable("other processes change it all the time".to_owned()))
+    }
+
+    /// Changes rows and columns that are not shared.
+    pub(crate) fn write_own<T>(
+        &mut self,
         change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         self.transact(TransactionBehavior::Immediate, change)
     }
 
-    /// Changes the catalog in one transaction, which survives a crash of the process, but possibly not of the machine.
+    fn position(&mut self) -> Result<Position, CatalogError> {
+        self.read(|transaction| Ok(position(transaction)?))
+    }
+
+    /// Applies changes of the shared log, in order. Those that were applied before are left out.
+    fn apply(&mut self, changes: &[(u64, Vec<u8>)]) -> Result<(), CatalogError> {
+        for (sequence, bytes) in changes {
+            let damaged = |what: String| CatalogError::Damaged(format!("change {sequence}: {what}"));
+            let Chained { change, digest } = Change::decode(bytes).map_err(damaged)?;
+            let applied = self.write_own(|transaction| {
+                let position = position(transaction)?;
+                if *sequence <= position.sequence {
+                    return Ok(None);
+                }
+                if change.before != position.digest {
+                    let what = "it does not follow the last change of this copy; another log has its name"
+                        .to_owned();
+                    return Err(damaged(what).into());
+                }
+                let applied = shared::apply(transaction, &change.rows).map_err(|error| match error {
+                    NotApplied::Sql(error) => Abort::Sql(error),
+                    NotApplied::Unknown(what) => {
+                        let what = format!("{what} is not of this version of the program; use a later one");
+                        damaged(what).into()
+                    }
+                })?;
+                set_position(transaction, *sequence, digest)?;
+                Ok(Some(applied))
+            })?;
+            let Some(applied) = applied else { continue };
+            if let Some(effects) = self.store.effects.get() {
+                effects(self, &applied)?;
+            }
+            self.store.applied.lock().unwrap_or_else(PoisonError::into_inner).add(applied);
+        }
+        Ok(())
+    }
+
+    /// Changes what is not shared in one transaction, which survives a crash of the process, but possibly not of the machine.
     pub(crate) fn write_without_sync<T>(
         &mut self,
         change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         let sql = |error| StorageError::new(self.store.database(), error);
         self.connection.pragma_update(None, "synchronous", "normal").map_err(sql)?;
-        let written = self.write(change);
+        let written = self.write_own(change);
         let sql = |error| StorageError::new(self.store.database(), error);
         self.connection.pragma_update(None, "synchronous", "full").map_err(sql)?;
         written
@@ -141,6 +266,28 @@ fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "trusted_schema", false)
+}
+
+fn position(connection: &Connection) -> rusqlite::Result<Position> {
+    let read = |row: &Row<'_>| {
+        let digest: String = row.get(1)?;
+        let digest = digest.parse().map_err(|error| no_value(1, error))?;
+        Ok(Position { sequence: row.get(0)?, digest: Some(digest) })
+    };
+    let found = connection.query_row("SELECT sequence, digest FROM shared", [], read).optional()?;
+    Ok(found.unwrap_or(Position { sequence: 0, digest: None }))
+}
+
+fn set_position(connection: &Connection, sequence: u64, digest: Digest) -> rusqlite::Result<()> {
+    let upsert = "INSERT INTO shared (id, sequence, digest) VALUES (1, ?1, ?2)
+        ON CONFLICT (id) DO UPDATE SET sequence = excluded.sequence, digest = excluded.digest";
+    connection.execute(upsert, rusqlite::params![sequence, digest.to_string()]).map(drop)
+}
+
+/// Returns whether the database has tenants or keys.
+fn has_rows(connection: &Connection) -> rusqlite::Result<bool> {
+    let select = "SELECT EXISTS (SELECT 1 FROM tenants) OR EXISTS (SELECT 1 FROM keys)";
+    connection.query_row(select, [], |row| row.get(0))
 }
 
 fn lock(folder: &Path) -> Result<File, OpenError> {

@@ -1,6 +1,6 @@
 //! Tenants and their folders.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::components;
 use crate::error::{Abort, CatalogError, ResourceKind, StorageError, at};
 use crate::model::{NetworkRules, TenantId, TenantInfo, TenantSettings, TrustedKey};
 use crate::name::Name;
-use crate::store::{Store, json, name_of, parsed, sync_folder, time};
+use crate::store::{Locked, Store, json, name_of, parsed, sync_folder, time};
 use crate::{Catalog, LIST_MAX, write_behind};
 
 const SELECT: &str = "SELECT t.id, t.name, t.quotas, t.network, t.created_at, p.name, t.trusted_keys
@@ -74,7 +74,7 @@ impl Catalog {
     pub fn update_tenant(
         &self,
         name: &str,
-        change: impl FnOnce(&mut TenantSettings),
+        change: impl Fn(&mut TenantSettings),
     ) -> Result<TenantInfo, CatalogError> {
         self.0.store.write(|transaction| {
             let mut tenant = named(transaction, name)?;
@@ -133,13 +133,36 @@ impl Catalog {
             Ok(digests)
         })?;
         write_behind::forget_tenant(store, id);
-        components::remove_unowned(store, &mut locked, &digests)
+        components::remove_unowned(&store.path, &mut locked, &digests)
+    }
+
+    /// Removes the folder of a tenant that another process has deleted. All files in it must be closed.
+    pub fn remove_folder(&self, id: TenantId) -> Result<(), CatalogError> {
+        Ok(remove_folder(&folder(&self.0.store.path, id))?)
     }
 
     /// Returns the folder for the tenant's files, which other crates write.
     pub fn tenant_folder(&self, id: TenantId) -> PathBuf {
         folder(&self.0.store.path, id)
     }
+}
+
+/// Creates the folders of these tenants, as far as they exist.
+pub(crate) fn create_folders(
+    path: &Path,
+    locked: &mut Locked<'_>,
+    ids: &BTreeSet<TenantId>,
+) -> Result<(), CatalogError> {
+    for id in ids {
+        let is_there = locked.read(|transaction| {
+            Ok(transaction.prepare("SELECT 1 FROM tenants WHERE id = ?1")?.exists([id.0])?)
+        })?;
+        if is_there {
+            let folder = folder(path, *id);
+            std::fs::create_dir_all(&folder).map_err(at(&folder))?;
+        }
+    }
+    Ok(())
 }
 
 fn tenants(catalog: &Path) -> PathBuf {

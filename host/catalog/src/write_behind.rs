@@ -118,7 +118,7 @@ fn used(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<TenantUsage>
 pub(crate) fn load(store: &Store) -> Result<(), StorageError> {
     let today = number(store.now());
     let select = "SELECT day, tenant, model_tokens, guest_cpu_nanos FROM usage WHERE day >= ?1";
-    let read = store.write(|transaction| {
+    let read = store.locked().write_own(|transaction| {
         transaction.execute("DELETE FROM usage WHERE day < ?1", [today - USAGE_DAYS_MAX])?;
         let mut statement = transaction.prepare(select)?;
         let rows = statement.query_map([today], |row| {
@@ -156,7 +156,7 @@ pub(crate) fn write(store: &Store, all: bool) -> Result<(), StorageError> {
     }
     let write = |transaction: &Transaction<'_>| write_all(transaction, &touched, &usage);
     // The kernel keeps the data that a killed process wrote. Only a crash of the machine may lose the last usage.
-    let written = if all { locked.write(write) } else { locked.write_without_sync(write) };
+    let written = if all { locked.write_own(write) } else { locked.write_without_sync(write) };
     let today = number(store.now());
     let mut pending = pending(store);
     if let Err(error) = written {

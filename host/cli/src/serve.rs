@@ -335,7 +335,7 @@ impl Serve {
         let worker = own_log.map(|log| {
             let adopter = (!is_adopted).then(|| adopt::Adopter::new(host.budget().clone()));
             let _within = runtime.enter();
-            log.announce(server.clone(), adopter)
+            log.announce(adopter)
         });
         let any = AnyServer::One(server.clone());
         let serving = serve(&config, &any, callers_max, socket, traces);
@@ -344,11 +344,12 @@ impl Serve {
         } else {
             runtime.block_on(serving)
         };
+        // Rollouts that are left to the next process end with the journal, and are not over.
+        let is_idle = server.is_idle();
         if let Some(journal) = journal_handle {
             journal.close();
         }
         if let Some(worker) = worker {
-            let is_idle = server.is_idle();
             runtime.block_on(worker.leave(is_idle));
             if is_adopted
                 && is_idle
@@ -362,9 +363,11 @@ impl Serve {
 
     fn serve_many(&self, runtime: &Runtime, dir: &Path, prepared: Prepared) -> Result<Exit> {
         let Prepared { config, raw, socket, .. } = prepared;
+        let address = socket.0.local_addr().context("cannot determine the server's address")?;
+        let share = runtime.block_on(cluster::share_catalog(&config, address))?;
         let (tenants, admin) = {
             let _within = runtime.enter();
-            self.tenants(dir, raw, &config)?
+            self.tenants(dir, raw, &config, share.as_ref())?
         };
         let traces = self.traces.start(runtime, tenants.metrics())?;
         if let Some(traces) = &traces {
@@ -374,9 +377,17 @@ impl Serve {
         let resumed = tenants.clone();
         runtime.spawn(async move { resumed.run().await });
         let callers_max = callers_max(tenants.slots());
+        let worker = share.map(|share| {
+            let _within = runtime.enter();
+            share.follow(tenants.clone())
+        });
         let serves = AnyServer::Many(tenants.clone(), admin);
         let exit = runtime.block_on(serve(&config, &serves, callers_max, socket, traces));
+        let is_idle = tenants.is_idle();
         tenants.close();
+        if let Some(worker) = worker {
+            runtime.block_on(worker.leave(is_idle));
+        }
         exit
     }
 

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use crate::connect::{client, context};
+use crate::connect::{Cluster, ClusterThread, Parts, client, context};
 use crate::error::ClusterError;
 use crate::finding::{Finding, Severity, durability};
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::settings::ClusterSettings;
-use crate::storage;
+use crate::storage::{self, Stream};
 
 /// Room for headers beside the largest message.
 const HEADERS_BYTES: usize = 16 << 10;
@@ -18,16 +18,40 @@ const ROUND_TRIP_SLOW_MILLIS: u128 = 20;
 /// Checks the settings, the connection, the servers' limits, and the stream and the bucket. Creates the last two if
 /// they do not exist, as the server does.
 pub async fn check(settings: &ClusterSettings) -> Vec<Finding> {
+    connect_checked(settings).await.0
+}
+
+/// Connects as [`Cluster::connect`] does, and returns the findings of [`check`], too, which uses the same connection. There
+/// is no cluster if the settings or the servers are refused: one of the findings is a failure then.
+pub async fn connect_checked(settings: &ClusterSettings) -> (Vec<Finding>, Option<Cluster>) {
+    let failure = |check, why: String| (vec![Finding::new(check, Severity::Failure, why)], None);
     if let Err(error) = settings.check() {
-        return vec![Finding::new("nats settings", Severity::Failure, error.to_string())];
+        return failure("nats settings", error.to_string());
     }
+    let thread = match ClusterThread::start() {
+        Ok(thread) => thread,
+        Err(error) => return failure("nats connection", error.to_string()),
+    };
+    let of_thread = settings.clone();
+    match thread.run(async move { found(&of_thread).await }).await {
+        Ok((findings, parts)) => {
+            let is_refused = findings.iter().any(|finding| finding.severity == Severity::Failure);
+            let parts = parts.filter(|_| !is_refused);
+            (findings, parts.map(|parts| Cluster::of(settings.clone(), thread, parts)))
+        }
+        Err(error) => failure("nats connection", crate::error::chain(&error)),
+    }
+}
+
+/// Returns all findings, and the parts of the cluster as far as they can be used.
+async fn found(settings: &ClusterSettings) -> (Vec<Finding>, Option<Parts>) {
     let mut findings = vec![durability(settings)];
     let client = match client(settings).await {
         Ok(client) => client,
         Err(error) => {
             let advice = "check cluster.nats.urls, the credentials and that the servers run";
             findings.push(of_error("nats connection", &error).with(advice));
-            return findings;
+            return (findings, None);
         }
     };
     let began = Instant::now();
@@ -52,31 +76,36 @@ pub async fn check(settings: &ClusterSettings) -> Vec<Finding> {
         findings.push(Finding::new("nats limits", Severity::Failure, finding).with(advice));
     }
     let jetstream = context(client);
-    match storage::stream(&jetstream, settings).await {
-        Ok(stream) => {
-            let state = &stream.cached_info().state;
-            let finding = format!(
-                "stream {}: {} messages, {} of at most {} bytes",
-                settings.stream(),
-                state.messages,
-                state.bytes,
-                settings.log_bytes_max
-            );
-            // When it is full, no rollout starts.
-            let is_nearly_full = state.bytes > settings.log_bytes_max / 5 * 4;
-            let severity = if is_nearly_full { Severity::Warning } else { Severity::Good };
-            findings.push(Finding::new("nats stream", severity, finding));
-        }
-        Err(error) => findings.push(of_error("nats stream", &error)),
+    let stream = storage::stream(&jetstream, settings).await;
+    match &stream {
+        Ok(stream) => findings.push(of_stream(settings, stream)),
+        Err(error) => findings.push(of_error("nats stream", error)),
     }
-    match storage::bucket(&jetstream, settings).await {
+    let bucket = storage::bucket(&jetstream, settings).await;
+    match &bucket {
         Ok(_) => {
             let finding = format!("bucket {}", settings.bucket());
             findings.push(Finding::new("nats bucket", Severity::Good, finding));
         }
-        Err(error) => findings.push(of_error("nats bucket", &error)),
+        Err(error) => findings.push(of_error("nats bucket", error)),
     }
-    findings
+    let parts = stream.ok().zip(bucket.ok()).map(|(stream, bucket)| Parts { jetstream, stream, bucket });
+    (findings, parts)
+}
+
+fn of_stream(settings: &ClusterSettings, stream: &Stream) -> Finding {
+    let state = &stream.cached_info().state;
+    let finding = format!(
+        "stream {}: {} messages, {} of at most {} bytes",
+        settings.stream(),
+        state.messages,
+        state.bytes,
+        settings.log_bytes_max
+    );
+    // When it is full, no rollout starts.
+    let is_nearly_full = state.bytes > settings.log_bytes_max / 5 * 4;
+    let severity = if is_nearly_full { Severity::Warning } else { Severity::Good };
+    Finding::new("nats stream", severity, finding)
 }
 
 fn of_error(check: &'static str, error: &ClusterError) -> Finding {

@@ -3,16 +3,16 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
-use async_nats::jetstream::kv::{self, CreateErrorKind, UpdateErrorKind};
+use async_nats::jetstream::kv::{self, CreateErrorKind};
 use rollout_journal::ReplicaError;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::connect::Cluster;
 use crate::entry::{LogEntry, WorkerState};
-use crate::error::{ClaimError, ClusterError, LogDamage, unavailable};
+use crate::error::{ClaimError, ClusterError, LogDamage, is_wrong_last, unavailable};
 use crate::members::Member;
-use crate::message::{self, Head};
+use crate::message::{Draft, Head};
 use crate::settings::is_token;
 use crate::writer::{self, End, Last, LastError, LogWriter, Publish};
 
@@ -21,6 +21,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Number of repetitions of a step, which is more than an election of a leader takes.
 const RETRIES_MAX: u32 = 100;
+
+/// Number of repetitions while a server has an older end of the log than was acknowledged.
+const OLDER_RETRIES_MAX: u32 = 20;
 
 /// A log to claim.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +64,10 @@ impl Condition {
 pub struct ClaimedLog {
     cluster: Cluster,
     log: String,
+    /// The end of the log as it was claimed.
     end: End,
+    /// The end of the acknowledged messages.
+    ends: watch::Sender<End>,
     /// The log's entry in the bucket, as this process set it.
     entry: LogEntry,
     revision: u64,
@@ -101,6 +107,8 @@ impl ClaimRun {
         if is_begun && last.is_none() {
             return Err(self.damage("its subject", "it has no messages, although it had some").into());
         }
+        let acknowledged = before.as_ref().map_or(0, |(entry, _)| entry.acknowledged);
+        self.require_end(acknowledged, last).await?;
         let epoch_before = before.as_ref().map_or(0, |(entry, _)| entry.epoch);
         // A bucket that was lost does not make an epoch come again.
         let epoch = epoch_before.max(last.map_or(0, |last| last.head.epoch)) + 1;
@@ -110,15 +118,34 @@ impl ClaimRun {
             heartbeat: writer::now(),
             claim: RandomState::new().build_hasher().finish(),
             is_begun: is_begun || last.is_some(),
-            is_released: false,
+            acknowledged,
         };
         let is_own = matches!(condition, Condition::Any);
         let revision = self.set(&entry, before.as_ref().map(|(_, revision)| *revision), is_own).await?;
         let end = self.fence(epoch, entry.is_begun).await?;
-        entry.is_begun = true;
+        (entry.is_begun, entry.acknowledged) = (true, end.number);
         let revision = self.set(&entry, Some(revision), false).await?;
         let Self { cluster, log, .. } = self;
-        Ok(ClaimedLog { cluster, log, end, entry, revision, fenced: watch::Sender::new(None) })
+        let (ends, fenced) = (watch::Sender::new(end), watch::Sender::new(None));
+        Ok(ClaimedLog { cluster, log, end, ends, entry, revision, fenced })
+    }
+
+    /// Checks that the log has the last message that an owner has seen acknowledged. A server that was elected a moment ago
+    /// may answer with an older one.
+    async fn require_end(&self, acknowledged: u64, mut last: Option<Last>) -> Result<(), ClaimError> {
+        for _ in 0..OLDER_RETRIES_MAX {
+            if last.is_none_or(|last| last.head.number >= acknowledged) {
+                return Ok(());
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+            last = self.last().await?;
+        }
+        let Some(last) = last.filter(|last| last.head.number < acknowledged) else { return Ok(()) };
+        let what = format!(
+            "it ends with number {}, and number {acknowledged} was acknowledged; the servers lost what is between",
+            last.head.number
+        );
+        Err(self.damage(&format!("sequence {}", last.sequence), &what).into())
     }
 
     fn bucket(&self) -> &kv::Store {
@@ -166,7 +193,7 @@ impl ClaimRun {
             let set = match revision {
                 Some(revision) => match self.bucket().update(&self.log, entry.write(), revision).await {
                     Ok(revision) => return Ok(revision),
-                    Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => None,
+                    Err(error) if is_wrong_last(&error) => None,
                     Err(error) => Some(crate::error::chain(&error)),
                 },
                 None => match self.bucket().create(&self.log, entry.write()).await {
@@ -219,7 +246,7 @@ impl ClaimRun {
             let number = last.map_or(0, |last| last.head.number) + 1;
             let time_before = last.map_or(0, |last| last.time);
             let head = Head { is_fence: true, epoch, number, time_before };
-            let message = message::encode(head, self.owner.url.as_bytes());
+            let message = Draft::of(self.owner.url.as_bytes()).finish(head);
             let after = last.map_or(0, |last| last.sequence);
             match writer::publish(&self.cluster.0.jetstream, &subject, after, &message).await {
                 Ok(sequence) => return Ok(End { epoch, number, sequence, time: writer::now() }),
@@ -282,22 +309,23 @@ impl ClaimedLog {
 
     /// Starts to append to the log. Called once, after the log was read.
     pub fn writer(&self) -> LogWriter {
-        LogWriter::start(&self.cluster, &self.log, self.end, self.fenced.clone())
+        LogWriter::start(&self.cluster, &self.log, self.ends.clone(), self.fenced.clone())
     }
 
-    /// Sends heartbeats until the returned guard is dropped, with the worker's state at each of them. Called once, before
-    /// the log is read, which may take longer than a lease.
-    pub fn announce(&self, state: watch::Receiver<WorkerState>) -> Heartbeats {
-        let (stop, stopped) = watch::channel(Stop::No);
+    /// Sends heartbeats until the returned guard is dropped. Called once, before the log is read, which may take longer than
+    /// a lease.
+    pub fn announce(&self) -> Heartbeats {
+        let (retire, retires) = oneshot::channel();
         let beating = Beating {
             cluster: self.cluster.clone(),
             log: self.log.clone(),
             entry: self.entry.clone(),
+            ends: self.ends.subscribe(),
             revision: self.revision,
             fenced: self.fenced.clone(),
         };
-        let task = self.cluster.handle().spawn(beating.run(state, stopped));
-        Heartbeats { stop, task: AbortOnDropHandle::new(task), cluster: self.cluster.clone() }
+        let task = self.cluster.handle().spawn(beating.run(retires));
+        Heartbeats { retire, task: AbortOnDropHandle::new(task), cluster: self.cluster.clone() }
     }
 }
 
@@ -306,50 +334,51 @@ struct Beating {
     cluster: Cluster,
     log: String,
     entry: LogEntry,
+    ends: watch::Receiver<End>,
     /// Revision of the log's entry, which changes with each heartbeat.
     revision: u64,
     fenced: watch::Sender<Option<ReplicaError>>,
 }
 
 impl Beating {
-    /// Returns an error if the last heartbeat was not stored.
-    async fn run(
-        mut self,
-        mut state: watch::Receiver<WorkerState>,
-        mut stop: watch::Receiver<Stop>,
-    ) -> Result<(), ClusterError> {
+    /// Sends heartbeats until the log is retired or its heartbeats are dropped. Returns an error if the entry of a retired log
+    /// was not removed.
+    async fn run(mut self, mut retires: oneshot::Receiver<()>) -> Result<(), ClusterError> {
         let mut ticks = tokio::time::interval(self.cluster.0.settings.heartbeat());
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            let mut is_over = false;
-            tokio::select! {
-                _ = ticks.tick() => {}
-                changed = stop.changed() => is_over = changed.is_ok(),
-            }
-            let how = *stop.borrow();
-            if how == Stop::Retire {
-                let removed =
-                    self.cluster.0.bucket.delete_expect_revision(&self.log, Some(self.revision)).await;
-                return removed.map_err(unavailable);
-            }
-            self.entry.owner = state.borrow_and_update().clone();
-            self.entry.heartbeat = writer::now();
-            self.entry.is_released = how == Stop::Release;
-            let sent = self.cluster.0.bucket.update(&self.log, self.entry.write(), self.revision).await;
-            match sent {
-                Ok(revision) => self.revision = revision,
-                Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
-                    if self.is_claimed_by_another().await {
+            let stopped = tokio::select! {
+                biased;
+                stopped = &mut retires => Some(stopped),
+                _ = ticks.tick() => None,
+            };
+            match stopped {
+                None => {
+                    if !self.beat().await {
                         return Ok(());
                     }
                 }
-                Err(error) if is_over => return Err(unavailable(error)),
-                Err(error) => tracing::warn!(%error, log = self.log, "a heartbeat was not stored"),
-            }
-            if is_over {
-                return Ok(());
+                Some(Ok(())) => {
+                    let removing =
+                        self.cluster.0.bucket.delete_expect_revision(&self.log, Some(self.revision));
+                    return removing.await.map_err(unavailable);
+                }
+                // The process ends in any other way: its log is for the next owner.
+                Some(Err(_)) => return Ok(()),
             }
         }
+    }
+
+    /// Sends a heartbeat. Returns whether the log still belongs to this process.
+    async fn beat(&mut self) -> bool {
+        self.entry.heartbeat = writer::now();
+        self.entry.acknowledged = self.ends.borrow().number;
+        match self.cluster.0.bucket.update(&self.log, self.entry.write(), self.revision).await {
+            Ok(revision) => self.revision = revision,
+            Err(error) if is_wrong_last(&error) => return !self.is_claimed_by_another().await,
+            Err(error) => tracing::warn!(%error, log = self.log, "a heartbeat was not stored"),
+        }
+        true
     }
 
     /// Returns whether another process has claimed the log, and reports it. Otherwise a heartbeat without an answer
@@ -381,37 +410,21 @@ impl Beating {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
-    No,
-    Release,
-    Retire,
-}
-
 /// The heartbeats of a log's owner. They end when this is dropped, and the lease expires.
 pub struct Heartbeats {
-    stop: watch::Sender<Stop>,
+    retire: oneshot::Sender<()>,
     task: AbortOnDropHandle<Result<(), ClusterError>>,
     cluster: Cluster,
 }
 
 impl Heartbeats {
-    /// Ends the lease at once, after the last record was appended: another worker may claim the log.
-    pub async fn release(self) -> Result<(), ClusterError> {
-        self.end(Stop::Release).await
-    }
-
     /// Removes the log from the list, when all its rollouts have ended and their results were read.
     pub async fn retire(self) -> Result<(), ClusterError> {
-        self.end(Stop::Retire).await
-    }
-
-    async fn end(mut self, how: Stop) -> Result<(), ClusterError> {
-        let _ = self.stop.send(how);
-        let limit = self.cluster.0.settings.lease();
-        match tokio::time::timeout(limit, &mut self.task).await {
+        let Self { retire, mut task, cluster } = self;
+        let _ = retire.send(());
+        match tokio::time::timeout(cluster.0.settings.lease(), &mut task).await {
             Ok(ended) => ended.map_err(unavailable)?,
-            Err(_) => Err(ClusterError::Unavailable("the last heartbeat was not stored".to_owned())),
+            Err(_) => Err(ClusterError::Unavailable("the log's entry was not removed".to_owned())),
         }
     }
 }

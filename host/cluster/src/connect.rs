@@ -37,6 +37,22 @@ pub(crate) struct Inner {
     thread: ClusterThread,
 }
 
+/// What a process uses on the servers.
+pub(crate) struct Parts {
+    pub(crate) jetstream: jetstream::Context,
+    pub(crate) stream: Stream,
+    pub(crate) bucket: kv::Store,
+}
+
+impl Parts {
+    async fn connect(settings: &ClusterSettings) -> Result<Self, ClusterError> {
+        let jetstream = context(client(settings).await?);
+        let stream = storage::stream(&jetstream, settings).await?;
+        let bucket = storage::bucket(&jetstream, settings).await?;
+        Ok(Self { jetstream, stream, bucket })
+    }
+}
+
 /// A runtime with a thread of its own. A worker that computes, or that waits for its journal to close, does not delay
 /// heartbeats and acknowledgements.
 pub(crate) struct ClusterThread(Option<Runtime>);
@@ -83,16 +99,14 @@ impl Cluster {
         }
         let thread = ClusterThread::start()?;
         let of_thread = settings.clone();
-        let (jetstream, stream, bucket) = thread
-            .run(async move {
-                let client = client(&of_thread).await?;
-                let jetstream = context(client);
-                let stream = storage::stream(&jetstream, &of_thread).await?;
-                let bucket = storage::bucket(&jetstream, &of_thread).await?;
-                Ok::<_, ClusterError>((jetstream, stream, bucket))
-            })
-            .await??;
-        Ok(Self(Arc::new(Inner { settings, jetstream, stream, bucket, thread })))
+        let parts = thread.run(async move { Parts::connect(&of_thread).await }).await??;
+        Ok(Self::of(settings, thread, parts))
+    }
+
+    /// Creates it from what was connected on this thread.
+    pub(crate) fn of(settings: ClusterSettings, thread: ClusterThread, parts: Parts) -> Self {
+        let Parts { jetstream, stream, bucket } = parts;
+        Self(Arc::new(Inner { settings, jetstream, stream, bucket, thread }))
     }
 
     /// Returns the settings.

@@ -1,23 +1,18 @@
 //! Entries of logs in the bucket.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// State of a worker, as its heartbeats report it.
+/// Owner of a log, as its heartbeats report it. Its load is in its status, which gateways read every second.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerState {
     /// URL under which gateways reach it.
     pub url: String,
     /// Version of the program.
     pub version: String,
-    /// Number of rollouts that it would start at once, by tenant.
+    /// Whether its journals are on its own disk only. No other worker can continue them.
     #[serde(default)]
-    pub free_slots: BTreeMap<String, u32>,
-    /// Plugins that it serves.
-    #[serde(default)]
-    pub plugins: Vec<String>,
+    pub is_local: bool,
 }
 
 /// The value of a log in the bucket.
@@ -32,9 +27,9 @@ pub(crate) struct LogEntry {
     pub(crate) claim: u64,
     /// Whether the log has messages. From then on an empty log is damage.
     pub(crate) is_begun: bool,
-    /// Whether the owner has stopped in order and claims it no more.
+    /// Number of the last message that was acknowledged by the time of the heartbeat. A log that ends before it is damaged.
     #[serde(default)]
-    pub(crate) is_released: bool,
+    pub(crate) acknowledged: u64,
 }
 
 impl LogEntry {

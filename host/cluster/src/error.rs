@@ -1,5 +1,10 @@
 //! Errors.
 
+use std::error::Error as StdError;
+
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::{Error as ServerError, ErrorCode};
+
 use crate::settings::WrongSetting;
 
 /// Error of a cluster.
@@ -94,4 +99,44 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 /// Returns the error of servers that did not answer.
 pub(crate) fn unavailable(error: impl std::error::Error + 'static) -> ClusterError {
     ClusterError::Unavailable(chain(&error))
+}
+
+/// Returns whether the server refused a message because of the sequence that it expects. Servers have two codes for it, of
+/// which the client's kinds of errors know one.
+pub(crate) fn is_wrong_last(error: &(dyn StdError + 'static)) -> bool {
+    let is_one = |error: &(dyn StdError + 'static)| {
+        let kind = error.downcast_ref::<PublishError>().map(PublishError::kind);
+        let code = error.downcast_ref::<ServerError>().map(ServerError::error_code);
+        let is_code = |code| {
+            [ErrorCode::STREAM_WRONG_LAST_SEQUENCE, ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT]
+                .contains(&code)
+        };
+        kind == Some(PublishErrorKind::WrongLastSequence) || code.is_some_and(is_code)
+    };
+    std::iter::successors(Some(error), |error| (*error).source()).any(is_one)
+}
+
+#[cfg(test)]
+mod tests {
+    use async_nats::jetstream::kv::{UpdateError, UpdateErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn both_codes_of_a_wrong_last_sequence_are_recognized_wherever_they_are() {
+        let check = |code: u64, expected: bool| {
+            let text =
+                format!(r#"{{"code": 400, "err_code": {code}, "description": "wrong last sequence"}}"#);
+            let server = || serde_json::from_str::<ServerError>(&text).unwrap();
+            assert_eq!(is_wrong_last(&server()), expected, "{code}");
+            let publish = || PublishError::with_source(PublishErrorKind::Other, server());
+            assert_eq!(is_wrong_last(&publish()), expected, "{code} of a message");
+            let update = UpdateError::with_source(UpdateErrorKind::Other, publish());
+            assert_eq!(is_wrong_last(&update), expected, "{code} of a bucket");
+        };
+        check(10071, true);
+        check(10164, true);
+        check(10077, false);
+        assert!(is_wrong_last(&PublishError::new(PublishErrorKind::WrongLastSequence)));
+    }
 }

@@ -8,9 +8,12 @@
 //! A claim is a compare-and-set in a bucket, and then a *fence* in the log with a new epoch. Each message expects to
 //! follow the last one, so the former owner's next append fails, and [`LogWriter::fenced`] tells it to stop.
 //!
+//! A catalog that several workers share has a log and an object store of its own: [`Cluster::catalog`].
+//!
 //! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches those of all workers, and says whose
 //! lease has expired.
 
+mod catalog;
 mod check;
 mod claim;
 mod connect;
@@ -24,7 +27,8 @@ mod settings;
 mod storage;
 mod writer;
 
-pub use check::check;
+pub use catalog::{CatalogChanges, CatalogLog};
+pub use check::{check, connect_checked};
 pub use claim::{Claim, ClaimedLog, Heartbeats};
 pub use connect::Cluster;
 pub use entry::WorkerState;

@@ -25,8 +25,6 @@ pub struct Member {
     pub owner: WorkerState,
     /// Epoch of the owner's claim.
     pub epoch: u64,
-    /// Whether the owner has stopped in order, so that the log may be claimed at once.
-    pub is_released: bool,
     pub(crate) revision: u64,
     /// Time when this process received the last heartbeat. No clocks of other machines are compared.
     seen: Instant,
@@ -70,7 +68,7 @@ impl State {
         if now.duration_since(reached) > gap_max {
             return false;
         }
-        member.is_released || reached.duration_since(since.max(member.seen).min(reached)) >= lease
+        reached.duration_since(since.max(member.seen).min(reached)) >= lease
     }
 }
 
@@ -105,8 +103,8 @@ impl Members {
         locked(&self.state).members.get(log).cloned()
     }
 
-    /// Returns the logs that may be claimed: those that were released, and those without a heartbeat for the length of
-    /// a lease. Time in which NATS cannot be reached from here does not count.
+    /// Returns the logs that may be claimed: those without a heartbeat for the length of a lease. Time in which NATS cannot
+    /// be reached from here does not count.
     pub fn expired(&self) -> Vec<Member> {
         let (state, now) = (locked(&self.state), Instant::now());
         let is_expired =
@@ -200,7 +198,7 @@ impl Watching {
         }
         match entry.operation {
             kv::Operation::Put => {
-                let Some(LogEntry { owner, epoch, is_released, .. }) = LogEntry::read(&entry.value) else {
+                let Some(LogEntry { owner, epoch, .. }) = LogEntry::read(&entry.value) else {
                     tracing::warn!(
                         key = entry.key,
                         revision = entry.revision,
@@ -212,7 +210,6 @@ impl Watching {
                     log: entry.key.clone(),
                     owner,
                     epoch,
-                    is_released,
                     revision: entry.revision,
                     seen: Instant::now(),
                 };
@@ -247,14 +244,8 @@ mod tests {
     fn a_lease_runs_only_while_nats_can_be_reached() {
         let start = Instant::now();
         let at = |seconds: u32| start + SECOND * seconds;
-        let member = Member {
-            log: "a".to_owned(),
-            owner: WorkerState::default(),
-            epoch: 1,
-            is_released: false,
-            revision: 1,
-            seen: at(0),
-        };
+        let member =
+            Member { log: "a".to_owned(), owner: WorkerState::default(), epoch: 1, revision: 1, seen: at(0) };
         let mut state = State { members: BTreeMap::new(), reached: None, reached_since: None };
         let expired =
             |state: &State, seconds| state.is_expired(&member, at(seconds), SECOND * 30, SECOND * 15);
@@ -277,7 +268,5 @@ mod tests {
         assert!(!expired(&state, 90));
         state.reached(at(91), SECOND * 15);
         assert!(!expired(&state, 91));
-        let released = Member { is_released: true, ..member.clone() };
-        assert!(state.is_expired(&released, at(91), SECOND * 30, SECOND * 15));
     }
 }

@@ -51,19 +51,45 @@ pub(crate) struct Head {
     pub(crate) time_before: u64,
 }
 
-/// Encodes a message.
-pub(crate) fn encode(head: Head, body: &[u8]) -> Bytes {
-    let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
-    bytes.extend_from_slice(MAGIC);
-    bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&[u8::from(head.is_fence) * FENCE, 0, 0, 0]);
-    for word in [head.epoch, head.number, head.time_before] {
-        bytes.extend_from_slice(&word.to_le_bytes());
+/// A message whose body is being written. The room for the header is in front, so that no record is copied again.
+pub(crate) struct Draft(Vec<u8>);
+
+impl Draft {
+    /// Returns a draft for a body of this size.
+    pub(crate) fn new(body_bytes: usize) -> Self {
+        let mut bytes = Vec::with_capacity((HEADER_BYTES + body_bytes).min(MESSAGE_BYTES_MAX));
+        bytes.resize(HEADER_BYTES, 0);
+        Self(bytes)
     }
-    bytes.extend_from_slice(body);
-    let checksum = crc32fast::hash(&bytes[12..]);
-    bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
-    bytes.into()
+
+    /// Returns a draft with this body.
+    pub(crate) fn of(body: &[u8]) -> Self {
+        let mut draft = Self::new(body.len());
+        draft.0.extend_from_slice(body);
+        draft
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.len() == HEADER_BYTES
+    }
+
+    /// Returns the number of bytes that fit into the message yet.
+    fn room(&self) -> usize {
+        MESSAGE_BYTES_MAX.saturating_sub(self.0.len())
+    }
+
+    /// Completes the message.
+    pub(crate) fn finish(self, head: Head) -> Bytes {
+        let mut bytes = self.0;
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[12..16].copy_from_slice(&[u8::from(head.is_fence) * FENCE, 0, 0, 0]);
+        for (at, word) in [(16, head.epoch), (24, head.number), (32, head.time_before)] {
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let checksum = crc32fast::hash(&bytes[12..]);
+        bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
+        bytes.into()
+    }
 }
 
 /// Decodes a message into its head and body. Returns what is wrong with it otherwise.
@@ -135,11 +161,20 @@ impl Outgoing {
         self.records.is_empty()
     }
 
-    /// Moves records into the body of a message, as many as there is room for. Returns whether the body is full.
-    pub(crate) fn fill(&mut self, body: &mut Vec<u8>) -> bool {
-        let head = 1 + self.journal.len() + 5;
-        let room = (MESSAGE_BYTES_MAX - HEADER_BYTES).saturating_sub(body.len() + head);
-        let Some((bytes, ends_inside)) = self.part(room, body.is_empty()) else { return true };
+    /// Returns the number of bytes that they take in messages, at least.
+    pub(crate) fn message_bytes(&self) -> usize {
+        self.head_bytes() + self.records.len()
+    }
+
+    fn head_bytes(&self) -> usize {
+        1 + self.journal.len() + 5
+    }
+
+    /// Moves records into a message, as many as there is room for. Returns whether the message is full.
+    pub(crate) fn fill(&mut self, draft: &mut Draft) -> bool {
+        let room = draft.room().saturating_sub(self.head_bytes());
+        let Some((bytes, ends_inside)) = self.part(room, draft.is_empty()) else { return true };
+        let Draft(body) = draft;
         let flags = (u8::from(self.is_inside) * BEGINS_INSIDE) | (u8::from(ends_inside) * ENDS_INSIDE);
         // The name was checked when the journal was opened; the length is below that of a message.
         body.push(u8::try_from(self.journal.len()).unwrap_or(u8::MAX));
@@ -227,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_message_with_a_wrong_bit_is_rejected() {
-        let bytes = encode(head(7), b"body");
+        let bytes = Draft::of(b"body").finish(head(7));
         assert_eq!(decode(&bytes), Ok((head(7), Bytes::from_static(b"body"))));
         for bit in 0..8 * bytes.len() {
             let mut wrong = bytes.to_vec();
@@ -249,20 +284,22 @@ mod tests {
 
     /// Packs records into messages and joins them again.
     fn round(journals: &[(&str, &[usize])]) -> (usize, HashMap<String, Vec<u8>>) {
-        let mut bodies = vec![Vec::new()];
+        let mut drafts = vec![Draft::new(0)];
         let mut expected: HashMap<String, Vec<u8>> = HashMap::new();
         for (journal, sizes) in journals {
             let records: Vec<u8> = sizes.iter().flat_map(|size| record(*size, 3)).collect();
             expected.entry((*journal).to_owned()).or_default().extend(&records);
             let mut outgoing = Outgoing::new((*journal).into(), records.into());
-            while outgoing.fill(bodies.last_mut().unwrap()) {
-                bodies.push(Vec::new());
+            while outgoing.fill(drafts.last_mut().unwrap()) {
+                drafts.push(Draft::new(outgoing.message_bytes()));
             }
         }
         let (mut joined, mut read) = (Joined::default(), HashMap::<String, Vec<u8>>::new());
-        for body in &bodies {
-            assert!(HEADER_BYTES + body.len() <= MESSAGE_BYTES_MAX);
-            for chunk in chunks(Bytes::from(body.clone())).unwrap() {
+        let count = drafts.len();
+        for draft in drafts {
+            let message = draft.finish(head(1));
+            assert!(message.len() <= MESSAGE_BYTES_MAX);
+            for chunk in chunks(decode(&message).unwrap().1).unwrap() {
                 let journal = chunk.journal.clone();
                 if let Some(records) = joined.add(chunk, false).unwrap() {
                     read.entry(journal).or_default().extend(&records);
@@ -270,7 +307,7 @@ mod tests {
             }
         }
         assert_eq!(read, expected);
-        (bodies.len(), read)
+        (count, read)
     }
 
     #[test]

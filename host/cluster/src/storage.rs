@@ -60,7 +60,7 @@ fn secs(time: Duration) -> String {
 }
 
 /// Returns each difference that matters, with both values.
-fn differences(wanted: &Config, is: &Config) -> Vec<String> {
+pub(crate) fn differences(wanted: &Config, is: &Config) -> Vec<String> {
     let mut all = Vec::new();
     let mut compare = |name: &str, is: String, wanted: String| {
         if is != wanted {

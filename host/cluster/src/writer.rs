@@ -2,31 +2,38 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_nats::HeaderMap;
 use async_nats::header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE;
-use async_nats::jetstream::context::{Context, PublishError, PublishErrorKind};
-use async_nats::jetstream::{self, stream::LastRawMessageErrorKind};
+use async_nats::jetstream::context::Context;
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use bytes::Bytes;
 use rollout_journal::{Acknowledge, Replica, ReplicaError, ReplicaSettings};
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::connect::Cluster;
-use crate::error::chain;
-use crate::message::{self, Head, NAME_BYTES_MAX, Outgoing};
+use crate::error::{chain, is_wrong_last};
+use crate::message::{self, Draft, Head, NAME_BYTES_MAX, Outgoing};
 use crate::storage::Stream;
 
 /// Pause before an append is repeated, which doubles up to the maximum.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
 
+/// Time for which servers may answer with an older end of the log than they have acknowledged, as a server does that has
+/// just been elected. After it, the acknowledged messages are lost.
+const OLDER_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// Number of unacknowledged bytes of each journal above which its writer waits. A process has many journals.
 const JOURNAL_BYTES_MAX: usize = 8 << 20;
 
 /// Number of unacknowledged bytes of all journals above which their writers wait.
 const LOG_BYTES_MAX: usize = 64 << 20;
+
+/// Number of batches that the size of the next message is computed from. It grows if it has more.
+const BATCHES_COUNTED_MAX: usize = 256;
 
 /// The position of a log's end.
 #[derive(Clone, Copy, Debug)]
@@ -118,13 +125,13 @@ impl LogWriter {
     pub(crate) fn start(
         cluster: &Cluster,
         log: &str,
-        end: End,
+        ends: watch::Sender<End>,
         fenced: watch::Sender<Option<ReplicaError>>,
     ) -> Self {
         let (records, appended) = mpsc::unbounded_channel();
         let settings = &cluster.0.settings;
         let refresh_every = settings.log_age() / 4;
-        let (ends, end_now) = watch::channel(end);
+        let (end, end_now) = (*ends.borrow(), ends.subscribe());
         let task = Task {
             jetstream: cluster.0.jetstream.clone(),
             stream: cluster.0.stream.clone(),
@@ -217,8 +224,8 @@ impl Task {
             while let Ok(appended) = self.appended.try_recv() {
                 self.queue(appended);
             }
-            let (body, done) = self.next_body();
-            match self.append(&body).await {
+            let (draft, done) = self.next_message();
+            match self.append(draft).await {
                 Ok(()) => done.into_iter().for_each(|pending| pending.finish(Ok(()))),
                 Err(error) => {
                     tracing::error!(%error, subject = self.subject, "the log is not continued");
@@ -234,17 +241,19 @@ impl Task {
         self.waiting.push_back((Outgoing::new(journal, records), pending));
     }
 
-    /// Returns the body of the next message, and whom to notify when it is stored.
-    fn next_body(&mut self) -> (Vec<u8>, Vec<Pending>) {
-        let (mut body, mut done) = (Vec::new(), Vec::new());
+    /// Returns the next message, and whom to notify when it is stored.
+    fn next_message(&mut self) -> (Draft, Vec<Pending>) {
+        let first = self.waiting.iter().take(BATCHES_COUNTED_MAX);
+        let bytes = first.map(|(outgoing, _)| outgoing.message_bytes()).sum();
+        let (mut draft, mut done) = (Draft::new(bytes), Vec::new());
         while let Some((outgoing, _)) = self.waiting.front_mut() {
-            let is_full = outgoing.fill(&mut body);
+            let is_full = outgoing.fill(&mut draft);
             if is_full || !outgoing.is_empty() {
                 break;
             }
             done.extend(self.waiting.pop_front().map(|(_, pending)| pending));
         }
-        (body, done)
+        (draft, done)
     }
 
     /// Refuses all records from now on.
@@ -258,11 +267,13 @@ impl Task {
     }
 
     /// Appends a message and waits until it is stored, for as long as that takes.
-    async fn append(&mut self, body: &[u8]) -> Result<(), ReplicaError> {
+    async fn append(&mut self, draft: Draft) -> Result<(), ReplicaError> {
         let End { epoch, number, time, .. } = self.end;
         let head = Head { is_fence: false, epoch, number: number + 1, time_before: time };
-        let message = message::encode(head, body);
+        let message = draft.finish(head);
         let (mut was_reported, mut pause) = (false, RETRY_PAUSE);
+        // Time since when all answers are older than what was acknowledged.
+        let mut older_since = None;
         loop {
             if let Some(error) = self.fenced.borrow().clone() {
                 return Err(error);
@@ -270,7 +281,22 @@ impl Task {
             let time = now();
             let stored = match publish(&self.jetstream, &self.subject, self.end.sequence, &message).await {
                 Ok(sequence) => Some(sequence),
-                Err(Publish::WrongLast) => self.resolve(head).await?,
+                Err(Publish::WrongLast) => match self.resolve(head).await? {
+                    Resolved::Stored(sequence) => Some(sequence),
+                    Resolved::NotStored => {
+                        older_since = None;
+                        None
+                    }
+                    Resolved::Unknown => None,
+                    Resolved::Older(what) => {
+                        let since = older_since.get_or_insert_with(Instant::now);
+                        if since.elapsed() > OLDER_TIME_MAX {
+                            return Err(ReplicaError::Failed(format!("the servers lost its end: {what}")));
+                        }
+                        tracing::warn!(what, subject = self.subject, "the log ends too early; retrying");
+                        None
+                    }
+                },
                 Err(Publish::Unknown(why)) => {
                     if !std::mem::replace(&mut was_reported, true) {
                         tracing::warn!(why, subject = self.subject, "the log does not answer; retrying");
@@ -291,30 +317,37 @@ impl Task {
         }
     }
 
-    /// Finds out who appended the last message. Returns its sequence if it is the one that is being appended, and
-    /// `None` if that one is not stored yet.
-    async fn resolve(&mut self, wanted: Head) -> Result<Option<u64>, ReplicaError> {
+    /// Finds out who appended the last message.
+    async fn resolve(&mut self, wanted: Head) -> Result<Resolved, ReplicaError> {
+        let End { number, sequence, .. } = self.end;
         let last = match last_message(&self.stream, &self.subject).await {
             Ok(Some(last)) => last,
             Ok(None) => {
-                let why = format!("{} has no messages any more", self.subject);
-                return Err(ReplicaError::Failed(why));
+                let what = format!("{} has no messages, and number {number} was acknowledged", self.subject);
+                return Ok(Resolved::Older(what));
             }
-            Err(LastError::Unavailable(_)) => return Ok(None),
+            Err(LastError::Unavailable(_)) => return Ok(Resolved::Unknown),
             Err(LastError::Damaged { sequence, what }) => {
                 let why = format!("message {sequence} of {} is damaged: {what}", self.subject);
                 return Err(ReplicaError::Failed(why));
             }
         };
         if last.head == wanted {
-            return Ok(Some(last.sequence));
+            return Ok(Resolved::Stored(last.sequence));
         }
         if last.head.epoch > wanted.epoch {
             return Err(ReplicaError::Fenced(format!("its epoch is {}", last.head.epoch)));
         }
         // The server has not got the message, or its copy that was sent before is being stored.
-        if last.sequence == self.end.sequence && last.head.number == self.end.number {
-            return Ok(None);
+        if last.sequence == sequence && last.head.number == number {
+            return Ok(Resolved::NotStored);
+        }
+        if last.head.number < number && last.sequence < sequence {
+            let what = format!(
+                "the last message of {} has number {}, and number {number} was acknowledged",
+                self.subject, last.head.number
+            );
+            return Ok(Resolved::Older(what));
         }
         let why = format!(
             "message {} of {} has epoch {} and number {}, which this process did not append",
@@ -322,6 +355,18 @@ impl Task {
         );
         Err(ReplicaError::Failed(why))
     }
+}
+
+/// State of a message whose append was refused because of the sequence that it expects.
+enum Resolved {
+    /// It is stored with this sequence.
+    Stored(u64),
+    /// It is not stored, and the message before it is the last one.
+    NotStored,
+    /// The server has an older end of the log, as the text says. Another server may have the newer one.
+    Older(String),
+    /// No server has answered.
+    Unknown,
 }
 
 /// Returns the time in milliseconds since 1970.
@@ -357,15 +402,6 @@ pub(crate) async fn publish(
         Err(error) if is_wrong_last(&error) => Err(Publish::WrongLast),
         Err(error) => Err(Publish::Unknown(chain(&error))),
     }
-}
-
-/// Returns whether the server refused a message because of its expected sequence. Newer servers have a second code.
-fn is_wrong_last(error: &PublishError) -> bool {
-    let code = std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<jetstream::Error>())
-        .map(jetstream::Error::error_code);
-    error.kind() == PublishErrorKind::WrongLastSequence
-        || code == Some(jetstream::ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT)
 }
 
 /// The last message of a log.

@@ -130,9 +130,15 @@ impl Server {
         Self::new(ServerSettings { serving, dialects, access, instance_id, worker, is_encrypted })
     }
 
-    /// Creates the server of one plugin of a tenant. The dispatcher authenticates requests before they reach it.
-    pub(crate) fn for_plugin(serving: Serving, config: &Config, settings: nemo_gym::Settings) -> Self {
-        let osmosis = Self::osmosis(&serving, config, true, None);
+    /// Creates the server of one plugin of a tenant. The dispatcher authenticates requests before they reach it. `log` is the
+    /// log of a worker.
+    pub(crate) fn for_plugin(
+        serving: Serving,
+        config: &Config,
+        settings: nemo_gym::Settings,
+        log: Option<String>,
+    ) -> Self {
+        let osmosis = Self::osmosis(&serving, config, true, log);
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
         let gym = NemoGym::new(serving.clone(), settings);
@@ -287,6 +293,7 @@ impl Server {
             running: load.running,
             queued: load.queued,
             max_concurrent: load.max_concurrent,
+            has_tenants: false,
             health: self.health(),
         }
     }

@@ -61,6 +61,9 @@ pub(crate) struct WorkerStatus {
     pub queued: u32,
     /// Maximum number of running rollouts.
     pub max_concurrent: u32,
+    /// Whether it serves the plugins of tenants, whose keys it checks.
+    #[serde(default)]
+    pub has_tenants: bool,
     /// Its answer to `GET /health`.
     pub health: Map<String, Value>,
 }

@@ -191,6 +191,22 @@ impl Quotas {
         self.get(quota).map(|value| value.try_into().unwrap_or(u32::MAX))
     }
 
+    /// Returns the part of one of several processes that share a tenant's rollouts, so that all together stay within the
+    /// quotas. A quota that is not used up by rollouts stays as it is. Each process may do something, so a quota that is
+    /// smaller than the number of processes is exceeded.
+    pub fn divided(&self, count: u32) -> Self {
+        let part = |(quota, value): (Quota, u64)| match quota {
+            Quota::Running
+            | Quota::Queued
+            | Quota::RequestsPerSecond
+            | Quota::ModelTokensPerDay
+            | Quota::GuestCpuSecondsPerDay
+            | Quota::StoredBytes => (quota, (value / u64::from(count.max(1))).max(value.min(1))),
+            Quota::Plugins | Quota::ComponentBytes | Quota::Weight => (quota, value),
+        };
+        Self(self.iter().map(part).collect())
+    }
+
     /// Applies a change.
     pub fn apply(&mut self, change: &QuotasChange) {
         for (quota, value) in &change.0 {
@@ -288,6 +304,19 @@ impl<'de> Deserialize<'de> for QuotasChange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_that_share_quotas_stay_within_them_together() {
+        let all: Quotas =
+            serde_json::from_str(r#"{"running": 10, "queued": 0, "plugins": 7, "requests-per-second": 2}"#)
+                .unwrap();
+        let check = |count, expected: &str| {
+            assert_eq!(serde_json::to_string(&all.divided(count)).unwrap(), expected);
+        };
+        check(1, r#"{"running":10,"queued":0,"requests-per-second":2,"plugins":7}"#);
+        check(3, r#"{"running":3,"queued":0,"requests-per-second":1,"plugins":7}"#);
+        check(0, r#"{"running":10,"queued":0,"requests-per-second":2,"plugins":7}"#);
+    }
 
     #[test]
     fn quotas_round_trip_through_json_and_reject_unknown_fields() {

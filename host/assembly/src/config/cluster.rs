@@ -52,10 +52,30 @@ pub struct ClusterOptions {
     pub worker_name: Option<String>,
     /// Time after which the rollouts of a worker that does not answer are lost. Without it, the gateway waits for them.
     pub lost_after: Option<Duration>,
-    /// Address under which gateways reach this worker. Without a port, it has that of the listener.
-    pub advertise: Option<reqwest::Url>,
+    /// Address under which gateways reach this worker.
+    pub advertise: Option<Advertised>,
     /// NATS servers on which the logs of workers are replicated.
     pub nats: Option<ClusterSettings>,
+}
+
+/// Address under which gateways reach a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advertised {
+    /// The address. A URL does not tell whether the default port of its scheme was written.
+    pub url: reqwest::Url,
+    /// Whether a port was written. Otherwise it is that of the listener.
+    pub has_port: bool,
+}
+
+impl Advertised {
+    fn of(text: &str, url: reqwest::Url) -> Self {
+        let authority = text.split_once("://").map_or(text, |(_, rest)| rest);
+        let authority = authority.split('/').next().unwrap_or_default();
+        // The address in brackets has colons of its own.
+        let after_host = authority.rsplit(']').next().unwrap_or_default();
+        let port = after_host.rsplit_once(':').map(|(_, port)| port);
+        Self { url, has_port: port.is_some_and(|port| !port.is_empty()) }
+    }
 }
 
 /// Maximum length of a worker's name in bytes.
@@ -115,7 +135,8 @@ impl RawCluster {
             }
         };
         let workers = workers.into_iter().filter_map(|text| address("workers", text)).collect();
-        let advertise = advertise.and_then(|text| address("advertise", text));
+        let advertise = advertise
+            .and_then(|text| address("advertise", text.clone()).map(|url| Advertised::of(&text, url)));
         if let Some(nats) = &nats {
             if role == Role::Both {
                 problems.push("cluster.nats: is for the roles gateway and worker (--role)".to_owned());
@@ -138,6 +159,21 @@ mod tests {
         let mut problems = Vec::new();
         toml::from_str::<RawCluster>(text).unwrap().resolve(&mut problems);
         problems
+    }
+
+    #[test]
+    fn a_port_that_is_written_is_advertised_even_if_it_is_the_default_one() {
+        let check = |text: &str, has_port| {
+            let advertised = Advertised::of(text, text.parse().unwrap());
+            assert_eq!(advertised.has_port, has_port, "{text}");
+        };
+        check("http://10.0.0.1:80", true);
+        check("http://10.0.0.1:9000/", true);
+        check("https://worker:443", true);
+        check("http://10.0.0.1", false);
+        check("http://10.0.0.1:", false);
+        check("http://[fd00::1]", false);
+        check("http://[fd00::1]:80/", true);
     }
 
     #[test]

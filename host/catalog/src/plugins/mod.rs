@@ -51,7 +51,7 @@ impl Catalog {
         &self,
         tenant: TenantId,
         name: &str,
-        change: impl FnOnce(&mut Quotas),
+        change: impl Fn(&mut Quotas),
     ) -> Result<PluginInfo, CatalogError> {
         self.0.store.write(|transaction| {
             let mut plugin = named(transaction, tenant, name)?;
@@ -85,7 +85,7 @@ impl Catalog {
             transaction.execute("DELETE FROM plugins WHERE id = ?1", [id])?;
             components::disown_unused(transaction, now)
         })?;
-        components::remove_unowned(store, &mut locked, &disowned)
+        components::remove_unowned(&store.path, &mut locked, &disowned)
     }
 }
 

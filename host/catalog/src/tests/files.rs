@@ -17,7 +17,7 @@ fn an_upload_must_match_its_announced_digest_and_size() {
     drop(scene.at().upload(a, Digest::of(b""), 4).unwrap());
     assert!(scene.component_files().is_empty());
     let digest = scene.upload(a, b"12345").unwrap();
-    assert_eq!(std::fs::read(scene.at().component_path(digest)).unwrap(), b"12345");
+    assert_eq!(std::fs::read(scene.at().component_path(digest).unwrap()).unwrap(), b"12345");
     assert_eq!(scene.at().component(a, digest).unwrap().unwrap().bytes, 5);
     assert_eq!(scene.component_files(), [file_of(b"12345")]);
 }

@@ -37,7 +37,7 @@ impl Scene {
         let now = Arc::clone(&self.now);
         let clock =
             Arc::new(move || DateTime::from_timestamp(now.load(Ordering::SeqCst), 0).unwrap_or_default());
-        CatalogSettings { path: self.folder.path().join("catalog"), clock }
+        CatalogSettings { path: self.folder.path().join("catalog"), clock, shared: None }
     }
 
     pub(super) fn open(&self) -> Result<Catalog, OpenError> {

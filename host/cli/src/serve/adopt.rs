@@ -190,9 +190,10 @@ impl Adopter {
     }
 }
 
-/// Returns the logs of other workers whose leases have expired.
+/// Returns the logs of other workers whose leases have expired, as far as another worker can continue them.
 fn expired(members: &Members, own: &str) -> Vec<Member> {
-    members.expired().into_iter().filter(|member| member.log != own).collect()
+    let can_be_continued = |member: &Member| member.log != own && !member.owner.is_local;
+    members.expired().into_iter().filter(can_be_continued).collect()
 }
 
 /// Serves until the adopted log has no live rollouts and no unread results.

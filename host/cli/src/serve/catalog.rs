@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 
 use super::Serve;
+use super::cluster::CatalogShare;
 use crate::print::{errln, outln};
 use crate::{PluginFault, plugin_file, setup};
 use rollout_assembly::NotLoaded;
@@ -63,11 +64,15 @@ impl Serve {
         dir: &Path,
         operator_config: RawConfig,
         config: &Config,
+        share: Option<&CatalogShare>,
     ) -> Result<(Tenants, Admin)> {
         if !config.tools.is_empty() {
             bail!("[tools]: a server with a catalog provides no tools; remove the section");
         }
-        let catalog = Catalog::open(rollout_catalog::CatalogSettings::new(dir))?;
+        let shared = share.map(CatalogShare::log);
+        let settings =
+            rollout_catalog::CatalogSettings { shared, ..rollout_catalog::CatalogSettings::new(dir) };
+        let catalog = Catalog::open(settings)?;
         self.ensure_operator_key(&catalog)?;
         let seal = match setup::key_from_env("journal.key-env", config.journal.key_env())? {
             Some(key) => Seal::from_secret(&key),
@@ -98,6 +103,7 @@ impl Serve {
                 at_once: config.catalog.checks_max,
                 memory,
             },
+            worker: share.map(|share| share.identity(&config)).transpose()?,
         })?;
         let admin = Admin::new(admin::AdminSettings {
             catalog,

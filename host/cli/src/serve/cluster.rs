@@ -1,6 +1,6 @@
 //! `serve --role`, a server among several machines.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -9,13 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rollout_assembly::config::{ClusterSettings, Config, Role, is_worker_name};
-use rollout_cluster::{ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity, WorkerState};
+use rollout_assembly::config::{Advertised, ClusterSettings, Config, Role, is_worker_name};
+use rollout_catalog::SharedLog;
+use rollout_cluster::{
+    CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity,
+    WorkerState,
+};
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
-use rollout_server::{Access, Server, WorkerIdentity};
+use rollout_server::tenants::Tenants;
+use rollout_server::{Access, WorkerIdentity};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -45,11 +50,11 @@ impl Serve {
             Role::Gateway if self.plugin.is_some() || self.catalog.is_some() => {
                 bail!("--role gateway: a gateway runs no rollouts; give the plugin to the workers")
             }
-            Role::Worker if self.catalog.is_some() => {
-                bail!("--role worker: a worker serves one plugin; a catalog is for a server alone")
+            Role::Worker if self.catalog.is_some() && config.cluster.nats.is_none() => {
+                bail!("--role worker: workers share a catalog on NATS servers; name them in [cluster.nats]")
             }
-            Role::Worker if self.plugin.is_none() => {
-                bail!("--role worker: a worker needs the plugin that it serves")
+            Role::Worker if self.plugin.is_none() && self.catalog.is_none() => {
+                bail!("--role worker: a worker needs the plugin that it serves, or --catalog")
             }
             Role::Gateway | Role::Worker => Ok(()),
         }
@@ -117,9 +122,6 @@ const REBUILT: &str = "replicated";
 /// Name of the journal in the replicated log.
 const JOURNAL: &str = "journal";
 
-/// Interval at which a worker's free slots are counted.
-const LOAD_INTERVAL: Duration = Duration::from_secs(1);
-
 /// The replicated log of this worker.
 pub(super) struct OwnLog {
     claimed: ClaimedLog,
@@ -127,13 +129,13 @@ pub(super) struct OwnLog {
     journal: PathBuf,
     heartbeats: Heartbeats,
     cluster: Cluster,
-    states: watch::Sender<WorkerState>,
     lock: File,
 }
 
 /// Connects to NATS, and refuses weak settings unless the operator accepts them.
 async fn connect(settings: &ClusterSettings) -> Result<Cluster> {
-    for finding in rollout_cluster::check(settings).await {
+    let (findings, cluster) = rollout_cluster::connect_checked(settings).await;
+    for finding in findings {
         let Finding { check, severity, finding, advice } = finding;
         let advice = advice.map(|advice| format!("; {advice}")).unwrap_or_default();
         match severity {
@@ -142,7 +144,7 @@ async fn connect(settings: &ClusterSettings) -> Result<Cluster> {
             Severity::Failure => bail!("{check}: {finding}{advice}"),
         }
     }
-    Ok(Cluster::connect(settings.clone()).await?)
+    cluster.context("NATS cannot be used")
 }
 
 /// Claims the log of this worker and writes its journal from it. Returns `None` if logs are not replicated. An earlier
@@ -155,7 +157,6 @@ pub(super) async fn claim_log(
     let Some(nats) = config.cluster.nats.as_ref().filter(|_| config.cluster.role == Role::Worker) else {
         return Ok(None);
     };
-    let name = worker_name(config)?;
     let Some(settings) = config.journal.settings(artifact_root) else {
         bail!("cluster.nats: a replicated log needs a journal; give its directory with --journal");
     };
@@ -165,15 +166,9 @@ pub(super) async fn claim_log(
              journal.key-env to the environment variable with a key that all workers share"
         );
     }
-    let url = advertised(config, listen)?;
-    let cluster = connect(nats).await?;
-    let version = env!("CARGO_PKG_VERSION").to_owned();
-    let state = WorkerState { url, version, ..WorkerState::default() };
     let lock = lock(&settings.path)?;
-    let claimed = cluster.claim(adopt::claim(&name), &state).await?;
     // Reading the log may take longer than a lease.
-    let (states, state_news) = watch::channel(state);
-    let heartbeats = claimed.announce(state_news);
+    let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen, false).await?;
     // Logs of others that an earlier process with this name continued are in NATS.
     let adopted = adopt::folder(&settings.path);
     remove(&adopted).with_context(|| format!("cannot remove {}", adopted.display()))?;
@@ -186,7 +181,116 @@ pub(super) async fn claim_log(
     tracing::info!(log = name, epoch = claimed.epoch(), records, "the log was claimed");
     let writer = Arc::new(claimed.writer());
     let journal = root.join(JOURNAL);
-    Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, states, lock }))
+    Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, lock }))
+}
+
+/// A claimed log, with its heartbeats.
+struct Claimed {
+    name: String,
+    cluster: Cluster,
+    claimed: ClaimedLog,
+    heartbeats: Heartbeats,
+}
+
+/// Connects to NATS and claims the log of this worker. `is_local` is whether its journals are on this machine only.
+async fn claim(
+    config: &Config,
+    nats: &ClusterSettings,
+    listen: SocketAddr,
+    is_local: bool,
+) -> Result<Claimed> {
+    let name = worker_name(config)?;
+    let url = advertised(config, listen)?;
+    let cluster = connect(nats).await?;
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let claimed = cluster.claim(adopt::claim(&name), &WorkerState { url, version, is_local }).await?;
+    let heartbeats = claimed.announce();
+    Ok(Claimed { name, cluster, claimed, heartbeats })
+}
+
+/// Interval at which the catalog is read although no change was reported. Reports may be lost.
+const CATALOG_INTERVAL: Duration = Duration::from_secs(5);
+
+/// This worker's part in a catalog that all workers share.
+pub(super) struct CatalogShare {
+    log: CatalogLog,
+    changes: CatalogChanges,
+    members: Members,
+    claimed: ClaimedLog,
+    heartbeats: Heartbeats,
+    writer: Arc<LogWriter>,
+}
+
+/// Claims the log of a worker with a catalog, and returns the log of the catalog. Returns `None` if this server is alone.
+pub(super) async fn share_catalog(config: &Config, listen: SocketAddr) -> Result<Option<CatalogShare>> {
+    let Some(nats) = config.cluster.nats.as_ref().filter(|_| config.cluster.role == Role::Worker) else {
+        return Ok(None);
+    };
+    if config.journal.key_env().is_none() {
+        bail!(
+            "cluster.nats: workers that share a catalog seal its secrets with one key; set journal.key-env to the \
+             environment variable with a key that all workers share"
+        );
+    }
+    let Claimed { name: _, cluster, claimed, heartbeats } = claim(config, nats, listen, true).await?;
+    let log = cluster.catalog().await?;
+    // Before the catalog is read, so that no change is missed.
+    let changes = log.changes().await?;
+    let members = cluster.members().await?;
+    // Nothing but the signs of life is in the log.
+    let writer = Arc::new(claimed.writer());
+    Ok(Some(CatalogShare { log, changes, members, claimed, heartbeats, writer }))
+}
+
+impl CatalogShare {
+    /// Returns the log of the catalog.
+    pub(super) fn log(&self) -> Arc<dyn SharedLog> {
+        Arc::new(self.log.clone())
+    }
+
+    /// Returns the identity of this worker.
+    pub(super) fn identity(&self, config: &Config) -> Result<WorkerIdentity> {
+        let (name, log) = (worker_name(config)?, self.claimed.log().to_owned());
+        tracing::info!(
+            worker = name,
+            log,
+            epoch = self.claimed.epoch(),
+            "running rollouts of tenants for gateways"
+        );
+        Ok(WorkerIdentity { name, log, epoch: self.claimed.epoch(), key: cluster_key(config)? })
+    }
+
+    /// Follows the changes of other workers, and stops this process when its log is taken over. Must be called within the
+    /// runtime.
+    pub(super) fn follow(self, tenants: Tenants) -> Announced {
+        let Self { log: _, mut changes, mut members, claimed: _, heartbeats, writer } = self;
+        stop_when_fenced(writer.clone());
+        let followed = tenants.clone();
+        tokio::spawn(async move {
+            loop {
+                changes.next(CATALOG_INTERVAL).await;
+                followed.refresh().await;
+            }
+        });
+        tokio::spawn(async move {
+            loop {
+                members.changed().await;
+                let expired = members.expired().len();
+                let alive = members.list().len().saturating_sub(expired).max(1);
+                tenants.set_workers(u32::try_from(alive).unwrap_or(u32::MAX));
+            }
+        });
+        Announced { heartbeats, adopting: None, _writer: writer, _lock: None }
+    }
+}
+
+/// Ends this process when its log is taken over. Must be called within the runtime.
+fn stop_when_fenced(writer: Arc<LogWriter>) {
+    tokio::spawn(async move {
+        let why = writer.fenced().await;
+        tracing::error!(%why, "this worker's log was taken over or cannot be continued; stopping all rollouts");
+        exit_fenced();
+    });
 }
 
 /// Locks the directory in which the journal is written from the log, so that no other worker writes there.
@@ -225,8 +329,9 @@ fn advertised(config: &Config, listen: SocketAddr) -> Result<String> {
         let scheme = if config.tls.is_some() { "https" } else { "http" };
         return Ok(format!("{scheme}://{listen}"));
     };
+    let Advertised { url, has_port } = url;
     let mut url = url.clone();
-    if url.port().is_none() {
+    if !has_port {
         let _ = url.set_port(Some(listen.port()));
     }
     Ok(url.as_str().trim_end_matches('/').to_owned())
@@ -252,28 +357,14 @@ impl OwnLog {
         Ok((Some(journal), Some(unfinished)))
     }
 
-    /// Announces the load of the worker, stops this process when its log is taken over, and takes over
-    /// the logs of dead workers if there is an adopter. Must be called within the runtime.
-    pub(super) fn announce(self, server: Server, adopter: Option<Adopter>) -> Announced {
-        let Self { claimed, heartbeats, writer, cluster, states, lock, journal: _ } = self;
+    /// Stops this process when its log is taken over, and takes over the logs of dead workers if there is an adopter. Must
+    /// be called within the runtime.
+    pub(super) fn announce(self, adopter: Option<Adopter>) -> Announced {
+        let Self { claimed, heartbeats, writer, cluster, lock, journal: _ } = self;
         let own = claimed.log().to_owned();
-        let watched = writer.clone();
-        tokio::spawn(async move {
-            let why = watched.fenced().await;
-            tracing::error!(%why, "this worker's log was taken over or cannot be continued; stopping all rollouts");
-            exit_fenced();
-        });
-        tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(LOAD_INTERVAL);
-            loop {
-                ticks.tick().await;
-                let load = server.load();
-                let free = load.max_concurrent.saturating_sub(load.running + load.queued);
-                states.send_modify(|state| state.free_slots = BTreeMap::from([(String::new(), free)]));
-            }
-        });
+        stop_when_fenced(writer.clone());
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
-        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
+        Announced { heartbeats, adopting, _writer: writer, _lock: Some(lock) }
     }
 }
 
@@ -299,12 +390,13 @@ pub(super) struct Announced {
     heartbeats: Heartbeats,
     adopting: Option<JoinHandle<()>>,
     _writer: Arc<LogWriter>,
-    _lock: File,
+    _lock: Option<File>,
 }
 
 impl Announced {
     /// Ends the heartbeats. A log without live rollouts and unread results is removed from the list; another one is
-    /// continued by the next process of this name, or by another worker after the lease.
+    /// continued by the next process of this name, or by another worker after the lease. `is_idle` says which, as it was
+    /// before the journal was closed: rollouts end when it is, and none of them is over.
     pub(super) async fn leave(self, is_idle: bool) {
         if let Some(adopting) = self.adopting {
             adopting.abort();

@@ -64,6 +64,7 @@ impl From<CatalogError> for ApiError {
             CatalogError::DigestMismatch { .. }
             | CatalogError::MalformedKey
             | CatalogError::TenantMismatch => Self::Invalid(message),
+            CatalogError::Unavailable(_) => Self::NoRoom(message),
             error => {
                 let reason = std::error::Error::source(&error).map(ToString::to_string);
                 tracing::error!(%error, reason, "the catalog failed");

@@ -81,8 +81,8 @@ pub(super) async fn change(
     let change = move |settings: &mut TenantSettings| {
         settings.quotas.apply(&quotas);
         network.apply(&mut settings.network);
-        if let Some(keys) = trusted_keys {
-            settings.trusted_keys = keys;
+        if let Some(keys) = &trusted_keys {
+            settings.trusted_keys.clone_from(keys);
         }
     };
     let tenant = admin.on_disk(move |catalog| catalog.update_tenant(&name, change)).await?;

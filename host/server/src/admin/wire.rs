@@ -235,8 +235,10 @@ pub(super) struct NetworkChange {
 
 impl NetworkChange {
     /// Applies the changes.
-    pub(super) fn apply(self, rules: &mut catalog::NetworkRules) {
-        rules.allow = self.allow.unwrap_or(std::mem::take(&mut rules.allow));
+    pub(super) fn apply(&self, rules: &mut catalog::NetworkRules) {
+        if let Some(allow) = &self.allow {
+            rules.allow.clone_from(allow);
+        }
         rules.public = self.public.unwrap_or(rules.public);
     }
 }

@@ -74,6 +74,13 @@ impl Forwarded {
         }
     }
 
+    /// Adds the key that a caller sent.
+    pub(super) fn set_key(&mut self, headers: &HeaderMap) {
+        if let Some(key) = headers.get(header::AUTHORIZATION) {
+            self.headers.insert(header::AUTHORIZATION, key.clone());
+        }
+    }
+
     /// Marks the request as sent before, with an answer that was lost.
     pub(super) fn set_repeated(&mut self) {
         self.headers.insert(HeaderName::from_static(REPEATED_HEADER), HeaderValue::from_static("1"));

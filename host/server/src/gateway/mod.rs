@@ -25,7 +25,7 @@ use futures_util::future::join_all;
 use reqwest::{Client, Url};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -39,7 +39,7 @@ use forward::{Forwarded, SendError, pass_on};
 use target::Target;
 use workers::{LogPlace, Worker, Workers};
 
-use rollout_core::budget::Budget;
+use rollout_core::budget::{Budget, Charge, Use};
 use rollout_core::telemetry::TEXT_FORMAT;
 use rollout_outbound::{ClientError, Secret, cluster_client};
 use rollout_wire::id::RolloutId;
@@ -53,6 +53,12 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Maximum time for an answer that is combined with others.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum number of requests to all workers at once, such as cancellations. More wait.
+const COMBINED_MAX: usize = 16;
+
+/// Memory of a request besides its headers and its body: its tasks, and the buffers of its connection to a worker.
+const REQUEST_BYTES: usize = 16 << 10;
 
 /// Settings of a gateway.
 pub struct GatewaySettings {
@@ -82,6 +88,8 @@ struct Inner {
     workers: Arc<Workers>,
     budget: Budget,
     bodies: Bodies,
+    /// Permits for requests to all workers, whose answers are held together.
+    combined: Semaphore,
     /// Cancelled when the gateway stops: waiting polls are answered and no rollout is admitted.
     stopping: CancellationToken,
 }
@@ -105,6 +113,7 @@ impl Gateway {
             client,
             budget: Budget::new(settings.memory_bytes),
             bodies: Bodies::default(),
+            combined: Semaphore::new(COMBINED_MAX),
             stopping: CancellationToken::new(),
             settings,
         })))
@@ -155,7 +164,8 @@ impl Gateway {
             // `OPTIONS *` belongs to no worker.
             return Err(RequestRefused::NoRoute);
         }
-        let target = Target::of(&method, &path);
+        let route = target::below(&path);
+        let target = Target::of(&method, route);
         let is_short = ["/health", "/ready", "/metrics"].contains(&&*path) || target == Target::Cancel;
         if request.extensions().get::<Crowded>().is_some() && !is_short {
             return Err(RequestRefused::Crowded);
@@ -177,29 +187,44 @@ impl Gateway {
                 return Err(RequestRefused::Unauthorized(refusal));
             }
         }
+        // Workers with tenants check their keys. Only they know who is an operator.
+        let has_tenants = access.server_key.is_none() && self.has_tenants();
         match (&method, &*path) {
+            (&Method::GET, "/health") if has_tenants => {
+                return Ok(Json(json!({"status": "ok"})).into_response());
+            }
             (&Method::GET, "/health") => {
                 return Ok(Json(combined::health(&self.0.workers.all())).into_response());
             }
-            (&Method::GET, "/metrics") => return Ok(self.metrics().await),
+            (&Method::GET, "/metrics") => return self.metrics(request.headers(), has_tenants).await,
             (_, worker::STATUS_PATH) => return Err(RequestRefused::NoRoute),
             _ => {}
         }
         let caller = request.extensions().get::<Caller>().cloned();
         let (mut parts, body) = request.into_parts();
         let read = Body::<BODY_BYTES_MAX>::from_request(Request::from_parts(parts.clone(), body), self);
-        let (body, charge) = match read.await {
+        let (body, mut charge) = match read.await {
             Ok(body) => body.into_parts(),
             Err(refused) => return Ok(osmosis::body_refused(refused)),
         };
+        // A poll waits with all of this.
+        if charge.grow(REQUEST_BYTES + headers_bytes(&parts.headers)).is_err() {
+            return Ok(no_memory(&target, route));
+        }
         let request = Forwarded::new(&mut parts, body.into(), Some(charge));
         Ok(match target {
-            Target::New => self.start(&path, request).await,
+            Target::New => self.start(route, request).await,
             Target::Poll(id) => self.poll(&decoded(id), &request, caller).await,
             Target::Rollout(id) => self.find(&decoded(id), &request).await,
             Target::Cancel => self.cancel(&request).await,
             Target::Any => self.any(request).await,
         })
+    }
+
+    /// Returns whether the workers serve tenants.
+    fn has_tenants(&self) -> bool {
+        let has_tenants = |worker: &Arc<Worker>| worker.status().0.is_some_and(|status| status.has_tenants);
+        self.0.workers.all().iter().any(has_tenants)
     }
 
     /// Answers `GET /ready`: whether one of the workers admits rollouts.
@@ -402,18 +427,44 @@ impl Gateway {
         self.not_all("none is left")
     }
 
+    /// Waits for a permit for a request to all workers. Returns `None` if that takes too long.
+    async fn combined(&self) -> Option<SemaphorePermit<'_>> {
+        tokio::time::timeout(ANSWER_TIME_MAX, self.0.combined.acquire()).await.ok()?.ok()
+    }
+
+    /// Reads an answer that is combined with others, within the memory budget. Returns `None` if it is too long or breaks
+    /// off.
+    async fn read(&self, mut answer: reqwest::Response) -> Option<(Vec<u8>, Charge)> {
+        let reading = async {
+            let mut bytes = Vec::new();
+            let mut charge = self.0.budget.charge(Use::Request, 0).ok()?;
+            while let Some(chunk) = answer.chunk().await.ok()? {
+                charge.grow(chunk.len()).ok()?;
+                bytes.extend_from_slice(&chunk);
+                if bytes.len() > ANSWER_BYTES_MAX {
+                    return None;
+                }
+            }
+            Some((bytes, charge))
+        };
+        tokio::time::timeout(ANSWER_TIME_MAX, reading).await.ok().flatten()
+    }
+
     /// Passes a cancellation to all workers.
     async fn cancel(&self, request: &Forwarded) -> Response {
+        let Some(_permit) = self.combined().await else {
+            return self.not_all("many requests to all workers wait, and the rollouts may not be cancelled");
+        };
         let candidates = self.0.workers.candidates();
         let asked = candidates.len();
         let send = |worker: Arc<Worker>| async move {
             let answer = self.send_while_up(request, &worker).await.ok()?;
             let status = answer.status();
-            Some((status, read(answer).await?))
+            Some((status, self.read(answer).await?))
         };
         let answers = join_all(candidates.into_iter().map(|candidate| send(candidate.worker))).await;
         let mut values = Vec::new();
-        for (status, body) in answers.into_iter().flatten() {
+        for (status, (body, _charge)) in answers.into_iter().flatten() {
             if status != StatusCode::OK {
                 return (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
             }
@@ -430,8 +481,9 @@ impl Gateway {
         Json(json!({ "dispositions": dispositions })).into_response()
     }
 
-    /// Answers `GET /metrics` with the metrics of all workers, which have the label `worker`, and those of the gateway.
-    async fn metrics(&self) -> Response {
+    /// Answers `GET /metrics` with the metrics of all workers, which have the label `worker`, and those of the gateway. Workers
+    /// with tenants check the key that the caller sent.
+    async fn metrics(&self, headers: &HeaderMap, has_tenants: bool) -> Result<Response, RequestRefused> {
         let all = self.0.workers.all();
         let mut text = String::from(
             "# HELP rollout_host_gateway_worker_up Shows whether a worker answers (1) or not (0).\n\
@@ -448,21 +500,34 @@ impl Gateway {
             "# HELP rollout_host_gateway_request_bytes Memory of requests that are passed on, in bytes.\n\
              # TYPE rollout_host_gateway_request_bytes gauge\nrollout_host_gateway_request_bytes {used}\n"
         );
-        let request = Forwarded::get("/metrics", self.0.settings.access.server_key.as_ref());
+        let mut request = Forwarded::get("/metrics", self.0.settings.access.server_key.as_ref());
+        if has_tenants {
+            request.set_key(headers);
+        }
         let read_one = |worker: Arc<Worker>| {
             let request = &request;
             async move {
                 let answer = self.send_while_up(request, &worker).await.ok()?;
                 let is_success = answer.status().is_success();
-                let text = read(answer).await.filter(|_| is_success)?;
+                let (text, _charge) = self.read(answer).await.filter(|_| is_success)?;
                 Some((worker.name(), String::from_utf8_lossy(&text).into_owned()))
             }
+        };
+        // Without a permit, the gateway's own series are all there is.
+        let Some(_permit) = self.combined().await else {
+            return match has_tenants {
+                true => Err(RequestRefused::NoRoom("too many requests for metrics; retry later".to_owned())),
+                false => Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()),
+            };
         };
         let candidates = self.0.workers.candidates();
         let texts = join_all(candidates.into_iter().map(|candidate| read_one(candidate.worker))).await;
         let texts: Vec<(String, String)> = texts.into_iter().flatten().collect();
+        if has_tenants && texts.is_empty() {
+            return Err(RequestRefused::Unauthorized("unauthorized"));
+        }
         text += &combined::metrics(&texts);
-        ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()
+        Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response())
     }
 }
 
@@ -471,19 +536,22 @@ fn decoded(id: &str) -> Cow<'_, str> {
     percent_encoding::percent_decode_str(id).decode_utf8_lossy()
 }
 
-/// Reads an answer that is combined with others. Returns `None` if it is too long or breaks off.
-async fn read(mut answer: reqwest::Response) -> Option<Vec<u8>> {
-    let reading = async {
-        let mut bytes = Vec::new();
-        while let Some(chunk) = answer.chunk().await.ok()? {
-            bytes.extend_from_slice(&chunk);
-            if bytes.len() > ANSWER_BYTES_MAX {
-                return None;
-            }
-        }
-        Some(bytes)
-    };
-    tokio::time::timeout(ANSWER_TIME_MAX, reading).await.ok().flatten()
+/// Returns the size of headers as a caller sends them and as they are passed on.
+fn headers_bytes(headers: &HeaderMap) -> usize {
+    2 * headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>()
+}
+
+/// Refuses a request for which there is no memory. A poll is answered at once, because an error may be final for its caller.
+fn no_memory(target: &Target<'_>, path: &str) -> Response {
+    const DETAIL: &str = "the gateway has no memory for more requests at present; retry later";
+    match target {
+        Target::Poll(id) => match RolloutId::parse(decoded(id)) {
+            Ok(rollout) => osmosis::unfinished(&rollout),
+            Err(_) => RequestRefused::NoRoute.into_response(),
+        },
+        Target::New if starts_rollouts(path) => not_admitted(DETAIL),
+        _ => RequestRefused::NoRoom(DETAIL.to_owned()).into_response(),
+    }
 }
 
 /// Returns a member of a body that is a JSON object. The body is read in place, because it may have millions of members.

@@ -18,7 +18,7 @@ pub(super) enum Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Returns the target of a request.
+    /// Returns the target of a request. The path is [below](below) a tenant's plugin.
     pub(super) fn of(method: &Method, path: &'a str) -> Self {
         let mut parts = path.trim_start_matches('/').split('/');
         match (parts.next(), parts.next(), parts.next(), parts.next()) {
@@ -31,9 +31,24 @@ impl<'a> Target<'a> {
     }
 }
 
+/// Returns the part of a path below a tenant's plugin, `/p/NAME`.
+pub(super) fn below(path: &str) -> &str {
+    let Some(rest) = path.strip_prefix("/p/") else { return path };
+    rest.find('/').map_or("/", |end| &rest[end..])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_plugin_of_a_tenant_is_not_a_part_of_the_route() {
+        let check = |path, expected| assert_eq!(below(path), expected, "{path}");
+        check("/rollout", "/rollout");
+        check("/p/calc/rollout/r/result", "/rollout/r/result");
+        check("/p/calc", "/");
+        check("/pp/calc", "/pp/calc");
+    }
 
     #[test]
     fn a_path_determines_the_workers() {

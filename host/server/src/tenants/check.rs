@@ -12,6 +12,7 @@ use tokio::process::Command;
 use super::Tenants;
 use crate::admin::{CheckError, CheckReport, CheckRequest};
 use rollout_assembly::config::Config;
+use rollout_catalog::CatalogError;
 use rollout_core::child::OwnedChild;
 use rollout_wire::text::beginning;
 
@@ -112,10 +113,18 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
     });
     let file = file.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
     let file = file.map_err(|error| host_failed("its configuration cannot be written", error))?;
+    let (catalog, component, grader) = (inner.catalog.clone(), pushed.component, pushed.grader);
+    let paths = tokio::task::spawn_blocking(move || {
+        let grader = grader.map(|grader| catalog.component_path(grader)).transpose()?;
+        Ok::<_, CatalogError>((catalog.component_path(component)?, grader))
+    });
+    let paths = paths.await.map_err(std::io::Error::other);
+    let paths = paths.and_then(|paths| paths.map_err(std::io::Error::other));
+    let (component, grader) = paths.map_err(|error| host_failed("its components cannot be read", error))?;
     let mut command = Command::new(&inner.checks.program);
-    command.arg("validate").arg(inner.catalog.component_path(pushed.component)).arg("--json");
-    if let Some(grader) = pushed.grader {
-        command.arg("--grader").arg(inner.catalog.component_path(grader));
+    command.arg("validate").arg(&component).arg("--json");
+    if let Some(grader) = &grader {
+        command.arg("--grader").arg(grader);
     }
     command.arg("--config").arg(file.path()).args(&inner.checks.cache).args(limits(&config));
     command.arg("--secs-max").arg(inner.checks.time_max.as_secs_f64().to_string());
@@ -129,12 +138,10 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
     let output = output.map_err(|error| host_failed("its process failed", error))?;
     let report = String::from_utf8_lossy(&output.stdout);
     // The author must not see the host's paths.
-    let report = [Some(pushed.component), pushed.grader].into_iter().flatten().fold(
-        report.trim().to_owned(),
-        |report, digest| {
-            report.replace(&*inner.catalog.component_path(digest).to_string_lossy(), &pushed.plugin)
-        },
-    );
+    let report =
+        [Some(component), grader].into_iter().flatten().fold(report.trim().to_owned(), |report, path| {
+            report.replace(&*path.to_string_lossy(), &pushed.plugin)
+        });
     let report = if is_reduced { with_reduced_limit(&report, instance_bytes_max) } else { report };
     match verdict(&report) {
         Some(passed) if output.status.code().is_some() => Ok(CheckReport { passed, report }),

@@ -21,7 +21,7 @@ use crate::admin::Admin;
 use crate::connection::{Below, Caller, Crowded, Owner};
 use crate::dialect::osmosis::a;
 use crate::error::RequestRefused;
-use crate::{readiness, ui};
+use crate::{readiness, ui, worker};
 use rollout_catalog::{Identity, Right, TenantId};
 use rollout_core::telemetry::{Metrics, TEXT_FORMAT};
 
@@ -109,11 +109,20 @@ impl<'a> Target<'a> {
 impl Dispatcher {
     async fn dispatch(self, mut request: Request) -> Result<Response, RequestRefused> {
         let inner = &self.tenants.0;
-        if let Err(reason) = inner.access.check_names(&request) {
+        let checked = match &inner.worker {
+            // The gateway has checked the names.
+            Some(worker) if worker.is_gateway(request.headers()) => Ok(()),
+            Some(worker) => worker.check_probe(&request).and_then(|()| inner.access.check_names(&request)),
+            None => inner.access.check_names(&request),
+        };
+        if let Err(reason) = checked {
             inner.metrics.unauthorized();
             return Err(RequestRefused::Forbidden(reason));
         }
         let path = request.uri().path().to_owned();
+        if inner.worker.is_some() && path == worker::STATUS_PATH {
+            return Ok(Json(self.tenants.worker_status()).into_response());
+        }
         let target = Target::parse(&path);
         let is_short = SHORT.iter().any(|(method, path)| request.method() == method && target.path == *path);
         if request.extensions().get::<Crowded>().is_some() && !is_short {
@@ -124,7 +133,10 @@ impl Dispatcher {
             return Ok(infallible(self.pages.oneshot(request).await));
         }
         let key = target.key(request.headers());
-        let identity = key.and_then(|key| inner.catalog.authenticate(&key));
+        let identity = match key {
+            Some(key) => self.tenants.authenticate(&key).await,
+            None => None,
+        };
         if request.method() == Method::GET && path == "/ready" {
             let is_operator = identity.as_ref().is_some_and(|identity| identity.tenant.is_none());
             return Ok(readiness(self.tenants.refusal(), is_operator));
@@ -137,6 +149,8 @@ impl Dispatcher {
         }
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {
+            // A change that another process has reported is seen here, too.
+            self.tenants.refresh().await;
             request.extensions_mut().insert(identity);
             return Ok(infallible(self.admin.oneshot(request).await));
         }
@@ -149,7 +163,13 @@ impl Dispatcher {
         }
         let name = request.headers().get(TENANT_HEADER).and_then(|name| name.to_str().ok());
         let tenant = self.tenant_of(identity, name.map(str::to_owned)).await?;
-        let plugin = self.plugin(tenant, target.plugin).await?;
+        let plugin = match self.plugin(tenant, target.plugin).await {
+            // Another process may have pushed it a moment ago.
+            Err(_) if inner.catalog.is_shared() && self.tenants.refresh().await => {
+                self.plugin(tenant, target.plugin).await?
+            }
+            found => found?,
+        };
         let path_and_query = match request.uri().query() {
             Some(query) => format!("{}?{query}", target.path),
             None => target.path.to_owned(),

@@ -12,11 +12,13 @@ mod descriptors;
 mod dispatch;
 mod loading;
 mod plugin;
+mod refresh;
 mod tenant;
 mod viewed;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +29,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::access::Access;
 use crate::admin::{CheckError, CheckReport, CheckRequest, Deployments};
-use crate::{Server, ShutdownDeadlines};
+use crate::{Server, ShutdownDeadlines, WorkerIdentity};
 use rollout_assembly::config::{Config, JournalConfig, RawConfig};
 use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
@@ -39,6 +41,7 @@ use rollout_guest::plugin::Plugin as Component;
 use rollout_outbound::{Transport, TransportError};
 use rollout_rollout::seal::Seal;
 use rollout_rollout::{JournalError, Load, SlotPool};
+use rollout_wire::quota::Quotas;
 
 pub use check::{CheckMemory, Checks};
 use descriptors::{HeldFiles, NoFiles, PluginFiles};
@@ -94,6 +97,8 @@ pub struct TenantsSettings {
     pub seal: Arc<Seal>,
     /// Settings of the checks of pushed deployments.
     pub checks: Checks,
+    /// The server's identity as a worker of a cluster, if it is one.
+    pub worker: Option<WorkerIdentity>,
 }
 
 /// Error of starting a server of many tenants.
@@ -162,6 +167,11 @@ struct Inner {
     load: Arc<LoadComponent>,
     seal: Arc<Seal>,
     checks: Checks,
+    /// The server's identity as a worker, and the number of workers that share the quotas of tenants.
+    worker: Option<WorkerIdentity>,
+    workers: AtomicU32,
+    /// Start of the last refresh of a shared catalog. Locked while one runs.
+    refreshed: tokio::sync::Mutex<Option<Instant>>,
     loading: LoadPermits,
     starting: Semaphore,
     checking: Semaphore,
@@ -179,7 +189,7 @@ type TenantCell = Arc<tokio::sync::OnceCell<Arc<OpenTenant>>>;
 impl Tenants {
     /// Creates a server of a catalog's tenants. Tenants and plugins are loaded on their first request.
     pub fn start(settings: TenantsSettings) -> Result<Self, StartError> {
-        let TenantsSettings { catalog, operators, config, load, seal, checks } = settings;
+        let TenantsSettings { catalog, operators, config, load, seal, checks, worker } = settings;
         let tenants = all_tenants(&catalog).len() as u64 + NEW_TENANTS_MAX;
         // At least one file per tenant, so that each can have a loaded plugin.
         let plugin_files = (raise_descriptors() / PLUGIN_FILES_PART).min(PLUGIN_FILES_MAX).max(tenants);
@@ -190,7 +200,11 @@ impl Tenants {
         let platform = Platform::new(&config, descriptors_per_rollout, reserved, memory_bytes_max)?;
         let slots = platform.room(config.max_concurrent, config.queue_max, 0);
         for id in catalog.tenants_being_deleted()? {
-            catalog.finish_deleting(id)?;
+            match catalog.finish_deleting(id) {
+                // Another process of a shared catalog has finished it.
+                Err(CatalogError::NotFound { .. }) => {}
+                finished => finished?,
+            }
         }
         let checks_at_once = checks.at_once as usize;
         let access = Access::new(&config, true, None);
@@ -205,6 +219,9 @@ impl Tenants {
             load,
             seal,
             checks,
+            worker,
+            workers: AtomicU32::new(1),
+            refreshed: tokio::sync::Mutex::default(),
             loading: LoadPermits::new(LOADING_MAX),
             starting: Semaphore::new(STARTING_MAX as usize),
             checking: Semaphore::new(checks_at_once),
@@ -400,6 +417,23 @@ impl Tenants {
         futures_util::future::join_all(all).await.into_iter().all(|is_done| is_done)
     }
 
+    /// Returns whether no rollout is alive and nothing is stored for callers.
+    pub fn is_idle(&self) -> bool {
+        self.loaded_plugins().iter().all(|plugin| plugin.server().is_idle())
+    }
+
+    /// Returns this process's part of quotas, which the workers of a cluster share.
+    fn own_part(&self, quotas: &Quotas) -> Quotas {
+        quotas.divided(self.0.workers.load(Ordering::Relaxed))
+    }
+
+    /// Sets the number of workers that share the quotas of tenants.
+    pub fn set_workers(&self, count: u32) {
+        if self.0.workers.swap(count, Ordering::Relaxed) != count {
+            self.open_tenants().iter().for_each(|tenant| self.tenant_changed(tenant.id));
+        }
+    }
+
     /// Waits until no rollout is alive.
     pub async fn idle(&self) {
         for tenant in self.open_tenants() {
@@ -479,13 +513,13 @@ impl Deployments for Tenants {
     }
 
     fn tenant_changed(&self, id: TenantId) {
-        let (cell, catalog) = (self.lock_open().get(&id).cloned(), self.0.catalog.clone());
+        let (cell, tenants) = (self.lock_open().get(&id).cloned(), self.clone());
         let Some(cell) = cell else { return };
         tokio::spawn(async move {
             // Waits for a tenant that is being opened, which may have been read before the change.
             let not_open = async || Err(());
             let Ok(tenant) = cell.get_or_try_init(not_open).await.cloned() else { return };
-            let reloaded = tokio::task::spawn_blocking(move || tenant.reload(&catalog)).await;
+            let reloaded = tokio::task::spawn_blocking(move || tenant.reload(&tenants)).await;
             if let Ok(Err(error)) = reloaded {
                 tracing::error!(tenant = %id, %error, "changes of a tenant apply only after a restart: they cannot be read");
             }

@@ -80,7 +80,8 @@ impl LoadedPlugin {
         version: Option<u32>,
     ) -> Result<Arc<Self>, TenantError> {
         let (catalog, id, plugin) = (tenants.0.catalog.clone(), tenant.id, name.to_owned());
-        let info = spawn_blocking(move || Ok(catalog.plugin(id, &plugin)?)).await?;
+        let mut info = spawn_blocking(move || Ok(catalog.plugin(id, &plugin)?)).await?;
+        info.quotas = tenants.own_part(&info.quotas);
         let Some(version) = version.or(info.active) else {
             return Err(TenantError::NotFound(format!("no version of plugin '{name}' is active")));
         };
@@ -98,7 +99,8 @@ impl LoadedPlugin {
         }
         let LoadedDeployment { host, agent_name, running_max, code_bytes, nemo_gym } =
             deploy(tenants, tenant, &shared, name, version).await?;
-        let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config, nemo_gym);
+        let log = tenants.0.worker.as_ref().map(|worker| worker.log.clone());
+        let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config, nemo_gym, log);
         let plugin = Self {
             name: name.to_owned(),
             tenant: Arc::downgrade(tenant),
@@ -121,6 +123,11 @@ impl LoadedPlugin {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the active version.
+    pub(super) fn version(&self) -> u32 {
+        self.state().version
     }
 
     pub(super) fn server(&self) -> Server {
@@ -270,8 +277,9 @@ async fn deploy(
         let Deployment { info, config, report: _ } = found;
         let at = format!("the configuration of version {version} of {name}");
         let config = inner.operators.for_tenant(config.as_deref().unwrap_or_default(), &at)?;
-        let component = inner.catalog.component_path(info.component);
-        let grader: Option<PathBuf> = info.grader.map(|grader| inner.catalog.component_path(grader));
+        let component = inner.catalog.component_path(info.component)?;
+        let grader: Option<PathBuf> =
+            info.grader.map(|grader| inner.catalog.component_path(grader)).transpose()?;
         let shown = PathBuf::from(&name);
         let sources = Sources { plugin: &component, shown: &shown, grader: grader.as_deref() };
         let judge = config.judge.as_ref().and_then(|judge| judge.api_key_env.as_deref());

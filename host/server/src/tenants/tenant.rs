@@ -90,7 +90,8 @@ impl OpenTenant {
     /// Opens a tenant and continues the rollouts that an earlier process admitted. Blocks on files.
     pub(super) fn open(tenants: &Tenants, id: TenantId, runtime: &Handle) -> Result<Arc<Self>, TenantError> {
         let inner = &tenants.0;
-        let info = inner.catalog.tenant(id)?;
+        let mut info = inner.catalog.tenant(id)?;
+        info.quotas = tenants.own_part(&info.quotas);
         let folder = inner.catalog.tenant_folder(id);
         let writes_files = inner.config.writes_files();
         let (journal, journal_bytes_max, unfinished) = match open_journal(inner, id)? {
@@ -324,10 +325,12 @@ impl OpenTenant {
     }
 
     /// Reads the tenant and its loaded plugins from the catalog and applies changes.
-    pub(super) fn reload(&self, catalog: &Catalog) -> Result<(), TenantError> {
+    pub(super) fn reload(&self, tenants: &Tenants) -> Result<(), TenantError> {
+        let catalog = &tenants.0.catalog;
         // The lock is held, so that an older state never replaces a newer one.
         let mut state = lock(&self.state);
-        let now = catalog.tenant(self.id)?;
+        let mut now = catalog.tenant(self.id)?;
+        now.quotas = tenants.own_part(&now.quotas);
         self.slots.set_share(share(&now.quotas));
         self.quotas.set(now.quotas.clone());
         self.transport.set_rules(network_rules(&now.network));
@@ -335,7 +338,7 @@ impl OpenTenant {
         self.set_retention(state.stored_bytes_max);
         for plugin in self.loaded_plugins() {
             match catalog.plugin(self.id, plugin.name()) {
-                Ok(info) => plugin.set_quotas(&info.quotas),
+                Ok(info) => plugin.set_quotas(&tenants.own_part(&info.quotas)),
                 // The plugin is being removed.
                 Err(CatalogError::NotFound { .. }) => {}
                 Err(error) => return Err(error.into()),

@@ -1,0 +1,137 @@
+//! A catalog that several workers share: applies what other processes have changed to the running tenants.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::Tenants;
+use super::plugin::LoadedPlugin;
+use super::tenant::OpenTenant;
+use crate::admin::Deployments;
+use crate::worker::{ServedLog, WorkerStatus};
+use rollout_catalog::{CatalogError, Identity, TenantId};
+use serde_json::json;
+
+impl Tenants {
+    /// Applies the changes that other processes have made to a shared catalog before this call. Calls at the same time share
+    /// a request to the servers. Returns whether the servers answered; always if the catalog is not shared.
+    pub async fn refresh(&self) -> bool {
+        if !self.0.catalog.is_shared() {
+            return true;
+        }
+        let called = Instant::now();
+        let mut refreshed = self.0.refreshed.lock().await;
+        if refreshed.is_some_and(|started| started >= called) {
+            return true;
+        }
+        let started = Instant::now();
+        let catalog = self.0.catalog.clone();
+        let caught_up = tokio::task::spawn_blocking(move || catalog.catch_up()).await;
+        match caught_up {
+            Ok(Ok(())) => *refreshed = Some(started),
+            Ok(Err(error @ CatalogError::Unavailable(_))) => {
+                tracing::warn!(%error, "this copy of the catalog may be outdated");
+            }
+            Ok(Err(error)) => tracing::error!(%error, "this copy of the catalog is outdated"),
+            Err(error) => tracing::error!(%error, "the catalog was not read"),
+        }
+        let is_current = *refreshed == Some(started);
+        drop(refreshed);
+        for id in self.0.catalog.changed() {
+            let tenants = self.clone();
+            tokio::spawn(async move { tenants.follow(id).await });
+        }
+        is_current
+    }
+
+    /// Returns the identity that a key proves. A key that is unknown here may have been created by another process.
+    pub(super) async fn authenticate(&self, key: &str) -> Option<Identity> {
+        let catalog = &self.0.catalog;
+        if let Some(identity) = catalog.authenticate(key) {
+            return Some(identity);
+        }
+        if !catalog.is_shared() {
+            return None;
+        }
+        self.refresh().await;
+        catalog.authenticate(key)
+    }
+
+    /// Brings a tenant to the state that the catalog has.
+    async fn follow(&self, id: TenantId) {
+        let catalog = self.0.catalog.clone();
+        let found = tokio::task::spawn_blocking(move || catalog.tenant(id)).await;
+        match found {
+            Ok(Ok(_)) => {}
+            Ok(Err(CatalogError::NotFound { .. })) => {
+                self.tenant_deleted(id).await;
+                let catalog = self.0.catalog.clone();
+                let removed = tokio::task::spawn_blocking(move || catalog.remove_folder(id)).await;
+                if let Ok(Err(error)) = removed {
+                    tracing::error!(tenant = %id, %error, "files of a deleted tenant stay until the next start");
+                }
+                return;
+            }
+            Ok(Err(error)) => return tracing::error!(tenant = %id, %error, "a tenant cannot be read"),
+            Err(error) => return tracing::error!(tenant = %id, %error, "a tenant was not read"),
+        }
+        self.tenant_changed(id);
+        let Some(tenant) = self.find_open(id) else { return };
+        for plugin in tenant.loaded_plugins() {
+            // Another change may come while a version is loaded.
+            while self.follow_plugin(&tenant, &plugin).await {}
+        }
+    }
+
+    /// Brings a loaded plugin to the version that the catalog has. Returns whether another one was loaded.
+    async fn follow_plugin(&self, tenant: &Arc<OpenTenant>, plugin: &LoadedPlugin) -> bool {
+        let (catalog, id, name) = (self.0.catalog.clone(), tenant.id, plugin.name().to_owned());
+        let found = tokio::task::spawn_blocking(move || catalog.plugin(id, &name)).await;
+        let active = match found {
+            Ok(Ok(info)) => info.active,
+            Ok(Err(CatalogError::NotFound { .. })) => {
+                tenant.remove(plugin.name()).await;
+                None
+            }
+            Ok(Err(error)) => {
+                tracing::error!(tenant = %tenant.name, %error, "a plugin cannot be read");
+                None
+            }
+            Err(error) => {
+                tracing::error!(tenant = %tenant.name, %error, "a plugin was not read");
+                None
+            }
+        };
+        let Some(version) = active.filter(|version| *version != plugin.version()) else { return false };
+        let activated = tenant.activate(self, plugin.name(), version).await;
+        if let Err(error) = &activated {
+            tracing::error!(
+                tenant = %tenant.name, plugin = plugin.name(), version, %error,
+                "a version that another worker activated cannot be loaded; the one before is served"
+            );
+        }
+        activated.is_ok()
+    }
+
+    /// Returns what gateways learn of this worker.
+    pub(super) fn worker_status(&self) -> WorkerStatus {
+        let load = self.load();
+        let worker = self.0.worker.as_ref();
+        let log =
+            |worker: &crate::WorkerIdentity| ServedLog { name: worker.log.clone(), epoch: worker.epoch };
+        let health = json!({
+            "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
+        });
+        WorkerStatus {
+            worker: worker.map(|worker| worker.name.clone()).unwrap_or_default(),
+            logs: worker.map(log).into_iter().collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            accepting: self.refusal().is_none(),
+            running: load.running,
+            queued: load.queued,
+            max_concurrent: load.max_concurrent,
+            has_tenants: true,
+            health: health.as_object().cloned().unwrap_or_default(),
+        }
+    }
+}

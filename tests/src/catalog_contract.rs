@@ -1,0 +1,206 @@
+//! The contract of a catalog that several processes share, whatever stores its log.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rollout_catalog::{
+    AppendError, Catalog, CatalogSettings, NewDeployment, NewKey, Rights, SharedError, SharedLog, TenantId,
+    TenantSettings,
+};
+use rollout_wire::digest::Digest;
+use rollout_wire::quota::Quota;
+
+/// A log in the memory of one process.
+#[derive(Default)]
+pub struct MemoryLog {
+    /// All changes, in order. The first one has the sequence 1.
+    pub changes: Mutex<Vec<Vec<u8>>>,
+    components: Mutex<BTreeMap<Digest, Vec<u8>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn io(error: std::io::Error) -> SharedError {
+    SharedError::Unavailable(error.to_string())
+}
+
+impl SharedLog for MemoryLog {
+    fn append(&self, after: u64, change: &[u8]) -> Result<u64, AppendError> {
+        let mut changes = locked(&self.changes);
+        if changes.len() as u64 != after {
+            return Err(AppendError::Behind);
+        }
+        changes.push(change.to_vec());
+        Ok(changes.len() as u64)
+    }
+
+    fn read(&self, after: u64) -> Result<Vec<(u64, Vec<u8>)>, SharedError> {
+        let changes = locked(&self.changes);
+        let after = usize::try_from(after).unwrap_or(usize::MAX);
+        let Some(new) = changes.get(after..) else {
+            return Err(SharedError::Damaged("the log ends too early".to_owned()));
+        };
+        // Few at a time, as from a server.
+        Ok(new
+            .iter()
+            .take(3)
+            .enumerate()
+            .map(|(at, change)| ((after + at + 1) as u64, change.clone()))
+            .collect())
+    }
+
+    fn put_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
+        locked(&self.components).insert(digest, std::fs::read(file).map_err(io)?);
+        Ok(())
+    }
+
+    fn fetch_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
+        let found = locked(&self.components).get(&digest).cloned();
+        let bytes = found.ok_or_else(|| SharedError::Unavailable("there is no such component".to_owned()))?;
+        std::fs::write(file, bytes).map_err(io)
+    }
+}
+
+/// Opens a copy of the catalog in a folder.
+fn open(folder: &Path, log: &Arc<dyn SharedLog>) -> Catalog {
+    let shared = Some(log.clone());
+    let opened = Catalog::open(CatalogSettings { shared, ..CatalogSettings::new(folder) });
+    opened.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn upload(catalog: &Catalog, tenant: TenantId, bytes: &[u8]) -> Digest {
+    let digest = Digest::of(bytes);
+    let mut upload = catalog.upload(tenant, digest, 10_000).expect("the tenant exists");
+    upload.write(bytes).expect("it is short");
+    upload.finish().expect("the digest is right").digest
+}
+
+fn deployment(component: Digest, report: &str) -> NewDeployment {
+    NewDeployment {
+        component,
+        grader: None,
+        component_origin: None,
+        grader_origin: None,
+        config: Some("[limits]\n".to_owned()),
+        passed: true,
+        report: report.to_owned(),
+        created_by: "rh_tests".to_owned(),
+    }
+}
+
+/// Returns everything that a catalog has, as text.
+fn contents(catalog: &Catalog) -> String {
+    let mut all = Vec::new();
+    for tenant in catalog.tenants(None, 1000).expect("it can be read") {
+        let id = tenant.id;
+        all.push(format!("{tenant:?} {:?}", catalog.secrets(id).expect("it can be read")));
+        for plugin in catalog.plugins(id, None, 1000).expect("it can be read") {
+            let deployments = catalog.deployments(id, &plugin.name, None, 1000).expect("it can be read");
+            let activations = catalog.activations(id, &plugin.name, 1000).expect("it can be read");
+            all.push(format!("{plugin:?} {deployments:?} {activations:?}"));
+        }
+    }
+    all.push(format!("{:?}", catalog.keys(None, None, 1000).expect("it can be read")));
+    all.join("\n")
+}
+
+/// Checks that copies of a catalog have the same contents, whichever process changes it. Each log is that of one process.
+/// Blocks.
+pub fn shared_catalog_contract(logs: [Arc<dyn SharedLog>; 3]) {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let folder = |name: &str| dir.path().join(name);
+    let (one, other) = (open(&folder("one"), &logs[0]), open(&folder("other"), &logs[1]));
+    let catch_up = |catalog: &Catalog| catalog.catch_up().expect("the log answers");
+
+    // One process changes, the other one follows.
+    let settings = TenantSettings::default();
+    let tenant = one.create_tenant(&"a".parse().expect("a name"), &settings).expect("it is new").id;
+    let new =
+        |rights| NewKey { name: "of a test".to_owned(), rights, tenant: Some(tenant), expires_at: None };
+    let key = one.create_key(new(Rights::Author)).expect("there is room");
+    let component = upload(&one, tenant, b"a component");
+    let plugin = "calc".parse().expect("a name");
+    // Larger than a message.
+    let report = format!("{{\"text\": \"{}\"}}", "x".repeat(1 << 20));
+    one.add_deployment(tenant, &plugin, &deployment(component, &report)).expect("it has its component");
+    one.activate(tenant, "calc", 1, "rh_tests").expect("it has passed");
+    one.set_default_plugin(tenant, Some("calc")).expect("it exists");
+    one.set_secret(tenant, &"judge".parse().expect("a name"), &[0, 255, 7]).expect("there is room");
+    assert!(other.authenticate(&key.key).is_none(), "nothing was read yet");
+    assert!(other.changed().is_empty());
+    catch_up(&other);
+    assert_eq!(contents(&one), contents(&other));
+    assert_eq!(other.changed(), BTreeSet::from([tenant]));
+    assert!(other.changed().is_empty() && one.changed().is_empty());
+    assert_eq!(other.authenticate(&key.key), one.authenticate(&key.key));
+    assert_eq!(other.deployment(tenant, "calc", 1).expect("it is there").report, report);
+    let path = other.component_path(component).expect("it can be fetched");
+    assert_eq!(std::fs::read(path).expect("it was fetched"), b"a component");
+    assert!(other.tenant_folder(tenant).is_dir());
+
+    // The other one changes what it has read; nothing that its own process counts is shared.
+    other
+        .update_tenant("a", |settings| settings.quotas.set(Quota::Running, 3).expect("in range"))
+        .expect("it is there");
+    other.touch(key.info.id);
+    other.flush().expect("the disk has room");
+    other.revoke_key(key.info.id).expect("it is there");
+    let second = upload(&other, tenant, b"another component");
+    other.add_deployment(tenant, &plugin, &deployment(second, "{}")).expect("it has its component");
+    other.activate(tenant, "calc", 2, "rh_tests").expect("it has passed");
+    other.remove_secret(tenant, "judge").expect("it is there");
+    catch_up(&one);
+    assert!(one.authenticate(&key.key).is_none(), "the key was revoked");
+    assert_eq!(one.plugin(tenant, "calc").expect("it is there").active, Some(2));
+    let used = |catalog: &Catalog| catalog.key(key.info.id).expect("it is listed").last_used_at.is_some();
+    assert_eq!((used(&one), used(&other)), (false, true));
+
+    // Both at once: no change is lost, and no id is given twice.
+    let create = |catalog: &Catalog, name: &str| {
+        for number in 0..10 {
+            let name = format!("{name}-{number}").parse().expect("a name");
+            catalog.create_tenant(&name, &settings).expect("the name is free");
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| create(&one, "one"));
+        scope.spawn(|| create(&other, "other"));
+    });
+    catch_up(&one);
+    catch_up(&other);
+    let tenants = |catalog: &Catalog| catalog.tenants(None, 1000).expect("it can be read");
+    assert_eq!((tenants(&one).len(), tenants(&one)), (21, tenants(&other)));
+    let taken =
+        one.create_tenant(&"other-1".parse().expect("a name"), &settings).expect_err("it has an owner");
+    assert_eq!(taken.to_string(), "a tenant 'other-1' exists already");
+
+    // Removals reach rows that refer to others, and files.
+    one.remove_plugin(tenant, "calc").expect("it is there");
+    let deleted = one.delete_tenant("a").expect("it is there");
+    one.finish_deleting(deleted).expect("its files are closed");
+    catch_up(&other);
+    assert_eq!(contents(&one), contents(&other));
+    assert!(other.changed().contains(&deleted) && other.tenant(deleted).is_err());
+    assert!(
+        !folder("other")
+            .join("components")
+            .join(&component.to_string()[..2])
+            .join(format!("{component}.wasm"))
+            .exists()
+    );
+    other.remove_folder(deleted).expect("its files are closed");
+    assert!(!other.tenant_folder(deleted).exists());
+
+    // A process that starts again continues, and a new one begins from nothing.
+    drop(other);
+    let other = open(&folder("other"), &logs[1]);
+    let third = open(&folder("third"), &logs[2]);
+    assert!([&other, &third].iter().all(|catalog| tenants(catalog) == tenants(&one)));
+    let next = third.create_tenant(&"next".parse().expect("a name"), &settings).expect("it is new").id;
+    assert!(next > TenantId(21), "ids are never reused");
+    catch_up(&one);
+    assert_eq!(one.tenant_named("next").expect("it was read").id, next);
+}

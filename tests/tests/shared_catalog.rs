@@ -1,0 +1,217 @@
+//! A catalog that several workers share, on its own and in real processes behind a gateway.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use rollout_catalog::{Catalog, CatalogError, CatalogSettings, SharedLog, TenantSettings};
+use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings};
+use rollout_tests::{
+    Controller, MemoryLog, ServeCatalog, TestCatalog, TestHost, TestNats, shared_catalog_contract, until,
+};
+use serde_json::{Value, json};
+
+#[test]
+fn a_catalog_with_a_log_in_memory_keeps_the_contract() {
+    let log = Arc::new(MemoryLog::default());
+    shared_catalog_contract([log.clone(), log.clone(), log]);
+}
+
+async fn log_on(nats: &TestNats) -> Arc<dyn SharedLog> {
+    let settings = ClusterSettings {
+        urls: nats.urls(),
+        replicas: nats.urls().len(),
+        accept_weak_durability: true,
+        log_bytes_max: 256 << 20,
+        ..ClusterSettings::default()
+    };
+    let log: CatalogLog = until("the catalog's log", async || {
+        let cluster = match Cluster::connect(settings.clone()).await {
+            Ok(cluster) => cluster,
+            Err(ClusterError::Unavailable(_)) => return None,
+            Err(error) => panic!("{error}"),
+        };
+        cluster.catalog().await.ok()
+    })
+    .await;
+    Arc::new(log)
+}
+
+#[tokio::test]
+async fn a_catalog_on_nats_keeps_the_contract() {
+    let nats = TestNats::start().await;
+    let logs = [log_on(&nats).await, log_on(&nats).await, log_on(&nats).await];
+    tokio::task::spawn_blocking(move || shared_catalog_contract(logs)).await.unwrap();
+}
+
+#[test]
+fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Arc::new(MemoryLog::default());
+    let settings = |name: &str| CatalogSettings::new(dir.path().join(name));
+    let shared = |name: &str, log: &Arc<MemoryLog>| {
+        Catalog::open(CatalogSettings { shared: Some(log.clone()), ..settings(name) })
+    };
+    let create = |catalog: &Catalog, name: &str| {
+        catalog.create_tenant(&name.parse().unwrap(), &TenantSettings::default()).map(|tenant| tenant.id)
+    };
+    let copy = shared("copy", &log).unwrap();
+    let behind = shared("behind", &log).unwrap();
+    create(&copy, "a").unwrap();
+    create(&copy, "b").unwrap();
+
+    // A flipped bit.
+    log.changes.lock().unwrap()[1][100] ^= 1;
+    let error = behind.catch_up().unwrap_err();
+    assert_eq!(error.to_string(), "the shared catalog is damaged: change 2: its digest is wrong");
+    assert!(behind.tenant_named("a").is_ok() && behind.tenant_named("b").is_err());
+    log.changes.lock().unwrap()[1][100] ^= 1;
+    behind.catch_up().unwrap();
+    assert!(behind.tenant_named("b").is_ok());
+
+    // A log that has lost its end takes no change, and one with other changes is another one.
+    let last = log.changes.lock().unwrap().pop().unwrap();
+    assert!(matches!(create(&behind, "c"), Err(CatalogError::Damaged(_))));
+    log.changes.lock().unwrap().push(last);
+    let another = Arc::new(MemoryLog::default());
+    let elsewhere = shared("elsewhere", &another).unwrap();
+    for name in ["x", "y", "z"] {
+        create(&elsewhere, name).unwrap();
+    }
+    drop(behind);
+    let error = shared("behind", &another).err().unwrap().to_string();
+    assert!(error.contains("change 3: it does not follow the last change of this copy"), "{error}");
+
+    let own = Catalog::open(settings("own")).unwrap();
+    create(&own, "a").unwrap();
+    drop((own, copy));
+    let error = shared("own", &log).err().unwrap().to_string();
+    assert!(
+        error.contains("has a catalog of its own; give a process that shares one an empty folder"),
+        "{error}"
+    );
+    let error = Catalog::open(settings("copy")).err().unwrap().to_string();
+    assert!(error.contains("has a copy of a catalog that several processes share"), "{error}");
+}
+
+/// Options that all workers share.
+fn worker(nats: &TestNats, name: &str) -> ServeCatalog {
+    ServeCatalog::default()
+        .option("--role", "worker")
+        .option("--worker-name", name)
+        .option("--cluster-key-env", "CLUSTER_KEY")
+        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
+        .variable("JOURNAL_KEY", "the-key-of-all-journals")
+        .config(&format!("[journal]\nkey-env = 'JOURNAL_KEY'\n{}", section(nats)))
+}
+
+fn section(nats: &TestNats) -> String {
+    format!(
+        "[cluster.nats]\nurls = {:?}\nreplicas = 1\naccept-weak-durability = true\nlog-bytes-max = 268435456\n\
+         heartbeat-secs = 0.5\nlease-secs = 2.5\n",
+        nats.urls()
+    )
+}
+
+/// Starts two workers and a gateway, and returns the workers as they are behind it.
+async fn cluster(nats: &TestNats) -> (TestCatalog, TestCatalog, TestHost) {
+    let (one, other) = tokio::join!(worker(nats, "w1").start(), worker(nats, "w2").start());
+    let gateway = TestHost::of_gateway()
+        .option("--role", "gateway")
+        .option("--cluster-key-env", "CLUSTER_KEY")
+        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
+        .config(&section(nats))
+        .start()
+        .await;
+    let (one, other) = (one.behind(gateway.url()), other.behind(gateway.url()));
+    until("both workers", async || {
+        let metrics = one.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+        let is_up =
+            |name: &str| metrics.contains(&format!("rollout_host_gateway_worker_up{{worker=\"{name}\"}} 1"));
+        (is_up("w1") && is_up("w2")).then_some(())
+    })
+    .await;
+    (one, other, gateway)
+}
+
+/// Returns the greeting in the configuration of the version that ran a rollout of `tunable`.
+fn greeting(result: &Value) -> String {
+    let last = result["sample"]["messages"].as_array().and_then(|all| all.last());
+    let text = last.and_then(|message| message["content"].as_str()).unwrap_or_else(|| panic!("{result:#}"));
+    let config: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    config["greeting"].as_str().unwrap_or_else(|| panic!("{config}")).to_owned()
+}
+
+/// Runs some rollouts, and returns which worker ran which version.
+async fn served(plugin: &TestHost, controller: &Controller) -> BTreeSet<(String, String)> {
+    let requests: Vec<_> = (0..8).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let admitted = join_all(requests.iter().map(|request| plugin.admit(request))).await;
+    let results = join_all(admitted.iter().map(|admitted| plugin.result(admitted))).await;
+    let worker = |lease: &str| lease.split('.').next().unwrap_or_default().to_owned();
+    admitted
+        .iter()
+        .zip(&results)
+        .map(|(admitted, result)| (worker(&admitted.lease), greeting(result)))
+        .collect()
+}
+
+fn both(version: &str) -> BTreeSet<(String, String)> {
+    ["w1", "w2"].map(|worker| (worker.to_owned(), version.to_owned())).into()
+}
+
+#[tokio::test]
+async fn tenants_keys_and_plugins_are_those_of_all_workers() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let (catalog, other, _gateway) = cluster(&nats).await;
+    // Each request of the administration API goes to any worker.
+    let tenant = catalog.tenant("t", json!({})).await;
+    for version in 1..=2 {
+        catalog.serve(&tenant, "p", "tunable", &format!("[plugin]\ngreeting = 'v{version}'\n")).await;
+    }
+    let plugin = catalog.plugin(&tenant, "p");
+    let on_both = async |version: &str| {
+        let seen = async || {
+            let seen = served(&plugin, &controller).await;
+            (seen == both(version)).then_some(())
+        };
+        until("both workers to serve the version", seen).await;
+    };
+    on_both("v2").await;
+    let path = "/admin/v1/plugins/p/activate";
+    let reply = catalog.ask(&tenant.author, Method::POST, path, json!({"version": 1})).await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    on_both("v1").await;
+
+    // A worker that starts again has everything, and its rollouts are found.
+    controller.hold();
+    let requests: Vec<_> = (0..8).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let admitted = join_all(requests.iter().map(|request| plugin.admit(request))).await;
+    let other = other.killed().await;
+    controller.release();
+    let results = join_all(admitted.iter().map(|admitted| plugin.result(admitted))).await;
+    assert!(results.iter().all(|result| greeting(result) == "v1"), "{results:#?}");
+
+    // A revoked key is refused by all workers.
+    let keys = catalog.operate(Method::GET, "/keys?tenant=t", Value::Null).await;
+    let of_callers = keys["items"].as_array().unwrap().iter().find(|key| key["rights"] == "caller").unwrap();
+    catalog.operate(Method::DELETE, &format!("/keys/{}", of_callers["id"]), Value::Null).await;
+    until("the key to be refused", async || {
+        let replies = join_all((0..8).map(|_| plugin.get("/health"))).await;
+        replies.iter().all(|reply| reply.status == 401).then_some(())
+    })
+    .await;
+
+    // Only gateways reach a worker.
+    let direct = reqwest::get(format!("{}/p/p/health", other.own_url())).await.unwrap();
+    assert_eq!(direct.status(), 403);
+    catalog.operate(Method::DELETE, "/tenants/t", Value::Null).await;
+    for folder in [catalog.folder(), other.folder()] {
+        until("the tenant's files to be removed", async || {
+            let left = std::fs::read_dir(folder.join("tenants")).ok()?.count();
+            (left == 0).then_some(())
+        })
+        .await;
+    }
+}
