@@ -49,7 +49,7 @@ fn requested(variable: &str, environment: &str) -> Option<PathBuf> {
 /// Runs the scenarios of a driver, which must all succeed.
 async fn drive(python: PathBuf, driver: &str, at_least: usize) {
     let _alone = alone().await;
-    let _components = (guest("conform"), example("example-one-turn"), example("example-calculator"));
+    let _components = (guest("conform"), guest("grouped"), example("example-one-turn"), example("example-calculator"));
     let guests = guest("conform").parent().expect("a guest is in a folder").to_owned();
     let mut command = Command::new(python);
     command
@@ -72,7 +72,7 @@ async fn drive(python: PathBuf, driver: &str, at_least: usize) {
 
 #[tokio::test]
 async fn the_python_client_gets_each_reward_once_and_reports_failures_as_errors() {
-    drive(python("osmosis-0.3.7"), "drive_client.py", 13).await;
+    drive(python("osmosis-0.3.7"), "drive_client.py", 15).await;
 }
 
 #[tokio::test]

@@ -82,6 +82,25 @@ pub mod grader {
     pub use exports::rollout::plugin::grader::{GradedSample, Guest, Verdict};
 }
 
+/// World with the export of a group grader.
+pub mod group_grader {
+    wit_bindgen::generate!({
+        path: "wit",
+        inline: "
+            package rollout:sdk;
+            world group-grader-export { export rollout:plugin/group-grader@0.1.0; }
+        ",
+        world: "rollout:sdk/group-grader-export",
+        with: { "rollout:plugin/types@0.1.0": super::imports::types },
+        generate_all,
+        pub_export_macro: true,
+        export_macro_name: "export_group_grader",
+    });
+    pub use exports::rollout::plugin::group_grader::{
+        FailedMember, Group, GroupedSample, Guest, Member, Rating,
+    };
+}
+
 /// World with the export of an environment.
 pub mod environment {
     wit_bindgen::generate!({

@@ -10,12 +10,13 @@ use serde::de::DeserializeOwned;
 use crate::bindings::grader::{GradedSample, Verdict};
 use crate::bindings::imports::types::{Failure, Metric};
 use crate::bindings::settings::Declaration;
-use crate::bindings::{agent_loop, environment as environment_export, workflow};
+use crate::bindings::{agent_loop, environment as environment_export, group_grader, workflow};
 use crate::environment::{self, EpisodeCell};
 use crate::message::{self, parse_messages};
 use crate::{
-    AgentLoop, Context, Environment, Error, ErrorKind, GradeContext, Grader, LoopContext, LoopRequest,
-    Output, Result, Tool, ToolPlugin, Value, Workflow, context, settings,
+    AgentLoop, Context, Environment, Error, ErrorKind, GradeContext, Grader, GroupContext, GroupGrader,
+    GroupRating, LoopContext, LoopRequest, Output, Result, Tool, ToolPlugin, Value, Workflow, context,
+    settings,
 };
 
 /// Exports a plugin: the agent (a workflow or an agent loop), the grader or both, an environment, and
@@ -36,7 +37,8 @@ use crate::{
 ///
 /// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
 /// `export!(grader = MyGrader);`. One type may implement both. An [`AgentLoop`](crate::AgentLoop) is exported
-/// instead of a workflow with `agent_loop = MyLoop`. /// `environment = MyEnvironment` exports an [`Environment`](crate::Environment), alone or with a grader. Tools
+/// instead of a workflow with `agent_loop = MyLoop`. A [`GroupGrader`](crate::GroupGrader) is exported in addition with
+/// `group_grader = MyGroupGrader`. `environment = MyEnvironment` exports an [`Environment`](crate::Environment), alone or with a grader. Tools
 /// for other plugins are exported with `tool = MyTools`, see [`ToolPlugin`](crate::ToolPlugin).
 ///
 /// `settings = MyConfig` also declares the configuration, so that the host checks it when it loads the plugin
@@ -86,6 +88,9 @@ macro_rules! __export {
     (grader = $of:ty) => {
         $crate::__export_grader!($of);
     };
+    (group_grader = $of:ty) => {
+        $crate::__export_group_grader!($of);
+    };
     (settings = $of:ty) => {
         $crate::__export_settings!($of);
     };
@@ -99,7 +104,7 @@ macro_rules! __export {
         ::core::compile_error!(::core::concat!(
             "a plugin exports no `",
             ::core::stringify!($part),
-            "`; there are: workflow, agent_loop, grader, environment, tool, settings"
+            "`; there are: workflow, agent_loop, grader, group_grader, environment, tool, settings"
         ));
     };
 }
@@ -204,6 +209,36 @@ macro_rules! __export_grader {
             #[cfg(not(target_family = "wasm"))]
             #[used]
             static USED: fn() = $crate::__private::used_grader::<Exported>;
+        };
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_group_grader {
+    ($grader:ty) => {
+        const _: () = {
+            struct Exported;
+
+            impl $crate::__private::group_grader::Guest for Exported {
+                fn grade_group(
+                    group: $crate::__private::group_grader::Group,
+                ) -> ::core::result::Result<
+                    ::std::vec::Vec<$crate::__private::group_grader::Rating>,
+                    $crate::__private::Failure,
+                > {
+                    $crate::__private::run_group_grader::<$grader, _>(group)
+                }
+            }
+
+            #[cfg(target_family = "wasm")]
+            $crate::__private::group_grader::export_group_grader!(
+                Exported with_types_in $crate::__private::group_grader
+            );
+
+            #[cfg(not(target_family = "wasm"))]
+            #[used]
+            static USED: fn() = $crate::__private::used_group_grader::<Exported>;
         };
     };
 }
@@ -384,6 +419,16 @@ where
     grade().map_err(tell)
 }
 
+/// Runs the author's group grader.
+pub fn run_group_grader<G, C>(group: group_grader::Group) -> Result<Vec<group_grader::Rating>, Failure>
+where
+    G: GroupGrader<C>,
+    C: DeserializeOwned,
+{
+    let grade = || G::grade_group(GroupContext::read(group)?);
+    Ok(grade().map_err(tell)?.into_iter().map(GroupRating::encode).collect())
+}
+
 /// Describes the author's tools. The contract has no error for this, so an error traps the instance, and the
 /// host reports the panic message.
 pub fn describe_tools<T, C>() -> Vec<String>
@@ -489,6 +534,9 @@ pub fn used_workflow<E: crate::bindings::workflow::Guest>() {}
 
 /// Marks the exported agent loop as used on targets without components.
 pub fn used_agent_loop<E: agent_loop::Guest>() {}
+
+/// Marks the exported group grader as used on targets without components.
+pub fn used_group_grader<E: group_grader::Guest>() {}
 
 /// Marks the exported grader as used on targets without components.
 pub fn used_grader<E: crate::bindings::grader::Guest>() {}

@@ -242,6 +242,12 @@ impl Exchange {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reward(f64);
 
+impl Reward {
+    pub(crate) fn value(self) -> f64 {
+        self.0
+    }
+}
+
 impl From<f64> for Reward {
     fn from(reward: f64) -> Self {
         Self(reward)

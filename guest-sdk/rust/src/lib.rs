@@ -53,6 +53,7 @@ pub use context::{Context, Output, Workflow};
 pub use environment::{Environment, EnvironmentTool, EpisodeStart, Split, SplitKind, ToolsOnly, Turn};
 pub use error::{Error, ErrorKind, OrError, Result};
 pub use grading::{Exchange, GradeContext, GradedSample, Grader, Reward, Verdict, Verdicts};
+pub use group::{FailedMember, GroupContext, GroupGrader, GroupMember, GroupRating, GroupSample};
 pub use judge::{JudgeError, JudgeReply, JudgeRequest, PendingJudge};
 pub use message::{Message, ToolCall, last_assistant_text};
 pub use reward::reward;
@@ -82,6 +83,7 @@ mod environment;
 mod error;
 mod export;
 mod grading;
+mod group;
 mod judge;
 mod message;
 mod reward;
@@ -96,12 +98,12 @@ mod toolbox;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::bindings::imports::types::Failure;
-    pub use crate::bindings::{agent_loop, environment, grader, settings, tool, workflow};
+    pub use crate::bindings::{agent_loop, environment, grader, group_grader, settings, tool, workflow};
     pub use crate::environment::EpisodeCell;
     pub use crate::export::{
         agent_loop_name, agent_loop_tools, call_tool, declare_settings, describe_environment, describe_tools,
-        environment_state, environment_task, reset_environment, run_agent_loop, run_grader, run_workflow,
-        step_environment, used_agent_loop, used_environment, used_grader, used_settings, used_tool,
-        used_workflow,
+        environment_state, environment_task, reset_environment, run_agent_loop, run_grader, run_group_grader,
+        run_workflow, step_environment, used_agent_loop, used_environment, used_grader, used_group_grader,
+        used_settings, used_tool, used_workflow,
     };
 }

@@ -57,6 +57,7 @@ fn admit(host: &Host, id: &str) -> Result<Box<Rollout>, AdmitError> {
         trajectory_extra: None,
         fork: None,
         conversation: None,
+        group: None,
     };
     host.admit(request, Resources { model: endpoint, secrets, charge: None, continuation: None, past: None })
 }

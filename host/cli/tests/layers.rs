@@ -51,6 +51,7 @@ const LAYERS: [(&str, Layers); 7] = [
             &["host"],
             &["runtime", "deployment"],
             &["slots", "trajectory"],
+            &["groups"],
             &["activity", "limit_table", "events", "journal"],
             &["model", "seal"],
         ],

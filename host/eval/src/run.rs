@@ -307,6 +307,7 @@ fn request(row: &Row, run: usize, model: ModelAddress) -> RolloutRequest {
         trajectory_extra: Some(trajectory::extra()),
         fork: None,
         conversation: None,
+        group: None,
     }
 }
 

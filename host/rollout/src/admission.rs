@@ -30,6 +30,8 @@ impl Host {
         request: RolloutRequest,
         mut resources: Resources,
     ) -> Result<Box<Rollout>, AdmitError> {
+        let groups = &self.0.runtime.groups;
+        let seat = request.group.as_ref().map(|seat| groups.take(seat, &request.id)).transpose()?;
         let entered = match &resources.past {
             Some(_) => self.enter_within_quotas(&request)?,
             None => self.enter(&request)?,
@@ -58,7 +60,12 @@ impl Host {
             }
             entered.handle.is_kept_in(log);
         }
-        Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, resumed)))
+        if let Some(seat) = &seat {
+            seat.admitted(entered.handle.log());
+        }
+        let mut rollout = Box::new(Rollout::new(self.clone(), request, resources, entered, resumed));
+        rollout.sit(seat);
+        Ok(rollout)
     }
 
     /// Resumes a rollout that an earlier process admitted, with its id and its remaining time. Fails if the id was
@@ -68,9 +75,11 @@ impl Host {
         unfinished: UnfinishedRollout,
         model: Arc<ModelEndpoint>,
     ) -> Result<Box<Rollout>, AdmitError> {
-        let UnfinishedRollout { log, request, deployment, admitted_at, started, is_cancelled, .. } =
+        let UnfinishedRollout { log, request, deployment, admitted_at, started, is_cancelled, group, .. } =
             unfinished;
         let entered = self.0.runtime.slots().enter(&request.id, true)?;
+        let groups = &self.0.runtime.groups;
+        let seat = request.group.as_ref().map(|seat| groups.take_again(seat, (&request.id, &log), group));
         entered.handle.is_kept_in(log);
         if is_cancelled {
             // The journal has the cancellation already.
@@ -83,14 +92,19 @@ impl Host {
         let clock_begins = deployment.clock_begins;
         let resumed = Resumed { admitted_at, started, differs, clock_begins, past: PastLocation::Journal };
         self.metrics().accepted();
-        Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
+        let mut rollout = Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed)));
+        rollout.sit(seat);
+        Ok(rollout)
     }
 
     /// Reruns a rollout from its record, with the host's own deadlines and without requests to the outside. It ends at
     /// the end of its recorded history, or where it first diverges from it.
     pub fn replay(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
         let then = if stored.outcome.is_some() { Then::Nothing } else { Then::Unknown };
-        self.rerun(stored, model, [then; 2])
+        let group = stored.group.clone();
+        let mut replay = self.rerun(stored, model, [then; 2])?;
+        replay.rollout.decide_by(group);
+        Ok(replay)
     }
 
     /// Grades a finished rollout again: reruns the workflow from its record without requests to the outside, and runs

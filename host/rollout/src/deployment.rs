@@ -148,6 +148,12 @@ impl Deployment {
         self.grader.as_ref().or_else(|| Some(&self.workflow).filter(|plugin| plugin.about().grader))
     }
 
+    /// Returns the plugin that rates groups: the separate grader, or the workflow's own if there is none.
+    pub(crate) fn group_grader(&self) -> Option<&Plugin> {
+        let plugin = self.grader.as_ref().unwrap_or(&self.workflow);
+        Some(plugin).filter(|plugin| plugin.about().group_grader)
+    }
+
     /// Returns the digest of the component with the agent.
     pub fn digest(&self) -> &str {
         &self.workflow.about().digest

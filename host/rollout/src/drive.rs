@@ -129,6 +129,7 @@ async fn watched<S: Steps>(rollout: Box<Rollout>, steps: &S) -> RolloutEnd {
 
 async fn run<S: Steps>(mut rollout: Box<Rollout>, steps: &S) -> RolloutEnd {
     let through = run_steps(&mut rollout, steps).await;
+    let through = Box::pin(rollout.settle_group(through)).await;
     steps.ending(&rollout);
     let finished = Box::new(rollout.finish().await);
     match through {

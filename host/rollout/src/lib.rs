@@ -22,6 +22,7 @@ mod events;
 mod fork;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod groups;
 mod host;
 mod journal;
 mod limit_table;
@@ -40,6 +41,7 @@ pub use deployment::{Deployment, DeploymentError, DeploymentSettings, Started};
 pub use drive::{AfterWorkflow, Next, RolloutEnd, Steps, drive};
 pub use episode::{Observed, reset_arguments, take_label};
 pub use fork::{ForkError, StoredForkError};
+pub use groups::GroupRefused;
 pub use host::Host;
 pub use journal::{
     Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
@@ -49,9 +51,10 @@ pub use journal::{
     Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
 };
 pub use model::{
-    AgentForm, EnvironmentFacts, ExtraFact, ExtraMember, Failure, FailureKind, Finished, FinishedSample,
-    ForkOrigin, ForkPoint, LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets,
-    RolloutRequest, Stage, TrajectoryExtra, TrajectoryFile,
+    AgentForm, EnvironmentFacts, ExtraFact, ExtraMember, FailedMember, Failure, FailureKind, Finished,
+    FinishedSample, ForkOrigin, ForkPoint, GROUP_SIZE_MAX, GroupOutcome, GroupSeat, InvalidSeat, JOIN_SECS,
+    LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
+    TrajectoryExtra, TrajectoryFile,
 };
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};

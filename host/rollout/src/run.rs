@@ -3,6 +3,7 @@
 mod agent;
 mod deadline;
 mod grade;
+mod group;
 mod past;
 mod play;
 
@@ -14,12 +15,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::activity::LiveFacts;
+use super::groups::Seat;
 use super::host::Host;
 use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
 use super::limit_table::{self, RunTimes};
 use super::model::{
-    AgentForm, Failure, FailureKind, Finished, FinishedSample, HOST_VERSION, LoopReport, Outcome, Phase,
-    RequestSecrets, RolloutRequest, Stage,
+    AgentForm, Failure, FailureKind, Finished, FinishedSample, GroupDecision, GroupOutcome, HOST_VERSION, LoopReport,
+    Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
 };
 use super::outcome_counter::OutcomeCounter;
 use super::slots::{Entered, Handle, SlotGuard};
@@ -84,6 +86,12 @@ pub struct Rollout {
     account: OutcomeCounter,
     /// The folder of its files, if it has any.
     folder: Option<AliveFolder>,
+    /// Its seat in a group, until the group is decided or the rollout left it.
+    seat: Option<Seat>,
+    /// The decision of its group when it ran before, for a rollout that is rerun.
+    decided: Option<GroupDecision>,
+    /// Its part of the group.
+    group: Option<GroupOutcome>,
     // Dropped last: the rollout counts as alive until all fields above are dropped, and only then does closing `phase`
     // wake the tasks that wait for its end.
     guard: SlotGuard,
@@ -160,6 +168,9 @@ impl Rollout {
             loop_report: None,
             boundaries: [None, None],
             slot: None,
+            seat: None,
+            decided: None,
+            group: None,
             folder: host.0.runtime.settings.artifact_root.as_ref().map(|root| root.alive(&request.id)),
             host,
             request,
@@ -170,6 +181,16 @@ impl Rollout {
             guard,
             resumed,
         }
+    }
+
+    /// Gives the rollout its seat in a group.
+    pub(super) fn sit(&mut self, seat: Option<Seat>) {
+        self.seat = seat;
+    }
+
+    /// Applies this decision of the rollout's group in place of a new one.
+    pub(super) fn decide_by(&mut self, decision: Option<GroupDecision>) {
+        self.decided = decision;
     }
 
     /// Returns the id.
@@ -244,8 +265,12 @@ impl Rollout {
     /// Fails if the guests' language runtimes refused more uses than the operator allows, even if the guests handled
     /// the refusals.
     fn check_refused_uses(&self, stage: Stage) -> Result<(), Failure> {
+        self.check_refused_uses_in(&self.record, stage)
+    }
+
+    fn check_refused_uses_in(&self, record: &Record, stage: Stage) -> Result<(), Failure> {
         let max = self.host.0.deployment.limits.refused_uses_max;
-        let refused = self.record.refused_uses();
+        let refused = record.refused_uses();
         let Some(first) = refused.first_failure().filter(|_| refused.failures() > max) else { return Ok(()) };
         self.record.limit_hit(Limit::RefusedUses);
         let reason = format!("{} {first}; refused-uses-max is {max}", stage.as_str());
@@ -472,6 +497,7 @@ impl Rollout {
             duration: self.admitted_at.elapsed(),
             queued: self.queued,
             trajectories: Vec::new(),
+            group: self.group.take(),
         };
         let is_replay_cut = self.resumed.as_ref().is_some_and(|resumed| resumed.past.is_cut());
         self.account.settle(&finished.outcome, is_replay_cut);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use super::groups::Groups;
 use super::journal::Journal;
 use super::slots::{AdmissionQuotas, OverQuota, Slots};
 use super::trajectory::ArtifactRoot;
@@ -46,6 +47,7 @@ pub struct Runtime {
     pub(super) settings: RuntimeSettings,
     pub(super) unscored_lines: LineBudget,
     journal: OnceLock<Arc<Journal>>,
+    pub(super) groups: Arc<Groups>,
 }
 
 impl Runtime {
@@ -56,7 +58,8 @@ impl Runtime {
         }
         let journal = settings.journal.take().map_or_else(OnceLock::new, OnceLock::from);
         let unscored_lines = LineBudget::new(UNSCORED_LINES_PER_SECOND);
-        Arc::new(Self { settings, unscored_lines, journal })
+        let groups = Groups::new(journal.get().map(|journal| journal.resumed()));
+        Arc::new(Self { settings, unscored_lines, journal, groups })
     }
 
     /// Sets the journal for rollouts that are admitted from here on, unless there is one. This is for hosts that know

@@ -15,6 +15,7 @@ pub use pool::{Share, SlotPool};
 pub use quota::{AdmissionQuotas, OverQuota, QuotaOwner, StoredBytes};
 
 use super::activity::{Activity, LiveFacts, LiveRollout};
+use super::groups::GroupRefused;
 use super::journal::{self, RolloutLog};
 use super::model::Phase;
 use rollout_core::budget::OverBudget;
@@ -45,6 +46,9 @@ pub enum AdmitError {
     /// A rollout with this id is alive.
     #[error("a rollout with this id is alive")]
     Duplicate,
+    /// It cannot take its seat in a group.
+    #[error(transparent)]
+    Group(#[from] GroupRefused),
     /// The journal cannot store it.
     #[error(transparent)]
     NotKept(#[from] journal::JournalRefused),
@@ -60,6 +64,7 @@ impl From<&AdmitError> for Refusal {
             AdmitError::Quota(_) => Self::Quota,
             AdmitError::NoMemory(_) => Self::Memory,
             AdmitError::Duplicate => Self::Duplicate,
+            AdmitError::Group(_) => Self::Invalid,
             AdmitError::NotKept(_) => Self::NotKept,
             AdmitError::Closed => Self::Closed,
         }

@@ -349,6 +349,42 @@ async def a_fork_continues_another_rollout(_: None) -> dict[str, Any]:
 
 
 @SCENARIOS.add
+async def a_group_is_rated_at_once_and_names_its_failed_members(_: None) -> dict[str, Any]:
+    async with serving("grouped") as (server, request), AsyncClient(server.url) as host:
+        members = [replace(request, initial_messages=adding(number, 0), label="2") for number in (1, 2, 3)]
+        results = await host.run_group(members)
+        expect("rewards", [one.reward for one in results], [0.0, 0.5, 1.0])
+        expect("own rewards", [one.group.own_reward for one in results], [0.0, 1.0, 0.0])
+        failing = replace(request, initial_messages="please fail")
+        first, failed, last = await host.run_group([members[2], failing, members[0]])
+        expect("kind", type(failed), RolloutFailed)
+        expect("rewards", [first.reward, last.reward], [1.0, 0.0])
+        expect("failed members", [one.member for one in first.group.failed], [1])
+        taken = await host.start(members[0].in_group("g", 2, 0))
+        await rejected(host.start(members[1].in_group("g", 2, 0)), HostRefused, "body.group", "member 0 of group 'g'")
+        await taken.cancel()
+    return {}
+
+
+@SCENARIOS.add
+async def a_tree_has_branches_of_one_prefix(_: None) -> dict[str, Any]:
+    async with serving("example_calculator") as (server, request), AsyncClient(server.url) as host:
+        request = replace(request, initial_messages="What is 17 + 25? Give the final answer after ####.", label="42")
+        first = await host.run(request)
+        branches = await host.tree(request, of=first.rollout_id, turn=1, count=3)
+        results = [await branch.result() for branch in branches]
+        expect("rewards", [one.reward for one in results], [1.0] * 3)
+        expect("prefixes", {(one.fork_of.rollout_id, one.fork_of.turn) for one in results}, {(first.rollout_id, 1)})
+        expect("members", [one.group.member for one in results], [0, 1, 2])
+        expect("groups", len({one.group.id for one in results}), 1)
+        await rejected(host.tree(request, of="none", turn=1, count=2), HostRefused, "body.fork_of")
+        with Client(server.url) as blocking:
+            again = await asyncio.to_thread(blocking.tree, request, first.rollout_id, 1, 2)
+            expect("a tree", [(await asyncio.to_thread(one.result)).reward for one in again], [1.0] * 2)
+    return {}
+
+
+@SCENARIOS.add
 async def a_host_that_is_no_host_is_named(_: None) -> dict[str, Any]:
     request = RolloutRequest("2 + 3", chat_completions_url="http://127.0.0.1:9/v1", label="5")
     url = f"http://127.0.0.1:{hosting.free_port()}"

@@ -157,6 +157,18 @@ class Admitting:
         self.may_be_admitted = False
         """Whether a post without a known answer may have arrived."""
 
+    def ids(self) -> list[str]:
+        """Returns the ids of all rollouts that the request starts."""
+        return [self.rollout_id]
+
+    def body(self) -> dict[str, Any]:
+        """Returns the request's JSON."""
+        return self.request.body(self.rollout_id)
+
+    def parse(self, value: object) -> Any:
+        """Reads the answer."""
+        return Admission.parse(value, self.rollout_id)
+
     def steps(self) -> Steps:
         """Posts the request until the host admits it, and returns the admission."""
         began = time.monotonic()
@@ -165,7 +177,7 @@ class Admitting:
         while True:
             self.may_be_admitted = True
             try:
-                reply = yield Send("POST", "/rollout", self.request.body(self.rollout_id))
+                reply = yield Send("POST", "/rollout", self.body())
             except ConnectionLost as lost:
                 was_lost |= lost.may_have_arrived
                 self.may_be_admitted = was_lost
@@ -174,7 +186,7 @@ class Admitting:
             self.may_be_admitted = was_lost
             if reply.status == 202:
                 self.may_be_admitted = True
-                return Admission.parse(reply.json(), self.rollout_id)
+                return self.parse(reply.json())
             if reply.status == 429:
                 outage.over()
                 limit = self.retries.admission
@@ -186,7 +198,7 @@ class Admitting:
                 was_lost |= reply.status != 503
                 yield outage.pause_after(f"{reply.status}: {_words(reply.detail())}")
             elif reply.status == 409 and was_lost and self.request.rollout_id is None:
-                yield from cancel([self.rollout_id])
+                yield from cancel(self.ids())
                 self.rollout_id, was_lost = uuid4().hex, False
                 outage.over()
             elif reply.status == 409:
@@ -196,6 +208,26 @@ class Admitting:
                 raise RolloutExists(why, 409, reply.detail())
             else:
                 raise refusal(reply, "the host refused the rollout")
+
+
+class AdmittingTree(Admitting):
+    """A group of forks of one rollout that are being started, all or none."""
+
+    def __init__(self, request: RolloutRequest, count: int, retries: Retries) -> None:
+        super().__init__(request, retries)
+        self.count = count
+
+    def ids(self) -> list[str]:
+        return [f"{self.rollout_id}-{member}" for member in range(self.count)]
+
+    def body(self) -> dict[str, Any]:
+        return super().body() | {"continuations": self.count}
+
+    def parse(self, value: object) -> list[Admission]:
+        rollouts = value.get("rollouts") if isinstance(value, dict) else None
+        if not isinstance(rollouts, list) or len(rollouts) != self.count:
+            raise ProtocolError(f"the answer to a request for {self.count} forks has other rollouts")
+        return [Admission.parse(one, rollout_id) for one, rollout_id in zip(rollouts, self.ids())]
 
 
 def poll(admission: Admission, retries: Retries) -> Steps:

@@ -22,10 +22,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
+from uuid import uuid4
 
 from . import _protocol
 from ._optional import need
-from ._protocol import Admitting, ConnectionLost, Reply, Retries, Send, Steps
+from ._protocol import Admitting, AdmittingTree, ConnectionLost, Reply, Retries, Send, Steps
 from .errors import (
     HostBusy,
     HostRefused,
@@ -39,7 +40,18 @@ from .errors import (
     RolloutHostError,
     RolloutTimeout,
 )
-from .types import Admission, ForkPoint, Message, RolloutRequest, RolloutResult, RolloutStatus, Sample
+from .types import (
+    Admission,
+    FailedMember,
+    ForkPoint,
+    GroupReport,
+    GroupSeat,
+    Message,
+    RolloutRequest,
+    RolloutResult,
+    RolloutStatus,
+    Sample,
+)
 
 need("httpx", "client", "rollout_host.client")
 import httpx  # noqa: E402
@@ -49,7 +61,10 @@ __all__ = [
     "AsyncClient",
     "AsyncRolloutHandle",
     "Client",
+    "FailedMember",
     "ForkPoint",
+    "GroupReport",
+    "GroupSeat",
     "HostBusy",
     "HostRefused",
     "HostUnreachable",
@@ -207,6 +222,19 @@ class Client:
         """Starts a rollout that continues the rollout `of` after `turn` calls of the model."""
         return self.start(request.fork(of, turn), timeout=timeout)
 
+    def tree(
+        self, request: RolloutRequest, of: str, turn: int, count: int, *, timeout: float | None = None
+    ) -> list[RolloutHandle]:
+        """Starts `count` rollouts that continue the rollout `of` after `turn` calls of the model, as a group: all or none.
+        While the host has no room for all, this waits."""
+        admitting = AdmittingTree(request.fork(of, turn), count, self._settings.retries)
+        try:
+            return [RolloutHandle(self, one) for one in self._drive(admitting.steps(), _deadline(timeout))]
+        except BaseException:
+            if admitting.may_be_admitted:
+                self._abandon(*admitting.ids())
+            raise
+
     def cancel(self, *rollout_ids: str) -> dict[str, str]:
         """Cancels rollouts; returns `cancelled_queued`, `cancelled_running` or `not_found` for each."""
         return dict(self._drive(_protocol.cancel(rollout_ids)))
@@ -220,10 +248,10 @@ class Client:
         """Returns the server's health."""
         return dict(self._drive(_protocol.get("/health", self._settings.retries)))
 
-    def _abandon(self, rollout_id: str) -> None:
-        """Cancels a rollout that no one waits for. If that fails, its lease ends it."""
+    def _abandon(self, *rollout_ids: str) -> None:
+        """Cancels rollouts that no one waits for. If that fails, their leases end them."""
         try:
-            self.cancel(rollout_id)
+            self.cancel(*rollout_ids)
         except RolloutHostError:
             pass
 
@@ -358,6 +386,29 @@ class AsyncClient:
         """Starts a rollout that continues the rollout `of` after `turn` calls of the model."""
         return await self.start(request.fork(of, turn), timeout=timeout)
 
+    async def tree(
+        self, request: RolloutRequest, of: str, turn: int, count: int, *, timeout: float | None = None
+    ) -> list[AsyncRolloutHandle]:
+        """Starts `count` rollouts that continue the rollout `of` after `turn` calls of the model, as a group: all or none.
+        While the host has no room for all, this waits."""
+        admitting = AdmittingTree(request.fork(of, turn), count, self._settings.retries)
+        try:
+            return [AsyncRolloutHandle(self, one) for one in await self._drive(admitting.steps(), _deadline(timeout))]
+        except BaseException:
+            if admitting.may_be_admitted:
+                await self._abandon(*admitting.ids())
+            raise
+
+    async def run_group(
+        self, requests: Iterable[RolloutRequest], *, group: str | None = None, timeout: float | None = None
+    ) -> list[RolloutResult | RolloutHostError]:
+        """Runs the members of a group concurrently, and returns the result of each, or its error, in their order. The
+        group's id is new unless it is given."""
+        members, group = list(requests), group or uuid4().hex
+        seated = [request.in_group(group, len(members), number) for number, request in enumerate(members)]
+        # Members wait for each other, so all must run at once.
+        return await self.run_many(seated, max_concurrent=max(len(seated), 1), timeout=timeout)
+
     async def cancel(self, *rollout_ids: str) -> dict[str, str]:
         """Cancels rollouts; returns `cancelled_queued`, `cancelled_running` or `not_found` for each."""
         return dict(await self._drive(_protocol.cancel(rollout_ids)))
@@ -371,9 +422,9 @@ class AsyncClient:
         """Returns the server's health."""
         return dict(await self._drive(_protocol.get("/health", self._settings.retries)))
 
-    async def _abandon(self, rollout_id: str) -> None:
-        """Cancels a rollout that no one waits for, even if this task is cancelled. If that fails, its lease ends it."""
-        cancelling = asyncio.ensure_future(self.cancel(rollout_id))
+    async def _abandon(self, *rollout_ids: str) -> None:
+        """Cancels rollouts that no one waits for, even if this task is cancelled. If that fails, their leases end them."""
+        cancelling = asyncio.ensure_future(self.cancel(*rollout_ids))
         while not cancelling.done():
             try:
                 await asyncio.shield(cancelling)

@@ -10,7 +10,18 @@ from typing import Any, Literal, cast
 
 from .errors import NoReward, ProtocolError, RolloutCancelled, RolloutFailed
 
-__all__ = ["Admission", "ForkPoint", "Message", "RolloutRequest", "RolloutResult", "RolloutStatus", "Sample"]
+__all__ = [
+    "Admission",
+    "FailedMember",
+    "ForkPoint",
+    "GroupReport",
+    "GroupSeat",
+    "Message",
+    "RolloutRequest",
+    "RolloutResult",
+    "RolloutStatus",
+    "Sample",
+]
 
 Message = Mapping[str, Any]
 """A message of a conversation in the form of OpenAI's chat completions."""
@@ -28,6 +39,20 @@ class ForkPoint:
     rollout_id: str
     turn: int
     """Number of shared calls of the model; 0 shares only the input."""
+
+
+@dataclass(frozen=True)
+class GroupSeat:
+    """The seat of a rollout in a group, whose members are rated together and finish together."""
+
+    id: str
+    """The group's id. Use each id once."""
+    size: int
+    """Number of members."""
+    member: int
+    """Number of this member, from 0."""
+    join_timeout_sec: int | None = None
+    """Seconds for which the group waits for members that were not requested; by default 600."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +74,17 @@ class RolloutRequest:
     grader_timeout_sec: float | None = None
     extra_fields: Mapping[str, Any] | None = None
     fork_of: ForkPoint | None = None
+    group: GroupSeat | None = None
     rollout_id: str | None = None
     """The client generates an id if this is None. Only then can it repeat a request whose answer was lost."""
 
     def fork(self, rollout_id: str, turn: int) -> RolloutRequest:
         """Returns a request that continues another rollout after `turn` calls of the model."""
         return dataclasses.replace(self, fork_of=ForkPoint(rollout_id, turn), rollout_id=None)
+
+    def in_group(self, id: str, size: int, member: int) -> RolloutRequest:
+        """Returns the same request for a member of a group."""
+        return dataclasses.replace(self, group=GroupSeat(id, size, member))
 
     def body(self, rollout_id: str) -> dict[str, Any]:
         """Returns the request's JSON."""
@@ -75,6 +105,7 @@ class RolloutRequest:
             "grader_timeout_sec": self.grader_timeout_sec,
             "extra_fields": None if self.extra_fields is None else dict(self.extra_fields),
             "fork_of": None if self.fork_of is None else dataclasses.asdict(self.fork_of),
+            "group": None if self.group is None else dataclasses.asdict(self.group),
         }
         return body | {name: value for name, value in optional.items() if value is not None}
 
@@ -94,6 +125,30 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class FailedMember:
+    """A member of a group without a sample to rate."""
+
+    member: int
+    rollout_id: str | None
+    """None if the member was never requested."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """The part of a group in the result of a member."""
+
+    id: str
+    size: int
+    member: int
+    graded: bool
+    """Whether the plugin's group grader rated the sample."""
+    own_reward: float | None
+    """The reward before the group was rated."""
+    failed: list[FailedMember]
+
+
+@dataclass(frozen=True)
 class RolloutResult:
     """The status of a rollout and, after its end, its result."""
 
@@ -102,6 +157,10 @@ class RolloutResult:
     sample: Sample | None = None
     err_message: str | None = None
     err_category: str | None = None
+    group: GroupReport | None = None
+    """The report of the rollout's group, after the end of a member."""
+    fork_of: ForkPoint | None = None
+    """The shared prefix, for a member of a group of forks."""
 
     @property
     def is_ended(self) -> bool:
@@ -145,7 +204,27 @@ class RolloutResult:
             sample=None if sample is None else _sample(sample),
             err_message=value.get("err_message"),
             err_category=value.get("err_category"),
+            group=None if value.get("group") is None else _group(value["group"]),
+            fork_of=None if value.get("fork_of") is None else _fork_point(value["fork_of"]),
         )
+
+
+def _group(value: Any) -> GroupReport:
+    try:
+        failed = [FailedMember(one["member"], one["rollout_id"], one["reason"]) for one in value["failed"]]
+        own = value["own_reward"]
+        return GroupReport(
+            value["id"], value["size"], value["member"], value["graded"], None if own is None else float(own), failed
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the report of a group is malformed: {error!r}") from None
+
+
+def _fork_point(value: Any) -> ForkPoint:
+    try:
+        return ForkPoint(value["rollout_id"], value["turn"])
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"the origin of a fork is malformed: {error!r}") from None
 
 
 def _sample(value: object) -> Sample:

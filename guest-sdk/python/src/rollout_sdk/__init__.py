@@ -47,6 +47,7 @@ from .errors import (
     ToolError,
 )
 from .grading import Exchange, Grader, GraderContext, RolloutSample
+from .group import FailedMember, GroupContext, GroupGrader, GroupMember, GroupSample
 from .message import Message, ToolCall, ToolResult, last_assistant_text, text_of, tool_calls_of
 from .sample import Completion, Sample, Usage
 from .tool import Tool, tool
@@ -68,9 +69,14 @@ __all__ = [
     "EnvironmentConfig",
     "Exchange",
     "Failed",
+    "FailedMember",
     "Grader",
     "GraderConfig",
     "GraderContext",
+    "GroupContext",
+    "GroupGrader",
+    "GroupMember",
+    "GroupSample",
     "Invalid",
     "JudgeError",
     "Message",

@@ -84,6 +84,7 @@ WORLDS = {
     "agent-loop": "agent-loop-plugin",
     "environment": "environment-plugin",
     "grader": "grader-plugin",
+    "group-grader": "group-grader-plugin",
     "settings": "with-settings",
 }
 
@@ -674,7 +675,7 @@ _unawaited.install()
 
 {taking_in}
 
-_EXPORTS = ("AgentLoop", "Environment", "Grader", "Settings", "Workflow")
+_EXPORTS = ("AgentLoop", "Environment", "Grader", "GroupGrader", "Settings", "Workflow")
 
 
 def __getattr__(name):

@@ -16,6 +16,7 @@ from .context import AgentWorkflow
 from .environment import Environment
 from .errors import NotAPlugin as NotAPlugin
 from .grading import Grader
+from .group import GroupGrader
 from .reward import grader_of, is_reward
 
 
@@ -49,6 +50,7 @@ class Found:
     environment_config: Declared | None = None
     facts: _episode.Facts | None = None
     """The facts about the environment."""
+    group_grader: type[GroupGrader] | None = None
 
     @property
     def exports(self) -> list[str]:
@@ -56,8 +58,9 @@ class Found:
         agent = ["workflow"] if self.workflow else ["agent-loop"] if self.agent_loop else []
         environment = ["environment"] if self.environment else []
         grader = ["grader"] if self.grader else []
+        group_grader = ["group-grader"] if self.group_grader else []
         settings = ["settings"] if self.workflow_config or self.environment_config or self.grader_config else []
-        return agent + environment + grader + settings
+        return agent + environment + grader + group_grader + settings
 
 
 def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
@@ -66,6 +69,7 @@ def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
     loops = _concrete(module, RolloutAgentLoop)
     environments = _concrete(module, Environment)
     graders = _concrete(module, Grader) or _rewards(module)
+    group_graders = _concrete(module, GroupGrader)
     if only_grader:
         workflows, loops, environments = [], [], []
         if not graders:
@@ -83,18 +87,24 @@ def discover(module: ModuleType, *, only_grader: bool = False) -> Found:
         raise NotAPlugin(_too_many(module, "environment", environments))
     if len(graders) > 1:
         raise NotAPlugin(_too_many(module, "grader", graders))
+    if len(group_graders) > 1:
+        raise NotAPlugin(_too_many(module, "group grader", group_graders))
     workflow = workflows[0] if workflows else None
     grader = graders[0] if graders else None
+    group_grader = group_graders[0] if group_graders else None
+    # Both have the configuration of a grader.
+    grades = grader or group_grader
     environment = environments[0] if environments else None
     return Found(
         workflow,
         loops[0] if loops else None,
         grader,
         _config(module, workflow, AgentWorkflow, AgentWorkflowConfig) if workflow else _app_config(module, loops),
-        _config(module, grader, Grader, GraderConfig) if grader else None,
+        _config(module, grades, Grader, GraderConfig) if grades else None,
         environment,
         _config(module, environment, Environment, EnvironmentConfig) if environment else None,
         _episode.read(environment) if environment else None,
+        group_grader,
     )
 
 

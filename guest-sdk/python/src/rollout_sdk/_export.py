@@ -22,11 +22,13 @@ from .config import AgentWorkflowConfig, BaseConfig, EnvironmentConfig, GraderCo
 from .context import AgentWorkflowContext, AgentWorkflowOutput, RolloutContext, enter_rollout
 from .errors import Failed, Invalid
 from .grading import GraderContext, RolloutSample
+from .group import FailedMember, GroupContext, GroupMember, GroupSample
 
 if TYPE_CHECKING:
     from _rollout_wit.exports import agent_loop as agent_loop_types
     from _rollout_wit.exports import environment as environment_types
     from _rollout_wit.exports import grader as grader_types
+    from _rollout_wit.exports import group_grader as group_grader_types
     from _rollout_wit.exports import settings as settings_types
     from _rollout_wit.exports import workflow as workflow_types
     from _rollout_wit.imports import types
@@ -36,6 +38,7 @@ else:
     agent_loop_types = _host.export("agent_loop")
     environment_types = _host.export("environment")
     grader_types = _host.export("grader")
+    group_grader_types = _host.export("group_grader")
     settings_types = _host.export("settings")
     workflow_types = _host.export("workflow")
 
@@ -87,7 +90,7 @@ def settle() -> None:
     module._startTime = 0
     _failure.forget_times()
     _finalize.install()
-    for export in (Workflow, Grader, AgentLoop, Environment, Settings):
+    for export in (Workflow, Grader, GroupGrader, AgentLoop, Environment, Settings):
         export()
     parts = _stand_ins() if _stand_ins is not None else _rehearse.parts(_plugin())
     _image.settle(parts, _failure.is_authors, _failure.is_close, (_finalize.renew, _loop.renew))
@@ -284,6 +287,56 @@ def _verdict(sample: RolloutSample) -> grader_types.Verdict:
         metrics=[types.Metric(_host.text(name), value) for name, value in sample.verdict_metrics.items()],
         withdraw=sample.remove_sample,
     )
+
+
+class GroupGrader(_Exported):
+    """Implements the contract's `group-grader`."""
+
+    def grade_group(self, group: group_grader_types.Group) -> list[group_grader_types.Rating]:
+        return _guarded(lambda: run_group_grader(group))
+
+
+def run_group_grader(group: group_grader_types.Group) -> list[group_grader_types.Rating]:
+    kind = _plugin().group_grader
+    assert kind is not None
+    config = _config(_plugin().grader_config, GraderConfig, _plugin().workflow_config)
+    members = [
+        GroupMember(
+            member.number,
+            member.rollout_id,
+            member.label,
+            [_group_sample(member.number, sample) for sample in member.samples],
+        )
+        for member in group.members
+    ]
+    failed = [FailedMember(one.number, one.reason) for one in group.failed]
+    ctx = GroupContext(group.id, group.size, members, failed, config, _metadata())
+    samples = list(ctx.samples)
+    rewards: Any = _run(_coroutine(kind(config).grade_group(ctx), f"{kind.__name__}.grade_group"))
+    if rewards is not None:
+        rewards = list(rewards)
+        if len(rewards) != len(samples):
+            raise Failed(f"`grade_group` returned {len(rewards)} rewards, and there are {len(samples)} samples")
+        for sample, reward in zip(samples, rewards, strict=True):
+            sample.rate(reward)
+    return [_rating(sample) for sample in samples]
+
+
+def _group_sample(member: int, sample: group_grader_types.GroupedSample) -> GroupSample:
+    return GroupSample(
+        member,
+        sample.id,
+        load_messages(sample.messages, f"sample `{sample.id}` of member {member}:"),
+        {metric.name: metric.value for metric in sample.metrics},
+        sample.reward,
+    )
+
+
+def _rating(sample: GroupSample) -> group_grader_types.Rating:
+    if sample.rating is None:
+        raise Failed(f"`grade_group` did not rate sample `{sample.id}` of member {sample.member}")
+    metrics = [types.Metric(_host.text(name), value) for name, value in sample.verdict_metrics.items()]
+    return group_grader_types.Rating(member=sample.member, sample_id=sample.id, reward=sample.rating, metrics=metrics)
 
 
 class AgentLoop(_Exported):

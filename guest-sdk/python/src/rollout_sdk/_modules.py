@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Exports by the name of the base class.
-_EXPORT_OF = {"AgentWorkflow": "workflow", "RolloutAgentLoop": "agent-loop", "Environment": "environment", "Grader": "grader"}
+_EXPORT_OF = {
+    "AgentWorkflow": "workflow",
+    "RolloutAgentLoop": "agent-loop",
+    "Environment": "environment",
+    "Grader": "grader",
+    "GroupGrader": "group-grader",
+}
 
 
 @dataclass

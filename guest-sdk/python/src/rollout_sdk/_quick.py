@@ -56,7 +56,9 @@ def stand_ins() -> list[Callable[[], None]]:
     agent_loop = _rehearse.OwnLoop if "agent-loop" in exports else None
     grader = _rehearse.OwnGrader if "grader" in exports else None
     environment = _rehearse.OwnEnvironment if "environment" in exports else None
-    return _rehearse.parts(_discover.Found(workflow, agent_loop, grader, None, None, environment))
+    group_grader = _rehearse.OwnGroupGrader if "group-grader" in exports else None
+    found = _discover.Found(workflow, agent_loop, grader, None, None, environment, group_grader=group_grader)
+    return _rehearse.parts(found)
 
 
 def load() -> _discover.Found:

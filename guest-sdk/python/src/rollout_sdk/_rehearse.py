@@ -27,6 +27,7 @@ from .context import AgentWorkflow, AgentWorkflowContext
 from .environment import Environment, Turn
 from .errors import Failed, RolloutError
 from .grading import Grader, GraderContext
+from .group import GroupContext, GroupGrader
 from .tool import tool
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class OwnLoop(RolloutAgentLoop):
 class OwnGrader(Grader):
     async def grade(self, ctx: GraderContext) -> float:
         return ctx.sample.answer_after("####") == ctx.require_label()
+
+
+class OwnGroupGrader(GroupGrader):
+    async def grade_group(self, ctx: GroupContext) -> list[float]:
+        return [sample.answer_after("####") == member.label for member in ctx.members for sample in member.samples]
 
 
 class OwnEnvironment(Environment[Any]):
@@ -184,7 +190,7 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
     config, workflow_config, grader_config = _configuration(found)
     author = _discover.Found(
         OwnWorkflow, None, OwnGrader, workflow_config, grader_config, OwnEnvironment, found.environment_config,
-        _episode.read(OwnEnvironment),
+        _episode.read(OwnEnvironment), OwnGroupGrader,
     )
     prompt = [json.dumps({"role": "user", "content": "What is 2 + 2?"})]
     host = _PlayedHost(config)
@@ -201,7 +207,7 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
             _export.leave_episode()
             context.leave_rollout()
 
-    for kind in (found.workflow, found.environment, found.grader):
+    for kind in (found.workflow, found.environment, found.grader, found.group_grader):
         if kind is not None and inspect.getattr_static(kind, "config", None) is None:
             # The interpreter stores the attribute names of a class once for all instances, and during the first tens of
             # instances adjusts the space for more names. Classes that are created in another way are skipped.
@@ -223,7 +229,17 @@ def parts(found: _discover.Found) -> list[Callable[[], None]]:
             return [graded(id="rehearsed", messages=[*prompt, ANSWER], metrics=[])]
 
         wanted.append(lambda: played(lambda: _export.Grader().grade("4", graded_samples())))
+    if found.group_grader:
+        wanted.append(lambda: played(lambda: _export.GroupGrader().grade_group(_group([*prompt, ANSWER]))))
     return wanted
+
+
+def _group(messages: list[str]) -> Any:
+    types: Any = _host.export("group_grader")
+    samples = [types.GroupedSample(id="rehearsed", messages=messages, metrics=[], reward=1.0)]
+    members = [types.Member(number=0, rollout_id="rehearsal", label="4", samples=samples)]
+    failed = [types.FailedMember(number=1, reason="it failed")]
+    return types.Group(id="rehearsal", size=2, members=members, failed=failed)
 
 
 def _episode_of_adding() -> None:

@@ -72,6 +72,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/environment.py",
     "rollout_sdk/errors.py",
     "rollout_sdk/grading.py",
+    "rollout_sdk/group.py",
     "rollout_sdk/host_tools.py",
     "rollout_sdk/judge.py",
     "rollout_sdk/log.py",

@@ -350,6 +350,7 @@ fn problems(about: &Description, report: &mut Report) {
             (about.workflow, "a workflow"),
             (about.agent_loop, "an agent loop"),
             (about.grader, "a grader"),
+            (about.group_grader, "a group grader"),
             (about.environment, "an environment"),
             (about.tool, "tools for others"),
             (about.settings, "settings"),

@@ -31,6 +31,10 @@ impl Import {
         Self { name, only: Some(&[Role::Grader]) }
     }
 
+    const fn for_all_graders(name: &'static str) -> Self {
+        Self { name, only: Some(&[Role::Grader, Role::GroupGrader]) }
+    }
+
     const fn for_workflows_and_environments(name: &'static str) -> Self {
         Self { name, only: Some(&[Role::Workflow, Role::Environment]) }
     }
@@ -54,7 +58,7 @@ impl Import {
     pub(super) const CALLS_WAIT: Self = Self::for_all("calls.wait");
 
     pub(super) const ASK_POLICY: Self = Self::for_workflows("models for the policy");
-    pub(super) const ASK_JUDGE: Self = Self::for_graders("models for a judge");
+    pub(super) const ASK_JUDGE: Self = Self::for_all_graders("models for a judge");
     pub(super) const MODEL_FINISH: Self = Self::for_all("models.finish");
 
     pub(super) const TOOLS_AVAILABLE: Self = Self::for_workflows_and_environments("tools.available");

@@ -41,6 +41,7 @@ pub(crate) mod bindings {
                 include rollout:plugin/workflow-plugin@0.1.0;
                 include rollout:plugin/agent-loop-plugin@0.1.0;
                 include rollout:plugin/grader-plugin@0.1.0;
+                include rollout:plugin/group-grader-plugin@0.1.0;
                 include rollout:plugin/environment-plugin@0.1.0;
                 include rollout:plugin/tool-plugin@0.1.0;
                 include rollout:plugin/with-settings@0.1.0;
@@ -108,6 +109,8 @@ pub enum Role {
     Workflow,
     /// Rates samples.
     Grader,
+    /// Rates the samples of a group of rollouts.
+    GroupGrader,
     /// Runs one episode of an environment.
     Environment,
     /// Makes one call of a tool for other plugins.
@@ -122,6 +125,7 @@ impl Role {
         match self {
             Self::Workflow => "workflow",
             Self::Grader => "grader",
+            Self::GroupGrader => "group grader",
             Self::Environment => "environment",
             Self::Tool => "tool",
             Self::Declaration => "declaration",
@@ -184,9 +188,9 @@ impl RunContext {
         }
     }
 
-    /// Returns the rollouts whose events a run in this role repeats. A grader repeats none.
+    /// Returns the rollouts whose events a run in this role repeats. Graders repeat none.
     fn ancestors(&self, role: Role) -> &[Ancestor] {
-        let fork = self.fork.as_ref().filter(|_| role != Role::Grader);
+        let fork = self.fork.as_ref().filter(|_| !matches!(role, Role::Grader | Role::GroupGrader));
         fork.map(|fork| fork.ancestors.as_slice()).unwrap_or_default()
     }
 }

@@ -590,6 +590,18 @@ impl Record {
         self.lock().log_watch = LogWatch(Some(Box::new(show)));
     }
 
+    /// Adds the log of another record.
+    pub fn add_log(&self, entries: Vec<LogEntry>, limits: &Limits) {
+        let mut kept = self.read();
+        for entry in entries {
+            let bytes = match &entry {
+                LogEntry::Line { text, .. } => text.len(),
+                LogEntry::Event { event, data } => event.len() + data.get().len(),
+            };
+            kept.log(bytes, limits, || entry);
+        }
+    }
+
     /// Returns the uses refused so far.
     pub fn refused_uses(&self) -> RefusedUses {
         self.read().refused.clone()

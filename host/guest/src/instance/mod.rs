@@ -12,6 +12,7 @@ mod busy;
 mod cpu;
 mod environment;
 mod error;
+mod group;
 mod memory;
 mod native;
 mod permit;
@@ -32,7 +33,7 @@ use wasmtime::component::{Component, Instance, InstancePre, Linker};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::imports::bindings::exports::rollout::plugin::{
-    agent_loop as loop_export, environment as environment_export, grader, settings, tool,
+    agent_loop as loop_export, environment as environment_export, grader, group_grader, settings, tool,
     workflow as workflow_export,
 };
 use crate::imports::bindings::rollout::plugin::types;
@@ -46,6 +47,7 @@ pub use environment::{
 };
 pub use error::RunError;
 use error::{host_failed, running, starting};
+pub use group::{GroupToGrade, GuestRating, MemberToGrade};
 pub(crate) use memory::{ASYNC_STACK_BYTES, CORE_INSTANCES_MAX, MEMORIES_MAX, TABLES_MAX};
 use memory::{MemoryCharge, MemoryLimit, StackCharge};
 pub use native::{NativeAgent, NativeCall, NativeReply};
@@ -86,6 +88,7 @@ pub(crate) struct Forms {
     pub workflow: bool,
     pub agent_loop: bool,
     pub grader: bool,
+    pub group_grader: bool,
     pub environment: bool,
     pub tool: bool,
     pub settings: bool,
@@ -108,6 +111,7 @@ struct Linked {
     workflow: Option<workflow_export::GuestIndices>,
     agent_loop: Option<loop_export::GuestIndices>,
     grader: Option<grader::GuestIndices>,
+    group_grader: Option<group_grader::GuestIndices>,
     environment: Option<environment_export::GuestIndices>,
     tool: Option<tool::GuestIndices>,
     settings: Option<settings::GuestIndices>,
@@ -142,6 +146,7 @@ impl LinkedPlugin {
             workflow: forms.workflow.then(|| workflow_export::GuestIndices::new(&pre)).transpose()?,
             agent_loop: forms.agent_loop.then(|| loop_export::GuestIndices::new(&pre)).transpose()?,
             grader: forms.grader.then(|| grader::GuestIndices::new(&pre)).transpose()?,
+            group_grader: forms.group_grader.then(|| group_grader::GuestIndices::new(&pre)).transpose()?,
             environment: forms
                 .environment
                 .then(|| environment_export::GuestIndices::new(&pre))
@@ -360,6 +365,7 @@ impl Linked {
             self.workflow.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.agent_loop.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.grader.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
+            self.group_grader.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.environment.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.tool.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
             self.settings.as_ref().map(|export| export.load(&mut *store, instance).map(drop)),
@@ -408,6 +414,21 @@ pub fn run_grader(
         let result = guest.call_grade(&mut store, label.as_deref(), &samples).await;
         let verdicts = result.map_err(|error| running(&store, &error))??;
         Ok(verdicts.into_iter().map(Into::into).collect())
+    })
+}
+
+/// Runs the reward function of a group.
+pub fn run_group_grader(
+    plugin: &LinkedPlugin,
+    imports: Imports,
+    bounds: Bounds,
+    group: GroupToGrade,
+) -> impl Future<Output = Result<Vec<GuestRating>, RunError>> {
+    let group: group_grader::Group = group.into();
+    in_guest!(plugin, imports, bounds, group_grader or "group grader", |store, guest| {
+        let result = guest.call_grade_group(&mut store, &group).await;
+        let ratings = result.map_err(|error| running(&store, &error))??;
+        Ok(ratings.into_iter().map(Into::into).collect())
     })
 }
 

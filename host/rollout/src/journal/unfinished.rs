@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::admission::{self, AdmissionLine, JournaledSecrets, VERSION};
 use super::{DeploymentId, Journal, RolloutLog, ServedAs, StartedLine, kind};
-use crate::model::RolloutRequest;
+use crate::model::{GroupEvent, RolloutRequest};
 
 /// The rollouts that an earlier process did not finish, the oldest first. Each is read on demand, so that only those
 /// being resumed are in memory.
@@ -27,6 +27,12 @@ impl Unfinished {
     /// Returns the maximum number of rollouts. Some admissions may never have been answered.
     pub fn count_max(&self) -> usize {
         self.entries.len()
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.journal.resumed.send_replace(true);
     }
 }
 
@@ -59,6 +65,8 @@ pub struct UnfinishedRollout {
     pub(crate) admitted_at: SystemTime,
     pub(crate) started: Started,
     pub(crate) is_cancelled: bool,
+    /// The events of its group, in order.
+    pub(crate) group: Vec<GroupEvent>,
 }
 
 /// Times when the runs first started.
@@ -119,6 +127,7 @@ impl UnfinishedRollout {
             admitted_at: admission::time(nanos),
             started: Started::default(),
             is_cancelled: false,
+            group: Vec::new(),
         };
         for event in events {
             unfinished.add(event).map_err(|error| unreadable(error.to_string()))?;
@@ -129,7 +138,7 @@ impl UnfinishedRollout {
     /// Returns whether events of this kind are needed to resume, except those of runs. They take as much memory as a
     /// request.
     fn is_needed(kind: u8) -> bool {
-        matches!(kind, kind::ADMITTED | kind::STARTED | kind::CANCELLED | kind::NOTED)
+        matches!(kind, kind::ADMITTED | kind::STARTED | kind::CANCELLED | kind::NOTED | kind::GROUP)
     }
 
     fn add(&mut self, event: &store::Event) -> Result<(), serde_json::Error> {
@@ -140,6 +149,7 @@ impl UnfinishedRollout {
                 began.get_or_insert(admission::time(nanos));
             }
             kind::CANCELLED => self.is_cancelled = true,
+            kind::GROUP => self.group.push(serde_json::from_slice(&event.payload)?),
             kind::NOTED => self.notes.push(serde_json::from_slice(&event.payload)?),
             // Only needed when the rollout is read back.
             _ => {}

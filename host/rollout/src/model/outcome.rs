@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::LoopReport;
 use super::failure::Failure;
+use super::group::GroupOutcome;
 use super::limit_use::{LimitUse, by_name};
 use super::trajectory::TrajectoryFile;
 use rollout_core::moments::Moments;
@@ -100,6 +101,9 @@ pub struct Finished {
     pub queued: Duration,
     /// The trajectories that were written: one, or one for each of several samples.
     pub trajectories: Vec<TrajectoryFile>,
+    /// The rollout's part of its group, if it is a member of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupOutcome>,
 }
 
 impl Finished {
@@ -125,6 +129,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::model::{FailedMember, GroupSeat};
     use crate::model::{FailureKind, Layout, Stage, StepOffsets};
     use rollout_core::error::Fault;
     use rollout_core::limits::Amount;
@@ -189,6 +194,12 @@ mod tests {
             duration: Duration::from_millis(12),
             queued: Duration::ZERO,
             trajectories: vec![TrajectoryFile::new("/x/trajectory.json".into(), None, layout)],
+            group: Some(GroupOutcome {
+                seat: GroupSeat { id: RolloutId::parse("g 1").unwrap(), size: 3, member: 2, join_secs: 600 },
+                graded: true,
+                own_reward: Some(0.1 + 0.2),
+                failed: vec![FailedMember { member: 0, rollout_id: None, reason: "never began".to_owned() }],
+            }),
         }
     }
 

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::address::ModelAddress;
 use super::agent::LoopOptions;
+use super::group::GroupSeat;
 use super::trajectory::TrajectoryExtra;
 use rollout_guest::imports::ForkOrigin;
 use rollout_wire::data::exact_option;
@@ -49,6 +50,9 @@ pub struct RolloutRequest {
     /// A conversation that was held elsewhere and is only graded. No workflow runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conversation: Option<Messages>,
+    /// The rollout's seat in a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupSeat>,
 }
 
 impl RolloutRequest {
@@ -62,7 +66,9 @@ impl RolloutRequest {
         let names = self.id.as_str().len() + self.caller_id.as_ref().map_or(0, String::len);
         let fork = self.fork.as_ref().map_or(0, ForkOrigin::memory_bytes);
         let conversation = self.conversation.as_ref().map_or(0, Messages::memory_bytes);
-        let all = [self.prompt.memory_bytes(), label, metadata, params, extra, names, fork, conversation];
+        let group = self.group.as_ref().map_or(0, GroupSeat::memory_bytes);
+        let all =
+            [self.prompt.memory_bytes(), label, metadata, params, extra, names, fork, conversation, group];
         all.iter().sum::<usize>() + self.model.memory_bytes() + size_of::<Self>()
     }
 }
@@ -108,6 +114,12 @@ mod tests {
                 ancestors: Vec::new(),
             }),
             conversation: Some([&*raw(r#"{"role":"assistant", "n":1.20}"#)].into_iter().collect()),
+            group: Some(GroupSeat {
+                id: RolloutId::parse("g 1").unwrap(),
+                size: 3,
+                member: 2,
+                join_secs: 600,
+            }),
         };
         let text = serde_json::to_string(&request).unwrap();
 

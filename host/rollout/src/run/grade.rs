@@ -132,7 +132,7 @@ impl Rollout {
 
     /// Returns the grader's context of the rollout: the workflow's, with the ground truth and, for a separate
     /// component, its own configuration.
-    fn grader_run(&self) -> Arc<RunContext> {
+    pub(super) fn grader_run(&self) -> Arc<RunContext> {
         let config = self.host.0.deployment.config_of_grader().cloned();
         let metadata = self.request.metadata.as_ref().map(|metadata| metadata.whole().clone());
         Arc::new(RunContext { config, metadata, ..(*self.run).clone() })
@@ -176,7 +176,7 @@ impl Rollout {
     }
 }
 
-fn to_grade(sample: &SampleRecord) -> SampleToGrade {
+pub(super) fn to_grade(sample: &SampleRecord) -> SampleToGrade {
     SampleToGrade {
         id: sample.id.as_str().to_owned(),
         messages: sample.messages.iter().map(str::to_owned).collect(),

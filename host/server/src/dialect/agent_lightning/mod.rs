@@ -188,6 +188,7 @@ impl AgentLightning {
             }),
             fork: None,
             conversation: None,
+            group: None,
         };
         let facts = Facts {
             delivery: Delivery::always_posted(),

@@ -263,6 +263,7 @@ fn request(host: &Host, model: &Model, requested: &RequestedRollout) -> Result<R
         }),
         fork: None,
         conversation: requested.conversation.clone(),
+        group: None,
     })
 }
 

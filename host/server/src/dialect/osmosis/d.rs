@@ -19,14 +19,16 @@ use super::{Osmosis, id_in_path};
 use crate::connection::{Caller, WhenWritten};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Renderer, Source};
-use crate::dialect::ledger::{HeldBody, Lease, Over, PollStatus, Polled, word};
+use crate::dialect::ledger::{HeldBody, Lease, LedgerEntry, Over, PollStatus, Polled, word};
 use crate::{random, worker};
+use rollout_core::budget::Use;
 use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_rollout::{
-    Failure, FailureKind, Finished, Host, KeptResult, Outcome, Stage, UnfinishedRollout, drive,
+    AdmitError, FailedMember, Failure, FailureKind, Finished, ForkPoint, GroupOutcome, GroupSeat, Handle,
+    Host, JOIN_SECS, KeptResult, Outcome, Rollout, Stage, UnfinishedRollout, drive,
 };
 use rollout_wire as wire;
-use rollout_wire::id::RolloutId;
+use rollout_wire::id::{InvalidRolloutId, RolloutId};
 
 /// Category of a failure that is the host's.
 const INTERNAL_ERROR: &str = "internal_error";
@@ -44,6 +46,21 @@ pub(super) struct Admission {
     polling_lease_timeout_sec: f64,
 }
 
+/// The response to the caller of a group of forks.
+#[derive(Serialize)]
+pub(super) struct TreeAdmission {
+    group: TreeGroup,
+    fork_of: ForkPoint,
+    rollouts: Vec<Admission>,
+}
+
+/// The group of forks that one request started.
+#[derive(Serialize)]
+struct TreeGroup {
+    id: RolloutId,
+    size: u32,
+}
+
 /// A result, or the status of a rollout without one.
 #[derive(Serialize)]
 struct ResultBody<'a> {
@@ -52,11 +69,34 @@ struct ResultBody<'a> {
     sample: Option<WireSample<'a>>,
     err_message: Option<&'a str>,
     err_category: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<GroupBody<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fork_of: Option<&'a ForkPoint>,
+}
+
+/// The report of a rollout's group.
+#[derive(Serialize)]
+struct GroupBody<'a> {
+    id: &'a RolloutId,
+    size: u32,
+    member: u32,
+    graded: bool,
+    own_reward: Option<f64>,
+    failed: &'a [FailedMember],
+}
+
+impl<'a> From<&'a GroupOutcome> for GroupBody<'a> {
+    fn from(GroupOutcome { seat, graded, own_reward, failed }: &'a GroupOutcome) -> Self {
+        let GroupSeat { id, size, member, join_secs: _ } = seat;
+        Self { id, size: *size, member: *member, graded: *graded, own_reward: *own_reward, failed }
+    }
 }
 
 impl<'a> ResultBody<'a> {
     fn bare(rollout_id: &'a RolloutId, status: &'static str) -> Self {
-        Self { rollout_id, status, sample: None, err_message: None, err_category: None }
+        let (sample, err_message, err_category) = (None, None, None);
+        Self { rollout_id, status, sample, err_message, err_category, group: None, fork_of: None }
     }
 
     fn bytes(&self) -> Bytes {
@@ -92,7 +132,8 @@ pub(super) async fn start(
     (parent, chosen_token): (Option<TraceParent>, Option<String>),
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
-    let PolledRequest { parsed, grade } = request;
+    let PolledRequest { parsed, grade, continuations: _ } = request;
+    check_groups(osmosis, &parsed)?;
     let id = parsed.rollout.id.clone();
     let host = inner.serving.host();
     host.may_keep()?;
@@ -100,16 +141,9 @@ pub(super) async fn start(
     let is_repeated = chosen_token.is_some();
     let token = chosen_token.unwrap_or_else(random::token);
     let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
-    let times = inner.ledger.times();
-    let admission = Admission {
-        rollout_id: id.clone(),
-        status: "queued",
-        polling_lease_token: token,
-        result_wait_timeout_sec: times.result_wait.as_secs_f64(),
-        polling_lease_timeout_sec: times.lease.as_secs_f64(),
-    };
+    let admission = Admission::new(osmosis, id.clone(), token);
     let token = &admission.polling_lease_token;
-    let mut entry = match inner.ledger.reserve(&id) {
+    let entry = match inner.ledger.reserve(&id) {
         Ok(entry) => entry,
         // The gateway did not receive the first answer.
         Err(_) if is_repeated && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) => {
@@ -121,22 +155,133 @@ pub(super) async fn start(
         }
     };
     let parsed = parsed.forked(&host).await?;
-    let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
-    let lease = Lease::of(token);
-    let form = kept::Form::Polled { lease: lease.clone(), grade };
-    let facts = Facts { delivery: Delivery::polled(), gradable: gradable && grade, form };
-    let rollout = kept::admit(&host, (rollout, resources), &facts, &Addresses::default())?;
-    let trace = rollout.traced_below(parent);
-    let handle = rollout.handle();
-    let log = handle.log().cloned();
-    entry.fill(&id, lease, log.clone());
-    entry.begin(id.clone(), id.as_str(), Some(rollout.handle()));
-    let renderer = Polling { id, form: Form { grade, is_expired: false, label } };
-    let client = (&inner.callbacks, Addresses::default());
-    let driver = kept::driver(&host, entry, &facts, client, (log.clone(), trace), renderer);
-    inner.tasks.spawn(drive(rollout, driver));
-    kept::wait_until_stored(log.as_ref()).await.inspect_err(|_| handle.cancel())?;
+    let admitted = Admitted::new(&host, entry, parsed, (grade, token))?;
+    let handle = admitted.start(osmosis, &host, parent);
+    kept::wait_until_stored(handle.log()).await.inspect_err(|_| handle.cancel())?;
     Ok(admission)
+}
+
+/// Admits a group of forks of one rollout, all or none, and starts a task for each.
+pub(super) async fn start_tree(
+    osmosis: &Osmosis,
+    request: PolledRequest,
+    count: u32,
+    parent: Option<TraceParent>,
+) -> Result<TreeAdmission, ApiError> {
+    let inner = &osmosis.0;
+    let PolledRequest { mut parsed, grade, continuations: _ } = request;
+    let (group, fork_of) = (parsed.rollout.id.clone(), parsed.fork_of.clone());
+    let missing = || ApiError::Invalid(vec![Problem::invalid_value("fork_of", "is missing")]);
+    let fork_of = fork_of.ok_or_else(missing)?;
+    let host = inner.serving.host();
+    host.may_keep()?;
+    let seat = |member| GroupSeat { id: group.clone(), size: count, member, join_secs: JOIN_SECS };
+    parsed.rollout.group = Some(seat(0));
+    check_groups(osmosis, &parsed)?;
+    let mut forks = Vec::new();
+    for member in 0..count {
+        let too_long = |why: InvalidRolloutId| {
+            ApiError::Invalid(vec![Problem::invalid_value("rollout_id", &why.to_string())])
+        };
+        let id = RolloutId::parse(format!("{}-{member}", group.as_str())).map_err(too_long)?;
+        let Ok(entry) = inner.ledger.reserve(&id) else {
+            host.metrics().refused(Refusal::Duplicate);
+            return Err(ApiError::Registered);
+        };
+        let charge = host.budget().charge(Use::Request, parsed.memory_bytes()).map_err(AdmitError::from)?;
+        let mut fork = parsed.again(charge);
+        fork.rollout.id = id;
+        fork.rollout.group = Some(seat(member));
+        forks.push((entry, fork.forked(&host).await?));
+    }
+    let mut admitted: Vec<(Admission, Admitted)> = Vec::new();
+    for (entry, fork) in forks {
+        let admission = Admission::new(osmosis, fork.rollout.id.clone(), random::token());
+        match Admitted::new(&host, entry, fork, (grade, &admission.polling_lease_token)) {
+            Ok(fork) => admitted.push((admission, fork)),
+            Err(refused) => {
+                admitted.into_iter().for_each(|(_, fork)| fork.withdraw());
+                return Err(refused);
+            }
+        }
+    }
+    let (rollouts, handles): (Vec<Admission>, Vec<Handle>) =
+        admitted.into_iter().map(|(admission, fork)| (admission, fork.start(osmosis, &host, parent))).unzip();
+    for handle in &handles {
+        let stored = kept::wait_until_stored(handle.log()).await;
+        stored.inspect_err(|_| handles.iter().for_each(Handle::cancel))?;
+    }
+    Ok(TreeAdmission { group: TreeGroup { id: group, size: count }, fork_of, rollouts })
+}
+
+/// Refuses groups on workers: the gateway before them may send the members to different ones.
+fn check_groups(osmosis: &Osmosis, parsed: &ParsedRequest) -> Result<(), ApiError> {
+    let is_possible = parsed.rollout.group.is_none() || osmosis.0.log.is_none();
+    let why = "groups need a server of their own, and this is one of several workers behind a gateway";
+    is_possible.then_some(()).ok_or_else(|| ApiError::Invalid(vec![Problem::invalid_value("group", why)]))
+}
+
+impl Admission {
+    fn new(osmosis: &Osmosis, rollout_id: RolloutId, polling_lease_token: String) -> Self {
+        let times = osmosis.0.ledger.times();
+        Self {
+            rollout_id,
+            status: "queued",
+            polling_lease_token,
+            result_wait_timeout_sec: times.result_wait.as_secs_f64(),
+            polling_lease_timeout_sec: times.lease.as_secs_f64(),
+        }
+    }
+}
+
+/// An admitted rollout that has not started.
+struct Admitted {
+    rollout: Box<Rollout>,
+    entry: LedgerEntry,
+    facts: Facts,
+    lease: Lease,
+    form: Form,
+}
+
+impl Admitted {
+    fn new(
+        host: &Host,
+        entry: LedgerEntry,
+        parsed: ParsedRequest,
+        (grade, token): (bool, &str),
+    ) -> Result<Self, ApiError> {
+        let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
+        let lease = Lease::of(token);
+        // Continuations of one rollout share a prefix, which a trainer learns from the result.
+        let fork_of = rollout.fork.as_ref().filter(|_| rollout.group.is_some());
+        let fork_of = fork_of.map(|fork| fork.point.clone());
+        let form = kept::Form::Polled { lease: lease.clone(), grade, fork_of: fork_of.clone() };
+        let facts = Facts { delivery: Delivery::polled(), gradable: gradable && grade, form };
+        let rollout = kept::admit(host, (rollout, resources), &facts, &Addresses::default())?;
+        let form = Form { grade, is_expired: false, label, fork_of };
+        Ok(Self { rollout, entry, facts, lease, form })
+    }
+
+    /// Starts a task for the rollout, and returns its handle.
+    fn start(self, osmosis: &Osmosis, host: &Host, parent: Option<TraceParent>) -> Handle {
+        let Self { rollout, mut entry, facts, lease, form } = self;
+        let trace = rollout.traced_below(parent);
+        let (id, handle) = (rollout.id().clone(), rollout.handle());
+        let log = handle.log().cloned();
+        entry.fill(&id, lease, log.clone());
+        entry.begin(id.clone(), id.as_str(), Some(rollout.handle()));
+        let client = (&osmosis.0.callbacks, Addresses::default());
+        let driver = kept::driver(host, entry, &facts, client, (log, trace), Polling { id, form });
+        osmosis.0.tasks.spawn(drive(rollout, driver));
+        handle
+    }
+
+    /// Ends the rollout before it started. Its caller never learns of it.
+    fn withdraw(self) {
+        if let Some(log) = self.rollout.log() {
+            log.end();
+        }
+    }
 }
 
 /// Continues a rollout of an earlier process, or stores its result.
@@ -145,7 +290,7 @@ pub(super) fn resume(
     unfinished: UnfinishedRollout,
     facts: Facts,
 ) -> Result<(), String> {
-    let kept::Form::Polled { lease, grade } = &facts.form else {
+    let kept::Form::Polled { lease, grade, fork_of } = &facts.form else {
         return Err("no caller polls for the rollout".to_owned());
     };
     let inner = &osmosis.0;
@@ -154,7 +299,8 @@ pub(super) fn resume(
     // stored result with this id is the rollout's own.
     let mut entry = inner.ledger.reserve_anyway(&id).map_err(|_| "its id is taken")?;
     let log = unfinished.log().clone();
-    let renderer = Polling { id: id.clone(), form: Form { grade: *grade, is_expired: false, label } };
+    let form = Form { grade: *grade, is_expired: false, label, fork_of: fork_of.clone() };
+    let renderer = Polling { id: id.clone(), form };
     let client = (&inner.callbacks, Addresses::default());
     kept::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |_| {
         entry.fill(&id, lease.clone(), Some(log.clone()));
@@ -170,6 +316,9 @@ struct Form {
     /// Whether the lease expired, so that no caller polls.
     is_expired: bool,
     label: Option<String>,
+    /// The origin of a fork in a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fork_of: Option<ForkPoint>,
 }
 
 /// The result of one rollout.
@@ -206,6 +355,11 @@ impl Renderer for Polling {
 impl Form {
     /// Creates the caller's view of a finished rollout.
     fn result<'a>(&'a self, finished: &'a Finished) -> ResultBody<'a> {
+        let (group, fork_of) = (finished.group.as_ref().map(GroupBody::from), self.fork_of.as_ref());
+        ResultBody { group, fork_of, ..self.result_of_one(finished) }
+    }
+
+    fn result_of_one<'a>(&'a self, finished: &'a Finished) -> ResultBody<'a> {
         let id = &finished.id;
         if self.is_expired {
             return ResultBody {

@@ -36,6 +36,7 @@ pub(super) enum ApiError {
     Selector,
     /// The id is in use, or its result is still stored.
     Registered,
+
     /// All slots and queue places are taken.
     Full,
     /// A quota is used up.
@@ -59,6 +60,9 @@ impl From<AdmitError> for ApiError {
             AdmitError::Quota(over) => Self::Quota(over),
             AdmitError::NoMemory(_) => Self::NoMemory,
             AdmitError::Duplicate => Self::Registered,
+            AdmitError::Group(refused) => {
+                Self::Invalid(vec![Problem::invalid_value("group", &refused.to_string())])
+            }
             AdmitError::NotKept(why @ JournalRefused::Late(_)) => Self::Late(why.to_string()),
             AdmitError::NotKept(why) => Self::NotKept(why.to_string()),
             AdmitError::Closed => Self::Closed,

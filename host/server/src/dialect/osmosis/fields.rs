@@ -13,19 +13,21 @@ use rollout_wire::strict;
 use rollout_wire::text::beginning;
 
 /// All fields of this protocol's requests. Others are skipped: a request may have a million of them.
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 27] = [
     "agent_timeout_sec",
     "all",
     "api_key",
     "chat_completions_url",
     "completion_callback_url",
     "completion_params",
+    "continuations",
     "controller_api_key",
     "extra_fields",
     "fork_of",
     "grade",
     "grader_callback_url",
     "grader_timeout_sec",
+    "group",
     "idempotency_key",
     "ids",
     "initial_messages",

@@ -15,7 +15,8 @@ use crate::dialect::ledger::{Lease, LedgerEntry};
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{CallbackClient, ModelEndpoint};
 use rollout_rollout::{
-    AdmitError, Continuation, Host, Resources, Rollout, RolloutLog, RolloutRequest, UnfinishedRollout,
+    AdmitError, Continuation, ForkPoint, Host, Resources, Rollout, RolloutLog, RolloutRequest,
+    UnfinishedRollout,
 };
 
 /// The name of this protocol's driver.
@@ -41,6 +42,9 @@ pub(super) enum Form {
         lease: Lease,
         /// Whether the caller asked for a reward.
         grade: bool,
+        /// The origin of a fork in a group.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fork_of: Option<ForkPoint>,
     },
     /// Generations B and C.
     CalledBack(sample::Form),

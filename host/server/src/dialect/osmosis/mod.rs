@@ -277,6 +277,10 @@ async fn start_rollout(
             // Only a gateway reaches a worker.
             let token = osmosis.0.log.as_ref().and_then(|_| worker::chosen_token(&headers));
             let token = token.map(str::to_owned);
+            if let Some(count) = request.continuations {
+                let tree = d::start_tree(&osmosis, request, count, parent).await?;
+                return Ok((StatusCode::ACCEPTED, Json(tree)).into_response());
+            }
             let admission = d::start(&osmosis, request, (parent, token)).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
 use reqwest::Url;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::error::ApiError;
@@ -12,8 +13,12 @@ use super::generation::Generation;
 use super::sample::{self, Form};
 use crate::random;
 pub(super) use rollout_assembly::config::OsmosisGeneration;
+use rollout_core::budget::Charge;
 use rollout_outbound::{NetworkRules, Secret};
-use rollout_rollout::{ForkPoint, Host, LoopOptions, ModelAddress, Resources, RolloutRequest};
+use rollout_rollout::{
+    ForkPoint, GROUP_SIZE_MAX, GroupSeat, Host, JOIN_SECS, LoopOptions, ModelAddress, Resources,
+    RolloutRequest,
+};
 use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
 use rollout_wire::metadata::RowMetadata;
@@ -87,7 +92,20 @@ impl ParsedRequest {
         Ok(self)
     }
 
-    fn memory_bytes(&self) -> usize {
+    /// Returns the same request once more, charged here.
+    pub(super) fn again(&self, charge: Charge) -> Self {
+        let Resources { model, secrets, .. } = &self.resources;
+        let (model, secrets) = (model.clone(), secrets.clone());
+        Self {
+            rollout: self.rollout.clone(),
+            resources: Resources { model, secrets, charge: Some(charge), continuation: None, past: None },
+            gradable: self.gradable,
+            label: self.label.clone(),
+            fork_of: self.fork_of.clone(),
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
         self.rollout.memory_bytes() + self.resources.secrets.memory_bytes()
     }
 }
@@ -97,6 +115,8 @@ pub(super) struct Polled {
     pub parsed: ParsedRequest,
     /// Whether the caller asks for a reward.
     pub grade: bool,
+    /// Number of continuations, for a request that starts a group of forks.
+    pub continuations: Option<u32>,
 }
 
 /// A rollout with a posted result.
@@ -143,8 +163,59 @@ fn polled(mut fields: Fields<'_>, rules: &NetworkRules) -> Result<StartRollout, 
     let key_rule = "llm_api_key must be omitted or a non-empty string";
     let key = api_key(&mut fields, "llm_api_key", key_rule);
     let grade = fields.flag("grade");
+    let group = group(&mut fields, grade.unwrap_or(true));
+    let continuations = continuations(&mut fields, common.fork_of.is_some());
     let parsed = common.ask(&mut fields, rules, key, SamplesRule::One);
-    fields.finish(parsed.map(|parsed| StartRollout::Polled(Polled { parsed, grade: grade.unwrap_or(true) })))
+    fields.finish(parsed.map(|mut parsed| {
+        parsed.rollout.group = group;
+        StartRollout::Polled(Polled { parsed, grade: grade.unwrap_or(true), continuations })
+    }))
+}
+
+/// Reads the host's own field for the rollout's seat in a group.
+fn group(fields: &mut Fields<'_>, is_graded: bool) -> Option<GroupSeat> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct GroupField {
+        id: RolloutId,
+        size: u32,
+        member: u32,
+        #[serde(default)]
+        join_timeout_sec: Option<u32>,
+    }
+    let given = fields.object("group")?;
+    let GroupField { id, size, member, join_timeout_sec } = match serde_json::from_str(given.get()) {
+        Ok(group) => group,
+        Err(why) => {
+            let form = "{\"id\": text, \"size\": number, \"member\": number}";
+            fields.wrong("group", &format!("must be {form}: {why}"));
+            return None;
+        }
+    };
+    let seat = GroupSeat { id, size, member, join_secs: join_timeout_sec.unwrap_or(JOIN_SECS) };
+    if let Err(why) = seat.check() {
+        fields.wrong("group", &why.to_string());
+    }
+    if !is_graded {
+        fields.wrong("group", "members of a group are graded; leave out grade, or the group");
+    }
+    Some(seat)
+}
+
+/// Reads the host's own field for the number of forks that one request starts.
+fn continuations(fields: &mut Fields<'_>, is_fork: bool) -> Option<u32> {
+    let count = fields.whole("continuations")?;
+    let checked = u32::try_from(count).ok().filter(|count| (1..=GROUP_SIZE_MAX).contains(count));
+    if checked.is_none() {
+        fields.wrong("continuations", &format!("must be a number from 1 to {GROUP_SIZE_MAX}"));
+    }
+    if !is_fork {
+        fields.wrong("continuations", "needs fork_of, the rollout and the turn that are continued");
+    }
+    if fields.is_given("group") {
+        fields.wrong("continuations", "makes a group of its own; leave out group");
+    }
+    checked
 }
 
 fn called_back(
@@ -307,6 +378,7 @@ impl Common {
                 trajectory_extra: Some(sample::extra(self.extra_fields, samples != SamplesRule::One)),
                 fork: None,
                 conversation: None,
+                group: None,
             },
         })
     }

@@ -143,6 +143,7 @@ fn fields_of(
             trajectory_extra: Some(sample::extra(None, false)),
             fork: None,
             conversation: None,
+            group: None,
         },
     })
 }
