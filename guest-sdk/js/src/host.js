@@ -82,12 +82,17 @@ export function readConfig(settings) {
   return settings === undefined ? given : settings.read(given);
 }
 
-/** Runs a part of the plugin: `work` may wait, and an error becomes a failure of the contract. */
-export function runPart(work) {
+/** Prepares for a call of the host. An environment receives several calls in one instance. */
+function enter() {
+  if (!running) startClock();
   running = true;
   setConsole(writeLine);
-  startClock();
   refresh();
+}
+
+/** Runs a part of the plugin: `work` may wait, and an error becomes a failure of the contract. */
+export function runPart(work) {
+  enter();
   try {
     const result = runToEnd(work, (reason) => {
       writeLine('error', 'a promise was rejected and no code handled it:');
@@ -104,10 +109,7 @@ export function runPart(work) {
 
 /** Runs a part that has no rollout and whose errors are reported as they are. */
 export function runBare(work) {
-  running = true;
-  setConsole(writeLine);
-  startClock();
-  refresh();
+  enter();
   return runToEnd(work, () => {});
 }
 
