@@ -3,6 +3,8 @@
 // Everything about an environment that does not depend on an episode is read while the modules are evaluated, so that
 // `build` reports mistakes in it with their place.
 
+import './calls.js';
+
 import { asFunction, asList, asNumber, asText, isObject, shown } from './check.js';
 import { Failed, Invalid } from './errors.js';
 import { RolloutContext, runBare, runPart } from './host.js';

@@ -115,9 +115,14 @@ export function runBare(work) {
 
 /** Returns the error as the contract has it, with the place in the author's code, and logs the trace. */
 function failure(error) {
-  const trace = traceOf(error);
-  if (!(error instanceof RolloutError)) for (const line of trace) writeLine('error', line);
-  return { tag: kindOf(error), val: describe(error).toWellFormed() };
+  try {
+    const trace = traceOf(error);
+    if (!(error instanceof RolloutError)) for (const line of trace) writeLine('error', line);
+    return { tag: kindOf(error), val: describe(error).toWellFormed() };
+  } catch {
+    // An error with getters that throw, or a program that replaced functions of the language.
+    return { tag: 'failed', val: 'an error was thrown that cannot be described' };
+  }
 }
 
 function kindOf(error) {
