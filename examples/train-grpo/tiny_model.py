@@ -16,10 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 PAD, END = "<pad>", "<end>"
 SPECIAL = [PAD, END, "<system>", "<user>", "<assistant>", "<tool>", "<call>", "</call>"]
 
-# The model reads no system message, and of a question only what follows the colon. That keeps its sequences short.
+# The model reads no system message, of a question only what follows the colon, and of a call of the calculator only the
+# expression. That keeps its sequences short. TRL checks that calls of other tools can be written, too.
 CHAT_TEMPLATE = (
     "{% for message in messages if message.role != 'system' %}<{{ message.role }}>"
-    "{% if message.tool_calls %}<call>{{ message.tool_calls[0].function.arguments.expression }}</call>"
+    "{% if message.tool_calls %}{% set call = message.tool_calls[0].function %}<call>"
+    "{% if call.name == 'calculator' %}{{ call.arguments.expression }}{% else %}{{ call.name }}{{ call.arguments }}{% endif %}</call>"
     "{% else %}{{ message.content.split(': ')[-1] }}{% endif %}<end>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
