@@ -16,10 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 PAD, END = "<pad>", "<end>"
 SPECIAL = [PAD, END, "<system>", "<user>", "<assistant>", "<tool>", "<call>", "</call>"]
 
-# The model reads no system message, and only the part of a question after the colon, so that its sequences are short.
+# The model reads no system message. Of a question it reads the part after the colon, and of a call of the calculator the
+# expression, so that its sequences are short. TRL checks that calls of other tools can be written, too.
 CHAT_TEMPLATE = (
     "{% for message in messages if message.role != 'system' %}<{{ message.role }}>"
-    "{% if message.tool_calls %}<call>{{ message.tool_calls[0].function.arguments.expression }}</call>"
+    "{% if message.tool_calls %}{% set call = message.tool_calls[0].function %}<call>"
+    "{% if call.name == 'calculator' %}{{ call.arguments.expression }}{% else %}{{ call.name }}{{ call.arguments }}{% endif %}</call>"
     "{% else %}{{ message.content.split(': ')[-1] }}{% endif %}<end>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )

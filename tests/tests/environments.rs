@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rollout_tests::{
-    Answer, Controller, Ran, Start, TestHost, example, guest, project_root, python_guest, python_program,
-    read_json, rollout_host,
+    Answer, Controller, Ran, Start, TestHost, example, guest, has_javascript, javascript_guest,
+    javascript_host, project_root, python_guest, python_program, read_json, rollout_host,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -17,9 +17,13 @@ fn temporary() -> TempDir {
     tempfile::tempdir().expect("a temporary directory can be made")
 }
 
-/// Returns the word walk in Rust and in Python.
-fn word_walks() -> [PathBuf; 2] {
-    [example("example-word-walk"), python_guest("examples/word-walk/python")]
+/// Returns the word walk in each language.
+fn word_walks() -> Vec<PathBuf> {
+    let mut plugins = vec![example("example-word-walk"), python_guest("examples/word-walk/python")];
+    if has_javascript() {
+        plugins.push(javascript_guest("examples/word-walk/js"));
+    }
+    plugins
 }
 
 fn file(name: &str) -> PathBuf {
@@ -123,6 +127,22 @@ async fn a_project_in_python_is_played_without_a_build() {
     let project = project_root().join("examples/word-walk/python");
 
     let played = ran(&options, &project, Some(&file("lines.txt")), dir.path()).await;
+
+    assert_eq!(played.code, Some(0), "{}{}", played.stdout, played.stderr);
+    assert!(played.stderr.contains("quick mode"), "{}", played.stderr);
+    assert!(played.stdout.contains("after 13 steps, with the reward 1"), "{}", played.stdout);
+}
+
+#[tokio::test]
+async fn a_project_in_typescript_is_played_without_a_build() {
+    if !has_javascript() {
+        return;
+    }
+    let mut test = tokio::process::Command::from(javascript_host("test"));
+    test.arg(project_root().join("examples/word-walk/js")).args(["--split", "train", "--interactive"]);
+    let lines = std::fs::File::open(file("lines.txt")).unwrap();
+
+    let played = test.start_with(lines.into()).ended_within(COMMAND).await;
 
     assert_eq!(played.code, Some(0), "{}{}", played.stdout, played.stderr);
     assert!(played.stderr.contains("quick mode"), "{}", played.stderr);
@@ -356,7 +376,7 @@ class Leaks(Environment):
 }
 
 #[tokio::test]
-async fn the_commands_of_the_page_work_for_both_languages() {
+async fn the_commands_of_the_page_work_for_each_language() {
     let page = std::fs::read_to_string(project_root().join("docs/write/environments.md")).unwrap();
     let block = page.split_once("## Try it\n").and_then(|(_, rest)| rest.split_once("```sh\n"));
     let block = block.and_then(|(_, rest)| rest.split_once("\n```")).expect("the page has commands").0;

@@ -290,6 +290,103 @@ fn data_cannot_change_prototypes_and_rollouts_share_no_state() {
     assert_eq!(found(2), json!([false, false]));
 }
 
+/// An environment whose model acts as its task says, and ends the episode with `end`.
+const MISBEHAVING: &str = r#"
+import { defineEnvironment, tool, turn } from 'rollout-sdk';
+
+let marked = false;
+const kept = [];
+const loop = () => Promise.resolve().then(loop);
+const deep = (value) => deep({ value }) + 1;
+
+const acts = {
+  spin: () => { for (;;); },
+  microtasks: () => loop(),
+  waits: () => new Promise((resolve) => setTimeout(() => resolve('waited'), 5)),
+  regex: () => /^(a+)+$/.test('a'.repeat(64) + 'b'),
+  recursion: () => deep(0),
+  memory: () => { for (;;) kept.push(new Array(65536).fill(kept.length)); },
+  prototypes: () => {
+    Object.prototype.reward = 9;
+    Object.prototype.done = true;
+    Array.prototype.map = () => { throw new Error('replaced'); };
+    Promise.prototype.then = () => {};
+    JSON.stringify = () => '{"reward":9}';
+    Object.defineProperty(globalThis, 'Promise', { value: undefined });
+    return 'changed';
+  },
+  mark: () => {
+    const was = marked;
+    marked = true;
+    return was;
+  },
+  promise: () => new Promise(() => {}),
+  circular: () => {
+    const value = {};
+    value.value = value;
+    return value;
+  },
+  throws: () => { throw { tag: 'failed', val: 7 }; },
+  nan: () => turn('', { reward: NaN }),
+};
+
+export const environment = defineEnvironment({
+  name: 'misbehaving',
+  description: 'Does what its task says.',
+  reset: (start) => ({ episode: { act: start.arguments.act }, turn: start.arguments.act }),
+  tools: [
+    tool({ name: 'act', description: 'Acts.', execute: (_, episode) => acts[episode.act]() }),
+    tool({ name: 'end', description: 'Ends the episode.', execute: () => turn('over', { reward: 0.5, done: true }) }),
+  ],
+});
+"#;
+
+#[test]
+fn limits_stop_a_misbehaving_environment_without_harm_to_other_episodes() {
+    if !has_javascript() {
+        return;
+    }
+    let dir = project(&[("package.json", "{}"), ("index.js", MISBEHAVING)]);
+    let ran = build(dir.path());
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    let call = |call: u32, name: &str| {
+        let function = json!({"name": name, "arguments": "{}"});
+        let message =
+            json!({"tool_calls": [{"id": format!("c{call}"), "type": "function", "function": function}]});
+        json!({"when": {"call": call}, "message": message}).to_string()
+    };
+    let script = dir.path().join("script.jsonl");
+    std::fs::write(&script, [call(1, "act"), call(2, "end")].join("\n")).unwrap();
+    // The first ones leave the episode without a reward, and the others are reported to the model, which goes on.
+    let stopped = [
+        ("spin", &["cpu"][..]),
+        // The memory stays full, so that no later step works either.
+        ("microtasks", &["cpu", "memory", "no_reward"]),
+        ("regex", &["cpu"]),
+        ("recursion", &["trap"]),
+        ("nan", &["invalid"]),
+        // A program may replace functions of the language that the SDK uses, for itself only.
+        ("prototypes", &["no_reward", "trap"]),
+    ];
+    let reported = ["waits", "memory", "promise", "circular", "throws", "mark", "mark"];
+    let acts = stopped.iter().map(|(act, _)| *act).chain(reported);
+    let rows: Vec<String> =
+        acts.map(|act| json!({"user_prompt": act, "metadata": {"act": act}}).to_string()).collect();
+    let script = script.to_string_lossy();
+    let options = ["--model", "mock", "--mock-script", &script, "--limit-guest-cpu-secs-max", "2"];
+    let limits = ["--limit-memory-bytes-max", "67108864"];
+
+    let seen = evaluate(&dir.path().join("made.wasm"), &rows.join("\n"), &[&options[..], &limits].concat());
+
+    for ((act, kinds), (result, _)) in stopped.iter().zip(&seen) {
+        assert_eq!(result["outcome"], "unscored", "{act}: {result:#}");
+        assert!(kinds.contains(&result["kind"].as_str().unwrap()), "{act}: {result:#}");
+    }
+    for (act, (result, _)) in reported.iter().zip(&seen[stopped.len()..]) {
+        assert_eq!(result["reward"], 0.5, "{act}: {result:#}");
+    }
+}
+
 #[test]
 fn the_build_reports_a_mistake_and_its_remedy() {
     if !has_javascript() {
@@ -334,6 +431,16 @@ fn the_build_reports_a_mistake_and_its_remedy() {
         &[("package.json", "{\"dependencies\": {\"left-pad\": \"1\"}}"), ("src/index.ts", AGENT)],
         &["left-pad is not installed", "npm ci"],
     );
+    check(
+        &entry(
+            "import { defineEnvironment } from 'rollout-sdk';\nconst reset = () => ({ episode: 1, turn: 'x' });\nexport const environment = defineEnvironment({ name: 'x', description: 'X.', reset });",
+        ),
+        &["an environment needs `tools`, or `action` and `step`", "src/index.ts:3"],
+    );
+    check(
+        &entry("export const environment = {};"),
+        &["the export `environment` is not what defineEnvironment(…) returns"],
+    );
     check(&[("package.json", "{\"main\": \"lib/x.js\"}")], &["the entry module lib/x.js is not in"]);
     check(&[("package.json", "{")], &["package.json is invalid"]);
 }
@@ -369,7 +476,7 @@ fn new_projects_build_are_valid_and_have_the_right_types() {
         return;
     }
     for lang in ["ts", "js"] {
-        for template in ["one-turn", "tools", "agent-loop", "grader"] {
+        for template in ["one-turn", "tools", "agent-loop", "grader", "environment"] {
             let dir = tempfile::tempdir().unwrap();
             let made = rollout_host(["new", "my-agent", "--lang", lang, "--template", template])
                 .into_std()
@@ -383,6 +490,9 @@ fn new_projects_build_are_valid_and_have_the_right_types() {
             assert!(ran.status.success(), "{lang} {template}: {}", text(&ran.stderr));
             let ran = rollout_host(["validate"]).into_std().arg(project.join("made.wasm")).output().unwrap();
             assert!(ran.status.success(), "{lang} {template}: {}{}", text(&ran.stdout), text(&ran.stderr));
+            if template == "environment" {
+                is_played(&project);
+            }
             if lang == "ts" {
                 // `npm install` creates this link.
                 std::fs::create_dir(project.join("node_modules")).unwrap();
@@ -391,6 +501,30 @@ fn new_projects_build_are_valid_and_have_the_right_types() {
                 check_types(&project.join("tsconfig.json"));
             }
         }
+    }
+}
+
+/// Plays the first task of a new environment by lines on standard input.
+fn is_played(project: &Path) {
+    let lines = project.join("lines.txt");
+    std::fs::write(&lines, "add number=90\nadd 4\n/state\nmultiply {\"number\": 2}\n").unwrap();
+    let ran = rollout_host(["test"])
+        .into_std()
+        .arg(project.join("made.wasm"))
+        .args(["--split", "train", "--interactive"])
+        .stdin(std::fs::File::open(&lines).unwrap())
+        .current_dir(project)
+        .output()
+        .unwrap();
+    let played = text(&ran.stdout);
+    assert!(ran.status.success(), "{played}{}", text(&ran.stderr));
+    for line in [
+        "90 is not from -9 to 9",
+        "The number is 5. Make it 10.",
+        "\"number\":5",
+        "after 2 steps, with the reward 0.5",
+    ] {
+        assert!(played.contains(line), "{line}: {played}");
     }
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use reqwest::Method;
 use rollout_tests::{
-    Answer, Controller, Process, Ran, Start, TestCatalog, guest, in_time, project_root, rollout_host,
-    target_dir, trainer_python, until,
+    Answer, Controller, Process, Ran, Start, TestCatalog, TestHost, example, guest, in_time, project_root,
+    rollout_host, target_dir, trainer_python, until,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -480,4 +480,127 @@ async fn the_commands_of_the_page_lead_to_the_first_batch() {
     let answer: Value =
         serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{}{}", ran.stdout, ran.stderr));
     assert_eq!(answer["reward"], 1.0, "{answer}");
+}
+
+/// An agent of Gym, as far as a resources server sees it.
+struct GymAgent<'a> {
+    host: &'a TestHost,
+    http: reqwest::Client,
+    cookie: Option<String>,
+}
+
+impl<'a> GymAgent<'a> {
+    fn of(host: &'a TestHost) -> Self {
+        Self { host, http: rollout_outbound::http_client().unwrap(), cookie: None }
+    }
+
+    /// Returns status and text of an answer. Cookies of other servers are sent beside the host's own.
+    async fn post(&self, path: &str, body: &Value) -> (u16, String) {
+        let mut request = self.http.post(format!("{}{path}", self.host.url())).json(body);
+        if let Some(cookie) = &self.cookie {
+            request = request.header("cookie", format!("other=1; {cookie}; another=2"));
+        }
+        let answer = in_time("an answer", request.send()).await.unwrap();
+        let status = answer.status().as_u16();
+        (status, answer.text().await.unwrap())
+    }
+
+    /// Opens a session and keeps its cookie.
+    async fn seed(&mut self, row: &Value) {
+        let request = self.http.post(format!("{}/seed_session", self.host.url())).json(row);
+        let answer = in_time("a session", request.send()).await.unwrap();
+        let cookie = answer.headers().get("set-cookie").map(|cookie| cookie.to_str().unwrap().to_owned());
+        assert_eq!(answer.status(), 200, "{}", answer.text().await.unwrap());
+        self.cookie = cookie.unwrap().split(';').next().map(str::to_owned);
+    }
+
+    async fn verify(&self, row: &Value, output: Value) -> Value {
+        let mut row = row.clone();
+        row["response"] = json!({"output": output});
+        let (status, text) = self.post("/verify", &row).await;
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn an_environment_is_played_by_its_tools_and_rates_the_episode() {
+    let host = TestHost::of_component(example("example-number-hunt")).start().await;
+    let row =
+        json!({"responses_create_params": {"input": "Which number?"}, "expected_answer": "-230", "level": 3});
+    let (mut agent, mut other) = (GymAgent::of(&host), GymAgent::of(&host));
+    let (status, text) = agent.post("/step", &json!({"number": 0})).await;
+    assert!(status == 404 && text.contains("post /seed_session first"), "{status} {text}");
+    agent.seed(&row).await;
+    other.seed(&row).await;
+
+    for (path, arguments, status, text) in [
+        ("/step", json!({"number": 0}), 200, r#"{"text":"The number is lower.","guesses_left":7}"#),
+        ("/step", json!({"number": "x"}), 200, "error: the action: field `number`"),
+        ("/step", json!([1]), 422, "not a JSON object"),
+        ("/fly", json!({}), 404, "there is no tool 'fly'; there are: step"),
+        ("/step", json!({"number": -230}), 200, r#"{"text":"That is it.","guesses_left":6}"#),
+        ("/step", json!({"number": -230}), 200, "error: the episode has ended"),
+    ] {
+        let answer = agent.post(path, &arguments).await;
+        assert!(answer.0 == status && answer.1.contains(text), "{path} {arguments}: {answer:?}");
+    }
+    let rated = agent.verify(&row, json!([])).await;
+    assert_eq!((&rated["reward"], &rated["mask_sample"]), (&json!(0.5), &json!(false)), "{rated}");
+    assert_eq!((&rated["level"], &rated["expected_answer"]), (&json!(3), &json!("-230")), "{rated}");
+    // A repeated verification has the same reward, although the episode is over.
+    assert_eq!(agent.verify(&row, json!([])).await["reward"], 0.5);
+    let (status, text) = agent.post("/step", &json!({"number": 1})).await;
+    assert!(status == 404 && text.contains("there is no such session"), "{status} {text}");
+
+    let (_, text) = other.post("/step", &json!({"number": -300})).await;
+    assert_eq!(text, r#"{"text":"The number is higher.","guesses_left":7}"#);
+    let unrated = other.verify(&row, json!([])).await;
+    assert_eq!((&unrated["mask_sample"], &unrated["failure_kind"]), (&json!(true), &json!("session_lost")));
+    assert!(unrated["failure_reason"].as_str().unwrap().contains("no reward"), "{unrated}");
+    let again = GymAgent::of(&host).verify(&row, json!([])).await;
+    assert!(again["failure_reason"].as_str().unwrap().contains("has no session"), "{again}");
+    assert_eq!(host.get("/reverify_mode").await.body, "unsupported");
+    let mut wrong = row.clone();
+    wrong["expected_answer"] = "two".into();
+    let (status, text) = other.post("/seed_session", &wrong).await;
+    assert!(status == 422 && text.contains("ground_truth: it is not a number"), "{status} {text}");
+}
+
+#[tokio::test]
+async fn an_environment_with_a_grader_has_the_graders_reward() {
+    let host = TestHost::of_component(example("example-word-walk")).start().await;
+    let prompt = "How many times does the letter \"p\" appear in the text: \"up the poles\"?";
+    let data = json!({"user_prompt": prompt, "ground_truth": "2"});
+    let session = json!({"resources_session_id": "s1", "episode_id": {"rollout_id": "0-0", "attempt": 0}});
+    let mut seed = session.clone();
+    (seed["task_id"], seed["task_data"]) = (json!({"taskset": "t", "task_id": "1"}), data.clone());
+    let mut agent = GymAgent::of(&host);
+    agent.seed(&seed).await;
+
+    let (_, word) = agent.post("/go", &json!({"place": 2})).await;
+    assert_eq!(word, r#"{"place":2,"word":"poles","note":null}"#);
+    let before = agent.cookie.clone();
+    agent.seed(&seed).await;
+    assert_eq!(agent.cookie, before, "a repeated seed is the same session");
+    let (_, letters) = agent.post("/spell", &json!({})).await;
+    assert_eq!(letters, r#"["p","o","l","e","s"]"#, "the episode goes on");
+    let (_, answer) = agent.post("/answer", &json!({"count": 2})).await;
+    let output = json!([
+        {"type": "function_call", "call_id": "c", "name": "answer", "arguments": "{\"count\": 2}"},
+        {"type": "function_call_output", "call_id": "c", "output": answer},
+    ]);
+    let mut row = data;
+    row["responses_create_params"] = json!({"input": prompt});
+    assert_eq!(agent.verify(&row, output).await["reward"], 1.0);
+    assert_eq!(
+        agent.post("/close_session", &session).await,
+        (200, r#"{"resources_session_id":"s1"}"#.to_owned())
+    );
+    assert_eq!(agent.post("/go", &json!({"place": 0})).await.0, 404);
+    assert_eq!(host.get("/reverify_mode").await.body, "stateless");
+    assert_eq!(host.get("/go").await.status, 404);
+
+    let workflow = TestHost::of_component(guest("conform")).start().await;
+    assert_eq!(GymAgent::of(&workflow).post("/go", &json!({})).await.0, 404);
 }

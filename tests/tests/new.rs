@@ -169,7 +169,6 @@ async fn nothing_is_overwritten_and_an_invalid_name_is_refused() {
         (&["test"], "is reserved in Rust"),
         (&["x", "--sdk", "/nowhere"], "guest-sdk/rust"),
         (&["x", "--template", "other"], "possible values"),
-        (&["x", "--template", "environment", "--lang", "ts"], "the TypeScript SDK has no environments yet"),
     ] {
         let ran = new(dir.path(), arguments).await;
 

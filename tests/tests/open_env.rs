@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rollout_tests::{
-    OPERATOR, TestCatalog, TestHost, example, guest, in_time, project_root, python_guest, rollout_host,
-    trainer_python,
+    OPERATOR, TestCatalog, TestHost, example, guest, has_javascript, in_time, javascript_guest, project_root,
+    python_guest, rollout_host, trainer_python,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -56,16 +56,27 @@ async fn an_episode_keeps_its_state_over_the_turns_of_one_socket() {
 
 #[tokio::test]
 async fn an_environment_in_python_behaves_as_the_one_in_rust() {
-    let host = TestHost::of_component(python_guest("examples/number-hunt/python")).start().await;
+    behaves_as_the_one_in_rust(python_guest("examples/number-hunt/python")).await;
+}
+
+#[tokio::test]
+async fn an_environment_in_typescript_behaves_as_the_one_in_rust() {
+    if has_javascript() {
+        behaves_as_the_one_in_rust(javascript_guest("examples/number-hunt/js")).await;
+    }
+}
+
+async fn behaves_as_the_one_in_rust(component: PathBuf) {
+    let host = TestHost::of_component(component).start().await;
     plays_the_hunt(&host).await;
     let rust = TestHost::of_component(example("example-number-hunt")).start().await;
     for path in ["/openenv/number-hunt/splits", "/openenv/number-hunt/tasks"] {
         assert_eq!(host.get(path).await.body, rust.get(path).await.body, "{path}");
     }
     let task = json!({"split": "test", "index": 3});
-    let python = host.post("/openenv/number-hunt/task", &task).await;
+    let other = host.post("/openenv/number-hunt/task", &task).await;
     let rust = rust.post("/openenv/number-hunt/task", &task).await;
-    assert_eq!(python.body, rust.body);
+    assert_eq!(other.body, rust.body);
 }
 
 /// Plays episodes of the hunt with both clients, up to the mistakes that its actions may have.
@@ -101,7 +112,11 @@ async fn plays_the_hunt(host: &TestHost) {
         assert_eq!((&first["reward"], &first["done"]), (&Value::Null, &json!(false)));
         assert_eq!(played[2]["observation"]["text"], "The number is lower.");
         assert_eq!(played[3]["observation"]["text"], "The number is higher.");
-        assert_eq!(played[4], json!({"episode_id": "e1", "step_count": 2, "guesses": [0.0, -500.0]}));
+        let state = &played[4];
+        assert_eq!((&state["episode_id"], &state["step_count"]), (&json!("e1"), &json!(2)), "{state}");
+        // JavaScript writes whole numbers without a fraction.
+        let guesses: Vec<_> = state["guesses"].as_array().unwrap().iter().map(Value::as_f64).collect();
+        assert_eq!(guesses, [Some(0.0), Some(-500.0)], "{state}");
         assert_eq!((&played[5]["reward"], &played[5]["done"]), (&json!(1.0 / 3.0), &json!(true)));
         assert!(error_of(&played[6]).contains("the episode has ended; send a reset"), "{}", played[6]);
         assert_eq!(played[7]["observation"]["guesses_left"], 8);

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use rollout_tests::{
-    Answer, Controller, Start, guest, has_javascript, javascript_guest, python_guest, rollout_host,
+    Answer, Controller, Start, example, guest, has_javascript, javascript_guest, project_root, python_guest,
+    rollout_host,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -266,4 +267,109 @@ fn is_traceback(line: &str) -> bool {
     let text = entry["text"].as_str().unwrap_or_default();
     entry["level"] == "error"
         && (text.starts_with("Traceback") || text.starts_with("  ") || text.starts_with("rollout_sdk."))
+}
+
+/// Lines by which a person plays the first task of an example, and the scripted replies of a model that plays the split
+/// `test`.
+struct Game {
+    example: &'static str,
+    lines: &'static str,
+    replies: fn() -> String,
+}
+
+const GAMES: [Game; 2] = [
+    Game {
+        example: "number-hunt",
+        lines: "/state\n0.5\nnumber=-4000.5\n/state\n/reset\n/state\nfly\n{\"number\": -4659}\n",
+        replies: guesses,
+    },
+    Game {
+        example: "word-walk",
+        lines: "/state\ngo 2\nspell\nnote 1\n/state\nnote 2\nsum\ngo 9\ngo place=8\nwalk\n/reset\nsum\n/state\nanswer 2\n",
+        replies: || std::fs::read_to_string(project_root().join("examples/word-walk/replies.jsonl")).unwrap(),
+    },
+];
+
+/// Returns the replies of a model that guesses the result of each task, one after the other, and makes mistakes.
+fn guesses() -> String {
+    let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let step = |id: &str, number: f64| call(id, "step", &json!({ "number": number }).to_string());
+    let replies = [
+        json!({"tool_calls": [step("a", 0.5), call("b", "fly", "{}"), call("c", "step", "[1")]}),
+        json!({"content": "Let me think."}),
+        json!({"tool_calls": [step("d", 15.0), step("e", -1.0)]}),
+        json!({"tool_calls": [step("f", 60.0)]}),
+        json!({"tool_calls": [step("g", -4351.0)]}),
+    ];
+    let numbered = (1..).zip(replies);
+    numbered
+        .map(|(call, message)| format!("{}\n", json!({"when": {"call": call}, "message": message})))
+        .collect()
+}
+
+/// Returns the output of a game that is played by lines, without the places that Python and JavaScript append to errors.
+async fn played(component: &Path, lines: &str, dir: &TempDir) -> Vec<String> {
+    write(dir, "lines.txt", lines);
+    let input = std::fs::File::open(dir.path().join("lines.txt")).unwrap();
+    let mut test = rollout_host(["test"]);
+    test.arg(component).args(["--split", "train", "--interactive"]);
+
+    let ran = test.start_with(input.into()).ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let is_error = |line: &str| line.starts_with("error");
+    let comparable = |line: &str| match line.rfind(" (").filter(|_| is_error(line) && line.ends_with(')')) {
+        Some(end) => line[..end].to_owned(),
+        None => line.to_owned(),
+    };
+    ran.stdout.lines().map(comparable).collect()
+}
+
+/// Returns the results and trajectories of a model that plays by a script.
+async fn evaluated(component: &Path, replies: &str, dir: &TempDir) -> Vec<Value> {
+    write(dir, "replies.jsonl", replies);
+    let mut eval = rollout_host(["eval"]);
+    eval.arg(component)
+        .args(["--split", "test", "--model", "mock", "--mock-script", "replies.jsonl", "--out", "out"])
+        .current_dir(dir.path());
+
+    let ran = eval.start().ended().await;
+
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let results = std::fs::read_to_string(dir.path().join("out/results.jsonl")).unwrap();
+    let mut results: Vec<Value> = results.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    results.sort_by_key(|line| line["row"].as_u64());
+    let kept = |line: &Value| dir.path().join("out/rollouts").join(line["rollout_id"].as_str().unwrap());
+    results.iter().map(|line| comparable(&json!([line, trajectories(&kept(line))]))).collect()
+}
+
+#[tokio::test]
+async fn environments_in_all_languages_play_the_same_episodes() {
+    for Game { example: name, lines, replies } in GAMES {
+        let mut others = vec![python_guest(&format!("examples/{name}/python"))];
+        if has_javascript() {
+            others.push(javascript_guest(&format!("examples/{name}/js")));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let rust = example(&format!("example-{name}"));
+        let by_lines = played(&rust, lines, &dir).await;
+        let by_model = evaluated(&rust, &replies(), &dir).await;
+        // The script has errors, a second episode, and rewards.
+        assert!(by_lines.iter().any(|line| line.starts_with("error")), "{by_lines:#?}");
+        assert!(by_lines.iter().any(|line| line.contains("with the reward 1")), "{by_lines:#?}");
+        assert!(
+            by_model.iter().any(|row| row[0]["reward"] == 1.0 || row[0]["reward"] == 0.5),
+            "{by_model:#?}"
+        );
+
+        for other in others {
+            let dir = tempfile::tempdir().unwrap();
+            assert_eq!(played(&other, lines, &dir).await, by_lines, "{name} {other:?}");
+            let rows = evaluated(&other, &replies(), &dir).await;
+            assert_eq!(rows.len(), by_model.len(), "{name} {other:?}");
+            for (row, expected) in rows.iter().zip(&by_model) {
+                assert_eq!(row, expected, "{name} {other:?}");
+            }
+        }
+    }
 }

@@ -82,12 +82,17 @@ export function readConfig(settings) {
   return settings === undefined ? given : settings.read(given);
 }
 
-/** Runs a part of the plugin: `work` may wait, and an error becomes a failure of the contract. */
-export function runPart(work) {
+/** Prepares for a call of the host. An environment receives several calls in one instance. */
+function enter() {
+  if (!running) startClock();
   running = true;
   setConsole(writeLine);
-  startClock();
   refresh();
+}
+
+/** Runs a part of the plugin: `work` may wait, and an error becomes a failure of the contract. */
+export function runPart(work) {
+  enter();
   try {
     const result = runToEnd(work, (reason) => {
       writeLine('error', 'a promise was rejected and no code handled it:');
@@ -104,18 +109,20 @@ export function runPart(work) {
 
 /** Runs a part that has no rollout and whose errors are reported unchanged. */
 export function runBare(work) {
-  running = true;
-  setConsole(writeLine);
-  startClock();
-  refresh();
+  enter();
   return runToEnd(work, () => {});
 }
 
 /** Returns the error as the contract has it, with the place in the author's code, and logs the trace. */
 function failure(error) {
-  const trace = traceOf(error);
-  if (!(error instanceof RolloutError)) for (const line of trace) writeLine('error', line);
-  return { tag: kindOf(error), val: describe(error).toWellFormed() };
+  try {
+    const trace = traceOf(error);
+    if (!(error instanceof RolloutError)) for (const line of trace) writeLine('error', line);
+    return { tag: kindOf(error), val: describe(error).toWellFormed() };
+  } catch {
+    // An error with getters that throw, or a program that replaced functions of the language.
+    return { tag: 'failed', val: 'an error was thrown that cannot be described' };
+  }
 }
 
 function kindOf(error) {

@@ -1,3 +1,4 @@
+/// <reference path="./files.d.ts" />
 // Types of rollout-sdk. Each item is documented here; the modules beside this file have the code.
 
 /** A JSON value. */
@@ -389,14 +390,14 @@ export function defineSettings<const S extends JsonSchema | StandardSchema<any>>
 ): Settings<ValueOf<S>>;
 
 /** A function that the model may call. */
-export interface Tool<Args = any> {
+export interface Tool<Args = any, Episode = any> {
   readonly name: string;
   /** Schema in the form of OpenAI's function tools. */
   readonly schema: object;
   /** Calls the function. */
-  execute?(args: Args): unknown;
+  execute?(args: Args, episode: Episode): unknown;
   /** Calls the function with arguments as the model wrote them. Throws an {@link Invalid} for those that do not fit. */
-  run(args: string): Promise<unknown>;
+  run(args: string, episode?: Episode): Promise<unknown>;
   /** Makes a call of the model's. The model receives an error as `error: …`. */
   call(call: ToolCall): Promise<ToolResult>;
 }
@@ -404,13 +405,105 @@ export interface Tool<Args = any> {
 /**
  * Creates a tool. `parameters` is a JSON Schema of an object or a schema of a Standard Schema library. The model
  * receives a returned string verbatim and any other value as JSON. It receives a thrown error as `error: …`.
+ *
+ * A tool of an environment receives the episode, too, and may return a {@link Turn}.
  */
-export function tool<const S extends JsonSchema | StandardSchema<any> = { type: 'object'; properties: {} }>(tool: {
+export function tool<
+  const S extends JsonSchema | StandardSchema<any> = { type: 'object'; properties: {} },
+  Episode = any,
+>(tool: {
   name: string;
   description?: string;
   parameters?: S;
-  execute(args: ValueOf<S>): unknown;
-}): Tool<ValueOf<S>>;
+  execute(args: ValueOf<S>, episode: Episode): unknown;
+}): Tool<ValueOf<S>, Episode>;
+
+/** Result of a reset, a step or a tool, made by {@link turn}. */
+export interface Turn<Observation = unknown> {
+  readonly observation: Observation;
+  readonly reward?: number | boolean;
+  readonly done: boolean;
+  readonly metadata?: object;
+}
+
+/**
+ * Creates the result of a reset, a step or a tool. The caller reads the observation, so it must not contain the label.
+ * That of a reset or a step is an object or a text, which becomes `{ text }`. That of a tool is any JSON value.
+ */
+export function turn<Observation>(
+  observation: Observation,
+  options?: {
+    /** Finite reward of this step; `true` is 1, `false` 0. A grader replaces it. */
+    reward?: number | boolean;
+    /** Whether the episode has ended. */
+    done?: boolean;
+    /** Values for people and logs. */
+    metadata?: object;
+  },
+): Turn<Observation>;
+
+/** A named part of an environment's tasks. */
+export interface Split {
+  name: string;
+  /** Number of tasks. */
+  tasks: number;
+  /** Purpose of the split. By default it is that of the name, which is then `train`, `validation` or `test`. */
+  kind?: 'train' | 'validation' | 'test';
+}
+
+/** Parameters of an episode. */
+export interface EpisodeStart<Arguments = Record<string, any>, S = undefined> extends RolloutContext<S> {
+  /** Seed of the episode's random choices, if the caller gave one. One above 2^53 is rounded. */
+  readonly seed: number | undefined;
+  /** The caller's name of the episode. */
+  readonly episodeId: string | undefined;
+  /** Arguments of the reset, such as the data set's row. With a grader in the plugin, the label is not among them. */
+  readonly arguments: Arguments;
+}
+
+type AnySchema = JsonSchema | StandardSchema<any>;
+type ObservationOf<O> = undefined extends O ? string | { text: string } : ValueOf<O>;
+type ResultOf<O> = ObservationOf<O> | Turn<ObservationOf<O>>;
+
+/**
+ * Defines the plugin's environment, to be exported as `environment`. Each episode is played in an instance of its own.
+ * An error in a step is reported to the caller, and the episode goes on.
+ */
+export function defineEnvironment<
+  Episode,
+  const O extends AnySchema | undefined = undefined,
+  const A extends AnySchema | undefined = undefined,
+  const R extends AnySchema | undefined = undefined,
+  S extends AnySettings | undefined = undefined,
+>(environment: {
+  name: string;
+  /** One or two sentences for people and for the model. */
+  description: string;
+  /** The environment's own version. */
+  version?: string;
+  /** Schema of an observation, an object. [default: one with a field `text`] */
+  observation?: O;
+  /** Schema of an action, an object. Without it, only tools are called. */
+  action?: A;
+  /** Schema of the arguments of a reset. [default: any object] */
+  arguments?: R;
+  /** The settings that `config` is read by. */
+  settings?: S;
+  /** Begins an episode: returns its state, which steps and tools receive and change, and the first observation. */
+  reset(
+    start: EpisodeStart<undefined extends R ? Record<string, any> : ValueOf<R>, S>,
+  ): Awaitable<{ episode: Episode; turn: ResultOf<O> }>;
+  /** Takes an action. */
+  step?(episode: NoInfer<Episode>, action: ValueOf<A>): Awaitable<ResultOf<O>>;
+  /** Tools that the caller's model may call in a step. They receive the episode as their second argument. */
+  tools?: readonly Tool<any, NoInfer<Episode>>[];
+  /** Returns what the caller may see of the state, an object, which must not contain the label. */
+  state?(episode: NoInfer<Episode>): Awaitable<object>;
+  /** Splits of the tasks. */
+  splits?: readonly Split[];
+  /** Returns a task of a split, which a caller passes to a reset as its arguments. Throws an {@link Invalid} if there is none. */
+  task?(split: string, index: number): Awaitable<object>;
+}): Part<'environment'>;
 
 /** Defines a component with tools for other plugins, to be exported as `tools`. */
 export function defineTools<S extends AnySettings | undefined = undefined>(

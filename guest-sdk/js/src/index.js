@@ -1,4 +1,4 @@
-// Workflows, agent loops and graders for rollout-host in TypeScript and JavaScript.
+// Workflows, agent loops, environments and graders for rollout-host in TypeScript and JavaScript.
 
 export { answerAfter, parseNumber, sameNumber } from './answer.js';
 export { artifact } from './artifact.js';
@@ -15,6 +15,7 @@ export {
   ToolError,
 } from './errors.js';
 export { defineAgentLoop } from './agent-loop.js';
+export { defineEnvironment, turn } from './environment.js';
 export { defineGrader } from './grader.js';
 export { defineSettings } from './settings.js';
 export { defineTools } from './tools.js';

@@ -6,6 +6,7 @@ const DEFINED_BY = {
   workflow: 'defineWorkflow',
   agentLoop: 'defineAgentLoop',
   grader: 'defineGrader',
+  environment: 'defineEnvironment',
   settings: 'defineSettings',
   tools: 'defineTools',
 };

@@ -21,6 +21,7 @@ const FUNCTIONS = {
   workflow: { run: true },
   agentLoop: { name: false, getTools: true, run: true },
   grader: { grade: true },
+  environment: { describe: false, task: true, reset: true, step: true, state: true },
   settings: { declare: false },
   tools: { describe: false, call: false },
 };

@@ -77,7 +77,8 @@ function check(schema, value) {
   }
 }
 
-/** Returns the value with the defaults of missing fields. Checks types, choices, bounds and required fields; other
+/** Returns the value with the defaults of missing fields. Checks types, choices, bounds, and required and unknown
+ * fields; other
  * keywords are for the model and for the host. */
 function readAs(schema, value) {
   if (!isObject(schema)) return value;
@@ -90,6 +91,14 @@ function readAs(schema, value) {
   for (const [name, field] of Object.entries(schema.properties)) {
     if (Object.hasOwn(value, name)) read[name] = readWithin(`field \`${name}\``, field, value[name]);
     else if (isObject(field) && 'default' in field) read[name] = field.default;
+  }
+  if (schema.additionalProperties === false) {
+    const names = Object.keys(schema.properties);
+    const unknown = Object.keys(value).find((name) => !names.includes(name));
+    if (unknown !== undefined) {
+      const expected = names.length === 0 ? 'there are none' : `expected ${names.map((name) => `\`${name}\``).join(', ')}`;
+      throw new Mismatch(`unknown field \`${unknown}\`, ${expected}`);
+    }
   }
   for (const name of schema.required ?? []) {
     if (!Object.hasOwn(read, name)) throw new Mismatch(`missing field \`${name}\``);

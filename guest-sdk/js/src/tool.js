@@ -13,7 +13,8 @@ export function tool({ name, description = '', parameters, execute }) {
   asFunction(execute, `tool \`${name}\`: execute`);
   const { json, read } = schemaOf(parameters, `tool \`${name}\`: parameters`);
   const schema = { type: 'function', function: { name, description, parameters: json } };
-  const run = async (text) => {
+  // An environment's tools receive its episode, too.
+  const run = async (text, episode) => {
     // Models send empty arguments to a function without parameters.
     const given = parseObject(text.trim() === '' ? undefined : text, 'the arguments');
     let values;
@@ -22,7 +23,7 @@ export function tool({ name, description = '', parameters, execute }) {
     } catch (error) {
       throw error instanceof Mismatch ? new Invalid(`the arguments: ${error.message}`) : error;
     }
-    return execute(values);
+    return execute(values, episode);
   };
   return {
     name,

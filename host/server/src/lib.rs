@@ -124,7 +124,7 @@ impl Server {
         let open_env = OpenEnv::new(serving.clone(), config.sessions);
         let mut dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis), Arc::new(open_env)];
         if !config.osmosis_init.alone {
-            dialects.push(Arc::new(NemoGym::new(serving.clone(), settings)));
+            dialects.push(Arc::new(NemoGym::new(serving.clone(), settings, config.sessions)));
         }
         let is_encrypted = config.tls.is_some();
         Self::new(ServerSettings { serving, dialects, access, instance_id, worker, is_encrypted })
@@ -141,11 +141,11 @@ impl Server {
         let osmosis = Self::osmosis(&serving, config, true, log);
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
-        let gym = NemoGym::new(serving.clone(), settings);
         let limits = SessionLimits {
             slots_share: config.sessions.slots_share.min(TENANT_SHARE_MAX),
             ..config.sessions
         };
+        let gym = NemoGym::new(serving.clone(), settings, limits);
         let open_env = OpenEnv::new(serving.clone(), limits);
         let dialects: Vec<Arc<dyn Dialect>> =
             vec![Arc::new(osmosis), Arc::new(open_env), Arc::new(gym.clone())];

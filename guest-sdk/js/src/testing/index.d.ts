@@ -77,3 +77,43 @@ export declare class RolloutFailure extends Error {
  * './index.js'`. Throws a {@link RolloutFailure}.
  */
 export declare function runRollout(plugin: object, options?: RolloutOptions): Promise<TestedRollout>;
+
+export interface EpisodeOptions {
+  /** Arguments of the reset. */
+  arguments?: object;
+  seed?: number;
+  episodeId?: string;
+  /** The operator's configuration. */
+  config?: Record<string, Json>;
+  metadata?: Json;
+  /** Tools that the operator provides. */
+  tools?: readonly Tool[];
+}
+
+/** Result of a reset, a step or a tool, as a caller receives it. */
+export interface PlayedTurn {
+  observation: any;
+  reward: number | undefined;
+  done: boolean;
+  metadata: Record<string, any>;
+}
+
+/** An episode. A failed step throws a {@link RolloutFailure}, and the episode goes on. */
+export interface PlayedEpisode {
+  /** Result of the reset. */
+  readonly first: PlayedTurn;
+  /** Log lines so far. */
+  readonly log: { level: 'debug' | 'info' | 'warn' | 'error'; text: string }[];
+  /** Takes an action. */
+  step(action: object): Promise<PlayedTurn>;
+  /** Calls a tool. */
+  call(name: string, args?: object): Promise<PlayedTurn>;
+  /** Returns the visible state. */
+  state(): Promise<any>;
+}
+
+/** Begins an episode of a plugin's environment. Throws a {@link RolloutFailure}. */
+export declare function play(plugin: object, options?: EpisodeOptions): Promise<PlayedEpisode>;
+
+/** Returns a task of an environment. Throws a {@link RolloutFailure} if there is none. */
+export declare function taskOf(plugin: object, split: string, index: number): Promise<any>;

@@ -1,6 +1,7 @@
 // Runs a plugin under Node, with `node --test`, vitest or any other runner, against replies from a script.
 
 import { asList, isObject, shown } from '../check.js';
+import { withOwnEpisode } from '../environment.js';
 import { Invalid } from '../errors.js';
 import { TestHost } from './host.js';
 
@@ -85,4 +86,60 @@ export async function runRollout(plugin, options = {}) {
     log: host.logLines,
     events: host.events,
   };
+}
+
+/** An episode of an environment. Its turns have observations as a caller receives them. */
+class PlayedEpisode {
+  #host;
+  #environment;
+
+  constructor(host, environment) {
+    this.#host = host;
+    this.#environment = environment;
+  }
+
+  get log() {
+    return this.#host.logLines;
+  }
+
+  static async begin(host, environment, request) {
+    const episode = new PlayedEpisode(host, environment);
+    episode.first = await episode.#turn('reset', () => environment.reset(request));
+    return episode;
+  }
+
+  /** Takes an action. */
+  step(action) {
+    return this.#turn('step', () => this.#environment.step({ tag: 'value', val: JSON.stringify(action) }));
+  }
+
+  /** Calls a tool. */
+  call(name, given = {}) {
+    const val = { name, arguments: JSON.stringify(given) };
+    return this.#turn('step', () => this.#environment.step({ tag: 'call', val }));
+  }
+
+  /** Returns the visible state. */
+  async state() {
+    return JSON.parse(await callPart(this.#host, 'state', () => this.#environment.state()));
+  }
+
+  async #turn(name, work) {
+    const { observation, reward, done, metadata } = await callPart(this.#host, name, work);
+    return { observation: JSON.parse(observation), reward, done, metadata: metadata === undefined ? {} : JSON.parse(metadata) };
+  }
+}
+
+/** Begins an episode of a plugin's environment. */
+export async function play(plugin, options = {}) {
+  const environment = withOwnEpisode(isObject(plugin) ? plugin.environment : undefined);
+  if (environment === undefined) throw new Invalid(`play takes the plugin's module, with environment, not ${shown(plugin)}`);
+  const { seed, episodeId } = options;
+  const request = { seed, episodeId, arguments: JSON.stringify(options.arguments ?? {}) };
+  return PlayedEpisode.begin(new TestHost(options), environment, request);
+}
+
+/** Returns a task of an environment. */
+export async function taskOf(plugin, split, index) {
+  return JSON.parse(await callPart(new TestHost({}), 'task', () => plugin.environment.task(split, index)));
 }

@@ -13,7 +13,7 @@ use crate::print::errln;
 
 /// Options of every run. Async functions are lowered to generators, because the SDK runs the jobs of promises.
 /// Identifiers keep their names, for traces.
-const OPTIONS: [&str; 15] = [
+const OPTIONS: [&str; 16] = [
     "--bundle",
     "--platform=neutral",
     "--main-fields=browser,module,main",
@@ -25,6 +25,7 @@ const OPTIONS: [&str; 15] = [
     "--external:rollout:plugin/*",
     "--external:wasi:*",
     "--define:process.env.NODE_ENV=\"production\"",
+    "--loader:.jsonl=text",
     "--legal-comments=none",
     "--minify-whitespace",
     "--minify-syntax",

@@ -33,10 +33,11 @@ pub(crate) struct Tools {
 }
 
 /// Exports of the author's module: name in the module, name in the bundle, and interface of the contract.
-const PARTS: [(&str, &str, &str); 5] = [
+const PARTS: [(&str, &str, &str); 6] = [
     ("workflow", "workflow", "workflow"),
     ("agentLoop", "agentLoop", "agent-loop"),
     ("grader", "grader", "grader"),
+    ("environment", "environment", "environment"),
     ("settings", "settings", "settings"),
     ("tools", "tool", "tool"),
 ];
@@ -258,7 +259,7 @@ fn nothing_exported(entry: &str, exports: &BTreeSet<String>) -> String {
         false => format!("it exports {}", exports.iter().cloned().collect::<Vec<_>>().join(", ")),
     };
     format!(
-        "{entry} exports no workflow, agentLoop, grader or tools; {found}. Export a part, such as a workflow:\n\
+        "{entry} exports no workflow, agentLoop, environment, grader or tools; {found}. Export a part, such as a workflow:\n\
          export const workflow = defineWorkflow(async (ctx) => {{ await ctx.agent().run(); }});"
     )
 }

@@ -117,7 +117,7 @@ enum Template {
     AgentLoop,
     /// Only a grader, for other workflows.
     Grader,
-    /// An environment, in which a caller's model acts by tools. For Rust and Python.
+    /// An environment, in which a caller's model acts by tools.
     Environment,
 }
 
@@ -139,8 +139,7 @@ impl Template {
             (Language::Ts | Language::Js, Self::Tools) => include_str!("templates/tools.ts.in"),
             (Language::Ts | Language::Js, Self::AgentLoop) => include_str!("templates/agent-loop.ts.in"),
             (Language::Ts | Language::Js, Self::Grader) => include_str!("templates/grader.ts.in"),
-            // Refused before.
-            (Language::Ts | Language::Js, Self::Environment) => "",
+            (Language::Ts | Language::Js, Self::Environment) => include_str!("templates/environment.ts.in"),
         }
     }
 
@@ -177,9 +176,6 @@ const IGNORED: &str = "/target\n/.venv\n/evals\n/rollouts\n*.wasm\n__pycache__/\
 impl New {
     pub(crate) fn run(self) -> Result<Exit> {
         check_name(&self.name, self.lang)?;
-        if self.template == Template::Environment && self.is_javascript() {
-            bail!("the {} SDK has no environments yet; use --lang rust or --lang python", self.lang.name());
-        }
         let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
         let manifest = match self.lang {
             Language::Rust => ("Cargo.toml", self.manifest(&self.sdk_source()?)),

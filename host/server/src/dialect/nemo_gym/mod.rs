@@ -1,10 +1,12 @@
 //! NeMo Gym, version 0.7: environment server, head server and resources server in one.
 //!
 //! The collector reads the addresses of servers at the head, posts each row to `/run`, waits for as long as the rollout
-//! takes, and posts all results to `/aggregate_metrics` at the end. Agents of Gym post conversations to `/verify`. A
+//! takes, and posts all results to `/aggregate_metrics` at the end. Agents of Gym post conversations to `/verify`, and
+//! calls of an environment's tools to `/{tool}`. A
 //! request is held until its rollout ends; a caller that disconnects and does not come back cancels it. A failure is
 //! never a reward.
 
+mod episode;
 mod head;
 mod meeting;
 mod metrics;
@@ -33,9 +35,11 @@ use super::ledger::{Ledger, LedgerTimes};
 use super::row::RowFields;
 use super::{Health, KeyRule, Routes};
 use crate::serving::Serving;
+use episode::Episodes;
 use meeting::Meetings;
 use rollout_assembly::config::{Config, NemoGymConfig};
 use rollout_core::budget::Budget;
+use rollout_core::limits::SessionLimits;
 use rollout_outbound::{InvalidEndpoint, ModelEndpoint, Secret};
 use rollout_rollout::{Host, ModelAddress, RequestSecrets, UnfinishedRollout};
 
@@ -91,18 +95,19 @@ struct Inner {
     settings: RwLock<Arc<Settings>>,
     budget: Budget,
     ledger: Arc<Ledger>,
-    /// One task for each rollout until its result is taken.
+    /// One task for each rollout until its result is taken, and one for each episode.
     tasks: TaskTracker,
     bodies: Bodies,
     continued: Continued,
     meetings: Meetings,
-    /// Notified whenever a rollout ends.
+    episodes: Episodes,
+    /// Notified whenever a rollout or an episode ends.
     ended: Arc<Notify>,
 }
 
 impl NemoGym {
-    /// Creates the dialect of a host.
-    pub fn new(serving: Serving, settings: Settings) -> Self {
+    /// Creates the dialect of a host. `limits` are those of the sessions of environments.
+    pub fn new(serving: Serving, settings: Settings, limits: SessionLimits) -> Self {
         let host = serving.host();
         let times = LedgerTimes::without_polls(STATUS_TTL);
         Self(Arc::new(Inner {
@@ -114,6 +119,7 @@ impl NemoGym {
             tasks: TaskTracker::new(),
             bodies: Bodies::default(),
             meetings: Meetings::default(),
+            episodes: Episodes::new(limits),
             ended: Arc::default(),
         }))
     }
@@ -155,6 +161,11 @@ fn refused(status: StatusCode, detail: impl Into<String>) -> Response {
     (status, Json(serde_json::json!({"detail": detail.into()}))).into_response()
 }
 
+/// Returns the answer to a path that there is not.
+fn no_route() -> Response {
+    refused(StatusCode::NOT_FOUND, "Not Found")
+}
+
 impl super::Dialect for NemoGym {
     fn routes(&self) -> Vec<Routes> {
         let router = Router::new()
@@ -165,6 +176,8 @@ impl super::Dialect for NemoGym {
             .route("/seed_session", post(resources::seed_session))
             .route("/close_session", post(resources::close_session))
             .route("/reverify_mode", get(resources::reverify_mode))
+            // Other routes have a different meaning, and their names cannot be those of tools.
+            .route("/{tool}", post(episode::tool).fallback(async || no_route()))
             .with_state(self.clone());
         vec![Routes { router, key: KeyRule::Bearer, short: Vec::new() }]
     }
@@ -191,6 +204,7 @@ impl super::Dialect for NemoGym {
     }
 
     fn close(&self) {
+        self.0.episodes.close_all();
         self.0.ledger.close();
         if self.0.serving.host().is_kept() {
             self.0.meetings.wait_longer();

@@ -52,6 +52,16 @@ impl RowFailure {
         Self { class: "shutdown".to_owned(), stage: "agent", reason, is_terminal: false }
     }
 
+    /// Returns the failure of a verification whose episode has no reward.
+    pub(super) fn of_session(reason: impl Into<String>) -> Self {
+        Self {
+            class: "session_lost".to_owned(),
+            stage: "verification",
+            reason: reason.into(),
+            is_terminal: false,
+        }
+    }
+
     pub(super) fn of(failure: &Failure) -> Self {
         let is_grader = failure.stage == Stage::Grader;
         let class = match failure.kind {
@@ -124,6 +134,28 @@ impl Serialize for Masked<'_> {
         result.serialize_entry("mask_sample", &true)?;
         result.serialize_entry("failure_kind", &self.failure.class)?;
         result.serialize_entry("failure_reason", &self.reason)?;
+        result.end()
+    }
+}
+
+/// Renders the answer to the verification of an episode that its environment rated.
+pub(super) fn rated_by_environment(row: &Row, reward: f64) -> Bytes {
+    wire::json_with(&RatedByEnvironment { row, reward }, row.memory_bytes())
+}
+
+struct RatedByEnvironment<'a> {
+    row: &'a Row,
+    reward: f64,
+}
+
+impl Serialize for RatedByEnvironment<'_> {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut result = to.serialize_map(None)?;
+        repeat(self.row, &mut result)?;
+        result.serialize_entry("reward", &self.reward)?;
+        result.serialize_entry("mask_sample", &false)?;
+        result.serialize_entry("failure_kind", &None::<()>)?;
+        result.serialize_entry("failure_reason", &None::<()>)?;
         result.end()
     }
 }

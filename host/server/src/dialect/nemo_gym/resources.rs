@@ -1,45 +1,73 @@
-//! The resources server for graders: sessions without state.
+//! The resources server: sessions, which have no state for a grader, and an episode for an environment.
 //!
 //! Gym's agents open a session, which is a cookie, before they post a conversation to `/verify`. A grader needs none: it reads
-//! the conversation alone.
+//! the conversation alone. For an environment, the seed begins the episode that the session is.
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::{NemoGym, refused};
+use super::row::Row;
+use super::{NemoGym, episode, refused};
 use crate::dialect::body::{Body, BodyRefused};
-use crate::dialect::row::{field, text_of};
 use crate::random;
-use rollout_wire as wire;
+use rollout_core::budget::Use;
 
 /// Maximum size of a request in bytes. A seed has the whole row.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
+/// Maximum size of a tool's arguments in bytes.
+pub(super) const TOOL_BYTES_MAX: usize = 4 << 20;
+
+/// Memory of a seed's arguments, in multiples of the body's bytes: a value takes up to 32 bytes and has at least two of
+/// text.
+const PARSED_BYTES_PER_BYTE: usize = 16;
+
 /// Name of the cookie of a session.
-const COOKIE: &str = "rollout_host_session";
+pub(super) const COOKIE: &str = "rollout_host_session";
 
 /// Opens a session.
 pub(super) async fn seed_session(
     State(gym): State<NemoGym>,
     body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Response {
-    if gym.0.serving.host().grader().is_none() {
-        let why = "this plugin has no grader; a resources server needs one: add it, or start the server with --grader";
+    let host = gym.0.serving.host();
+    if host.grader().is_none() && !host.has_environment() {
+        let why = "this plugin has no grader; a resources server needs one, or an environment: add it, or start the server \
+                   with --grader";
         return refused(StatusCode::INTERNAL_SERVER_ERROR, why);
     }
-    let session = match session_of(body) {
-        Ok(session) => session,
+    let seed = match seed_of(body) {
+        Ok(seed) => seed,
         Err(response) => return *response,
+    };
+    let session = seed.session();
+    let cookie = match host.has_environment() {
+        true => {
+            let bytes = seed.memory_bytes() * PARSED_BYTES_PER_BYTE;
+            let _charge = match gym.0.budget.charge(Use::Request, bytes) {
+                Ok(charge) => charge,
+                Err(over) => return refused(StatusCode::SERVICE_UNAVAILABLE, over.to_string()),
+            };
+            let reset = match seed.reset(&gym.settings().fields) {
+                Ok(reset) => reset,
+                Err(why) => return refused(StatusCode::UNPROCESSABLE_ENTITY, why),
+            };
+            match episode::begin(&gym, session.as_deref(), reset).await {
+                Ok(cookie) => cookie,
+                Err(response) => return response,
+            }
+        }
+        false => random::id(),
     };
     let answer = match session {
         Some(id) => json!({"resources_session_id": id, "resources_tools": null, "sandbox_access": null}),
         None => json!({}),
     };
     let mut response = Json(answer).into_response();
-    let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Lax", random::id());
+    let cookie = format!("{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Lax");
     if let Ok(cookie) = HeaderValue::from_str(&cookie) {
         response.headers_mut().insert(header::SET_COOKIE, cookie);
     }
@@ -48,11 +76,14 @@ pub(super) async fn seed_session(
 
 /// Closes a session. A session that does not exist is closed.
 pub(super) async fn close_session(
-    State(_gym): State<NemoGym>,
+    State(gym): State<NemoGym>,
+    headers: HeaderMap,
     body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Response {
-    match session_of(body) {
-        Ok(session) => {
+    match seed_of(body) {
+        Ok(seed) => {
+            let session = seed.session();
+            gym.0.episodes.close(&headers, session.as_deref());
             let id = session.map(|id| ("resources_session_id".to_owned(), Value::String(id)));
             Json(Map::from_iter(id)).into_response()
         }
@@ -60,16 +91,16 @@ pub(super) async fn close_session(
     }
 }
 
-/// Answers that stored rows can be verified again, without a session.
-pub(super) async fn reverify_mode() -> Json<&'static str> {
-    Json("stateless")
+/// Answers whether stored rows can be verified again without a session: only by a grader.
+pub(super) async fn reverify_mode(State(gym): State<NemoGym>) -> Json<&'static str> {
+    let host = gym.0.serving.host();
+    let is_episode = host.grader().is_none() && host.has_environment();
+    Json(if is_episode { "unsupported" } else { "stateless" })
 }
 
-/// Returns the id of a session in a body, if it has one.
-fn session_of(body: Result<Body<BODY_BYTES_MAX>, BodyRefused>) -> Result<Option<String>, Box<Response>> {
-    let body = body.map_err(|refused| Box::new(refused.into_response()))?;
-    let text = std::str::from_utf8(body.bytes()).map_err(|_| "the body is not UTF-8".to_owned());
-    let object = text.and_then(|text| wire::object(text).map_err(|wrong| format!("the body is {wrong}")));
-    let object = object.map_err(|why| Box::new(refused(StatusCode::UNPROCESSABLE_ENTITY, why)))?;
-    Ok(field(object.get(), "resources_session_id").and_then(text_of))
+/// Reads a body with the id of a session, if it has one.
+fn seed_of(body: Result<Body<BODY_BYTES_MAX>, BodyRefused>) -> Result<Row, Box<Response>> {
+    let mut body = body.map_err(|refused| Box::new(refused.into_response()))?;
+    let row = body.parse(Row::of_seed).map_err(|refused| Box::new(refused.into_response()))?;
+    row.map_err(|why| Box::new(refused(StatusCode::UNPROCESSABLE_ENTITY, why)))
 }

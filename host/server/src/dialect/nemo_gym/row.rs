@@ -7,6 +7,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::responses;
 use crate::dialect::row::{RowFields, field, rest, text_of};
+use rollout_rollout::{Reset, reset_arguments};
 use rollout_wire as wire;
 use rollout_wire::messages::Messages;
 
@@ -18,6 +19,9 @@ const PROMPT_FIELDS: [&str; 2] = ["input", "instructions"];
 
 /// Fields of a row that belong to its collection.
 const OF_COLLECTOR: [&str; 3] = ["responses_create_params", "response", "agent_ref"];
+
+/// Fields of a seed beside those of its row.
+const OF_SEED: [&str; 3] = ["resources_session_id", "episode_id", "task_id"];
 
 /// The form of a request, which its answer has as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,14 +113,7 @@ impl Row {
             }
             Form::Flat | Form::Task => None,
         };
-        // The fields of a task may be in an object of their own.
-        let data = field(row, "task_data").filter(|data| data.get().starts_with('{'));
-        let data = data.map_or(row, RawValue::get);
-        let (mut label, mut hidden) = fields.label(data)?;
-        if fields.label.is_none() {
-            hidden.push(LABEL_FIELD);
-            label = field(data, LABEL_FIELD).and_then(text_of).or(label);
-        }
+        let (data, label, hidden) = data_and_label(row, fields)?;
         Ok(RequestedRollout {
             prompt,
             label,
@@ -126,6 +123,28 @@ impl Row {
             attempt: attempt.saturating_add(1),
             name,
         })
+    }
+
+    /// Reads the body of a request to `/seed_session` or `/close_session`.
+    pub(super) fn of_seed(body: &[u8]) -> Result<Self, String> {
+        Ok(Self { form: Form::Flat, body: owned(object(body)?) })
+    }
+
+    /// Returns the id that the caller gave the session of a seed.
+    pub(super) fn session(&self) -> Option<String> {
+        field(self.body.get(), "resources_session_id").and_then(text_of)
+    }
+
+    /// Returns the reset of the episode that a seed asks for. The arguments are those of a rollout of the row.
+    pub(super) fn reset(&self, fields: &RowFields) -> Result<Reset, String> {
+        let (data, label, mut hidden) = data_and_label(self.body.get(), fields)?;
+        hidden.extend(OF_SEED);
+        let params = field(data, "responses_create_params").filter(|params| params.get().starts_with('{'));
+        let prompt = params.map(|params| responses::prompt(params.get())).transpose()?.unwrap_or_default();
+        let metadata = metadata(params.map_or("{}", RawValue::get), data, &hidden)?;
+        let metadata = metadata.as_deref().map(RawValue::get);
+        let (seed, arguments) = reset_arguments(prompt.iter(), metadata, label.as_deref());
+        Ok(Reset { seed, episode_id: self.session(), arguments })
     }
 
     /// Returns the number of earlier attempts and the name that the collection gave the rollout.
@@ -147,6 +166,22 @@ impl Row {
         let index = |name: &str| number(name).unwrap_or(0);
         Ok((attempt, format!("{}-{}", index("_ng_task_index"), index("_ng_rollout_index"))))
     }
+}
+
+/// Returns the object with the fields of a row, its label, and the names of the fields that have the label.
+fn data_and_label<'a>(
+    row: &'a str,
+    fields: &'a RowFields,
+) -> Result<(&'a str, Option<String>, Vec<&'a str>), String> {
+    // The fields of a task may be in an object of their own.
+    let data = field(row, "task_data").filter(|data| data.get().starts_with('{'));
+    let data = data.map_or(row, RawValue::get);
+    let (mut label, mut hidden) = fields.label(data)?;
+    if fields.label.is_none() {
+        hidden.push(LABEL_FIELD);
+        label = field(data, LABEL_FIELD).and_then(text_of).or(label);
+    }
+    Ok((data, label, hidden))
 }
 
 fn object(body: &[u8]) -> Result<&str, String> {
