@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use rollout_tests::{
-    Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until, waiting_component,
+    Answer, Controller, InitRequest, ServeCatalog, TestCatalog, TestTenant, guest, until, waiting_component,
 };
 use serde_json::{Value, json};
 
@@ -332,6 +332,74 @@ async fn a_quota_of_stored_bytes_that_is_set_later_bounds_the_files_of_a_tenant_
     assert!(most <= QUOTA_BYTES + ADMITTED_BYTES, "{most} bytes were stored");
     held.release();
     assert_eq!(plugin.result(&waiting).await["sample"]["reward"], 1.0, "the waiting rollout is retained");
+}
+
+#[tokio::test]
+async fn running_rollouts_that_write_past_the_quota_of_stored_bytes_are_ended_with_a_stored_outcome() {
+    const QUOTA_BYTES: u64 = 64 << 20;
+    const REPLY_BYTES: usize = 512 << 10;
+    const TURNS: usize = 500;
+    const ROLLOUTS: usize = 6;
+    /// The part of an outcome that was not charged: the metadata of the rollout.
+    const OVERSHOOT_BYTES: u64 = 1 << 20;
+    let (large, controller) = (Controller::start().await, Controller::start().await);
+    let reply: &'static str = "x".repeat(REPLY_BYTES).leak();
+    large.answer_chats(std::iter::repeat_n(Answer::Say(reply), ROLLOUTS * TURNS));
+    let catalog = TestCatalog::start().await;
+    let greedy = catalog.tenant("greedy", json!({"stored-bytes": QUOTA_BYTES})).await;
+    let neighbour = catalog.tenant("neighbour", json!({"stored-bytes": QUOTA_BYTES})).await;
+    catalog.serve(&greedy, "asks", "ask_again", "").await;
+    catalog.serve(&greedy, "keeps", "keep_too_much", "").await;
+    catalog.serve(&neighbour, "p", "conform", "").await;
+    let [asks, keeps] = ["asks", "keeps"].map(|name| catalog.plugin(&greedy, name));
+    let other = catalog.plugin(&neighbour, "p");
+    let files = catalog.folder().join("tenants");
+    // The largest of the tenants' folders.
+    let stored = || {
+        let folders = std::fs::read_dir(&files).into_iter().flatten().flatten();
+        folders.map(|folder| size_of(&folder.path())).max().unwrap_or_default()
+    };
+
+    let mut admitted = Vec::new();
+    large.hold();
+    for _ in 0..ROLLOUTS {
+        admitted.push(asks.admit(&large.rollout(&TURNS.to_string()).label("5")).await);
+    }
+    large.release();
+    let all = futures_util::future::join_all(admitted.iter().map(|one| asks.result(one)));
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let ended = async {
+        let results = all.await;
+        // Data that is only written at the end is charged before, too. The result is unread until the next start.
+        let unread = keeps.admit(&controller.rollout("2 + 3").label("5")).await;
+        keeps.idle().await;
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        (results, unread)
+    };
+    let watched = async {
+        let mut most = 0;
+        while !over.load(std::sync::atomic::Ordering::Relaxed) {
+            let result = other.run(&controller.rollout("2 + 3").label("5")).await;
+            assert_eq!(result["status"], "success", "the neighbour's rollouts go on: {result:#}");
+            most = most.max(stored());
+        }
+        most
+    };
+    let ((mut results, unread), most) = tokio::join!(ended, watched);
+
+    let catalog = catalog.killed().await;
+    let [asks, keeps] = ["asks", "keeps"].map(|name| catalog.plugin(&greedy, name));
+    results.push(keeps.result(&unread).await);
+    for result in &results {
+        let reason = result["err_message"].as_str().unwrap_or_default();
+        assert!(reason.contains("the quota stored-bytes of this tenant is used up"), "{result:#}");
+    }
+    assert!(most <= QUOTA_BYTES + OVERSHOOT_BYTES, "the tenant stored {most} bytes");
+    // The ended rollouts' records make room for others.
+    for plugin in [&asks, &catalog.plugin(&neighbour, "p")] {
+        let result = plugin.run(&controller.rollout("2 + 3").label("5")).await;
+        assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
-use std::sync::atomic::Ordering;
 
 use crate::index::{self, Index, Records};
 use crate::record::Kind;
@@ -57,7 +56,7 @@ impl JournalStore {
 
     /// Retains this segment and later ones regardless of the limits.
     pub fn hold_from(&self, segment: u64) {
-        self.0.shared.held_from.store(segment, Ordering::Relaxed);
+        self.0.shared.pins().hold_from(segment);
     }
 
     /// Calls a function with each rollout that ended in this segment or a later one and whose first event has

@@ -16,6 +16,7 @@ mod frame;
 pub mod fuzzing;
 mod index;
 mod jobs;
+mod pins;
 mod rebuild;
 mod record;
 mod recover;
@@ -27,6 +28,7 @@ mod sync;
 mod tables;
 mod writer;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -38,8 +40,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 
+use frame::framed_bytes;
 use index::Records;
 use jobs::{Errand, Job, Level, Queue, Waiting};
+use pins::Pins;
 use record::{Kind, PAYLOAD_BYTES_MAX};
 use recover::Located;
 use replica::Replication;
@@ -271,6 +275,9 @@ pub(crate) struct Shared {
     sync: Sync,
     /// Maximum size of the segments, in bytes. It can be changed.
     bytes_max: AtomicU64,
+    /// Maximum size of the segments together with room for copies of the records of unfinished rollouts, in bytes. It
+    /// can be changed.
+    total_bytes_max: AtomicU64,
     /// Maximum time since the last write to a segment.
     age_max: Duration,
     queue: Mutex<Queue>,
@@ -285,8 +292,10 @@ pub(crate) struct Shared {
     ahead_bytes: u64,
     state: Mutex<State>,
     next: AtomicU64,
-    /// First segment that is retained regardless of the limits.
-    held_from: AtomicU64,
+    /// Size of the records of unfinished rollouts, including queued ones.
+    live_bytes: AtomicU64,
+    /// Segments that are retained regardless of the limits.
+    pins: Mutex<Pins>,
     replication: Option<Replication>,
     /// Notifies waiting tasks of a permanent failure.
     broken_news: Notify,
@@ -316,6 +325,10 @@ impl Shared {
 
     fn syncs(&self) -> MutexGuard<'_, Syncs> {
         locked(&self.syncs)
+    }
+
+    fn pins(&self) -> MutexGuard<'_, Pins> {
+        locked(&self.pins)
     }
 
     fn is_closed(&self) -> bool {
@@ -415,12 +428,22 @@ impl JournalStore {
         let mut live: Vec<u64> = opened.tables.index.live.keys().copied().collect();
         live.sort_unstable();
         let segments_ahead = segments_ahead.max(1);
-        let sealed = retain::sealed_bytes(&folder, opened.current.number);
-        let sealed = sealed.map_err(|error| OpenError::Io(folder.path.clone(), error))?;
+        let pins = retain::sealed_sizes(&folder, opened.current.number).map(Pins::new);
+        let pins = pins.map_err(|error| OpenError::Io(folder.path.clone(), error))?;
+        let live_bytes: HashMap<u64, u64> = {
+            let mut reader = recover::Reader::new(&folder);
+            // A record that cannot be read fails when its rollout is read.
+            let mut bytes = |places: &[Location]| -> u64 {
+                places.iter().filter_map(|place| reader.bytes_at(*place).ok()).sum()
+            };
+            let live = opened.tables.index.live.iter();
+            live.map(|(number, records)| (*number, bytes(&records.places))).collect()
+        };
         let shared = Arc::new(Shared {
             folder,
             sync,
             bytes_max: AtomicU64::new(retention.bytes_max),
+            total_bytes_max: AtomicU64::new(u64::MAX),
             age_max: retention.age_max,
             queue: Mutex::default(),
             todo: Condvar::new(),
@@ -428,11 +451,12 @@ impl JournalStore {
             syncs: Mutex::new(Syncs::of(&opened.current)),
             to_sync: Condvar::new(),
             tables: Mutex::new(opened.tables),
-            sealed_bytes: AtomicU64::new(sealed),
+            sealed_bytes: AtomicU64::new(pins.sealed_bytes()),
             ahead_bytes: segments_ahead * segment_bytes,
             state: Mutex::default(),
             next,
-            held_from: AtomicU64::new(u64::MAX),
+            live_bytes: AtomicU64::new(live_bytes.values().sum()),
+            pins: Mutex::new(pins),
             replication: replica.map(Replication::new),
             broken_news: Notify::new(),
             _lock: opened.lock,
@@ -440,7 +464,11 @@ impl JournalStore {
         let io = |error| OpenError::Io(shared.folder.path.clone(), error);
         let writer = Writer::start(shared.clone(), opened.current, segments_ahead).map_err(io)?;
         let journal = Self(Arc::new(Open { shared, writer: Mutex::new(Some(writer)) }));
-        let entry = |number| Entry { journal: journal.clone(), number };
+        let entry = |number| Entry {
+            journal: journal.clone(),
+            number,
+            bytes: AtomicU64::new(live_bytes.get(&number).copied().unwrap_or_default()),
+        };
         let unfinished = live.into_iter().map(entry).collect();
         Ok((journal, unfinished))
     }
@@ -454,7 +482,7 @@ impl JournalStore {
 
     fn start(&self, name: &str) -> Entry {
         let number = self.0.shared.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { journal: self.clone(), number };
+        let entry = Entry { journal: self.clone(), number, bytes: AtomicU64::new(0) };
         entry.push(Kind::Begin, vec![Bytes::copy_from_slice(name.as_bytes())]);
         entry
     }
@@ -513,6 +541,24 @@ impl JournalStore {
         let shared = &self.0.shared;
         let current = shared.tables().flushed.1.max(shared.folder.segment_bytes);
         shared.sealed_bytes.load(Ordering::Relaxed) + current + shared.ahead_bytes
+    }
+
+    /// Returns an upper bound of the bytes of segments that are never deleted for new records: twice the records of
+    /// unfinished rollouts, including queued ones, because segments of which they are more than half are not copied;
+    /// and the segments that are [held](Self::hold_from).
+    pub fn retained_bytes(&self) -> u64 {
+        let shared = &self.0.shared;
+        let live = shared.live_bytes.load(Ordering::Relaxed);
+        live.saturating_mul(2).saturating_add(shared.pins().bytes())
+    }
+
+    /// Sets the maximum size of the sealed segments together with unfinished rollouts: finished rollouts are deleted
+    /// as far as the records of unfinished ones need their room.
+    pub fn set_total_bytes_max(&self, total_bytes_max: u64) {
+        let shared = &self.0.shared;
+        if shared.total_bytes_max.swap(total_bytes_max, Ordering::Relaxed) > total_bytes_max {
+            shared.add([Job::Tell(Level::Written, Waiting::Errand(Errand::Retain))]);
+        }
     }
 
     /// Changes the [maximum size](Retention::bytes_max) of the segments. Segments beyond a smaller size are deleted
@@ -574,6 +620,8 @@ impl JournalStore {
 pub struct Entry {
     journal: JournalStore,
     number: u64,
+    /// Size of the records, including queued ones, until the rollout ends.
+    bytes: AtomicU64,
 }
 
 /// Error of appending a payload that exceeds the maximum.
@@ -635,6 +683,14 @@ impl Entry {
     }
 
     fn push(&self, kind: Kind, payload: Vec<Bytes>) {
+        let live_bytes = &self.journal.0.shared.live_bytes;
+        if kind == Kind::End {
+            live_bytes.fetch_sub(self.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        } else {
+            let bytes = framed_bytes(payload.iter().map(Bytes::len).sum()) as u64;
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            live_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
         self.journal.0.shared.add([Job::Append { rollout: self.number, kind, payload }]);
     }
 

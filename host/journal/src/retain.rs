@@ -5,9 +5,10 @@
 //! unfinished rollouts, those records are copied to the end of the journal, and the segment is deleted once
 //! the copies are synced. The journal's size is therefore bounded by its limit plus twice the records of
 //! unfinished rollouts plus the segments that are allocated in advance; and copying writes at most as much as
-//! it frees.
+//! it frees. With a maximum for all records together, the limit is reduced by twice the records of unfinished
+//! rollouts.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -74,13 +75,10 @@ impl Refresh {
     }
 }
 
-/// Returns the size of sealed segments and their indexes before this segment.
-pub(crate) fn sealed_bytes(folder: &Folder, current: u64) -> io::Result<u64> {
-    let mut bytes = 0;
-    for number in folder.numbers()?.into_iter().filter(|number| *number < current) {
-        bytes += bytes_of(folder, number);
-    }
-    Ok(bytes)
+/// Returns the sizes of sealed segments before this segment, with their indexes.
+pub(crate) fn sealed_sizes(folder: &Folder, current: u64) -> io::Result<BTreeMap<u64, u64>> {
+    let sealed = folder.numbers()?.into_iter().filter(|number| *number < current);
+    Ok(sealed.map(|number| (number, bytes_of(folder, number))).collect())
 }
 
 /// Returns the size of a segment and its index.
@@ -263,7 +261,10 @@ impl Files<'_> {
     /// Returns the segments that may be deleted, the oldest first, with their sizes.
     fn due(&self) -> io::Result<Vec<(u64, u64)>> {
         let folder = &self.shared.folder;
-        let (bytes_max, age_max) = (self.shared.bytes_max.load(Ordering::Relaxed), self.shared.age_max);
+        let live = self.shared.live_bytes.load(Ordering::Relaxed).saturating_mul(2);
+        let within_total = self.shared.total_bytes_max.load(Ordering::Relaxed).saturating_sub(live);
+        let bytes_max = self.shared.bytes_max.load(Ordering::Relaxed).min(within_total);
+        let age_max = self.shared.age_max;
         let mut segments = Vec::new();
         for number in folder.numbers()?.into_iter().filter(|number| *number <= self.sealed) {
             let about = std::fs::metadata(folder.segment(number))?;
@@ -272,7 +273,7 @@ impl Files<'_> {
         let mut bytes: u64 = segments.iter().map(|(_, bytes, _)| bytes).sum();
         let now = SystemTime::now();
         let mut due = Vec::new();
-        let held_from = self.shared.held_from.load(Ordering::Relaxed);
+        let held_from = self.shared.pins().first();
         for (number, size, modified) in segments {
             let age = now.duration_since(modified).unwrap_or_default();
             let is_kept = bytes <= bytes_max && age <= age_max;
@@ -370,6 +371,7 @@ impl Files<'_> {
         std::fs::remove_file(folder.segment(number))?;
         let _ = std::fs::remove_file(folder.index(number));
         self.shared.sealed_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.shared.pins().deleted(number);
         Ok(())
     }
 

@@ -312,6 +312,7 @@ impl Writer {
         tables.unwritten.push((number, ended.into()));
         drop(tables);
         self.shared.sealed_bytes.fetch_add(end, Ordering::Relaxed);
+        self.shared.pins().sealed(number, end);
         self.shared.syncs().seal(end, index);
         self.shared.to_sync.notify_one();
         let begun = self.spare.recv().map_err(|_| io::Error::other("the allocating thread has ended"));

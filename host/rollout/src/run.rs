@@ -30,6 +30,7 @@ use super::{events, trajectory};
 use rollout_core::budget::{Charge, Holder};
 use rollout_core::error::Fault;
 use rollout_core::moments::Moments;
+use rollout_core::storage::{OverStorage, StorageAccount};
 use rollout_core::telemetry::{Limit, RolloutTrace, Step, TraceParent};
 use rollout_guest::imports::{
     Boundary, Imports, JudgeFailure, Live, LogEntry, ModelAccess, Record, Role, RunContext,
@@ -39,6 +40,7 @@ use rollout_outbound::ModelEndpoint;
 use rollout_transcript::SampleRecord;
 use rollout_wire::id::{RolloutId, SampleId};
 use rollout_wire::openai::CallerParams;
+use rollout_wire::quota::Quota;
 
 use deadline::Deadline;
 pub use past::ReplayEnd;
@@ -69,6 +71,8 @@ pub struct Rollout {
     run: Arc<RunContext>,
     record: Arc<Record>,
     holder: Holder,
+    /// The account of its bytes on disk, if its tenant has a quota for them.
+    storage: Option<Arc<StorageAccount>>,
     handle: Handle,
     admitted_at: Instant,
     queued: Duration,
@@ -140,6 +144,12 @@ impl Rollout {
         trace.set("rollout.attempt", i64::from(request.attempt));
         let holder = host.budget().holder(handle.cancel.clone());
         let record = Arc::new(Record::for_rollout(trace, holder.clone()));
+        let is_stored = handle.log().is_some() || host.0.runtime.settings.artifact_root.is_some();
+        let storage = host.0.runtime.storage().filter(|_| is_stored);
+        let storage = storage.map(|quota| quota.account(handle.cancel.clone()));
+        if let Some(account) = &storage {
+            record.charge_storage(account);
+        }
         let admitted_at = resumed.as_ref().map_or_else(Instant::now, |resumed| ago(resumed.admitted_at));
         handle.set_facts(LiveFacts {
             plugin: host.0.deployment.plugin_name(),
@@ -157,6 +167,7 @@ impl Rollout {
             ),
             record,
             holder,
+            storage,
             admitted_at,
             queued: Duration::ZERO,
             workflow_time: Duration::ZERO,
@@ -343,8 +354,17 @@ impl Rollout {
         result.inspect_err(|failure| span.failed(failure.kind.as_str(), &failure.reason))
     }
 
-    /// Replaces the result if the rollout was evicted, even if its guest handled the refusal of memory.
+    /// Replaces the result if the rollout was evicted or ended for a quota, even if its guest handled the refusal.
     fn unless_evicted(&self, stage: Stage, result: Result<(), Failure>) -> Result<(), Failure> {
+        if let Some(OverStorage { used, max }) = self.storage.as_ref().and_then(|storage| storage.over()) {
+            let reason = format!(
+                "{} was ended: the quota {} of this tenant is used up: its unfinished rollouts and unread results need \
+                 {used} of {max} bytes; run fewer rollouts at once, or the operator can raise the quota",
+                stage.as_str(),
+                Quota::StoredBytes.as_str()
+            );
+            return Err(Failure::new(stage, FailureKind::Limit, Fault::Host, reason));
+        }
         if !self.holder.evicted() {
             return result;
         }
@@ -466,6 +486,7 @@ impl Rollout {
         let counted = |hasher: &_| self.record.tool_call_ids(hasher);
         usage.tool_calls = trajectory::calls_made(conversations, &self.request.prompt, counted);
         let mut carried = Vec::new();
+        self.record.end_storage_charge();
         if let Some(log) = self.handle.log() {
             let deployment = &self.host.0.deployment;
             let plugins = [Some(deployment.digest()), deployment.grader_digest()];

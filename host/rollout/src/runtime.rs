@@ -8,6 +8,7 @@ use super::journal::Journal;
 use super::slots::{AdmissionQuotas, OverQuota, Slots};
 use super::trajectory::ArtifactRoot;
 use rollout_core::budget::Budget;
+use rollout_core::storage::StorageQuota;
 use rollout_core::telemetry::{Busy, LineBudget, Metrics};
 use rollout_guest::engine::Engine;
 use rollout_outbound::{ChatClient, Transport};
@@ -82,6 +83,11 @@ impl Runtime {
     /// Checks that the quotas over time have room for one more rollout.
     pub(super) fn check_quotas(&self) -> Result<(), OverQuota> {
         self.settings.quotas.iter().try_for_each(|quotas| quotas.check())
+    }
+
+    /// Returns the quota of bytes on disk that running rollouts are charged to, if there is one.
+    pub(super) fn storage(&self) -> Option<&Arc<StorageQuota>> {
+        self.settings.quotas.iter().find_map(|quotas| quotas.storage())
     }
 
     /// Returns the engine.

@@ -15,9 +15,11 @@ mod table;
 mod watched;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
@@ -181,7 +183,9 @@ impl Service<Request<Incoming>> for TrackingService {
         Box::pin(async move {
             let mut response: Response<Body> = response.await?;
             let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-            if (is_crowded || leaving.is_cancelled() || tracked.must_close_after_response()) && !is_upgraded {
+            let is_last =
+                leaving.is_cancelled() || tracked.is_closing() || tracked.must_close_after_response();
+            if (is_crowded || is_last) && !is_upgraded {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             let callback = response.extensions_mut().remove::<WhenWritten>();
@@ -261,11 +265,22 @@ async fn serve_connection(
             result = served.as_mut() => break result,
             () = drained.cancelled(), if !is_ending => is_ending = true,
             () = tracked.close_requested() => {
-                // A request whose handler runs is answered first, a waiting poll early.
                 if !tracked.is_in_progress() {
-                    tracing::debug!("a connection was closed: it was silent for too long, or made room");
-                    return;
+                    // A request may have arrived that was not read yet. It is answered first.
+                    tracked.begin_look();
+                    let polled = poll_fn(|cx| Poll::Ready(served.as_mut().poll(cx))).await;
+                    let is_unread = tracked.end_look();
+                    match polled {
+                        Poll::Ready(result) => break result,
+                        Poll::Pending if tracked.is_in_progress() => {}
+                        Poll::Pending if is_unread => continue,
+                        Poll::Pending => {
+                            tracing::debug!("a connection was closed: it was silent for too long, or made room");
+                            return;
+                        }
+                    }
                 }
+                // A request whose handler runs is answered first, a waiting poll early.
                 is_ending = true;
             }
         }

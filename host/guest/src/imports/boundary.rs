@@ -32,6 +32,10 @@ pub trait RunLog: Send + Sync + Debug {
     /// Stores an event without waiting.
     fn append(&self, event: &Event);
 
+    /// Stores an answer without waiting, unless there is no room for it. Then the rollout is being ended, and this
+    /// returns false.
+    fn append_answer(&self, event: &Event) -> bool;
+
     /// Waits while too many events are unwritten.
     fn room(&self) -> BoxFuture<'_, ()>;
 }
@@ -158,12 +162,24 @@ impl Boundary {
 
     fn keep(&self, state: &mut State, event: &Event) {
         let Some(log) = &self.log else { return };
+        Self::keep_timeout(state, log);
+        log.append(event);
+    }
+
+    /// Stores an answer, unless there is no room for it. Returns whether it was stored.
+    fn keep_answer(&self, state: &mut State, event: &Event) -> bool {
+        let Some(log) = &self.log else { return true };
+        Self::keep_timeout(state, log);
+        log.append_answer(event)
+    }
+
+    /// Stores the last timeout of the guest's wait, if it happened at the current move.
+    fn keep_timeout(state: &mut State, log: &Arc<dyn RunLog>) {
         if let Some(at) = state.timed_out.take()
             && at == state.at
         {
             log.append(&Event::TimedOut { at });
         }
-        log.append(event);
     }
 
     /// Stores the end of a call, unless an earlier process stored the same.
@@ -353,7 +369,9 @@ impl Boundary {
         }
         let at = state.at;
         let event = Event::Answered { at, call, took, result };
-        self.keep(&mut state, &event);
+        if !self.keep_answer(&mut state, &event) {
+            return;
+        }
         let Event::Answered { result, .. } = event else { return };
         state.arrived.push_back(Box::new(Arrival { at, call, took, result, charge }));
         drop(state);

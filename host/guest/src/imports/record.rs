@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::BuildHasher;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use super::refused::{KIND_BYTES, RefusedKind, RefusedUses};
 use rollout_core::budget::{Charge, Holder, Use};
 use rollout_core::error::Fault;
 use rollout_core::limits::Limits;
+use rollout_core::storage::{StorageAccount, StorageCharge};
 use rollout_core::telemetry::{Limit, LimitHits, RolloutTrace};
 use rollout_transcript::{SampleRecord, Transcript};
 use rollout_wire::id::SampleId;
@@ -232,6 +233,8 @@ pub(super) struct RecordState {
     bytes: usize,
     /// The charge for all stored data, artifacts and log included; `None` if nothing is charged.
     charge: Option<Charge>,
+    /// The charge of the same data to the tenant's quota of stored bytes, until the data is written.
+    storage: Option<StorageCharge>,
     /// Whether the record refuses further data.
     closed: bool,
     /// Number of tokens of all finished model calls.
@@ -295,23 +298,35 @@ impl RecordState {
         self.let_go(bytes);
     }
 
-    /// Charges bytes to the host's memory budget. If the budget is exhausted, the host ends a rollout, possibly this
-    /// one.
+    /// Charges bytes to the host's memory budget and to the tenant's quota of stored bytes. If the budget is exhausted,
+    /// the host ends a rollout, possibly this one; if the quota is, this one.
     pub(super) fn hold(&mut self, bytes: usize) -> Result<(), OverLimit> {
         if self.closed {
             return Err(OverLimit("the rollout is over".to_owned()));
         }
+        if let Some(storage) = &mut self.storage
+            && storage.grow(bytes).is_err()
+        {
+            return Err(OverLimit("the quota of stored bytes is used up".to_owned()));
+        }
         let Some(charge) = &mut self.charge else { return Ok(()) };
-        charge.grow(bytes).map_err(|over| {
+        let charged = charge.grow(bytes).map_err(|over| {
             self.hits.note_requested(Limit::MemoryBudget, over.used.saturating_add(over.asked));
             OverLimit(over.to_string())
-        })
+        });
+        if let (Err(_), Some(storage)) = (&charged, &mut self.storage) {
+            storage.shrink(bytes);
+        }
+        charged
     }
 
     /// Releases bytes that are no longer held.
     pub(super) fn let_go(&mut self, bytes: usize) {
         if let Some(charge) = &mut self.charge {
             charge.shrink_to(charge.bytes().saturating_sub(bytes));
+        }
+        if let Some(storage) = &mut self.storage {
+            storage.shrink(bytes);
         }
     }
 
@@ -392,6 +407,17 @@ impl Record {
     pub fn without_rollout(holder: Holder) -> Self {
         let kept = RecordState { charge: Some(holder.nothing(Use::Record)), ..RecordState::default() };
         Self { kept: kept.into(), holder: Some(holder), ..Self::default() }
+    }
+
+    /// Charges the record's data to the tenant's quota of stored bytes, too. To be called before the rollout runs.
+    pub fn charge_storage(&self, account: &Arc<StorageAccount>) {
+        self.lock().storage = Some(account.nothing());
+    }
+
+    /// Ends the charge to the tenant's quota of stored bytes when the data is written, because written data counts by
+    /// itself.
+    pub fn end_storage_charge(&self) {
+        drop(self.read().storage.take());
     }
 
     /// Charges data that a guest returned, before it is stored. The error names the limit.

@@ -31,6 +31,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::model::{Finished, GroupEvent, HOST_VERSION, RolloutRequest};
 use crate::seal::Seal;
+use rollout_core::storage::StorageAccount;
 use rollout_guest::imports::{Remains, Role, RunLog};
 use rollout_transcript::{Carried, Event, InvalidEvent};
 use rollout_wire::id::RolloutId;
@@ -134,6 +135,18 @@ impl Journal {
         self.store.set_bytes_max(bytes_max);
     }
 
+    /// Changes the maximum number of bytes of unfinished and finished rollouts together. Finished rollouts are deleted
+    /// as far as unfinished ones need their room.
+    pub fn set_total_bytes_max(&self, total_bytes_max: u64) {
+        self.store.set_total_bytes_max(total_bytes_max);
+    }
+
+    /// Returns an upper bound of the bytes on disk that are never deleted for new records: those of unfinished rollouts
+    /// and of unread results.
+    pub fn retained_bytes(&self) -> u64 {
+        self.store.retained_bytes()
+    }
+
     /// Checks that rollouts can be admitted.
     pub(super) fn check(&self) -> Result<(), JournalRefused> {
         self.store.check()
@@ -232,7 +245,7 @@ impl RolloutLog {
 
     /// Appends the history that a fork shares with another rollout.
     pub(super) fn append_past(&self, past: ForkPast) {
-        let workflow_log = self.run_log(Role::Workflow);
+        let workflow_log = self.run_log(Role::Workflow, None);
         past.events.iter().for_each(|event| workflow_log.append(event));
     }
 
@@ -280,9 +293,9 @@ impl RolloutLog {
         outcome::read(&self.0.read(outcome::is_part)?.events)
     }
 
-    /// Returns the log for a run's events.
-    pub(super) fn run_log(&self, role: Role) -> Arc<dyn RunLog> {
-        Arc::new(JournaledRun { log: self.clone(), base: base(role) })
+    /// Returns the log for a run's events, which are charged to `storage`.
+    pub(super) fn run_log(&self, role: Role, storage: Option<Arc<StorageAccount>>) -> Arc<dyn RunLog> {
+        Arc::new(JournaledRun { log: self.clone(), base: base(role), storage })
     }
 
     /// Returns the events of a run so far, in order. Reads files and blocks.
@@ -313,12 +326,28 @@ fn base(role: Role) -> u8 {
 struct JournaledRun {
     log: RolloutLog,
     base: u8,
+    storage: Option<Arc<StorageAccount>>,
 }
 
 impl RunLog for JournaledRun {
     fn append(&self, event: &Event) {
         let (kind, parts) = event.parts();
         self.log.append(self.base + kind, parts.into());
+        if let Some(storage) = &self.storage {
+            // Requests were charged before, and other events are small. If there is no room, the rollout is ended.
+            let _ = storage.check();
+        }
+    }
+
+    fn append_answer(&self, event: &Event) -> bool {
+        let (kind, parts) = event.parts();
+        let bytes = parts.iter().map(Bytes::len).sum();
+        let Ok(_charge) = self.storage.as_ref().map(|storage| storage.charge(bytes)).transpose() else {
+            return false;
+        };
+        // The charge is dropped after the event counts as written.
+        self.log.append(self.base + kind, parts.into());
+        true
     }
 
     fn room(&self) -> BoxFuture<'_, ()> {

@@ -86,7 +86,9 @@ impl Rollout {
         for (role, boundary) in [Role::Workflow, Role::Grader].into_iter().zip(&self.boundaries) {
             match boundary {
                 Some(boundary) => boundary.close_calls(&self.record),
-                None if self.resumed.is_some() => log.run_log(role).append(&Event::Cut { at: 0, calls: 0 }),
+                None if self.resumed.is_some() => {
+                    log.run_log(role, None).append(&Event::Cut { at: 0, calls: 0 })
+                }
                 None => {}
             }
         }
@@ -103,7 +105,7 @@ impl Rollout {
         let Some(log) = self.handle.log().cloned() else {
             return Ok(Arc::new(Boundary::new(of, None, Past::default())));
         };
-        let of_run = log.run_log(role);
+        let of_run = log.run_log(role, self.storage.clone());
         let past = match self.resumed {
             None => Past::default(),
             Some(_) => {

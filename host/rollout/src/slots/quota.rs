@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rollout_core::storage::{OverStorage, StorageQuota};
 use rollout_core::telemetry::Meter;
 use rollout_wire::quota::{Quota, Quotas};
 
@@ -68,6 +69,8 @@ pub struct AdmissionQuotas {
     owner: QuotaOwner,
     meter: Arc<Meter>,
     state: Mutex<State>,
+    /// The quota of bytes on disk that running rollouts are charged to.
+    storage: Option<Arc<StorageQuota>>,
 }
 
 #[derive(Debug)]
@@ -109,7 +112,19 @@ impl AdmissionQuotas {
     /// Creates a check of these quotas against the usage that a meter counts.
     pub fn new(owner: QuotaOwner, quotas: Quotas, meter: Arc<Meter>) -> Self {
         let tokens = burst(&quotas);
-        Self { owner, meter, state: Mutex::new(State { quotas, tokens, at: Instant::now(), stored: None }) }
+        let state = State { quotas, tokens, at: Instant::now(), stored: None };
+        Self { owner, meter, state: state.into(), storage: None }
+    }
+
+    /// Adds the quota of bytes on disk that running rollouts are charged to.
+    #[must_use]
+    pub fn with_storage(self, storage: Arc<StorageQuota>) -> Self {
+        Self { storage: Some(storage), ..self }
+    }
+
+    /// Returns the quota of bytes on disk that running rollouts are charged to, if there is one.
+    pub fn storage(&self) -> Option<&Arc<StorageQuota>> {
+        self.storage.as_ref()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -151,6 +166,11 @@ impl AdmissionQuotas {
                 let quota = Quota::StoredBytes;
                 return Err(OverQuota { quota, owner: self.owner, used, max, retry_after: None });
             }
+        }
+        if let Some(Err(OverStorage { used, max })) = self.storage.as_ref().map(|storage| storage.check_new())
+        {
+            let quota = Quota::StoredBytes;
+            return Err(OverQuota::until_less(quota, self.owner, used, max));
         }
         let used = self.meter.usage_on(now_secs / DAY_SECS);
         let tomorrow = Duration::from_secs(DAY_SECS - now_secs % DAY_SECS);

@@ -1,9 +1,11 @@
 //! The byte stream of a connection, with or without TLS.
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
@@ -30,6 +32,18 @@ macro_rules! either {
             }
         }
     };
+}
+
+impl ByteStream {
+    /// Returns whether the socket has bytes to read. Asks the kernel, because the runtime learns of new bytes only when it
+    /// polls the sockets next.
+    pub(super) fn has_unread_bytes(&self) -> bool {
+        let tcp = match self {
+            Self::Plain(tcp) => tcp,
+            Self::Encrypted(stream) => stream.get_ref().0,
+        };
+        SockRef::from(tcp).peek(&mut [MaybeUninit::uninit()]).is_ok_and(|bytes| bytes > 0)
+    }
 }
 
 impl AsyncRead for ByteStream {

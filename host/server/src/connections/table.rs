@@ -258,6 +258,10 @@ pub(super) struct TrackedConnection {
     hung_up: AtomicBool,
     /// The task that reads an upgraded connection.
     reader: AtomicWaker,
+    /// Whether the next read looks into the socket if there seems to be nothing to read.
+    looks: AtomicBool,
+    /// Whether the socket had unread bytes at the last look.
+    has_unread_bytes: AtomicBool,
 }
 
 /// Position of a connection in the table.
@@ -299,7 +303,8 @@ impl Table {
         inner.add(None);
         let (id, signal) = (inner.opened, Arc::<CloseSignal>::default());
         let position = Mutex::new(Position { stage: Stage::New, since: Instant::now(), owner: None });
-        let (is_response_complete, unread_body, hung_up, reader) = Default::default();
+        let (is_response_complete, unread_body, hung_up, reader, looks, has_unread_bytes) =
+            Default::default();
         Arc::new(TrackedConnection {
             table: self.clone(),
             id,
@@ -309,6 +314,8 @@ impl Table {
             unread_body,
             hung_up,
             reader,
+            looks,
+            has_unread_bytes,
         })
     }
 
@@ -405,7 +412,7 @@ impl TrackedConnection {
     /// Returns whether the connection was asked to close and descriptors are running out.
     pub(crate) fn is_overdue(&self) -> bool {
         let inner = self.table.lock();
-        self.signal.since().is_some() && inner.open + inner.closing.len() >= inner.max + CALLERS_SPARE / 2
+        self.is_closing() && inner.open + inner.closing.len() >= inner.max + CALLERS_SPARE / 2
     }
 
     /// Returns whether the connection must close after the current response: the server is full, and the owner has more
@@ -425,6 +432,33 @@ impl TrackedConnection {
         if matches!(self.stage(), Stage::New | Stage::Idle) {
             self.set_stage(Stage::Head);
         }
+    }
+
+    /// Has the next reads look into the socket, until [`end_look`](Self::end_look).
+    pub(crate) fn begin_look(&self) {
+        self.has_unread_bytes.store(false, Ordering::Relaxed);
+        self.looks.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a read has to look into the socket.
+    pub(crate) fn looks(&self) -> bool {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the socket has unread bytes, although there seemed to be nothing to read.
+    pub(crate) fn on_unread_bytes(&self) {
+        self.has_unread_bytes.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends a look. Returns whether the socket has unread bytes.
+    pub(crate) fn end_look(&self) -> bool {
+        self.looks.store(false, Ordering::Relaxed);
+        self.has_unread_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the connection was asked to close.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.signal.since().is_some()
     }
 
     /// Notes that there was nothing to read.

@@ -113,3 +113,50 @@ async fn a_new_connection_is_crowded_while_all_others_are_in_progress() {
     tokio::time::timeout(Duration::from_secs(60), free).await.unwrap();
     server.abort();
 }
+
+/// Reads the head of a response and a body of this length.
+async fn read_response(stream: &mut TcpStream, body: &str) -> String {
+    let mut response = String::new();
+    while !response.ends_with(&format!("\r\n\r\n{body}")) {
+        response.push(char::from(stream.read_u8().await.expect("the connection is answered")));
+    }
+    response
+}
+
+#[tokio::test]
+async fn a_request_that_has_arrived_is_answered_before_its_connection_makes_room() {
+    const REQUEST: &[u8] = b"GET /plain HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    for is_first in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut caller = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        caller.set_nodelay(true).unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let table = Table::new(1);
+        let context = ConnectionContext {
+            router: Router::new().route("/plain", get(async || "plain")),
+            is_crowded: false,
+            leaving: CancellationToken::new(),
+            tracked: table.enter(),
+        };
+        let tracked = context.tracked.clone();
+        let server = tokio::spawn(serve_connection(stream, None, context, CancellationToken::new()));
+        if !is_first {
+            caller.write_all(REQUEST).await.unwrap();
+            let response = read_response(&mut caller, "plain").await;
+            assert!(!response.contains("connection: close"), "{response}");
+        }
+        let silent = if is_first { Stage::Head } else { Stage::Idle };
+        while tracked.stage() != silent {
+            tokio::task::yield_now().await;
+        }
+
+        // Without a pause between both, so that the runtime does not know of the request yet.
+        assert_eq!(caller.try_write(REQUEST).unwrap(), REQUEST.len());
+        assert!(table.make_room());
+
+        let response = read_response(&mut caller, "plain").await;
+        assert!(response.contains("connection: close"), "{response}");
+        assert_eq!(caller.read(&mut [0]).await.unwrap(), 0, "then the connection is closed");
+        tokio::time::timeout(Duration::from_secs(60), server).await.unwrap().unwrap();
+    }
+}

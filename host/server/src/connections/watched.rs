@@ -76,6 +76,9 @@ impl AsyncRead for CallerStream {
         let before = buf.filled().len();
         let Poll::Ready(result) = Pin::new(&mut self.bytes).poll_read(cx, buf) else {
             self.tracked.on_read_pending();
+            if self.tracked.looks() && self.bytes.has_unread_bytes() {
+                self.tracked.on_unread_bytes();
+            }
             return Poll::Pending;
         };
         if buf.filled().len() > before {

@@ -12,6 +12,7 @@ use super::{Inner, TenantError, Tenants};
 use crate::admin::{Deployments, network_rules};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId, TenantUsage};
 use rollout_core::budget::Budget;
+use rollout_core::storage::StorageQuota;
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
 use rollout_outbound::Transport;
 use rollout_rollout::{
@@ -107,10 +108,14 @@ impl OpenTenant {
             ..meter.today()
         };
         meter.set(noted);
+        let kept_in = journal.clone();
+        let storage =
+            StorageQuota::new(move || kept_in.as_ref().map_or(0, |journal| journal.retained_bytes()));
+        let quotas = AdmissionQuotas::new(QuotaOwner::Tenant, info.quotas.clone(), meter);
         let tenant = Arc::new(Self {
             id,
             slots: inner.pool.tenant(share(&info.quotas)),
-            quotas: Arc::new(AdmissionQuotas::new(QuotaOwner::Tenant, info.quotas.clone(), meter)),
+            quotas: Arc::new(quotas.with_storage(storage)),
             transport: inner.transport.for_tenant(network_rules(&info.network)),
             budget: inner.platform.budget().for_others(),
             journal,
@@ -383,11 +388,19 @@ impl OpenTenant {
         StoredBytes::new(stored_bytes(&self.folder), move || size().saturating_sub(before))
     }
 
-    /// Limits the bytes of finished rollouts, so that they never use up this quota. Must be called within the runtime.
+    /// Limits the bytes of finished rollouts, so that they never use up this quota, and those of unfinished ones. Must be
+    /// called within the runtime.
     fn set_retention(&self, quota: Option<u64>) {
         let [in_journal, in_files] = retained_bytes_max(quota, self.artifact_root.is_some());
         if let Some(journal) = &self.journal {
             journal.set_bytes_max(self.retention.journal_bytes_max.min(in_journal.unwrap_or(u64::MAX)));
+        }
+        let room = quota.zip(in_journal);
+        if let Some(journal) = &self.journal {
+            journal.set_total_bytes_max(room.map_or(u64::MAX, |(_, room)| room));
+        }
+        if let Some(storage) = self.quotas.storage() {
+            storage.set(room);
         }
         if let Some(root) = &self.artifact_root {
             root.set_bytes_max([self.retention.artifact_bytes_max, in_files].into_iter().flatten().min());
