@@ -386,10 +386,9 @@ async fn a_group_grader_in_python_rates_a_group() {
         assert_eq!(results[1]["sample"]["metrics"]["before"], 1.0, "the label is 2: {results:#?}");
         assert_eq!(results[1]["sample"]["metrics"]["failed"], 0.0);
     }
-    for (group, message) in [
-        ("reject", "group grader: there is no order among 2 samples"),
-        ("forget", "did not rate sample"),
-    ] {
+    for (group, message) in
+        [("reject", "group grader: there is no order among 2 samples"), ("forget", "did not rate sample")]
+    {
         let admitted = admit(&host, &controller, group, 2).await;
         let result = host.result(&admitted[0]).await;
         let found = result["err_message"].as_str().unwrap_or_default();

@@ -61,6 +61,8 @@ mod eval_journal;
 mod export;
 #[path = "fork.rs"]
 mod fork;
+#[path = "groups.rs"]
+mod groups;
 #[path = "isolation.rs"]
 mod isolation;
 #[path = "javascript.rs"]
@@ -123,6 +125,8 @@ mod serve_c;
 mod serve_d;
 #[path = "serve_tls.rs"]
 mod serve_tls;
+#[path = "shared_catalog.rs"]
+mod shared_catalog;
 #[path = "shares.rs"]
 mod shares;
 #[path = "slots.rs"]
