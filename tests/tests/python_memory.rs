@@ -1,7 +1,8 @@
 //! Tests of the private memory of a Python rollout.
 
 use rollout_tests::{
-    Admitted, Controller, TestHost, instances_rest, memory_kib, page_faults, private_pages, python_guest, until,
+    Admitted, Controller, TestHost, instances_rest, memory_kib, page_faults, private_pages, python_guest,
+    until,
 };
 
 /// Maximum number of regions that the engine restores itself when an instance ends.

@@ -279,7 +279,8 @@ impl BusyThreads {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         // The runtime has as many threads.
         let share = RuntimeShare::new(threads);
-        let queue = Arc::new(Queue { ticker, rester, share, state: Mutex::default(), pushed: Condvar::new() });
+        let queue =
+            Arc::new(Queue { ticker, rester, share, state: Mutex::default(), pushed: Condvar::new() });
         let owner = Owner(queue.clone());
         for _ in 0..threads {
             let queue = queue.clone();
