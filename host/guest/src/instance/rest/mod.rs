@@ -23,8 +23,8 @@ use futures_util::task::AtomicWaker;
 
 use difference::{Difference, Scratch};
 use pages::PageMap;
-use place::Place;
 pub(super) use place::Placed;
+use place::{Noting, Place};
 
 /// Time that a guest waits before its memory is put to rest, at least. It is at most twice as long.
 const DELAY: Duration = Duration::from_secs(1);
@@ -298,10 +298,11 @@ pub(super) struct Awake<'a, R>(&'a mut Run<R>);
 
 impl<R> Awake<'_, R> {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<R> {
-        place::take();
+        let noting = Noting::begin();
         let polled = self.0.future.as_mut().poll(cx);
+        let noted = noting.end();
         let MemoryOfRun { rester: Rester(rester), waiting } = &mut self.0.memory;
-        if let (Poll::Pending, Some(_), Some(place)) = (&polled, rester, place::take()) {
+        if let (Poll::Pending, Some(_), Some(place)) = (&polled, rester, noted) {
             waiting.get_or_insert_default().lock().note(place);
         }
         polled
