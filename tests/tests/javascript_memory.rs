@@ -10,6 +10,7 @@ async fn each_more_waiting_javascript_rollout_takes_little_memory() {
     const MANY: usize = 160;
     /// Maximum number of private pages of the image that an instance at rest has.
     const PAGES_AT_REST_MAX: usize = 16;
+    /// Maximum of each further rollout at rest. 180 were measured, 31 of them words that differ from the image.
     const EACH_KIB_MAX: u64 = 220;
     if !has_javascript() {
         return;

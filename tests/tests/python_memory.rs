@@ -14,6 +14,7 @@ const PAGES_AT_REST_MAX: usize = 16;
 #[tokio::test]
 async fn a_waiting_python_rollout_has_few_private_pages_in_few_regions() {
     const ROLLOUTS: usize = 6;
+    const ROLLOUTS_MAX: usize = 48;
     const PAGES_MAX: usize = 100;
     let controller = Controller::start().await;
     let host = TestHost::of_component(python_guest("examples/one-turn/python"))
@@ -25,16 +26,17 @@ async fn a_waiting_python_rollout_has_few_private_pages_in_few_regions() {
     controller.hold();
     let mut waiting = Vec::new();
     let mut instances = before.clone();
-    for count in 1..=ROLLOUTS {
+    let mut at_work = 0;
+    // The memory of one rests when it has waited for a second, which this process may sleep through.
+    while at_work < ROLLOUTS && waiting.len() < ROLLOUTS_MAX {
         waiting.push(host.admit(&controller.rollout("What is 2 + 2?").label("4")).await);
-        controller.chats_arrived(count).await;
-        // Before its memory rests, which happens when it has waited for a second.
+        controller.chats_arrived(waiting.len()).await;
         for (place, pages) in private_pages(&host) {
             instances.entry(place).or_default().extend(pages);
         }
+        at_work = instances.values().filter(|pages| pages.len() > PAGES_MAX / 2).count();
     }
 
-    let at_work = instances.values().filter(|pages| pages.len() > PAGES_MAX / 2).count();
     assert!(at_work >= ROLLOUTS, "{at_work} instances of {}", instances.len());
     assert!(before.len() < ROLLOUTS, "{} instances for settings", before.len());
     for (place, pages) in instances {
@@ -46,7 +48,7 @@ async fn a_waiting_python_rollout_has_few_private_pages_in_few_regions() {
             pages.len()
         );
     }
-    instances_rest(&host, ROLLOUTS, PAGES_AT_REST_MAX).await;
+    instances_rest(&host, waiting.len(), PAGES_AT_REST_MAX).await;
     controller.release();
     for admitted in waiting {
         let result = host.result(&admitted).await;
@@ -59,7 +61,8 @@ async fn sixty_four_waiting_python_rollouts_take_little_memory_and_each_more_tak
     const FEW: usize = 64;
     const MANY: usize = 256;
     const FEW_KIB_MAX: u64 = 150 << 10;
-    /// Maximum of each further rollout at rest.
+    /// Maximum of each further rollout at rest. 236 were measured: 130 of the engine's record of the instance, 12 of words
+    /// that differ from the image, and the rest of stacks, tables and the host.
     const EACH_KIB_MAX: u64 = 266;
     let controller = Controller::start().await;
     let host = TestHost::of_component(python_guest("examples/one-turn/python")).start().await;

@@ -15,14 +15,23 @@ const WORD_BYTES: usize = 4;
 
 /// Content of memory that differs from what is mapped: runs of words, each with its distance from the end of the
 /// previous one, its number of bytes, and its bytes. The first distance is an address.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Difference {
+    encoded: Box<[u8]>,
+}
+
+/// Buffers that are used for one guest after the other.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// The private pages, in runs.
+    pub(super) runs: Vec<Range<usize>>,
+    copy: Vec<u8>,
     encoded: Vec<u8>,
-    /// Address of the end of the last run.
+    /// Address of the end of the last encoded run.
     end: usize,
 }
 
-/// Numbers of one [`Difference::take`].
+/// Numbers of one [`Scratch::take`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Taken {
     /// Number of pages that were returned to the kernel.
@@ -31,23 +40,24 @@ pub(super) struct Taken {
     pub(super) dense_pages: usize,
 }
 
-impl Difference {
-    /// Returns the pages in these runs to the kernel and keeps the difference. Stops early if `is_wanted` returns true:
-    /// then the remaining pages stay as they are.
+impl Scratch {
+    /// Returns the pages in its runs to the kernel and keeps the difference. Stops early if `is_wanted` returns true or
+    /// the kernel fails: then the remaining pages stay as they are.
     ///
     /// # Safety
     ///
-    /// The addresses are private pages of a writable mapping, and nothing else reads or writes them until
-    /// [`Self::restore`] has been called.
+    /// The addresses are private pages of writable mappings, in their order, and nothing else reads or writes them until
+    /// [`Difference::restore`] has been called.
     pub(super) unsafe fn take(
         &mut self,
         pages: &PageMap,
-        runs: &[Range<usize>],
         is_wanted: impl Fn() -> bool,
-    ) -> std::io::Result<Taken> {
+    ) -> (Difference, Taken) {
         let page_bytes = pages.page_bytes();
-        let mut copy = Vec::with_capacity(PAGES_AT_ONCE * page_bytes);
+        let (runs, mut copy) = (std::mem::take(&mut self.runs), std::mem::take(&mut self.copy));
         let mut taken = Taken::default();
+        self.encoded.clear();
+        self.end = 0;
         let batches = runs.iter().flat_map(|run| {
             let starts = run.clone().step_by(PAGES_AT_ONCE * page_bytes);
             starts.map(|start| start..run.end.min(start + PAGES_AT_ONCE * page_bytes))
@@ -64,7 +74,8 @@ impl Difference {
             if let Err(error) = returned {
                 // SAFETY: the caller's. Some of the pages may have been returned.
                 unsafe { write(batch.start, &copy) };
-                return Err(error);
+                tracing::debug!(%error, "the kernel does not take back the memory of a waiting guest");
+                break;
             }
             for (start, copy) in batch.step_by(page_bytes).zip(copy.chunks_exact(page_bytes)) {
                 let (length, end) = (self.encoded.len(), self.end);
@@ -81,43 +92,17 @@ impl Difference {
                 }
             }
         }
-        self.encoded.shrink_to_fit();
-        Ok(taken)
-    }
-
-    /// Returns its size in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.encoded.len()
-    }
-
-    /// Writes the difference back.
-    ///
-    /// # Safety
-    ///
-    /// The memory that was given to [`Self::take`] is still mapped, and nothing else reads or writes it.
-    pub(super) unsafe fn restore(self) {
-        let mut rest = self.encoded.as_slice();
-        let mut address = 0;
-        while !rest.is_empty() {
-            address += number(&mut rest);
-            let length = number(&mut rest);
-            let (run, after) = rest.split_at(length);
-            // SAFETY: the caller's; the run was read from this address.
-            unsafe { write(address, run) };
-            address += length;
-            rest = after;
-        }
+        (self.runs, self.copy) = (runs, copy);
+        (Difference { encoded: self.encoded.as_slice().into() }, taken)
     }
 
     /// Adds the words of a page that differ from the mapped ones.
     fn add(&mut self, start: usize, page: &[u8], mapped: &[u8]) {
         let mut run: Option<Range<usize>> = None;
-        for (part, (own, other)) in page.chunks(PART_BYTES).zip(mapped.chunks(PART_BYTES)).enumerate() {
-            if own == other {
-                continue;
-            }
-            let words = own.chunks(WORD_BYTES).zip(other.chunks(WORD_BYTES)).enumerate();
-            for (word, _) in words.filter(|(_, (own, other))| own != other) {
+        let parts = page.as_chunks::<PART_BYTES>().0.iter().zip(mapped.as_chunks::<PART_BYTES>().0);
+        for (part, (own, other)) in parts.enumerate().filter(|(_, (own, other))| own != other) {
+            let words = own.as_chunks::<WORD_BYTES>().0.iter().zip(other.as_chunks::<WORD_BYTES>().0);
+            for (word, _) in words.enumerate().filter(|(_, (own, other))| own != other) {
                 let at = part * PART_BYTES + word * WORD_BYTES;
                 match run.as_mut().filter(|run| run.end == at) {
                     Some(run) => run.end += WORD_BYTES,
@@ -149,7 +134,33 @@ impl Difference {
     }
 }
 
-/// Reads a number of [`Difference::push_number`].
+impl Difference {
+    /// Returns its size in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.encoded.len()
+    }
+
+    /// Writes the difference back.
+    ///
+    /// # Safety
+    ///
+    /// The memory that it was [taken](Scratch::take) from is still mapped, and nothing else reads or writes it.
+    pub(super) unsafe fn restore(self) {
+        let mut rest = &*self.encoded;
+        let mut address = 0;
+        while !rest.is_empty() {
+            address += number(&mut rest);
+            let length = number(&mut rest);
+            let (run, after) = rest.split_at(length);
+            // SAFETY: the caller's; the run was read from this address.
+            unsafe { write(address, run) };
+            address += length;
+            rest = after;
+        }
+    }
+}
+
+/// Reads a number of [`Scratch::push_number`].
 fn number(from: &mut &[u8]) -> usize {
     let mut number = 0;
     let mut shift = 0;

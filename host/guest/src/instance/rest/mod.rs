@@ -1,7 +1,7 @@
 //! Memory of guests that wait for long.
 //!
 //! A guest writes to a few words of many pages, and the kernel copies each of these pages from the component's initial
-//! memory. While the guest waits for a model, it needs none of them. So a thread [returns](Difference::take) the private
+//! memory. While the guest waits for a model, it needs none of them. So a thread [returns](Scratch::take) the private
 //! pages of each guest that has waited for [`DELAY`] to the kernel and keeps only the words that differ from the initial
 //! memory. They are written back before the guest is polled again.
 //!
@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::task::AtomicWaker;
 
-use difference::{Difference, Taken};
+use difference::{Difference, Scratch};
 use pages::PageMap;
-use place::Place;
 pub(super) use place::Placed;
+use place::{Noting, Place};
 
 /// Time that a guest waits before its memory is put to rest, at least. It is at most twice as long.
 const DELAY: Duration = Duration::from_secs(1);
@@ -34,6 +34,10 @@ const ROUND: Duration = Duration::from_millis(50);
 
 /// Number of private pages that are worth the work.
 const PAGES_MIN: usize = 8;
+
+/// Maximum number of pages of one guest that rest. Each is copied by the kernel when the guest is woken, on a thread for
+/// which others wait.
+const PAGES_MAX: usize = 512;
 
 /// The thread that puts memory to rest. Cheap to clone; it ends when the last clone is dropped.
 #[derive(Clone)]
@@ -99,9 +103,10 @@ impl Queue {
     }
 
     fn work(&self) {
+        let mut scratch = Scratch::default();
         while let Some(memory) = self.next() {
             let Some(memory) = memory.upgrade() else { continue };
-            if memory.look(&self.pages, self.delay) == Look::Later {
+            if memory.look(&self.pages, &mut scratch, self.delay) == Look::Later {
                 self.push(Arc::downgrade(&memory));
             }
             std::thread::yield_now();
@@ -172,7 +177,7 @@ impl WaitingMemory {
     }
 
     /// Puts the memory to rest if its guest has waited for `delay`.
-    fn look(&self, pages: &PageMap, delay: Duration) -> Look {
+    fn look(&self, pages: &PageMap, scratch: &mut Scratch, delay: Duration) -> Look {
         let look = match self.try_lock() {
             Some(mut state) if state.at_rest.is_some() => {
                 state.queued = false;
@@ -181,8 +186,9 @@ impl WaitingMemory {
             Some(mut state) if state.since.is_some_and(|since| since.elapsed() >= delay) => {
                 state.queued = false;
                 // SAFETY: the guest waits, and is neither polled nor dropped without this lock.
-                if let Err(error) = unsafe { state.put_to_rest(pages, || self.is_wanted()) } {
-                    tracing::debug!(%error, "cannot put the memory of a waiting guest to rest");
+                let done = unsafe { state.put_to_rest(pages, scratch, || self.is_wanted()) };
+                if let Err(error) = done {
+                    tracing::debug!(%error, "cannot read which pages of a waiting guest are private");
                 }
                 Look::Done
             }
@@ -204,22 +210,24 @@ impl MemoryState {
     unsafe fn put_to_rest(
         &mut self,
         pages: &PageMap,
+        scratch: &mut Scratch,
         is_wanted: impl Fn() -> bool,
-    ) -> std::io::Result<Taken> {
-        let mut runs = Vec::new();
+    ) -> std::io::Result<()> {
+        let runs = &mut scratch.runs;
+        runs.clear();
         for Place { start, bytes } in &self.places {
-            pages.private(*start..start + bytes, &mut runs)?;
+            pages.private(*start..start + bytes, PAGES_MAX, runs)?;
         }
         let private: usize = runs.iter().map(|run| run.len() / pages.page_bytes()).sum();
         if private < PAGES_MIN {
-            return Ok(Taken::default());
+            return Ok(());
         }
-        let difference = self.at_rest.get_or_insert_default();
         // SAFETY: the caller's; all pages of these memories are mapped and writable.
-        let taken = unsafe { difference.take(pages, &runs, is_wanted) }?;
+        let (difference, taken) = unsafe { scratch.take(pages, is_wanted) };
         let (pages, dense_pages, bytes) = (taken.pages, taken.dense_pages, difference.bytes());
         tracing::trace!(pages, dense_pages, bytes, "put the memory of a waiting guest to rest");
-        Ok(taken)
+        self.at_rest = Some(difference);
+        Ok(())
     }
 
     fn wake(&mut self) {
@@ -290,10 +298,11 @@ pub(super) struct Awake<'a, R>(&'a mut Run<R>);
 
 impl<R> Awake<'_, R> {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<R> {
-        place::take();
+        let noting = Noting::begin();
         let polled = self.0.future.as_mut().poll(cx);
+        let noted = noting.end();
         let MemoryOfRun { rester: Rester(rester), waiting } = &mut self.0.memory;
-        if let (Poll::Pending, Some(_), Some(place)) = (&polled, rester, place::take()) {
+        if let (Poll::Pending, Some(_), Some(place)) = (&polled, rester, noted) {
             waiting.get_or_insert_default().lock().note(place);
         }
         polled

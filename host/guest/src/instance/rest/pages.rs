@@ -33,21 +33,28 @@ impl PageMap {
         self.page_bytes
     }
 
-    /// Appends the addresses of the private pages in a range of addresses, in runs.
+    /// Appends the addresses of the private pages in a range of addresses, in runs of together at most `pages_max` pages.
+    /// The kernel's page of zeros, which is mapped where memory was only read, is among them.
     pub(super) fn private(
         &self,
         addresses: Range<usize>,
+        pages_max: usize,
         runs: &mut Vec<Range<usize>>,
     ) -> std::io::Result<()> {
         let mut page = addresses.start.div_ceil(self.page_bytes);
         let end = addresses.end / self.page_bytes;
         let mut entries = [0; PAGES_AT_ONCE * 8];
+        let mut count: usize = runs.iter().map(|run| run.len() / self.page_bytes).sum();
         while page < end {
             let entries = &mut entries[..(end - page).min(PAGES_AT_ONCE) * 8];
             self.file.read_exact_at(entries, page as u64 * 8)?;
             for entry in entries.as_chunks().0 {
                 let entry = u64::from_ne_bytes(*entry);
+                if count == pages_max {
+                    return Ok(());
+                }
                 if entry & (PRESENT | SWAPPED) != 0 && entry & OF_A_FILE == 0 {
+                    count += 1;
                     let start = page * self.page_bytes;
                     match runs.last_mut().filter(|run| run.end == start) {
                         Some(run) => run.end += self.page_bytes,
@@ -73,7 +80,7 @@ impl PageMap {
         let first = start.cast::<u8>();
         let pages = || {
             let mut runs = Vec::new();
-            self.private(start.addr()..start.addr() + bytes, &mut runs).ok()?;
+            self.private(start.addr()..start.addr() + bytes, bytes, &mut runs).ok()?;
             Some(runs)
         };
         // SAFETY: the byte lies in the mapping, which is writable.

@@ -22,9 +22,25 @@ thread_local! {
     static SEEN: Cell<Option<Place>> = const { Cell::new(None) };
 }
 
-/// Returns the memory that was noted on this thread since the last call.
-pub(super) fn take() -> Option<Place> {
-    SEEN.take()
+/// The poll of one guest on this thread. No memory is noted before and after it, even if it panics.
+pub(super) struct Noting(());
+
+impl Noting {
+    pub(super) fn begin() -> Self {
+        SEEN.set(None);
+        Self(())
+    }
+
+    /// Returns the memory that was noted since the beginning.
+    pub(super) fn end(self) -> Option<Place> {
+        SEEN.take()
+    }
+}
+
+impl Drop for Noting {
+    fn drop(&mut self) {
+        SEEN.set(None);
+    }
 }
 
 /// A parameter of an import that notes the memory that it is read from.
