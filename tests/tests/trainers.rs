@@ -49,7 +49,8 @@ fn requested(variable: &str, environment: &str) -> Option<PathBuf> {
 /// Runs the scenarios of a driver, which must all succeed.
 async fn drive(python: PathBuf, driver: &str, at_least: usize) {
     let _alone = alone().await;
-    let _components = (guest("conform"), guest("grouped"), example("example-one-turn"), example("example-calculator"));
+    let _components =
+        (guest("conform"), guest("grouped"), example("example-one-turn"), example("example-calculator"));
     let guests = guest("conform").parent().expect("a guest is in a folder").to_owned();
     let mut command = Command::new(python);
     command

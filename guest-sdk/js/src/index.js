@@ -16,6 +16,7 @@ export {
 } from './errors.js';
 export { defineAgentLoop } from './agent-loop.js';
 export { defineGrader } from './grader.js';
+export { defineGroupGrader } from './group-grader.js';
 export { defineSettings } from './settings.js';
 export { defineTools } from './tools.js';
 export { defineWorkflow } from './workflow.js';

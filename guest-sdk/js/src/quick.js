@@ -20,6 +20,7 @@ const IMPORTS = { artifacts, calls, context, log, models, observations, samples,
 const FUNCTIONS = {
   workflow: { run: true },
   agentLoop: { name: false, getTools: true, run: true },
+  groupGrader: { gradeGroup: true },
   grader: { grade: true },
   settings: { declare: false },
   tools: { describe: false, call: false },

@@ -20,8 +20,8 @@ use super::host::Host;
 use super::journal::{Continuation, ForkPast, RolloutLog, ServedAs};
 use super::limit_table::{self, RunTimes};
 use super::model::{
-    AgentForm, Failure, FailureKind, Finished, FinishedSample, GroupDecision, GroupOutcome, HOST_VERSION, LoopReport,
-    Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
+    AgentForm, Failure, FailureKind, Finished, FinishedSample, GroupDecision, GroupOutcome, HOST_VERSION,
+    LoopReport, Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
 };
 use super::outcome_counter::OutcomeCounter;
 use super::slots::{Entered, Handle, SlotGuard};

@@ -33,9 +33,10 @@ pub(crate) struct Tools {
 }
 
 /// Exports of the author's module: name in the module, name in the bundle, and interface of the contract.
-const PARTS: [(&str, &str, &str); 5] = [
+const PARTS: [(&str, &str, &str); 6] = [
     ("workflow", "workflow", "workflow"),
     ("agentLoop", "agentLoop", "agent-loop"),
+    ("groupGrader", "groupGrader", "group-grader"),
     ("grader", "grader", "grader"),
     ("settings", "settings", "settings"),
     ("tools", "tool", "tool"),

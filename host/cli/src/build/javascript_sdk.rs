@@ -24,6 +24,7 @@ const SDK: &[(&str, &str)] = sdk![
     "src/conversation.js",
     "src/errors.js",
     "src/grader.js",
+    "src/group-grader.js",
     "src/host-tools.js",
     "src/host.js",
     "src/index.d.ts",
