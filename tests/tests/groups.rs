@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rollout_tests::{
-    Admitted, Answers, Controller, Oracle, RolloutRequest, Serve, Start, TestHost, guest, project_root,
-    python_program, rollout_host, until,
+    Admitted, Answers, Controller, Oracle, RolloutRequest, Serve, Start, TestHost, guest, has_javascript,
+    javascript_guest, project_root, python_program, rollout_host, until,
 };
 use serde_json::{Value, json};
 
@@ -274,6 +274,25 @@ async fn a_cancelled_member_stays_out_of_its_group_after_the_death_of_its_host()
     assert_eq!(ends[0]["group"]["failed"][0]["rollout_id"], gone.id.as_str());
 }
 
+#[tokio::test]
+async fn a_group_is_decided_once_whenever_its_host_dies() {
+    let controller = Controller::start().await;
+    // Each request to the judge has another answer, so that two decisions would differ.
+    let judge = Oracle::start(Answers::New).await;
+    let config = format!("[journal]\ndir = 'journal'\n[judge]\nurl = '{}'\nmodel = 'judge'\n", judge.url());
+    let serve = TestHost::of("grouped").config(&config);
+    let mut host = serve.clone().start().await;
+    for round in 0..6 {
+        let admitted = admit(&host, &controller, &format!("judged-{round}"), 3).await;
+        let (first, rest) = admitted.split_at(round % 3);
+        let mut ends = results(&host, first).await;
+        host = host.killed(&serve).await;
+        ends.extend(results(&host, rest).await);
+        let rewards = rewards(&ends);
+        assert!(rewards[0].is_some() && rewards.iter().all(|one| *one == rewards[0]), "{round}: {ends:#?}");
+    }
+}
+
 /// Returns options of a host for a guest in which every turn depends on the previous ones.
 fn long_way(judge_url: &str, limits: &str) -> Serve {
     let tools = guest("tool_kit");
@@ -376,8 +395,21 @@ async fn python_guest(folder: &Path) -> PathBuf {
 #[tokio::test]
 async fn a_group_grader_in_python_rates_a_group() {
     let folder = tempfile::tempdir().unwrap();
+    check_group_grader(python_guest(folder.path()).await).await;
+}
+
+#[tokio::test]
+async fn a_group_grader_in_typescript_rates_a_group() {
+    if has_javascript() {
+        let built = tokio::task::spawn_blocking(|| javascript_guest("tests/guests/js/grouped"));
+        check_group_grader(built.await.unwrap()).await;
+    }
+}
+
+/// Checks a plugin that does what the guest in Rust does.
+async fn check_group_grader(component: PathBuf) {
     let controller = Controller::start().await;
-    let host = TestHost::of_component(python_guest(folder.path()).await).start().await;
+    let host = TestHost::of_component(component).start().await;
 
     for group in ["returned", "rated"] {
         let admitted = admit(&host, &controller, group, 3).await;

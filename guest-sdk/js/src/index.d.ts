@@ -258,6 +258,69 @@ export function defineGrader<S extends AnySettings | undefined = undefined>(
   options?: PartOptions<S>,
 ): Part<'grader'>;
 
+/** A sample of a group. */
+export interface GroupSample {
+  /** Number of the sample's member. */
+  readonly member: number;
+  /** The sample's id, which is unique within its member. */
+  readonly id: string;
+  /** The conversation as the workflow recorded it. */
+  readonly messages: Message[];
+  /** Measurements of workflow and grader. */
+  readonly metrics: Record<string, number>;
+  /** Reward by the grader or the agent loop, if there is one. */
+  readonly reward: number | undefined;
+  /** Text of the model's last message, empty if there is none. */
+  readonly text: string;
+  /** Returns the text after the last marker in the model's last message. */
+  answerAfter(marker: string): string | undefined;
+  /** Sets the sample's reward: a finite number, `true` for 1, `false` for 0. */
+  rate(reward: number | boolean): void;
+  /** Adds a finite measurement to those of workflow and grader. */
+  metric(name: string, value: number | boolean): void;
+}
+
+/** A member of a group with its samples. */
+export interface GroupMember {
+  /** Number of the member in the group, from 0. */
+  readonly number: number;
+  readonly rolloutId: string;
+  /** Ground truth in the data set's row, if there is one. */
+  readonly label: string | undefined;
+  readonly samples: readonly GroupSample[];
+}
+
+/** A member of a group without samples to rate. */
+export interface FailedMember {
+  /** Number of the member in the group, from 0. */
+  readonly number: number;
+  /** Reason why it failed or never began. */
+  readonly reason: string;
+}
+
+/** The group to be graded. Configuration and metadata are those of the first member with samples. */
+export interface GroupContext<S = undefined> extends RolloutContext<S> {
+  /** The group's id, which the caller chose. */
+  readonly id: string;
+  /** Number of members, including those that failed. */
+  readonly size: number;
+  /** Members with samples, by number. */
+  readonly members: readonly GroupMember[];
+  /** Samples of all members. */
+  readonly samples: readonly GroupSample[];
+  /** The other members, by number. */
+  readonly failed: readonly FailedMember[];
+}
+
+/**
+ * Defines the plugin's group grader, to be exported as `groupGrader`. It rates each of `ctx.samples`, or returns their
+ * rewards in the same order. An error leaves every member of the group without a reward.
+ */
+export function defineGroupGrader<S extends AnySettings | undefined = undefined>(
+  gradeGroup: (ctx: GroupContext<S>) => Awaitable<readonly (number | boolean)[] | void | undefined>,
+  options?: PartOptions<S>,
+): Part<'groupGrader'>;
+
 /** Parameters of a run of an agent loop. */
 export interface LoopRequest<S = undefined> extends RolloutContext<S> {
   /** The prompt. */

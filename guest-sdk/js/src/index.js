@@ -17,6 +17,7 @@ export {
 export { defineAgentLoop } from './agent-loop.js';
 export { defineEnvironment, turn } from './environment.js';
 export { defineGrader } from './grader.js';
+export { defineGroupGrader } from './group-grader.js';
 export { defineSettings } from './settings.js';
 export { defineTools } from './tools.js';
 export { defineWorkflow } from './workflow.js';

@@ -5,6 +5,7 @@ const parts = new WeakMap();
 const DEFINED_BY = {
   workflow: 'defineWorkflow',
   agentLoop: 'defineAgentLoop',
+  groupGrader: 'defineGroupGrader',
   grader: 'defineGrader',
   environment: 'defineEnvironment',
   settings: 'defineSettings',

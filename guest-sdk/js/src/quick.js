@@ -20,6 +20,7 @@ const IMPORTS = { artifacts, calls, context, log, models, observations, samples,
 const FUNCTIONS = {
   workflow: { run: true },
   agentLoop: { name: false, getTools: true, run: true },
+  groupGrader: { gradeGroup: true },
   grader: { grade: true },
   environment: { describe: false, task: true, reset: true, step: true, state: true },
   settings: { declare: false },

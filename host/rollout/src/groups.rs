@@ -61,7 +61,7 @@ pub enum GroupRefused {
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     groups: Mutex<HashMap<RolloutId, Group>>,
-    /// Number of seats so far, by which a seat is told from a later one of the same member.
+    /// Number of seats so far, by which a seat differs from a later one of the same member.
     seats: AtomicU64,
     /// Whether the rollouts of an earlier process have taken their seats, if there is a journal.
     resumed: Option<watch::Receiver<bool>>,

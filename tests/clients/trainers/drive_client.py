@@ -357,7 +357,7 @@ async def a_group_is_rated_at_once_and_names_its_failed_members(_: None) -> dict
         expect("own rewards", [one.group.own_reward for one in results], [0.0, 1.0, 0.0])
         failing = replace(request, initial_messages="please fail")
         first, failed, last = await host.run_group([members[2], failing, members[0]])
-        expect("kind", type(failed), RolloutFailed)
+        expect("kind", isinstance(failed, RolloutFailed), True)
         expect("rewards", [first.reward, last.reward], [1.0, 0.0])
         expect("failed members", [one.member for one in first.group.failed], [1])
         taken = await host.start(members[0].in_group("g", 2, 0))

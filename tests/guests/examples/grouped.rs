@@ -29,6 +29,13 @@ impl GroupGrader for Ranked {
         if ctx.id().starts_with("trap") {
             panic!("the group grader was told to trap");
         }
+        if ctx.id().starts_with("judged") {
+            // The number of the judge's reply, which differs each time.
+            let reply = JudgeRequest::new(&[Message::user("How good are they?")]).send()?;
+            let number = reply.text().split(' ').find_map(|word| word.parse().ok());
+            let number: f64 = number.context("the judge gave no number")?;
+            return Ok(ctx.samples().map(|sample| sample.rate(number)).collect());
+        }
         let numbers: Vec<f64> = ctx.samples().map(number).collect::<Result<_>>()?;
         let rate = |sample: &GroupSample| -> Result<GroupRating> {
             let own = number(sample)?;

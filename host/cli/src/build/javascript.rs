@@ -36,6 +36,7 @@ pub(crate) struct Tools {
 const PARTS: [(&str, &str, &str); 6] = [
     ("workflow", "workflow", "workflow"),
     ("agentLoop", "agentLoop", "agent-loop"),
+    ("groupGrader", "groupGrader", "group-grader"),
     ("grader", "grader", "grader"),
     ("environment", "environment", "environment"),
     ("settings", "settings", "settings"),

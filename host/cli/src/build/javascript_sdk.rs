@@ -26,6 +26,7 @@ const SDK: &[(&str, &str)] = sdk![
     "src/errors.js",
     "src/files.d.ts",
     "src/grader.js",
+    "src/group-grader.js",
     "src/host-tools.js",
     "src/host.js",
     "src/index.d.ts",

@@ -94,6 +94,8 @@ impl StoredRollout {
         }
         let point = ForkPoint { rollout_id: request.id.clone(), turn };
         request.fork = Some(origin(&request, point, count));
+        // The seat is the other rollout's.
+        request.group = None;
         Ok((request, workflow))
     }
 }
