@@ -45,7 +45,8 @@ struct Sums {
 impl Sums {
     fn calculator(&mut self, Sum { expression }: Sum) -> Result<Turn<String>> {
         self.calls += 1;
-        let value = sum(&expression).ok_or_else(|| Error::invalid(format_args!("not a sum: {expression}")))?;
+        let value =
+            sum(&expression).ok_or_else(|| Error::invalid(format_args!("not a sum: {expression}")))?;
         let turn = Turn::new(value.to_string());
         Ok(if self.calls >= CALLS_MAX { turn.done() } else { turn })
     }
