@@ -280,7 +280,7 @@ struct Game {
 const GAMES: [Game; 2] = [
     Game {
         example: "number-hunt",
-        lines: "/state\n0.5\nnumber=-4000.5\n/state\n/reset\n/state\nfly\n{\"number\": -4659}\n",
+        lines: "/state\n0.5\nnumber=-4000.5\n/state\n/reset\n/state\n/wat\n{\"number\": -4659}\n",
         replies: guesses,
     },
     Game {

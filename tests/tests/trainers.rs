@@ -49,8 +49,13 @@ fn requested(variable: &str, environment: &str) -> Option<PathBuf> {
 /// Runs the scenarios of a driver, which must all succeed.
 async fn drive(python: PathBuf, driver: &str, at_least: usize) {
     let _alone = alone().await;
-    let _components =
-        (guest("conform"), guest("grouped"), example("example-one-turn"), example("example-calculator"));
+    let _components = (
+        guest("conform"),
+        guest("grouped"),
+        example("example-one-turn"),
+        example("example-calculator"),
+        example("example-train-grpo"),
+    );
     let guests = guest("conform").parent().expect("a guest is in a folder").to_owned();
     let mut command = Command::new(python);
     command
@@ -86,6 +91,6 @@ async fn verifiers_evaluates_a_plugin() {
 #[tokio::test]
 async fn trl_trains_with_a_plugin() {
     if let Some(python) = requested("ROLLOUT_TEST_TRL", "trl") {
-        drive(python, "drive_trl.py", 5).await;
+        drive(python, "drive_trl.py", 6).await;
     }
 }

@@ -210,9 +210,22 @@ async def a_request_continues_a_conversation_or_begins_one(_: None) -> dict[str,
 
 @SCENARIOS.add
 async def the_example_of_the_page_learns(_: None) -> dict[str, Any]:
-    [command] = hosting.blocks("## TRL", "sh")
+    command, _ = hosting.blocks("## TRL", "sh")
     with tempfile.TemporaryDirectory() as folder:
         async with hosting.serve("example_calculator", directory=Path(folder)) as server:
+            script = hosting.page_script([command], server.url, "")
+            code, output = await hosting.shell(script, hosting.PROJECT)
+    expect("exit code", (code, output[-2000:]), lambda ran: ran[0] == 0)
+    summary = json.loads(output.splitlines()[-1])
+    expect("rise of the mean reward", summary["last"] - summary["first"], lambda rise: rise >= 0.3)
+    return summary
+
+
+@SCENARIOS.add
+async def the_example_learns_through_openenv(_: None) -> dict[str, Any]:
+    _, command = hosting.blocks("## TRL", "sh")
+    with tempfile.TemporaryDirectory() as folder:
+        async with hosting.serve("example_train_grpo", directory=Path(folder)) as server:
             script = hosting.page_script([command], server.url, "")
             code, output = await hosting.shell(script, hosting.PROJECT)
     expect("exit code", (code, output[-2000:]), lambda ran: ran[0] == 0)
