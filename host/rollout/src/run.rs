@@ -133,9 +133,11 @@ impl Rollout {
         let holder = host.budget().holder(handle.cancel.clone());
         let record = Arc::new(Record::for_rollout(trace, holder.clone()));
         let admitted_at = resumed.as_ref().map_or_else(Instant::now, |resumed| ago(resumed.admitted_at));
+        let fork = request.fork.as_ref().map(|fork| fork.point.clone());
         handle.set_facts(LiveFacts {
             plugin: host.0.deployment.plugin_name(),
             admitted_at: SystemTime::now() - admitted_at.elapsed(),
+            fork: fork.clone(),
             record: Arc::downgrade(&record),
         });
         Self {
@@ -146,6 +148,7 @@ impl Rollout {
                 handle.phases(),
                 admitted_at,
                 request.id.clone(),
+                fork,
             ),
             record,
             holder,

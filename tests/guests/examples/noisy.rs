@@ -1,5 +1,5 @@
 //! Prints before it asks the model: a lot, including terminal escape sequences, or a line to each stream if the prompt is
-//! "print".
+//! "print". The prompt "log N lines" logs N lines.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, prompt_text, requests_misbehaviour};
@@ -22,6 +22,11 @@ impl Workflow for Noisy {
             println!("printed to stdout");
             eprintln!("printed to stderr");
             log::warn("logged");
+        }
+        let prompt = prompt_text(&ctx);
+        let lines = prompt.strip_prefix("log ").and_then(|rest| rest.strip_suffix(" lines"));
+        for line in 0..lines.and_then(|lines| lines.parse().ok()).unwrap_or(0) {
+            log::info(format_args!("line {line} <script>window.hit=1</script>"));
         }
         ask_once(&ctx)
     }
