@@ -54,18 +54,28 @@ impl TestTerminal {
 
     /// Waits until the screen contains a text, and returns the screen.
     pub async fn shows(&self, text: &str) -> String {
-        let mut last = String::new();
-        let shown = until(&format!("{text:?} on the screen"), async || {
-            last = self.screen().await;
-            last.contains(text).then(|| last.clone())
-        });
-        shown.await
+        until(&format!("{text:?} on the screen"), async || {
+            let screen = self.screen().await;
+            screen.contains(text).then_some(screen)
+        })
+        .await
     }
 
     async fn tell(&self, arguments: &[&str]) -> String {
         let ran = tmux(self.folder.path(), arguments).start().ended().await;
         assert_eq!(ran.code, Some(0), "tmux {arguments:?}: {}{}", ran.stderr, self.process.stderr());
         ran.stdout
+    }
+}
+
+impl Drop for TestTerminal {
+    /// Prints the screen if the test has failed.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let screen = tmux(self.folder.path(), &["capture-pane", "-p"]).into_std().output();
+            let screen = screen.map(|screen| String::from_utf8_lossy(&screen.stdout).into_owned());
+            println!("the screen:\n{}", screen.unwrap_or_else(|error| error.to_string()));
+        }
     }
 }
 

@@ -200,7 +200,7 @@ async fn a_million_log_lines_are_read_page_by_page() {
     let serve = TestHost::of("noisy").option("--journal", "journal");
     let serve = serve.option("--limit-log-lines-max", 1_000_000).option("--limit-log-bytes-max", 256 << 20);
     let host = serve.start().await;
-    host.run(&controller.rollout("log 1000000 lines").id("long")).await;
+    host.run(&controller.rollout("print 1000000 lines").id("long")).await;
     let window = Window::open(WIDE, false).await;
 
     window.goto(&format!("{}/ui/rollouts/long", host.url())).await;

@@ -216,7 +216,8 @@ async fn inspect_view_lists_and_sends_exported_logs() {
     let dir = evaluation.path("");
     let logs = dir.join("logs");
     std::fs::create_dir(&logs).unwrap();
-    let exported = export(&dir, &["out", "--format", "inspect", "--out", "logs/log.json"]).await;
+    let file = "2026-01-31T12-00-00_sums.json";
+    let exported = export(&dir, &["out", "--format", "inspect", "--out", &format!("logs/{file}")]).await;
     assert_eq!(exported.code, Some(0), "{}", exported.stderr);
 
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -238,7 +239,7 @@ async fn inspect_view_lists_and_sends_exported_logs() {
     let files = listed["files"].as_array().unwrap();
     assert_eq!(files.len(), 1, "{listed:#}");
     let name = files[0]["name"].as_str().unwrap();
-    assert!(name.ends_with("log.json"), "{name}");
+    assert!(name.ends_with(file), "{name}");
     let name: String = name.bytes().map(|byte| format!("%{byte:02X}")).collect();
     let (status, log) = get(&format!("api/logs/{name}")).await.unwrap();
     assert_eq!(status, 200, "{log}");

@@ -63,10 +63,12 @@ async fn a_person_watches_rollouts_and_opens_a_conversation() {
     terminal.shows("Running 0").await;
     terminal.press(&["Tab", "Tab"]).await;
     terminal.shows("watched").await;
-    // A small terminal shows the beginning.
+    // A small terminal shows the beginning of each line.
     terminal.resize(40, 10).await;
-    terminal.shows("Finished 1").await;
+    let screen = terminal.shows("q quit  ↑↓ select  Enter open  Tab other\n").await;
+    assert!(screen.contains("watched"), "{screen}");
     terminal.resize(80, 24).await;
+    terminal.shows("Tab other list").await;
     terminal.press(&["q"]).await;
     let screen = terminal.shows("exit 0").await;
     assert!(!screen.contains("Finished"), "the screen from before is back:\n{screen}");
@@ -175,5 +177,4 @@ async fn other_servers_are_named_in_the_message() {
     assert!(ran.stderr.contains("responded 404"), "{}", ran.stderr);
     let ran = rollout_host(["top", "127.0.0.1:9000"]).start().ended().await;
     assert!(ran.stderr.contains("must begin with http"), "{}", ran.stderr);
-    let _ = guest("conform");
 }

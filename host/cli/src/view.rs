@@ -22,6 +22,7 @@ use rollout_wire::id::RolloutId;
 use tokio_util::sync::CancellationToken;
 
 use super::print::outln;
+use super::progress::Working;
 use super::{Exit, journal, setup};
 
 /// Maximum number of browsers' connections.
@@ -144,7 +145,9 @@ impl Evaluation {
             manifest,
             read: Mutex::default(),
         };
+        let working = Working::on(format!("reading {}", dir.display()));
         evaluation.results()?;
+        drop(working);
         Ok(evaluation)
     }
 

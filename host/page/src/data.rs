@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use rollout_rollout::{EndedRollout, FailureCause, FailureCount, LiveRollout, Outcome};
 
 use crate::conversation::{Conversation, Ending, PageOfTurns, Reply, Turn};
-use crate::format::duration;
+use crate::format::{duration, phase_word};
 use crate::history::LoadRates;
-use crate::host::{Gauge, HostSource, PluginLine, TenantLine, live_time, phase_word};
+use crate::host::{Gauge, HostSource, PluginLine, TenantLine, live_time};
 use crate::message::{Call, Message};
 use crate::rollout::{Fact, RolloutSource, facts};
 use crate::text::{Text, visible};

@@ -6,8 +6,7 @@ use rollout_core::moments::Moments;
 use rollout_rollout::{ForkMember, ForkState, Outcome};
 use rollout_wire::id::RolloutId;
 
-use crate::format::reward;
-use crate::host::phase_word;
+use crate::format::{phase_word, reward};
 use crate::links::Links;
 use crate::text::visible;
 

@@ -144,6 +144,7 @@ mod tests {
             at: Duration::from_secs(secs),
             running,
             memory_bytes: None,
+            ended: tokens / 100,
             tokens,
             guest_cpu: Duration::from_secs(cpu_secs),
         };
@@ -164,5 +165,28 @@ mod tests {
         // A tenant was closed and opened again, so its counts begin at zero.
         let again = LoadPlots::new(&[sample(0, 0, 500, 9), sample(30, 0, 10, 0)]);
         assert_eq!(again.plots[1].now, "0");
+    }
+
+    #[test]
+    fn rates_cover_the_latest_samples() {
+        let sample = |secs, ended, tokens, cpu_secs| LoadSample {
+            at: Duration::from_secs(secs),
+            ended,
+            tokens,
+            guest_cpu: Duration::from_secs(cpu_secs),
+            ..LoadSample::default()
+        };
+        let check = |samples: &[LoadSample], expected: [f64; 3]| {
+            let LoadRates { ended_per_minute, tokens_per_minute, guest_cores } = LoadRates::new(samples);
+            assert_eq!([ended_per_minute, tokens_per_minute, guest_cores], expected, "{samples:?}");
+        };
+        check(&[], [0.0; 3]);
+        check(&[sample(9, 4, 400, 4)], [0.0; 3]);
+        check(&[sample(0, 0, 0, 0), sample(5, 1, 100, 10)], [12.0, 1200.0, 2.0]);
+        let samples =
+            [sample(0, 0, 0, 0), sample(60, 10, 500, 60), sample(70, 11, 600, 61), sample(80, 12, 700, 70)];
+        check(&samples, [6.0, 600.0, 0.5]);
+        // A tenant was closed and opened again, so its counts begin at zero.
+        check(&[sample(0, 50, 900, 9), sample(30, 0, 10, 0)], [0.0; 3]);
     }
 }

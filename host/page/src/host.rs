@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 use askama::Template;
-use rollout_rollout::{EndedCounts, EndedRollout, FailureCause, FailureCount, LiveRollout, Outcome, Phase};
+use rollout_rollout::{EndedCounts, EndedRollout, FailureCause, FailureCount, LiveRollout, Outcome};
 use serde::{Deserialize, Serialize};
 
-use crate::format::{duration, number, reward, time_of_day, timestamp};
+use crate::format::{duration, number, phase_word, reward, time_of_day, timestamp};
 use crate::history::{LoadPlots, LoadSample};
 use crate::links::{Frame, path_segment};
 use crate::rollout::PageLinks;
@@ -323,15 +323,6 @@ impl HostPage {
             filter: EndedFilter { id: visible(&filter.id), outcome: filter.outcome },
             frame,
         }
-    }
-}
-
-/// Returns the word for a phase.
-pub fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Queued => "queued",
-        Phase::Running => "running",
-        Phase::Grading => "grading",
     }
 }
 

@@ -40,11 +40,10 @@ pub use evaluation::{
     ComparisonPage, EvaluationFigures, EvaluationPage, PassAtK, ROWS_PER_PAGE, RowLine, RowQuery, Side,
     SideBySidePage, SortBy,
 };
-pub use format::{bytes, duration, number, reward};
+pub use format::{bytes, duration, number, phase_word, reward};
 pub use history::{LoadRates, LoadSample};
 pub use host::{
     ENDED_PER_PAGE, EndedFilter, Gauge, HostPage, HostSource, LIVE_PER_PAGE, PluginLine, TenantLine,
-    phase_word,
 };
 pub use links::{Frame, Links, path_segment};
 pub use notice::{NoticePage, SignInPage};

@@ -94,7 +94,7 @@ pub(crate) fn rows(transcript: &Transcript, times: &PhaseTimes) -> Vec<TimelineR
     };
     let tools = transcript.tools.iter().map(|tool| (tool.started_at, tool.duration, visible(&tool.name)));
     let queue = times.queued.map(|queued| (times.admitted_at, queued, "in the queue".to_owned()));
-    let ended_at = times.admitted_at + times.whole;
+    let ended_at = times.admitted_at.checked_add(times.whole).unwrap_or(times.admitted_at);
     // The times in which a guest runs and no call of it is open.
     let calls = calls(transcript);
     let guest = |from: Option<SystemTime>, to: SystemTime, title: &'static str| {
@@ -137,7 +137,7 @@ fn alone(from: SystemTime, to: SystemTime, calls: &[(SystemTime, Duration)]) -> 
     };
     for (began, took) in calls {
         add(at, (*began).min(to));
-        at = at.max(*began + *took);
+        at = at.max(began.checked_add(*took).unwrap_or(to));
     }
     add(at, to);
     parts

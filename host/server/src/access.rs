@@ -88,20 +88,15 @@ pub(super) async fn check_head(State(gate): State<Arc<Gate>>, request: Request, 
 /// HTTP clients send `Basic` credentials for a URL with a password, `https://rollout:KEY@host`. The published clients
 /// of generations B and C, which know no server key, pass one this way.
 pub(super) fn given_key(headers: &HeaderMap) -> Option<Cow<'_, str>> {
-    if let Some(key) = bearer_key(headers) {
-        return Some(Cow::Borrowed(key));
-    }
     // A key may have any text, and `HeaderValue::to_str` accepts only ASCII.
     let header = std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?;
+    if let Some(key) = header.strip_prefix("Bearer ") {
+        return Some(Cow::Borrowed(key));
+    }
     let credentials = BASE64_STANDARD.decode(header.strip_prefix("Basic ")?).ok()?;
     let credentials = String::from_utf8(credentials).ok()?;
     let (_, password) = credentials.split_once(':')?;
     Some(Cow::Owned(password.to_owned()))
-}
-
-/// Returns the key of a request after `Bearer `.
-pub(super) fn bearer_key(headers: &HeaderMap) -> Option<&str> {
-    std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?.strip_prefix("Bearer ")
 }
 
 /// Returns whether a request carries the server's key.

@@ -12,6 +12,9 @@ use rollout_wire::text::{beginning, printable};
 /// Timeout of a request.
 const REQUEST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(30);
 
+/// Maximum number of bytes of a response. Pages are much smaller.
+const RESPONSE_BYTES_MAX: usize = 64 << 20;
+
 /// Maximum number of bytes shown of an error response.
 const SHOWN_BYTES_MAX: usize = 300;
 
@@ -40,10 +43,10 @@ pub(super) struct PageClient {
 
 impl PageClient {
     pub(super) fn new(url: &str, key: Option<&Secret>) -> Result<Self> {
-        let base: Url = url.parse().with_context(|| format!("invalid URL '{url}'"))?;
-        if !matches!(base.scheme(), "http" | "https") {
+        if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
             bail!("the URL '{url}' must begin with http:// or https://");
         }
+        let base: Url = url.parse().with_context(|| format!("invalid URL '{url}'"))?;
         let key = key.map(|key| {
             let header = HeaderValue::from_str(&format!("Bearer {}", key.expose()));
             let mut header =
@@ -90,9 +93,18 @@ impl PageClient {
         if let Some(key) = &self.key {
             request = request.header(AUTHORIZATION, key.clone());
         }
-        let response = request.send().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
+        let mut response =
+            request.send().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
         let status = response.status();
-        let body = response.bytes().await.map_err(reqwest::Error::without_url).with_context(unreachable)?;
+        let mut body = Vec::new();
+        while let Some(part) =
+            response.chunk().await.map_err(reqwest::Error::without_url).with_context(unreachable)?
+        {
+            if body.len() + part.len() > RESPONSE_BYTES_MAX {
+                bail!("{} sent more than {RESPONSE_BYTES_MAX} bytes; is it a rollout-host?", self.base);
+            }
+            body.extend_from_slice(&part);
+        }
         if status.is_success() {
             return serde_json::from_slice(&body).with_context(|| {
                 format!("{} sent no data of pages; is it a rollout-host of this version?", self.base)
@@ -126,7 +138,7 @@ mod tests {
             url("https://h/base/", &["rollouts", "a/b?", "data"], Some("x&y"), 2),
             "https://h/base/ui/rollouts/a%2Fb%3F/data?tenant=x%26y&page=2"
         );
-        for wrong in ["h:1", "", "ftp://h"] {
+        for wrong in ["h:1", "127.0.0.1:9000", "", "ftp://h", "http://"] {
             assert!(PageClient::new(wrong, None).is_err(), "{wrong}");
         }
         assert!(PageClient::new("http://h", Some(&Secret::new("a\nb"))).is_err());

@@ -15,6 +15,9 @@ use super::view::{List, Opened, View};
 /// Width of the bar of a gauge.
 const BAR_WIDTH: usize = 10;
 
+/// Height of the lists from which the panels of plugins and failures are shown.
+const PANELS_FROM: u16 = 16;
+
 /// Draws the view and notes the sizes that its keys depend on.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View, palette: Palette) {
     let [head, body, foot] =
@@ -89,7 +92,9 @@ pub(super) fn time(secs: f64) -> String {
 
 fn draw_lists(frame: &mut Frame<'_>, area: Rect, view: &mut View, palette: Palette) {
     let is_overview = view.host.is_overview;
-    let panels = if is_overview { 0 } else { 6 };
+    // In a low terminal, the list needs their lines.
+    let has_panels = !is_overview && area.height >= PANELS_FROM;
+    let panels = if has_panels { 6 } else { 0 };
     let [gauges, figures, panels, tabs, list] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
@@ -100,7 +105,7 @@ fn draw_lists(frame: &mut Frame<'_>, area: Rect, view: &mut View, palette: Palet
     .areas(area);
     draw_gauges(frame, gauges, &view.host, palette);
     draw_figures(frame, figures, &view.host, palette);
-    if !is_overview {
+    if has_panels {
         let [left, right] =
             Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(panels);
         draw_plugins(frame, left, &view.host, palette);
@@ -452,6 +457,12 @@ mod tests {
         assert_eq!(words(&screen[11]), "a sums running 12 s 3 1 234", "{shown}");
         assert_eq!(words(&screen[12]), "b sums grading 12 s 3 1 234", "{shown}");
         assert_eq!(words(&screen[5]), "│sums 2/64 7 2 1 ││trap workflow plugin 1 │", "{shown}");
+    }
+
+    #[test]
+    fn a_low_terminal_has_lines_for_the_list() {
+        let shown = screen(&mut view(), [80, 10]);
+        assert!(shown[5].starts_with("a  ") && shown[6].starts_with("b  "), "{}", shown.join("\n"));
     }
 
     #[test]

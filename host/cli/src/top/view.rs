@@ -291,7 +291,7 @@ impl Opened {
     /// Goes to the page of turns before or after this one.
     fn turn_page(&mut self, is_forward: bool) {
         let Some(data) = &self.data else { return };
-        let to = if is_forward { data.page + 1 } else { data.page - 1 };
+        let to = if is_forward { data.page + 1 } else { data.page.saturating_sub(1) };
         if (1..=data.page_count).contains(&to) {
             // The last page is requested as such, so that it goes on with a rollout that runs.
             self.page = if to == data.page_count && data.phase.is_some() { 0 } else { to };

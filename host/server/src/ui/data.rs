@@ -7,16 +7,22 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use super::{
     NotShown, PageRequest, Seen, Ui, host_source_of, page_query, page_request_of, read_within, scope_and_id,
 };
-use crate::access::bearer_key;
 use crate::error::RequestRefused;
 use rollout_outbound::Secret;
 use rollout_page::{EndedFilter, HostData, PageOfTurns};
+
+/// Returns the key of a request after `Bearer `. A key may have any text, and `HeaderValue::to_str` accepts only ASCII.
+fn bearer_key(headers: &HeaderMap) -> Option<&str> {
+    std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?.strip_prefix("Bearer ")
+}
 
 /// Returns the query of a request and its rights.
 fn data_request(ui: &Ui, request: &Request) -> Result<PageRequest, RequestRefused> {
