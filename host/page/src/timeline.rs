@@ -98,8 +98,12 @@ pub(crate) fn rows(transcript: &Transcript, times: &PhaseTimes) -> Vec<TimelineR
     // The times in which a guest runs and no call of it is open.
     let calls = calls(transcript);
     let guest = |from: Option<SystemTime>, to: SystemTime, title: &'static str| {
-        let alone = from.map(|from| alone(from, to, &calls)).unwrap_or_default();
-        alone.into_iter().map(move |(from, took)| (from, took, title.to_owned()))
+        let mut alone_in = from.map(|from| alone(from, to, &calls)).unwrap_or_default();
+        // A start is a time of day and an end is a measured duration, between which clocks may be changed.
+        if let Some(from) = from.filter(|_| alone_in.is_empty()) {
+            alone_in.push((from, Duration::ZERO));
+        }
+        alone_in.into_iter().map(move |(from, took)| (from, took, title.to_owned()))
     };
     let workflow_ended_at = times.grader_started_at.unwrap_or(ended_at);
     [
@@ -173,5 +177,18 @@ mod tests {
         let rows = rows(&Transcript::default(), &times);
         let sums: Vec<_> = rows.iter().map(|row| (row.name, &*row.sum)).collect();
         assert_eq!(sums, [("queue", "1.0 s"), ("guest", "14.0 s"), ("grader", "5.0 s")]);
+    }
+
+    #[test]
+    fn a_grader_that_began_after_the_measured_end_has_a_row() {
+        let times = PhaseTimes {
+            admitted_at: at(0),
+            whole: Duration::from_secs(20),
+            queued: None,
+            workflow_started_at: Some(at(1)),
+            grader_started_at: Some(at(21)),
+        };
+        let rows = rows(&Transcript::default(), &times);
+        assert_eq!(rows.iter().map(|row| row.name).collect::<Vec<_>>(), ["guest", "grader"]);
     }
 }

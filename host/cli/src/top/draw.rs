@@ -446,7 +446,7 @@ mod tests {
         let shown = screen.join("\n");
         for (line, expected) in [
             (0, "conform  http://h:1"),
-            (1, "running █░░░░░░░░░ 2 of 64   queued █░░░░░░░░░ 7 of 1 000"),
+            (1, "running █░░░░░░░░░ 2 of 64   queued ░░░░░░░░░░ 7 of 1 000"),
             (2, "2.1 ended/min   34 567 tokens/min   0.50 cores   reward 1 (1)   1 without"),
             (9, "Running 2   Queued 7   Finished 2   Failures 1"),
             (23, "q quit  ↑↓ select  Enter open  Tab other list"),
@@ -487,7 +487,7 @@ mod tests {
         view.press(Key::Home);
         let shown = screen(&mut view, [80, 24]);
         assert_eq!(shown[1], "reward 0.5");
-        assert_eq!(shown[4], "── turn 1 12 ms");
+        assert_eq!(shown[3], "── turn 1 12 ms");
         view.press(Key::Back);
         assert!(screen(&mut view, [80, 24])[9].starts_with("Running 2"));
     }
