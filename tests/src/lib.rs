@@ -29,6 +29,7 @@ mod process_memory;
 mod programs;
 mod raw;
 mod registry;
+mod terminal;
 mod waiting;
 
 pub use browser::BrowserDriver;
@@ -56,6 +57,7 @@ pub use programs::{
 };
 pub use raw::{RawServer, Sends};
 pub use registry::{REGISTRY_USER, TestRegistry};
+pub use terminal::TestTerminal;
 pub use waiting::waiting_component;
 
 use std::time::Duration;

@@ -195,6 +195,58 @@ async fn hostile_text_does_nothing() {
 }
 
 #[tokio::test]
+async fn a_million_log_lines_are_read_page_by_page() {
+    let controller = Controller::start().await;
+    let serve = TestHost::of("noisy").option("--journal", "journal");
+    let serve = serve.option("--limit-log-lines-max", 1_000_000).option("--limit-log-bytes-max", 256 << 20);
+    let host = serve.start().await;
+    host.run(&controller.rollout("print 1000000 lines").id("long")).await;
+    let window = Window::open(WIDE, false).await;
+
+    window.goto(&format!("{}/ui/rollouts/long", host.url())).await;
+    window.holds("document.querySelector('#log .count').innerText === '1000000'").await;
+    window.holds("document.querySelectorAll('#log li').length === 200").await;
+    assert_eq!(window.value("document.documentElement.outerHTML.length < 300000").await, true);
+    assert_eq!(window.value("document.querySelectorAll('*').length < 3000").await, true);
+    window.check_layout().await;
+    window.click("#log a[rel=next]").await;
+    window.holds("document.querySelector('#log ol')?.start === 201").await;
+    assert!(window.text().await.contains("line 200 <script>window.hit=1</script>"));
+    window.goto(&format!("{}/ui/rollouts/long?log=5000#log", host.url())).await;
+    window.holds("document.querySelector('#log ol')?.start === 999801").await;
+    assert!(window.text().await.contains("line 999999 "));
+    assert_eq!(window.value("typeof window.hit").await, "undefined");
+    window.close().await;
+}
+
+#[tokio::test]
+async fn forks_are_reached_by_their_tree() {
+    let controller = Controller::start().await;
+    let host = TestHost::of("conform").option("--journal", "journal").start().await;
+    let rollout = |id: &str, label: &str| controller.rollout("What is 1 + 2?").id(id).label(label);
+    host.run(&rollout("root", "3")).await;
+    for number in 0..4 {
+        let of = json!({"rollout_id": if number == 3 { "fork-1" } else { "root" }, "turn": number % 2});
+        let label = if number == 1 { "4" } else { "3" };
+        host.run(&rollout(&format!("fork-{number}"), label).with("fork_of", of)).await;
+    }
+    let window = Window::open(WIDE, false).await;
+    window.goto(&format!("{}/ui/rollouts/root", host.url())).await;
+    window.holds("document.querySelectorAll('#forks li').length === 5").await;
+    window.check_layout().await;
+    window.check_accessibility().await;
+    window.picture("rollout-forks").await;
+    window.click("#forks li:nth-child(4) a").await;
+    window
+        .holds(
+            "document.querySelector('#forks .chosen a').innerText === document.querySelector('h1').innerText",
+        )
+        .await;
+    assert!(window.text().await.contains("a fork of"));
+    window.close().await;
+}
+
+#[tokio::test]
 async fn a_narrow_dark_window_shows_everything() {
     let controller = Controller::start().await;
     let host =

@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use rollout_tests::{
     Answer, Controller, Evaluation, Ran, Start, TestHost, example, project_root, rollout_host, sums,
-    target_dir,
+    target_dir, until,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -202,6 +202,51 @@ async fn the_package_inspect_reads_exported_logs() {
     assert_eq!(wrong["scores"]["reward"], 0.0);
     assert!(failed["error"].as_str().unwrap().contains("in the workflow, at fault: "), "{failed}");
     assert!(failed["events"][0][5].as_str().unwrap().contains("400"), "{failed}");
+}
+
+#[tokio::test]
+async fn inspect_view_lists_and_sends_exported_logs() {
+    let Some(python) = python_with_inspect() else {
+        println!("not tested: inspect view, which ROLLOUT_TEST_INSPECT=1 requests");
+        return;
+    };
+    let controller = Controller::start().await;
+    let evaluation = Evaluation::of("conform", &sums(2)).model(&controller);
+    assert_eq!(evaluation.run().await.code, Some(0));
+    let dir = evaluation.path("");
+    let logs = dir.join("logs");
+    std::fs::create_dir(&logs).unwrap();
+    let file = "2026-01-31T12-00-00_sums.json";
+    let exported = export(&dir, &["out", "--format", "inspect", "--out", &format!("logs/{file}")]).await;
+    assert_eq!(exported.code, Some(0), "{}", exported.stderr);
+
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let mut view = Command::new(python.with_file_name("inspect"));
+    view.args(["view", "start", "--host", "127.0.0.1", "--port", &port.to_string(), "--log-dir"]).arg(&logs);
+    let view = view.current_dir(&dir).env("HOME", &dir).start();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let get = async |path: &str| {
+        let response = http.get(format!("http://127.0.0.1:{port}/{path}")).send().await.ok()?;
+        let status = response.status().as_u16();
+        Some((status, response.text().await.ok()?))
+    };
+    let (status, listed) = until("inspect view", async || get("api/logs").await).await;
+    assert_eq!(status, 200, "{listed}{}", view.stderr());
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let files = listed["files"].as_array().unwrap();
+    assert_eq!(files.len(), 1, "{listed:#}");
+    let name = files[0]["name"].as_str().unwrap();
+    assert!(name.ends_with(file), "{name}");
+    let name: String = name.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    let (status, log) = get(&format!("api/logs/{name}")).await.unwrap();
+    assert_eq!(status, 200, "{log}");
+    let log: Value = serde_json::from_str(&log).unwrap();
+    assert_eq!((&log["status"], log["samples"].as_array().unwrap().len()), (&json!("success"), 2));
+    let (status, page) = get("").await.unwrap();
+    assert!(status == 200 && page.contains("<html"), "{status} {page}");
 }
 
 #[tokio::test]

@@ -433,3 +433,72 @@ async fn failures_are_counted_by_cause_with_examples() {
         .await
         .assert_shows(&["<strong>trap</strong>", "at fault: <strong>plugin</strong>"]);
 }
+
+#[tokio::test]
+async fn forks_are_a_tree_with_rewards_on_the_page_of_each() {
+    let controller = Controller::start().await;
+    let host = kept("conform").start().await;
+    let browser = Browser::at(host.url());
+    let rollout = |id: &str, label: &str| controller.rollout("What is 1 + 2?").id(id).label(label);
+    let of = |id: &str, turn: u32| json!({"rollout_id": id, "turn": turn});
+    host.run(&rollout("root", "3")).await;
+    let alone = browser.get("/ui/rollouts/root").await;
+    alone.assert_lacks(&["<h2>Forks</h2>"]);
+    alone.assert_shows(&["aria-label=\"guest: ", "aria-label=\"grader: "]);
+
+    host.run(&rollout("fork-1", "3").with("fork_of", of("root", 0))).await;
+    host.run(&rollout("fork-2", "4").with("fork_of", of("root", 1))).await;
+    host.run(&rollout("fork-of-fork", "3").with("fork_of", of("fork-2", 1))).await;
+    controller.hold();
+    let held = host.admit(&rollout("fork-held", "3").with("fork_of", of("fork-1", 0))).await;
+    controller.chats_arrived(3).await;
+
+    for id in ["root", "fork-1", "fork-2", "fork-of-fork", "fork-held"] {
+        let page = browser.get(&format!("/ui/rollouts/{id}")).await;
+        let tree =
+            page.text.split("<ul class=\"forks\"").nth(1).expect("a tree").split("</ul>").next().unwrap();
+        let shown: Vec<&str> =
+            tree.split("<bdi>").skip(1).map(|rest| rest.split("</bdi>").next().unwrap()).collect();
+        assert_eq!(shown, ["root", "fork-1", "fork-held", "fork-2", "fork-of-fork"], "{tree}");
+        let own = tree.split("class=\"chosen\"").nth(1).expect("its own line");
+        assert!(own.split("</li>").next().unwrap().contains(&format!("<bdi>{id}</bdi>")), "{own}");
+        for text in ["<strong>1</strong>", "<strong>0</strong>", "mean of forks 0.5", "turn 1", "running"] {
+            assert!(tree.contains(text), "{text}: {tree}");
+        }
+    }
+    controller.release();
+    host.result(&held).await;
+}
+
+#[tokio::test]
+async fn programs_read_the_data_of_pages_with_a_key() {
+    let controller = Controller::start().await;
+    let serve = kept("conform").variable("SERVER_KEY", "the-key").option("--server-key-env", "SERVER_KEY");
+    let host = serve.start().await.with_key("the-key");
+    let mut browser = Browser::at(host.url());
+    host.run(&controller.rollout("What is 1 + 2?").id("first").label("3")).await;
+    let with_key = async |path: &str, key: &str| {
+        browser.send(browser.request(reqwest::Method::GET, path).header("authorization", key)).await
+    };
+
+    for key in ["Bearer wrong", "Basic OnRoZS1rZXk=", "the-key"] {
+        let refused = with_key("/ui/data", key).await;
+        assert_eq!(refused.status, 401, "{key}");
+        refused.assert_shows(&["\"detail\""]);
+    }
+    assert_eq!(browser.get("/ui/data").await.status, 401);
+    assert_eq!(with_key("/ui/", "Bearer the-key").await.status, 303, "a page needs a sign-in");
+    let read = |page: &Page| serde_json::from_str::<serde_json::Value>(&page.text).unwrap();
+    let home = with_key("/ui/data", "Bearer the-key").await;
+    let data = read(&home);
+    assert_eq!((&data["name"], &data["counts"]["scored"]), (&json!("conform"), &json!(1)), "{data:#}");
+    assert_eq!(data["ended"]["items"][0]["id"], "first");
+    assert_eq!(home.headers["cache-control"], "no-store");
+    let rollout = read(&with_key("/ui/rollouts/first/data", "Bearer the-key").await);
+    assert_eq!(rollout["reward"], 1.0);
+    assert_eq!(rollout["turns"][0]["messages"][1]["text"]["shown"], "The sum is #### 3", "{rollout:#}");
+    assert_eq!(with_key("/ui/rollouts/none/data", "Bearer the-key").await.status, 404);
+
+    browser.sign_in("the-key").await;
+    assert_eq!(browser.get("/ui/data").await.status, 200, "a browser that is signed in");
+}

@@ -141,6 +141,8 @@ mod tools;
 mod tools_http;
 #[path = "tools_mcp.rs"]
 mod tools_mcp;
+#[path = "top.rs"]
+mod top;
 #[path = "traces.rs"]
 mod traces;
 #[path = "trainers.rs"]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rollout_tests::{Ran, Start, guest, rollout_host};
+use rollout_tests::{Ran, Start, TestTerminal, guest, host_program, rollout_host};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -239,4 +239,22 @@ async fn replies_may_come_from_a_script() {
     let (report, code) = report(&guest("conform"), &["--data", &data, "--script", &script]).await;
 
     assert_eq!((code, detail(&report, "reward")), (Some(0), "1"), "{report:#}");
+}
+
+#[tokio::test]
+async fn checks_that_take_longer_than_a_second_show_that_they_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = row(&dir, "misbehave", "5");
+    let (program, plugin) = (host_program(), guest("spin"));
+    let command = format!("'{}' validate '{}' --data '{data}'", program.display(), plugin.display());
+
+    // These checks do not end.
+    let terminal = TestTerminal::start(&command).await;
+    terminal.shows(" checking ").await;
+    drop(terminal);
+
+    // After the last check, the line is gone.
+    let terminal = TestTerminal::start(&format!("{command} --secs-max 2")).await;
+    let screen = terminal.shows("did not end within 2 s").await;
+    assert!(!screen.contains(" checking "), "{screen}");
 }

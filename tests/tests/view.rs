@@ -174,3 +174,62 @@ async fn a_directory_without_an_evaluation_is_refused_with_advice() {
     std::fs::write(dir.path().join("manifest.json"), "{}").unwrap();
     check(dir.path(), &[], "cannot parse").await;
 }
+
+/// Writes an evaluation of this many rows into a directory: those of a small one, repeated.
+fn repeat(from: &Path, to: &Path, rows: usize) {
+    std::fs::create_dir(to).unwrap();
+    std::fs::copy(from.join("manifest.json"), to.join("manifest.json")).unwrap();
+    let lines = std::fs::read_to_string(from.join("results.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut text = String::new();
+    for (row, line) in lines.iter().cycle().take(rows).enumerate() {
+        let mut line = line.clone();
+        (line["row"], line["run"]) = (row.into(), 0.into());
+        line["rollout_id"] = format!("row-{row:05}-run-0").into();
+        line["reward"] = (((row * 37) % 100) as f64 / 100.0).into();
+        line["prompt"] =
+            format!("{} {}", line["prompt"], "A longer prompt, as those of data sets are. ".repeat(20))
+                .into();
+        text.push_str(&format!("{line}\n"));
+    }
+    std::fs::write(to.join("results.jsonl"), text).unwrap();
+}
+
+#[tokio::test]
+async fn ten_thousand_rows_are_a_page_of_limited_size() {
+    let controller = Controller::start().await;
+    let evaluation = evaluated(&controller).await;
+    let measured = async |rows: usize| {
+        let dir = evaluation.path(&format!("repeated-{rows}"));
+        repeat(&evaluation.path("out"), &dir, rows);
+        let viewer = Viewer::of(&[&dir]).await;
+        let mut times = Vec::new();
+        for path in ["", "", "?sort=reward", "?text=longer+prompt&from=0.5", "?text=nothing"] {
+            let began = std::time::Instant::now();
+            let (status, page) = viewer.get(path).await;
+            times.push(began.elapsed());
+            assert_eq!(status, 200);
+            assert!(page.len() < 300_000, "{}", page.len());
+        }
+        let (_, page) = viewer.get("?sort=reward").await;
+        let first = page.split("href=\"/rollouts/").nth(1).unwrap();
+        assert!(first.starts_with("row-00000-run-0"), "{first}");
+        let (_, page) = viewer.get("?page=1000000").await;
+        let last = format!("row-{:05}-run-0", rows - 1);
+        assert!(page.contains(&last), "{last}");
+        let (status, _) = viewer.get(&format!("rollouts/{last}")).await;
+        assert_eq!(status, 200);
+        times
+    };
+
+    let (many, few) = (measured(10_000).await, measured(100).await);
+
+    println!("view of 10,000 rows; baseline: 100 rows");
+    for (name, (many, few)) in
+        ["first page", "again", "sorted", "filtered", "nothing found"].iter().zip(many.iter().zip(&few))
+    {
+        let [many, few] = [many, few].map(|time| time.as_secs_f64() * 1e3);
+        println!("{name:14} {many:8.2} ms   baseline {few:8.2} ms   ratio {:.1}", many / few);
+    }
+}

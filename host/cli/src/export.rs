@@ -29,7 +29,8 @@ const NAMED_MAX: u64 = 20;
     Examples:\n  rollout-host export evals/my_agent-rows-1700000000 --out rows.parquet\n  \
     rollout-host export rollouts --where 'reward >= 1 and input_ids is not null' --out rows.parquet\n  \
     rollout-host export /var/lib/rollouts/journal --where 'metrics.accuracy > 0.5 or not withdrawn' | head\n  \
-    rollout-host export evals/my_agent-rows-1700000000 --format inspect --out logs/my_agent.json"
+    rollout-host export evals/my_agent-rows-1700000000 --format inspect \\\n      \
+    --out logs/2026-01-31T12-00-00_my_agent.json"
 )]
 pub(super) struct Export {
     /// Directory of an evaluation's results, a server's --artifact-root, or a journal, even while another
@@ -58,7 +59,8 @@ enum RowFormat {
     Parquet,
     /// JSON Lines, one row per line.
     Jsonl,
-    /// A log that the package inspect_ai reads; name it with the ending .json.
+    /// A log that the package inspect_ai reads. `inspect view` lists it if its name begins with a time and ends in
+    /// .json: 2026-01-31T12-00-00_my_agent.json.
     Inspect,
 }
 

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::options::LoadOptions;
+use super::progress::Working;
 use super::registry::RegistryOptions;
 use super::{Exit, OUTPUT, plugin_file, setup};
 use rollout_guest::engine::{Engine, Loader};
@@ -56,7 +57,10 @@ impl Inspect {
         };
         let mut servable = about.problems.is_empty();
         let tools = match about.tool && servable {
-            true => Some(tools(&engine, &loader, &bytes, raw(config.plugin)?)?),
+            true => {
+                let _working = Working::on(format!("compiling {}", self.plugin.display()));
+                Some(tools(&engine, &loader, &bytes, raw(config.plugin)?)?)
+            }
             false => None,
         };
         servable &= !matches!(tools, Some(Err(_)));

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 
 use super::print::outln;
+use super::progress::Working;
 use super::{Exit, journal};
 use rollout_rollout::{JournalDamage, RepairedJournal, repair_journal};
 
@@ -43,8 +44,10 @@ impl JournalCommand {
                 dir.display()
             );
         }
+        let working = Working::on(format!("reading {}", dir.display()));
         let RepairedJournal { damage, left_out } =
             repair_journal(&dir).context("the journal is not changed")?;
+        drop(working);
         for JournalDamage { segment, from, to } in &damage {
             outln!("{}: bytes {from} to {to} were not readable", segment.display());
         }

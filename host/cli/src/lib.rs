@@ -31,6 +31,7 @@ mod serve;
 mod setup;
 mod signing;
 mod test;
+mod top;
 mod trajectory;
 mod validate;
 mod view;
@@ -97,6 +98,8 @@ enum Command {
     Export(export::Export),
     #[command(about = "Serves a plugin to trainers over HTTP")]
     Serve(serve::Serve),
+    #[command(about = "Shows the rollouts of a running server in the terminal")]
+    Top(top::Top),
     #[command(about = "Runs the rollouts of a trainer's queue, which it claims")]
     Work(work::Work),
     #[command(
@@ -204,6 +207,7 @@ impl Command {
             | Self::UpdateSdk(_)
             | Self::Man(_) => true,
             Self::Inspect(_)
+            | Self::Top(_)
             | Self::Verify(_)
             | Self::Validate(_)
             | Self::Test(_)
@@ -293,6 +297,7 @@ impl Command {
             Self::View(command) => command.run(),
             Self::Export(command) => command.run(),
             Self::Serve(command) => command.run(|| {}),
+            Self::Top(command) => command.run(),
             Self::Work(command) => command.run(|| {}),
             Self::Push(command) => command.run(),
             Self::Sign(command) => command.run(),

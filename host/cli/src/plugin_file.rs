@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::PluginFault;
+use super::progress::Working;
 use rollout_core::error::Fault;
 use rollout_core::limits::LoadLimits;
 use rollout_guest::engine::{CACHE_BYTES_MAX, CodeCache, Compiler, Engine, Loader, LoaderError};
@@ -112,6 +113,7 @@ pub(super) fn read(path: &Path, limits: &LoadLimits) -> Result<Vec<u8>> {
 /// Reads, checks and compiles a component.
 pub(super) fn load(loader: &Loader, engine: &Engine, path: &Path, limits: &LoadLimits) -> Result<Plugin> {
     let bytes = read(path, limits)?;
+    let _working = Working::on(format!("compiling {}", path.display()));
     loader.load(engine, &bytes).map_err(|error| at_fault(&path.display().to_string(), error))
 }
 

@@ -12,6 +12,7 @@ use similar::{ChangeTag, TextDiff};
 use super::journal::{self, stored_component};
 use super::options::HostOptions;
 use super::print::outln;
+use super::progress::Working;
 use super::{Exit, PluginFault, setup};
 use rollout_assembly::config::{Config, RawConfig, RawJudge};
 use rollout_assembly::{Options, Sources};
@@ -160,12 +161,14 @@ impl Replay {
         let recorded = stored.outcome.clone();
         let grade = recorded.as_ref().map_or(self.until.is_none(), |recorded| was_graded(recorded));
         let replay = host.replay(stored, model).context("the rollout cannot be replayed")?;
+        let working = steps.is_none().then(|| Working::on("running the rollout again".to_owned()));
         let ended =
             drive(replay.rollout, Box::new(Replaying { grade: grade && host.grader().is_some() })).await;
         let now = match ended {
             RolloutEnd::Finished(now) | RolloutEnd::Cancelled(now) => now,
             RolloutEnd::Crashed(failure) => return Err(PluginFault(failure.reason).into()),
         };
+        drop(working);
         let end = replay.end.get();
         if let Some(steps) = steps
             && !steps.show(end, &now).await

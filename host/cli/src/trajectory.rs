@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::print::{OutWriter, errln};
+use super::progress::Working;
 use super::{Exit, OUTPUT, journal, options};
 use rollout_rollout::{StoredDocument, StoredRollout};
 use rollout_server::Trajectories;
@@ -61,11 +62,14 @@ impl Trajectory {
     /// Writes all finished rollouts, one at a time to bound memory.
     fn write_all(&self, journal: &Path) -> Result<Exit> {
         let (mut written, mut wrong) = (0_u64, 0_u64);
+        // Without a directory, the documents themselves are the progress.
+        let working = self.out.as_ref().map(|out| Working::on(format!("writing to {}", out.display())));
         for stored in StoredRollout::all(journal)? {
             match stored.map_err(Into::into).and_then(|stored| self.write(stored)) {
                 Ok(()) => written += 1,
                 Err(error) => {
-                    errln!("error: {error:#}");
+                    let print = || errln!("error: {error:#}");
+                    working.as_ref().map_or_else(print, |working| working.pause(print));
                     wrong += 1;
                 }
             }
@@ -73,6 +77,7 @@ impl Trajectory {
                 break;
             }
         }
+        drop(working);
         if let Some(out) = &self.out {
             errln!("{written} rollouts written to {}", out.display());
         }

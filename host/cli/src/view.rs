@@ -22,6 +22,7 @@ use rollout_wire::id::RolloutId;
 use tokio_util::sync::CancellationToken;
 
 use super::print::outln;
+use super::progress::Working;
 use super::{Exit, journal, setup};
 
 /// Maximum number of browsers' connections.
@@ -145,7 +146,9 @@ impl Evaluation {
             manifest,
             read: Mutex::default(),
         };
+        let working = Working::on(format!("reading {}", dir.display()));
         evaluation.results()?;
+        drop(working);
         Ok(evaluation)
     }
 
@@ -273,10 +276,13 @@ impl Evaluation {
             phase: None,
             admitted_at: stored.map_or(std::time::UNIX_EPOCH, |stored| stored.admitted_at),
             time,
+            workflow_started_at: stored.and_then(|stored| stored.workflow_started_at),
+            grader_started_at: stored.and_then(|stored| stored.grader_started_at),
             transcript: recorded.as_ref().map_or(&nothing, |(_, transcript)| transcript),
             outcome: finished.map(|finished| &finished.outcome),
             finished,
             fork: None,
+            family: Vec::new(),
             log: stored.map(StoredRollout::log).unwrap_or_default(),
             log_dropped: stored.map_or(0, StoredRollout::log_dropped),
             artifacts: artifacts.map(|artifact| (&*artifact.name, &*artifact.content)).collect(),

@@ -46,7 +46,7 @@ const LAYERS: [(&str, Layers); 7] = [
         "rollout/src",
         &[
             &["admission", "drive", "fork"],
-            &["session", "run"],
+            &["generated", "session", "run"],
             &["episode", "outcome_counter"],
             &["host"],
             &["runtime", "deployment"],

@@ -1,9 +1,10 @@
-//! Numbers for people.
+//! Numbers and words for people.
 
 use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use rollout_core::limits::Amount;
+use rollout_rollout::Phase;
 
 /// Returns a number with a thin space between groups of three digits.
 pub fn number(number: u64) -> String {
@@ -70,6 +71,15 @@ pub(crate) fn timestamp(time: SystemTime) -> String {
 /// Returns a date and time in UTC.
 pub(crate) fn date_and_time(time: SystemTime) -> String {
     DateTime::<Utc>::from(time).format("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
+
+/// Returns the word for a phase.
+pub fn phase_word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Queued => "queued",
+        Phase::Running => "running",
+        Phase::Grading => "grading",
+    }
 }
 
 #[cfg(test)]

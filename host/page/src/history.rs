@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::format::{bytes, duration, number};
+
+/// Minimum time that present rates cover, if there are samples of as long a time.
+const RATE_TIME: Duration = Duration::from_secs(15);
 
 /// Width and height of a plot. A style sheet stretches it.
 const SIZE: [f64; 2] = [300.0, 70.0];
@@ -16,10 +21,42 @@ pub struct LoadSample {
     pub running: u64,
     /// Bytes of memory that are charged, if the reader may see them.
     pub memory_bytes: Option<u64>,
-    /// Tokens of all rollouts that have ended.
+    /// Number of all rollouts that have ended.
+    pub ended: u64,
+    /// Their tokens.
     pub tokens: u64,
     /// CPU time of their guests.
     pub guest_cpu: Duration,
+}
+
+/// Present rates of a tenant or of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadRates {
+    /// Rollouts that end in a minute.
+    pub ended_per_minute: f64,
+    /// Tokens in a minute.
+    pub tokens_per_minute: f64,
+    /// Cores that guests keep busy.
+    pub guest_cores: f64,
+}
+
+impl LoadRates {
+    /// Returns the rates between the last sample and the latest one that is at least [`RATE_TIME`] older, or the first one.
+    pub(crate) fn new(samples: &[LoadSample]) -> Self {
+        let (Some(first), Some(last)) = (samples.first(), samples.last()) else { return Self::default() };
+        let is_older = |sample: &&LoadSample| sample.at + RATE_TIME <= last.at;
+        let before = samples.iter().rev().find(is_older).unwrap_or(first);
+        let secs = last.at.saturating_sub(before.at).as_secs_f64();
+        if secs <= 0.0 {
+            return Self::default();
+        }
+        let per_minute = |before: u64, last: u64| last.saturating_sub(before) as f64 / secs * 60.0;
+        Self {
+            ended_per_minute: per_minute(before.ended, last.ended),
+            tokens_per_minute: per_minute(before.tokens, last.tokens),
+            guest_cores: last.guest_cpu.saturating_sub(before.guest_cpu).as_secs_f64() / secs,
+        }
+    }
 }
 
 /// A plot of one figure.
@@ -107,6 +144,7 @@ mod tests {
             at: Duration::from_secs(secs),
             running,
             memory_bytes: None,
+            ended: tokens / 100,
             tokens,
             guest_cpu: Duration::from_secs(cpu_secs),
         };
@@ -127,5 +165,28 @@ mod tests {
         // The tenant was closed and opened again, so its counts restart at zero.
         let again = LoadPlots::new(&[sample(0, 0, 500, 9), sample(30, 0, 10, 0)]);
         assert_eq!(again.plots[1].now, "0");
+    }
+
+    #[test]
+    fn rates_cover_the_latest_samples() {
+        let sample = |secs, ended, tokens, cpu_secs| LoadSample {
+            at: Duration::from_secs(secs),
+            ended,
+            tokens,
+            guest_cpu: Duration::from_secs(cpu_secs),
+            ..LoadSample::default()
+        };
+        let check = |samples: &[LoadSample], expected: [f64; 3]| {
+            let LoadRates { ended_per_minute, tokens_per_minute, guest_cores } = LoadRates::new(samples);
+            assert_eq!([ended_per_minute, tokens_per_minute, guest_cores], expected, "{samples:?}");
+        };
+        check(&[], [0.0; 3]);
+        check(&[sample(9, 4, 400, 4)], [0.0; 3]);
+        check(&[sample(0, 0, 0, 0), sample(5, 1, 100, 10)], [12.0, 1200.0, 2.0]);
+        let samples =
+            [sample(0, 0, 0, 0), sample(60, 10, 500, 60), sample(70, 11, 600, 61), sample(80, 12, 700, 70)];
+        check(&samples, [6.0, 600.0, 0.5]);
+        // A tenant was closed and opened again, so its counts begin at zero.
+        check(&[sample(0, 50, 900, 9), sample(30, 0, 10, 0)], [0.0; 3]);
     }
 }

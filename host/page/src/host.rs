@@ -1,11 +1,13 @@
 //! The page of a host: its rollouts, its load and its failures.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 use askama::Template;
-use rollout_rollout::{EndedCounts, EndedRollout, FailureCause, FailureCount, LiveRollout, Outcome, Phase};
+use rollout_rollout::{EndedCounts, EndedRollout, FailureCause, FailureCount, LiveRollout, Outcome};
+use serde::{Deserialize, Serialize};
 
-use crate::format::{duration, number, reward, time_of_day, timestamp};
+use crate::format::{duration, number, phase_word, reward, time_of_day, timestamp};
 use crate::history::{LoadPlots, LoadSample};
 use crate::links::{Frame, path_segment};
 use crate::rollout::PageLinks;
@@ -21,10 +23,10 @@ pub const ENDED_PER_PAGE: usize = 50;
 const FAILURES_MAX: usize = 20;
 
 /// An amount that is in use, of a maximum.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gauge {
     /// Its name.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The amount in use, for people.
     pub used: String,
     /// The maximum, for people.
@@ -37,12 +39,12 @@ impl Gauge {
     /// Creates a gauge of numbers.
     pub fn new(name: &'static str, used: u64, max: u64, shown: impl Fn(u64) -> String) -> Self {
         let percent = (u128::from(used) * 100 / u128::from(max.max(1))).min(100);
-        Self { name, used: shown(used), max: shown(max), percent: percent as u8 }
+        Self { name: name.into(), used: shown(used), max: shown(max), percent: percent as u8 }
     }
 }
 
 /// A plugin of a tenant.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PluginLine {
     /// Its name.
     pub name: String,
@@ -54,6 +56,12 @@ pub struct PluginLine {
     pub queued: u32,
     /// Maximum number of running rollouts.
     pub running_max: u32,
+    /// Number of rollouts that ended.
+    pub ended: u64,
+    /// Number of those without a reward.
+    pub unscored: u64,
+    /// Number of tokens of those that ended.
+    pub tokens: u64,
 }
 
 /// A plugin with the address of its page.
@@ -64,7 +72,7 @@ struct PluginLink {
 }
 
 /// A tenant, for operators.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TenantLine {
     /// Its name.
     pub name: String,
@@ -74,6 +82,10 @@ pub struct TenantLine {
     pub queued: usize,
     /// Number of rollouts that ended.
     pub ended: u64,
+    /// Number of those without a reward.
+    pub unscored: u64,
+    /// Number of tokens of those that ended.
+    pub tokens: u64,
 }
 
 /// A tenant with the address of its page.
@@ -314,20 +326,16 @@ impl HostPage {
     }
 }
 
-/// Returns the word for a phase.
-pub fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Queued => "queued",
-        Phase::Running => "running",
-        Phase::Grading => "grading",
-    }
+/// Returns the time since the admission of a live rollout.
+pub(crate) fn live_time(rollout: &LiveRollout, now: SystemTime) -> Duration {
+    let admitted_at = rollout.facts.as_ref().map(|facts| facts.admitted_at);
+    admitted_at.and_then(|admitted_at| now.duration_since(admitted_at).ok()).unwrap_or_default()
 }
 
 fn live_line(frame: &Frame, rollout: &LiveRollout, now: SystemTime) -> LiveLine {
     let facts = rollout.facts.as_ref();
     let usage = facts.and_then(|facts| facts.usage()).unwrap_or_default();
-    let time =
-        facts.map_or(Duration::ZERO, |facts| now.duration_since(facts.admitted_at).unwrap_or_default());
+    let time = live_time(rollout, now);
     LiveLine {
         id: visible(rollout.id.as_str()),
         link: frame.links.rollout(&rollout.id),

@@ -13,7 +13,9 @@ mod artifact;
 mod assets;
 mod command;
 mod conversation;
+mod data;
 mod evaluation;
+mod family;
 mod format;
 mod history;
 mod host;
@@ -30,15 +32,18 @@ mod timeline;
 pub use artifact::{ARTIFACT_POLICY, SentArtifact};
 pub use assets::{ASSETS, Asset, SECURITY_POLICY};
 pub use conversation::{Conversation, PageOfTurns, TURNS_PER_PAGE};
+pub use data::{
+    CallData, CountsData, EndedData, FailureData, FailuresData, HostData, ListData, LiveData, MessageData,
+    RolloutData, TextData, TurnData,
+};
 pub use evaluation::{
     ComparisonPage, EvaluationFigures, EvaluationPage, PassAtK, ROWS_PER_PAGE, RowLine, RowQuery, Side,
     SideBySidePage, SortBy,
 };
-pub use format::{bytes, duration, number, reward};
-pub use history::LoadSample;
+pub use format::{bytes, duration, number, phase_word, reward};
+pub use history::{LoadRates, LoadSample};
 pub use host::{
     ENDED_PER_PAGE, EndedFilter, Gauge, HostPage, HostSource, LIVE_PER_PAGE, PluginLine, TenantLine,
-    phase_word,
 };
 pub use links::{Frame, Links, path_segment};
 pub use notice::{NoticePage, SignInPage};

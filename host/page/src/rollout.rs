@@ -4,18 +4,19 @@ use std::time::{Duration, SystemTime};
 
 use askama::Template;
 use rollout_guest::imports::{LogEntry, LogLevel};
-use rollout_rollout::{FailureKind, Finished, ForkPoint, Outcome};
+use rollout_rollout::{FailureKind, Finished, ForkMember, ForkPoint, Outcome};
 use rollout_transcript::{ModelRole, Part, Transcript};
 use rollout_wire::id::RolloutId;
 
 use crate::artifact::ArtifactLine;
 use crate::command::shell_word;
 use crate::conversation::{Conversation, PageOfTurns, Reply};
+use crate::family::{FamilyLine, family_lines};
 use crate::format::{amount, bytes, date_and_time, duration, number, reward, timestamp};
 use crate::links::{Frame, path_segment};
 use crate::message::Message;
 use crate::text::{Text, visible};
-use crate::timeline::{TimelineRow, rows};
+use crate::timeline::{PhaseTimes, TimelineRow, rows};
 
 /// Number of log lines of a page.
 pub const LOG_LINES_PER_PAGE: usize = 200;
@@ -38,6 +39,10 @@ pub struct RolloutSource<'a> {
     pub admitted_at: SystemTime,
     /// Time since then, or until its end.
     pub time: Duration,
+    /// Time when its workflow started, if it is known.
+    pub workflow_started_at: Option<SystemTime>,
+    /// Time when its grader started, if it did and the time is known.
+    pub grader_started_at: Option<SystemTime>,
     /// Its calls.
     pub transcript: &'a Transcript,
     /// Its outcome, once it has ended.
@@ -46,6 +51,8 @@ pub struct RolloutSource<'a> {
     pub finished: Option<&'a Finished>,
     /// The rollout that it is a fork of.
     pub fork: Option<&'a ForkPoint>,
+    /// The tree of forks that it belongs to.
+    pub family: Vec<ForkMember>,
     /// Its log.
     pub log: &'a [LogEntry],
     /// Number of log entries that were dropped at the limit.
@@ -145,6 +152,7 @@ pub struct RolloutPage {
     facts: Vec<Fact>,
     samples: Vec<SampleLine>,
     fork: Option<(String, String)>,
+    family: Vec<FamilyLine>,
     conversation: Conversation,
     page_links: PageLinks,
     limits: Vec<LimitLine>,
@@ -231,14 +239,19 @@ impl RolloutPage {
                 let text = format!("{} after turn {}", visible(fork.rollout_id.as_str()), fork.turn);
                 (frame.links.rollout(&fork.rollout_id), text)
             }),
+            family: family_lines(&frame.links, id, &source.family),
             conversation,
             page_links,
             limits: source.finished.map(limit_lines).unwrap_or_default(),
             timeline: rows(
                 source.transcript,
-                source.admitted_at,
-                source.time,
-                source.finished.map(|finished| finished.queued),
+                &PhaseTimes {
+                    admitted_at: source.admitted_at,
+                    whole: source.time,
+                    queued: source.finished.map(|finished| finished.queued),
+                    workflow_started_at: source.workflow_started_at,
+                    grader_started_at: source.grader_started_at,
+                },
             ),
             time: duration(source.time),
             log: log.map(|(at, entry)| log_line(at + 1, entry)).collect(),
@@ -287,7 +300,8 @@ pub fn whole_text(transcript: &Transcript, turn: usize, message: usize) -> Optio
     Some(text)
 }
 
-fn facts(source: &RolloutSource<'_>) -> Vec<Fact> {
+/// Returns the figures of a rollout.
+pub(crate) fn facts(source: &RolloutSource<'_>) -> Vec<Fact> {
     let fact = |name: &str, value: String| Fact { name: name.to_owned(), value };
     let mut facts = vec![fact("time", duration(source.time))];
     let Some(finished) = source.finished else { return facts };

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
-use super::model::{Failure, FailureKind, Outcome, Phase, Stage};
+use super::model::{Failure, FailureKind, ForkPoint, Outcome, Phase, Stage};
 use rollout_core::error::Fault;
 use rollout_guest::imports::{Record, Remains, RolloutUsage};
 use rollout_wire::id::RolloutId;
@@ -29,6 +29,9 @@ const ENDED_MIN: usize = 100;
 /// Maximum number of bytes of a failure's reason in a summary.
 const REASON_BYTES_MAX: usize = 200;
 
+/// Maximum number of plugins of a tenant whose rollouts are counted one by one.
+const PLUGINS_MAX: usize = 1000;
+
 /// Maximum number of examples of a kind of failure.
 const EXAMPLES_MAX: usize = 3;
 
@@ -43,6 +46,8 @@ pub struct EndedRollout {
     pub id: RolloutId,
     /// The plugin that ran it, if the process serves several.
     pub plugin: Option<Arc<str>>,
+    /// The point at which it continues another rollout, if it is a fork.
+    pub fork: Option<ForkPoint>,
     /// Its outcome. The reason of a failure is shortened.
     pub outcome: Outcome,
     /// Time of its end.
@@ -63,6 +68,7 @@ impl EndedRollout {
     pub(super) fn now(
         id: RolloutId,
         plugin: Option<Arc<str>>,
+        fork: Option<ForkPoint>,
         outcome: &Outcome,
         duration: Duration,
         usage: &RolloutUsage,
@@ -77,7 +83,7 @@ impl EndedRollout {
         let tokens = usage.prompt_tokens + usage.completion_tokens;
         let (ended_at, chat_calls) = (SystemTime::now(), usage.chat_calls);
         let guest_cpu = usage.guest_cpu;
-        Self { id, plugin, outcome, ended_at, duration, chat_calls, tokens, guest_cpu }
+        Self { id, plugin, fork, outcome, ended_at, duration, chat_calls, tokens, guest_cpu }
     }
 }
 
@@ -122,6 +128,22 @@ struct Inner {
     ended: VecDeque<EndedRollout>,
     failures: BTreeMap<FailureCause, FailureCount>,
     counts: EndedCounts,
+    /// The counts by plugin, if the process serves several.
+    plugins: BTreeMap<Arc<str>, EndedCounts>,
+}
+
+impl EndedCounts {
+    fn add(&mut self, rollout: &EndedRollout) {
+        self.tokens += rollout.tokens;
+        self.guest_cpu += rollout.guest_cpu;
+        match &rollout.outcome {
+            Outcome::Scored { reward } => {
+                self.scored += 1;
+                self.reward_sum += reward;
+            }
+            Outcome::Unscored(_) => self.unscored += 1,
+        }
+    }
 }
 
 impl Activity {
@@ -136,20 +158,17 @@ impl Activity {
     /// Adds a rollout that has ended.
     pub(super) fn ended(&self, rollout: EndedRollout) {
         let mut inner = self.lock();
-        inner.counts.tokens += rollout.tokens;
-        inner.counts.guest_cpu += rollout.guest_cpu;
-        match &rollout.outcome {
-            Outcome::Scored { reward } => {
-                inner.counts.scored += 1;
-                inner.counts.reward_sum += reward;
-            }
-            Outcome::Unscored(Failure { stage, kind, fault, .. }) => {
-                inner.counts.unscored += 1;
-                let failures = inner.failures.entry((*stage, *kind, *fault)).or_default();
-                failures.count += 1;
-                failures.examples.push_front(rollout.id.clone());
-                failures.examples.truncate(EXAMPLES_MAX);
-            }
+        inner.counts.add(&rollout);
+        if let Some(plugin) = &rollout.plugin
+            && (inner.plugins.len() < PLUGINS_MAX || inner.plugins.contains_key(plugin))
+        {
+            inner.plugins.entry(plugin.clone()).or_default().add(&rollout);
+        }
+        if let Outcome::Unscored(Failure { stage, kind, fault, .. }) = &rollout.outcome {
+            let failures = inner.failures.entry((*stage, *kind, *fault)).or_default();
+            failures.count += 1;
+            failures.examples.push_front(rollout.id.clone());
+            failures.examples.truncate(EXAMPLES_MAX);
         }
         self.push(&mut inner, rollout);
         drop(inner);
@@ -195,6 +214,11 @@ impl Activity {
         (page, found)
     }
 
+    /// Shows each listed rollout, the earliest first.
+    pub(super) fn each_ended(&self, show: impl FnMut(&EndedRollout)) {
+        self.lock().ended.iter().for_each(show);
+    }
+
     /// Returns the failures by cause.
     pub fn failures(&self) -> Vec<(FailureCause, FailureCount)> {
         let mut failures: Vec<_> =
@@ -206,6 +230,11 @@ impl Activity {
     /// Returns the numbers of rollouts that ended.
     pub fn counts(&self) -> EndedCounts {
         self.lock().counts
+    }
+
+    /// Returns the numbers of rollouts of one plugin that ended.
+    pub fn counts_of(&self, plugin: &str) -> EndedCounts {
+        self.lock().plugins.get(plugin).copied().unwrap_or_default()
     }
 }
 
@@ -223,6 +252,8 @@ pub struct LiveFacts {
     pub plugin: Option<Arc<str>>,
     /// Time of its admission.
     pub admitted_at: SystemTime,
+    /// The point at which it continues another rollout, if it is a fork.
+    pub fork: Option<ForkPoint>,
     pub(super) record: Weak<Record>,
 }
 
@@ -258,7 +289,7 @@ mod tests {
 
     fn ended(number: usize, outcome: &Outcome) -> EndedRollout {
         let id = RolloutId::parse(format!("r{number}")).unwrap();
-        EndedRollout::now(id, None, outcome, Duration::from_secs(1), &RolloutUsage::default())
+        EndedRollout::now(id, None, None, outcome, Duration::from_secs(1), &RolloutUsage::default())
     }
 
     #[test]

@@ -22,6 +22,8 @@ mod events;
 mod fork;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+#[doc(hidden)]
+pub mod generated;
 mod groups;
 mod host;
 mod journal;
@@ -62,8 +64,8 @@ pub use session::{
     DescribeError, EpisodeAction, OpenSessionError, Reset, Session, SessionError, SplitKind, TaskSplit,
 };
 pub use slots::{
-    AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,
-    TenantSlots,
+    AdmissionQuotas, AdmitError, ForkMember, ForkState, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool,
+    Slots, StoredBytes, TenantSlots,
 };
 pub use trajectory::{
     Amendable, AmendedDocument, Amendment, ArtifactBounds, ArtifactRoot, Member, NoTrajectory, ReplyTokens,

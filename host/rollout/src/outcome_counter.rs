@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::activity::EndedRollout;
 use super::host::Host;
-use super::model::{Failure, Outcome, Phase};
+use super::model::{Failure, ForkPoint, Outcome, Phase};
 use rollout_core::error::Fault;
 use rollout_core::telemetry::{OutcomeLabels, Step, Used};
 use rollout_guest::imports::{Record, RolloutUsage};
@@ -25,6 +25,7 @@ pub(super) struct OutcomeCounter {
     phase: watch::Receiver<Phase>,
     admitted_at: Instant,
     id: RolloutId,
+    fork: Option<ForkPoint>,
     settled: bool,
 }
 
@@ -35,8 +36,9 @@ impl OutcomeCounter {
         phase: watch::Receiver<Phase>,
         admitted_at: Instant,
         id: RolloutId,
+        fork: Option<ForkPoint>,
     ) -> Self {
-        Self { host, record, phase, admitted_at, id, settled: false }
+        Self { host, record, phase, admitted_at, id, fork, settled: false }
     }
 
     /// Counts the outcome of a rollout. To be called before the record is emptied.
@@ -64,7 +66,7 @@ impl OutcomeCounter {
         metrics.used(&Used { guest_cpu, memory_bytes_peak, host_calls, limits_hit, log_dropped });
         let plugin = self.host.0.deployment.plugin_name();
         let time = self.admitted_at.elapsed();
-        let ended = EndedRollout::now(self.id.clone(), plugin, outcome, time, &usage);
+        let ended = EndedRollout::now(self.id.clone(), plugin, self.fork.clone(), outcome, time, &usage);
         self.host.0.runtime.slots().tenant().activity().ended(ended);
     }
 

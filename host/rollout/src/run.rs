@@ -151,9 +151,11 @@ impl Rollout {
             record.charge_storage(account);
         }
         let admitted_at = resumed.as_ref().map_or_else(Instant::now, |resumed| ago(resumed.admitted_at));
+        let fork = request.fork.as_ref().map(|fork| fork.point.clone());
         handle.set_facts(LiveFacts {
             plugin: host.0.deployment.plugin_name(),
             admitted_at: SystemTime::now() - admitted_at.elapsed(),
+            fork: fork.clone(),
             record: Arc::downgrade(&record),
         });
         Self {
@@ -164,6 +166,7 @@ impl Rollout {
                 handle.phases(),
                 admitted_at,
                 request.id.clone(),
+                fork,
             ),
             record,
             holder,

@@ -198,7 +198,7 @@ impl Host {
     #[expect(clippy::disallowed_methods, reason = "people read the time of the start")]
     fn set_session_facts(&self, handle: &Handle) {
         let (plugin, admitted_at) = (self.0.deployment.plugin_name(), SystemTime::now());
-        handle.set_facts(LiveFacts { plugin, admitted_at, record: Weak::new() });
+        handle.set_facts(LiveFacts { plugin, admitted_at, fork: None, record: Weak::new() });
     }
 }
 

@@ -1,5 +1,6 @@
 //! Admission to slots and the queue, quotas, and ids in use.
 
+mod family;
 mod pool;
 mod quota;
 
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
+pub use family::{ForkMember, ForkState};
 use pool::{PluginMembership, QueueKind, Slot, TenantMembership};
 pub use pool::{Share, SlotPool};
 pub use quota::{AdmissionQuotas, OverQuota, QuotaOwner, StoredBytes};

@@ -115,6 +115,7 @@ impl ViewedServer {
         LoadSample {
             running: host.load().running.into(),
             memory_bytes: Some(host.budget().used() as u64),
+            ended: counts.scored + counts.unscored,
             tokens: counts.tokens,
             guest_cpu: counts.guest_cpu,
             ..LoadSample::default()

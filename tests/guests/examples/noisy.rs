@@ -1,5 +1,5 @@
 //! Prints before it asks the model: a lot, including terminal escape sequences, or a line to each stream if the prompt is
-//! "print".
+//! "print". The prompt "print N lines" prints N lines.
 
 use rollout_sdk::*;
 use rollout_test_guests::{Honest, ask_once, prompt_text, requests_misbehaviour};
@@ -22,6 +22,16 @@ impl Workflow for Noisy {
             println!("printed to stdout");
             eprintln!("printed to stderr");
             log::warn("logged");
+        }
+        let prompt = prompt_text(&ctx);
+        let lines = prompt.strip_prefix("print ").and_then(|rest| rest.strip_suffix(" lines"));
+        let lines = lines.and_then(|lines| lines.parse().ok()).unwrap_or(0);
+        // Standard output takes many lines in one call.
+        for first in (0..lines).step_by(LINES) {
+            let last = lines.min(first + LINES);
+            let text: String =
+                (first..last).map(|line| format!("line {line} <script>window.hit=1</script>\n")).collect();
+            print!("{text}");
         }
         ask_once(&ctx)
     }

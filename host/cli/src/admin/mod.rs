@@ -6,7 +6,7 @@ pub(super) mod plugin;
 pub(super) mod push;
 mod quota;
 pub(super) mod secret;
-mod table;
+pub(super) mod table;
 pub(super) mod tenant;
 
 use anyhow::{Context, Result};

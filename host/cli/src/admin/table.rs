@@ -3,21 +3,21 @@
 use rollout_wire::text::printable;
 
 /// A table with a header.
-pub(super) struct Table<const N: usize> {
+pub(crate) struct Table<const N: usize> {
     rows: Vec<[String; N]>,
 }
 
 impl<const N: usize> Table<N> {
-    pub(super) fn new(head: [&str; N]) -> Self {
+    pub(crate) fn new(head: [&str; N]) -> Self {
         Self { rows: vec![head.map(str::to_owned)] }
     }
 
-    pub(super) fn row(&mut self, row: [String; N]) {
+    pub(crate) fn row(&mut self, row: [String; N]) {
         self.rows.push(row.map(|cell| if cell.is_empty() { "-".to_owned() } else { printable(&cell) }));
     }
 
     /// Renders the table, or `if_none` if it has no rows.
-    pub(super) fn text(&self, if_none: &str) -> String {
+    pub(crate) fn text(&self, if_none: &str) -> String {
         if self.rows.len() == 1 {
             return format!("{if_none}\n");
         }

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use super::mock_model::script;
 use super::options::RolloutOptions;
+use super::progress::Working;
 use super::{DATA, Exit, OUTPUT, PluginFault, plugin_file, setup};
 pub(crate) use report::Report;
 use rollout_assembly::config::{Config, Judge, RawConfig, RawJudge};
@@ -319,6 +320,7 @@ impl Deadline {
         report: &mut Report,
         checks: impl AsyncFnOnce(&mut Report) -> Result<()>,
     ) -> Result<()> {
+        let _working = Working::on("checking".to_owned());
         let Some(at) = self.at else { return runtime.block_on(checks(report)) };
         let done = runtime.block_on(async { tokio::time::timeout_at(at, checks(report)).await });
         done.unwrap_or_else(|_| {

@@ -8,7 +8,7 @@ use rollout_journal as store;
 use serde_json::value::RawValue;
 
 use super::unfinished::{UnreadableRollout, read_admission, split_line};
-use super::{DeploymentId, RanByLine, admission, events_of, kind, outcome};
+use super::{DeploymentId, RanByLine, StartedLine, admission, events_of, kind, outcome};
 use crate::model::{Finished, GroupDecision, GroupEvent, RolloutRequest};
 use rollout_guest::imports::{ArtifactFile, LogEntry, Role, read_log};
 use rollout_transcript::Event;
@@ -46,6 +46,10 @@ pub struct StoredRollout {
     pub request: RolloutRequest,
     /// Time of its admission.
     pub admitted_at: SystemTime,
+    /// Time when its workflow started.
+    pub workflow_started_at: Option<SystemTime>,
+    /// Time when its grader started.
+    pub grader_started_at: Option<SystemTime>,
     /// The deployment that it ran on.
     pub deployment: DeploymentId,
     /// The events of its workflow's run.
@@ -116,6 +120,8 @@ impl StoredRollout {
                 .map(Box::new),
             request: line.request.into_owned(),
             admitted_at: admission::time(line.nanos),
+            workflow_started_at: None,
+            grader_started_at: None,
             deployment: line.deployment,
             driver: line.driver.into_owned(),
             notes: Vec::new(),
@@ -139,6 +145,12 @@ impl StoredRollout {
                 if let GroupEvent::Decided(decision) = serde_json::from_slice(payload)? {
                     self.group = Some(decision);
                 }
+            }
+            kind::STARTED => {
+                let StartedLine { of_grader, nanos } = serde_json::from_slice(payload)?;
+                let began =
+                    if of_grader { &mut self.grader_started_at } else { &mut self.workflow_started_at };
+                began.get_or_insert(admission::time(nanos));
             }
             // Replaces the data of a process that crashed between this and the outcome.
             kind::RAN_BY => {

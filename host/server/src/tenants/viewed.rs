@@ -91,6 +91,8 @@ impl Viewed for ViewedTenants {
                 running,
                 queued,
                 ended: counts.scored + counts.unscored,
+                unscored: counts.unscored,
+                tokens: counts.tokens,
             }
         };
         let mut lines: Vec<TenantLine> = self.tenants.open_tenants().into_iter().map(line).collect();
@@ -113,6 +115,7 @@ impl Viewed for ViewedTenants {
         let process = LoadSample {
             running: self.tenants.load().running.into(),
             memory_bytes: Some(self.tenants.budget().used() as u64),
+            ended: loads.iter().map(|(_, load)| load.ended).sum(),
             tokens: loads.iter().map(|(_, load)| load.tokens).sum(),
             guest_cpu: loads.iter().map(|(_, load)| load.guest_cpu).sum(),
             ..LoadSample::default()
@@ -200,8 +203,13 @@ impl ViewedTenants {
 fn load_of(tenant: &OpenTenant) -> LoadSample {
     let [running, _] = tenant.slots.busy();
     let counts = tenant.slots.activity().counts();
-    let (tokens, guest_cpu) = (counts.tokens, counts.guest_cpu);
-    LoadSample { running: running as u64, tokens, guest_cpu, ..LoadSample::default() }
+    LoadSample {
+        running: running as u64,
+        ended: counts.scored + counts.unscored,
+        tokens: counts.tokens,
+        guest_cpu: counts.guest_cpu,
+        ..LoadSample::default()
+    }
 }
 
 /// Returns the quotas of a tenant whose use is known, and their use.
@@ -254,12 +262,16 @@ fn plugin_lines(tenant: &OpenTenant) -> Vec<PluginLine> {
         .iter()
         .map(|plugin| {
             let load = plugin.load_now();
+            let counts = tenant.slots.activity().counts_of(plugin.name());
             PluginLine {
                 name: plugin.name().to_owned(),
                 version: plugin.versions().last().map(ToString::to_string).unwrap_or_default(),
                 running: load.running,
                 queued: load.queued,
                 running_max: load.max_concurrent,
+                ended: counts.scored + counts.unscored,
+                unscored: counts.unscored,
+                tokens: counts.tokens,
             }
         })
         .collect();

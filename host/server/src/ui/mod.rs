@@ -3,6 +3,9 @@
 //! A [`Viewed`] is the server that the pages show: one plugin, or the plugins of many tenants. The pages are made by
 //! `rollout-page`; this module has their routes, the sign-in, and the limits on what open pages hold.
 
+#[cfg(test)]
+mod bench;
+mod data;
 mod events;
 mod history;
 mod read;
@@ -199,8 +202,10 @@ pub(crate) fn router(viewed: impl Viewed) -> Router {
         .route("/ui", get(async || Redirect::permanent("/ui/")))
         .route("/ui/", get(home))
         .route("/ui/events", get(home_events))
+        .route("/ui/data", get(data::host))
         .route("/ui/rollouts/{id}", get(rollout))
         .route("/ui/rollouts/{id}/events", get(rollout_events))
+        .route("/ui/rollouts/{id}/data", get(data::rollout))
         .route("/ui/rollouts/{id}/text", get(text))
         .route("/ui/rollouts/{id}/artifact", get(artifact))
         .route("/ui/plugins/{name}", get(plugin))
@@ -330,7 +335,6 @@ struct PageRequest {
 
 /// Reads the query of a request and its rights. The error is a response that leads to the sign-in.
 fn page_request(ui: &Ui, request: &Request, is_page: bool) -> Result<PageRequest, Box<Response>> {
-    let query = Query::<PageQuery>::try_from_uri(request.uri()).map(|Query(query)| query).unwrap_or_default();
     let Some(seen) = ui.seen(request.headers()) else {
         if !is_page {
             return Err(Box::new(StatusCode::UNAUTHORIZED.into_response()));
@@ -339,6 +343,15 @@ fn page_request(ui: &Ui, request: &Request, is_page: bool) -> Result<PageRequest
         let sign_in = format!("{ROOT}/sign-in?next={}", path_segment(to));
         return Err(Box::new(Redirect::to(&sign_in).into_response()));
     };
+    Ok(page_request_of(ui, request, seen, page_query(request)))
+}
+
+fn page_query(request: &Request) -> PageQuery {
+    Query::<PageQuery>::try_from_uri(request.uri()).map(|Query(query)| query).unwrap_or_default()
+}
+
+/// Returns a request with its rights, and counts its connection for their owner.
+fn page_request_of(ui: &Ui, request: &Request, seen: Seen, query: PageQuery) -> PageRequest {
     if let Some(caller) = request.extensions().get::<Caller>()
         && ui.viewed.is_keyed()
     {
@@ -346,29 +359,38 @@ fn page_request(ui: &Ui, request: &Request, is_page: bool) -> Result<PageRequest
     }
     // A tenant's key selects the tenant, whatever the query says.
     let tenant = query.tenant.clone().filter(|name| seen.viewer.is_operator && !name.is_empty());
-    Ok(PageRequest { seen, query, tenant })
+    PageRequest { seen, query, tenant }
 }
 
 async fn home(State(ui): State<Arc<Ui>>, request: Request) -> Response {
-    let PageRequest { seen, query, tenant } = match page_request(&ui, &request, true) {
+    let mut page_request = match page_request(&ui, &request, true) {
         Ok(page_request) => page_request,
         Err(response) => return *response,
     };
-    let mut frame = ui.frame(Some(&seen), tenant.clone());
+    let query = std::mem::take(&mut page_request.query);
+    let mut frame = ui.frame(Some(&page_request.seen), page_request.tenant.clone());
     frame.events = Some(frame.links.with_query(format!("{ROOT}/events"), ""));
-    let is_overview = seen.viewer.is_operator && tenant.is_none();
-    let tenants = if seen.viewer.is_operator { ui.viewed.tenants() } else { Vec::new() };
-    if is_overview {
-        let source = overview(&ui, tenants);
-        return html(StatusCode::OK, &HostPage::new(frame, source));
-    }
-    let scope = match ui.viewed.scope(seen.viewer.clone(), tenant).await {
-        Ok(scope) => scope,
-        Err(error) => return ui.notice(Some(&seen), error),
-    };
     let filter = EndedFilter { outcome: query.outcome.unwrap_or_default(), id: query.id.unwrap_or_default() };
-    let source = host_source(&ui, scope, tenants, query.page.unwrap_or(1).max(1), filter);
-    html(StatusCode::OK, &HostPage::new(frame, source))
+    match host_source_of(&ui, &page_request, query.page.unwrap_or(1).max(1), filter).await {
+        Ok(source) => html(StatusCode::OK, &HostPage::new(frame, source)),
+        Err(error) => ui.notice(Some(&page_request.seen), error),
+    }
+}
+
+/// Returns the data of the first page: the rollouts of a tenant, or for an operator who names none, all tenants.
+async fn host_source_of(
+    ui: &Ui,
+    page_request: &PageRequest,
+    page: usize,
+    filter: EndedFilter,
+) -> Result<HostSource, NotShown> {
+    let PageRequest { seen, tenant, .. } = page_request;
+    let tenants = if seen.viewer.is_operator { ui.viewed.tenants() } else { Vec::new() };
+    if seen.viewer.is_operator && tenant.is_none() {
+        return Ok(overview(ui, tenants));
+    }
+    let scope = ui.viewed.scope(seen.viewer.clone(), tenant.clone()).await?;
+    Ok(host_source(ui, scope, tenants, page, filter))
 }
 
 fn now() -> SystemTime {
@@ -675,7 +697,7 @@ fn local(next: Option<String>) -> String {
 }
 
 async fn sign_in_page(State(ui): State<Arc<Ui>>, request: Request) -> Response {
-    let query = Query::<PageQuery>::try_from_uri(request.uri()).map(|Query(query)| query).unwrap_or_default();
+    let query = page_query(&request);
     if ui.seen(request.headers()).is_some() {
         return Redirect::to(&local(query.next)).into_response();
     }

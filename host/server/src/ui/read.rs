@@ -7,10 +7,12 @@ use super::{NotShown, now};
 use rollout_core::budget::{Budget, Charge};
 use rollout_guest::imports::Remains;
 use rollout_page::{
-    Frame, PageOfTurns, RolloutPage, RolloutSource, SentArtifact, phase_word, visible, whole_text,
+    Frame, PageOfTurns, RolloutData, RolloutPage, RolloutSource, SentArtifact, phase_word, visible,
+    whole_text,
 };
 use rollout_rollout::{
-    EndedRollout, Finished, Handle, Journal, LiveFacts, Outcome, Phase, StoredRollout, TenantSlots,
+    EndedRollout, Finished, ForkMember, Handle, Journal, LiveFacts, Outcome, Phase, StoredRollout,
+    TenantSlots,
 };
 use rollout_transcript::Transcript;
 use rollout_wire::id::RolloutId;
@@ -25,9 +27,15 @@ const ID_BYTES_SHOWN: usize = 100;
 /// A rollout that was found.
 pub(super) enum Source<'a> {
     /// It is alive.
-    Live { id: &'a RolloutId, phase: Phase, facts: &'a LiveFacts, remains: &'a Remains<'a> },
+    Live {
+        id: &'a RolloutId,
+        phase: Phase,
+        facts: &'a LiveFacts,
+        remains: &'a Remains<'a>,
+        family: Vec<ForkMember>,
+    },
     /// It is in the journal.
-    Stored { stored: &'a StoredRollout, transcript: Transcript },
+    Stored { stored: &'a StoredRollout, transcript: Transcript, family: Vec<ForkMember> },
     /// Only its summary is left.
     Summary(&'a EndedRollout),
 }
@@ -75,7 +83,8 @@ pub(super) fn read<T>(
     let live = handle.as_ref().and_then(|handle| {
         let facts = handle.facts()?;
         let phase = handle.phase();
-        facts.with_remains(|remains| make(Source::Live { id, phase, facts, remains }))
+        let family = slots.family(id, facts.fork.as_ref());
+        facts.with_remains(|remains| make(Source::Live { id, phase, facts, remains, family }))
     });
     if let Some(made) = live.flatten() {
         return Ok(made);
@@ -87,7 +96,8 @@ pub(super) fn read<T>(
         if let Some(stored) = found.read().map_err(failed)? {
             let transcript = Transcript::read(&stored.workflow, &stored.grader);
             let transcript = transcript.map_err(|reason| failed(io::Error::other(reason)))?;
-            return make(Source::Stored { stored: &stored, transcript }).ok_or(NotShown::Failed);
+            let family = slots.family(id, stored.request.fork.as_ref().map(|fork| &fork.point));
+            return make(Source::Stored { stored: &stored, transcript, family }).ok_or(NotShown::Failed);
         }
     }
     let (ended, _) = slots.activity().ended_page(0, 1, |rollout| rollout.id == *id);
@@ -141,58 +151,79 @@ impl Source<'_> {
 
     /// Makes the page.
     pub(super) fn page(self, frame: Frame, turns: PageOfTurns, log: usize) -> RolloutPage {
-        match &self {
-            Self::Live { id, phase, facts, remains } => {
-                let source = RolloutSource {
-                    id,
-                    plugin: facts.plugin.as_deref(),
-                    phase: Some(phase_word(*phase)),
-                    admitted_at: facts.admitted_at,
-                    time: now().duration_since(facts.admitted_at).unwrap_or_default(),
-                    transcript: remains.transcript,
-                    outcome: None,
-                    finished: None,
-                    fork: None,
-                    log: remains.log,
-                    log_dropped: remains.log_dropped,
-                    artifacts: remains
-                        .artifacts
-                        .iter()
-                        .map(|(name, content)| (&**name, &**content))
-                        .collect(),
-                    journal: None,
-                    caveat: None,
-                };
-                RolloutPage::new(frame, &source, turns, log)
+        self.with_source(|source| RolloutPage::new(frame, source, turns, log))
+    }
+
+    /// Returns the data of the page.
+    pub(super) fn data(self, turns: PageOfTurns) -> RolloutData {
+        self.with_source(|source| RolloutData::new(source, turns))
+    }
+
+    fn with_source<T>(&self, make: impl FnOnce(&RolloutSource<'_>) -> T) -> T {
+        match self {
+            Self::Live { id, phase, facts, remains, family } => {
+                make(&RolloutSource { family: family.clone(), ..live_source(id, *phase, facts, remains) })
             }
-            Self::Stored { stored, transcript } => {
-                RolloutPage::new(frame, &stored_source(stored, transcript), turns, log)
+            Self::Stored { stored, transcript, family } => {
+                make(&RolloutSource { family: family.clone(), ..stored_source(stored, transcript) })
             }
-            Self::Summary(ended) => {
-                let transcript = Transcript::default();
-                let source = RolloutSource {
-                    id: &ended.id,
-                    plugin: ended.plugin.as_deref(),
-                    phase: None,
-                    admitted_at: ended.ended_at - ended.duration,
-                    time: ended.duration,
-                    transcript: &transcript,
-                    outcome: Some(&ended.outcome),
-                    finished: None,
-                    fork: None,
-                    log: &[],
-                    log_dropped: 0,
-                    artifacts: Vec::new(),
-                    journal: None,
-                    caveat: Some(
-                        "This server has no journal, so the conversation is not kept after the rollout. 'serve --journal \
-                         DIR' keeps conversations."
-                            .to_owned(),
-                    ),
-                };
-                RolloutPage::new(frame, &source, turns, log)
-            }
+            Self::Summary(ended) => make(&summary_source(ended, &Transcript::default())),
         }
+    }
+}
+
+/// Returns the source of the page of a rollout that is alive.
+fn live_source<'a>(
+    id: &'a RolloutId,
+    phase: Phase,
+    facts: &'a LiveFacts,
+    remains: &'a Remains<'a>,
+) -> RolloutSource<'a> {
+    RolloutSource {
+        id,
+        plugin: facts.plugin.as_deref(),
+        phase: Some(phase_word(phase)),
+        admitted_at: facts.admitted_at,
+        time: now().duration_since(facts.admitted_at).unwrap_or_default(),
+        workflow_started_at: None,
+        grader_started_at: None,
+        transcript: remains.transcript,
+        outcome: None,
+        finished: None,
+        fork: facts.fork.as_ref(),
+        family: Vec::new(),
+        log: remains.log,
+        log_dropped: remains.log_dropped,
+        artifacts: remains.artifacts.iter().map(|(name, content)| (&**name, &**content)).collect(),
+        journal: None,
+        caveat: None,
+    }
+}
+
+/// Returns the source of the page of a rollout of which only the summary is left.
+fn summary_source<'a>(ended: &'a EndedRollout, transcript: &'a Transcript) -> RolloutSource<'a> {
+    RolloutSource {
+        id: &ended.id,
+        plugin: ended.plugin.as_deref(),
+        phase: None,
+        admitted_at: ended.ended_at - ended.duration,
+        time: ended.duration,
+        workflow_started_at: None,
+        grader_started_at: None,
+        transcript,
+        outcome: Some(&ended.outcome),
+        finished: None,
+        fork: None,
+        family: Vec::new(),
+        log: &[],
+        log_dropped: 0,
+        artifacts: Vec::new(),
+        journal: None,
+        caveat: Some(
+            "This server has no journal, so the conversation is not kept after the rollout. 'serve --journal DIR' keeps \
+             conversations."
+                .to_owned(),
+        ),
     }
 }
 
@@ -207,10 +238,13 @@ fn stored_source<'a>(stored: &'a StoredRollout, transcript: &'a Transcript) -> R
         phase: if finished.is_some() { None } else { Some("unfinished") },
         admitted_at: stored.admitted_at,
         time: finished.map_or(Duration::ZERO, |finished| finished.duration),
+        workflow_started_at: stored.workflow_started_at,
+        grader_started_at: stored.grader_started_at,
         transcript,
         outcome,
         finished,
         fork: stored.request.fork.as_ref().map(|fork| &fork.point),
+        family: Vec::new(),
         log: stored.log(),
         log_dropped: stored.log_dropped(),
         artifacts: artifacts.map(|artifact| (&*artifact.name, &*artifact.content)).collect(),
