@@ -129,3 +129,24 @@ async fn a_damaged_component_is_built_again() {
     assert!(third.stderr.contains(TAKEN), "{}", third.stderr);
     assert!(sound == again && again == last);
 }
+
+#[tokio::test]
+async fn an_edit_of_the_authors_file_compiles_no_code_again() {
+    let builds = Builds::new();
+    let compiled = builds.root.path().join("compiled");
+    let options = ["--cache-dir", compiled.to_str().expect("a path of text")];
+    let code = || {
+        let files =
+            std::fs::read_dir(&compiled).expect("it is there").map(|file| file.expect("it is there").path());
+        files.filter(|path| path.extension().is_some_and(|end| end == "code")).collect::<Vec<_>>()
+    };
+    let (_, first) = builds.build(&builds.project("agent", "1.0"), &options).await;
+    let before = code();
+    assert_eq!(before.len(), 1, "{before:?}");
+
+    let edited = builds.project("agent", "float(len('a longer expression than before') > 3)");
+    let (_, second) = builds.build(&edited, &options).await;
+
+    assert_ne!(first, second);
+    assert_eq!(code(), before, "the code of both components was compiled once");
+}

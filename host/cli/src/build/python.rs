@@ -137,7 +137,7 @@ fn running_program() -> Option<PathBuf> {
 pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
     let bytes = std::fs::read(component).context("the SDK's builder created no component")?;
     let settled = rollout_fuse::python::settle(&bytes)?;
-    let finished = if no_fuse { settled } else { fuse(settled) };
+    let finished = if no_fuse { settled } else { rollout_fuse::python::level(&fuse(settled))? };
     std::fs::write(component, finished).context("cannot write the component")
 }
 

@@ -9,12 +9,14 @@
 mod error;
 mod heap;
 mod image;
+mod level;
 mod repeat;
 mod sections;
 
 pub use error::ImageError;
 use error::{Result, unknown};
 use image::{Image, Places};
+pub use level::level;
 use sections::{CORE_MODULE, DATA, sections, with_data, with_module};
 
 /// Error of a component with another version of Python.

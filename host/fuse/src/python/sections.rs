@@ -9,10 +9,17 @@ use super::error::{ImageError, Result};
 
 /// Section numbers of WebAssembly's binary format.
 pub(super) const CORE_MODULE: u8 = 1;
+pub(super) const TYPES: u8 = 1;
+pub(super) const IMPORTS: u8 = 2;
+pub(super) const FUNCTIONS: u8 = 3;
+pub(super) const MEMORIES: u8 = 5;
 pub(super) const GLOBALS: u8 = 6;
 pub(super) const EXPORTS: u8 = 7;
+pub(super) const START: u8 = 8;
+pub(super) const ELEMENTS: u8 = 9;
+pub(super) const CODE: u8 = 10;
 pub(super) const DATA: u8 = 11;
-const DATA_COUNT: u8 = 12;
+pub(super) const DATA_COUNT: u8 = 12;
 
 /// Number of bytes before the first section of a component or module.
 const HEADER_BYTES: usize = 8;

@@ -111,6 +111,11 @@ impl CacheEntry {
     pub(super) fn code(&self) -> &[u8] {
         &self.0[HEADER_BYTES..]
     }
+
+    pub(super) fn into_code(mut self) -> Vec<u8> {
+        self.0.drain(..HEADER_BYTES);
+        self.0
+    }
 }
 
 impl CodeCache {

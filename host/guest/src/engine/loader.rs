@@ -1,4 +1,5 @@
-//! Loading of untrusted components: from the cache, or compiled in a separate process.
+//! Loading of untrusted components: from the cache, or compiled in a separate process. Components with the same code share
+//! what is compiled ([`template`](super::template)).
 
 use std::fs::File;
 use std::hash::{Hash, Hasher};
@@ -13,10 +14,11 @@ use wasmtime::component::Component;
 
 use super::cache::{CodeCache, Key};
 use super::compile::{CompileError, Compiler};
+use super::template::Template;
 use super::{Engine, MemoryPlan, plan, source};
 use crate::plugin::{self, Description, LoadError, Plugin, Source};
 use rollout_core::error::Fault;
-use rollout_wire::digest::hex;
+use rollout_wire::digest::{hex, sha256};
 
 /// Loads components. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -79,6 +81,16 @@ impl Loader {
             tracing::info!(digest, elapsed_ms = millis(started), "compiled code loaded from cache");
             return Ok((component, file));
         }
+        if let Some(template) = Template::of(bytes)
+            && let Some(component) = self.completed(engine, &template, key.engine)?
+        {
+            tracing::info!(
+                digest,
+                elapsed_ms = millis(started),
+                "compiled code shared with other components loaded"
+            );
+            return Ok((component, file));
+        }
         let code = self.compiler.run(engine.plan, bytes)?;
         // SAFETY: `map` requires the output of this version of the engine. A process of this very program produced it
         // and passed it through a pipe that no other process has open. It depends on the component only as the
@@ -86,12 +98,48 @@ impl Loader {
         let component = unsafe { map(&engine.engine, &code) };
         let component = component.map_err(|error| refused(engine.plan, &code, error))?;
         tracing::info!(digest, elapsed_ms = millis(started), code_bytes = code.len(), "component compiled");
+        self.store(&key, &code);
+        Ok((component, file))
+    }
+
+    fn store(&self, key: &Key, code: &[u8]) {
         if let Some(cache) = &self.cache
-            && let Err(error) = cache.put(&key, &code)
+            && let Err(error) = cache.put(key, code)
         {
             tracing::warn!(%error, cache = %cache.dir().display(), "cannot store compiled code in the cache");
         }
-        Ok((component, file))
+    }
+
+    /// Returns a component from the code of its template, which is in the cache or compiled now. Returns `None` if the
+    /// component must be compiled by itself.
+    fn completed(
+        &self,
+        engine: &Engine,
+        template: &Template,
+        fingerprint: [u8; 32],
+    ) -> Result<Option<Component>, LoaderError> {
+        let key = Key { component: sha256(template.component()), engine: fingerprint };
+        let cached = self.cache.as_ref().and_then(|cache| cache.get(&key));
+        let code = match cached {
+            Some(entry) => entry.into_code(),
+            None => match self.compiler.run(engine.plan, template.component()) {
+                Ok(code) => {
+                    self.store(&key, &code);
+                    code
+                }
+                // The reason is that of the component itself, with its offsets.
+                Err(CompileError::Invalid(_)) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let Some(code) = template.complete(code) else { return Ok(None) };
+        // SAFETY: `map` requires the output of this version of the engine. The code of the template is that, for the same
+        // reasons as in `component` and `cached`. It was changed only within the section that has the initial memories of
+        // modules and nothing else, and any bytes are valid there.
+        match unsafe { map(&engine.engine, &code) } {
+            Ok(component) => Ok(Some(component)),
+            Err(error) => Err(refused(engine.plan, &code, error)),
+        }
     }
 
     fn cached(&self, engine: &Engine, key: &Key) -> Option<Component> {

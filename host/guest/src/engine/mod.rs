@@ -9,6 +9,7 @@ mod compile;
 mod loader;
 mod parts;
 mod plan;
+mod template;
 
 use std::sync::Arc;
 
