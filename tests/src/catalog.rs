@@ -170,6 +170,11 @@ impl TestCatalog {
         (ran, Self { front, ..serve.start_in(dir, at).await })
     }
 
+    /// Kills it and waits for its end.
+    pub async fn stop_at_once(self) -> Ran {
+        self.process.kill().await
+    }
+
     /// Terminates it and waits for its end.
     pub async fn stop(self) -> Ran {
         self.process.terminate().await

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rollout_catalog::{
-    AppendError, Catalog, CatalogSettings, NewDeployment, NewKey, Rights, SharedError, SharedLog, TenantId,
-    TenantSettings,
+    AppendError, Catalog, CatalogSettings, NewDeployment, NewKey, OpenError, Rights, SharedError, SharedLog,
+    TenantId, TenantSettings,
 };
 use rollout_wire::digest::Digest;
 use rollout_wire::quota::Quota;
@@ -62,13 +62,27 @@ impl SharedLog for MemoryLog {
         let bytes = found.ok_or_else(|| SharedError::Unavailable("there is no such component".to_owned()))?;
         std::fs::write(file, bytes).map_err(io)
     }
+
+    fn remove_component(&self, digest: Digest) -> Result<(), SharedError> {
+        locked(&self.components).remove(&digest);
+        Ok(())
+    }
 }
 
 /// Opens a copy of the catalog in a folder.
 fn open(folder: &Path, log: &Arc<dyn SharedLog>) -> Catalog {
-    let shared = Some(log.clone());
-    let opened = Catalog::open(CatalogSettings { shared, ..CatalogSettings::new(folder) });
-    opened.unwrap_or_else(|error| panic!("{error}"))
+    let until = std::time::Instant::now() + crate::TIMEOUT;
+    loop {
+        let shared = Some(log.clone());
+        match Catalog::open(CatalogSettings { shared, ..CatalogSettings::new(folder) }) {
+            Ok(catalog) => return catalog,
+            // A process that another test starts has the lock until it runs its program.
+            Err(OpenError::Locked(_)) if std::time::Instant::now() < until => {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 fn upload(catalog: &Catalog, tenant: TenantId, bytes: &[u8]) -> Digest {
@@ -191,6 +205,8 @@ pub fn shared_catalog_contract(logs: [Arc<dyn SharedLog>; 3]) {
             .join(format!("{component}.wasm"))
             .exists()
     );
+    let gone = dir.path().join("gone");
+    assert!(logs[0].fetch_component(component, &gone).is_err(), "no tenant has the component any more");
     other.remove_folder(deleted).expect("its files are closed");
     assert!(!other.tenant_folder(deleted).exists());
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use reqwest::Method;
-use rollout_catalog::{Catalog, CatalogError, CatalogSettings, SharedLog, TenantSettings};
+use rollout_catalog::{Catalog, CatalogError, CatalogSettings, OpenError, SharedLog, TenantSettings};
 use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings};
 use rollout_tests::{
     Controller, MemoryLog, ServeCatalog, TestCatalog, TestHost, TestNats, shared_catalog_contract, until,
@@ -50,8 +50,15 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
     let dir = tempfile::tempdir().unwrap();
     let log = Arc::new(MemoryLog::default());
     let settings = |name: &str| CatalogSettings::new(dir.path().join(name));
+    let open = |settings: CatalogSettings| loop {
+        match Catalog::open(settings.clone()) {
+            // A process that another test starts has the lock until it runs its program.
+            Err(OpenError::Locked(_)) => std::thread::yield_now(),
+            opened => return opened,
+        }
+    };
     let shared = |name: &str, log: &Arc<MemoryLog>| {
-        Catalog::open(CatalogSettings { shared: Some(log.clone()), ..settings(name) })
+        open(CatalogSettings { shared: Some(log.clone()), ..settings(name) })
     };
     let create = |catalog: &Catalog, name: &str| {
         catalog.create_tenant(&name.parse().unwrap(), &TenantSettings::default()).map(|tenant| tenant.id)
@@ -83,7 +90,7 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
     let error = shared("behind", &another).err().unwrap().to_string();
     assert!(error.contains("change 3: it does not follow the last change of this copy"), "{error}");
 
-    let own = Catalog::open(settings("own")).unwrap();
+    let own = open(settings("own")).unwrap();
     create(&own, "a").unwrap();
     drop((own, copy));
     let error = shared("own", &log).err().unwrap().to_string();
@@ -91,7 +98,7 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
         error.contains("has a catalog of its own; give a process that shares one an empty folder"),
         "{error}"
     );
-    let error = Catalog::open(settings("copy")).err().unwrap().to_string();
+    let error = open(settings("copy")).err().unwrap().to_string();
     assert!(error.contains("has a copy of a catalog that several processes share"), "{error}");
 }
 
@@ -158,6 +165,35 @@ async fn served(plugin: &TestHost, controller: &Controller) -> BTreeSet<(String,
 
 fn both(version: &str) -> BTreeSet<(String, String)> {
     ["w1", "w2"].map(|worker| (worker.to_owned(), version.to_owned())).into()
+}
+
+#[tokio::test]
+async fn a_dead_workers_rollouts_of_tenants_are_continued_by_another_worker() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let (catalog, other, _gateway) = cluster(&nats).await;
+    let (one, two) = (catalog.tenant("one", json!({})).await, catalog.tenant("two", json!({})).await);
+    for tenant in [&one, &two] {
+        catalog.serve(tenant, "p", "conform", "").await;
+    }
+    let plugins = [catalog.plugin(&one, "p"), catalog.plugin(&two, "p")];
+    controller.hold();
+    let mut admitted = Vec::new();
+    for number in 0..16 {
+        let plugin = &plugins[number % 2];
+        admitted.push((plugin, plugin.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await));
+    }
+    controller.chats_arrived(16).await;
+    let of_other = admitted.iter().filter(|(_, admitted)| admitted.lease.starts_with("w2.")).count();
+    assert!((1..16).contains(&of_other), "both workers have rollouts");
+
+    other.stop_at_once().await;
+    controller.chats_arrived(16 + of_other).await;
+    controller.release();
+    let results = join_all(admitted.iter().map(|(plugin, admitted)| plugin.result(admitted))).await;
+
+    assert!(results.iter().all(|result| result["sample"]["reward"] == 1.0), "{results:#?}");
+    assert_eq!(controller.chats().len(), 16 + of_other, "only calls without an answer were repeated");
 }
 
 #[tokio::test]

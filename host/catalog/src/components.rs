@@ -188,7 +188,7 @@ impl ComponentUpload {
         let upsert = "INSERT INTO components (tenant, digest, bytes, uploaded_at) VALUES (?1, ?2, ?3, ?4)
             ON CONFLICT (tenant, digest) DO UPDATE SET uploaded_at = excluded.uploaded_at";
         let mut locked = store.locked();
-        locked.write(|transaction| {
+        let added = locked.write(|transaction| {
             require_tenant(transaction, tenant)?;
             quota(transaction, tenant, found)?.check(bytes)?;
             let now = store.now().timestamp();
@@ -198,7 +198,16 @@ impl ComponentUpload {
                 put(&self.part, &to)?;
             }
             Ok(())
-        })?;
+        });
+        if let Err(error) = added {
+            remove_everywhere(store, &mut locked, &[found.to_string()])?;
+            return Err(error);
+        }
+        drop(locked);
+        if let Some(log) = &store.shared {
+            // Another process may have removed it before it had an owner.
+            log.put_component(found, &to)?;
+        }
         Ok(Component { digest: found, bytes })
     }
 }
@@ -266,12 +275,27 @@ pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<V
     Ok(digests.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Removes the files of those of the components that no tenant owns.
+/// Removes the files of those of the components that no tenant owns, here and for other processes.
+pub(crate) fn remove_everywhere(
+    store: &Store,
+    locked: &mut Locked<'_>,
+    digests: &[String],
+) -> Result<(), CatalogError> {
+    let unowned = remove_unowned(&store.path, locked, digests)?;
+    for (log, digest) in store.shared.iter().flat_map(|log| unowned.iter().map(move |digest| (log, digest))) {
+        if let Err(error) = log.remove_component(*digest) {
+            tracing::warn!(%digest, %error, "a component without an owner stays in the shared store");
+        }
+    }
+    Ok(())
+}
+
+/// Removes the files of those of the components that no tenant owns, and returns their digests.
 pub(crate) fn remove_unowned(
     catalog: &Path,
     locked: &mut Locked<'_>,
     digests: &[String],
-) -> Result<(), CatalogError> {
+) -> Result<Vec<Digest>, CatalogError> {
     let unowned = locked.read(|transaction| {
         let mut statement = transaction.prepare("SELECT 1 FROM components WHERE digest = ?1")?;
         let mut unowned = Vec::new();
@@ -282,11 +306,11 @@ pub(crate) fn remove_unowned(
         }
         Ok(unowned)
     })?;
-    for digest in unowned {
-        let Ok(digest) = digest.parse() else { continue };
-        remove(&path(catalog, digest))?;
+    let unowned: Vec<Digest> = unowned.into_iter().filter_map(|digest| digest.parse().ok()).collect();
+    for digest in &unowned {
+        remove(&path(catalog, *digest))?;
     }
-    Ok(())
+    Ok(unowned)
 }
 
 fn remove(path: &Path) -> Result<(), StorageError> {

@@ -110,7 +110,7 @@ impl Catalog {
                 keys_too.reload(locked)?;
             }
             tenants::create_folders(&path, locked, &applied.tenants)?;
-            components::remove_unowned(&path, locked, &applied.disowned)
+            components::remove_unowned(&path, locked, &applied.disowned).map(drop)
         }));
         write_behind::load(&store)?;
         tenants::sweep(&store)?;

@@ -133,7 +133,7 @@ impl Catalog {
             Ok(digests)
         })?;
         write_behind::forget_tenant(store, id);
-        components::remove_unowned(&store.path, &mut locked, &digests)
+        components::remove_everywhere(store, &mut locked, &digests)
     }
 
     /// Removes the folder of a tenant that another process has deleted. All files in it must be closed.

@@ -215,7 +215,7 @@ impl Serve {
             raw.cluster.workers = self.worker.clone();
         }
         if let Some(log) = adopt::adopted_log() {
-            adopt::change_config(&mut raw, &log);
+            adopt::change_config(&mut raw, &log, self.catalog.is_some());
         }
         raw.hardening.landlock = self.hardening.landlock.then_some(true).or(raw.hardening.landlock);
         Ok(raw)
@@ -226,6 +226,10 @@ impl Serve {
     pub(crate) fn run(mut self, start_threads: impl FnOnce()) -> Result<Exit> {
         if let Some(plugin) = &mut self.plugin {
             self.host.rollout.pull(plugin)?;
+        }
+        if let (Some(log), Some(dir)) = (adopt::adopted_log(), &mut self.catalog) {
+            // Another copy of the catalog, with the journals of the log.
+            *dir = adopt::folder(dir).join(log);
         }
         let evaluator = EvaluatorEnvironment::read(|name| std::env::var(name).ok());
         let passed = lifecycle::passed_socket()?;
@@ -340,7 +344,7 @@ impl Serve {
         let any = AnyServer::One(server.clone());
         let serving = serve(&config, &any, callers_max, socket, traces);
         let exit = if is_adopted {
-            runtime.block_on(adopt::until_over(serving, &server))
+            runtime.block_on(adopt::until_over(serving, || server.is_idle()))
         } else {
             runtime.block_on(serving)
         };
@@ -364,7 +368,8 @@ impl Serve {
     fn serve_many(&self, runtime: &Runtime, dir: &Path, prepared: Prepared) -> Result<Exit> {
         let Prepared { config, raw, socket, .. } = prepared;
         let address = socket.0.local_addr().context("cannot determine the server's address")?;
-        let share = runtime.block_on(cluster::share_catalog(&config, address))?;
+        let share = runtime.block_on(cluster::share_catalog(&config, dir, address))?;
+        let is_adopted = adopt::adopted_log().is_some();
         let (tenants, admin) = {
             let _within = runtime.enter();
             self.tenants(dir, raw, &config, share.as_ref())?
@@ -379,14 +384,23 @@ impl Serve {
         let callers_max = callers_max(tenants.slots());
         let worker = share.map(|share| {
             let _within = runtime.enter();
-            share.follow(tenants.clone())
+            let adopter = (!is_adopted).then(|| adopt::Adopter::new(tenants.budget().clone()));
+            share.follow(tenants.clone(), adopter)
         });
         let serves = AnyServer::Many(tenants.clone(), admin);
-        let exit = runtime.block_on(serve(&config, &serves, callers_max, socket, traces));
+        let serving = serve(&config, &serves, callers_max, socket, traces);
+        let exit = if is_adopted {
+            runtime.block_on(adopt::until_over(serving, || tenants.is_idle()))
+        } else {
+            runtime.block_on(serving)
+        };
         let is_idle = tenants.is_idle();
         tenants.close();
         if let Some(worker) = worker {
             runtime.block_on(worker.leave(is_idle));
+            if is_adopted && is_idle {
+                cluster::remove(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+            }
         }
         exit
     }

@@ -261,6 +261,14 @@ impl SharedLog for CatalogLog {
         })
     }
 
+    fn remove_component(&self, digest: Digest) -> Result<(), SharedError> {
+        let inner = self.0.clone();
+        self.block(TIME_MAX, async move {
+            let removed = inner.objects.delete(digest.to_string()).await;
+            removed.map_err(|error| away(chain(&error)))
+        })
+    }
+
     fn fetch_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
         let (inner, file) = (self.0.clone(), file.to_owned());
         self.block(COMPONENT_TIME_MAX, async move {

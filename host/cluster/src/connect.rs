@@ -37,7 +37,7 @@ pub(crate) struct Inner {
     thread: ClusterThread,
 }
 
-/// What a process uses on the servers.
+/// Connection, stream and bucket of a process.
 pub(crate) struct Parts {
     pub(crate) jetstream: jetstream::Context,
     pub(crate) stream: Stream,

@@ -10,9 +10,6 @@ pub struct WorkerState {
     pub url: String,
     /// Version of the program.
     pub version: String,
-    /// Whether its journals are on its own disk only. No other worker can continue them.
-    #[serde(default)]
-    pub is_local: bool,
 }
 
 /// The value of a log in the bucket.

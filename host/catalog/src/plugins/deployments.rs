@@ -137,7 +137,7 @@ impl Catalog {
             }
             Ok((old, components::disown_unused(transaction, now)?))
         })?;
-        components::remove_unowned(&store.path, &mut locked, &disowned)?;
+        components::remove_everywhere(store, &mut locked, &disowned)?;
         Ok(removed)
     }
 }

@@ -85,7 +85,7 @@ impl Catalog {
             transaction.execute("DELETE FROM plugins WHERE id = ?1", [id])?;
             components::disown_unused(transaction, now)
         })?;
-        components::remove_unowned(&store.path, &mut locked, &disowned)
+        components::remove_everywhere(store, &mut locked, &disowned)
     }
 }
 

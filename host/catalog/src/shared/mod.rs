@@ -51,6 +51,13 @@ pub trait SharedLog: Send + Sync {
     ///
     /// An error of the store, or of writing the file.
     fn fetch_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError>;
+
+    /// Removes a component that no tenant has any more.
+    ///
+    /// # Errors
+    ///
+    /// An error of the store.
+    fn remove_component(&self, digest: Digest) -> Result<(), SharedError>;
 }
 
 /// Error of the log or of the store that all copies share.

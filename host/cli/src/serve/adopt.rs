@@ -16,7 +16,6 @@ use rollout_assembly::config::RawConfig;
 use rollout_cluster::{Claim, Cluster, Member, Members};
 use rollout_core::budget::{Budget, Charge, Use};
 use rollout_core::child::OwnedChild;
-use rollout_server::Server;
 use tokio::process::Command;
 
 use crate::{Exit, plugin_file};
@@ -44,15 +43,18 @@ pub(super) fn folder(journal: &Path) -> PathBuf {
     journal.join("adopted")
 }
 
-/// Changes the configuration of a worker to that of a process for another worker's log.
-pub(super) fn change_config(raw: &mut RawConfig, log: &str) {
+/// Changes the configuration of a worker to that of a process for another worker's log. With a catalog, journals and
+/// artifacts are in its folder.
+pub(super) fn change_config(raw: &mut RawConfig, log: &str, has_catalog: bool) {
     let ip = raw.listen.as_deref().and_then(|listen| listen.parse::<SocketAddr>().ok());
     let ip = ip.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip());
     let root = raw.artifact_root.clone().unwrap_or_else(|| "rollouts".into());
     let journal = raw.journal.dir.clone().unwrap_or_else(|| root.join(".journal"));
     raw.listen = Some(SocketAddr::from((ip, 0)).to_string());
-    raw.journal.dir = Some(folder(&journal).join(log));
-    raw.artifact_root = Some(root.join("adopted").join(log));
+    if !has_catalog {
+        raw.journal.dir = Some(folder(&journal).join(log));
+        raw.artifact_root = Some(root.join("adopted").join(log));
+    }
     raw.cluster.worker_name = Some(log.to_owned());
     // The child listens on another port.
     if let Some(advertise) = &mut raw.cluster.advertise
@@ -190,19 +192,21 @@ impl Adopter {
     }
 }
 
-/// Returns the logs of other workers whose leases have expired, as far as another worker can continue them.
+/// Returns the logs of other workers whose leases have expired.
 fn expired(members: &Members, own: &str) -> Vec<Member> {
-    let can_be_continued = |member: &Member| member.log != own && !member.owner.is_local;
-    members.expired().into_iter().filter(can_be_continued).collect()
+    members.expired().into_iter().filter(|member| member.log != own).collect()
 }
 
 /// Serves until the adopted log has no live rollouts and no unread results.
-pub(super) async fn until_over(serving: impl Future<Output = Result<Exit>>, server: &Server) -> Result<Exit> {
+pub(super) async fn until_over(
+    serving: impl Future<Output = Result<Exit>>,
+    is_idle: impl Fn() -> bool,
+) -> Result<Exit> {
     let over = async {
         let mut ticks = tokio::time::interval(OVER_INTERVAL);
         loop {
             ticks.tick().await;
-            if server.is_idle() {
+            if is_idle() {
                 return;
             }
         }

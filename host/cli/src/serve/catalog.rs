@@ -104,6 +104,7 @@ impl Serve {
                 memory,
             },
             worker: share.map(|share| share.identity(&config)).transpose()?,
+            replicas: share.map(CatalogShare::replicas),
         })?;
         let admin = Admin::new(admin::AdminSettings {
             catalog,

@@ -1,9 +1,10 @@
 //! `serve --role`, a server among several machines.
 
 use std::collections::BTreeSet;
-use std::fs::{File, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
-use rollout_server::tenants::Tenants;
+use rollout_server::tenants::{self, Replicas, Tenants};
 use rollout_server::{Access, WorkerIdentity};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -168,7 +169,7 @@ pub(super) async fn claim_log(
     }
     let lock = lock(&settings.path)?;
     // Reading the log may take longer than a lease.
-    let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen, false).await?;
+    let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen).await?;
     // Logs of others that an earlier process with this name continued are in NATS.
     let adopted = adopt::folder(&settings.path);
     remove(&adopted).with_context(|| format!("cannot remove {}", adopted.display()))?;
@@ -192,18 +193,13 @@ struct Claimed {
     heartbeats: Heartbeats,
 }
 
-/// Connects to NATS and claims the log of this worker. `is_local` is whether its journals are on this machine only.
-async fn claim(
-    config: &Config,
-    nats: &ClusterSettings,
-    listen: SocketAddr,
-    is_local: bool,
-) -> Result<Claimed> {
+/// Connects to NATS and claims the log of this worker.
+async fn claim(config: &Config, nats: &ClusterSettings, listen: SocketAddr) -> Result<Claimed> {
     let name = worker_name(config)?;
     let url = advertised(config, listen)?;
     let cluster = connect(nats).await?;
     let version = env!("CARGO_PKG_VERSION").to_owned();
-    let claimed = cluster.claim(adopt::claim(&name), &WorkerState { url, version, is_local }).await?;
+    let claimed = cluster.claim(adopt::claim(&name), &WorkerState { url, version }).await?;
     let heartbeats = claimed.announce();
     Ok(Claimed { name, cluster, claimed, heartbeats })
 }
@@ -211,35 +207,75 @@ async fn claim(
 /// Interval at which the catalog is read although no change was reported. Reports may be lost.
 const CATALOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// This worker's part in a catalog that all workers share.
+/// This worker's part in a catalog that all workers share, and its replicated log.
 pub(super) struct CatalogShare {
     log: CatalogLog,
     changes: CatalogChanges,
     members: Members,
+    cluster: Cluster,
     claimed: ClaimedLog,
     heartbeats: Heartbeats,
     writer: Arc<LogWriter>,
+    lock: File,
 }
 
-/// Claims the log of a worker with a catalog, and returns the log of the catalog. Returns `None` if this server is alone.
-pub(super) async fn share_catalog(config: &Config, listen: SocketAddr) -> Result<Option<CatalogShare>> {
+/// Claims the log of a worker with a catalog, writes the tenants' journals from it, and returns it with the log of the
+/// catalog. Returns `None` if this server is alone.
+pub(super) async fn share_catalog(
+    config: &Config,
+    dir: &Path,
+    listen: SocketAddr,
+) -> Result<Option<CatalogShare>> {
     let Some(nats) = config.cluster.nats.as_ref().filter(|_| config.cluster.role == Role::Worker) else {
         return Ok(None);
     };
     if config.journal.key_env().is_none() {
         bail!(
-            "cluster.nats: workers that share a catalog seal its secrets with one key; set journal.key-env to the \
-             environment variable with a key that all workers share"
+            "cluster.nats: workers that share a catalog seal its secrets and their journals with one key; set \
+             journal.key-env to the environment variable with a key that all workers share"
         );
     }
-    let Claimed { name: _, cluster, claimed, heartbeats } = claim(config, nats, listen, true).await?;
+    // Only this process has a reason to read the folder.
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.with_context(|| format!("cannot create {}", dir.display()))?;
+    let lock = lock(dir)?;
+    // Reading the log may take longer than a lease.
+    let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen).await?;
+    // Logs of others that an earlier process with this name continued are in NATS.
+    let adopted = adopt::folder(dir);
+    remove(&adopted).with_context(|| format!("cannot remove {}", adopted.display()))?;
+    let tenants = dir.join("tenants");
+    remove_journals(&tenants).with_context(|| format!("cannot remove journals in {}", tenants.display()))?;
+    let place = tenants.clone();
+    let rebuilt =
+        claimed.rebuild(tenants::SEGMENT_BYTES, move |tenant| place.join(tenant).join(JOURNAL)).await?;
+    if let Some(journal) = rebuilt.iter().find(|journal| journal.name.parse::<i64>().is_err()) {
+        bail!(
+            "the log '{name}' has the journal '{}' of a worker without a catalog; give this worker another name \
+             (--worker-name)",
+            journal.name
+        );
+    }
+    let records: u64 = rebuilt.iter().map(|journal| journal.records).sum();
+    tracing::info!(log = name, epoch = claimed.epoch(), records, "the log was claimed");
     let log = cluster.catalog().await?;
     // Before the catalog is read, so that no change is missed.
     let changes = log.changes().await?;
     let members = cluster.members().await?;
-    // Nothing but the signs of life is in the log.
     let writer = Arc::new(claimed.writer());
-    Ok(Some(CatalogShare { log, changes, members, claimed, heartbeats, writer }))
+    Ok(Some(CatalogShare { log, changes, members, cluster, claimed, heartbeats, writer, lock }))
+}
+
+/// Removes the journals of all tenants, which are written from the log.
+fn remove_journals(tenants: &Path) -> std::io::Result<()> {
+    let folders = match std::fs::read_dir(tenants) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        folders => folders?,
+    };
+    for folder in folders {
+        remove(&folder?.path().join(JOURNAL))?;
+    }
+    Ok(())
 }
 
 impl CatalogShare {
@@ -260,10 +296,16 @@ impl CatalogShare {
         Ok(WorkerIdentity { name, log, epoch: self.claimed.epoch(), key: cluster_key(config)? })
     }
 
-    /// Follows the changes of other workers, and stops this process when its log is taken over. Must be called within the
-    /// runtime.
-    pub(super) fn follow(self, tenants: Tenants) -> Announced {
-        let Self { log: _, mut changes, mut members, claimed: _, heartbeats, writer } = self;
+    /// Returns the replicas of the tenants' journals.
+    pub(super) fn replicas(&self) -> Box<Replicas> {
+        let writer = self.writer.clone();
+        Box::new(move |tenant| writer.replica(&tenant.to_string()))
+    }
+
+    /// Follows the changes of other workers, stops this process when its log is taken over, and takes over the logs of dead
+    /// workers if there is an adopter. Must be called within the runtime.
+    pub(super) fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Announced {
+        let Self { log: _, mut changes, mut members, cluster, claimed, heartbeats, writer, lock } = self;
         stop_when_fenced(writer.clone());
         let followed = tenants.clone();
         tokio::spawn(async move {
@@ -280,7 +322,9 @@ impl CatalogShare {
                 tenants.set_workers(u32::try_from(alive).unwrap_or(u32::MAX));
             }
         });
-        Announced { heartbeats, adopting: None, _writer: writer, _lock: None }
+        let own = claimed.log().to_owned();
+        let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
+        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
     }
 }
 
@@ -364,7 +408,7 @@ impl OwnLog {
         let own = claimed.log().to_owned();
         stop_when_fenced(writer.clone());
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
-        Announced { heartbeats, adopting, _writer: writer, _lock: Some(lock) }
+        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
     }
 }
 
@@ -390,7 +434,7 @@ pub(super) struct Announced {
     heartbeats: Heartbeats,
     adopting: Option<JoinHandle<()>>,
     _writer: Arc<LogWriter>,
-    _lock: Option<File>,
+    _lock: File,
 }
 
 impl Announced {

@@ -593,6 +593,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn without_memory_a_poll_is_answered_and_others_are_refused() {
+        let check = |target: Target<'_>, path: &str, expected: u16| {
+            assert_eq!(no_memory(&target, path).status(), expected, "{path}");
+        };
+        check(Target::Poll("r"), "/rollout/r/result", 200);
+        check(Target::Poll("a%2Fb"), "/rollout/a%2Fb/result", 404);
+        check(Target::New, "/rollout", 429);
+        check(Target::New, "/run", 503);
+        check(Target::Cancel, "/rollout/cancel", 503);
+    }
+
+    #[test]
     fn the_id_of_a_rollout_is_found_anywhere_in_its_body() {
         assert_eq!(
             rollout_id(br#"{"a": {"rollout_id": "x"}, "rollout_id": "r\u0031"}"#).as_deref(),

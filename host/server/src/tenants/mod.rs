@@ -18,7 +18,7 @@ mod viewed;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ use rollout_guest::engine::{Engine, EngineError};
 use rollout_guest::plugin::Plugin as Component;
 use rollout_outbound::{Transport, TransportError};
 use rollout_rollout::seal::Seal;
-use rollout_rollout::{JournalError, Load, SlotPool};
+use rollout_rollout::{JournalError, Load, ReplicaSettings, SlotPool};
 use rollout_wire::quota::Quotas;
 
 pub use check::{CheckMemory, Checks};
@@ -48,6 +48,7 @@ use descriptors::{HeldFiles, NoFiles, PluginFiles};
 use loading::LoadPermits;
 use plugin::LoadedPlugin;
 use tenant::OpenTenant;
+pub use tenant::SEGMENT_BYTES;
 
 /// Maximum number of components that are loaded at once. Loading may compile them.
 const LOADING_MAX: u32 = 2;
@@ -99,7 +100,12 @@ pub struct TenantsSettings {
     pub checks: Checks,
     /// The server's identity as a worker of a cluster, if it is one.
     pub worker: Option<WorkerIdentity>,
+    /// Returns the replica of a tenant's journal, if journals are replicated.
+    pub replicas: Option<Box<Replicas>>,
 }
+
+/// Returns the replica of the journal of a tenant.
+pub type Replicas = dyn Fn(TenantId) -> ReplicaSettings + Send + Sync;
 
 /// Error of starting a server of many tenants.
 #[derive(Debug, thiserror::Error)]
@@ -170,8 +176,11 @@ struct Inner {
     /// The server's identity as a worker, and the number of workers that share the quotas of tenants.
     worker: Option<WorkerIdentity>,
     workers: AtomicU32,
-    /// Start of the last refresh of a shared catalog. Locked while one runs.
-    refreshed: tokio::sync::Mutex<Option<Instant>>,
+    replicas: Option<Box<Replicas>>,
+    /// Whether the rollouts of an earlier process were resumed.
+    is_resumed: AtomicBool,
+    /// Start of the last refresh of a shared catalog, and whether the servers answered. Locked while one runs.
+    refreshed: tokio::sync::Mutex<Option<(Instant, bool)>>,
     loading: LoadPermits,
     starting: Semaphore,
     checking: Semaphore,
@@ -189,7 +198,7 @@ type TenantCell = Arc<tokio::sync::OnceCell<Arc<OpenTenant>>>;
 impl Tenants {
     /// Creates a server of a catalog's tenants. Tenants and plugins are loaded on their first request.
     pub fn start(settings: TenantsSettings) -> Result<Self, StartError> {
-        let TenantsSettings { catalog, operators, config, load, seal, checks, worker } = settings;
+        let TenantsSettings { catalog, operators, config, load, seal, checks, worker, replicas } = settings;
         let tenants = all_tenants(&catalog).len() as u64 + NEW_TENANTS_MAX;
         // At least one file per tenant, so that each can have a loaded plugin.
         let plugin_files = (raise_descriptors() / PLUGIN_FILES_PART).min(PLUGIN_FILES_MAX).max(tenants);
@@ -221,6 +230,8 @@ impl Tenants {
             checks,
             worker,
             workers: AtomicU32::new(1),
+            replicas,
+            is_resumed: AtomicBool::new(false),
             refreshed: tokio::sync::Mutex::default(),
             loading: LoadPermits::new(LOADING_MAX),
             starting: Semaphore::new(STARTING_MAX as usize),
@@ -337,6 +348,7 @@ impl Tenants {
             }
         });
         opening.await;
+        self.0.is_resumed.store(true, Ordering::Release);
         let mut interval = tokio::time::interval(USAGE_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for tick in (0..INTERVALS_PER_SWEEP).cycle() {
@@ -417,9 +429,10 @@ impl Tenants {
         futures_util::future::join_all(all).await.into_iter().all(|is_done| is_done)
     }
 
-    /// Returns whether no rollout is alive and nothing is stored for callers.
+    /// Returns whether no rollout is alive, also none of an earlier process, and nothing is stored for callers.
     pub fn is_idle(&self) -> bool {
-        self.loaded_plugins().iter().all(|plugin| plugin.server().is_idle())
+        let is_resumed = self.0.is_resumed.load(Ordering::Acquire);
+        is_resumed && self.loaded_plugins().iter().all(|plugin| plugin.server().is_idle())
     }
 
     /// Returns this process's part of quotas, which the workers of a cluster share.

@@ -21,21 +21,22 @@ impl Tenants {
         }
         let called = Instant::now();
         let mut refreshed = self.0.refreshed.lock().await;
-        if refreshed.is_some_and(|started| started >= called) {
-            return true;
+        if let Some((_, is_current)) = refreshed.filter(|(started, _)| *started >= called) {
+            return is_current;
         }
         let started = Instant::now();
         let catalog = self.0.catalog.clone();
         let caught_up = tokio::task::spawn_blocking(move || catalog.catch_up()).await;
+        let is_current = matches!(caught_up, Ok(Ok(())));
         match caught_up {
-            Ok(Ok(())) => *refreshed = Some(started),
+            Ok(Ok(())) => {}
             Ok(Err(error @ CatalogError::Unavailable(_))) => {
                 tracing::warn!(%error, "this copy of the catalog may be outdated");
             }
             Ok(Err(error)) => tracing::error!(%error, "this copy of the catalog is outdated"),
             Err(error) => tracing::error!(%error, "the catalog was not read"),
         }
-        let is_current = *refreshed == Some(started);
+        *refreshed = Some((started, is_current));
         drop(refreshed);
         for id in self.0.catalog.changed() {
             let tenants = self.clone();

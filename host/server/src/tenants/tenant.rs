@@ -23,7 +23,7 @@ use rollout_wire::quota::{Quota, Quotas};
 
 /// Number of bytes of a segment of a tenant's journal. Smaller than in a server of one plugin, because each tenant has
 /// at least two segments on disk.
-const SEGMENT_BYTES: u64 = 8 << 20;
+pub const SEGMENT_BYTES: u64 = 8 << 20;
 
 /// The lock under which a plugin is loaded.
 type LoadingLock = Arc<tokio::sync::Mutex<()>>;
@@ -444,7 +444,9 @@ fn open_journal(inner: &Inner, id: TenantId) -> Result<Option<(Arc<Journal>, u64
     let failed =
         |error: std::io::Error| TenantError::Other(format!("cannot create {}: {error}", path.display()));
     std::fs::create_dir_all(&path).map_err(failed)?;
-    let settings = JournalSettings { path, segment_bytes: SEGMENT_BYTES, segments_ahead: 1, ..settings };
+    let replica = inner.replicas.as_ref().map(|replica_of| replica_of(id));
+    let settings =
+        JournalSettings { path, segment_bytes: SEGMENT_BYTES, segments_ahead: 1, replica, ..settings };
     let bytes_max = settings.retention.bytes_max;
     let results_ttl = inner.config.osmosis.result_ttl;
     let (journal, unfinished) = Journal::open(settings, inner.seal.clone(), results_ttl)?;
