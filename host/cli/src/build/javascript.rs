@@ -33,7 +33,7 @@ pub(crate) struct Tools {
 }
 
 /// Exports of the author's module: name in the module, name in the bundle, and interface of the contract.
-const PARTS: [(&str, &str, &str); 6] = [
+const PARTS: &[(&str, &str, &str)] = &[
     ("workflow", "workflow", "workflow"),
     ("agentLoop", "agentLoop", "agent-loop"),
     ("groupGrader", "groupGrader", "group-grader"),

@@ -33,6 +33,7 @@ const FILES: &[(&str, &str)] = sdk![
     "src/error.rs",
     "src/export.rs",
     "src/grading.rs",
+    "src/group.rs",
     "src/judge.rs",
     "src/host_tools.rs",
     "src/lib.rs",
