@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
