@@ -15,10 +15,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::outcome::RowFailure;
-use super::resources::{COOKIE, TOOL_BYTES_MAX};
 use super::row::Row;
-use super::run::{ADMISSION_PAUSE, ADMISSION_TIME_MAX};
-use super::{NemoGym, no_route, outcome, refused};
+use super::{ADMISSION_PAUSE, ADMISSION_TIME_MAX, NemoGym, no_route, outcome, refused};
 use crate::dialect::body::Body;
 use crate::random;
 use rollout_core::limits::SessionLimits;
@@ -27,6 +25,12 @@ use rollout_rollout::{
 };
 use rollout_wire as wire;
 use rollout_wire::id::RolloutId;
+
+/// Name of the cookie of a session.
+pub(super) const COOKIE: &str = "rollout_host_session";
+
+/// Maximum size of a tool's arguments in bytes.
+const TOOL_BYTES_MAX: usize = 4 << 20;
 
 /// Name of the tool for actions that are values.
 const ACTION_TOOL: &str = "step";

@@ -49,6 +49,12 @@ const DRIVER: &str = "nemo-gym";
 /// Time for which the status of a finished rollout is remembered. No route asks for it.
 const STATUS_TTL: Duration = Duration::from_secs(60);
 
+/// Time for which a request waits for room. The protocol has no answer that makes its caller wait.
+const ADMISSION_TIME_MAX: Duration = Duration::from_secs(600);
+
+/// Maximum pause between two attempts to be admitted.
+const ADMISSION_PAUSE: Duration = Duration::from_millis(500);
+
 /// The settings of a plugin for this protocol.
 #[derive(Default)]
 pub struct Settings {

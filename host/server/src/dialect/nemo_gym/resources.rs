@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
+use super::episode::COOKIE;
 use super::row::Row;
 use super::{NemoGym, episode, refused};
 use crate::dialect::body::{Body, BodyRefused};
@@ -18,15 +19,9 @@ use rollout_core::budget::Use;
 /// Maximum size of a request in bytes. A seed has the whole row.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum size of a tool's arguments in bytes.
-pub(super) const TOOL_BYTES_MAX: usize = 4 << 20;
-
 /// Memory of a seed's arguments, in multiples of the body's bytes: a value takes up to 32 bytes and has at least two of
 /// text.
 const PARSED_BYTES_PER_BYTE: usize = 16;
-
-/// Name of the cookie of a session.
-pub(super) const COOKIE: &str = "rollout_host_session";
 
 /// Opens a session.
 pub(super) async fn seed_session(

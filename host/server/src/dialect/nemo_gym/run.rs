@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Bytes;
@@ -16,7 +15,7 @@ use tokio::time::Instant;
 use super::meeting::{Attendance, HeldResult, Meeting};
 use super::outcome::{self, Answered, RowFailure};
 use super::row::{Form, RequestedRollout, Row};
-use super::{DRIVER, Model, NemoGym, episode};
+use super::{ADMISSION_PAUSE, ADMISSION_TIME_MAX, DRIVER, Model, NemoGym, episode};
 use crate::connection::{Caller, WhenWritten};
 use crate::dialect::body::{Body, BodyRefused};
 use crate::dialect::delivery::{Delivery, Message};
@@ -39,12 +38,6 @@ use rollout_wire::metadata::RowMetadata;
 
 /// Maximum size of a request in bytes. A row may contain images as text.
 const BODY_BYTES_MAX: usize = 64 << 20;
-
-/// Time for which a request waits for room. The protocol has no answer that makes its caller wait.
-pub(super) const ADMISSION_TIME_MAX: Duration = Duration::from_secs(600);
-
-/// Maximum pause between two attempts to be admitted.
-pub(super) const ADMISSION_PAUSE: Duration = Duration::from_millis(500);
 
 /// Facts that the journal stores with an admission.
 #[derive(Serialize, Deserialize)]
