@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use rollout_wire::digest::Digest;
 use rollout_wire::quota::Quota;
 
-use crate::shared::SharedError;
-
 /// Error of opening a catalog.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -56,6 +54,30 @@ where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     move |source| StorageError::new(path, source)
+}
+
+/// Error of the log or of the store that all copies share.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SharedError {
+    /// The servers did not answer. A retry may succeed.
+    #[error("{0}")]
+    Unavailable(String),
+    /// Data is missing or wrong. An operator has to repair it.
+    #[error("{0}")]
+    Damaged(String),
+}
+
+/// Error of appending a change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AppendError {
+    /// Another change was appended after the expected one.
+    #[error("another process has changed the catalog")]
+    Behind,
+    /// Another error. The change may have been stored nevertheless if the servers did not answer.
+    #[error(transparent)]
+    Failed(#[from] SharedError),
 }
 
 /// A kind of resource in the catalog.

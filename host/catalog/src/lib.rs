@@ -43,7 +43,9 @@ use keys::Keys;
 use store::Store;
 
 pub use components::{Component, ComponentUpload};
-pub use error::{CatalogError, OpenError, QuotaExceeded, ResourceKind, StorageError};
+pub use error::{
+    AppendError, CatalogError, OpenError, QuotaExceeded, ResourceKind, SharedError, StorageError,
+};
 pub use keys::{CreatedKey, Identity, KeyInfo, NewKey, Right, Rights};
 pub use model::{
     Activation, Deployment, DeploymentInfo, KeyId, NetworkRules, NewDeployment, Origin, PluginInfo, Public,
@@ -53,7 +55,7 @@ pub use name::{InvalidName, Name};
 pub use pending::TenantUsage;
 pub use plugins::VERSIONS_MAX;
 pub use secrets::SECRET_NAME_BYTES_MAX;
-pub use shared::{AppendError, SharedError, SharedLog};
+pub use shared::SharedLog;
 pub use write_behind::Day;
 
 /// Maximum length of a list. The next list starts after the last element.

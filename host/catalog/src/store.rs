@@ -11,11 +11,11 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use rusqlite_migration::{Error as MigrationError, MigrationDefinitionError};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::error::{Abort, CatalogError, OpenError, ResourceKind, StorageError, at};
+use crate::error::{Abort, AppendError, CatalogError, OpenError, ResourceKind, StorageError, at};
 use crate::model::{TenantId, Time};
 use crate::name::Name;
 use crate::pending::PendingUpdates;
-use crate::shared::{self, AppendError, Applied, Chained, Change, NotApplied, SharedLog};
+use crate::shared::{self, Applied, Chained, Change, NotApplied, SharedLog};
 use crate::{CatalogSettings, Clock, schema};
 use rollout_wire::digest::Digest;
 

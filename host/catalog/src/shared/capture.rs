@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, params_from_iter
 use serde_json::Value;
 
 use super::change::RowChange;
-use super::value::{from_json, to_json};
+use super::value::{from_json, invalid, to_json};
 use super::{TABLES, Table};
 
 /// Creates the triggers. They fire for rows that foreign keys delete or change, too.
@@ -39,8 +39,7 @@ pub(crate) fn rows(transaction: &Transaction<'_>) -> rusqlite::Result<Vec<RowCha
     let keys = keys.collect::<rusqlite::Result<Vec<_>>>()?;
     let mut changes = Vec::with_capacity(keys.len());
     for (name, key) in keys {
-        let invalid = |error| crate::store::no_value(1, error);
-        let key: Vec<Value> = serde_json::from_str(&key).map_err(invalid)?;
+        let key: Vec<Value> = serde_json::from_str(&key).map_err(|error| invalid(1, error))?;
         // The triggers write names of the list only.
         let Some(table) = Table::named(&name) else { continue };
         let select = format!("SELECT * FROM main.{name} WHERE {}", table.condition());
@@ -58,7 +57,7 @@ fn values_of(table: &Table, row: &Row<'_>) -> rusqlite::Result<BTreeMap<String, 
         if !table.local.contains(&column) {
             let unknown = || {
                 let error = std::io::Error::other("a value of a kind that no table has");
-                crate::store::no_value(at, error)
+                invalid(at, error)
             };
             values.insert(column.to_owned(), to_json(row.get_ref(at)?).ok_or_else(unknown)?);
         }

@@ -16,6 +16,8 @@ use std::path::Path;
 
 use rollout_wire::digest::Digest;
 
+use crate::error::{AppendError, SharedError};
+
 pub(crate) use apply::{Applied, NotApplied, apply};
 pub(crate) use capture::{clear, install, rows};
 pub(crate) use change::{Chained, Change};
@@ -58,30 +60,6 @@ pub trait SharedLog: Send + Sync {
     ///
     /// An error of the store.
     fn remove_component(&self, digest: Digest) -> Result<(), SharedError>;
-}
-
-/// Error of the log or of the store that all copies share.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SharedError {
-    /// The servers did not answer. A retry may succeed.
-    #[error("{0}")]
-    Unavailable(String),
-    /// Data is missing or wrong. An operator has to repair it.
-    #[error("{0}")]
-    Damaged(String),
-}
-
-/// Error of appending a change.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AppendError {
-    /// Another change was appended after the expected one.
-    #[error("another process has changed the catalog")]
-    Behind,
-    /// Another error. The change may have been stored nevertheless if the servers did not answer.
-    #[error(transparent)]
-    Failed(#[from] SharedError),
 }
 
 /// A table whose rows are shared.

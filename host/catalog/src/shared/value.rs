@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use rusqlite::types::{Value as Sql, ValueRef};
+use rusqlite::types::{Type, Value as Sql, ValueRef};
 use serde_json::{Value, json};
 
 /// Converts a value of a column. Returns `None` for a number that is no integer, which no table has.
@@ -14,6 +14,14 @@ pub(super) fn to_json(value: ValueRef<'_>) -> Option<Value> {
         ValueRef::Text(text) => std::str::from_utf8(text).ok()?.into(),
         ValueRef::Blob(bytes) => json!({"base64": STANDARD.encode(bytes)}),
     })
+}
+
+/// Returns the error for a column whose value cannot be converted.
+pub(super) fn invalid(
+    column: usize,
+    error: impl std::error::Error + Send + Sync + 'static,
+) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error))
 }
 
 /// Converts it back. Returns `None` for a value that [`to_json`] does not return.

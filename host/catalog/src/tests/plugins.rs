@@ -190,8 +190,9 @@ fn a_version_is_activated_only_if_a_trusted_key_of_the_tenant_signed_its_compone
         scene.at().add_deployment(a, &"p".parse().unwrap(), &new).unwrap().version
     };
     let trust = |scene: &Scene, ids: &[&str]| {
-        let keys = ids.iter().map(|id| TrustedKey { id: (*id).to_owned(), pem: String::new() }).collect();
-        scene.at().update_tenant("a", |settings| settings.trusted_keys = keys).unwrap();
+        let key = |id: &&str| TrustedKey { id: (*id).to_owned(), pem: String::new() };
+        let keys: Vec<_> = ids.iter().map(key).collect();
+        scene.at().update_tenant("a", |settings| settings.trusted_keys.clone_from(&keys)).unwrap();
     };
     let unsigned = add(&scene, None, None);
     let half = add(&scene, Some(origin(&["1"])), None);
