@@ -119,10 +119,43 @@ mod tests {
         recurse(bytes / 4096, then)
     }
 
+    /// Runs a function on a new stack between guard pages, like a guest's. Other tests determine the mappings beside a usual
+    /// thread's stack.
+    fn on_a_stack<R: Send>(run: impl FnOnce() -> R + Send) -> R {
+        extern "C" fn start<F: FnOnce()>(run: *mut libc::c_void) -> *mut libc::c_void {
+            // SAFETY: it is the function of `on_a_stack`, which is called once.
+            unsafe { run.cast::<Option<F>>().as_mut() }.and_then(Option::take).expect("it is given")();
+            ptr::null_mut()
+        }
+        fn create<F: FnOnce() + Send>(run: &mut Option<F>) {
+            const GUARD_BYTES: usize = 64 << 10;
+            let bytes = STACK_BYTES + 2 * GUARD_BYTES;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a new mapping overlaps no other memory. The thread ends before its stack, and before `run`.
+            unsafe {
+                let mapping = libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0);
+                assert_ne!(mapping, libc::MAP_FAILED);
+                let stack = mapping.byte_add(GUARD_BYTES);
+                assert_eq!(libc::mprotect(stack, STACK_BYTES, libc::PROT_READ | libc::PROT_WRITE), 0);
+                let mut attributes = std::mem::zeroed();
+                assert_eq!(libc::pthread_attr_init(&raw mut attributes), 0);
+                assert_eq!(libc::pthread_attr_setstack(&raw mut attributes, stack, STACK_BYTES), 0);
+                let mut thread = 0;
+                let data = ptr::from_mut(run).cast();
+                assert_eq!(libc::pthread_create(&raw mut thread, &raw const attributes, start::<F>, data), 0);
+                assert_eq!(libc::pthread_join(thread, ptr::null_mut()), 0);
+                libc::pthread_attr_destroy(&raw mut attributes);
+                libc::munmap(mapping, bytes);
+            }
+        }
+        let mut result = None;
+        create(&mut Some(|| result = Some(run())));
+        result.expect("the thread has ended")
+    }
+
     #[test]
     fn pages_that_a_stack_wrote_to_count_after_it_returned() {
-        // The thread's stack is new, like a guest's.
-        let measured = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(|| {
+        let [shallow, deep, back] = on_a_stack(|| {
             forget_place();
             assert_eq!(resident_bytes(STACK_BYTES), None);
             note_place();
@@ -135,7 +168,6 @@ mod tests {
             note_place();
             [shallow, deep_bytes, resident_bytes(STACK_BYTES).unwrap()]
         });
-        let [shallow, deep, back] = measured.unwrap().join().unwrap();
         assert!(shallow < 100 << 10, "{shallow}");
         assert!((400 << 10..700 << 10).contains(&deep), "{deep}");
         assert!(back >= deep, "{back} after {deep}");
@@ -143,12 +175,12 @@ mod tests {
 
     #[test]
     fn no_more_than_the_size_of_a_stack_is_counted() {
-        let measured = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(|| {
+        let measured = on_a_stack(|| {
             deep(400 << 10, || {
                 note_place();
                 resident_bytes(64 << 10)
             })
         });
-        assert_eq!(measured.unwrap().join().unwrap(), Some(64 << 10));
+        assert_eq!(measured, Some(64 << 10));
     }
 }

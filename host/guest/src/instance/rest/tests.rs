@@ -8,7 +8,7 @@ use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConf
 use super::*;
 
 /// Time after which an event that a test waits for counts as missing.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A guest that writes to its initial memory, to memory behind it and to memory that it grows, waits, and does so again.
 /// It writes one word to most pages, many to some, and the mapped value to others. It returns the checksum of all of its
@@ -217,7 +217,7 @@ async fn a_guest_that_waits_is_put_to_rest_and_woken_by_its_reply() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, rested).await.expect("the thread puts the memory to rest");
+        tokio::time::timeout(WAIT_MAX, rested).await.expect("the thread puts the memory to rest");
         reply.notify_one();
     }
     let (_, end) = std::future::poll_fn(|cx| match run.awake(cx) {
