@@ -26,6 +26,7 @@ mod host;
 mod journal;
 mod limit_table;
 mod model;
+mod moves;
 mod outcome_counter;
 mod run;
 mod runtime;
@@ -53,10 +54,12 @@ pub use model::{
     ForkOrigin, ForkPoint, LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets,
     RolloutRequest, Stage, TrajectoryExtra, TrajectoryFile,
 };
+pub use moves::Moves;
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use session::{
-    DescribeError, EpisodeAction, OpenSessionError, Reset, Session, SessionError, SplitKind, TaskSplit,
+    DescribeError, EpisodeAction, OpenSessionError, Reset, Session, SessionError, SplitKind, StoredSession,
+    TaskSplit,
 };
 pub use slots::{
     AdmissionQuotas, AdmitError, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool, Slots, StoredBytes,
