@@ -1,10 +1,10 @@
 """Opens idle sessions of a served environment, and prints the memory of the host's process.
 
-    python3 idle_sessions.py URL PID COUNT [http | sockets]
+    python3 idle_sessions.py URL PID COUNT [http | sockets [ARGUMENTS]]
 
 URL is that of the server, which needs no key, such as http://127.0.0.1:9000. Each session has an episode that was reset and is
 waiting. Sessions of `http` (the default) have no connection; those of `sockets` have one each, so COUNT is limited by the open
-files of both processes. Uses Python's own library alone.
+files of both processes. ARGUMENTS are those of the reset over a socket, a short JSON object. Uses Python's own library alone.
 """
 
 import asyncio
@@ -37,19 +37,22 @@ async def request(host, port, method, params):
     return answer["result"]
 
 
-async def open_by_http(host, port):
+async def open_by_http(host, port, _arguments):
     session = (await request(host, port, "openenv/session/create", {}))["session_id"]
     # The first call resets.
     await request(host, port, "tools/call", {"session_id": session, "name": "add", "arguments": {"number": 1}})
 
 
-async def open_socket(host, port):
+async def open_socket(host, port, arguments):
     reader, writer = await asyncio.open_connection(host, port)
     key = base64.b64encode(os.urandom(16)).decode()
     head = f"GET /openenv/ws HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     writer.write(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
-    frame, mask = b'{"type":"reset"}', os.urandom(4)
+    frame = json.dumps({"type": "reset", "data": arguments}).encode()
+    if len(frame) > 125:
+        raise SystemExit("the arguments are too long for a short frame")
+    mask = os.urandom(4)
     masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(frame))
     writer.write(bytes([0x81, 0x80 | len(frame)]) + mask + masked)
     head = await reader.readexactly(2)
@@ -62,7 +65,7 @@ async def open_socket(host, port):
     return writer
 
 
-async def main(url, pid, count, kind):
+async def main(url, pid, count, kind, arguments):
     address = urlsplit(url)
     opens = open_socket if kind == "sockets" else open_by_http
     before = resident_bytes(pid)
@@ -70,7 +73,7 @@ async def main(url, pid, count, kind):
 
     async def one():
         async with turns:
-            held.append(await opens(address.hostname, address.port))
+            held.append(await opens(address.hostname, address.port, arguments))
 
     await asyncio.gather(*(one() for _ in range(count)))
     after = resident_bytes(pid)
@@ -80,4 +83,5 @@ async def main(url, pid, count, kind):
 
 if __name__ == "__main__":
     kind = sys.argv[4] if len(sys.argv) > 4 else "http"
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), kind))
+    arguments = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), kind, arguments))

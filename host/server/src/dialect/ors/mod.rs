@@ -13,6 +13,7 @@ mod routes;
 
 use axum::Router;
 use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
 use axum::routing::{get, post};
 use futures_util::future::BoxFuture;
 use serde_json::Map;
@@ -100,9 +101,9 @@ pub(crate) fn given_key(headers: &HeaderMap) -> Option<&str> {
 }
 
 fn is_given(key: &Secret, headers: &HeaderMap) -> bool {
-    let given =
-        given_key(headers).is_some_and(|given| given.as_bytes().ct_eq(key.expose().as_bytes()).into());
-    given || crate::access::is_given(key, headers)
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    let is_key = |given: &str| bool::from(given.as_bytes().ct_eq(key.expose().as_bytes()));
+    given_key(headers).is_some_and(is_key) || bearer.is_some_and(is_key)
 }
 
 impl super::Dialect for Ors {
