@@ -3,7 +3,8 @@
     python open_env.py CLIENT URL COMMANDS [KEY]
 
 CLIENT is `generic` or `tools`. COMMANDS is a JSON list of calls, such as `[["reset", {"seed": 1}], ["step", {"number": 2}],
-["state"], ["tools"], ["call", "add", {"number": 1}]]`. Prints one JSON line with the result or the error of each.
+["state"], ["tools"], ["call", "add", {"number": 1}]]`. `["pause"]` prints a line and waits for one. Prints one JSON line with the
+result or the error of each.
 """
 
 import asyncio
@@ -34,6 +35,9 @@ async def run(client, command):
         return observed(await client.step(arguments[0]))
     if name == "state":
         return plain(await client.state())
+    if name == "pause":
+        print("paused", flush=True)
+        return await asyncio.to_thread(sys.stdin.readline)
     if name == "tools":
         return [tool.name for tool in await client.list_tools()]
     if name == "call":
@@ -56,7 +60,12 @@ async def main(kind, url, commands, key):
             except Exception as error:  # The error is what the client's user sees.
                 results.append({"error": str(error)})
     finally:
-        await client.close()
+        try:
+            await client.close()
+        except Exception:
+            # The connection may have broken in a pause.
+            if ["pause"] not in commands:
+                raise
     print(json.dumps(results))
 
 

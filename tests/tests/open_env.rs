@@ -369,3 +369,60 @@ async fn the_client_of_the_page_plays_its_first_episode() {
     assert_eq!(lines.last(), Some(&"0.5"), "{stdout}");
     assert!(lines.len() >= 3, "{stdout}");
 }
+
+/// Sends messages over a socket to `/mcp`, and prints the answers as a JSON list.
+const RPC_OVER_A_SOCKET: &str = r#"
+import json, sys
+from websockets.sync.client import connect
+with connect(sys.argv[1]) as socket:
+    answers = []
+    for message in json.loads(sys.argv[2]):
+        socket.send(message)
+        answers.append(json.loads(socket.recv()))
+print(json.dumps(answers))
+"#;
+
+#[tokio::test]
+async fn a_socket_of_json_rpc_is_a_session() {
+    let host = TestHost::start("environment").await;
+    let call = |id: u32, method: &str, params: Value| {
+        json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
+    };
+    let add = |id: u32, number: u32| {
+        call(id, "tools/call", json!({"name": "add", "arguments": {"number": number}}))
+    };
+    let messages = json!([
+        call(1, "tools/list", json!({})),
+        add(2, 2),
+        "{",
+        call(3, "tools/call", json!({"name": "halve"})),
+        add(4, 3),
+        call(5, "initialize", json!({})),
+        "[]",
+    ]);
+    let url = format!("{}/openenv/mcp", host.url()).replace("http://", "ws://");
+    let mut command = Command::new(Client::of("openenv-0.10.0").await.python);
+    command.args(["-c", RPC_OVER_A_SOCKET, &url, &messages.to_string()]).kill_on_drop(true);
+    let ran = in_time("the client", command.output()).await.unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let answers: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
+
+    assert_eq!(answers[0]["result"]["tools"][0]["name"], "add", "{}", answers[0]);
+    assert_eq!((&answers[1]["id"], &answers[1]["result"]["data"]), (&json!(2), &json!(2)), "{}", answers[1]);
+    assert_eq!(answers[2]["error"]["code"], -32700, "{}", answers[2]);
+    assert_eq!(answers[3]["error"]["code"], -32603, "{}", answers[3]);
+    assert_eq!(answers[4]["result"]["data"], 5, "the session keeps its state: {}", answers[4]);
+    assert_eq!(answers[5]["error"]["code"], -32601, "{}", answers[5]);
+    assert_eq!(answers[6]["error"]["code"], -32600, "{}", answers[6]);
+    // The session ended with its socket.
+    host.idle().await;
+
+    let full = TestHost::start("spin").await;
+    let url = format!("{}/openenv/mcp", full.url()).replace("http://", "ws://");
+    let mut command = Command::new(Client::of("openenv-0.10.0").await.python);
+    command.args(["-c", RPC_OVER_A_SOCKET, &url, &json!([add(1, 1)]).to_string()]).kill_on_drop(true);
+    let ran = in_time("the client", command.output()).await.unwrap();
+    let answers: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
+    let message = answers[0]["error"]["message"].as_str().unwrap_or_default();
+    assert!(message.starts_with("this plugin has no environment; "), "{}", answers[0]);
+}

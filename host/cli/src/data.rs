@@ -7,9 +7,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::PluginFault;
-use rollout_eval::DataSet;
 use rollout_eval::rows::{self, ColumnMap, Format, Mapping, Options};
 use rollout_eval::tasks::{self, TasksError};
+use rollout_eval::{DataSet, Row};
 use rollout_rollout::Host;
 
 /// Options for the data set.
@@ -65,6 +65,22 @@ impl DataOptions {
             }),
             (None, None) => self.load(),
         }
+    }
+
+    /// Returns one task of the split as a row.
+    pub(crate) async fn task(&self, host: &Host, index: usize) -> Result<Row> {
+        let Some(split) = self.split.as_ref().filter(|_| host.has_environment()) else {
+            let DataSet { mut rows, .. } = self.or_tasks(None, host).await?;
+            if index >= rows.len() {
+                bail!("--row {index}: {} has {} rows, counted from 0", self.name(), rows.len());
+            }
+            return Ok(rows.swap_remove(index));
+        };
+        tasks::load_one(host, split, index).await.map_err(|error| match error {
+            error @ TasksError::NoTask { .. } => anyhow::anyhow!("--row {index}: {error}"),
+            error @ (TasksError::NoSplit { .. } | TasksError::Empty(_)) => error.into(),
+            error => PluginFault(error.to_string()).into(),
+        })
     }
 
     /// Returns the name of the file or the split for people.

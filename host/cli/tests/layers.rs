@@ -47,7 +47,7 @@ const LAYERS: [(&str, Layers); 7] = [
         &[
             &["admission", "drive", "fork"],
             &["generated", "session", "run"],
-            &["episode", "outcome_counter"],
+            &["episode", "moves", "outcome_counter"],
             &["host"],
             &["runtime", "deployment"],
             &["slots", "trajectory"],
@@ -71,10 +71,10 @@ const LAYERS: [(&str, Layers); 7] = [
     (
         "server/src/dialect",
         &[
-            &["osmosis", "agent_lightning", "nemo_gym"],
-            &["continued"],
+            &["osmosis", "agent_lightning", "nemo_gym", "open_env", "ors"],
+            &["continued", "sessions"],
             &["driver", "pull"],
-            &["ledger", "delivery", "body", "row"],
+            &["ledger", "delivery", "body", "row", "tasks"],
         ],
     ),
 ];

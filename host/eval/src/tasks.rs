@@ -45,13 +45,21 @@ pub enum TasksError {
     /// The split has no tasks.
     #[error("the split '{0}' of the environment has no tasks")]
     Empty(String),
+    /// The split has no such task.
+    #[error("{split} has {tasks} rows, counted from 0")]
+    NoTask {
+        /// The split.
+        split: String,
+        /// Number of its tasks.
+        tasks: u64,
+    },
     /// A task could not be stored.
     #[error("a task of the split is no row: {0}")]
     NoRow(#[from] serde_json::Error),
 }
 
-/// Reads all tasks of a split. With a grader, the label of a task is the row's, and the environment does not see it.
-pub async fn load(host: &Host, split: &str) -> Result<DataSet, TasksError> {
+/// Returns the number of tasks of a split.
+async fn count_of(host: &Host, split: &str) -> Result<u64, TasksError> {
     let facts = host.environment().await?;
     let Some(found) = facts.splits.iter().find(|each| each.name == split) else {
         let names: Vec<&str> = facts.splits.iter().map(|each| each.name.as_str()).collect();
@@ -66,19 +74,34 @@ pub async fn load(host: &Host, split: &str) -> Result<DataSet, TasksError> {
             there_are,
         });
     };
-    if found.tasks > TASKS_MAX {
-        return Err(TasksError::TooMany { split: split.to_owned(), tasks: found.tasks });
+    if found.tasks == 0 {
+        return Err(TasksError::Empty(split.to_owned()));
+    }
+    Ok(found.tasks)
+}
+
+/// Reads one task of a split, and no other. With a grader, its label is the row's.
+pub async fn load_one(host: &Host, split: &str, index: usize) -> Result<Row, TasksError> {
+    let tasks = count_of(host, split).await?;
+    let number = u64::try_from(index).ok().filter(|number| *number < tasks);
+    let Some(number) = number else { return Err(TasksError::NoTask { split: split.to_owned(), tasks }) };
+    let task = host.environment_task(split, number).await?;
+    Ok(row(index, task, host.grader().is_some())?)
+}
+
+/// Reads all tasks of a split. With a grader, the label of a task is the row's, and the environment does not see it.
+pub async fn load(host: &Host, split: &str) -> Result<DataSet, TasksError> {
+    let tasks = count_of(host, split).await?;
+    if tasks > TASKS_MAX {
+        return Err(TasksError::TooMany { split: split.to_owned(), tasks });
     }
     let mut digest = Sha256::new();
     let mut rows = Vec::new();
-    for index in 0..found.tasks {
+    for index in 0..tasks {
         let task = host.environment_task(split, index).await?;
         digest.update(Value::Object(task.clone()).to_string());
         digest.update("\n");
         rows.push(row(rows.len(), task, host.grader().is_some())?);
-    }
-    if rows.is_empty() {
-        return Err(TasksError::Empty(split.to_owned()));
     }
     Ok(DataSet { rows, digest: hex(&digest.finalize()) })
 }

@@ -13,7 +13,7 @@ use rollout_wire::openai::content_text;
 const LABELS: [&str; 3] = ["ground_truth", "label", "answer"];
 
 /// Result of a reset or a step, checked.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Observed {
     /// The observation: an object, or the result of a tool.
     pub observation: Box<RawValue>,

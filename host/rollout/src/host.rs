@@ -74,7 +74,8 @@ impl Host {
             return Ok(Vec::new());
         }
         let (imports, bounds) = self.declaration()?;
-        let LoopOptions { max_turns, max_tokens_total, completion_params: _ } = LoopOptions::default();
+        let LoopOptions { max_turns, max_tokens_total, turns_max: _, completion_params: _ } =
+            LoopOptions::default();
         let request = LoopRequest {
             messages: vec![r#"{"role":"user","content":"Which tools are there?"}"#.to_owned()],
             max_turns,

@@ -29,6 +29,7 @@ mod host;
 mod journal;
 mod limit_table;
 mod model;
+mod moves;
 mod outcome_counter;
 mod run;
 mod runtime;
@@ -58,10 +59,12 @@ pub use model::{
     LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
     TrajectoryExtra, TrajectoryFile,
 };
+pub use moves::Moves;
 pub use run::{ReplayEnd, Resources, Rollout};
 pub use runtime::{Runtime, RuntimeSettings};
 pub use session::{
-    DescribeError, EpisodeAction, OpenSessionError, Reset, Session, SessionError, SplitKind, TaskSplit,
+    DescribeError, EpisodeAction, OpenSessionError, Reset, Session, SessionError, SplitKind, StoredSession,
+    TaskSplit,
 };
 pub use slots::{
     AdmissionQuotas, AdmitError, ForkMember, ForkState, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool,

@@ -325,6 +325,7 @@ impl Rollout {
         self.host.metrics().took(Step::Queue, self.queued);
         self.enter(Phase::Running);
         if let Some(conversation) = self.request.conversation.take() {
+            self.take_task_label();
             return self.settle_given(&conversation);
         }
 

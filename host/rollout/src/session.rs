@@ -6,12 +6,21 @@
 //!
 //! With a grader in the deployment, the host removes the label from the arguments of a reset before the environment sees
 //! them, and the grader rates the episode when it ends. Its verdict is the reward of the last step.
+//!
+//! A session that its caller can name again is stored in the journal: each episode has a log with its calls, their answers and
+//! what the environment received from outside. A later process repeats the calls of the last episode in a new instance
+//! when the session is next used ([`StoredSession`]).
 
 #![expect(clippy::disallowed_types, reason = "a request is limited in size, and its arguments are changed")]
 
+mod call;
 mod description;
+mod grading;
 mod history;
+mod repeat;
+mod stored;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -24,20 +33,26 @@ use tokio_util::sync::CancellationToken;
 use super::activity::LiveFacts;
 use super::episode::{Observed, checked, take_label};
 use super::host::Host;
+use super::journal::Continuation;
 use super::model::Phase;
 use super::slots::{AdmitError, Entered, Handle, SessionCount, SlotGuard};
-use rollout_core::budget::Holder;
+use call::{Answer, AnswerLine, CallLine, SessionCall};
+use rollout_core::budget::{Charge, Holder, Use};
+use rollout_core::error::Fault;
 use rollout_core::limits::SessionLimits;
-use rollout_guest::imports::{Imports, Live, Record, Role, RunContext};
+use rollout_guest::imports::{Boundary, Imports, Live, Past, Record, Role, RunContext};
 use rollout_guest::instance::{
-    self, Bounds, Episode, EpisodeFailure, EpisodeStart, Permit, RunError, SampleToGrade,
+    self, Bounds, Episode, EpisodeFailure, EpisodeOutcome, EpisodeStart, Permit, RunError,
 };
+use rollout_transcript::Run;
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::CallerParams;
 
 pub use description::DescribeError;
 use history::History;
 pub use rollout_guest::instance::{EpisodeAction, SplitKind, TaskSplit};
+use stored::Kept;
+pub use stored::StoredSession;
 
 /// Error of a session that was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -63,12 +78,15 @@ pub enum OpenSessionError {
 }
 
 /// Error of a call in a session.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
     /// The request or the action does not fit.
     #[error("{0}")]
     Invalid(String),
+    /// There is no episode, or it has ended.
+    #[error("{0}")]
+    NoEpisode(String),
     /// The environment failed, or the request is not possible now. The episode goes on.
     #[error("{0}")]
     Failed(String),
@@ -76,11 +94,33 @@ pub enum SessionError {
     #[error("{0}")]
     TimedOut(String),
     /// The episode has ended without a result. The session goes on with the next reset.
-    #[error("{0}; the episode has ended, send a reset to begin another")]
-    EpisodeOver(String),
+    #[error("{reason}; the episode has ended, send a reset to begin another")]
+    EpisodeOver {
+        /// The reason.
+        reason: String,
+        /// The party that must act.
+        fault: Fault,
+    },
     /// The session has ended.
     #[error("{0}")]
     SessionOver(String),
+}
+
+impl SessionError {
+    /// Returns the party that must act.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::NoEpisode(_) => Fault::Caller,
+            Self::Invalid(_) | Self::Failed(_) | Self::TimedOut(_) => Fault::Plugin,
+            Self::EpisodeOver { fault, .. } => *fault,
+            Self::SessionOver(_) => Fault::Host,
+        }
+    }
+
+    /// Creates the end of an episode by its plugin.
+    fn of_plugin(reason: String) -> Self {
+        Self::EpisodeOver { reason, fault: Fault::Plugin }
+    }
 }
 
 impl From<EpisodeFailure> for SessionError {
@@ -104,6 +144,10 @@ pub struct Reset {
     pub arguments: Map<String, Value>,
 }
 
+/// Maximum number of named answers that a session holds for a caller that fetches one again, and their bytes.
+const ANSWERS_MAX: usize = 32;
+const ANSWERS_BYTES_MAX: usize = 1 << 20;
+
 /// One caller's use of an environment.
 pub struct Session {
     host: Host,
@@ -112,6 +156,12 @@ pub struct Session {
     episode: Option<CurrentEpisode>,
     /// Number of resets.
     resets: u32,
+    /// Whether the caller can name the session again.
+    is_named: bool,
+    /// The session in the journal, if it is there.
+    kept: Option<Kept>,
+    /// The last answers to calls that the caller named.
+    answers: Answers,
     holder: Holder,
     handle: Handle,
     permit: Permit,
@@ -121,6 +171,14 @@ pub struct Session {
     _phase: watch::Sender<Phase>,
 }
 
+/// The last answers to calls that the caller named.
+#[derive(Default)]
+struct Answers {
+    all: VecDeque<(Arc<str>, Result<Answer, SessionError>, Charge)>,
+    /// Whether an answer was dropped because there were too many.
+    is_short: bool,
+}
+
 /// An episode that was begun.
 struct CurrentEpisode {
     instance: Episode,
@@ -128,6 +186,8 @@ struct CurrentEpisode {
     id: String,
     steps: u64,
     is_done: bool,
+    /// Result of the reset, if the session has a name.
+    first: Option<Observed>,
     /// Label and history for the grader, if there is one.
     rated: Option<Rated>,
 }
@@ -138,17 +198,67 @@ struct Rated {
     history: History,
 }
 
+/// The way in which a session gets its slot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    /// The caller opens it.
+    New,
+    /// An earlier process opened it, so it needs no room in the queue and no quota.
+    Stored,
+}
+
 impl Host {
     /// Returns whether the deployment has an environment.
     pub fn has_environment(&self) -> bool {
         self.0.deployment.workflow.about().environment
     }
 
-    /// Opens a session, as soon as there is a slot for it. `id` is random.
+    /// Opens a session, as soon as there is a slot for it. `id` is random. It ends with the process.
     pub async fn open_session(
         &self,
         id: RolloutId,
         limits: SessionLimits,
+    ) -> Result<Session, OpenSessionError> {
+        self.enter_session(id, limits, Entry::New).await
+    }
+
+    /// Opens a session that its caller can name again. If there is a journal, it is stored there, with the driver that
+    /// continues it in another process, and stays there until [`Session::end`].
+    pub async fn open_kept_session(
+        &self,
+        id: RolloutId,
+        limits: SessionLimits,
+        continuation: Continuation,
+    ) -> Result<Session, OpenSessionError> {
+        let mut session = self.enter_session(id, limits, Entry::New).await?;
+        session.is_named = true;
+        if let Some(journal) = self.0.runtime.journal() {
+            journal.check().map_err(AdmitError::from)?;
+            let kept = Kept::begin(journal, &session.host, &session.id, continuation);
+            let kept = kept.map_err(AdmitError::from)?;
+            kept.log().admitted().await.map_err(|error| AdmitError::NotKept(error.into()))?;
+            session.kept = Some(kept);
+        }
+        Ok(session)
+    }
+
+    /// Opens a session again that an earlier process stored. Its last episode is repeated at its next call.
+    pub async fn open_stored_session(
+        &self,
+        stored: &StoredSession,
+        limits: SessionLimits,
+    ) -> Result<Session, OpenSessionError> {
+        let mut session = self.enter_session(stored.id().clone(), limits, Entry::Stored).await?;
+        session.is_named = true;
+        session.kept = Some(Kept::found(stored));
+        Ok(session)
+    }
+
+    async fn enter_session(
+        &self,
+        id: RolloutId,
+        limits: SessionLimits,
+        entry: Entry,
     ) -> Result<Session, OpenSessionError> {
         if !self.has_environment() {
             return Err(OpenSessionError::NoEnvironment);
@@ -158,10 +268,12 @@ impl Host {
             let (active, max) = slots.tenant().sessions(limits.slots_share);
             OpenSessionError::AtCapacity { active, max }
         };
-        self.0.runtime.check_quotas().map_err(AdmitError::from)?;
+        if entry == Entry::New {
+            self.0.runtime.check_quotas().map_err(AdmitError::from)?;
+        }
         self.budget().check_new_work(0).map_err(AdmitError::from)?;
         let count = slots.tenant().add_session(limits.slots_share).ok_or_else(at_capacity)?;
-        let entered = slots.enter(&id, false).map_err(|error| match error {
+        let entered = slots.enter(&id, entry == Entry::Stored).map_err(|error| match error {
             AdmitError::Full { .. } => at_capacity(),
             error => error.into(),
         })?;
@@ -186,6 +298,9 @@ impl Host {
             limits,
             episode: None,
             resets: 0,
+            is_named: false,
+            kept: None,
+            answers: Answers::default(),
             holder,
             handle,
             permit: Permit::counted(slot),
@@ -223,19 +338,197 @@ impl Session {
         self.episode.as_ref().is_some_and(|episode| !episode.is_done)
     }
 
+    /// Returns whether the session has been reset.
+    pub async fn has_begun(&mut self) -> Result<bool, SessionError> {
+        self.repeat_past().await?;
+        Ok(self.resets > 0)
+    }
+
+    /// Returns whether another process continues the session after this one.
+    pub fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Ends the session in the journal, and waits until that is written: no process continues it.
+    pub async fn end(&mut self) {
+        if let Some(kept) = self.kept.take() {
+            stored::end(kept.log()).await;
+        }
+    }
+
     /// Begins an episode in a new instance. The one before is dropped.
     pub async fn reset(&mut self, reset: Reset) -> Result<Observed, SessionError> {
-        self.episode = None;
         let Reset { seed, episode_id, mut arguments } = reset;
-        let rated = self.host.grader().is_some();
-        let rated = rated.then(|| Rated { label: take_label(&mut arguments), history: History::default() });
-        self.resets = self.resets.saturating_add(1);
+        let label = self.host.grader().is_some().then(|| take_label(&mut arguments)).flatten();
+        let arguments = Value::Object(arguments).to_string();
+        let call = SessionCall::Reset { seed, episode_id, arguments, label };
+        self.call(call, None).await.and_then(observed)
+    }
+
+    /// Takes an action in the episode.
+    pub async fn step(&mut self, action: EpisodeAction) -> Result<Observed, SessionError> {
+        self.call(action.into(), None).await.and_then(observed)
+    }
+
+    /// Takes an action in the episode, by a call whose answer [`Session::answer_of`] returns again.
+    pub async fn step_named(&mut self, name: &str, action: EpisodeAction) -> Result<Observed, SessionError> {
+        self.call(action.into(), Some(name)).await.and_then(observed)
+    }
+
+    /// Returns the answer of a named call, or `None` if it was not made. Fails if the call may be one whose answer is not
+    /// stored any more.
+    pub async fn answer_of(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<Result<Observed, SessionError>>, SessionError> {
+        self.repeat_past().await?;
+        match self.answers.find(name) {
+            Some(answer) => Ok(Some(answer.and_then(observed))),
+            None if self.answers.is_short => {
+                Err(SessionError::Invalid(format!("the answer of the call {name} is not stored any more")))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the result of the reset of the current episode, if the session has a name.
+    pub async fn first_observation(&mut self) -> Result<Option<Observed>, SessionError> {
+        self.repeat_past().await?;
+        Ok(self.episode.as_ref().and_then(|episode| episode.first.clone()))
+    }
+
+    /// Returns the visible state: the environment's own members, besides `episode_id` and `step_count`.
+    pub async fn state(&mut self) -> Result<Map<String, Value>, SessionError> {
+        self.repeat_past().await?;
+        let mut state = Map::new();
+        let Some(episode) = &self.episode else {
+            state.insert("episode_id".to_owned(), Value::Null);
+            state.insert("step_count".to_owned(), 0.into());
+            return Ok(state);
+        };
+        state.insert("episode_id".to_owned(), episode.id.as_str().into());
+        state.insert("step_count".to_owned(), episode.steps.into());
+        if let Answer::State(own) = self.call(SessionCall::State, None).await?
+            && let Ok(Value::Object(own)) = serde_json::from_str(own.get())
+        {
+            state.extend(own);
+        }
+        Ok(state)
+    }
+
+    /// Makes a call, and stores it and its answer. The answer to a call that the process before was stopped in belongs to the
+    /// caller that repeats the call.
+    async fn call(&mut self, call: SessionCall, name: Option<&str>) -> Result<Answer, SessionError> {
+        self.repeat_past().await?;
+        // A caller may read the state before it repeats its call.
+        let is_action = call != SessionCall::State;
+        if let Some((interrupted, answer)) =
+            self.kept.as_mut().filter(|_| is_action).and_then(Kept::take_interrupted)
+            && interrupted == call
+        {
+            return answer;
+        }
+        self.check_call(&call)?;
+        let name: Option<Arc<str>> = name.map(Into::into);
+        let is_reset = matches!(call, SessionCall::Reset { .. });
+        let resets = self.resets.saturating_add(u32::from(is_reset));
+        if let Some(kept) = &mut self.kept {
+            let line = CallLine { key: name.clone(), resets, call };
+            kept.add_call(&self.host, &self.id, &line).await?;
+            self.resets = resets;
+            let answer = self.perform(&line.call, None).await;
+            return self.store_answer(name, answer).await;
+        }
+        self.resets = resets;
+        let answer = self.perform(&call, None).await;
+        if let Some(name) = name {
+            self.answers.add(name, answer.clone(), &self.holder);
+        }
+        answer
+    }
+
+    /// Stores the answer to a call before the caller receives it.
+    async fn store_answer(
+        &mut self,
+        name: Option<Arc<str>>,
+        mut answer: Result<Answer, SessionError>,
+    ) -> Result<Answer, SessionError> {
+        if let Some(kept) = &mut self.kept
+            && let Some(line) = AnswerLine::of(&answer)
+        {
+            let max = self.host.0.deployment.limits.record_bytes_max;
+            if !kept.add_answer(&line, max) {
+                self.episode = None;
+                let reason = format!(
+                    "the calls of the episode and their answers exceed record-bytes-max of {max} bytes; the operator can \
+                     raise it"
+                );
+                answer = Err(SessionError::of_plugin(reason));
+                if let Some(line) = AnswerLine::of(&answer) {
+                    kept.add_answer(&line, usize::MAX);
+                }
+            }
+            let written = kept.log().written().await;
+            written.map_err(|error| SessionError::SessionOver(format!("the journal has failed: {error}")))?;
+        }
+        if let Some(name) = name {
+            self.answers.add(name, answer.clone(), &self.holder);
+        }
+        answer
+    }
+
+    /// Checks that there is an episode for a call.
+    fn check_call(&self, call: &SessionCall) -> Result<(), SessionError> {
+        if matches!(call, SessionCall::Reset { .. } | SessionCall::State) {
+            return Ok(());
+        }
+        match &self.episode {
+            None => {
+                let reason = "there is no episode in this session; send a reset first";
+                Err(SessionError::NoEpisode(reason.to_owned()))
+            }
+            Some(episode) if episode.is_done => {
+                let reason = "the episode has ended; send a reset to begin another";
+                Err(SessionError::NoEpisode(reason.to_owned()))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Has the environment answer a call. With the stored answer of a call that is repeated, the grader does not run.
+    async fn perform(
+        &mut self,
+        call: &SessionCall,
+        stored: Option<&AnswerLine>,
+    ) -> Result<Answer, SessionError> {
+        let past = Past::default();
+        match call {
+            SessionCall::Reset { .. } => self.begin_episode(call, past, stored).await,
+            SessionCall::Act(_) | SessionCall::Call { .. } => self.take_step(call, stored).await,
+            SessionCall::State => self.read_state().await,
+        }
+    }
+
+    /// Begins an episode whose run has this past.
+    async fn begin_episode(
+        &mut self,
+        call: &SessionCall,
+        past: Past,
+        stored: Option<&AnswerLine>,
+    ) -> Result<Answer, SessionError> {
+        let SessionCall::Reset { seed, episode_id, arguments, label } = call.clone() else {
+            return Err(SessionError::SessionOver("an episode begins with a reset".to_owned()));
+        };
+        self.episode = None;
+        let is_rated = self.host.grader().is_some();
         let record = Arc::new(Record::without_rollout(self.holder.clone()));
         let deployment = &self.host.0.deployment;
         let run = self.context(deployment.plugin_config.clone());
         let outside = Live { tools: deployment.tools.clone(), ..Live::until(None) };
         let imports =
             Imports::new(Role::Environment, run, deployment.limits.clone(), outside, record.clone());
+        let log = self.kept.as_ref().map(|kept| kept.log().run_log(Role::Environment));
+        let imports = imports.across(Arc::new(Boundary::new(Run::Workflow, log, past)));
         let linked = deployment.workflow.linked();
         let call_time_max = self.limits.call_time_max;
         let mut episode = CurrentEpisode {
@@ -244,9 +537,10 @@ impl Session {
             id: episode_id.clone().unwrap_or_else(|| format!("{}-{}", self.id, self.resets)),
             steps: 0,
             is_done: false,
-            rated,
+            first: None,
+            rated: is_rated.then(|| Rated { label, history: History::default() }),
         };
-        let start = EpisodeStart { seed, episode_id, arguments: Value::Object(arguments).to_string() };
+        let start = EpisodeStart { seed, episode_id, arguments };
         let cancel = self.handle.cancel.clone();
         let outcome = tokio::select! {
             biased;
@@ -254,29 +548,38 @@ impl Session {
             outcome = episode.instance.reset(start) => outcome,
         };
         let outcome = outcome.map_err(|error| explain(&episode.record, &error))??;
-        let observed = checked(outcome, true).map_err(SessionError::EpisodeOver)?;
+        let observed = checked(outcome, true).map_err(SessionError::of_plugin)?;
         if let Some(rated) = &mut episode.rated {
             let limits = &self.host.0.deployment.limits;
             let kept = rated.history.observe(&observed.observation, &episode.record, limits);
-            kept.map_err(SessionError::EpisodeOver)?;
+            kept.map_err(SessionError::of_plugin)?;
+        }
+        if self.is_named {
+            let limits = &self.host.0.deployment.limits;
+            let charged =
+                episode.record.charge(answer_bytes(&Ok(Answer::Observed(observed.clone()))), limits);
+            charged.map_err(|limit| {
+                SessionError::of_plugin(format!("the observation cannot be stored for its caller: {limit}"))
+            })?;
+            episode.first = Some(observed.clone());
         }
         episode.is_done = observed.done;
         self.episode = Some(episode);
-        self.rated(observed).await
+        self.rated(observed, stored).await.map(Answer::Observed)
     }
 
-    /// Takes an action in the episode.
-    pub async fn step(&mut self, action: EpisodeAction) -> Result<Observed, SessionError> {
+    /// Takes a step in the current episode. Its end without a result drops the episode.
+    async fn take_step(
+        &mut self,
+        call: &SessionCall,
+        stored: Option<&AnswerLine>,
+    ) -> Result<Answer, SessionError> {
         let limits = self.host.0.deployment.limits.clone();
         let cancel = self.handle.cancel.clone();
         let holder = self.holder.clone();
-        let episode = self.episode.as_mut().ok_or_else(|| {
-            SessionError::Failed("there is no episode in this session; send a reset first".to_owned())
-        })?;
-        if episode.is_done {
-            let reason = "the episode has ended; send a reset to begin another";
-            return Err(SessionError::Failed(reason.to_owned()));
-        }
+        let (Some(episode), Some(action)) = (self.episode.as_mut(), call.action()) else {
+            return Err(SessionError::SessionOver("there is no episode in this session".to_owned()));
+        };
         let is_value = matches!(action, EpisodeAction::Value(_));
         let acted = episode.rated.is_some().then(|| action.clone());
         let outcome = tokio::select! {
@@ -284,25 +587,26 @@ impl Session {
             () = cancel.cancelled() => return Err(SessionError::SessionOver(end_reason(&holder))),
             outcome = episode.instance.step(action) => outcome,
         };
-        let checked = match outcome {
+        let check = |outcome: EpisodeOutcome| checked(outcome, is_value).map_err(SessionError::of_plugin);
+        let observed = match outcome {
             Ok(Ok(outcome)) => {
                 episode.steps += 1;
-                checked(outcome, is_value).map_err(SessionError::EpisodeOver)
+                check(outcome)
             }
             Ok(Err(failure)) => return Err(failure.into()),
             Err(error) => Err(explain(&episode.record, &error)),
         };
-        let kept = checked.and_then(|observed| {
+        let observed = observed.and_then(|observed| {
             if let Some((rated, action)) = episode.rated.as_mut().zip(acted) {
                 let kept = rated.history.step(&action, &observed.observation, &episode.record, &limits);
-                kept.map_err(SessionError::EpisodeOver)?;
+                kept.map_err(SessionError::of_plugin)?;
             }
             Ok(observed)
         });
-        match kept {
+        match observed {
             Ok(observed) => {
                 episode.is_done = observed.done;
-                self.rated(observed).await
+                self.rated(observed, stored).await.map(Answer::Observed)
             }
             Err(error) => {
                 self.episode = None;
@@ -311,20 +615,16 @@ impl Session {
         }
     }
 
-    /// Returns the visible state: the environment's own members, besides `episode_id` and `step_count`.
-    pub async fn state(&mut self) -> Result<Map<String, Value>, SessionError> {
-        let mut state = Map::new();
+    /// Returns the environment's own part of the state.
+    async fn read_state(&mut self) -> Result<Answer, SessionError> {
         let cancel = self.handle.cancel.clone();
+        let holder = self.holder.clone();
         let Some(episode) = &mut self.episode else {
-            state.insert("episode_id".to_owned(), Value::Null);
-            state.insert("step_count".to_owned(), 0.into());
-            return Ok(state);
+            return Err(SessionError::NoEpisode("there is no episode in this session".to_owned()));
         };
-        state.insert("episode_id".to_owned(), episode.id.as_str().into());
-        state.insert("step_count".to_owned(), episode.steps.into());
         let own = tokio::select! {
             biased;
-            () = cancel.cancelled() => return Err(SessionError::SessionOver(self.end_reason())),
+            () = cancel.cancelled() => return Err(SessionError::SessionOver(end_reason(&holder))),
             own = episode.instance.state() => own,
         };
         let own = match own {
@@ -335,63 +635,9 @@ impl Session {
                 return Err(error);
             }
         };
-        match serde_json::from_str(&own) {
-            Ok(Value::Object(own)) => state.extend(own),
-            _ => {
-                return Err(SessionError::Failed(
-                    "the environment gave a state that is not a JSON object".to_owned(),
-                ));
-            }
-        }
-        Ok(state)
-    }
-
-    /// Returns the result of a reset or a step, with the grader's reward if the episode has ended and there is a grader.
-    async fn rated(&mut self, observed: Observed) -> Result<Observed, SessionError> {
-        let Some(Rated { label, history }) = self.episode.as_mut().and_then(|episode| match observed.done {
-            true => episode.rated.take(),
-            false => None,
-        }) else {
-            // The grader rates the whole episode, so the steps before its end have no reward.
-            let reward = observed.reward.filter(|_| self.host.grader().is_none());
-            return Ok(Observed { reward, ..observed });
-        };
-        let graded = self.grade(label, history).await;
-        let reward = graded.map_err(|reason| SessionError::EpisodeOver(format!("the grader {reason}")))?;
-        Ok(Observed { reward: Some(reward), ..observed })
-    }
-
-    /// Runs the grader on the episode.
-    async fn grade(&mut self, label: Option<String>, history: History) -> Result<f64, String> {
-        let Some(grader) = self.host.grader() else { return Err("is missing".to_owned()) };
-        let deployment = &self.host.0.deployment;
-        let limits = deployment.limits.clone();
-        let deadline = Instant::now() + limits.grader_time_max.min(self.limits.call_time_max);
-        let outside = Live { judge: deployment.judge.clone(), ..Live::until(Some(deadline)) };
-        let record = Arc::new(Record::without_rollout(self.holder.clone()));
-        let run = self.context(deployment.config_of_grader().cloned());
-        let imports = Imports::new(Role::Grader, run, limits, outside, record.clone());
-        let id = self.id.as_str().to_owned();
-        let sample = SampleToGrade { id: id.clone(), messages: history.into_messages(), metrics: Vec::new() };
-        let bounds = self.bounds(Some(deadline));
-        let grading = instance::run_grader(grader.linked(), imports, bounds, label.as_deref(), vec![sample]);
-        let verdicts = tokio::select! {
-            biased;
-            () = self.handle.cancel.cancelled() => return Err("was stopped".to_owned()),
-            verdicts = grading => verdicts,
-        };
-        let verdicts = verdicts.map_err(|error| run_error_text(&record, &error))?;
-        let [verdict] = &verdicts[..] else {
-            return Err(format!("gave {} verdicts on one episode", verdicts.len()));
-        };
-        if verdict.sample_id != id {
-            return Err("rated a sample that it was not given".to_owned());
-        }
-        match verdict.reward {
-            Some(reward) if reward.is_finite() => Ok(reward),
-            Some(reward) => Err(format!("gave the reward {reward}, which is not a finite number")),
-            None => Err("gave the episode no reward".to_owned()),
-        }
+        let own = rollout_wire::object(&own)
+            .map_err(|wrong| SessionError::Failed(format!("the environment gave a state that is {wrong}")))?;
+        Ok(Answer::State(own.to_owned()))
     }
 
     /// Returns the context of an instance in the current episode.
@@ -421,6 +667,51 @@ impl Session {
     }
 }
 
+impl Answers {
+    fn find(&self, name: &str) -> Option<Result<Answer, SessionError>> {
+        self.all.iter().find(|(of, ..)| **of == *name).map(|(_, answer, _)| answer.clone())
+    }
+
+    /// Adds an answer, which is charged to the session, and drops the oldest ones beyond the limits.
+    fn add(&mut self, name: Arc<str>, answer: Result<Answer, SessionError>, holder: &Holder) {
+        let bytes = name.len() + answer_bytes(&answer);
+        let mut charge = holder.nothing(Use::Record);
+        if charge.grow(bytes).is_err() {
+            self.is_short = true;
+            return;
+        }
+        self.all.push_back((name, answer, charge));
+        let held = |all: &VecDeque<(_, _, Charge)>| all.iter().map(|(_, _, charge)| charge.bytes()).sum();
+        let mut bytes: usize = held(&self.all);
+        while self.all.len() > ANSWERS_MAX || bytes > ANSWERS_BYTES_MAX && self.all.len() > 1 {
+            self.all.pop_front();
+            self.is_short = true;
+            bytes = held(&self.all);
+        }
+    }
+}
+
+/// Returns the size of an answer's texts.
+fn answer_bytes(answer: &Result<Answer, SessionError>) -> usize {
+    match answer {
+        Ok(Answer::Observed(Observed { observation, metadata, .. })) => {
+            observation.get().len() + metadata.as_ref().map_or(0, |metadata| metadata.get().len())
+        }
+        Ok(Answer::State(state)) => state.get().len(),
+        Err(error) => error.to_string().len(),
+    }
+}
+
+/// Returns the result of a reset or a step.
+fn observed(answer: Answer) -> Result<Observed, SessionError> {
+    match answer {
+        Answer::Observed(observed) => Ok(observed),
+        Answer::State(_) => {
+            Err(SessionError::SessionOver("the stored answer is that of another call".to_owned()))
+        }
+    }
+}
+
 /// Returns the reason why the host ended the session of a holder.
 fn end_reason(holder: &Holder) -> String {
     if holder.evicted() {
@@ -432,7 +723,8 @@ fn end_reason(holder: &Holder) -> String {
 
 /// Converts the error of an instance, which has ended.
 fn explain(record: &Record, error: &RunError) -> SessionError {
-    SessionError::EpisodeOver(format!("the environment {}", run_error_text(record, error)))
+    let reason = format!("the environment {}", run_error_text(record, error));
+    SessionError::EpisodeOver { reason, fault: error.fault() }
 }
 
 /// Returns the text of an error. A panic's message replaces the engine's.

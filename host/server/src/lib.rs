@@ -35,6 +35,7 @@ use serde_json::{Map, Value, json};
 
 use crate::dialect::nemo_gym::{self, NemoGym};
 use crate::dialect::open_env::OpenEnv;
+use crate::dialect::ors::Ors;
 use crate::dialect::osmosis::{self, Osmosis};
 use crate::dialect::{Dialect, Health, KeyRule, Routes};
 use rollout_assembly::config::Config;
@@ -125,6 +126,7 @@ impl Server {
         let mut dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis), Arc::new(open_env)];
         if !config.osmosis_init.alone {
             dialects.push(Arc::new(NemoGym::new(serving.clone(), settings, config.sessions)));
+            dialects.push(Arc::new(Ors::new(serving.clone(), config.sessions)));
         }
         let is_encrypted = config.tls.is_some();
         Self::new(ServerSettings { serving, dialects, access, instance_id, worker, is_encrypted })
@@ -147,8 +149,9 @@ impl Server {
         };
         let gym = NemoGym::new(serving.clone(), settings, limits);
         let open_env = OpenEnv::new(serving.clone(), limits);
+        let ors = Ors::new(serving.clone(), limits);
         let dialects: Vec<Arc<dyn Dialect>> =
-            vec![Arc::new(osmosis), Arc::new(open_env), Arc::new(gym.clone())];
+            vec![Arc::new(osmosis), Arc::new(open_env), Arc::new(ors), Arc::new(gym.clone())];
         let settings = ServerSettings {
             serving,
             dialects,

@@ -1,6 +1,9 @@
 //! An environment with a tool and a grader, and with actions that misbehave.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use rollout_sdk::*;
+use rollout_test_guests::random_number;
 
 /// Instruction for a step.
 #[derive(serde::Deserialize, schemars::JsonSchema)]
@@ -24,11 +27,22 @@ struct Add {
 
 struct Acts {
     total: i64,
+    /// Everything that came from outside of the instance.
+    drawn: Vec<String>,
 }
 
 impl Acts {
     fn says(text: impl Into<String>) -> Turn<Given> {
         Turn::new(Given { text: text.into(), arguments: json!({}) })
+    }
+
+    /// Draws a random number, reads the clock and calls the host's tool `ask`.
+    fn draw(&mut self) -> Turn<Given> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let call = ToolCall { id: "ask-1".to_owned(), name: "ask".to_owned(), arguments: "{}".to_owned() };
+        let said = host_tools::execute(&[call]).into_iter().map(|result| result.content).collect::<String>();
+        self.drawn.push(format!("{} {now} {said}", random_number()));
+        Self::says(self.drawn.join(", "))
     }
 }
 
@@ -43,7 +57,7 @@ impl Environment for Acts {
         if arguments.get("fail").is_some() {
             return Err(Error::invalid("it should fail"));
         }
-        Ok((Self { total: 0 }, Turn::new(Given { text: "ready".to_owned(), arguments })))
+        Ok((Self { total: 0, drawn: Vec::new() }, Turn::new(Given { text: "ready".to_owned(), arguments })))
     }
 
     fn step(&mut self, Do { what }: Do) -> Result<Turn<Given>> {
@@ -54,6 +68,7 @@ impl Environment for Acts {
             },
             "nan" => Ok(Self::says("nan").reward(f64::NAN)),
             "fail" => Err(Error::failed("told to fail")),
+            "draw" => Ok(self.draw()),
             "end" => Ok(Self::says(format!("total {}", self.total)).done()),
             other => Ok(Self::says(other).reward(7.0)),
         }

@@ -104,6 +104,9 @@ impl Test {
         let config = RawConfig { max_concurrent: Some(1), ..self.host.raw_config()? }.resolve()?;
         // A person may play without a row.
         let has_no_row = is_person && self.data.is_standard_input();
+        if has_no_row && self.row > 0 {
+            bail!("--row {}: there are no rows; give --data FILE or --split NAME", self.row);
+        }
         if self.interactive && self.data.is_standard_input() && !is_person {
             bail!("--interactive reads commands from standard input; give --data a file");
         }
@@ -136,7 +139,11 @@ impl Test {
         })?;
         setup::print_judge(&assembled);
         let host = &assembled.host;
-        let row = || self.chosen(runtime.block_on(self.data.or_tasks(loaded, host))?.rows);
+        let row = || match &loaded {
+            Some(loaded) => self.chosen(&loaded.rows),
+            // The other tasks of a split are not read.
+            None => runtime.block_on(self.data.task(host, self.row)),
+        };
         let Some((model, _mock)) = model else {
             if !host.has_environment() {
                 bail!(
@@ -161,12 +168,11 @@ impl Test {
     }
 
     /// Returns the row that the options choose.
-    fn chosen(&self, rows: Vec<Row>) -> Result<Row> {
-        let count = rows.len();
-        let Some(row) = rows.into_iter().nth(self.row) else {
-            bail!("--row {}: {} has {count} rows, counted from 0", self.row, self.data.name());
+    fn chosen(&self, rows: &[Row]) -> Result<Row> {
+        let Some(row) = rows.get(self.row) else {
+            bail!("--row {}: {} has {} rows, counted from 0", self.row, self.data.name(), rows.len());
         };
-        Ok(row)
+        Ok(row.clone())
     }
 
     /// Runs a row and shows it until it ends, the user quits or a stop signal arrives.

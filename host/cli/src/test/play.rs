@@ -11,6 +11,7 @@ use super::prompt::Prompt;
 use super::style::{Part, Style};
 use crate::Exit;
 use crate::print::{out, outln};
+use rollout_core::error::Fault;
 use rollout_core::limits::SessionLimits;
 use rollout_eval::Row;
 use rollout_rollout::{EnvironmentFacts, EpisodeAction, Host, Observed, Reset, Session, SessionError};
@@ -52,6 +53,14 @@ pub(super) async fn play(
     }
 }
 
+/// Returns the error of a command, with the party at fault.
+fn blamed(error: &SessionError, text: String) -> anyhow::Error {
+    match error.fault() {
+        Fault::Plugin => crate::PluginFault(text).into(),
+        _ => anyhow::Error::msg(text),
+    }
+}
+
 /// Whether the game goes on after a line.
 #[derive(PartialEq, Eq)]
 enum Goes {
@@ -74,7 +83,7 @@ impl Player {
         let reset = row.map_or_else(Reset::default, Row::reset);
         (self.steps, self.reward, self.is_done) = (0, None, false);
         let first = self.session.reset(reset).await;
-        let first = first.map_err(|error| crate::PluginFault(format!("the reset failed: {error}")))?;
+        let first = first.map_err(|error| blamed(&error, format!("the reset failed: {error}")))?;
         self.show(&first);
         Ok(())
     }
@@ -107,8 +116,8 @@ impl Player {
                 self.steps += 1;
                 self.show(&observed);
             }
-            Err(error @ (SessionError::EpisodeOver(_) | SessionError::SessionOver(_))) => {
-                return Err(crate::PluginFault(error.to_string()).into());
+            Err(error @ (SessionError::EpisodeOver { .. } | SessionError::SessionOver(_))) => {
+                return Err(blamed(&error, error.to_string()));
             }
             Err(error) => self.line("error", Part::Bad, &error.to_string()),
         }

@@ -226,7 +226,7 @@ async fn episode(
                 is_done = turn.done;
                 seen.push(line(&turn));
             }
-            Err(error @ (SessionError::EpisodeOver(_) | SessionError::SessionOver(_))) => {
+            Err(error @ (SessionError::EpisodeOver { .. } | SessionError::SessionOver(_))) => {
                 let advice = "return an error for an action that does not fit; a trap or a reward that is no number ends the episode";
                 report.failed("step", format!("{name}: {error}"), advice);
                 return None;

@@ -57,10 +57,14 @@ impl NativeAgent {
         Resource::new_borrow(self.sample)
     }
 
-    /// Appends messages to the sample, JSON objects.
-    pub fn push(&mut self, messages: Vec<String>) -> Result<(), RunError> {
+    /// Appends messages to the sample, JSON objects. Returns the name of the budget if it is spent, and appends nothing.
+    pub fn push(&mut self, messages: Vec<String>) -> Result<Option<String>, RunError> {
         let sample = self.sample();
-        self.imports.push(sample, messages).map_err(record_error)
+        match self.imports.push(sample, messages) {
+            Ok(()) => Ok(None),
+            Err(CallError::Reported(RecordError::OverLimit(budget))) => Ok(Some(budget)),
+            Err(error) => Err(record_error(error)),
+        }
     }
 
     /// Records a measurement in the sample.

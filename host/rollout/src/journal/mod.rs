@@ -12,6 +12,7 @@ mod fork_history;
 mod kept;
 mod outcome;
 mod run_clock;
+mod session_log;
 mod stored;
 mod unfinished;
 
@@ -42,6 +43,7 @@ pub use fork_history::{ForkPast, TooFewTurns};
 pub(super) use fork_history::{NoParent, Parent};
 pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
 pub use run_clock::RunClock;
+pub(super) use session_log::{SessionEvent, SessionHistory};
 pub use store::{
     Damage, Failed, JournalRefused, JournalSettings, OpenError, RepairError, Repaired, ReplicaSettings,
     Retention, Sync, repair,
@@ -69,6 +71,10 @@ mod kind {
     pub(super) const RELEASED: u8 = 12;
     /// An event of the rollout's group.
     pub(super) const GROUP: u8 = 13;
+    /// A call of a session's caller.
+    pub(super) const CALLED: u8 = 14;
+    /// The answer to the call before it.
+    pub(super) const ANSWERED: u8 = 15;
     /// The first of [`Event::KINDS`](rollout_transcript::Event::KINDS) kinds of the workflow's run.
     pub(super) const OF_WORKFLOW: u8 = 16;
     /// The first of as many kinds of the grader's run.

@@ -22,6 +22,9 @@ pub enum AgentForm {
 pub struct LoopOptions {
     /// The number of turns that the caller suggests.
     pub max_turns: u32,
+    /// Maximum number of replies of a model that plays an environment, if the caller gives one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns_max: Option<u32>,
     /// The number of tokens that the caller suggests.
     pub max_tokens_total: u32,
     /// Sampling parameters, a JSON object. They apply to a workflow's requests as well.
@@ -30,7 +33,7 @@ pub struct LoopOptions {
 
 impl Default for LoopOptions {
     fn default() -> Self {
-        Self { max_turns: 10, max_tokens_total: 8192, completion_params: None }
+        Self { max_turns: 10, turns_max: None, max_tokens_total: 8192, completion_params: None }
     }
 }
 

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use super::{Rollout, grades_itself};
 use crate::episode::{MessagePart, Observed, checked, reset_arguments, take_label};
-use crate::model::{EnvironmentFacts, Failure, FailureKind, LoopReport, Stage};
+use crate::model::{AgentForm, EnvironmentFacts, Failure, FailureKind, LoopReport, Stage};
+use crate::moves::Moves;
 use rollout_core::error::Fault;
 use rollout_guest::imports::{Boundary, Imports, Live, Role, RunContext};
 use rollout_guest::instance::{
@@ -21,9 +22,6 @@ use rollout_guest::instance::{
     RunError,
 };
 use rollout_wire::openai::ToolCall;
-
-/// Name of the tool for actions that are values.
-const ACTION_TOOL: &str = "step";
 
 /// Maximum number of replies without a tool call, one after the other. The last one ends the episode.
 const IDLE_REPLIES_MAX: u32 = 3;
@@ -33,6 +31,12 @@ const DONE: &str = "done";
 
 /// Reason of the end of an episode in which the policy did not act any more.
 const NO_ACTION: &str = "no_action";
+
+/// Reason of the end of an episode in which a budget of the rollout was spent.
+const BUDGET_SPENT: &str = "budget_spent";
+
+/// Reason of the end of an episode in which the policy has replied as often as the caller allows.
+const MAX_TURNS: &str = "max_turns";
 
 /// Message to a policy that replied without a tool call.
 const REMINDER: &str = "Act by calling one of the tools.";
@@ -58,13 +62,16 @@ impl Rollout {
         let of_episode = Imports::new(Role::Environment, run, limits, outside, record);
         let of_episode = of_episode.across(boundary.clone());
         let deadline = bounds.deadline;
+        let turns_max = self.request.loop_options.turns_max;
         let episode =
             instance::start_episode(deployment.workflow.linked(), of_episode, bounds, call_time_max);
         let start = self.episode_start();
         let opening = self.opening(&facts);
         let playing = async {
             let agent = NativeAgent::new(imports)?;
-            Game { agent, episode, moves: Moves::new(&facts), played: Played::default() }
+            let moves = Moves::new(&facts);
+            let tools = moves.tools();
+            Game { agent, episode, moves, tools, turns_max, played: Played::default() }
                 .play(start, opening)
                 .await
         };
@@ -74,14 +81,20 @@ impl Rollout {
             }
             None => playing.await,
         };
-        let Played { reward, steps, tool_time, finish_reason, .. } = self.end_run(boundary, ran)?;
+        let Played { reward, steps, tool_time, finish_reason, spent, .. } = self.end_run(boundary, ran)?;
         self.loop_report =
             Some(LoopReport { finish_reason: finish_reason.to_owned(), tool_calls: steps, tool_time });
         self.own_reward = reward;
         let is_over = finish_reason == DONE;
         if reward.is_none() && !is_over && self.host.grader().is_none() {
             // The environment rates only what it sees.
-            let why = if finish_reason == NO_ACTION { "calling no tool" } else { "using up a budget" };
+            let why = match finish_reason {
+                NO_ACTION => "calling no tool".to_owned(),
+                MAX_TURNS => {
+                    format!("replying {} times, the caller's max_turns", turns_max.unwrap_or_default())
+                }
+                _ => format!("using up a budget ({})", spent.unwrap_or_default()),
+            };
             let reason = format!(
                 "the model ended the episode by {why}, and the environment gave it no reward until then"
             );
@@ -111,6 +124,13 @@ impl Rollout {
         }
     }
 
+    /// Makes the label in the task of an environment the request's, for a conversation that was held elsewhere.
+    pub(super) fn take_task_label(&mut self) {
+        if self.host.form() == AgentForm::Environment && !grades_itself(&self.host) {
+            self.episode_start();
+        }
+    }
+
     /// Returns the messages before the first observation: the prompt's system messages, or the environment's description.
     fn opening(&self, facts: &EnvironmentFacts) -> Vec<String> {
         let is_system =
@@ -126,56 +146,6 @@ impl Rollout {
     }
 }
 
-/// The tools that the policy is offered.
-struct Moves {
-    /// OpenAI function tools.
-    tools: Vec<String>,
-    names: Vec<String>,
-    /// Whether the tool [`ACTION_TOOL`] takes an action that is a value.
-    has_action: bool,
-}
-
-impl Moves {
-    fn new(facts: &EnvironmentFacts) -> Self {
-        let mut names: Vec<String> = facts
-            .tools
-            .iter()
-            .map(|tool| tool.get("name").and_then(Value::as_str).unwrap_or_default().to_owned())
-            .collect();
-        let mut tools: Vec<String> = facts
-            .tools
-            .iter()
-            .map(|function| json!({"type": "function", "function": function}).to_string())
-            .collect();
-        let action = facts.action.as_ref().filter(|_| !names.iter().any(|name| name == ACTION_TOOL));
-        if let Some(action) = action {
-            let description = action.get("description").and_then(Value::as_str);
-            let description = description.unwrap_or("Takes an action in the environment.");
-            let function = json!({"name": ACTION_TOOL, "description": description, "parameters": action});
-            tools.push(json!({"type": "function", "function": function}).to_string());
-            names.push(ACTION_TOOL.to_owned());
-        }
-        Self { tools, has_action: action.is_some(), names }
-    }
-
-    /// Returns the action of a call, or the reason why it is none.
-    fn action(&self, call: &ToolCall) -> Result<EpisodeAction, String> {
-        let ToolCall { name, arguments, .. } = call;
-        if !self.names.contains(name) {
-            return Err(format!("there is no tool '{name}'; there are: {}", self.names.join(", ")));
-        }
-        // Models write an empty text for a function without parameters.
-        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
-        let arguments =
-            rollout_wire::object(arguments).map_err(|wrong| format!("the arguments are {wrong}"))?;
-        let arguments = arguments.get().to_owned();
-        Ok(match self.has_action && name == ACTION_TOOL {
-            true => EpisodeAction::Value(arguments),
-            false => EpisodeAction::Call { name: name.clone(), arguments },
-        })
-    }
-}
-
 /// Result of an episode.
 struct Played {
     /// Sum of the rewards, if there was any.
@@ -186,11 +156,27 @@ struct Played {
     tool_time: Duration,
     is_done: bool,
     finish_reason: &'static str,
+    /// The budget that was spent.
+    spent: Option<String>,
 }
 
 impl Default for Played {
     fn default() -> Self {
-        Self { reward: None, steps: 0, tool_time: Duration::ZERO, is_done: false, finish_reason: DONE }
+        Self {
+            reward: None,
+            steps: 0,
+            tool_time: Duration::ZERO,
+            is_done: false,
+            finish_reason: DONE,
+            spent: None,
+        }
+    }
+}
+
+impl Played {
+    /// Ends the episode because a budget is spent.
+    fn spend(&mut self, budget: String) {
+        (self.finish_reason, self.spent) = (BUDGET_SPENT, Some(budget));
     }
 }
 
@@ -199,6 +185,10 @@ struct Game {
     agent: NativeAgent,
     episode: Episode,
     moves: Moves,
+    /// OpenAI function tools.
+    tools: Vec<String>,
+    /// Maximum number of the policy's replies.
+    turns_max: Option<u32>,
     played: Played,
 }
 
@@ -209,11 +199,17 @@ impl Game {
         let first = self.take(checked(first, true).map_err(RunError::Invalid)?)?;
         new.push(json!({"role": "user", "content": first}).to_string());
         let mut idle = 0;
+        let mut turns = 0;
         while !self.played.is_done {
-            let calls = match self.agent.complete(std::mem::take(&mut new), &self.moves.tools).await? {
+            if self.turns_max.is_some_and(|max| turns >= max) {
+                self.played.finish_reason = MAX_TURNS;
+                break;
+            }
+            turns += 1;
+            let calls = match self.agent.complete(std::mem::take(&mut new), &self.tools).await? {
                 NativeCall::Replied(NativeReply { tool_calls }) => tool_calls,
-                NativeCall::BudgetSpent(_) => {
-                    self.played.finish_reason = "budget_spent";
+                NativeCall::BudgetSpent(budget) => {
+                    self.played.spend(budget);
                     break;
                 }
             };
@@ -232,8 +228,11 @@ impl Game {
                 new.push(json!({"role": "tool", "tool_call_id": call.id, "content": text}).to_string());
             }
         }
-        if !new.is_empty() {
-            self.agent.push(new)?;
+        if !new.is_empty()
+            && let Some(budget) = self.agent.push(new)?
+            && !self.played.is_done
+        {
+            self.played.spend(budget);
         }
         self.agent.set_metric("steps", f64::from(self.played.steps))?;
         Ok(self.played)
@@ -244,7 +243,7 @@ impl Game {
         if self.played.is_done {
             return Ok("error: the episode has ended".to_owned());
         }
-        let action = match self.moves.action(call) {
+        let action = match self.moves.action(&call.name, &call.arguments) {
             Ok(action) => action,
             Err(wrong) => return Ok(format!("error: {wrong}")),
         };

@@ -12,9 +12,12 @@ mod driver;
 mod ledger;
 pub mod nemo_gym;
 pub mod open_env;
+pub mod ors;
 pub mod osmosis;
 mod pull;
 mod row;
+mod sessions;
+mod tasks;
 
 use axum::Router;
 use axum::http::{HeaderMap, Method};

@@ -19,6 +19,7 @@ use crate::access::given_key;
 use crate::admin;
 use crate::admin::Admin;
 use crate::connection::{Below, Caller, Crowded, Owner};
+use crate::dialect::ors;
 use crate::dialect::osmosis::a;
 use crate::error::RequestRefused;
 use crate::{readiness, ui, worker};
@@ -89,6 +90,10 @@ impl<'a> Target<'a> {
     fn key<'h>(&self, headers: &'h HeaderMap) -> Option<Cow<'h, str>> {
         if a::has_path(self.path) {
             std::str::from_utf8(a::given_key(headers)).ok().map(Cow::Borrowed)
+        } else if ors::has_path(self.path)
+            && let Some(key) = ors::given_key(headers)
+        {
+            Some(Cow::Borrowed(key))
         } else {
             given_key(headers)
         }
@@ -96,7 +101,13 @@ impl<'a> Target<'a> {
 
     /// Returns the protocol's error text for a missing or wrong key.
     fn refusal(&self) -> &'static str {
-        if a::has_path(self.path) { a::KEY_REFUSAL } else { "unauthorized" }
+        if a::has_path(self.path) {
+            a::KEY_REFUSAL
+        } else if ors::has_path(self.path) {
+            ors::KEY_REFUSAL
+        } else {
+            "unauthorized"
+        }
     }
 
     /// Returns the right that the request needs. Polling for a result takes the lease, so it needs more than viewing.
@@ -123,7 +134,11 @@ impl Dispatcher {
         if inner.worker.is_some() && path == worker::STATUS_PATH {
             return Ok(Json(self.tenants.worker_status()).into_response());
         }
-        let target = Target::parse(&path);
+        let mut target = Target::parse(&path);
+        // The client of this protocol has no path before its own.
+        let is_ors = target.plugin.is_none() && ors::has_path(target.path);
+        let plugin = is_ors.then(|| ors::plugin_of(request.headers())).flatten();
+        target.plugin = target.plugin.or(plugin.as_deref());
         let is_short = SHORT.iter().any(|(method, path)| request.method() == method && target.path == *path);
         if request.extensions().get::<Crowded>().is_some() && !is_short {
             return Err(RequestRefused::Crowded);

@@ -9,10 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::frame::Refusal;
 use super::{OpenEnv, rpc};
+use crate::dialect::tasks::{TasksError, count_of, in_slice, task_of, tasks_of};
 use rollout_rollout::{DescribeError, EnvironmentFacts, SplitKind};
-
-/// Maximum number of tasks in one answer. Each is asked of the plugin, in an instance of its own.
-const TASKS_MAX: u64 = 1000;
 
 /// Error of a request.
 pub(super) enum HttpError {
@@ -165,11 +163,7 @@ pub(super) async fn state(State(server): State<OpenEnv>) -> Answer {
 pub(super) async fn mcp(State(server): State<OpenEnv>, body: Body) -> Answer {
     let bytes = bytes(&server, body).await?;
     let _charge = server.charge(bytes.len())?;
-    let answer = match serde_json::from_slice(&bytes) {
-        Ok(request) => rpc::answer(&server, request, None).await,
-        Err(error) => rpc::not_json(&error),
-    };
-    Ok(Json(answer))
+    Ok(Json(rpc::answer_text(&server, &bytes, None).await))
 }
 
 /// Answers `GET /list_environments`.
@@ -211,7 +205,7 @@ pub(super) async fn task(State(server): State<OpenEnv>, Path(name): Path<String>
     let index = u64::try_from(index).ok().filter(|index| *index < count);
     let index =
         index.ok_or_else(|| HttpError::Status(StatusCode::BAD_REQUEST, "Invalid task index".to_owned()))?;
-    Ok(Json(json!({"task": task_of(&server, &split, index).await?})))
+    Ok(Json(json!({"task": task_of(&server.sessions.serving().host(), &split, index).await?})))
 }
 
 /// Answers `POST /NAME/task_range`.
@@ -230,45 +224,29 @@ pub(super) async fn task_range(
             HttpError::from(Refusal::invalid("int_type", &["body", name], reason, value.clone()))
         }),
     };
-    Ok(Json(json!({"tasks": tasks_of(&server, &split, bound("start", 0)?, bound("stop", count)?).await?})))
-}
-
-/// Returns a bound of a slice by Python's rules: a negative one counts from the end.
-fn in_slice(bound: i64, count: u64) -> u64 {
-    let from_end = count.saturating_sub(bound.unsigned_abs());
-    if bound < 0 { from_end } else { bound.unsigned_abs().min(count) }
+    Ok(Json(json!({"tasks": listed(&server, &split, bound("start", 0)?, bound("stop", count)?).await?})))
 }
 
 /// Answers `POST /NAME/tasks`.
 pub(super) async fn tasks(State(server): State<OpenEnv>, Path(name): Path<String>, body: Body) -> Answer {
     let facts = with_tasks(&server, &name, "list_tasks").await?;
     let (split, count) = split_in(&facts, &object(&bytes(&server, body).await?)?)?;
-    Ok(Json(json!({"tasks": tasks_of(&server, &split, 0, count).await?, "env_name": facts.name})))
+    Ok(Json(json!({"tasks": listed(&server, &split, 0, count).await?, "env_name": facts.name})))
 }
 
-/// Returns the tasks with these indices.
-async fn tasks_of(server: &OpenEnv, split: &str, from: u64, to: u64) -> Result<Vec<Value>, HttpError> {
-    let count = to.saturating_sub(from);
-    if count > TASKS_MAX {
-        let detail = format!("{count} tasks are more than the {TASKS_MAX} of one answer; use task_range");
-        return Err(HttpError::Status(StatusCode::BAD_REQUEST, detail));
-    }
-    let mut tasks = Vec::new();
-    for index in from..to {
-        tasks.push(task_of(server, split, index).await?);
-    }
-    Ok(tasks)
+async fn listed(server: &OpenEnv, split: &str, from: u64, to: u64) -> Result<Vec<Value>, HttpError> {
+    Ok(tasks_of(&server.sessions.serving().host(), split, from, to).await?)
 }
 
-async fn task_of(server: &OpenEnv, split: &str, index: u64) -> Result<Value, HttpError> {
-    let task = server.0.serving.host().environment_task(split, index).await;
-    task.map(Value::Object).map_err(|error| {
-        let status = match error {
-            DescribeError::Closed => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
+impl From<TasksError> for HttpError {
+    fn from(error: TasksError) -> Self {
+        let status = match &error {
+            TasksError::NoSplit { .. } | TasksError::TooMany(_) => StatusCode::BAD_REQUEST,
+            TasksError::Describe(DescribeError::Closed) => StatusCode::SERVICE_UNAVAILABLE,
+            TasksError::Describe(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        HttpError::Status(status, error.to_string())
-    })
+        Self::Status(status, error.to_string())
+    }
 }
 
 /// Returns the description of an environment with this name and with tasks.
@@ -297,18 +275,12 @@ fn split_in(facts: &EnvironmentFacts, body: &Map<String, Value>) -> Result<(Stri
             Refusal::invalid("string_type", &["body", "split"], "Input should be a string", input).into()
         );
     };
-    let split = facts.splits.iter().find(|split| split.name == name);
-    let split = split.ok_or_else(|| {
-        let names: Vec<&str> = facts.splits.iter().map(|split| &*split.name).collect();
-        let detail = format!("unknown split '{name}'; there are: {}", names.join(", "));
-        HttpError::Status(StatusCode::BAD_REQUEST, detail)
-    })?;
-    Ok((name.to_owned(), split.tasks))
+    Ok((name.to_owned(), count_of(facts, name)?))
 }
 
 /// Reads a body within the limit.
 async fn bytes(server: &OpenEnv, body: Body) -> Result<Bytes, HttpError> {
-    let max = server.0.limits.message_bytes_max;
+    let max = server.sessions.limits().message_bytes_max;
     axum::body::to_bytes(body, max).await.map_err(|error| {
         let detail = format!("the body has more than {max} bytes or broke off: {error}");
         HttpError::Status(StatusCode::PAYLOAD_TOO_LARGE, detail)
@@ -323,19 +295,4 @@ fn object(bytes: &[u8]) -> Result<Map<String, Value>, HttpError> {
         Err(error) => format!("JSON decode error: {error}"),
     };
     Err(HttpError::Invalid(json!([{"type": "json_invalid", "loc": ["body"], "msg": reason, "input": {}}])))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_of_tasks_are_those_of_python() {
-        let check = |bound, expected| assert_eq!(in_slice(bound, 4), expected, "{bound}");
-        check(0, 0);
-        check(3, 3);
-        check(9, 4);
-        check(-1, 3);
-        check(-9, 0);
-    }
 }

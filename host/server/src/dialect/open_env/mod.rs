@@ -1,10 +1,10 @@
 //! OpenEnv: a trainer's model acts in the plugin's environment, over one WebSocket for each session.
 //!
 //! The routes are below `/openenv`, which the clients take as a base address, because both OpenEnv and this server have
-//! a `/health` of their own. A session is one socket, or is made by `POST /mcp` and named by later requests. A request
-//! without a session, such as `POST /reset`, has an environment of its own, as in the reference server.
+//! a `/health` of their own. A session is one socket, is made by `POST /mcp` and named by later requests, or has a name that
+//! its caller chose, in the path. Sessions with names are in the journal. A request without a session, such as `POST /reset`,
+//! has an environment of its own, as in the reference server.
 
-mod detached;
 mod frame;
 mod http;
 mod openapi;
@@ -18,82 +18,78 @@ use axum::Router;
 use axum::routing::{any, get, post};
 use futures_util::future::BoxFuture;
 use serde_json::Map;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use super::sessions::{OpenSession, Sessions, SessionsError, SharedSession};
 use super::{Health, KeyRule, Routes};
-use crate::random;
 use crate::serving::Serving;
-use detached::Detached;
 use frame::Refusal;
 use rollout_assembly::config::Config;
 use rollout_core::budget::{Charge, Use};
 use rollout_core::limits::SessionLimits;
-use rollout_rollout::{EnvironmentFacts, Host, Session, UnfinishedRollout};
-use rollout_wire::id::RolloutId;
+use rollout_rollout::{EnvironmentFacts, Host, UnfinishedRollout};
+
+/// Name of the dialect in the journal.
+const DRIVER: &str = "open-env";
 
 /// Memory of a parsed request, in multiples of its bytes: a value takes up to 32 bytes and has at least two of text.
 const PARSED_BYTES_PER_BYTE: usize = 16;
 
 /// The dialect's server side. Cheap to clone.
 #[derive(Clone)]
-pub struct OpenEnv(Arc<Inner>);
-
-struct Inner {
-    serving: Serving,
-    limits: SessionLimits,
-    /// One task for each socket, and one for each session without one.
-    tasks: TaskTracker,
-    closing: CancellationToken,
-    detached: Detached,
+pub struct OpenEnv {
+    sessions: Sessions,
+    /// Permits of refused sockets that stay open for their callers.
+    lingering: Arc<Semaphore>,
 }
-
-/// A session with the description of its environment.
-struct OpenSession {
-    session: Session,
-    facts: Arc<EnvironmentFacts>,
-}
-
-/// A session that several requests may use, one after the other.
-type SharedSession = Arc<tokio::sync::Mutex<OpenSession>>;
 
 impl OpenEnv {
     /// Creates the dialect of a host.
     pub fn new(serving: Serving, limits: SessionLimits) -> Self {
-        let (tasks, closing, detached) = (TaskTracker::new(), CancellationToken::new(), Detached::default());
-        Self(Arc::new(Inner { serving, limits, tasks, closing, detached }))
+        let lingering = Arc::new(Semaphore::new(socket::LINGERING_MAX));
+        Self { sessions: Sessions::new(serving, limits, DRIVER), lingering }
     }
 
-    /// Opens a session on the current host.
+    /// Opens a session on the current host that ends with its owner.
     async fn open(&self) -> Result<OpenSession, Refusal> {
-        if self.0.closing.is_cancelled() {
-            return Err(Refusal::session("the server is shutting down"));
-        }
-        let host = self.0.serving.host();
-        let id = RolloutId::parse(random::uuid4()).map_err(|error| Refusal::session(error.to_string()))?;
-        let session = host.open_session(id, self.0.limits).await?;
-        let facts = host.environment().await.map_err(|error| self.no_factory(error.to_string()))?;
-        Ok(OpenSession { session, facts })
+        self.sessions.open().await.map_err(|error| self.refusal(error))
     }
 
     /// Returns the description of the environment.
     async fn facts(&self) -> Result<Arc<EnvironmentFacts>, Refusal> {
-        let host = self.0.serving.host();
-        if !host.has_environment() {
-            return Err(rollout_rollout::OpenSessionError::NoEnvironment.into());
-        }
-        host.environment().await.map_err(|error| self.no_factory(error.to_string()))
+        self.sessions.facts().await.map_err(|error| self.refusal(error))
     }
 
-    /// Returns the refusal of an environment that cannot be made.
-    fn no_factory(&self, reason: String) -> Refusal {
-        Refusal::factory(reason, &self.0.serving.now().agent_name)
+    /// Converts the error of a session in the protocol's words.
+    fn refusal(&self, error: SessionsError) -> Refusal {
+        match error {
+            SessionsError::Open(error) => error.into(),
+            SessionsError::Describe(error) => {
+                Refusal::factory(error.to_string(), &self.sessions.serving().now().agent_name)
+            }
+            SessionsError::Unknown(name) => Refusal::session(format!("Unknown session_id: {name}")),
+            SessionsError::Attached(name) => {
+                Refusal::session(format!("session_id {name} has a WebSocket already"))
+            }
+            SessionsError::Closing => Refusal::session(error.to_string()),
+        }
+    }
+
+    /// Does the work of a request in a session with a name. The work is completed although the caller's connection breaks,
+    /// so that the session has no call without an answer.
+    async fn complete<T: Send + 'static, E: From<Refusal> + Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E> {
+        let done = self.sessions.tasks().spawn(work).await;
+        done.unwrap_or_else(|_| Err(Refusal::session("the server failed in this request").into()))
     }
 
     /// Charges the memory of a request of this size.
     fn charge(&self, bytes: usize) -> Result<Charge, Refusal> {
-        let charged = self.0.serving.host().budget().charge(Use::Request, bytes * PARSED_BYTES_PER_BYTE);
+        let charged =
+            self.sessions.serving().host().budget().charge(Use::Request, bytes * PARSED_BYTES_PER_BYTE);
         charged.map_err(|over| Refusal::execution(over.to_string()))
     }
 }
@@ -102,14 +98,18 @@ impl super::Dialect for OpenEnv {
     fn routes(&self) -> Vec<Routes> {
         let router = Router::new()
             .route("/openenv/ws", any(socket::connect))
+            .route("/openenv/sessions/{name}/ws", any(socket::connect_named))
             .route("/openenv/health", get(http::health))
             .route("/openenv/metadata", get(http::metadata))
             .route("/openenv/schema", get(http::schema))
+            .route("/openenv/sessions/{name}/health", get(http::health))
+            .route("/openenv/sessions/{name}/metadata", get(http::metadata))
+            .route("/openenv/sessions/{name}/schema", get(http::schema))
             .route("/openenv/openapi.json", get(openapi::document))
             .route("/openenv/reset", post(http::reset))
             .route("/openenv/step", post(http::step))
             .route("/openenv/state", get(http::state))
-            .route("/openenv/mcp", post(http::mcp))
+            .route("/openenv/mcp", post(http::mcp).get(socket::connect_mcp))
             .route("/openenv/list_environments", get(http::list_environments))
             .route("/openenv/{name}/splits", get(http::splits))
             .route("/openenv/{name}/tasks", post(http::tasks))
@@ -129,27 +129,25 @@ impl super::Dialect for OpenEnv {
         1
     }
 
-    /// Returns no: a session ends with its process.
-    fn drives(&self, _driver: &str) -> bool {
-        false
+    fn drives(&self, driver: &str) -> bool {
+        driver == DRIVER
     }
 
-    fn resume(&self, _host: &Host, _unfinished: UnfinishedRollout) -> Result<(), String> {
-        Err("a session of an environment is not resumed".to_owned())
+    fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
+        self.sessions.resume(host, unfinished)
     }
 
     fn is_idle(&self) -> bool {
-        self.0.tasks.is_empty()
+        self.sessions.tasks().is_empty()
     }
 
     /// Ends the sessions without an episode. Episodes may end before the rest is cancelled.
     fn close(&self) {
-        self.0.closing.cancel();
-        self.0.tasks.close();
+        self.sessions.close_all();
     }
 
     fn drain(&self, until: Instant) -> BoxFuture<'_, bool> {
-        Box::pin(async move { tokio::time::timeout_at(until, self.0.tasks.wait()).await.is_ok() })
+        Box::pin(async move { tokio::time::timeout_at(until, self.sessions.tasks().wait()).await.is_ok() })
     }
 
     fn cancels_rest(&self) {}

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::OpenSession;
 use super::frame::Refusal;
+use crate::dialect::sessions::OpenSession;
 use rollout_rollout::{EnvironmentFacts, EpisodeAction, Observed, Reset, SessionError};
 
 /// Maximum length of the caller's name of an episode.
@@ -115,7 +115,9 @@ impl OpenSession {
             Err(ToolError::NotFound(reason)) => failed("tool_not_found", reason),
             Err(ToolError::Session(SessionError::Invalid(reason))) => failed("invalid_args", reason),
             Err(ToolError::Session(SessionError::TimedOut(reason))) => failed("timeout", reason),
-            Err(ToolError::Session(SessionError::Failed(reason))) => failed("execution_error", reason),
+            Err(ToolError::Session(SessionError::Failed(reason) | SessionError::NoEpisode(reason))) => {
+                failed("execution_error", reason)
+            }
             Err(ToolError::Session(error)) => Err(error.into()),
         }
     }

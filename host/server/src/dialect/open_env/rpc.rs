@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::detached::Closed;
 use super::frame::Refusal;
 use super::play::{ToolError, result_of, tools};
 use super::{OpenEnv, SharedSession};
+use crate::dialect::sessions::{Closed, SessionsError};
+use rollout_rollout::SessionError;
 
 /// An error in JSON-RPC's form.
 struct RpcError {
@@ -22,6 +23,12 @@ impl RpcError {
     }
 }
 
+impl From<SessionError> for RpcError {
+    fn from(error: SessionError) -> Self {
+        Self::new(-32603, error.to_string())
+    }
+}
+
 impl From<Refusal> for RpcError {
     fn from(refusal: Refusal) -> Self {
         let code = match refusal.code {
@@ -33,9 +40,17 @@ impl From<Refusal> for RpcError {
     }
 }
 
-/// Returns the answer to a body that is not JSON.
-pub(super) fn not_json(error: &serde_json::Error) -> Value {
-    written(Value::Null, Err(RpcError::new(-32700, format!("Parse error: {error}"))))
+/// Returns the error of a request that was not read.
+pub(super) fn failed(refusal: Refusal) -> Value {
+    written(Value::Null, Err(refusal.into()))
+}
+
+/// Answers a request as text. On a socket, `own` is its session, with its id.
+pub(super) async fn answer_text(server: &OpenEnv, text: &[u8], own: Option<(&SharedSession, &str)>) -> Value {
+    match serde_json::from_slice(text) {
+        Ok(request) => answer(server, request, own).await,
+        Err(error) => written(Value::Null, Err(RpcError::new(-32700, format!("Parse error: {error}")))),
+    }
 }
 
 /// Answers a request. On a socket, `own` is its session, with its id.
@@ -98,22 +113,27 @@ async fn dispatch(
         "openenv/session/create" => {
             let id = match own {
                 Some((_, id)) => id.to_owned(),
-                None => server.open_detached().await?,
+                None => {
+                    let created = server.sessions.create().await;
+                    created.map_err(|error| server.refusal(error))?.0.to_string()
+                }
             };
             Ok(json!({"session_id": id}))
         }
         "openenv/session/close" => {
             let missing = || RpcError::new(-32602, "Invalid params - 'session_id' is required");
             let id = params.get("session_id").and_then(Value::as_str).ok_or_else(missing)?;
-            match server.0.detached.close(id) {
+            match server.sessions.close(id).await {
                 Closed::Now => Ok(json!({"session_id": id, "closed": true})),
-                Closed::WithItsSocket => Ok(json!({"session_id": id, "closed": false, "closing": true})),
+                Closed::Later => Ok(json!({"session_id": id, "closed": false, "closing": true})),
                 Closed::Unknown => Err(unknown(id)),
             }
         }
         "tools/list" => {
             if let Some(id) = params.get("session_id").and_then(Value::as_str) {
-                server.0.detached.find(id).ok_or_else(|| unknown(id))?;
+                if !server.sessions.touch(id) {
+                    return Err(unknown(id));
+                }
             }
             let facts = server.facts().await?;
             if facts.tools.is_empty() {
@@ -132,7 +152,13 @@ async fn dispatch(
             };
             let named = params.get("session_id").and_then(Value::as_str);
             let session = match (named, own) {
-                (Some(id), _) => server.0.detached.find(id).ok_or_else(|| unknown(id))?,
+                (Some(id), _) => {
+                    let session = server.sessions.find(id).await.map_err(|error| match error {
+                        SessionsError::Unknown(id) => unknown(&id),
+                        error => server.refusal(error).into(),
+                    })?;
+                    return server.complete(async move { call(&session, &name, arguments).await }).await;
+                }
                 (None, Some((own, _))) => own.clone(),
                 (None, None) => {
                     // The instance of this call alone, as in the reference server.
@@ -153,11 +179,15 @@ async fn call(session: &SharedSession, name: &str, arguments: Map<String, Value>
     if open.facts.tools.is_empty() {
         return Err(no_tools());
     }
+    if !open.session.has_begun().await? {
+        // A caller of this protocol cannot reset.
+        open.reset(Map::new()).await?;
+    }
     let observed = open.call_tool(name, arguments).await;
     drop(open);
     let observed = observed.map_err(|error| match error {
         ToolError::NotFound(reason) => RpcError::new(-32603, reason),
-        ToolError::Session(error) => RpcError::new(-32603, error.to_string()),
+        ToolError::Session(error) => error.into(),
     })?;
     let (result, observation) = result_of(observed);
     let text = match &result {

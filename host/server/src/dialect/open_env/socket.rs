@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Query, Request as HttpRequest, State};
+use axum::extract::{Path, Query, Request as HttpRequest, State};
 use axum::http::header::{
     CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE,
 };
@@ -20,6 +20,7 @@ use tokio_websockets::{CloseCode, Limits, Message, ServerBuilder, WebSocketStrea
 
 use super::frame::{Refusal, Request};
 use super::{OpenEnv, SharedSession, rpc};
+use crate::dialect::sessions::SessionsError;
 
 /// Interval of the server's pings. A caller that vanished without closing its connection is noticed by them.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -30,6 +31,16 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Time for which a socket stays open after an error without a request. A client may send its first request without
 /// having read, and would see a closed connection instead of the error.
 const UNASKED_ERROR_TIME: Duration = Duration::from_secs(5);
+
+/// Maximum number of refused sockets of a plugin that stay open for their callers at once. Each takes a connection, which
+/// other callers may need.
+pub(super) const LINGERING_MAX: usize = 32;
+
+/// Maximum length of a session's name that a caller chooses.
+const SESSION_NAME_CHARS_MAX: usize = 255;
+
+/// Maximum length of a request to end the session.
+const CLOSE_BYTES_MAX: usize = 64;
 
 /// Text that a key is hashed with, from RFC 6455.
 const KEY_SUFFIX: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
@@ -42,12 +53,54 @@ pub(super) struct Attached {
     session_id: Option<String>,
 }
 
+/// The session of a socket.
+enum Wanted {
+    /// One of its own, which ends with it.
+    Own,
+    /// One that exists.
+    Existing(String),
+    /// The one with a name that the caller chose. It is opened if it does not exist.
+    Named(String),
+}
+
+/// The messages on a socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Framing {
+    /// Frames of the protocol.
+    Frames,
+    /// JSON-RPC.
+    Rpc,
+}
+
 /// Answers `GET /ws`.
 pub(super) async fn connect(
     State(server): State<OpenEnv>,
     Query(Attached { session_id }): Query<Attached>,
-    mut request: HttpRequest,
+    request: HttpRequest,
 ) -> Response {
+    upgrade(server, request, session_id.map_or(Wanted::Own, Wanted::Existing), Framing::Frames)
+}
+
+/// Answers `GET /sessions/NAME/ws`.
+pub(super) async fn connect_named(
+    State(server): State<OpenEnv>,
+    Path(name): Path<String>,
+    request: HttpRequest,
+) -> Response {
+    if name.chars().count() > SESSION_NAME_CHARS_MAX {
+        let detail = format!("the name of a session has at most {SESSION_NAME_CHARS_MAX} characters");
+        return (StatusCode::BAD_REQUEST, axum::Json(json!({"detail": detail}))).into_response();
+    }
+    upgrade(server, request, Wanted::Named(name), Framing::Frames)
+}
+
+/// Answers `GET /mcp`, a socket that carries JSON-RPC.
+pub(super) async fn connect_mcp(State(server): State<OpenEnv>, request: HttpRequest) -> Response {
+    upgrade(server, request, Wanted::Own, Framing::Rpc)
+}
+
+/// Accepts a handshake, and serves the socket in a task of its own.
+fn upgrade(server: OpenEnv, mut request: HttpRequest, wanted: Wanted, framing: Framing) -> Response {
     let accept = match accept_key(request.headers()) {
         Ok(accept) => accept,
         Err(reason) => {
@@ -58,14 +111,15 @@ pub(super) async fn connect(
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
-    let tasks = server.0.tasks.clone();
+    let tasks = server.sessions.tasks().clone();
     tasks.spawn(async move {
         match upgrade.await {
             Ok(upgraded) => {
-                let limits = Limits::default().max_payload_len(Some(server.0.limits.message_bytes_max));
+                let max = server.sessions.limits().message_bytes_max;
+                let limits = Limits::default().max_payload_len(Some(max));
                 let socket = ServerBuilder::new().limits(limits).serve(TokioIo::new(upgraded));
                 // Boxed, because this task waits in it for as long as the session lives.
-                Box::pin(serve(server, socket, session_id)).await;
+                Box::pin(serve(server, socket, wanted, framing)).await;
             }
             Err(error) => tracing::debug!(%error, "a connection was not upgraded"),
         }
@@ -99,32 +153,80 @@ fn accept_key(headers: &HeaderMap) -> Result<HeaderValue, String> {
 }
 
 /// Opens a session, or finds the one that the caller names, and serves it until it ends.
-async fn serve(server: OpenEnv, mut socket: Socket, session_id: Option<String>) {
-    let opened = match &session_id {
-        Some(id) => server.0.detached.attach(id),
-        None => server.open().await.map(|session| std::sync::Arc::new(tokio::sync::Mutex::new(session))),
+async fn serve(server: OpenEnv, mut socket: Socket, wanted: Wanted, framing: Framing) {
+    let sessions = &server.sessions;
+    let is_own_name = matches!(wanted, Wanted::Named(_));
+    let (name, opened) = match wanted {
+        Wanted::Own => {
+            let open = sessions.open().await;
+            (None, open.map(|session| std::sync::Arc::new(tokio::sync::Mutex::new(session))))
+        }
+        Wanted::Existing(name) => {
+            let opened = sessions.attach(&name).await;
+            (Some(name), opened)
+        }
+        Wanted::Named(name) => {
+            let opened = attach_or_open(&server, &name).await;
+            (Some(name), opened)
+        }
     };
     match opened {
         Ok(session) => {
-            if let Some(refusal) = play(&server, &mut socket, &session).await {
-                say_last(&mut socket, &refusal, false).await;
+            let id = match &name {
+                Some(name) => name.clone(),
+                None => session.lock().await.session.id().as_str().to_owned(),
+            };
+            let is_named = name.is_some();
+            let played = Played { server: &server, session: &session, id, is_named, framing };
+            let ended = played.play(&mut socket).await;
+            if let Some(name) = &name {
+                if matches!(ended, Ended::Idle(_)) || is_own_name && matches!(ended, Ended::Closed) {
+                    sessions.close(name).await;
+                }
+                drop(session);
+                sessions.release(name).await;
             }
-            drop(session);
-            if let Some(id) = &session_id {
-                server.0.detached.release(id);
+            match ended {
+                Ended::Gone => {}
+                Ended::Closed => {
+                    let _ = socket.send(Message::close(Some(CloseCode::NORMAL_CLOSURE), "")).await;
+                }
+                Ended::Idle(refusal) | Ended::Refused(refusal) => {
+                    say_last(&server, &mut socket, &framing.error(&refusal), false).await;
+                }
             }
         }
-        Err(refusal) => say_last(&mut socket, &refusal, true).await,
+        Err(error) => {
+            let refusal = server.refusal(error);
+            say_last(&server, &mut socket, &framing.error(&refusal), true).await;
+        }
     }
-    // The caller may be gone.
-    let _ = timeout(UNASKED_ERROR_TIME, socket.close()).await;
+}
+
+/// Opens the session with this name unless it exists, and attaches the socket to it.
+async fn attach_or_open(server: &OpenEnv, name: &str) -> Result<SharedSession, SessionsError> {
+    if !server.sessions.has(name) {
+        server.sessions.find_or_open(name).await?;
+    }
+    server.sessions.attach(name).await
+}
+
+impl Framing {
+    /// Returns the message for an error.
+    fn error(self, refusal: &Refusal) -> String {
+        match self {
+            Self::Frames => refusal.frame(),
+            Self::Rpc => rpc::failed(refusal.clone()).to_string(),
+        }
+    }
 }
 
 /// Sends an error before the socket is closed.
-async fn say_last(socket: &mut Socket, refusal: &Refusal, is_unasked: bool) {
+async fn say_last(server: &OpenEnv, socket: &mut Socket, error: &str, is_unasked: bool) {
+    let lingering = server.lingering.try_acquire();
     let sending = async {
-        socket.send(Message::text(refusal.frame())).await?;
-        if is_unasked {
+        socket.send(Message::text(error.to_owned())).await?;
+        if is_unasked && lingering.is_ok() {
             // Until the first request, or for a moment.
             while let Some(message) = socket.next().await {
                 if !matches!(message?, message if message.is_ping() || message.is_pong()) {
@@ -132,64 +234,151 @@ async fn say_last(socket: &mut Socket, refusal: &Refusal, is_unasked: bool) {
                 }
             }
         }
-        socket.send(Message::close(Some(CloseCode::NORMAL_CLOSURE), "")).await
+        socket.send(Message::close(Some(CloseCode::NORMAL_CLOSURE), "")).await?;
+        if lingering.is_ok() { socket.close().await } else { Ok(()) }
     };
+    // The caller may be gone.
     let _ = timeout(UNASKED_ERROR_TIME, sending).await;
 }
 
 /// Result of waiting for a caller.
 enum Next {
     Message(Message),
-    Gone,
-    Ended(Refusal),
+    Ended(Ended),
 }
 
-/// Answers the requests of a socket until it ends. Returns the reason, unless the caller ended it.
-async fn play(server: &OpenEnv, socket: &mut Socket, session: &SharedSession) -> Option<Refusal> {
-    let (cancelled, id) = {
-        let open = session.lock().await;
-        (open.session.cancelled(), open.session.id().as_str().to_owned())
-    };
-    let mut pings = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
-    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut alive = Alive { at: Instant::now(), pings };
-    let mut waiting = None;
-    loop {
-        let message = match waiting.take() {
-            Some(message) => message,
-            None => match next(server, socket, session, &cancelled, &mut alive).await {
-                Next::Message(message) => message,
-                Next::Gone => return None,
-                Next::Ended(refusal) => return Some(refusal),
-            },
+/// The reason why a socket ended.
+enum Ended {
+    /// The caller left without a word.
+    Gone,
+    /// The caller ended the session.
+    Closed,
+    /// The session had no request for a while.
+    Idle(Refusal),
+    /// The session or a request failed.
+    Refused(Refusal),
+}
+
+/// A session that is played over a socket.
+struct Played<'a> {
+    server: &'a OpenEnv,
+    session: &'a SharedSession,
+    /// The id that the caller learns.
+    id: String,
+    /// Whether the session outlives the socket.
+    is_named: bool,
+    framing: Framing,
+}
+
+impl Played<'_> {
+    /// Answers the requests of a socket until it ends.
+    async fn play(&self, socket: &mut Socket) -> Ended {
+        let cancelled = self.session.lock().await.session.cancelled();
+        let mut pings = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut alive = Alive { at: Instant::now(), pings };
+        let mut waiting = None;
+        loop {
+            let message = match waiting.take() {
+                Some(message) => message,
+                None => match self.next(socket, &cancelled, &mut alive).await {
+                    Next::Message(message) => message,
+                    Next::Ended(ended) => return ended,
+                },
+            };
+            let Some(text) = message.as_text() else {
+                return Ended::Refused(Refusal::session("a frame must be text"));
+            };
+            let mut answering = std::pin::pin!(self.answer(text));
+            // Pings are answered while the environment computes. Another request waits.
+            let answer = loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut answering => break answer,
+                    message = socket.next(), if waiting.is_none() => match message {
+                        Some(Ok(message)) if message.is_ping() || message.is_pong() => {
+                            alive.at = Instant::now();
+                        }
+                        Some(Ok(message)) if !message.is_close() => waiting = Some(message),
+                        _ => return Ended::Gone,
+                    },
+                    _ = alive.pings.tick() => {
+                        if socket.send(Message::ping("")).await.is_err() {
+                            return Ended::Gone;
+                        }
+                    }
+                }
+            };
+            alive.at = Instant::now();
+            let text = match answer {
+                Ok(Some(text)) => text,
+                Ok(None) => return Ended::Closed,
+                Err(refusal) if refusal.is_fatal() => return Ended::Refused(refusal),
+                Err(refusal) => self.framing.error(&refusal),
+            };
+            if socket.send(Message::text(text)).await.is_err() {
+                return Ended::Gone;
+            }
+        }
+    }
+
+    /// Answers a request. Returns `None` for a request to end the session.
+    async fn answer(&self, text: &str) -> Result<Option<String>, Refusal> {
+        if !self.is_named {
+            let own = Own { session: self.session, id: &self.id };
+            return answer(self.server, own, text, self.framing).await;
+        }
+        // Here, because the caller leaves without waiting.
+        let may_be_close = self.framing == Framing::Frames && text.len() <= CLOSE_BYTES_MAX;
+        if may_be_close && matches!(Request::parse(text), Ok(Request::Close)) {
+            return Ok(None);
+        }
+        let (server, session) = (self.server.clone(), self.session.clone());
+        let (id, text, framing) = (self.id.clone(), text.to_owned(), self.framing);
+        let work = async move {
+            let own = Own { session: &session, id: &id };
+            answer(&server, own, &text, framing).await
         };
-        let Some(text) = message.as_text() else {
-            return Some(Refusal::session("a frame must be text"));
-        };
-        let answering = answer(server, session, text, &id);
-        let mut answering = std::pin::pin!(answering);
-        // Pings are answered while the environment computes. Another request waits.
-        let answer = loop {
+        self.server.complete(work).await
+    }
+
+    /// Waits for the next request.
+    async fn next(&self, socket: &mut Socket, cancelled: &CancellationToken, alive: &mut Alive) -> Next {
+        let idle_time_max = self.server.sessions.limits().idle_time_max;
+        let idle_at = Instant::now() + idle_time_max;
+        // A session in the middle of an episode may go on until the server cancels it.
+        let may_go_on = self.session.lock().await.session.is_in_episode();
+        let refused = |refusal| Next::Ended(Ended::Refused(refusal));
+        loop {
             tokio::select! {
                 biased;
-                answer = &mut answering => break answer,
-                message = socket.next(), if waiting.is_none() => match message {
+                () = cancelled.cancelled() => {
+                    return refused(Refusal::session(self.session.lock().await.session.end_reason()));
+                }
+                () = self.server.sessions.closing().cancelled(), if !may_go_on => {
+                    return refused(Refusal::session("the server is shutting down"));
+                }
+                message = socket.next() => match message {
                     Some(Ok(message)) if message.is_ping() || message.is_pong() => alive.at = Instant::now(),
-                    Some(Ok(message)) if !message.is_close() => waiting = Some(message),
-                    _ => return None,
+                    Some(Ok(message)) if message.is_close() => return Next::Ended(Ended::Gone),
+                    Some(Ok(message)) => return Next::Message(message),
+                    Some(Err(error)) => {
+                        tracing::debug!(%error, "the socket of a session failed");
+                        return Next::Ended(Ended::Gone);
+                    }
+                    None => return Next::Ended(Ended::Gone),
                 },
-                _ = alive.pings.tick() => socket.send(Message::ping("")).await.ok()?,
+                () = sleep_until(idle_at) => {
+                    let secs = idle_time_max.as_secs_f64();
+                    let reason = format!("the session had no request for idle-secs, {secs} s");
+                    return Next::Ended(Ended::Idle(Refusal::session(reason)));
+                }
+                _ = alive.pings.tick() => {
+                    if alive.at.elapsed() > SILENCE_MAX || socket.send(Message::ping("")).await.is_err() {
+                        return Next::Ended(Ended::Gone);
+                    }
+                }
             }
-        };
-        alive.at = Instant::now();
-        match answer {
-            Ok(Some(frame)) => socket.send(Message::text(frame)).await.ok()?,
-            Ok(None) => {
-                let _ = socket.send(Message::close(Some(CloseCode::NORMAL_CLOSURE), "")).await;
-                return None;
-            }
-            Err(refusal) if refusal.is_fatal() => return Some(refusal),
-            Err(refusal) => socket.send(Message::text(refusal.frame())).await.ok()?,
         }
     }
 }
@@ -200,61 +389,25 @@ struct Alive {
     pings: tokio::time::Interval,
 }
 
-/// Waits for the next request.
-async fn next(
-    server: &OpenEnv,
-    socket: &mut Socket,
-    session: &SharedSession,
-    cancelled: &CancellationToken,
-    alive: &mut Alive,
-) -> Next {
-    let idle_time_max = server.0.limits.idle_time_max;
-    let idle_at = Instant::now() + idle_time_max;
-    // A session in the middle of an episode may go on until the server cancels it.
-    let may_go_on = session.lock().await.session.is_in_episode();
-    loop {
-        tokio::select! {
-            biased;
-            () = cancelled.cancelled() => {
-                return Next::Ended(Refusal::session(session.lock().await.session.end_reason()));
-            }
-            () = server.0.closing.cancelled(), if !may_go_on => {
-                return Next::Ended(Refusal::session("the server is shutting down"));
-            }
-            message = socket.next() => match message {
-                Some(Ok(message)) if message.is_ping() || message.is_pong() => alive.at = Instant::now(),
-                Some(Ok(message)) if message.is_close() => return Next::Gone,
-                Some(Ok(message)) => return Next::Message(message),
-                Some(Err(error)) => {
-                    tracing::debug!(%error, "the socket of a session failed");
-                    return Next::Gone;
-                }
-                None => return Next::Gone,
-            },
-            () = sleep_until(idle_at) => {
-                let secs = idle_time_max.as_secs_f64();
-                let reason = format!("the session had no request for idle-secs, {secs} s");
-                return Next::Ended(Refusal::session(reason));
-            }
-            _ = alive.pings.tick() => {
-                if alive.at.elapsed() > SILENCE_MAX || socket.send(Message::ping("")).await.is_err() {
-                    return Next::Gone;
-                }
-            }
-        }
-    }
+/// The session of a socket, with the id that the caller learns.
+#[derive(Clone, Copy)]
+struct Own<'a> {
+    session: &'a SharedSession,
+    id: &'a str,
 }
 
 /// Answers a request. Returns `None` for a request to end the session.
 async fn answer(
     server: &OpenEnv,
-    session: &SharedSession,
+    Own { session, id }: Own<'_>,
     text: &str,
-    id: &str,
+    framing: Framing,
 ) -> Result<Option<String>, Refusal> {
     let _charge = server.charge(text.len())?;
-    let request = Request::parse(text)?;
-    let frame = match request {
+    if framing == Framing::Rpc {
+        return Ok(Some(rpc::answer_text(server, text.as_bytes(), Some((session, id))).await.to_string()));
+    }
+    let frame = match Request::parse(text)? {
         Request::Reset(data) => session.lock().await.reset(data).await?.frame(),
         Request::Step(action) => session.lock().await.step(action).await?.frame(),
         Request::State => {

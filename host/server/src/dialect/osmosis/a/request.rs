@@ -132,6 +132,7 @@ fn fields_of(
             metadata: metadata.or_else(|| to_raw_value(&json!({})).ok().map(RowMetadata::from)),
             loop_options: LoopOptions {
                 max_turns: max_turns.map_or(defaults.max_turns, clamped),
+                turns_max: max_turns.map(clamped),
                 max_tokens_total: max_tokens_total.map_or(defaults.max_tokens_total, clamped),
                 completion_params: Some(completion_params),
             },

@@ -1,0 +1,414 @@
+//! Sessions of an environment, which protocols open for their callers.
+//!
+//! A session with a name outlives the connection of its caller: it ends when it is closed, has no request for a while, or its
+//! host ends it. With a journal it outlives the process, too. A later process finds it there and opens it again when its name
+//! is next used; until then it holds no slot.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::to_raw_value;
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use crate::random;
+use crate::serving::Serving;
+use rollout_core::limits::SessionLimits;
+use rollout_rollout::{
+    Continuation, DescribeError, EnvironmentFacts, Host, OpenSessionError, Session, StoredSession,
+    UnfinishedRollout,
+};
+use rollout_wire::id::RolloutId;
+
+/// The sessions of a protocol. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Sessions(Arc<Inner>);
+
+struct Inner {
+    serving: Serving,
+    limits: SessionLimits,
+    /// The protocol's name in the journal.
+    driver: &'static str,
+    /// The protocol's tasks, among them one for each session with a name.
+    tasks: TaskTracker,
+    closing: CancellationToken,
+    named: Mutex<HashMap<Arc<str>, Named>>,
+}
+
+/// A session with the description of its environment.
+pub(super) struct OpenSession {
+    pub session: Session,
+    pub facts: Arc<EnvironmentFacts>,
+}
+
+/// A session that several requests may use, one after the other.
+pub(super) type SharedSession = Arc<tokio::sync::Mutex<OpenSession>>;
+
+/// Error of a session that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionsError {
+    /// The server stops.
+    #[error("the server is shutting down")]
+    Closing,
+    /// The host does not open it.
+    #[error(transparent)]
+    Open(#[from] OpenSessionError),
+    /// The environment cannot be described.
+    #[error(transparent)]
+    Describe(#[from] DescribeError),
+    /// There is no such session.
+    #[error("there is no session {0}; it was closed, had no request for a while, or never existed")]
+    Unknown(String),
+    /// The session has a connection.
+    #[error("session {0} has a connection already")]
+    Attached(String),
+}
+
+/// Result of closing a session.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Closed {
+    Now,
+    /// When its connection ends.
+    Later,
+    Unknown,
+}
+
+/// A session with a name.
+struct Named {
+    opening: Arc<Opening>,
+    used_at: Instant,
+    is_attached: bool,
+    /// Whether it was closed while a connection was attached.
+    is_closing: bool,
+    /// Wakes the task that watches the session.
+    _gone: DropGuard,
+}
+
+/// A session that is open, or is opened by its next request.
+struct Opening {
+    open: OnceCell<SharedSession>,
+    /// The session of an earlier process.
+    stored: Option<(Host, StoredSession)>,
+    /// The token of an open session that is cancelled when the host ends it.
+    cancelled: OnceLock<CancellationToken>,
+    /// Cancelled when the session is open.
+    is_open: CancellationToken,
+}
+
+/// The facts of a session in the journal.
+#[derive(Serialize, Deserialize)]
+struct SessionFacts {
+    name: Arc<str>,
+}
+
+impl Opening {
+    fn new(stored: Option<(Host, StoredSession)>) -> Arc<Self> {
+        let (open, cancelled) = (OnceCell::new(), OnceLock::new());
+        Arc::new(Self { open, stored, cancelled, is_open: CancellationToken::new() })
+    }
+
+    /// Waits until the host ends the session.
+    async fn cancelled(&self) {
+        self.is_open.cancelled().await;
+        match self.cancelled.get() {
+            Some(cancelled) => cancelled.cancelled().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.get().is_some_and(CancellationToken::is_cancelled)
+    }
+
+    /// Ends the session in the journal, after the call that it makes.
+    async fn end(&self) {
+        match (self.open.get(), &self.stored) {
+            (Some(open), _) => open.lock().await.session.end().await,
+            (None, Some((_, stored))) => stored.end().await,
+            (None, None) => {}
+        }
+    }
+}
+
+impl Sessions {
+    pub(super) fn new(serving: Serving, limits: SessionLimits, driver: &'static str) -> Self {
+        let (tasks, closing, named) = (TaskTracker::new(), CancellationToken::new(), Mutex::default());
+        Self(Arc::new(Inner { serving, limits, driver, tasks, closing, named }))
+    }
+
+    pub(super) fn serving(&self) -> &Serving {
+        &self.0.serving
+    }
+
+    pub(super) fn limits(&self) -> &SessionLimits {
+        &self.0.limits
+    }
+
+    /// Returns the tasks of the protocol, which it waits for when it stops.
+    pub(super) fn tasks(&self) -> &TaskTracker {
+        &self.0.tasks
+    }
+
+    /// Returns the token that is cancelled when the protocol is closed.
+    pub(super) fn closing(&self) -> &CancellationToken {
+        &self.0.closing
+    }
+
+    /// Closes the protocol. Sessions without a connection end, or are continued by the next process.
+    pub(super) fn close_all(&self) {
+        self.0.closing.cancel();
+        self.0.tasks.close();
+    }
+
+    fn named(&self) -> MutexGuard<'_, HashMap<Arc<str>, Named>> {
+        self.0.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the description of the environment.
+    pub(super) async fn facts(&self) -> Result<Arc<EnvironmentFacts>, SessionsError> {
+        let host = self.0.serving.host();
+        if !host.has_environment() {
+            return Err(OpenSessionError::NoEnvironment.into());
+        }
+        Ok(host.environment().await?)
+    }
+
+    /// Opens a session on the current host that ends with its owner.
+    pub(super) async fn open(&self) -> Result<OpenSession, SessionsError> {
+        self.check_open()?;
+        let host = self.0.serving.host();
+        let session = host.open_session(new_id()?, self.0.limits).await?;
+        let facts = host.environment().await?;
+        Ok(OpenSession { session, facts })
+    }
+
+    fn check_open(&self) -> Result<(), SessionsError> {
+        if self.0.closing.is_cancelled() { Err(SessionsError::Closing) } else { Ok(()) }
+    }
+
+    /// Opens a session with a new name.
+    pub(super) async fn create(&self) -> Result<(Arc<str>, SharedSession), SessionsError> {
+        let name: Arc<str> = random::uuid4().into();
+        let session = self.find_or_open(&name).await?;
+        Ok((name, session))
+    }
+
+    /// Returns the session with this name, and opens it if there is none.
+    pub(super) async fn find_or_open(&self, name: &str) -> Result<SharedSession, SessionsError> {
+        self.check_open()?;
+        let (name, opening) = {
+            let mut all = self.named();
+            match all.get_mut(name) {
+                Some(named) => {
+                    named.used_at = Instant::now();
+                    (name.into(), named.opening.clone())
+                }
+                None => {
+                    let name: Arc<str> = name.into();
+                    (name.clone(), self.add(&mut all, name, None))
+                }
+            }
+        };
+        let opened = self.opened(&name, &opening).await;
+        if opened.is_err() && opening.stored.is_none() {
+            // Dropped after the lock is released.
+            let _gone = {
+                let mut all = self.named();
+                let is_it = all.get(&name).is_some_and(|named| Arc::ptr_eq(&named.opening, &opening));
+                is_it.then(|| all.remove(&name))
+            };
+        }
+        opened
+    }
+
+    /// Returns whether there is a session with this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.named().contains_key(name)
+    }
+
+    /// Returns a session for one request.
+    pub(super) async fn find(&self, name: &str) -> Result<SharedSession, SessionsError> {
+        let opening = {
+            let mut all = self.named();
+            let named = all.get_mut(name).ok_or_else(|| SessionsError::Unknown(name.to_owned()))?;
+            named.used_at = Instant::now();
+            named.opening.clone()
+        };
+        self.opened(&name.into(), &opening).await
+    }
+
+    /// Records that a session is used. Returns whether there is one.
+    pub(super) fn touch(&self, name: &str) -> bool {
+        self.named().get_mut(name).map(|named| named.used_at = Instant::now()).is_some()
+    }
+
+    /// Returns a session for a connection, which must [release](Self::release) it.
+    pub(super) async fn attach(&self, name: &str) -> Result<SharedSession, SessionsError> {
+        let opening = {
+            let mut all = self.named();
+            let named = all.get_mut(name).filter(|named| !named.is_closing);
+            let named = named.ok_or_else(|| SessionsError::Unknown(name.to_owned()))?;
+            if named.is_attached {
+                return Err(SessionsError::Attached(name.to_owned()));
+            }
+            named.is_attached = true;
+            named.opening.clone()
+        };
+        let opened = self.opened(&name.into(), &opening).await;
+        if opened.is_err() {
+            self.release(name).await;
+        }
+        opened
+    }
+
+    /// Records that the connection of a session is gone.
+    pub(super) async fn release(&self, name: &str) {
+        let is_over = {
+            let mut all = self.named();
+            let Some(named) = all.get_mut(name) else { return };
+            named.is_attached = false;
+            named.used_at = Instant::now();
+            named.is_closing || self.0.closing.is_cancelled()
+        };
+        if is_over {
+            self.remove(name).await;
+        }
+    }
+
+    /// Closes a session.
+    pub(super) async fn close(&self, name: &str) -> Closed {
+        {
+            let mut all = self.named();
+            match all.get_mut(name) {
+                Some(named) if named.is_attached && !named.is_closing => {
+                    named.is_closing = true;
+                    return Closed::Later;
+                }
+                Some(named) if !named.is_attached => {}
+                _ => return Closed::Unknown,
+            }
+        }
+        self.remove(name).await;
+        Closed::Now
+    }
+
+    /// Removes a session. It ends unless the server stops and another process continues it.
+    async fn remove(&self, name: &str) {
+        let gone = self.named().remove(name);
+        if let Some(Named { opening, .. }) = gone
+            && !self.0.closing.is_cancelled()
+        {
+            opening.end().await;
+        }
+    }
+
+    /// Adds a session of an earlier process.
+    pub(super) fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
+        let stored = StoredSession::new(host, unfinished);
+        let SessionFacts { name } =
+            serde_json::from_str(stored.facts().get()).map_err(|error| format!("its facts are {error}"))?;
+        let mut all = self.named();
+        if let Some(other) = all.get(&name).and_then(|named| named.opening.stored.as_ref()) {
+            // The process was stopped in a reset.
+            if !stored.is_later_than(&other.1) {
+                stored.discard();
+                return Ok(());
+            }
+            other.1.discard();
+            let gone = all.remove(&name);
+            drop(gone);
+        }
+        self.add(&mut all, name, Some((host.clone(), stored)));
+        Ok(())
+    }
+
+    /// Adds a session to the table, and watches it.
+    fn add(
+        &self,
+        all: &mut HashMap<Arc<str>, Named>,
+        name: Arc<str>,
+        stored: Option<(Host, StoredSession)>,
+    ) -> Arc<Opening> {
+        let opening = Opening::new(stored);
+        let gone = CancellationToken::new();
+        let named = Named {
+            _gone: gone.clone().drop_guard(),
+            opening: opening.clone(),
+            used_at: Instant::now(),
+            is_attached: false,
+            is_closing: false,
+        };
+        all.insert(name.clone(), named);
+        let (sessions, watched) = (self.clone(), opening.clone());
+        self.0.tasks.spawn(async move { sessions.watch(&name, &watched, gone).await });
+        opening
+    }
+
+    /// Ends a session that has no request for a while, that the host ended, or when the server stops. The connection of an
+    /// attached session notices the last two itself.
+    async fn watch(&self, name: &str, opening: &Arc<Opening>, gone: CancellationToken) {
+        let inner = &self.0;
+        loop {
+            let used_at = {
+                let all = self.named();
+                let own = all.get(name).filter(|named| Arc::ptr_eq(&named.opening, opening));
+                let Some(named) = own else { return };
+                if named.is_attached { Instant::now() } else { named.used_at }
+            };
+            let ends_at = used_at + inner.limits.idle_time_max;
+            let is_stopped = opening.is_cancelled() || inner.closing.is_cancelled();
+            if is_stopped || Instant::now() >= ends_at {
+                self.close(name).await;
+                return;
+            }
+            tokio::select! {
+                () = sleep_until(ends_at) => {}
+                () = gone.cancelled() => {}
+                () = opening.cancelled() => {}
+                () = inner.closing.cancelled() => {}
+            }
+        }
+    }
+
+    /// Returns the open session. Opens it if no request has done so.
+    async fn opened(&self, name: &Arc<str>, opening: &Opening) -> Result<SharedSession, SessionsError> {
+        let open = opening.open.get_or_try_init(async || {
+            self.check_open()?;
+            let limits = self.0.limits;
+            let (host, mut session) = match &opening.stored {
+                Some((host, stored)) => (host.clone(), host.open_stored_session(stored, limits).await?),
+                None => {
+                    let host = self.0.serving.host();
+                    // A name is text, which always serializes.
+                    let facts = to_raw_value(&SessionFacts { name: name.clone() }).unwrap_or_default();
+                    let driver = self.0.driver.into();
+                    let continuation = Continuation { driver, facts, secret: None };
+                    let session = host.open_kept_session(new_id()?, limits, continuation).await?;
+                    (host, session)
+                }
+            };
+            let _ = opening.cancelled.set(session.cancelled());
+            opening.is_open.cancel();
+            let facts = match host.environment().await {
+                Ok(facts) => facts,
+                Err(error) => {
+                    if opening.stored.is_none() {
+                        session.end().await;
+                    }
+                    return Err(error.into());
+                }
+            };
+            Ok::<_, SessionsError>(Arc::new(tokio::sync::Mutex::new(OpenSession { session, facts })))
+        });
+        open.await.cloned()
+    }
+}
+
+/// Returns a random id.
+fn new_id() -> Result<RolloutId, SessionsError> {
+    // A UUID is a valid id.
+    RolloutId::parse(random::uuid4()).map_err(|_| SessionsError::Closing)
+}
