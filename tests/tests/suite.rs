@@ -93,6 +93,8 @@ mod network;
 mod new;
 #[path = "open_env.rs"]
 mod open_env;
+#[path = "ors.rs"]
+mod ors;
 #[path = "outbound.rs"]
 mod outbound;
 #[path = "pages.rs"]
@@ -125,6 +127,8 @@ mod serve_c;
 mod serve_d;
 #[path = "serve_tls.rs"]
 mod serve_tls;
+#[path = "sessions.rs"]
+mod sessions;
 #[path = "shared_catalog.rs"]
 mod shared_catalog;
 #[path = "shares.rs"]
