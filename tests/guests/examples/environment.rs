@@ -40,8 +40,9 @@ impl Acts {
     fn draw(&mut self) -> Turn<Given> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let call = ToolCall { id: "ask-1".to_owned(), name: "ask".to_owned(), arguments: "{}".to_owned() };
-        let said = host_tools::execute(&[call]).into_iter().map(|result| result.content).collect::<String>();
-        self.drawn.push(format!("{} {now} {said}", random_number()));
+        let answer =
+            host_tools::execute(&[call]).into_iter().map(|result| result.content).collect::<String>();
+        self.drawn.push(format!("{} {now} {answer}", random_number()));
         Self::says(self.drawn.join(", "))
     }
 }
