@@ -18,11 +18,11 @@ impl TestTerminal {
     /// Starts a shell that runs this command line in an empty folder. The terminal stays after it.
     pub async fn start(command_line: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary directory can be created");
-        // Without -D, the server would outlive a test that is killed.
+        // Without -D, the server would outlive a test that is killed. With -N, the session starts no server of its own.
         let process = tmux(folder.path(), &["-D", "-f", "/dev/null"]).start();
         let terminal = Self { process, folder };
         let shell = format!("{command_line}; exec cat");
-        let start = ["new-session", "-d", "-x", "80", "-y", "24", "--", "sh", "-c", &shell];
+        let start = ["-N", "new-session", "-d", "-x", "80", "-y", "24", "--", "sh", "-c", &shell];
         until("tmux", async || {
             let started = tmux(terminal.folder.path(), &start).start().ended().await;
             (started.code == Some(0)).then_some(())
