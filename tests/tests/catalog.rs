@@ -349,9 +349,8 @@ async fn running_rollouts_that_write_past_the_quota_of_stored_bytes_are_ended_wi
     let greedy = catalog.tenant("greedy", json!({"stored-bytes": QUOTA_BYTES})).await;
     let neighbour = catalog.tenant("neighbour", json!({"stored-bytes": QUOTA_BYTES})).await;
     catalog.serve(&greedy, "asks", "ask_again", "").await;
-    catalog.serve(&greedy, "keeps", "keep_too_much", "").await;
     catalog.serve(&neighbour, "p", "conform", "").await;
-    let [asks, keeps] = ["asks", "keeps"].map(|name| catalog.plugin(&greedy, name));
+    let asks = catalog.plugin(&greedy, "asks");
     let other = catalog.plugin(&neighbour, "p");
     let files = catalog.folder().join("tenants");
     // The largest of the tenants' folders.
@@ -366,15 +365,15 @@ async fn running_rollouts_that_write_past_the_quota_of_stored_bytes_are_ended_wi
         admitted.push(asks.admit(&large.rollout(&TURNS.to_string()).label("5")).await);
     }
     large.release();
+    // This result is read after a restart.
+    let unread = admitted.pop().expect("there are several");
     let all = futures_util::future::join_all(admitted.iter().map(|one| asks.result(one)));
     let over = std::sync::atomic::AtomicBool::new(false);
     let ended = async {
         let results = all.await;
-        // Data that is only written at the end is charged before, too. The result is unread until the next start.
-        let unread = keeps.admit(&controller.rollout("2 + 3").label("5")).await;
-        keeps.idle().await;
+        asks.idle().await;
         over.store(true, std::sync::atomic::Ordering::Relaxed);
-        (results, unread)
+        results
     };
     let watched = async {
         let mut most = 0;
@@ -385,11 +384,11 @@ async fn running_rollouts_that_write_past_the_quota_of_stored_bytes_are_ended_wi
         }
         most
     };
-    let ((mut results, unread), most) = tokio::join!(ended, watched);
+    let (mut results, most) = tokio::join!(ended, watched);
 
     let catalog = catalog.killed().await;
-    let [asks, keeps] = ["asks", "keeps"].map(|name| catalog.plugin(&greedy, name));
-    results.push(keeps.result(&unread).await);
+    let asks = catalog.plugin(&greedy, "asks");
+    results.push(asks.result(&unread).await);
     for result in &results {
         let reason = result["err_message"].as_str().unwrap_or_default();
         assert!(reason.contains("the quota stored-bytes of this tenant is used up"), "{result:#}");

@@ -140,7 +140,8 @@ impl Entry {
     /// Returns the first segment with a record of this rollout, while it is unfinished.
     pub fn first_segment(&self) -> Option<u64> {
         let tables = self.journal.0.shared.tables();
-        tables.index.live.get(&self.number)?.places.first().map(|place| place.segment())
+        // A copied record may be in a later segment than those after it.
+        tables.index.live.get(&self.number)?.places.iter().map(|place| place.segment()).min()
     }
 
     /// Returns the size of the events of the wanted kinds, while the rollout is unfinished. Reads files.
