@@ -527,7 +527,11 @@ impl Session {
         let outside = Live { tools: deployment.tools.clone(), ..Live::until(None) };
         let imports =
             Imports::new(Role::Environment, run, deployment.limits.clone(), outside, record.clone());
-        let log = self.kept.as_ref().map(|kept| kept.log().run_log(Role::Environment));
+        let log = self.kept.as_ref().map(|kept| {
+            let quota = self.host.0.runtime.storage();
+            let storage = quota.map(|quota| quota.account(self.handle.cancel.clone()));
+            kept.log().run_log(Role::Environment, storage)
+        });
         let imports = imports.across(Arc::new(Boundary::new(Run::Workflow, log, past)));
         let linked = deployment.workflow.linked();
         let call_time_max = self.limits.call_time_max;

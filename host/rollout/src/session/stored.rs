@@ -186,6 +186,7 @@ fn admit(
         trajectory_extra: None,
         fork: None,
         conversation: None,
+        group: None,
     };
     let deployment = host.0.deployment.id().clone();
     journal.admit(&request, deployment, &JournaledSecrets::default(), continuation.clone())

@@ -275,7 +275,7 @@ pub(super) async fn tool(
             observed.text().into_response()
         }
         Err(error) => {
-            if let SessionError::EpisodeOver(_) | SessionError::SessionOver(_) = error {
+            if let SessionError::EpisodeOver { .. } | SessionError::SessionOver(_) = error {
                 episode.failure = Some(error.to_string());
             }
             format!("error: {error}").into_response()
