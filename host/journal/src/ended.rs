@@ -5,6 +5,7 @@ use std::io;
 use std::ops::RangeInclusive;
 
 use crate::index::{self, Index, Records};
+use crate::jobs::{Errand, Job, Level, Waiting};
 use crate::record::Kind;
 use crate::recover::{self, Located, Reader};
 use crate::{Entry, Event, Found, JournalStore, Location, found};
@@ -21,7 +22,7 @@ pub struct EndedRollout {
     pub name: u64,
     /// Kind of the rollout's first event, if it has one.
     pub first_event: Option<u8>,
-    /// Segment in which it started.
+    /// First segment with one of its records.
     pub first_segment: u64,
     /// Segment in which it ended.
     pub last_segment: u64,
@@ -29,7 +30,9 @@ pub struct EndedRollout {
 
 impl EndedRollout {
     fn of(records: &Records) -> Option<Self> {
-        let (first, last) = (records.places.first()?, records.places.last()?);
+        // A copied record may be in a later segment than those after it.
+        let first_segment = records.places.iter().map(|place| place.segment()).min()?;
+        let last = records.places.last()?;
         let event = |place: &Location| match place.kind() {
             Kind::Event(kind) => Some(kind),
             Kind::Begin | Kind::End => None,
@@ -37,7 +40,7 @@ impl EndedRollout {
         Some(Self {
             name: records.name,
             first_event: records.places.iter().find_map(event),
-            first_segment: first.segment(),
+            first_segment,
             last_segment: last.segment(),
         })
     }
@@ -56,7 +59,17 @@ impl JournalStore {
 
     /// Retains this segment and later ones regardless of the limits.
     pub fn hold_from(&self, segment: u64) {
-        self.0.shared.pins().hold_from(segment);
+        let shared = &self.0.shared;
+        let was_held = {
+            let mut pins = shared.pins();
+            let was_held = pins.first() == 0;
+            pins.hold_from(segment);
+            was_held
+        };
+        // The owner knows for the first time which segments it needs.
+        if was_held {
+            shared.add([Job::Tell(Level::Written, Waiting::Errand(Errand::Retain))]);
+        }
     }
 
     /// Calls a function with each rollout that ended in this segment or a later one and whose first event has

@@ -116,6 +116,9 @@ pub struct JournalSettings {
     /// Number of segments that are allocated in advance, at least 1. New rollouts are refused when another
     /// one cannot be allocated; running rollouts use the remaining ones.
     pub segments_ahead: u64,
+    /// Whether all segments are retained until [`hold_from`](JournalStore::hold_from) is called, for an owner that first
+    /// has to find out which ones it needs.
+    pub is_held: bool,
     /// Log on other machines that stores every record, too.
     pub replica: Option<ReplicaSettings>,
     /// Injected failures, for tests.
@@ -131,6 +134,7 @@ impl JournalSettings {
             retention: Retention::default(),
             segment_bytes: SEGMENT_BYTES,
             segments_ahead: SEGMENTS_AHEAD,
+            is_held: false,
             replica: None,
             faults: None,
         }
@@ -419,8 +423,16 @@ impl JournalStore {
     /// Opens a journal and returns its unfinished rollouts, the oldest first. Their events can be
     /// [read](Entry::read). Truncates a torn tail.
     pub fn open(settings: JournalSettings) -> Result<(Self, Vec<Entry>), OpenError> {
-        let JournalSettings { path, sync, retention, segment_bytes, segments_ahead, replica, faults } =
-            settings;
+        let JournalSettings {
+            path,
+            sync,
+            retention,
+            segment_bytes,
+            segments_ahead,
+            is_held,
+            replica,
+            faults,
+        } = settings;
         let mut folder = Folder { path, segment_bytes, faults, salt: 0, boot: segment::boot() };
         let mut opened = recover::open(&mut folder)?;
         opened.tables.flushed = (opened.current.number, opened.current.end);
@@ -429,7 +441,10 @@ impl JournalStore {
         live.sort_unstable();
         let segments_ahead = segments_ahead.max(1);
         let pins = retain::sealed_sizes(&folder, opened.current.number).map(Pins::new);
-        let pins = pins.map_err(|error| OpenError::Io(folder.path.clone(), error))?;
+        let mut pins = pins.map_err(|error| OpenError::Io(folder.path.clone(), error))?;
+        if is_held {
+            pins.hold_from(0);
+        }
         let live_bytes: HashMap<u64, u64> = {
             let mut reader = recover::Reader::new(&folder);
             // A record that cannot be read fails when its rollout is read.

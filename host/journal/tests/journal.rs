@@ -703,6 +703,37 @@ async fn an_idle_rollout_does_not_retain_the_records_of_others() {
 }
 
 #[tokio::test]
+async fn a_held_journal_deletes_no_segment_before_its_owner_names_those_that_it_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let segments = || {
+        let files = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+        let segments = files.filter(|path| path.extension().is_some_and(|it| it == "seg"));
+        segments.map(|path| path.file_stem().unwrap().to_str().unwrap().parse::<u64>().unwrap()).min()
+    };
+    let (journal, _) = JournalStore::open(small(dir.path())).unwrap();
+    for n in 0..100 {
+        let entry = journal.begin(&format!("r{n}")).unwrap();
+        entry.append(1, vec![Bytes::from(vec![b'x'; 1500])]).unwrap();
+        entry.end();
+        entry.admitted().await.unwrap();
+    }
+    drop(journal);
+    assert_eq!(segments(), Some(1));
+    let retention = Retention { bytes_max: 1, age_max: Duration::MAX };
+    let held = || JournalSettings { is_held: true, retention, ..small(dir.path()) };
+
+    // The end of a journal deletes what is due.
+    drop(JournalStore::open(held()).unwrap());
+    assert_eq!(segments(), Some(1));
+    let (journal, _) = JournalStore::open(held()).unwrap();
+    journal.hold_from(10);
+    drop(journal);
+    assert_eq!(segments(), Some(10));
+    let (journal, _) = JournalStore::open(held()).unwrap();
+    assert_eq!(found(&journal, "r99").len(), 1);
+}
+
+#[tokio::test]
 async fn a_smaller_maximum_size_deletes_old_segments_of_an_open_journal() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = JournalStore::open(small(dir.path())).unwrap();

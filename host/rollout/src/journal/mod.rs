@@ -104,7 +104,8 @@ impl Journal {
         results_ttl: Duration,
     ) -> Result<(Arc<Self>, Unfinished), OpenError> {
         let path = settings.path.clone();
-        let (store, entries) = store::JournalStore::open(settings)?;
+        // Segments with results that no caller has read are found first, and then held.
+        let (store, entries) = store::JournalStore::open(JournalSettings { is_held: true, ..settings })?;
         let results = KeptResults::find(&store, &path, results_ttl);
         let results = results.map_err(|error| OpenError::Io(path, error))?;
         let readers = Semaphore::new(READERS_MAX);
