@@ -93,6 +93,19 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
     let own = open(settings("own")).unwrap();
     create(&own, "a").unwrap();
     drop((own, copy));
+    let lock = |name: &str| loop {
+        match rollout_catalog::lock_copy(&dir.path().join(name)) {
+            Err(OpenError::Locked(_)) => std::thread::yield_now(),
+            locked => return locked,
+        }
+    };
+    assert!(matches!(lock("own"), Err(OpenError::NotShared(_))));
+    let locked = lock("copy").unwrap();
+    let copy = CatalogSettings { shared: Some(log.clone()), ..settings("copy") };
+    assert!(matches!(Catalog::open(copy), Err(OpenError::Locked(_))));
+    drop(locked);
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    drop(lock("empty").unwrap());
     let error = shared("own", &log).err().unwrap().to_string();
     assert!(
         error.contains("has a catalog of its own; give a process that shares one an empty folder"),

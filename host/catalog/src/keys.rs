@@ -177,22 +177,23 @@ impl Keys {
         Ok(keys)
     }
 
-    /// Reads all valid keys again.
+    /// Reads all valid keys again. A key that cannot be read is not valid.
     pub(crate) fn reload(&self, locked: &mut Locked<'_>) -> Result<(), CatalogError> {
         let select = "SELECT k.digest, k.id, k.tenant, k.rights, k.expires_at FROM keys k
             LEFT JOIN tenants t ON t.id = k.tenant
             WHERE k.revoked_at IS NULL AND NOT coalesce(t.deleting, 0)";
         let keys = locked.read(|transaction| {
             let mut statement = transaction.prepare(select)?;
-            let keys = statement.query_map([], |row| {
-                let identity = Identity {
-                    key: KeyId(row.get(1)?),
-                    tenant: row.get::<_, Option<i64>>(2)?.map(TenantId),
-                    rights: rights_of(row, 3)?,
+            let rows = statement.query_map([], |row| {
+                let key = valid_key(row);
+                let warn = |error: &rusqlite::Error| {
+                    let id = row.get::<_, i64>(1).unwrap_or_default();
+                    tracing::error!(key = id, %error, "a key cannot be read and is rejected");
                 };
-                Ok((row.get(0)?, ValidKey { identity, expires_at: row.get(4)? }))
+                Ok(key.inspect_err(warn).ok())
             })?;
-            Ok(keys.collect::<rusqlite::Result<HashMap<_, _>>>()?)
+            let rows = rows.collect::<rusqlite::Result<Vec<Option<_>>>>()?;
+            Ok(rows.into_iter().flatten().collect::<HashMap<_, _>>())
         })?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = keys;
         Ok(())
@@ -386,6 +387,16 @@ fn key_info(row: &Row<'_>) -> rusqlite::Result<KeyInfo> {
         revoked_at: moment(7)?,
         last_used_at: moment(8)?,
     })
+}
+
+/// Reads a valid key and its digest.
+fn valid_key(row: &Row<'_>) -> rusqlite::Result<([u8; 32], ValidKey)> {
+    let identity = Identity {
+        key: KeyId(row.get(1)?),
+        tenant: row.get::<_, Option<i64>>(2)?.map(TenantId),
+        rights: rights_of(row, 3)?,
+    };
+    Ok((row.get(0)?, ValidKey { identity, expires_at: row.get(4)? }))
 }
 
 fn rights_of(row: &Row<'_>, column: usize) -> rusqlite::Result<Rights> {

@@ -56,6 +56,7 @@ pub use pending::TenantUsage;
 pub use plugins::VERSIONS_MAX;
 pub use secrets::SECRET_NAME_BYTES_MAX;
 pub use shared::SharedLog;
+pub use store::{CopyLock, lock_copy};
 pub use write_behind::Day;
 
 /// Maximum length of a list. The next list starts after the last element.

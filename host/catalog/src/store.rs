@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use chrono::DateTime;
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 use rusqlite_migration::{Error as MigrationError, MigrationDefinitionError};
 use rustix::fs::{FlockOperation, flock};
 
@@ -40,6 +40,8 @@ pub(crate) struct Store {
     pub effects: OnceLock<Box<Effects>>,
     /// Effects of changes that were applied since the owner of the catalog has asked.
     pub applied: Mutex<Applied>,
+    /// Effects of applied changes that are not made yet.
+    owed: Mutex<Applied>,
     clock: Clock,
     connection: Mutex<Connection>,
     _lock: File,
@@ -78,9 +80,20 @@ impl Store {
             Some(_) => shared::install(&connection).map_err(at(&file))?,
         }
         let connection = Mutex::new(connection);
-        let (pending, pending_changed, effects, applied) = Default::default();
+        let (pending, pending_changed, effects, applied, owed) = Default::default();
         let (clock, shared) = (settings.clock, settings.shared);
-        Ok(Self { path, pending, pending_changed, shared, effects, applied, clock, connection, _lock: lock })
+        Ok(Self {
+            path,
+            pending,
+            pending_changed,
+            shared,
+            effects,
+            applied,
+            owed,
+            clock,
+            connection,
+            _lock: lock,
+        })
     }
 
     /// Returns the current time, truncated to seconds like every time in the catalog.
@@ -117,7 +130,7 @@ impl Store {
             let after = self.locked().position()?.sequence;
             let changes = log.read(after)?;
             if changes.is_empty() {
-                return Ok(());
+                return self.locked().make_effects();
             }
             self.locked().apply(&changes)?;
         }
@@ -189,7 +202,14 @@ impl Locked<'_> {
         &mut self,
         change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
-        self.transact(TransactionBehavior::Immediate, change)
+        let is_shared = self.store.shared.is_some();
+        self.transact(TransactionBehavior::Immediate, |transaction| {
+            let done = change(transaction)?;
+            if is_shared {
+                shared::clear(transaction)?;
+            }
+            Ok(done)
+        })
     }
 
     fn position(&mut self) -> Result<Position, CatalogError> {
@@ -222,12 +242,24 @@ impl Locked<'_> {
                 Ok(Some(applied))
             })?;
             let Some(applied) = applied else { continue };
-            if let Some(effects) = self.store.effects.get() {
-                effects(self, &applied)?;
-            }
+            self.store.owed.lock().unwrap_or_else(PoisonError::into_inner).add(applied.clone());
             self.store.applied.lock().unwrap_or_else(PoisonError::into_inner).add(applied);
+            // The change is applied. What fails is tried again later.
+            if let Err(error) = self.make_effects() {
+                tracing::error!(%error, sequence, "effects of a change of the shared catalog are missing");
+            }
         }
         Ok(())
+    }
+
+    /// Makes the effects of applied changes that were not made. They are kept if they fail.
+    fn make_effects(&mut self) -> Result<(), CatalogError> {
+        let store = self.store;
+        let owed = || store.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = std::mem::take(&mut *owed());
+        // Without a function, the catalog is being opened, and everything is read and swept afterwards.
+        let Some(effects) = store.effects.get().filter(|_| now != Applied::default()) else { return Ok(()) };
+        effects(self, &now).inspect_err(|_| owed().add(now))
     }
 
     /// Changes what is not shared in one transaction, which survives a crash of the process, but possibly not of the machine.
@@ -257,6 +289,46 @@ impl Locked<'_> {
         transaction.commit().map_err(sql)?;
         Ok(done)
     }
+}
+
+/// Keeps every process from opening a catalog until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct CopyLock(#[expect(dead_code, reason = "closing the file unlocks it")] File);
+
+/// Locks a folder that exists, and checks that it may have a copy of a shared catalog: it has one, or no catalog, or one
+/// without tenants and keys. Drop the lock before the catalog is opened.
+///
+/// # Errors
+///
+/// [`OpenError::NotShared`] if the folder has a catalog of its own, and [`OpenError::Locked`] if a process has opened it.
+pub fn lock_copy(folder: &Path) -> Result<CopyLock, OpenError> {
+    let lock = lock(folder)?;
+    let file = folder.join("catalog.db");
+    if !file.try_exists().map_err(at(&file))? {
+        return Ok(CopyLock(lock));
+    }
+    let flags = OpenFlags::default().difference(OpenFlags::SQLITE_OPEN_CREATE);
+    let connection = Connection::open_with_flags(&file, flags).map_err(at(&file))?;
+    if is_own(&connection).map_err(at(&file))? {
+        return Err(OpenError::NotShared(folder.to_owned()));
+    }
+    Ok(CopyLock(lock))
+}
+
+/// Returns whether a database of any version has tenants or keys and is no copy of a shared one.
+fn is_own(connection: &Connection) -> rusqlite::Result<bool> {
+    connection.busy_timeout(BUSY_TIME_MAX)?;
+    if connection.table_exists(None, "shared")? && position(connection)?.sequence > 0 {
+        return Ok(false);
+    }
+    for table in ["tenants", "keys"] {
+        let select = format!("SELECT EXISTS (SELECT 1 FROM {table})");
+        if connection.table_exists(None, table)? && connection.query_row(&select, [], |row| row.get(0))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {

@@ -390,17 +390,21 @@ impl Serve {
         let serves = AnyServer::Many(tenants.clone(), admin);
         let serving = serve(&config, &serves, callers_max, socket, traces);
         let exit = if is_adopted {
-            runtime.block_on(adopt::until_over(serving, || tenants.is_idle()))
+            runtime.block_on(adopt::until_over(serving, || tenants.is_over()))
         } else {
             runtime.block_on(serving)
         };
-        let is_idle = tenants.is_idle();
+        let (is_idle, left) = (tenants.is_idle(), tenants.count_left());
         tenants.close();
         if let Some(worker) = worker {
             runtime.block_on(worker.leave(is_idle));
             if is_adopted && is_idle {
                 cluster::remove(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
             }
+        }
+        if is_adopted && left > 0 {
+            exit?;
+            bail!("{left} rollouts or tenants of the log cannot be continued here; they stay in the log");
         }
         exit
     }

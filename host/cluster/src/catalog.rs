@@ -177,6 +177,7 @@ impl Inner {
         }
     }
 
+    /// Reads changes until the deadline, but at least one if there is one.
     async fn read(&self, after: u64) -> Result<Vec<(u64, Vec<u8>)>, SharedError> {
         let until = Instant::now() + TIME_MAX / 2;
         let last = loop {
@@ -202,16 +203,16 @@ impl Inner {
         };
         let (mut changes, mut bytes) = (Vec::new(), 0);
         for sequence in after + 1..=last {
-            let message =
-                self.stream.get_raw_message(sequence).await.map_err(|error| match error.kind() {
-                    LastRawMessageErrorKind::NoMessageFound => {
-                        SharedError::Damaged(format!("change {sequence} of the catalog is missing"))
-                    }
-                    _ => away(chain(&error)),
-                })?;
-            let change = match message.payload.strip_prefix(REFERENCE) {
-                None => message.payload.to_vec(),
-                Some(digest) => self.get(&change_name(&String::from_utf8_lossy(digest))).await?,
+            let reading = self.read_one(sequence);
+            let change = if changes.is_empty() {
+                reading.await?
+            } else {
+                // What was read is kept, so that a long log is read in several calls.
+                match tokio::time::timeout_at(until, reading).await {
+                    Ok(Ok(change)) => change,
+                    Ok(Err(SharedError::Unavailable(_))) | Err(_) => break,
+                    Ok(Err(error)) => return Err(error),
+                }
             };
             bytes += change.len();
             changes.push((sequence, change));
@@ -220,6 +221,20 @@ impl Inner {
             }
         }
         Ok(changes)
+    }
+
+    /// Reads the change with this sequence.
+    async fn read_one(&self, sequence: u64) -> Result<Vec<u8>, SharedError> {
+        let message = self.stream.get_raw_message(sequence).await.map_err(|error| match error.kind() {
+            LastRawMessageErrorKind::NoMessageFound => {
+                SharedError::Damaged(format!("change {sequence} of the catalog is missing"))
+            }
+            _ => away(chain(&error)),
+        })?;
+        match message.payload.strip_prefix(REFERENCE) {
+            None => Ok(message.payload.to_vec()),
+            Some(digest) => self.get(&change_name(&String::from_utf8_lossy(digest))).await,
+        }
     }
 
     /// Stores an object, unless there is one with this name. Names have the digest of the contents.

@@ -700,11 +700,12 @@ impl Entry {
     fn push(&self, kind: Kind, payload: Vec<Bytes>) {
         let live_bytes = &self.journal.0.shared.live_bytes;
         if kind == Kind::End {
-            live_bytes.fetch_sub(self.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            live_bytes.fetch_sub(self.bytes.swap(0, Ordering::AcqRel), Ordering::AcqRel);
         } else {
             let bytes = framed_bytes(payload.iter().map(Bytes::len).sum()) as u64;
-            self.bytes.fetch_add(bytes, Ordering::Relaxed);
-            live_bytes.fetch_add(bytes, Ordering::Relaxed);
+            // In this order, so that an end at the same moment subtracts no more than was added.
+            live_bytes.fetch_add(bytes, Ordering::AcqRel);
+            self.bytes.fetch_add(bytes, Ordering::AcqRel);
         }
         self.journal.0.shared.add([Job::Append { rollout: self.number, kind, payload }]);
     }

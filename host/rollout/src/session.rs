@@ -21,6 +21,7 @@ mod repeat;
 mod stored;
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -40,6 +41,7 @@ use call::{Answer, AnswerLine, CallLine, SessionCall};
 use rollout_core::budget::{Charge, Holder, Use};
 use rollout_core::error::Fault;
 use rollout_core::limits::SessionLimits;
+use rollout_core::storage::{OverStorage, StorageAccount};
 use rollout_guest::imports::{Boundary, Imports, Live, Past, Record, Role, RunContext};
 use rollout_guest::instance::{
     self, Bounds, Episode, EpisodeFailure, EpisodeOutcome, EpisodeStart, Permit, RunError,
@@ -47,6 +49,7 @@ use rollout_guest::instance::{
 use rollout_transcript::Run;
 use rollout_wire::id::RolloutId;
 use rollout_wire::openai::CallerParams;
+use rollout_wire::quota::Quota;
 
 pub use description::DescribeError;
 use history::History;
@@ -162,6 +165,8 @@ pub struct Session {
     kept: Option<Kept>,
     /// The last answers to calls that the caller named.
     answers: Answers,
+    /// The account of the data that the session writes, if its tenant has a quota.
+    storage: Option<Arc<StorageAccount>>,
     holder: Holder,
     handle: Handle,
     permit: Permit,
@@ -186,6 +191,8 @@ struct CurrentEpisode {
     id: String,
     steps: u64,
     is_done: bool,
+    /// Digest of the reset, by which a repeated one is recognized.
+    reset: u64,
     /// Result of the reset, if the session has a name.
     first: Option<Observed>,
     /// Label and history for the grader, if there is one.
@@ -301,6 +308,7 @@ impl Host {
             is_named: false,
             kept: None,
             answers: Answers::default(),
+            storage: self.0.runtime.storage().map(|quota| quota.account(handle.cancel.clone())),
             holder,
             handle,
             permit: Permit::counted(slot),
@@ -330,7 +338,7 @@ impl Session {
 
     /// Returns the reason why the host ended the session.
     pub fn end_reason(&self) -> String {
-        end_reason(&self.holder)
+        end_reason(&self.holder, self.storage.as_deref())
     }
 
     /// Returns whether an episode runs that has not ended.
@@ -358,11 +366,21 @@ impl Session {
 
     /// Begins an episode in a new instance. The one before is dropped.
     pub async fn reset(&mut self, reset: Reset) -> Result<Observed, SessionError> {
-        let Reset { seed, episode_id, mut arguments } = reset;
+        let call = self.reset_call(reset);
+        self.call(call, None).await.and_then(observed)
+    }
+
+    fn reset_call(&self, Reset { seed, episode_id, mut arguments }: Reset) -> SessionCall {
         let label = self.host.grader().is_some().then(|| take_label(&mut arguments)).flatten();
         let arguments = Value::Object(arguments).to_string();
-        let call = SessionCall::Reset { seed, episode_id, arguments, label };
-        self.call(call, None).await.and_then(observed)
+        SessionCall::Reset { seed, episode_id, arguments, label }
+    }
+
+    /// Returns whether the current episode was begun by this reset, if the session has a name.
+    pub async fn is_begun_by(&mut self, reset: Reset) -> Result<bool, SessionError> {
+        self.repeat_past().await?;
+        let digest = digest(&self.reset_call(reset));
+        Ok(self.episode.as_ref().is_some_and(|episode| episode.first.is_some() && episode.reset == digest))
     }
 
     /// Takes an action in the episode.
@@ -434,7 +452,7 @@ impl Session {
         let resets = self.resets.saturating_add(u32::from(is_reset));
         if let Some(kept) = &mut self.kept {
             let line = CallLine { key: name.clone(), resets, call };
-            kept.add_call(&self.host, &self.id, &line).await?;
+            kept.add_call(&self.host, &self.id, &line, self.storage.as_ref()).await?;
             self.resets = resets;
             let answer = self.perform(&line.call, None).await;
             return self.store_answer(name, answer).await;
@@ -457,7 +475,8 @@ impl Session {
             && let Some(line) = AnswerLine::of(&answer)
         {
             let max = self.host.0.deployment.limits.record_bytes_max;
-            if !kept.add_answer(&line, max) {
+            let storage = self.storage.as_ref();
+            if !kept.add_answer(&line, max, storage).map_err(over_quota)? {
                 self.episode = None;
                 let reason = format!(
                     "the calls of the episode and their answers exceed record-bytes-max of {max} bytes; the operator can \
@@ -465,7 +484,7 @@ impl Session {
                 );
                 answer = Err(SessionError::of_plugin(reason));
                 if let Some(line) = AnswerLine::of(&answer) {
-                    kept.add_answer(&line, usize::MAX);
+                    kept.add_answer(&line, usize::MAX, storage).map_err(over_quota)?;
                 }
             }
             let written = kept.log().written().await;
@@ -527,11 +546,7 @@ impl Session {
         let outside = Live { tools: deployment.tools.clone(), ..Live::until(None) };
         let imports =
             Imports::new(Role::Environment, run, deployment.limits.clone(), outside, record.clone());
-        let log = self.kept.as_ref().map(|kept| {
-            let quota = self.host.0.runtime.storage();
-            let storage = quota.map(|quota| quota.account(self.handle.cancel.clone()));
-            kept.log().run_log(Role::Environment, storage)
-        });
+        let log = self.kept.as_ref().map(|kept| kept.log().run_log(Role::Environment, self.storage.clone()));
         let imports = imports.across(Arc::new(Boundary::new(Run::Workflow, log, past)));
         let linked = deployment.workflow.linked();
         let call_time_max = self.limits.call_time_max;
@@ -541,6 +556,7 @@ impl Session {
             id: episode_id.clone().unwrap_or_else(|| format!("{}-{}", self.id, self.resets)),
             steps: 0,
             is_done: false,
+            reset: digest(call),
             first: None,
             rated: is_rated.then(|| Rated { label, history: History::default() }),
         };
@@ -580,7 +596,7 @@ impl Session {
     ) -> Result<Answer, SessionError> {
         let limits = self.host.0.deployment.limits.clone();
         let cancel = self.handle.cancel.clone();
-        let holder = self.holder.clone();
+        let (holder, storage) = (self.holder.clone(), self.storage.clone());
         let (Some(episode), Some(action)) = (self.episode.as_mut(), call.action()) else {
             return Err(SessionError::SessionOver("there is no episode in this session".to_owned()));
         };
@@ -588,7 +604,7 @@ impl Session {
         let acted = episode.rated.is_some().then(|| action.clone());
         let outcome = tokio::select! {
             biased;
-            () = cancel.cancelled() => return Err(SessionError::SessionOver(end_reason(&holder))),
+            () = cancel.cancelled() => return Err(SessionError::SessionOver(end_reason(&holder, storage.as_deref()))),
             outcome = episode.instance.step(action) => outcome,
         };
         let check = |outcome: EpisodeOutcome| checked(outcome, is_value).map_err(SessionError::of_plugin);
@@ -622,13 +638,13 @@ impl Session {
     /// Returns the environment's own part of the state.
     async fn read_state(&mut self) -> Result<Answer, SessionError> {
         let cancel = self.handle.cancel.clone();
-        let holder = self.holder.clone();
+        let (holder, storage) = (self.holder.clone(), self.storage.clone());
         let Some(episode) = &mut self.episode else {
             return Err(SessionError::NoEpisode("there is no episode in this session".to_owned()));
         };
         let own = tokio::select! {
             biased;
-            () = cancel.cancelled() => return Err(SessionError::SessionOver(end_reason(&holder))),
+            () = cancel.cancelled() => return Err(SessionError::SessionOver(end_reason(&holder, storage.as_deref()))),
             own = episode.instance.state() => own,
         };
         let own = match own {
@@ -695,6 +711,13 @@ impl Answers {
     }
 }
 
+/// Returns the digest of a call within this process.
+fn digest(call: &SessionCall) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    call.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Returns the size of an answer's texts.
 fn answer_bytes(answer: &Result<Answer, SessionError>) -> usize {
     match answer {
@@ -716,9 +739,24 @@ fn observed(answer: Answer) -> Result<Observed, SessionError> {
     }
 }
 
+/// Returns the error of a session whose data would exceed its tenant's quota.
+fn over_quota(over: OverStorage) -> SessionError {
+    SessionError::SessionOver(quota_reason(over))
+}
+
+fn quota_reason(OverStorage { used, max }: OverStorage) -> String {
+    format!(
+        "the session was ended: the quota {} of this tenant is used up: its unfinished rollouts, open sessions and unread \
+         results need {used} of {max} bytes; open fewer at once, or the operator can raise the quota",
+        Quota::StoredBytes.as_str()
+    )
+}
+
 /// Returns the reason why the host ended the session of a holder.
-fn end_reason(holder: &Holder) -> String {
-    if holder.evicted() {
+fn end_reason(holder: &Holder, storage: Option<&StorageAccount>) -> String {
+    if let Some(over) = storage.and_then(StorageAccount::over) {
+        quota_reason(over)
+    } else if holder.evicted() {
         holder.why_evicted()
     } else {
         "the session was cancelled, or the server is shutting down".to_owned()

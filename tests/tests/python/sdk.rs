@@ -13,8 +13,14 @@ async fn bindings(dir: &Path) -> PathBuf {
     let world = dir.join("world");
     std::fs::create_dir_all(world.join("deps/plugin")).unwrap();
     std::fs::copy(project_root().join("wit/plugin.wit"), world.join("deps/plugin/plugin.wit")).unwrap();
-    let worlds =
-        ["workflow-plugin", "agent-loop-plugin", "environment-plugin", "grader-plugin", "with-settings"];
+    let worlds = [
+        "workflow-plugin",
+        "agent-loop-plugin",
+        "environment-plugin",
+        "grader-plugin",
+        "group-grader-plugin",
+        "with-settings",
+    ];
     let included: String =
         worlds.iter().map(|world| format!("include rollout:plugin/{world}@0.1.0;\n")).collect();
     write(

@@ -11,7 +11,7 @@ use super::value::from_json;
 use crate::model::TenantId;
 
 /// Effects of applied changes outside the database.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Applied {
     /// Tenants with a changed row.
     pub tenants: BTreeSet<TenantId>,

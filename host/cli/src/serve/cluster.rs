@@ -239,6 +239,8 @@ pub(super) async fn share_catalog(
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.with_context(|| format!("cannot create {}", dir.display()))?;
     let lock = lock(dir)?;
+    // Journals in a catalog of its own are in no log. Held until they are written, so that no server uses them meanwhile.
+    let _copy = rollout_catalog::lock_copy(dir)?;
     // Reading the log may take longer than a lease.
     let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen).await?;
     // Logs of others that an earlier process with this name continued are in NATS.

@@ -36,7 +36,7 @@ impl Writer {
         match (&data.phase, data.reward, &data.failure) {
             (Some(phase), ..) => self.text("", &format!("{phase}{plugin}"), Meaning::Running),
             (None, Some(value), _) => {
-                self.text("", &format!("reward {}{plugin}", reward(value)), Meaning::Good)
+                self.text("", &format!("reward {}{plugin}", reward(value)), Meaning::Good);
             }
             (None, None, Some(failure)) => {
                 let cause = format!(

@@ -1,11 +1,13 @@
 //! Sessions of environments in the journal: each episode has a log with its caller's calls and their answers.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
 
 use super::{RolloutLog, events_of, json, kind, kinds};
+use rollout_core::storage::{OverStorage, StorageAccount};
 use rollout_guest::imports::Role;
 use rollout_transcript::Event;
 
@@ -31,22 +33,36 @@ fn is_part(event: u8) -> bool {
 }
 
 impl RolloutLog {
-    /// Appends a call of a session's caller.
-    pub(crate) fn called(&self, call: &impl Serialize) -> usize {
-        self.append_counted(kind::CALLED, call)
+    /// Appends a call of a session's caller, if `storage` has room for it. Returns its size in bytes.
+    pub(crate) fn called(
+        &self,
+        call: &impl Serialize,
+        storage: Option<&Arc<StorageAccount>>,
+    ) -> Result<usize, OverStorage> {
+        self.append_charged(kind::CALLED, call, storage)
     }
 
-    /// Appends the answer to the last call.
-    pub(crate) fn answered(&self, answer: &impl Serialize) -> usize {
-        self.append_counted(kind::ANSWERED, answer)
+    /// Appends the answer to the last call, if `storage` has room for it. Returns its size in bytes.
+    pub(crate) fn answered(
+        &self,
+        answer: &impl Serialize,
+        storage: Option<&Arc<StorageAccount>>,
+    ) -> Result<usize, OverStorage> {
+        self.append_charged(kind::ANSWERED, answer, storage)
     }
 
-    /// Appends an event, and returns its size in bytes.
-    fn append_counted(&self, kind: u8, value: &impl Serialize) -> usize {
+    fn append_charged(
+        &self,
+        kind: u8,
+        value: &impl Serialize,
+        storage: Option<&Arc<StorageAccount>>,
+    ) -> Result<usize, OverStorage> {
         let text = json(value);
         let bytes = text.len();
+        let _charge = storage.map(|storage| storage.charge(bytes)).transpose()?;
+        // The charge is dropped after the event counts as written.
         self.append(kind, vec![text]);
-        bytes
+        Ok(bytes)
     }
 
     /// Waits while too much data is to be written.

@@ -87,7 +87,7 @@ impl Rollout {
             match boundary {
                 Some(boundary) => boundary.close_calls(&self.record),
                 None if self.resumed.is_some() => {
-                    log.run_log(role, None).append(&Event::Cut { at: 0, calls: 0 })
+                    log.run_log(role, None).append(&Event::Cut { at: 0, calls: 0 });
                 }
                 None => {}
             }

@@ -12,7 +12,7 @@ use rollout_guest::instance::EpisodeAction;
 use rollout_wire::data::exact_option;
 
 /// A call of a session's caller.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum SessionCall {
     /// Begins an episode.

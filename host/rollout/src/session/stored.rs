@@ -1,14 +1,17 @@
 //! Sessions in the journal. Each episode has a log of its own, with the session's id: a reset begins a log and ends the one
 //! before, so that the journal may delete past episodes.
 
+use std::sync::Arc;
+
 use serde_json::value::RawValue;
 
 use super::call::{Answer, AnswerLine, CallLine, SessionCall};
-use super::{Host, SessionError};
+use super::{Host, SessionError, over_quota};
 use crate::journal::{
     Continuation, Journal, JournalRefused, JournaledSecrets, RolloutLog, UnfinishedRollout,
 };
 use crate::model::{LoopOptions, ModelAddress, RolloutRequest};
+use rollout_core::storage::{OverStorage, StorageAccount};
 use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
 
@@ -121,12 +124,13 @@ impl Kept {
         self.interrupted.take()
     }
 
-    /// Appends a call.
+    /// Appends a call, which is charged to `storage`.
     pub(super) async fn add_call(
         &mut self,
         host: &Host,
         id: &RolloutId,
         line: &CallLine,
+        storage: Option<&Arc<StorageAccount>>,
     ) -> Result<(), SessionError> {
         self.log.room().await;
         let is_reset = matches!(line.call, SessionCall::Reset { .. });
@@ -135,21 +139,28 @@ impl Kept {
             let journal = host.0.runtime.journal().ok_or_else(|| refused(&"there is no journal"))?;
             let next = admit(journal, host, id, line.resets, &self.continuation);
             let next = next.map_err(|error| refused(&error))?;
+            // The episode before stays in the journal until the session is ended for the quota.
+            let bytes = next.called(line, storage).inspect_err(|_| next.end()).map_err(over_quota)?;
             let before = std::mem::replace(&mut self.log, next);
-            self.bytes = self.log.called(line);
+            self.bytes = bytes;
             // After the call, so that no crash leaves the session without a log.
             before.end();
         } else {
-            self.bytes += self.log.called(line);
+            self.bytes += self.log.called(line, storage).map_err(over_quota)?;
         }
         self.has_reset |= is_reset;
         Ok(())
     }
 
-    /// Appends an answer. Returns false if the log has more bytes than it may have.
-    pub(super) fn add_answer(&mut self, line: &AnswerLine, bytes_max: usize) -> bool {
-        self.bytes += self.log.answered(line);
-        self.bytes <= bytes_max
+    /// Appends an answer, which is charged to `storage`. Returns false if the log has more bytes than it may have.
+    pub(super) fn add_answer(
+        &mut self,
+        line: &AnswerLine,
+        bytes_max: usize,
+        storage: Option<&Arc<StorageAccount>>,
+    ) -> Result<bool, OverStorage> {
+        self.bytes += self.log.answered(line, storage)?;
+        Ok(self.bytes <= bytes_max)
     }
 }
 

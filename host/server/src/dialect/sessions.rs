@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::to_raw_value;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -44,8 +44,69 @@ pub(super) struct OpenSession {
     pub facts: Arc<EnvironmentFacts>,
 }
 
-/// A session that several requests may use, one after the other.
-pub(super) type SharedSession = Arc<tokio::sync::Mutex<OpenSession>>;
+/// Maximum number of calls at a session, of which one runs and the others wait. A call goes on without its caller's
+/// connection, so connections do not limit them.
+const CALLS_MAX: usize = 16;
+
+/// A session that several requests may use, one after the other. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct SharedSession {
+    open: Arc<tokio::sync::Mutex<OpenSession>>,
+    gate: Gate,
+}
+
+/// The entrance of a session.
+#[derive(Clone)]
+struct Gate {
+    /// Permits of the calls that run or wait.
+    calls: Arc<Semaphore>,
+    /// Cancelled when the session is removed, so that no call waits for it any longer.
+    is_over: CancellationToken,
+}
+
+/// A request's place at a session.
+pub(super) struct Turn {
+    pub session: SharedSession,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Gate {
+    fn new() -> Self {
+        Self { calls: Arc::new(Semaphore::new(CALLS_MAX)), is_over: CancellationToken::new() }
+    }
+
+    fn enter(&self) -> Result<OwnedSemaphorePermit, SessionsError> {
+        self.calls.clone().try_acquire_owned().map_err(|_| SessionsError::Busy)
+    }
+}
+
+impl SharedSession {
+    /// Shares a session that no name has.
+    pub(super) fn new(open: OpenSession) -> Self {
+        Self { open: Arc::new(tokio::sync::Mutex::new(open)), gate: Gate::new() }
+    }
+
+    /// Returns a place for a request, unless too many wait. Take it before the request's task is spawned.
+    pub(super) fn enter(&self) -> Result<Turn, SessionsError> {
+        Ok(Turn { _permit: self.gate.enter()?, session: self.clone() })
+    }
+
+    /// Waits until no request uses the session. Fails as soon as the session is removed.
+    pub(super) async fn begin(&self) -> Result<tokio::sync::MutexGuard<'_, OpenSession>, SessionsError> {
+        let is_over = &self.gate.is_over;
+        let open = tokio::select! {
+            biased;
+            () = is_over.cancelled() => return Err(SessionsError::Over),
+            open = self.open.lock() => open,
+        };
+        if is_over.is_cancelled() { Err(SessionsError::Over) } else { Ok(open) }
+    }
+
+    /// Waits until no request uses the session, to read from it.
+    pub(super) async fn lock(&self) -> tokio::sync::MutexGuard<'_, OpenSession> {
+        self.open.lock().await
+    }
+}
 
 /// Error of a session that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +126,12 @@ pub(super) enum SessionsError {
     /// The session has a connection.
     #[error("session {0} has a connection already")]
     Attached(String),
+    /// Too many calls wait at the session.
+    #[error("{CALLS_MAX} calls of this session run or wait; wait for their answers before the next call")]
+    Busy,
+    /// The session was removed while the request waited.
+    #[error("the session was closed before this call was made")]
+    Over,
 }
 
 /// Result of closing a session.
@@ -90,6 +157,7 @@ struct Named {
 /// A session that is open, or is opened by its next request.
 struct Opening {
     open: OnceCell<SharedSession>,
+    gate: Gate,
     /// The session of an earlier process.
     stored: Option<(Host, StoredSession)>,
     /// The token of an open session that is cancelled when the host ends it.
@@ -107,7 +175,7 @@ struct SessionFacts {
 impl Opening {
     fn new(stored: Option<(Host, StoredSession)>) -> Arc<Self> {
         let (open, cancelled) = (OnceCell::new(), OnceLock::new());
-        Arc::new(Self { open, stored, cancelled, is_open: CancellationToken::new() })
+        Arc::new(Self { open, gate: Gate::new(), stored, cancelled, is_open: CancellationToken::new() })
     }
 
     /// Waits until the host ends the session.
@@ -123,8 +191,9 @@ impl Opening {
         self.cancelled.get().is_some_and(CancellationToken::is_cancelled)
     }
 
-    /// Ends the session in the journal, after the call that it makes.
+    /// Ends the session in the journal, after the call that it makes. Calls that wait end at once.
     async fn end(&self) {
+        self.gate.is_over.cancel();
         match (self.open.get(), &self.stored) {
             (Some(open), _) => open.lock().await.session.end().await,
             (None, Some((_, stored))) => stored.end().await,
@@ -190,14 +259,15 @@ impl Sessions {
     }
 
     /// Opens a session with a new name.
-    pub(super) async fn create(&self) -> Result<(Arc<str>, SharedSession), SessionsError> {
+    pub(super) async fn create(&self) -> Result<Arc<str>, SessionsError> {
         let name: Arc<str> = random::uuid4().into();
-        let session = self.find_or_open(&name).await?;
-        Ok((name, session))
+        self.find_or_open(&name).await?;
+        Ok(name)
     }
 
-    /// Returns the session with this name, and opens it if there is none.
-    pub(super) async fn find_or_open(&self, name: &str) -> Result<SharedSession, SessionsError> {
+    /// Returns a place at the session with this name, and opens it if there is none. Fails at once if too many requests wait
+    /// there.
+    pub(super) async fn find_or_open(&self, name: &str) -> Result<Turn, SessionsError> {
         self.check_open()?;
         let (name, opening) = {
             let mut all = self.named();
@@ -212,6 +282,7 @@ impl Sessions {
                 }
             }
         };
+        let permit = opening.gate.enter()?;
         let opened = self.opened(&name, &opening).await;
         if opened.is_err() && opening.stored.is_none() {
             // Dropped after the lock is released.
@@ -221,7 +292,7 @@ impl Sessions {
                 is_it.then(|| all.remove(&name))
             };
         }
-        opened
+        Ok(Turn { session: opened?, _permit: permit })
     }
 
     /// Returns whether there is a session with this name.
@@ -229,15 +300,17 @@ impl Sessions {
         self.named().contains_key(name)
     }
 
-    /// Returns a session for one request.
-    pub(super) async fn find(&self, name: &str) -> Result<SharedSession, SessionsError> {
+    /// Returns a place at a session for one request, unless too many wait there.
+    pub(super) async fn find(&self, name: &str) -> Result<Turn, SessionsError> {
         let opening = {
             let mut all = self.named();
             let named = all.get_mut(name).ok_or_else(|| SessionsError::Unknown(name.to_owned()))?;
             named.used_at = Instant::now();
             named.opening.clone()
         };
-        self.opened(&name.into(), &opening).await
+        let permit = opening.gate.enter()?;
+        let session = self.opened(&name.into(), &opening).await?;
+        Ok(Turn { session, _permit: permit })
     }
 
     /// Records that a session is used. Returns whether there is one.
@@ -401,7 +474,15 @@ impl Sessions {
                     return Err(error.into());
                 }
             };
-            Ok::<_, SessionsError>(Arc::new(tokio::sync::Mutex::new(OpenSession { session, facts })))
+            if opening.gate.is_over.is_cancelled() {
+                // Removed while it was opened, which ended a stored one.
+                if opening.stored.is_none() {
+                    session.end().await;
+                }
+                return Err(SessionsError::Over);
+            }
+            let open = Arc::new(tokio::sync::Mutex::new(OpenSession { session, facts }));
+            Ok::<_, SessionsError>(SharedSession { open, gate: opening.gate.clone() })
         });
         open.await.cloned()
     }

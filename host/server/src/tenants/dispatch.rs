@@ -110,10 +110,16 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Returns the right that the request needs. Polling for a result takes the lease, so it needs more than viewing.
+    /// Returns the right that the request needs. Polling for a result takes the lease, and opening or continuing a session
+    /// takes a slot and acts in an environment, so they need more than viewing.
     fn right(&self, method: &Method) -> Right {
-        let reads = method == Method::GET && !self.path.ends_with("/result");
-        if reads { Right::View } else { Right::Call }
+        let last = self.path.rsplit('/').next().unwrap_or_default();
+        let acts = match last {
+            "result" | "ws" | "mcp" | "state" => true,
+            "prompt" | "messages" | "task_tools" => ors::has_path(self.path),
+            _ => false,
+        };
+        if method == Method::GET && !acts { Right::View } else { Right::Call }
     }
 }
 
@@ -311,9 +317,18 @@ mod tests {
         check("/p//rollout", Some(""), "/rollout");
         check("/p/", Some(""), "/");
         check("/pp/calc", None, "/pp/calc");
-        let right = |path, method| Target::parse(path).right(&method);
+        fn right(path: &str, method: Method) -> Right {
+            Target::parse(path).right(&method)
+        }
         assert_eq!(right("/rollout", Method::POST), Right::Call);
         assert_eq!(right("/p/c/rollout/r/result", Method::GET), Right::Call, "a poll takes the lease");
         assert_eq!(right("/p/c/rollout/r/trajectory", Method::GET), Right::View);
+        for acts in
+            ["openenv/ws", "openenv/mcp", "openenv/state", "openenv/sessions/s/ws", "e/prompt", "task_tools"]
+        {
+            assert_eq!(right(&format!("/p/c/{acts}"), Method::GET), Right::Call, "{acts} acts in a session");
+        }
+        assert_eq!(right("/p/c/openenv/schema", Method::GET), Right::View);
+        assert_eq!(right("/p/c/e/splits", Method::GET), Right::View);
     }
 }

@@ -179,6 +179,9 @@ struct Inner {
     replicas: Option<Box<Replicas>>,
     /// Whether the rollouts of an earlier process were resumed.
     is_resumed: AtomicBool,
+    /// Numbers of rollouts that stay in the journals of tenants and may continue in another process. A tenant that cannot be
+    /// opened counts as one; `None` stands for tenants that cannot be listed.
+    left: Mutex<HashMap<Option<TenantId>, usize>>,
     /// Start of the last refresh of a shared catalog, and whether the servers answered. Locked while one runs.
     refreshed: tokio::sync::Mutex<Option<(Instant, bool)>>,
     loading: LoadPermits,
@@ -199,7 +202,7 @@ impl Tenants {
     /// Creates a server of a catalog's tenants. Tenants and plugins are loaded on their first request.
     pub fn start(settings: TenantsSettings) -> Result<Self, StartError> {
         let TenantsSettings { catalog, operators, config, load, seal, checks, worker, replicas } = settings;
-        let tenants = all_tenants(&catalog).len() as u64 + NEW_TENANTS_MAX;
+        let tenants = all_tenants(&catalog)?.len() as u64 + NEW_TENANTS_MAX;
         // At least one file per tenant, so that each can have a loaded plugin.
         let plugin_files = (raise_descriptors() / PLUGIN_FILES_PART).min(PLUGIN_FILES_MAX).max(tenants);
         let descriptors = DESCRIPTORS_PER_TENANT * tenants + plugin_files;
@@ -232,6 +235,7 @@ impl Tenants {
             workers: AtomicU32::new(1),
             replicas,
             is_resumed: AtomicBool::new(false),
+            left: Mutex::default(),
             refreshed: tokio::sync::Mutex::default(),
             loading: LoadPermits::new(LOADING_MAX),
             starting: Semaphore::new(STARTING_MAX as usize),
@@ -309,8 +313,29 @@ impl Tenants {
 
     async fn open_tenant(self, id: TenantId) -> Result<Arc<OpenTenant>, TenantError> {
         let runtime = tokio::runtime::Handle::current();
-        let opened = tokio::task::spawn_blocking(move || OpenTenant::open(&self, id, &runtime)).await;
-        opened.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())))
+        let tenants = self.clone();
+        let opened = tokio::task::spawn_blocking(move || OpenTenant::open(&tenants, id, &runtime)).await;
+        let opened = opened.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())));
+        match &opened {
+            // It has noted the number itself.
+            Ok(_) => {}
+            Err(TenantError::NotFound(_)) => self.note_left(Some(id), 0),
+            Err(_) => self.note_left(Some(id), 1),
+        }
+        opened
+    }
+
+    fn lock_left(&self) -> MutexGuard<'_, HashMap<Option<TenantId>, usize>> {
+        self.0.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes how many rollouts of a tenant stay in its journal.
+    fn note_left(&self, id: Option<TenantId>, count: usize) {
+        let mut left = self.lock_left();
+        match count {
+            0 => left.remove(&id),
+            count => left.insert(id, count),
+        };
     }
 
     /// Removes the cell of a tenant that could not be opened.
@@ -340,9 +365,15 @@ impl Tenants {
     /// counts stored files and unloads idle plugins at intervals, without end.
     pub async fn run(&self) {
         let tenants = self.clone();
-        let all = tokio::task::spawn_blocking(move || tenants.tenants_with_journal()).await;
+        let listed = tokio::task::spawn_blocking(move || tenants.tenants_with_journal()).await;
+        let listed = listed.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())));
+        let all = listed.unwrap_or_else(|error| {
+            tracing::error!(%error, "tenants cannot be listed, and their rollouts are not continued");
+            self.note_left(None, 1);
+            Vec::new()
+        });
         // Tenants are opened concurrently, so that one with slow plugins does not delay the others.
-        let opening = stream::iter(all.unwrap_or_default()).for_each_concurrent(OPENING_MAX, |id| async move {
+        let opening = stream::iter(all).for_each_concurrent(OPENING_MAX, |id| async move {
             if let Err(error) = self.tenant(id).await {
                 tracing::error!(tenant = %id, %error, "a tenant cannot be opened, and its rollouts are not continued");
             }
@@ -374,9 +405,9 @@ impl Tenants {
     }
 
     /// Returns the tenants with a journal on disk.
-    fn tenants_with_journal(&self) -> Vec<TenantId> {
+    fn tenants_with_journal(&self) -> Result<Vec<TenantId>, TenantError> {
         let has_journal = |id: &TenantId| tenant::journal_folder(&self.0.catalog, *id).is_dir();
-        all_tenants(&self.0.catalog).into_iter().filter(has_journal).collect()
+        Ok(all_tenants(&self.0.catalog)?.into_iter().filter(has_journal).collect())
     }
 
     /// Unloads idle plugins until the remaining ones have at most `bytes_max` bytes of code. The next one is always the
@@ -431,6 +462,18 @@ impl Tenants {
 
     /// Returns whether no rollout is alive, also none of an earlier process, and nothing is stored for callers.
     pub fn is_idle(&self) -> bool {
+        self.count_left() == 0 && self.is_over()
+    }
+
+    /// Returns the number of rollouts that stay in journals, and that another process may continue: their plugins could not be
+    /// loaded here, for example. A tenant that could not be opened counts as one.
+    pub fn count_left(&self) -> usize {
+        self.lock_left().values().sum()
+    }
+
+    /// Returns whether all rollouts of an earlier process that can be continued here were, none is alive, and nothing is stored
+    /// for callers. Others may be in journals; see [`Self::count_left`].
+    pub fn is_over(&self) -> bool {
         let is_resumed = self.0.is_resumed.load(Ordering::Acquire);
         is_resumed && self.loaded_plugins().iter().all(|plugin| plugin.server().is_idle())
     }
@@ -541,6 +584,7 @@ impl Deployments for Tenants {
 
     fn tenant_deleted(&self, id: TenantId) -> BoxFuture<'static, ()> {
         let cell = self.lock_open().remove(&id);
+        self.note_left(Some(id), 0);
         Box::pin(async move {
             let Some(cell) = cell else { return };
             // Waits for a tenant that is being opened, which may continue rollouts already.
@@ -553,13 +597,11 @@ impl Deployments for Tenants {
 }
 
 /// Returns all tenants of a catalog.
-fn all_tenants(catalog: &Catalog) -> Vec<TenantId> {
+fn all_tenants(catalog: &Catalog) -> Result<Vec<TenantId>, CatalogError> {
     let (mut all, mut after) = (Vec::new(), None::<String>);
     loop {
-        let page = catalog.tenants(after.as_deref(), rollout_catalog::LIST_MAX);
-        let page = page.inspect_err(|error| tracing::error!(%error, "tenants cannot be listed"));
-        let page = page.unwrap_or_default();
-        let Some(last) = page.last() else { return all };
+        let page = catalog.tenants(after.as_deref(), rollout_catalog::LIST_MAX)?;
+        let Some(last) = page.last() else { return Ok(all) };
         after = Some(last.name.to_string());
         all.extend(page.iter().map(|tenant| tenant.id));
     }

@@ -131,29 +131,37 @@ impl OpenTenant {
         });
         tenant.set_retention(info.quotas.get(Quota::StoredBytes));
         tenant.count_stored_bytes();
-        if let Some(unfinished) = unfinished {
-            tenant.resume(tenants, unfinished, runtime)?;
-        }
+        let left = match unfinished {
+            Some(unfinished) => tenant.resume(tenants, unfinished, runtime)?,
+            None => 0,
+        };
+        tenants.note_left(Some(id), left);
         Ok(tenant)
     }
 
     /// Continues the rollouts that an earlier process admitted, each on the deployment that it began with. They are
-    /// read one after the other.
+    /// read one after the other. Returns the number of those that stay in the journal, without those of removed plugins.
     fn resume(
         self: &Arc<Self>,
         tenants: &Tenants,
         unfinished: Unfinished,
         runtime: &Handle,
-    ) -> Result<(), TenantError> {
-        /// Hosts by plugin and version; `None` for a deployment that cannot be loaded.
-        type Hosts = HashMap<(String, u32), Option<(Arc<LoadedPlugin>, Host)>>;
+    ) -> Result<usize, TenantError> {
+        /// Reason why a deployment cannot be loaded.
+        enum NoHost {
+            /// The plugin or the version was removed.
+            Removed,
+            Failed,
+        }
+        type Hosts = HashMap<(String, u32), Result<(Arc<LoadedPlugin>, Host), NoHost>>;
         let mut hosts: Hosts = HashMap::new();
-        let (mut found, mut resumed) = (0, 0);
+        let (mut found, mut resumed, mut left) = (0, 0, 0);
         let _within = runtime.enter();
         for rollout in unfinished {
             let rollout = rollout.map_err(|error| TenantError::Other(error.to_string()))?;
             found += 1;
             let Some(served) = rollout.served_as() else {
+                left += 1;
                 tracing::error!(
                     tenant = %self.name, rollout_id = %rollout.request.id,
                     "a rollout stays in the journal: its plugin is not recorded"
@@ -163,23 +171,24 @@ impl OpenTenant {
             let (plugin, version) = (served.plugin.clone(), served.version);
             let host = hosts.entry((plugin, version)).or_insert_with_key(|(plugin, version)| {
                 let loaded = runtime.block_on(self.host_of(tenants, plugin, *version));
-                loaded
-                    .inspect_err(|error| {
-                        tracing::error!(
-                            tenant = %self.name, plugin, version, %error,
-                            "a plugin cannot be loaded, and its rollouts stay in the journal"
-                        );
-                    })
-                    .ok()
+                loaded.map_err(|error| {
+                    tracing::error!(
+                        tenant = %self.name, plugin, version, %error,
+                        "a plugin cannot be loaded, and its rollouts stay in the journal"
+                    );
+                    if matches!(error, TenantError::NotFound(_)) { NoHost::Removed } else { NoHost::Failed }
+                })
             });
-            let is_resumed =
-                host.as_ref().is_some_and(|(plugin, host)| plugin.server().resume_by(host, rollout));
-            resumed += usize::from(is_resumed);
+            match host {
+                Ok((plugin, host)) if plugin.server().resume_by(host, rollout) => resumed += 1,
+                Err(NoHost::Removed) => {}
+                Ok(_) | Err(NoHost::Failed) => left += 1,
+            }
         }
         if found > 0 {
             tracing::info!(tenant = %self.name, found, resumed, "continuing the rollouts of the previous process");
         }
-        Ok(())
+        Ok(left)
     }
 
     /// Returns a plugin and the host of one of its versions. Loads both if they are not loaded.

@@ -85,7 +85,8 @@ impl PageMap {
         };
         // SAFETY: the byte lies in the mapping, which is writable.
         unsafe { first.write_volatile(1) };
-        let written = pages() == Some(vec![start.addr()..start.addr() + self.page_bytes]);
+        let page = start.addr()..start.addr() + self.page_bytes;
+        let written = pages().as_deref() == Some(std::slice::from_ref(&page));
         // SAFETY: nothing refers to the mapping.
         let returned = unsafe { give_back(start.addr()..start.addr() + bytes) }.is_ok();
         let empty = pages() == Some(Vec::new());

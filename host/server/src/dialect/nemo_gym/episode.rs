@@ -38,6 +38,12 @@ const ACTION_TOOL: &str = "step";
 /// Maximum number of stored rewards of verified episodes, for verifications that are repeated.
 const VERIFIED_MAX: usize = 1024;
 
+/// Maximum size of a session's id that its caller gives, in bytes.
+const ID_BYTES_MAX: usize = 255;
+
+/// Maximum number of calls of one episode in progress. They are taken one after the other.
+const CALLS_MAX: usize = 16;
+
 /// The episodes of a server.
 pub(super) struct Episodes {
     limits: SessionLimits,
@@ -150,6 +156,10 @@ fn cookie_of(headers: &HeaderMap) -> Option<String> {
 /// Begins an episode and returns the cookie of its session. A seed with an id that its caller gave before returns the same.
 pub(super) async fn begin(gym: &NemoGym, given: Option<&str>, reset: Reset) -> Result<String, Response> {
     let inner = &gym.0;
+    if given.is_some_and(|id| id.len() > ID_BYTES_MAX) {
+        let why = format!("resources_session_id is longer than {ID_BYTES_MAX} bytes");
+        return Err(refused(StatusCode::UNPROCESSABLE_ENTITY, why));
+    }
     if let Some(cookie) = given.and_then(|id| inner.episodes.given(id)) {
         return Ok(cookie);
     }
@@ -253,7 +263,25 @@ pub(super) async fn tool(
         Ok(arguments) => arguments,
         Err(why) => return refused(StatusCode::UNPROCESSABLE_ENTITY, why),
     };
-    let mut episode = episode.lock().await;
+    // The table has a reference, and so has each call in progress.
+    if Arc::strong_count(&episode) > 1 + CALLS_MAX {
+        let why = format!("{CALLS_MAX} calls of this session are in progress; send one after the other");
+        return refused(StatusCode::TOO_MANY_REQUESTS, why);
+    }
+    // A step whose caller hangs up is completed, so that its reward counts. The body is charged until then.
+    let step = gym.0.tasks.spawn(async move {
+        let answer = take_step(&mut *episode.lock().await, name, arguments).await;
+        drop(body);
+        answer
+    });
+    match step.await {
+        Ok(answer) => answer,
+        Err(_) => refused(StatusCode::INTERNAL_SERVER_ERROR, "the step was ended by the server"),
+    }
+}
+
+/// Takes one step of an episode and returns the answer for the model.
+async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -> Response {
     let mut names: Vec<&str> = Vec::new();
     names.extend(episode.facts.tools.iter().filter_map(|tool| tool.get("name")?.as_str()));
     let is_tool = names.contains(&&*name);

@@ -72,11 +72,13 @@ impl OpenEnv {
             SessionsError::Attached(name) => {
                 Refusal::session(format!("session_id {name} has a WebSocket already"))
             }
-            SessionsError::Closing => Refusal::session(error.to_string()),
+            // The session goes on.
+            SessionsError::Busy => Refusal::execution(error.to_string()),
+            SessionsError::Closing | SessionsError::Over => Refusal::session(error.to_string()),
         }
     }
 
-    /// Does the work of a request in a session with a name. The work is completed although the caller's connection breaks,
+    /// Does the work of a request in a session with a name, which has a [`Turn`](super::sessions::Turn) there. The work is completed although the caller's connection breaks,
     /// so that the session has no call without an answer.
     async fn complete<T: Send + 'static, E: From<Refusal> + Send + 'static>(
         &self,

@@ -1,7 +1,5 @@
 //! JSON-RPC with the two methods of MCP for tools, and sessions over HTTP.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value, json};
 
 use super::frame::Refusal;
@@ -115,7 +113,7 @@ async fn dispatch(
                 Some((_, id)) => id.to_owned(),
                 None => {
                     let created = server.sessions.create().await;
-                    created.map_err(|error| server.refusal(error))?.0.to_string()
+                    created.map_err(|error| server.refusal(error))?.to_string()
                 }
             };
             Ok(json!({"session_id": id}))
@@ -130,10 +128,10 @@ async fn dispatch(
             }
         }
         "tools/list" => {
-            if let Some(id) = params.get("session_id").and_then(Value::as_str) {
-                if !server.sessions.touch(id) {
-                    return Err(unknown(id));
-                }
+            if let Some(id) = params.get("session_id").and_then(Value::as_str)
+                && !server.sessions.touch(id)
+            {
+                return Err(unknown(id));
             }
             let facts = server.facts().await?;
             if facts.tools.is_empty() {
@@ -153,18 +151,19 @@ async fn dispatch(
             let named = params.get("session_id").and_then(Value::as_str);
             let session = match (named, own) {
                 (Some(id), _) => {
-                    let session = server.sessions.find(id).await.map_err(|error| match error {
+                    let turn = server.sessions.find(id).await.map_err(|error| match error {
                         SessionsError::Unknown(id) => unknown(&id),
+                        SessionsError::Busy => RpcError::new(-32000, error.to_string()),
                         error => server.refusal(error).into(),
                     })?;
-                    return server.complete(async move { call(&session, &name, arguments).await }).await;
+                    return server.complete(async move { call(&turn.session, &name, arguments).await }).await;
                 }
                 (None, Some((own, _))) => own.clone(),
                 (None, None) => {
                     // The instance of this call alone, as in the reference server.
                     let mut open = server.open().await?;
                     open.reset(Map::new()).await?;
-                    Arc::new(tokio::sync::Mutex::new(open))
+                    SharedSession::new(open)
                 }
             };
             call(&session, &name, arguments).await
@@ -175,7 +174,8 @@ async fn dispatch(
 
 /// Calls a tool in a session.
 async fn call(session: &SharedSession, name: &str, arguments: Map<String, Value>) -> Result<Value, RpcError> {
-    let mut open = session.lock().await;
+    let begun = session.begin().await;
+    let mut open = begun.map_err(|error| RpcError::new(-32603, error.to_string()))?;
     if open.facts.tools.is_empty() {
         return Err(no_tools());
     }

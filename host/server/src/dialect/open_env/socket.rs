@@ -20,7 +20,7 @@ use tokio_websockets::{CloseCode, Limits, Message, ServerBuilder, WebSocketStrea
 
 use super::frame::{Refusal, Request};
 use super::{OpenEnv, SharedSession, rpc};
-use crate::dialect::sessions::SessionsError;
+use crate::dialect::sessions::{OpenSession, SessionsError};
 
 /// Interval of the server's pings. A caller that vanished without closing its connection is noticed by them.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -159,7 +159,7 @@ async fn serve(server: OpenEnv, mut socket: Socket, wanted: Wanted, framing: Fra
     let (name, opened) = match wanted {
         Wanted::Own => {
             let open = sessions.open().await;
-            (None, open.map(|session| std::sync::Arc::new(tokio::sync::Mutex::new(session))))
+            (None, open.map(SharedSession::new))
         }
         Wanted::Existing(name) => {
             let opened = sessions.attach(&name).await;
@@ -333,10 +333,11 @@ impl Played<'_> {
         if may_be_close && matches!(Request::parse(text), Ok(Request::Close)) {
             return Ok(None);
         }
-        let (server, session) = (self.server.clone(), self.session.clone());
+        let server = self.server.clone();
+        let turn = self.session.enter().map_err(|error| server.refusal(error))?;
         let (id, text, framing) = (self.id.clone(), text.to_owned(), self.framing);
         let work = async move {
-            let own = Own { session: &session, id: &id };
+            let own = Own { session: &turn.session, id: &id };
             answer(&server, own, &text, framing).await
         };
         self.server.complete(work).await
@@ -408,10 +409,10 @@ async fn answer(
         return Ok(Some(rpc::answer_text(server, text.as_bytes(), Some((session, id))).await.to_string()));
     }
     let frame = match Request::parse(text)? {
-        Request::Reset(data) => session.lock().await.reset(data).await?.frame(),
-        Request::Step(action) => session.lock().await.step(action).await?.frame(),
+        Request::Reset(data) => begin(server, session).await?.reset(data).await?.frame(),
+        Request::Step(action) => begin(server, session).await?.step(action).await?.frame(),
         Request::State => {
-            let state = session.lock().await.state().await?;
+            let state = begin(server, session).await?.state().await?;
             json!({"type": "state", "data": state}).to_string()
         }
         Request::Close => return Ok(None),
@@ -421,6 +422,14 @@ async fn answer(
         }
     };
     Ok(Some(frame))
+}
+
+/// Waits until no other request uses the session.
+async fn begin<'a>(
+    server: &OpenEnv,
+    session: &'a SharedSession,
+) -> Result<tokio::sync::MutexGuard<'a, OpenSession>, Refusal> {
+    session.begin().await.map_err(|error| server.refusal(error))
 }
 
 #[cfg(test)]

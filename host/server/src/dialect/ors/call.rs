@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::Ors;
 use super::error::OrsError;
 use super::routes::{EnvName, blocks, named, read};
-use crate::dialect::sessions::{OpenSession, SharedSession};
+use crate::dialect::sessions::{OpenSession, Turn};
 use crate::random;
 use rollout_core::budget::Charge;
 use rollout_rollout::{Moves, Observed, SessionError};
@@ -49,11 +49,11 @@ pub(super) async fn call(
     body: Body,
 ) -> Result<Response, OrsError> {
     ors.facts_of(named(&name)).await?;
-    let session = ors.session_of(&headers).await?;
+    let turn = ors.turn_of(&headers).await?;
     let (call, charge): (ToolCall, _) = read(&ors, body).await?;
     let id = call.task_id.clone().unwrap_or_else(random::id);
     // The call is completed although the caller's connection breaks.
-    let running = ors.sessions.tasks().spawn(run(session, id.clone(), call, charge));
+    let running = ors.sessions.tasks().spawn(run(turn, id.clone(), call, charge));
     let first = event("task_id", &id);
     let rest = stream::unfold(Some(running), |running| async move {
         let mut running: JoinHandle<Outcome> = running?;
@@ -69,8 +69,8 @@ pub(super) async fn call(
 }
 
 /// Makes a call in a session, or returns the answer of the call with this name.
-async fn run(session: SharedSession, id: String, call: ToolCall, _charge: Charge) -> Outcome {
-    let mut open = session.lock().await;
+async fn run(turn: Turn, id: String, call: ToolCall, _charge: Charge) -> Outcome {
+    let mut open = turn.session.begin().await.map_err(|error| error.to_string())?;
     let OpenSession { session, facts } = &mut *open;
     let ToolCall { name, input, task_id } = call;
     let call_is_repeated = task_id.is_some();

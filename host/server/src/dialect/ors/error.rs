@@ -52,7 +52,9 @@ impl From<SessionsError> for OrsError {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             SessionsError::Open(OpenSessionError::NoEnvironment) => StatusCode::NOT_IMPLEMENTED,
-            SessionsError::Open(_) => StatusCode::SERVICE_UNAVAILABLE,
+            // The client knows by this status that its session is gone.
+            SessionsError::Over => StatusCode::GONE,
+            SessionsError::Open(_) | SessionsError::Busy => StatusCode::SERVICE_UNAVAILABLE,
             SessionsError::Describe(_) | SessionsError::Attached(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::error::OrsError;
 use super::{Ors, SESSION_HEADER};
 use crate::connection::Below;
-use crate::dialect::sessions::{OpenSession, SharedSession};
+use crate::dialect::sessions::Turn;
 use crate::dialect::tasks::{count_of, in_slice, task_of, tasks_of};
 use crate::random;
 use rollout_core::budget::{Charge, Use};
@@ -45,8 +45,8 @@ impl Ors {
         }
     }
 
-    /// Returns the session that a request names.
-    pub(super) async fn session_of(&self, headers: &HeaderMap) -> Result<SharedSession, OrsError> {
+    /// Returns a place at the session that a request names.
+    pub(super) async fn turn_of(&self, headers: &HeaderMap) -> Result<Turn, OrsError> {
         Ok(self.sessions.find(session_id(headers)?).await?)
     }
 }
@@ -123,14 +123,19 @@ pub(super) async fn create(State(ors): State<Ors>, headers: HeaderMap, body: Bod
     // Completed although the caller's connection breaks, so that the session has no call without an answer.
     let work = async move {
         let _charge = charge;
-        let session = server.sessions.find_or_open(&name).await?;
-        let mut open = session.lock().await;
+        let turn = server.sessions.find_or_open(&name).await?;
+        let mut open = turn.session.begin().await?;
+        let reset = Reset { arguments, ..Reset::default() };
         if open.session.has_begun().await? {
+            // Repeated by a caller that did not receive the answer.
+            if open.session.is_begun_by(reset).await? {
+                return Ok(Json(json!({"sid": name})));
+            }
             return Err(OrsError::invalid("Session already exists"));
         }
-        let begun = open.session.reset(Reset { arguments, ..Reset::default() }).await;
+        let begun = open.session.reset(reset).await;
         drop(open);
-        drop(session);
+        drop(turn);
         if let Err(error) = begun {
             server.sessions.close(&name).await;
             return Err(error.into());
@@ -178,8 +183,8 @@ pub(super) async fn tools(State(ors): State<Ors>, name: EnvName) -> Answer {
 /// Answers `GET /task_tools`: those of the environment, whatever its task.
 pub(super) async fn task_tools(State(ors): State<Ors>, name: EnvName, headers: HeaderMap) -> Answer {
     ors.facts_of(named(&name)).await?;
-    let session = ors.session_of(&headers).await?;
-    let open = session.lock().await;
+    let turn = ors.turn_of(&headers).await?;
+    let open = turn.session.begin().await?;
     Ok(Json(tools_of(&open.facts)))
 }
 
@@ -280,10 +285,10 @@ pub(super) async fn messages(State(ors): State<Ors>, name: EnvName, headers: Hea
 
 async fn first_text(ors: &Ors, name: &EnvName, headers: &HeaderMap) -> Result<String, OrsError> {
     ors.facts_of(named(name)).await?;
-    let session = ors.session_of(headers).await?;
+    let turn = ors.turn_of(headers).await?;
     // Completed although the caller's connection breaks: the session may have to repeat its episode first.
     let reading = ors.sessions.tasks().spawn(async move {
-        let mut open: tokio::sync::MutexGuard<'_, OpenSession> = session.lock().await;
+        let mut open = turn.session.begin().await?;
         Ok::<_, OrsError>(open.session.first_observation().await?.map(|first| first.text()))
     });
     let first = reading.await.unwrap_or_else(|_| Err(failed()))?;
