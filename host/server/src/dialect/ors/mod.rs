@@ -2,7 +2,7 @@
 //!
 //! The client of the package `openreward` drops the path of its base address, so the routes are at the root of the server. It
 //! names a session with a header, and the environment in the path or not at all. On a server with tenants the dispatcher finds
-//! the plugin by [`plugin_of`].
+//! the plugin by `plugin_of`.
 //!
 //! A call is answered by a stream of events. Its first event is the name of the call: a caller whose connection breaks passes
 //! it again and receives the answer of the same call, also from the server's next process.
