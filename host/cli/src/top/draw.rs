@@ -6,7 +6,7 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
 
-use rollout_page::{EndedData, HostData, LiveData, number, reward};
+use rollout_page::{EndedData, FailuresData, HostData, LiveData, TenantLine, number, reward};
 
 use super::conversation;
 use super::palette::{Meaning, Palette};
@@ -249,20 +249,7 @@ fn list_table<'a>(view: &'a View, palette: Palette) -> ListTable<'a> {
         List::Tenants => ListTable {
             titles: &["tenant", "running", "queued", "ended", "failed", "tokens"],
             widths: fixed(&[8, 8, 10, 8, 14]),
-            rows: host
-                .tenants
-                .iter()
-                .map(|tenant| {
-                    Row::new([
-                        tenant.name.clone(),
-                        digits(tenant.running as u64),
-                        digits(tenant.queued as u64),
-                        digits(tenant.ended),
-                        digits(tenant.unscored),
-                        digits(tenant.tokens),
-                    ])
-                })
-                .collect(),
+            rows: host.tenants.iter().map(tenant_cells).map(Row::new).collect(),
         },
         List::Running => ListTable {
             titles: &["rollout", "plugin", "phase", "time", "calls", "tokens"],
@@ -282,21 +269,32 @@ fn list_table<'a>(view: &'a View, palette: Palette) -> ListTable<'a> {
         List::Failures => ListTable {
             titles: &["kind", "stage", "fault", "count", "latest"],
             widths: fixed(&[10, 8, 8, 30]),
-            rows: host
-                .failures
-                .iter()
-                .map(|group| {
-                    Row::new([
-                        group.kind.clone(),
-                        group.stage.clone(),
-                        group.fault.clone(),
-                        digits(group.count),
-                        group.examples.first().cloned().unwrap_or_default(),
-                    ])
-                })
-                .collect(),
+            rows: host.failures.iter().map(failure_cells).map(Row::new).collect(),
         },
     }
+}
+
+/// Returns the cells of a tenant: name, running, queued, ended, failed and tokens.
+pub(super) fn tenant_cells(tenant: &TenantLine) -> [String; 6] {
+    [
+        tenant.name.clone(),
+        digits(tenant.running as u64),
+        digits(tenant.queued as u64),
+        digits(tenant.ended),
+        digits(tenant.unscored),
+        digits(tenant.tokens),
+    ]
+}
+
+/// Returns the cells of failures of one kind: kind, stage, fault, count and the latest example.
+pub(super) fn failure_cells(group: &FailuresData) -> [String; 5] {
+    [
+        group.kind.clone(),
+        group.stage.clone(),
+        group.fault.clone(),
+        digits(group.count),
+        group.examples.first().cloned().unwrap_or_default(),
+    ]
 }
 
 fn live_row(rollout: &LiveData, palette: Palette) -> Row<'_> {

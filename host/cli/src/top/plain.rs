@@ -5,7 +5,7 @@ use std::fmt::Write;
 use rollout_page::{EndedData, HostData, LiveData, reward};
 use rollout_wire::text::printable;
 
-use super::draw::{digits, rate, time};
+use super::draw::{digits, failure_cells, rate, tenant_cells, time};
 use crate::admin::table::Table;
 
 /// Returns the data of a host as text.
@@ -49,14 +49,7 @@ pub(super) fn snapshot(host: &HostData, url: &str, tenant: Option<&str>) -> Stri
 fn tenants(host: &HostData) -> String {
     let mut table = Table::new(["tenant", "running", "queued", "ended", "failed", "tokens"]);
     for tenant in &host.tenants {
-        table.row([
-            tenant.name.clone(),
-            digits(tenant.running as u64),
-            digits(tenant.queued as u64),
-            digits(tenant.ended),
-            digits(tenant.unscored),
-            digits(tenant.tokens),
-        ]);
+        table.row(tenant_cells(tenant));
     }
     table.text("no tenant is open")
 }
@@ -82,13 +75,7 @@ fn plugins(host: &HostData) -> Option<String> {
 fn failures(host: &HostData) -> Option<String> {
     let mut table = Table::new(["failure", "stage", "at fault", "rollouts", "latest"]);
     for group in &host.failures {
-        table.row([
-            group.kind.clone(),
-            group.stage.clone(),
-            group.fault.clone(),
-            digits(group.count),
-            group.examples.first().cloned().unwrap_or_default(),
-        ]);
+        table.row(failure_cells(group));
     }
     (!host.failures.is_empty()).then(|| table.text(""))
 }
