@@ -21,7 +21,7 @@ const CRATES: [&[&str]; 11] = [
     &["rollout-core", "rollout-cluster"],
     &["rollout-mock-model", "rollout-fuse", "rollout-quickjs", "rollout-journal", "rollout-catalog"],
     &["rollout-transcript"],
-    &["rollout-wire"],
+    &["rollout-wire", "rollout-snapshot"],
 ];
 
 /// The modules of a folder from the top down. Modules on one line may not name each other, except those between the

@@ -109,7 +109,8 @@ def keep_what_is_built(root: str) -> None:
     """Removes files that exist during the build but are not part of the component."""
     for path in [known for known in _files if known.startswith(f"{root}/")]:
         directory, _, name = path.rpartition("/")
-        if not name.endswith(".py") and "__init__.py" not in _dirs[directory] and not _in_package(root, directory):
+        in_package = "__init__.py" in _dirs[directory] or _in_package(root, directory)
+        if not name.endswith(".py") and not (in_package and _is_kind_of_data(name) and _sizes[path] <= DATA_BYTES_MAX):
             del _files[path]
 
 
@@ -157,7 +158,11 @@ def _pack_directory(directory: str, *, of_library: bool, in_package: bool) -> No
 
 
 def _is_data(path: str, name: str) -> bool:
-    return not re.search(r"\.(pyc|pyi|pyx|pxd|c|h|cpp|dll|dylib|a|o)$", name) and os.stat(path).st_size <= DATA_BYTES_MAX
+    return _is_kind_of_data(name) and os.stat(path).st_size <= DATA_BYTES_MAX
+
+
+def _is_kind_of_data(name: str) -> bool:
+    return not re.search(r"\.(pyc|pyi|pyx|pxd|c|h|cpp|dll|dylib|a|o)$", name)
 
 
 def _content(path: str) -> bytes:

@@ -649,8 +649,11 @@ def shown_source(project: Project) -> str:
     return "" if source == "." else f"{source}/"
 
 
-def entry_code(preloaded: list[str], taking_in: str) -> str:
-    """Returns the source of the entry module for componentize-py; `taking_in` imports the author's module."""
+def entry_code(preloaded: list[str], preparing: str, *, is_base: bool = False) -> str:
+    """Returns the source of the entry module for componentize-py; `preparing` prepares the component for the author's
+    modules. A base takes them in later, and is finished then."""
+    finish = "_export.pack()" if is_base else "_export.pack()\n    _export.settle()"
+    world = "\nfrom rollout_sdk._take_in import RolloutWit\n" if is_base else ""
     return f'''"""Made by `rollout-host build`."""
 import importlib
 import sys
@@ -662,7 +665,7 @@ from rollout_sdk import _chance
 _chance.install()
 for _name in {preloaded!r}:
     importlib.import_module(_name)
-from rollout_sdk import _absent, _loop, _names, _one_thread, _processes, _refused, _system, _unawaited
+from rollout_sdk import _absent, _export, _loop, _names, _one_thread, _processes, _refused, _system, _unawaited
 
 _absent.stand_in()
 _system.install()
@@ -673,37 +676,19 @@ _loop.install()
 _refused.refuse_network()
 _unawaited.install()
 
-{taking_in}
-
+{preparing}
+{world}
 _EXPORTS = ("AgentLoop", "Environment", "Grader", "GroupGrader", "Settings", "Workflow")
 
 
 def __getattr__(name):
     """Returns the contract's exports. componentize-py asks for them once everything is imported, which is the time to
-    finish the memory image."""
+    pack the files, and to finish the memory image."""
     if name not in _EXPORTS:
         raise AttributeError(name)
-    _export.settle()
+    {finish}
     globals().update((each, vars(_export)[each]) for each in _EXPORTS)
     return globals()[name]
-'''
-
-
-def taking_in(project: Project, exports: list[str]) -> str:
-    """Returns the code that imports the author's module while the component is built."""
-    return f'''from rollout_sdk import _failure, _import_output
-
-_failure.set_roots({[("/0/", shown_source(project)), *ROOTS]!r})
-with _import_output.recorded("/1"):
-    _entry = importlib.import_module({project.entry!r})
-from rollout_sdk import _export
-
-_export.load(
-    _entry,
-    only_grader={project.only_grader},
-    exports={exports!r},
-    roots={[("/0/", shown_source(project)), *ROOTS]!r},
-)
 '''
 
 
@@ -711,14 +696,19 @@ _export.load(
 ROOTS = (("/python/", "python/"), ("/1/", ""), ("/2/", ""), ("/3/", ""))
 
 
-def world_text(wit: Path, exports: list[str]) -> str:
+# The function of a base that takes in the author's modules.
+TAKE_IN = "    export take-in: func(part: list<u8>) -> result<string, string>;\n"
+
+
+def world_text(wit: Path, exports: list[str], *, is_base: bool = False) -> str:
     """Returns the world of a component with these exports."""
     contract = re.search(r"^package ([\w:-]+)@([\w.]+);", (wit / "plugin.wit").read_text(), re.MULTILINE)
     if contract is None:
         not_done(f"{wit}/plugin.wit names no package")
     name, version = contract.groups()
     included = "".join(f"    include {name}/{WORLDS[export]}@{version};\n" for export in exports)
-    return f"package rollout:component;\n\nworld component {{\n{included}}}\n"
+    taking_in = TAKE_IN if is_base else ""
+    return f"package rollout:component;\n\nworld component {{\n{included}{taking_in}}}\n"
 
 
 @dataclass
@@ -732,9 +722,10 @@ class Tools:
     bundled: Path | None = None
 
 
-def componentize(project: Project, exports: list[str], code: str, source: Path, tools: Tools) -> list[str]:
-    """Has componentize-py make a component from this code and the modules in this directory. Returns the exports that
-    the component should have had, if they differ."""
+def componentize(
+    project: Project, exports: list[str], code: str, source: Path, tools: Tools, *, is_base: bool = False
+) -> None:
+    """Has componentize-py make a component from this code and the modules in this directory."""
     work, wit, tool = tools.work.resolve(), tools.wit.resolve(), tools.tool
     work = work / "-".join(exports)
     entry = work / "entry"
@@ -747,7 +738,7 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
     (nothing / "lib" / "site-packages").mkdir(parents=True)
     world = work / "world"
     shutil.copytree(wit, world / "deps" / "plugin")
-    (world / "component.wit").write_text(world_text(wit, exports))
+    (world / "component.wit").write_text(world_text(wit, exports, is_base=is_base))
     command = [tool, "-q", "-d", str(world), "-w", "component", "--world-module", "_rollout_wit"]
     command += ["componentize", ENTRY, "-o", str(tools.output.resolve())]
     sdk = Path(__file__).resolve().parent.parent
@@ -760,41 +751,36 @@ def componentize(project: Project, exports: list[str], code: str, source: Path, 
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:
         not_done(f"cannot run {tool}: {error}")
-    if done.returncode == 0:
-        if text := output_at_import(project, exports, tools):
-            print(text, file=sys.stderr)
-        return exports
-    if other := re.search(r"ROLLOUT-EXPORTS: ([a-z -]+)", done.stdout):
-        return other[1].split()
-    at_fault(f"{project.dir} could not be built\n{_readable(done.stdout, project)}")
-
-
-def output_at_import(project: Project, exports: list[str], tools: Tools) -> str:
-    """Returns the output of the author's modules when they were imported in a component with these exports."""
-    file = tools.work.resolve() / "-".join(exports) / "entry" / "import_output.txt"
-    return _shown(file.read_text(), project).strip() if file.is_file() else ""
+    if done.returncode != 0:
+        at_fault(f"{project.dir} could not be built\n{_readable(done.stdout, project)}")
 
 
 # Frames of a traceback: of imports, and of the component's directories.
 _IMPORTING = re.compile(r'  File "(<frozen importlib|/python/importlib/)')
 _FRAME = re.compile(r'  File "/(\d)/(.*)", line')
+# Files of a component that import the author's modules.
+_FRAMES_OF_BUILDS = (f"{ENTRY}.py", "rollout_sdk/_take_in.py", "rollout_sdk/_archive.py")
 # The location of a warning in the format of `warnings`.
 _WARNED = re.compile(r"/(\d)/\S+:\d+: \w+: ")
 
 
 def _readable(output: str, project: Project) -> str:
-    """Returns componentize-py's message about the author's code, with the author's paths in it; or the whole output, if
-    it is about something else."""
+    """Returns componentize-py's message about code that it ran, or the whole output, if it is about something else."""
     begin = output.find("AssertionError: ")
     if begin < 0:
         return output.strip()
     output = output[begin:].removeprefix("AssertionError: ").split("\n\nCaused by:")[0].split("\nStack backtrace:")[0]
-    if (refusal := output.rfind("NotAPlugin: ")) >= 0:
-        return output[refusal:].removeprefix("NotAPlugin: ").strip()
-    return _shown(output, project).strip()
+    return readable(output, project)
 
 
-def _shown(output: str, project: Project) -> str:
+def readable(error: str, project: Project) -> str:
+    """Returns the text of an exception with the author's paths in it, without the frames of other code."""
+    if (refusal := error.rfind("NotAPlugin: ")) >= 0:
+        return error[refusal:].removeprefix("NotAPlugin: ").strip()
+    return shown(error, project).strip()
+
+
+def shown(output: str, project: Project) -> str:
     """Returns the lines with the author's paths, without the frames of other code."""
     lines: list[str] = []
     skipping = False
@@ -802,7 +788,7 @@ def _shown(output: str, project: Project) -> str:
         if _IMPORTING.match(line):
             skipping = True
         elif frame := _FRAME.match(line):
-            skipping = frame[2] == ENTRY + ".py"
+            skipping = frame[2] in _FRAMES_OF_BUILDS
             if frame[1] == "0":
                 line = line.replace('"/0/', f'"{project.source}/')
             else:
@@ -840,24 +826,25 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
     tools.bundled = gather(project, arguments.cache, arguments.wheels)
     source = staged(project, tools.work)
     of = sys.modules[__name__]
+    exports: list[str] = arguments.exports.split(",") if arguments.exports else read_modules(project).exports
+    base = _beside("_build_base")
+    if arguments.taken is not None:
+        output = base.report(of, project, arguments.taken)
+        _beside("_build_late").offer(of, project, arguments, tools, exports, source)
+        print(json.dumps({"said": output}))
+        return
     kept = _beside("_build_key").kept_at(of, project, arguments, tools, source) if arguments.program else None
     is_there = kept is not None and kept.is_file()
-    exports: list[str] = []
-    wanted = read_modules(project).exports
-    while exports != wanted:
-        exports = wanted
-        if is_there:
-            break
-        say(f"importing {project.entry} in the component's Python {PYTHON}, which is packed with what it needs")
-        code = entry_code([*PRELOADED, *project.imports], taking_in(project, exports))
-        wanted = componentize(project, exports, code, source, tools)
-    _beside("_build_late").offer(of, project, arguments, tools, exports, source)
+    kept_base = None if is_there else base.make(of, project, arguments, tools, exports, source)
+    if not is_there:
+        say(f"importing {project.entry} in the component's Python {PYTHON}")
     print(json.dumps({
         "name": re.sub(r"[-.\s]+", "_", project.name),
         "source": str(project.source),
         "kept": None if kept is None else str(kept),
         "made": not is_there,
-        "said": output_at_import(project, exports, tools),
+        "base": None if kept_base is None else str(kept_base),
+        "has_late": bool(_beside("_build_late").found(of, project, tools)),
     }))
 
 
@@ -874,6 +861,12 @@ def main() -> int:
     # The program that runs this script and its options, if an earlier component of the same inputs may be reused.
     parser.add_argument("--program", type=Path)
     parser.add_argument("--program-options", default="")
+    # File for the project's files, which the base of its component takes in.
+    parser.add_argument("--files", type=Path)
+    # The component's exports, if they are not those that its text has.
+    parser.add_argument("--exports", default="")
+    # The report of a base that has taken in the project's files.
+    parser.add_argument("--taken", type=Path)
     arguments = parser.parse_args()
     tools = Tools(arguments.componentize_py, arguments.wit, arguments.work, arguments.output)
     try:

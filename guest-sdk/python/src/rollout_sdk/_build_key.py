@@ -37,7 +37,7 @@ def _key(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools,
         del settings[name]
     parts = [
         arguments.program_options,
-        _digest(arguments.program),
+        digest(arguments.program),
         sys.version,
         settings,
         of.shown_source(project),
@@ -62,7 +62,7 @@ def _files(directory: Path) -> Iterator[tuple[str, Path | None]]:
 
 def _digests(directory: Path) -> Iterator[tuple[str, str]]:
     for name, file in _files(directory):
-        yield name, "" if file is None else _digest(file)
+        yield name, "" if file is None else digest(file)
 
 
 def _times(directory: Path) -> Iterator[tuple[str, int, int]]:
@@ -79,10 +79,10 @@ def _tool() -> list[tuple[str, str]]:
     release = importlib.metadata.distribution("componentize-py")
     files = sorted(release.files or [], key=str)
     there = [(str(each), Path(str(release.locate_file(each)))) for each in files if "__pycache__" not in each.parts]
-    return [("version", release.version), *((name, _digest(file)) for name, file in there if file.is_file())]
+    return [("version", release.version), *((name, digest(file)) for name, file in there if file.is_file())]
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
     made_of = hashlib.sha256()
     with file.open("rb") as opened:
         while part := opened.read(1 << 20):

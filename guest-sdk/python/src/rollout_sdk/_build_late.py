@@ -30,17 +30,22 @@ KEPT_MAX = 64
 _FILE = "late.json"
 
 
-def offer(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, exports: list[str], source: Path) -> None:
-    """Prints a line for each slow import, with the setting that moves it to the build. `of` is `_build`."""
+def found(of: Any, project: Project, tools: Tools) -> dict[str, str]:
+    """Returns the modules of dependencies that only functions import, with the first location. `of` is `_build`."""
     bundled = tools.bundled
     if bundled is None:
-        return
+        return {}
     named = {name.partition(".")[0] for name in project.imports}
     late: dict[str, str] = of.read_modules(project).late
-    found = {name: place for name, place in late.items() if _root(name) not in named and _is_in(bundled, _root(name))}
-    if not found:
+    return {name: place for name, place in late.items() if _root(name) not in named and _is_in(bundled, _root(name))}
+
+
+def offer(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, exports: list[str], source: Path) -> None:
+    """Prints a line for each slow import, with the setting that moves it to the build. `of` is `_build`."""
+    places = found(of, project, tools)
+    if not places:
         return
-    names = sorted(found)
+    names = sorted(places)
     kept = arguments.cache / "python" / f"late-{_key(of, project, arguments, names)}.json"
     taken = _read(kept, names)
     if taken is None:
@@ -49,7 +54,7 @@ def offer(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools
         _keep(kept, taken)
     slow = [name for name in names if taken.get(name, 0.0) >= SLOW_SECS]
     lines = [
-        f"{of.shown_source(project)}{found[name]} imports `{name}` in a function: each rollout that calls it spends some "
+        f"{of.shown_source(project)}{places[name]} imports `{name}` in a function: each rollout that calls it spends some "
         f"{taken[name]:.1f} s on it"
         for name in slow
     ]

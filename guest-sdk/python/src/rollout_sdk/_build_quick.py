@@ -44,8 +44,8 @@ def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
     files = text.files if arguments.project.is_file() and not of.has_file(project) else _files(of, project)
     arguments.quick.write_bytes(_packed(of, project, files))
     exports = [export for export in of.WORLDS if export in {*text.exports, "settings"}]
-    bundled = [name for name in text.imports if _is_in(tools.bundled, name)]
-    kept = arguments.cache / "python" / f"quick-{_key(of, project, exports, bundled, tools, arguments.wheels)}.wasm"
+    bundled = [name for name in text.imports if is_in(tools.bundled, name)]
+    kept = arguments.cache / "python" / f"quick-{key(of, project, exports, bundled, tools, arguments.wheels)}.wasm"
     is_there = kept.is_file()
     if not is_there:
         of.say("preparing a component of the SDK and the dependencies, for this and later edits")
@@ -61,7 +61,7 @@ _quick.prepare(exports={exports!r}, imports={imports!r}, roots={[("/0/", ""), *o
     print(json.dumps({"name": name, "kept": str(kept), "made": not is_there}))
 
 
-def _key(of: Any, project: Project, exports: list[str], imports: list[str], tools: Tools, wheels: Path | None) -> str:
+def key(of: Any, project: Project, exports: list[str], imports: list[str], tools: Tools, wheels: Path | None) -> str:
     """Returns a key of all inputs of the component."""
     made_of = hashlib.sha256()
     parts = [exports, imports, project.imports, of.tag_of(project, wheels), importlib.metadata.version("componentize-py")]
@@ -72,7 +72,7 @@ def _key(of: Any, project: Project, exports: list[str], imports: list[str], tool
     return made_of.hexdigest()[:32]
 
 
-def _is_in(bundled: Path | None, name: str) -> bool:
+def is_in(bundled: Path | None, name: str) -> bool:
     if bundled is None:
         return False
     path = bundled / Path(*name.split("."))

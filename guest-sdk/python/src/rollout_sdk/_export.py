@@ -58,6 +58,7 @@ class OtherExports(Exception):
 
     def __init__(self, exports: list[str]) -> None:
         super().__init__(f"{OTHER_EXPORTS}{' '.join(exports)}")
+        self.exports = exports
 
 
 OTHER_EXPORTS = "ROLLOUT-EXPORTS: "
@@ -79,11 +80,17 @@ def load_later(load: Callable[[], _discover.Found], stand_ins: Callable[[], list
     _load, _stand_ins = load, stand_ins
 
 
-def settle() -> None:
-    """Runs the last step of a build: the present state is the initial state of every instance."""
-    from . import _archive, _finalize, _image, _rehearse
+def pack() -> None:
+    """Packs the files of the build, which a finished component does not have."""
+    from . import _archive
 
     _archive.pack(_failure.directories())
+
+
+def settle() -> None:
+    """Runs the last step of a build: the present state is the initial state of every instance."""
+    from . import _finalize, _image, _rehearse
+
     _failure.warn_with_authors_paths()
     # Random numbers and times of the build would differ in every build.
     module: Any = logging

@@ -69,17 +69,19 @@ impl Build {
     /// Builds the project once, writes the component and checks it.
     fn once(&self) -> Result<Exit> {
         let config = self.load.raw_config()?.resolve()?;
+        let loader = self.load.loader(&config)?;
         // Holds intermediate files until the component is written.
         let work = WorkDir::new()?;
         let built = match Language::of(&self.dir)? {
             Language::Rust => rust::compile(&self.dir)?,
-            Language::Python => python::compile(&self.dir, &self.python, !self.load.no_cache(), &work.0)?,
+            Language::Python => {
+                python::compile(&self.dir, &self.python, &loader, !self.load.no_cache(), &work.0)?
+            }
             Language::JavaScript => javascript::compile(&self.dir, &self.javascript, &work.0)?,
         };
         let output = self.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.wasm", built.name)));
         let bytes = plugin_file::read(&built.component, &config.load_limits)?;
         let engine = Engine::new(1, config.limits.memory_bytes_max)?;
-        let loader = self.load.loader(&config)?;
         errln!("compiling the component of {} KiB for this machine …", bytes.len().div_ceil(1024));
         let plugin = loader.load(&engine, &bytes).map_err(|error| {
             plugin_file::at_fault(&format!("{} was built but cannot be used", built.name), error)

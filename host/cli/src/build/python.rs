@@ -10,11 +10,13 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::component_cache::{self, CachedComponent};
 use super::{Built, PluginFault, WorkDir, python_sdk};
 use crate::plugin_file;
+use rollout_guest::engine::{Engine, Loader};
+use rollout_snapshot::{BuildStore, Instance, Instrumented};
 
 pub(crate) const TOOL: &str = "componentize-py";
 
@@ -76,9 +78,36 @@ struct BuildReport {
     /// File of the cached component, unless the cache may not be used.
     #[serde(rename = "kept")]
     cached: Option<PathBuf>,
-    /// Whether the component was created because that file is absent.
+    /// Whether that file is absent, so that the component is to be created.
     #[serde(rename = "made")]
     is_new: bool,
+    /// File of the cached base, unless the cache may not be used. If it is absent, the builder has created a base.
+    #[serde(rename = "base")]
+    cached_base: Option<PathBuf>,
+    /// Whether functions of the project import modules of dependencies, whose cost is to be measured.
+    has_late: bool,
+}
+
+/// Report of a base that was given the author's modules.
+#[derive(Deserialize, Serialize)]
+struct TakenIn {
+    /// Whether the component is complete. Otherwise the modules have other exports than the base, or an error.
+    #[serde(rename = "complete", default)]
+    is_complete: bool,
+    /// The component's exports.
+    #[serde(default)]
+    exports: Vec<String>,
+    /// Text of the exception if the modules could not be imported.
+    #[serde(default)]
+    error: Option<String>,
+    /// Output of the modules when they were imported.
+    #[serde(rename = "said", default)]
+    output: String,
+}
+
+/// Report of the SDK's builder about the author's modules.
+#[derive(Deserialize)]
+struct ImportReport {
     /// Output that the author's modules wrote when they were imported.
     #[serde(rename = "said")]
     output: String,
@@ -87,44 +116,168 @@ struct BuildReport {
 /// Placeholder of the directory of the author's modules in cached output.
 const SOURCE: &str = "\0";
 
+/// The function of a base that takes in the author's modules.
+const TAKE_IN: &str = "take-in";
+
+/// Maximum size of a part of the project that a base takes in at once, in bytes. What it had is memory that the base fills
+/// with something else.
+const PART_BYTES: usize = 64 << 10;
+
+/// A build of one project.
+struct Building<'a> {
+    project: &'a Path,
+    options: &'a Options,
+    /// Compiles the base, and stores its code.
+    loader: &'a Loader,
+    use_cache: bool,
+    component: PathBuf,
+}
+
 /// Builds the component of a project in the directory `work`, or uses a cached component of the same inputs.
-pub(super) fn compile(project: &Path, options: &Options, use_cache: bool, work: &Path) -> Result<Built> {
+pub(super) fn compile(
+    project: &Path,
+    options: &Options,
+    loader: &Loader,
+    use_cache: bool,
+    work: &Path,
+) -> Result<Built> {
     let component = work.join("component.wasm");
-    let build = |work: &Path, more: &[&OsStr]| run_builder(project, &options.tool, work, &component, more);
-    let program = if use_cache { running_program() } else { None };
-    let program_arguments = program.as_ref().map(|program| {
-        let how = if options.no_fuse { "no-fuse" } else { "" };
-        [OsStr::new("--program"), program.as_os_str(), OsStr::new("--program-options"), OsStr::new(how)]
-    });
-    let mut report: BuildReport = build(work, program_arguments.as_ref().map_or(&[], |each| &each[..]))?;
-    let cached = report.cached.take();
-    if let (false, Some(cached)) = (report.is_new, &cached) {
-        match component_cache::read(cached) {
-            Ok(CachedComponent { output, component: bytes }) => {
-                if !output.is_empty() {
-                    errln!("{}", output.replace(SOURCE, &report.source));
+    let building = Building { project, options, loader, use_cache, component };
+    let mut exports = String::new();
+    // The text of the modules may suggest other exports than those that they have.
+    for _ in 0..TRIES {
+        let work = WorkDir::new()?;
+        match building.once(&work.0, &exports)? {
+            Done::Built(built) => return Ok(built),
+            Done::OtherExports(others) => exports = others,
+        }
+    }
+    bail!("the exports of {} differ each time its modules are imported", project.display())
+}
+
+/// Maximum number of tries to build a component.
+const TRIES: usize = 4;
+
+enum Done {
+    Built(Built),
+    /// The modules have these exports, and the base has others.
+    OtherExports(String),
+}
+
+impl Building<'_> {
+    fn run<T: for<'de> Deserialize<'de>>(&self, work: &Path, more: &[&OsStr]) -> Result<T> {
+        run_builder(self.project, &self.options.tool, work, &self.component, more)
+    }
+
+    fn once(&self, work: &Path, exports: &str) -> Result<Done> {
+        let files = work.join("files");
+        let mut arguments = vec![OsStr::new("--files"), files.as_os_str()];
+        if !exports.is_empty() {
+            arguments.extend([OsStr::new("--exports"), OsStr::new(exports)]);
+        }
+        let program = if self.use_cache { running_program() } else { None };
+        if let Some(program) = &program {
+            let how = if self.options.no_fuse { "no-fuse" } else { "" };
+            arguments.extend([OsStr::new("--program"), program.as_os_str()]);
+            arguments.extend([OsStr::new("--program-options"), OsStr::new(how)]);
+        }
+        let mut report: BuildReport = self.run(work, &arguments)?;
+        if let (false, Some(cached)) = (report.is_new, &report.cached) {
+            match component_cache::read(cached) {
+                Ok(CachedComponent { output, component: bytes }) => {
+                    if !output.is_empty() {
+                        errln!("{}", output.replace(SOURCE, &report.source));
+                    }
+                    errln!("using the cached component of an earlier build of the same files");
+                    std::fs::write(&self.component, bytes).context("cannot write the component")?;
+                    return Ok(Done::Built(Built { name: report.name, component: self.component.clone() }));
                 }
-                errln!("using the cached component of an earlier build of the same files");
-                std::fs::write(&component, bytes).context("cannot write the component")?;
-                return Ok(Built { name: report.name, component });
+                // The damaged file was removed.
+                Err(reason) => errln!("{reason}; building again"),
             }
-            Err(reason) => errln!("{reason}; building again"),
+            let again = WorkDir::new()?;
+            report = self.run(&again.0, &arguments)?;
         }
-        report = build(&WorkDir::new()?.0, &[])?;
-    }
-    finish(&component, options.no_fuse)?;
-    if let Some(cached) = cached {
-        let bytes = std::fs::read(&component).context("cannot read the component")?;
-        let output = if report.source.is_empty() {
-            report.output
-        } else {
-            report.output.replace(&report.source, SOURCE)
+        let base = self.base(&report, &arguments)?;
+        let given = std::fs::read(&files).context("the SDK's builder wrote no files")?;
+        let (taken, component) = self.take_in(&base, &given)?;
+        let Some(component) = component else {
+            if taken.error.is_none() {
+                return Ok(Done::OtherExports(taken.exports.join(",")));
+            }
+            self.about_modules(&taken)?;
+            bail!("the SDK's builder reports no error, but the modules could not be imported");
         };
-        if let Err(error) = component_cache::write(&cached, &CachedComponent { output, component: bytes }) {
-            errln!("the component cannot be stored for later builds in {}: {error}", cached.display());
+        let is_quiet = taken.output.is_empty() && !report.has_late;
+        let output = if is_quiet { String::new() } else { self.about_modules(&taken)?.output };
+        let bytes = finished(&component, self.options.no_fuse)?;
+        std::fs::write(&self.component, &bytes).context("cannot write the component")?;
+        if let Some(cached) = &report.cached {
+            let output =
+                if report.source.is_empty() { output } else { output.replace(&report.source, SOURCE) };
+            if let Err(error) = component_cache::write(cached, &CachedComponent { output, component: bytes })
+            {
+                errln!("the component cannot be stored for later builds in {}: {error}", cached.display());
+            }
         }
+        Ok(Done::Built(Built { name: report.name, component: self.component.clone() }))
     }
-    Ok(Built { name: report.name, component })
+
+    /// Returns the base: the cached one, or the one that the builder has created, which is stored now.
+    fn base(&self, report: &BuildReport, arguments: &[&OsStr]) -> Result<Vec<u8>> {
+        let fresh = || std::fs::read(&self.component).context("the SDK's builder created no component");
+        let Some(cached) = &report.cached_base else { return fresh() };
+        if !self.component.is_file() {
+            match component_cache::read(cached) {
+                Ok(base) => return Ok(base.component),
+                // The damaged file was removed, so the builder creates a base.
+                Err(reason) => errln!("{reason}; building again"),
+            }
+            let again = WorkDir::new()?;
+            let _report: BuildReport = self.run(&again.0, arguments)?;
+        }
+        let entry = CachedComponent { output: String::new(), component: fresh()? };
+        if let Err(error) = component_cache::write(cached, &entry) {
+            errln!("the interpreter cannot be stored for later builds in {}: {error}", cached.display());
+        }
+        Ok(entry.component)
+    }
+
+    /// Runs the base and gives it the author's modules. Returns its report, and the component that has them.
+    fn take_in(&self, base: &[u8], given: &[u8]) -> Result<(TakenIn, Option<Vec<u8>>)> {
+        let engine = Engine::new(1, rollout_snapshot::MEMORY_BYTES_MAX)?;
+        let instrumented = Instrumented::new(base).context("the interpreter cannot be prepared")?;
+        let compiled = self.loader.compiled(&engine, instrumented.bytes());
+        let compiled = compiled.context("the interpreter cannot be compiled")?;
+        let work = async |store: &mut BuildStore, instance: Instance| {
+            let call =
+                instance.get_typed_func::<(&[u8],), (Result<String, String>,)>(&mut *store, TAKE_IN)?;
+            for part in given.chunks(PART_BYTES).chain([&[][..]]) {
+                let (answer,) = call.call_async(&mut *store, (part,)).await?;
+                let report = answer.map_err(anyhow::Error::msg)?;
+                if part.is_empty() {
+                    return serde_json::from_str(&report).context("the interpreter's report is invalid");
+                }
+            }
+            bail!("the interpreter gives no report")
+        };
+        let is_kept = |taken: &TakenIn| taken.error.is_none() && taken.is_complete;
+        let about = || format!("the modules of {} cannot be imported", self.project.display());
+        instrumented.run(&compiled, work, is_kept).with_context(about)
+    }
+
+    /// Has the SDK's builder print what the author's modules wrote, or why they could not be imported.
+    fn about_modules(&self, taken: &TakenIn) -> Result<ImportReport> {
+        let work = WorkDir::new()?;
+        let file = work.0.join("taken.json");
+        std::fs::write(&file, serde_json::to_vec(taken)?).context("cannot write a temporary file")?;
+        let exports = taken.exports.join(",");
+        let mut arguments = vec![OsStr::new("--taken"), file.as_os_str()];
+        if !exports.is_empty() {
+            arguments.extend([OsStr::new("--exports"), OsStr::new(&exports)]);
+        }
+        self.run(&work.0, &arguments)
+    }
 }
 
 /// Returns a path at which other processes can read the running program, even after its file is replaced.
@@ -133,12 +286,16 @@ fn running_program() -> Option<PathBuf> {
     std::iter::once(proc).chain(std::env::current_exe().ok()).find(|path| path.is_file())
 }
 
-/// Finishes a component that the tool has created: finalizes its memory and joins its core modules.
+/// Finishes a component file: finalizes its memory and joins its core modules.
 pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
     let bytes = std::fs::read(component).context("the SDK's builder created no component")?;
-    let settled = rollout_fuse::python::settle(&bytes)?;
-    let finished = if no_fuse { settled } else { rollout_fuse::python::level(&fuse(settled))? };
-    std::fs::write(component, finished).context("cannot write the component")
+    std::fs::write(component, finished(&bytes, no_fuse)?).context("cannot write the component")
+}
+
+/// Finalizes the memory of a component and joins its core modules.
+fn finished(component: &[u8], no_fuse: bool) -> Result<Vec<u8>> {
+    let settled = rollout_fuse::python::settle(component)?;
+    Ok(if no_fuse { settled } else { rollout_fuse::python::level(&fuse(settled))? })
 }
 
 /// Returns the cache directory of builds, if one is known.

@@ -87,6 +87,10 @@ impl Image {
         let mut image = Vec::new();
         for segment in DataSectionReader::new(BinaryReader::new(data, 0))? {
             let segment = segment?;
+            // Left of a segment that an instance was begun with, whose contents are in the others.
+            if segment.data.is_empty() && matches!(segment.kind, DataKind::Passive) {
+                continue;
+            }
             let DataKind::Active { memory_index: 0, offset_expr } = segment.kind else {
                 return Err(unknown("a data segment does not belong to the initial memory"));
             };
