@@ -11,6 +11,7 @@ const BUILD: Duration = Duration::from_secs(400);
 
 const TAKEN: &str = "using the cached component of an earlier build of the same files";
 const BUILT: &str = "importing agent in the component's Python";
+const PREPARED: &str = "preparing a component of the interpreter";
 
 /// Returns an entry module that warns when it is imported.
 fn entry(reward: &str) -> String {
@@ -57,10 +58,19 @@ impl Builds {
 
     /// Returns the files of stored components.
     fn kept(&self) -> Vec<PathBuf> {
+        self.stored("built-")
+    }
+
+    /// Returns the files of stored bases.
+    fn bases(&self) -> Vec<PathBuf> {
+        self.stored("base-")
+    }
+
+    fn stored(&self, kind: &str) -> Vec<PathBuf> {
         let files =
             std::fs::read_dir(self.root.path().join("cache/rollout-host/python")).expect("it is there");
         let paths = files.map(|file| file.expect("it is there").path());
-        paths.filter(|path| path.to_string_lossy().contains("built-")).collect()
+        paths.filter(|path| path.to_string_lossy().contains(kind)).collect()
     }
 }
 
@@ -101,9 +111,11 @@ async fn after_an_edit_the_component_is_that_of_a_build_without_a_cache() {
     builds.project("agent", "1.0");
     let (reverted, again) = builds.build(&dir, &[]).await;
 
-    for ran in [&edited, &cold] {
+    for (ran, has_base) in [(&edited, true), (&cold, false)] {
         assert!(ran.stderr.contains(BUILT) && !ran.stderr.contains(TAKEN), "{}", ran.stderr);
+        assert_eq!(ran.stderr.contains(PREPARED), !has_base, "{}", ran.stderr);
     }
+    assert_eq!(builds.bases().len(), 1, "{:?}", builds.bases());
     assert!(after == alone, "the build with a cache built another component");
     assert!(before != after);
     assert!(reverted.stderr.contains(TAKEN), "{}", reverted.stderr);
@@ -131,6 +143,40 @@ async fn a_damaged_component_is_built_again() {
 }
 
 #[tokio::test]
+async fn a_damaged_base_is_built_again_and_other_exports_need_another_one() {
+    let builds = Builds::new();
+    let dir = builds.project("agent", "1.0");
+    let (_, sound) = builds.build(&dir, &[]).await;
+    let [base] = &builds.bases()[..] else { panic!("{:?}", builds.bases()) };
+    let mut bytes = std::fs::read(base).expect("it is there");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(base, bytes).expect("it can be written");
+    builds.kept().iter().for_each(|kept| std::fs::remove_file(kept).expect("it can be removed"));
+
+    let (ran, again) = builds.build(&dir, &[]).await;
+    // The text declares no configuration, and the module has one.
+    std::fs::write(
+        dir.join("agent.py"),
+        entry("1.0").replace("import warnings", "import warnings\nfrom other import *"),
+    )
+    .expect("it can be written");
+    std::fs::write(
+        dir.join("other.py"),
+        "from rollout_sdk import AgentWorkflowConfig\n\nglobals().update(config=AgentWorkflowConfig(name='x'))\n",
+    )
+    .expect("it can be written");
+    let (others, component) = builds.build(&dir, &[]).await;
+
+    assert!(ran.stderr.contains("is damaged; building again"), "{}", ran.stderr);
+    assert!(ran.stderr.contains(PREPARED), "{}", ran.stderr);
+    assert!(sound == again, "the component of the new base differs");
+    assert!(others.stderr.contains(PREPARED), "{}", others.stderr);
+    assert_eq!(builds.bases().len(), 2, "{:?}", builds.bases());
+    assert!(sound != component);
+}
+
+#[tokio::test]
 async fn an_edit_of_the_authors_file_compiles_no_code_again() {
     let builds = Builds::new();
     let compiled = builds.root.path().join("compiled");
@@ -142,7 +188,8 @@ async fn an_edit_of_the_authors_file_compiles_no_code_again() {
     };
     let (_, first) = builds.build(&builds.project("agent", "1.0"), &options).await;
     let before = code();
-    assert_eq!(before.len(), 1, "{before:?}");
+    // The base runs while components are built, and each of them runs in rollouts.
+    assert_eq!(before.len(), 2, "{before:?}");
 
     let edited = builds.project("agent", "float(len('a longer expression than before') > 3)");
     let (_, second) = builds.build(&edited, &options).await;

@@ -42,6 +42,9 @@ _NOT_OF_LIBRARY = frozenset(
 DATA_BYTES_MAX = 1 << 20
 """The largest data file that is packed. Larger ones can be read during imports, which costs a rollout nothing."""
 
+LEVEL = 6
+"""The level of compression in a finished component."""
+
 _files: dict[str, bytes] = {}
 """Compressed contents, by path."""
 
@@ -92,10 +95,11 @@ def pack(roots: Iterable[str]) -> None:
     loader.get_data = _data
 
 
-def add(root: str, files: Mapping[str, bytes]) -> None:
-    """Adds files of a project that is loaded after the component was built."""
+def add(root: str, files: Mapping[str, bytes], level: int = LEVEL) -> None:
+    """Adds files of a project that is loaded after the others were packed. `level` is that of their compression."""
     for path, content in files.items():
-        _files[path], _sizes[path] = zlib.compress(content, 1), len(content)
+        if path not in _native:
+            _files[path], _sizes[path] = zlib.compress(content, level), len(content)
         while path != root:
             path, _, name = path.rpartition("/")
             inside = _dirs.setdefault(path, [])
@@ -112,6 +116,13 @@ def keep_what_is_built(root: str) -> None:
         in_package = "__init__.py" in _dirs[directory] or _in_package(root, directory)
         if not name.endswith(".py") and not (in_package and _is_kind_of_data(name) and _sizes[path] <= DATA_BYTES_MAX):
             del _files[path]
+    # Directories come after those that are in them.
+    for directory in sorted((known for known in _dirs if known == root or known.startswith(f"{root}/")), reverse=True):
+        paths = [(name, f"{directory}/{name}") for name in _dirs[directory]]
+        if left := [name for name, path in paths if path in _files or path in _dirs or path in _native]:
+            _dirs[directory] = left
+        else:
+            del _dirs[directory]
 
 
 def _in_package(root: str, directory: str) -> bool:
@@ -149,7 +160,7 @@ def _pack_directory(directory: str, *, of_library: bool, in_package: bool) -> No
             _native.add(path)
         elif name.endswith(".py") or (_is_data(path, name) and (in_package or of_distribution) and not of_library):
             content = _content(path)
-            _files[path], _sizes[path] = zlib.compress(content, 6), len(content)
+            _files[path], _sizes[path] = zlib.compress(content, LEVEL), len(content)
         else:
             continue
         kept.append(name)

@@ -563,11 +563,11 @@ _NATIVE = (".so", ".pyd", ".dylib", ".dll")
 
 
 def _is_native(file: str) -> bool:
-    return (file.endswith(_NATIVE) or ".so." in file) and not file.endswith(_OF_COMPONENT)
+    return (file.endswith(_NATIVE) or ".so." in file) and not file.endswith(OF_COMPONENT)
 
 
 # The suffix of a native module that was built for the component's Python.
-_OF_COMPONENT = f".cpython-{PYTHON.replace('.', '')}-wasm32-wasi.so"
+OF_COMPONENT = f".cpython-{PYTHON.replace('.', '')}-wasm32-wasi.so"
 
 
 def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,11 @@ def make(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools,
     arguments.files.write_bytes(_packed(of, project, source))
     quick = of._beside("_build_quick")
     bundled = [name for name in of.read_modules(project).imports if quick.is_in(tools.bundled, name)]
-    key = quick.key(of, project, exports, bundled, tools, arguments.wheels)
+    # Native modules of the project's own are linked.
+    native = [file.relative_to(source) for file in sorted(source.rglob(f"*{of.OF_COMPONENT}"))]
+    digests = [of._beside("_build_key").digest(source / file) for file in native]
+    linked = [f"{file}={digest}" for file, digest in zip(native, digests, strict=True)]
+    key = quick.key(of, project, exports, bundled + linked, tools, arguments.wheels)
     kept = Path(arguments.cache, "python", f"base-{key}.kept") if arguments.program else None
     if kept is None or not kept.is_file():
         of.say("preparing a component of the interpreter, the SDK and the dependencies, for this and later builds")
@@ -34,9 +39,13 @@ def make(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools,
 
 _take_in.prepare(exports={exports!r}, imports={bundled!r}, roots={[("/0/", ""), *of.ROOTS]!r})
 """
-        nothing = tools.work / f"nothing-{'-'.join(exports)}"
-        nothing.mkdir()
-        of.componentize(project, exports, of.entry_code([*of.PRELOADED, *project.imports], code, is_base=True), nothing, tools, is_base=True)
+        apart = tools.work / "native"
+        apart.mkdir()
+        for file in native:
+            (apart / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / file, apart / file)
+        entry = of.entry_code([*of.PRELOADED, *project.imports], code, is_base=True)
+        of.componentize(project, exports, entry, apart, tools, is_base=True)
     return kept
 
 

@@ -23,6 +23,9 @@ AUTHORS = "/0"
 
 _SEEN_BYTES = 1 << 16
 
+_FAST = 1
+"""The level of compression: each instance packs the files."""
+
 _exports: list[str] | None = None
 """The exports of the component, if it is of this kind."""
 
@@ -73,7 +76,7 @@ def load() -> _discover.Found:
     for path, size in header["files"]:
         files[f"{AUTHORS}/{path}"] = contents[begin : begin + size]
         begin += size
-    _archive.add(AUTHORS, files)
+    _archive.add(AUTHORS, files, _FAST)
     _failure.set_roots([(f"{AUTHORS}/", header["shown"]), *_failure.roots()[1:]])
     _refused.importing(True)
     module = importlib.import_module(header["entry"])
