@@ -91,6 +91,6 @@ async fn verifiers_evaluates_a_plugin() {
 #[tokio::test]
 async fn trl_trains_with_a_plugin() {
     if let Some(python) = requested("ROLLOUT_TEST_TRL", "trl") {
-        drive(python, "drive_trl.py", 6).await;
+        drive(python, "drive_trl.py", 8).await;
     }
 }
