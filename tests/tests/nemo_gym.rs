@@ -684,7 +684,7 @@ async fn an_environment_with_a_grader_has_the_graders_reward() {
     let (first, second) = tokio::join!(request(&seed), request(&seed));
     let cookie = |answer: reqwest::Response| answer.headers()["set-cookie"].to_str().unwrap().to_owned();
     assert_eq!(cookie(first.unwrap()), cookie(second.unwrap()));
-    assert_eq!(host.health().await["running_rollouts"], 1, "one session was opened");
+    assert_eq!(host.health().await["concurrency"]["running"], 1, "one session was opened");
 
     let workflow = TestHost::of_component(guest("conform")).start().await;
     assert_eq!(GymAgent::of(&workflow).post("/go", &json!({})).await.0, 404);

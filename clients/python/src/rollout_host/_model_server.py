@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -60,7 +60,7 @@ class _Key:
     """The rollouts whose calls carry a key."""
 
     live: dict[int, Any]
-    """Those that have not ended, by number."""
+    """Rollouts that have not ended, by number."""
     is_tree: bool
     """Whether they are the branches of a tree, whose ids end with their numbers."""
     has_begun: bool
@@ -160,8 +160,8 @@ class ModelServer:
                     first = 0.0
                     self._changed.wait()
 
-    def _enter(self, headers: Mapping[str, str], messages: list[dict[str, Any]], tools: Any) -> Call:
-        key = headers.get("Authorization", "").removeprefix("Bearer ").strip()
+    def _enter(self, authorization: str, rollout_id: str, messages: list[dict[str, Any]], tools: Any) -> Call:
+        key = authorization.removeprefix("Bearer ").strip()
         with self._changed:
             if self._is_closed:
                 raise Refused(503, "the trainer has ended")
@@ -171,7 +171,7 @@ class ModelServer:
             opened = self._keys[known[0]]
             number = 0
             if opened.is_tree:
-                number = _branch(headers.get("X-Rollout-Id", ""))
+                number = _branch(rollout_id)
             if number not in opened.live:
                 raise Refused(401, "the key is not one of this rollout, or the rollout has ended")
             call = Call(opened.live[number], messages, tools)
@@ -218,7 +218,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(400, "the trainer's model does not stream; send \"stream\": false")
         if request.get("n", 1) != 1:
             raise Refused(400, "the trainer's model returns one choice")
-        call = self.model._enter(self.headers, messages, request.get("tools") or None)
+        authorization, rollout_id = (self.headers.get(name, "") for name in ("Authorization", "X-Rollout-Id"))
+        call = self.model._enter(authorization, rollout_id, messages, request.get("tools") or None)
         message, finish_reason, prompt_tokens, completion_tokens = call.wait()
         return {
             "id": f"chatcmpl-{uuid4().hex}",
