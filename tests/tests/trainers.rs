@@ -78,7 +78,7 @@ async fn drive(python: PathBuf, driver: &str, at_least: usize) {
 
 #[tokio::test]
 async fn the_python_client_gets_each_reward_once_and_reports_failures_as_errors() {
-    drive(python("osmosis-0.3.7"), "drive_client.py", 15).await;
+    drive(python("osmosis-0.3.7"), "drive_client.py", 16).await;
 }
 
 #[tokio::test]

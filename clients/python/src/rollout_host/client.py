@@ -28,6 +28,7 @@ from . import _protocol
 from ._optional import need
 from ._protocol import Admitting, AdmittingTree, ConnectionLost, Reply, Retries, Send, Steps
 from .errors import (
+    AdmissionLost,
     HostBusy,
     HostRefused,
     HostUnreachable,
@@ -58,6 +59,7 @@ import httpx  # noqa: E402
 
 __all__ = [
     "Admission",
+    "AdmissionLost",
     "AsyncClient",
     "AsyncRolloutHandle",
     "Client",

@@ -39,6 +39,7 @@ from ._conversation import Conversation, Misaligned, TokenSequence, normal
 from ._model_server import Call, ModelServer, Refused
 from ._optional import need
 from .client import (
+    AdmissionLost,
     AsyncClient,
     AsyncRolloutHandle,
     GroupSeat,
@@ -70,7 +71,7 @@ class RolloutFailedBefore(RolloutHostError):
 
 
 # Errors of one rollout. All others concern the host and end the training.
-OF_A_ROLLOUT = (RolloutFailed, RolloutTimeout, LeaseLost, NoReward)
+OF_A_ROLLOUT = (AdmissionLost, RolloutFailed, RolloutTimeout, LeaseLost, NoReward)
 
 
 def load_rows(path: str | Path) -> Dataset:
