@@ -32,7 +32,9 @@ class HostUnreachable(RolloutHostError):
 
 
 class AdmissionLost(RolloutHostError):
-    """The answer to the admission of a group's member was lost. The rollout was cancelled, and the others are rated without it."""
+    """The answer to the admission of a group's member was lost. It was cancelled, and the others are rated,
+    without it unless it had ended already.
+    """
 
 
 class HostRefused(RolloutHostError):
