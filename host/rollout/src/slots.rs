@@ -224,6 +224,11 @@ impl TenantSlots {
         }))
     }
 
+    /// Returns the maximum number of live rollouts of the process.
+    pub(super) fn places(&self) -> u64 {
+        self.0.membership.places()
+    }
+
     /// Changes the share from here on.
     pub fn set_share(&self, share: Share) {
         self.0.membership.set_share(share);

@@ -185,6 +185,11 @@ impl SlotPool {
 }
 
 impl Pool {
+    /// Returns the maximum number of live rollouts.
+    fn places(&self) -> u64 {
+        u64::from(self.running_max) + u64::from(self.queue_max)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -253,8 +258,7 @@ impl State {
 
     /// Checks that one more rollout may run or wait.
     fn check(&mut self, pool: &Pool, membership: &PluginMembership) -> Result<(), AdmitError> {
-        let places = u64::from(pool.running_max) + u64::from(pool.queue_max);
-        let left = places.saturating_sub(self.live);
+        let left = pool.places().saturating_sub(self.live);
         let is_alone = self.tenants.len() == 1;
         let Some((tenant, plugin)) = self.of(membership) else { return Err(AdmitError::Closed) };
         tenant.check(QuotaOwner::Tenant, pool.running_max)?;
@@ -345,6 +349,11 @@ impl TenantMembership {
         }
         drop(state);
         PluginMembership { tenant: self.clone(), number }
+    }
+
+    /// Returns the maximum number of live rollouts of the pool.
+    pub(super) fn places(&self) -> u64 {
+        self.pool.places()
     }
 
     /// Returns the maximum number of running rollouts, given its own limit and a share of the pool.

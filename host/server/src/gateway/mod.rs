@@ -1,7 +1,8 @@
 //! A gateway: the entrance to several workers, without state of its own.
 //!
 //! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`), and to the next one
-//! if that has no room. The lease of a rollout names the log of its worker, so polls find it also after a restart. While a
+//! if that has no room. Members of a group go to the worker that the group's id prefers, and forks to the one that has their
+//! parent. The lease of a rollout names the log of its worker, so polls find it also after a restart. While a
 //! worker is away, its polls wait within the protocol's long poll instead of failing, because a missing rollout is final for
 //! clients.
 
@@ -23,6 +24,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use futures_util::future::join_all;
 use reqwest::{Client, Url};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -252,13 +254,19 @@ impl Gateway {
         if self.0.stopping.is_cancelled() {
             return not_admitted("this gateway is stopping; retry at another one");
         }
-        let id = rollout_id(request.body()).unwrap_or_else(random::id);
+        let place = Place::of(path, request.body());
         request.set_admission(&random::token());
-        let mut refused = None;
-        for candidate in placement::order(&id, self.0.workers.candidates()) {
+        let mut candidates = placement::order(place.id(), self.0.workers.candidates());
+        if matches!(place, Place::Group(_)) {
+            // Another worker would wait for the members at this one.
+            candidates.truncate(1);
+        }
+        let (mut refused, mut without_parent) = (None, None);
+        for candidate in candidates {
             match self.start_at(path, &mut request, &candidate.worker).await {
                 Ok(answer) => match answer.status() {
                     StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => refused = Some(answer),
+                    StatusCode::MISDIRECTED_REQUEST => without_parent = Some(answer),
                     _ => return pass_on(answer, request.upgrade.take()),
                 },
                 Err(SendError::NotSent(_)) => {}
@@ -271,8 +279,20 @@ impl Gateway {
                 }
             }
         }
-        match refused {
-            Some(answer) if answer.status() == StatusCode::TOO_MANY_REQUESTS || !starts_rollouts(path) => {
+        match (refused, without_parent) {
+            (None, Some(answer)) => {
+                let away = self.0.workers.unreachable().join(", ");
+                if !away.is_empty() {
+                    let why = "do not answer, and the rollout to continue may be there";
+                    return not_admitted(&format!("these workers {why}: {away}; retry later"));
+                }
+                let mut response = pass_on(answer, None);
+                *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+                response
+            }
+            (Some(answer), _)
+                if answer.status() == StatusCode::TOO_MANY_REQUESTS || !starts_rollouts(path) =>
+            {
                 pass_on(answer, None)
             }
             _ if starts_rollouts(path) => {
@@ -567,9 +587,52 @@ fn member<'a>(body: &'a [u8], wanted: &str) -> Option<&'a RawValue> {
     found
 }
 
-/// Returns the `rollout_id` of a body in JSON, if it has one.
-fn rollout_id(body: &[u8]) -> Option<String> {
-    serde_json::from_str(member(body, "rollout_id")?.get()).ok()
+/// The id by which a request that may start a rollout is placed.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// The rollout's, or a new one.
+    Own(String),
+    /// That of its group, whose members are all at one worker.
+    Group(String),
+    /// That of the rollout that it continues.
+    Parent(String),
+}
+
+impl Place {
+    /// Reads it from a body in JSON. Workers check what it says.
+    fn of(path: &str, body: &[u8]) -> Self {
+        #[derive(Deserialize)]
+        struct Group {
+            id: String,
+        }
+        #[derive(Deserialize)]
+        struct ForkOf {
+            rollout_id: String,
+        }
+        let (mut own, mut group, mut parent) = (None, None, None);
+        let take = |name: Cow<'_, str>, value: &RawValue| {
+            match &*name {
+                "rollout_id" => own = serde_json::from_str(value.get()).ok(),
+                "group" => group = serde_json::from_str(value.get()).ok(),
+                "fork_of" => parent = serde_json::from_str(value.get()).ok(),
+                _ => {}
+            }
+            Ok::<_, Infallible>(())
+        };
+        // A body that breaks off is refused by every worker.
+        let _ = std::str::from_utf8(body).map(|text| stream::members(text, take));
+        match (parent, group) {
+            (Some(ForkOf { rollout_id }), _) if path == "/rollout" => Self::Parent(rollout_id),
+            (_, Some(Group { id })) if path == "/rollout" => Self::Group(id),
+            _ => Self::Own(own.unwrap_or_else(random::id)),
+        }
+    }
+
+    fn id(&self) -> &str {
+        match self {
+            Self::Own(id) | Self::Group(id) | Self::Parent(id) => id,
+        }
+    }
 }
 
 /// Returns the headers of a request by the gateway itself.
@@ -605,13 +668,19 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_a_rollout_is_found_anywhere_in_its_body() {
-        assert_eq!(
-            rollout_id(br#"{"a": {"rollout_id": "x"}, "rollout_id": "r\u0031"}"#).as_deref(),
-            Some("r1")
-        );
-        assert_eq!(rollout_id(br#"{"rollout_id": 7}"#), None);
-        assert_eq!(rollout_id(b"rollout_id=r1"), None);
-        assert_eq!(rollout_id(b""), None);
+    fn a_request_is_placed_by_the_ids_in_its_body() {
+        let check =
+            |body: &str, expected: Place| assert_eq!(Place::of("/rollout", body.as_bytes()), expected);
+        let own = Place::Own("r1".to_owned());
+        check(r#"{"a": {"rollout_id": "x"}, "rollout_id": "r\u0031"}"#, own);
+        let group = r#"{"rollout_id": "r1", "group": {"id": "g", "size": 2, "member": 0}}"#;
+        check(group, Place::Group("g".to_owned()));
+        let fork = r#"{"fork_of": {"rollout_id": "p", "turn": 1}, "rollout_id": "r1", "continuations": 2}"#;
+        check(fork, Place::Parent("p".to_owned()));
+        assert_eq!(Place::of("/run", group.as_bytes()), Place::Own("r1".to_owned()), "of another protocol");
+        for body in [&br#"{"rollout_id": 7, "group": 8, "fork_of": []}"#[..], b"rollout_id=r1", b"", b"\xff"]
+        {
+            assert!(matches!(Place::of("/rollout", body), Place::Own(id) if !id.is_empty()));
+        }
     }
 }

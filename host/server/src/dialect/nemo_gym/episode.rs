@@ -5,25 +5,30 @@
 //! verification or its close, after a while without a request, or with the server.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::outcome::RowFailure;
 use super::row::Row;
 use super::{ADMISSION_PAUSE, ADMISSION_TIME_MAX, NemoGym, no_route, outcome, refused};
+use crate::connection::WhenWritten;
 use crate::dialect::body::Body;
 use crate::random;
+use rollout_core::budget::Charge;
 use rollout_core::limits::SessionLimits;
 use rollout_rollout::{
     AdmitError, EnvironmentFacts, EpisodeAction, OpenSessionError, Reset, Session, SessionError,
 };
 use rollout_wire as wire;
+use rollout_wire::digest::sha256_parts;
 use rollout_wire::id::RolloutId;
 
 /// Name of the cookie of a session.
@@ -57,6 +62,8 @@ struct EpisodesState {
     open: HashMap<String, Named>,
     /// Cookies of sessions, by the id that their caller gave.
     given: HashMap<String, String>,
+    /// Ids of sessions whose seed is in progress. A further one of the same id waits.
+    seeding: HashMap<String, Arc<tokio::sync::Mutex<()>>>,
     /// Cookies and rewards of the last verified episodes, the oldest first.
     verified: VecDeque<(String, f64)>,
 }
@@ -79,6 +86,68 @@ struct OpenEpisode {
     reward: Option<f64>,
     /// Reason why the episode ended without a result.
     failure: Option<String>,
+    /// The last step, whose answer its caller may not have received.
+    last: Option<LastStep>,
+}
+
+/// A step that was taken.
+struct LastStep {
+    /// Digest of the request, by which a repeated one is recognized.
+    request: [u8; 32],
+    delivery: Arc<StepDelivery>,
+}
+
+/// The delivery of a step's answer. Gym's client posts a request again when its connection breaks.
+#[derive(Default)]
+struct StepDelivery {
+    /// Whether the caller hung up before the answer was written.
+    is_lost: AtomicBool,
+    /// The answer, until it is written.
+    answer: Mutex<Option<(StatusCode, String, Charge)>>,
+}
+
+impl StepDelivery {
+    fn answer(&self) -> MutexGuard<'_, Option<(StatusCode, String, Charge)>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The caller of a step. Dropping it before the answer is written records that the caller hung up.
+struct Receiver {
+    delivery: Arc<StepDelivery>,
+    is_written: AtomicBool,
+}
+
+impl Receiver {
+    fn written(&self) {
+        self.is_written.store(true, Ordering::Release);
+        drop(self.delivery.answer().take());
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if !self.is_written.load(Ordering::Acquire) {
+            self.delivery.is_lost.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// A seed in progress, for which other seeds of the same id wait.
+struct Seeding<'a> {
+    episodes: &'a Episodes,
+    id: String,
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl Drop for Seeding<'_> {
+    fn drop(&mut self) {
+        let mut state = self.episodes.lock();
+        // The table and this seed have a reference each.
+        if state.seeding.get(&self.id).is_some_and(|turn| Arc::strong_count(turn) <= 2) {
+            state.seeding.remove(&self.id);
+        }
+    }
 }
 
 impl Episodes {
@@ -88,6 +157,12 @@ impl Episodes {
 
     fn lock(&self) -> MutexGuard<'_, EpisodesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other seed of this id is in progress.
+    async fn seed(&self, id: &str) -> Seeding<'_> {
+        let turn = self.lock().seeding.entry(id.to_owned()).or_default().clone();
+        Seeding { episodes: self, id: id.to_owned(), _turn: turn.lock_owned().await }
     }
 
     /// Ends all episodes, because the server stops.
@@ -160,6 +235,10 @@ pub(super) async fn begin(gym: &NemoGym, given: Option<&str>, reset: Reset) -> R
         let why = format!("resources_session_id is longer than {ID_BYTES_MAX} bytes");
         return Err(refused(StatusCode::UNPROCESSABLE_ENTITY, why));
     }
+    let _seeding = match given {
+        Some(id) => Some(inner.episodes.seed(id).await),
+        None => None,
+    };
     if let Some(cookie) = given.and_then(|id| inner.episodes.given(id)) {
         return Ok(cookie);
     }
@@ -175,7 +254,7 @@ pub(super) async fn begin(gym: &NemoGym, given: Option<&str>, reset: Reset) -> R
     })?;
     let cookie = random::id();
     let (gone, cancelled) = (CancellationToken::new(), session.cancelled());
-    let episode = OpenEpisode { session, facts, reward: first.reward, failure: None };
+    let episode = OpenEpisode { session, facts, reward: first.reward, failure: None, last: None };
     let named = Named {
         episode: Arc::new(tokio::sync::Mutex::new(episode)),
         given: given.map(str::to_owned),
@@ -221,7 +300,8 @@ async fn open(gym: &NemoGym) -> Result<Session, String> {
         let ended = inner.ended.notified();
         let id = RolloutId::parse(random::uuid4()).map_err(|error| error.to_string())?;
         match inner.serving.host().open_session(id, inner.episodes.limits).await {
-            Ok(session) => return Ok(session),
+            // A verification has the grader rate the conversation.
+            Ok(session) => return Ok(session.without_grader()),
             Err(
                 OpenSessionError::AtCapacity { .. }
                 | OpenSessionError::Refused(AdmitError::Full { .. } | AdmitError::NoMemory(_)),
@@ -268,20 +348,46 @@ pub(super) async fn tool(
         let why = format!("{CALLS_MAX} calls of this session are in progress; send one after the other");
         return refused(StatusCode::TOO_MANY_REQUESTS, why);
     }
+    let request = sha256_parts(&[name.as_bytes(), b"\0", body.bytes()]);
+    let budget = gym.0.budget.clone();
+    let delivery = Arc::new(StepDelivery::default());
+    let receiver = Receiver { delivery: delivery.clone(), is_written: AtomicBool::new(false) };
     // A step whose caller hangs up is completed, so that its reward counts. The body is charged until then.
     let step = gym.0.tasks.spawn(async move {
-        let answer = take_step(&mut *episode.lock().await, name, arguments).await;
+        let mut episode = episode.lock().await;
+        let lost = episode.last.take().filter(|last| last.request == request).and_then(|last| {
+            let is_lost = last.delivery.is_lost.load(Ordering::Acquire);
+            if is_lost { last.delivery.answer().take() } else { None }
+        });
+        // A repeated request is the same step.
+        let answer = match lost {
+            Some(answer) => answer,
+            None => {
+                let (status, text) = take_step(&mut episode, name, arguments).await;
+                let charge = budget.charge_result(text.len());
+                (status, text, charge)
+            }
+        };
         drop(body);
-        answer
+        let (status, text) = (answer.0, answer.1.clone());
+        *delivery.answer() = Some(answer);
+        episode.last = Some(LastStep { request, delivery });
+        (status, text)
     });
-    match step.await {
-        Ok(answer) => answer,
-        Err(_) => refused(StatusCode::INTERNAL_SERVER_ERROR, "the step was ended by the server"),
-    }
+    let Ok((status, text)) = step.await else {
+        return refused(StatusCode::INTERNAL_SERVER_ERROR, "the step was ended by the server");
+    };
+    let mut response = match status {
+        StatusCode::OK => text.into_response(),
+        status => refused(status, text),
+    };
+    let written = WhenWritten::new(move || receiver.written());
+    response.extensions_mut().insert(written);
+    response
 }
 
-/// Takes one step of an episode and returns the answer for the model.
-async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -> Response {
+/// Takes one step of an episode and returns the answer for the model, or the reason of a refusal.
+async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -> (StatusCode, String) {
     let mut names: Vec<&str> = Vec::new();
     names.extend(episode.facts.tools.iter().filter_map(|tool| tool.get("name")?.as_str()));
     let is_tool = names.contains(&&*name);
@@ -292,7 +398,7 @@ async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -
         (false, false) => {
             names.extend(has_action.then_some(ACTION_TOOL));
             let why = format!("Not Found: there is no tool '{name}'; there are: {}", names.join(", "));
-            return refused(StatusCode::NOT_FOUND, why);
+            return (StatusCode::NOT_FOUND, why);
         }
     };
     match episode.session.step(action).await {
@@ -300,13 +406,13 @@ async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -
             if let Some(reward) = observed.reward {
                 episode.reward = Some(episode.reward.unwrap_or_default() + reward);
             }
-            observed.text().into_response()
+            (StatusCode::OK, observed.text())
         }
         Err(error) => {
             if let SessionError::EpisodeOver { .. } | SessionError::SessionOver(_) = error {
                 episode.failure = Some(error.to_string());
             }
-            format!("error: {error}").into_response()
+            (StatusCode::OK, format!("error: {error}"))
         }
     }
 }

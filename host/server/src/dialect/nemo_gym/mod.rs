@@ -60,6 +60,7 @@ const ADMISSION_PAUSE: Duration = Duration::from_millis(500);
 pub struct Settings {
     model: Option<Model>,
     fields: RowFields,
+    group_size: Option<u32>,
 }
 
 /// The model of rollouts. Requests name none.
@@ -88,7 +89,8 @@ impl Settings {
         let model = config.model_url.as_deref().map(|url| Model::new(url, &config.model, key)).transpose()?;
         // The configuration has been checked.
         let label = config.label_field.as_deref().and_then(|path| path.parse().ok());
-        Ok(Self { model, fields: RowFields { prompt: None, label } })
+        let fields = RowFields { prompt: None, label };
+        Ok(Self { model, fields, group_size: config.group_size })
     }
 }
 
@@ -99,6 +101,8 @@ pub struct NemoGym(Arc<Inner>);
 struct Inner {
     serving: Serving,
     settings: RwLock<Arc<Settings>>,
+    /// Whether the server is a worker behind gateways.
+    is_worker: bool,
     budget: Budget,
     ledger: Arc<Ledger>,
     /// One task for each rollout until its result is taken, and one for each episode.
@@ -112,8 +116,9 @@ struct Inner {
 }
 
 impl NemoGym {
-    /// Creates the dialect of a host. `limits` are those of the sessions of environments.
-    pub fn new(serving: Serving, settings: Settings, limits: SessionLimits) -> Self {
+    /// Creates the dialect of a host. `limits` are those of the sessions of environments, and `is_worker` is
+    /// whether the server is behind gateways.
+    pub fn new(serving: Serving, settings: Settings, limits: SessionLimits, is_worker: bool) -> Self {
         let host = serving.host();
         let times = LedgerTimes::without_polls(STATUS_TTL);
         Self(Arc::new(Inner {
@@ -122,6 +127,7 @@ impl NemoGym {
             ledger: Ledger::new(times, &host),
             serving,
             settings: RwLock::new(Arc::new(settings)),
+            is_worker,
             tasks: TaskTracker::new(),
             bodies: Bodies::default(),
             meetings: Meetings::default(),

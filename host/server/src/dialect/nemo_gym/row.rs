@@ -7,8 +7,9 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::responses;
 use crate::dialect::row::{RowFields, field, rest, text_of};
-use rollout_rollout::{Reset, reset_arguments};
+use rollout_rollout::{GroupSeat, JOIN_SECS, Reset, reset_arguments};
 use rollout_wire as wire;
+use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
 
 /// The field with the label in Gym's own data sets. It takes precedence over the others.
@@ -147,6 +148,39 @@ impl Row {
         Ok(Reset { seed, episode_id: self.session(), arguments })
     }
 
+    /// Returns the row's seat among the repetitions of its task, which are a group. A verification without a place in a
+    /// collection has none. The error says why there is none.
+    pub(super) fn seat(&self, size: u32) -> Result<Option<GroupSeat>, String> {
+        let body = self.body.get();
+        let number = |path: &str| field(body, path).and_then(|at| at.get().parse::<u32>().ok());
+        let attempt = match self.form {
+            Form::Task => number("episode_id.attempt"),
+            Form::Flat | Form::Verify => number("_ng_attempt_index"),
+        };
+        let indices = match self.form {
+            Form::Task => {
+                let id = field(body, "episode_id.rollout_id").and_then(text_of).unwrap_or_default();
+                id.split_once('-').and_then(|(task, member)| Some((task.parse().ok()?, member.parse().ok()?)))
+            }
+            Form::Flat | Form::Verify => number("_ng_task_index").zip(number("_ng_rollout_index")),
+        };
+        let (task, member): (u32, u32) = match indices {
+            Some(indices) => indices,
+            None if self.form == Form::Verify => return Ok(None),
+            None => {
+                let why = "the row does not say which repetition of its task it is, and group-size is set";
+                let needed = "'_ng_task_index' and '_ng_rollout_index', or a rollout_id such as '4-1'";
+                return Err(format!("{why}; it needs {needed}"));
+            }
+        };
+        let id = RolloutId::parse(format!("task-{task}-attempt-{}", attempt.unwrap_or(0)))
+            .map_err(|error| error.to_string())?;
+        let seat = GroupSeat { id, size, member, join_secs: JOIN_SECS };
+        let why = "group-size must be the collection's number of repetitions";
+        seat.check().map_err(|wrong| format!("{wrong}; {why}"))?;
+        Ok(Some(seat))
+    }
+
     /// Returns the number of earlier attempts and the name that the collection gave the rollout.
     fn name(&self) -> Result<(u32, String), String> {
         let body = self.body.get();
@@ -273,6 +307,27 @@ mod tests {
                 serde_json::from_str(requested.completion_params.get()).unwrap();
             assert_eq!(loop_params["tools"][0]["function"]["name"], "f");
         }
+    }
+
+    #[test]
+    fn the_repetitions_of_a_task_have_seats_in_one_group() {
+        let seat = |body: &str| Row::of_run(body.as_bytes()).unwrap().seat(4);
+        let check = |body: &str, id: &str, member: u32| {
+            let seat = seat(body).unwrap().unwrap();
+            assert_eq!((seat.id.as_str(), seat.size, seat.member), (id, 4, member), "{body}");
+        };
+        check(r#"{"_ng_task_index":7,"_ng_rollout_index":3}"#, "task-7-attempt-0", 3);
+        let again = r#"{"_ng_task_index":7,"_ng_rollout_index":0,"_ng_attempt_index":2}"#;
+        check(again, "task-7-attempt-2", 0);
+        check(r#"{"episode_id":{"rollout_id":"7-3","attempt":1}}"#, "task-7-attempt-1", 3);
+        let refused = |body: &str, expected: &str| {
+            let error = seat(body).unwrap_err();
+            assert!(error.contains(expected), "{body}: {error}");
+        };
+        refused(r#"{"_ng_task_index":7,"_ng_rollout_index":4}"#, "numbered from 0 to 3, and member is 4");
+        refused(r#"{"_ng_task_index":7}"#, "does not say which repetition");
+        refused(r#"{"episode_id":{"rollout_id":"first"}}"#, "such as '4-1'");
+        assert_eq!(Row::of_verify(b"{}").unwrap().seat(4), Ok(None));
     }
 
     #[test]

@@ -28,8 +28,9 @@ use rollout_core::error::Fault;
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, Undelivered};
 use rollout_rollout::{
-    AdmitError, AgentForm, Continuation, Finished, Host, JournalRefused, LoopOptions, Outcome, Resources,
-    Rollout, RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra, UnfinishedRollout, drive,
+    AdmitError, AgentForm, Continuation, Finished, GroupRefused, GroupSeat, Host, JournalRefused,
+    LoopOptions, Outcome, Resources, Rollout, RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra,
+    UnfinishedRollout, drive,
 };
 use rollout_wire::atif::SchemaVersion;
 use rollout_wire::digest::sha256_parts;
@@ -160,7 +161,13 @@ async fn admitted(
             return Err(RowFailure::of_row(why));
         }
     };
-    let starts = start(gym, model, (row, requested), charge, key);
+    let seat =
+        settings.group_size.map(|size| row.seat(size)).transpose().map_err(RowFailure::of_row)?.flatten();
+    if seat.is_some() && gym.0.is_worker {
+        let why = "group-size needs a server of its own: a gateway does not know which rows are a group";
+        return Err(RowFailure::of_row(why));
+    }
+    let starts = start(gym, model, (row, requested, seat), charge, key);
     match &caller {
         Some(Extension(caller)) => caller.wait(starts).await.unwrap_or_else(|| {
             Err(RowFailure::of_admission("the server needs the connections on which rows wait for room"))
@@ -179,7 +186,7 @@ fn no_model() -> &'static Model {
 async fn start(
     gym: &NemoGym,
     model: &Model,
-    (row, requested): (&Arc<Row>, RequestedRollout),
+    (row, requested, seat): (&Arc<Row>, RequestedRollout, Option<GroupSeat>),
     charge: Charge,
     key: [u8; 32],
 ) -> Result<Attendance, RowFailure> {
@@ -200,7 +207,8 @@ async fn start(
             past: None,
         };
         let ended = inner.ended.notified();
-        match host.admit(request(&host, model, &requested)?, resources) {
+        let request = RolloutRequest { group: seat.clone(), ..request(&host, model, &requested)? };
+        match host.admit(request, resources) {
             Ok(rollout) => break (rollout, host),
             Err(
                 AdmitError::Full { .. }
@@ -213,6 +221,16 @@ async fn start(
                 let pause = over.retry_after.unwrap_or(ADMISSION_PAUSE).min(ADMISSION_PAUSE);
                 tokio::time::sleep(pause).await;
             }
+            // The seat is that of the same row, whose connection may be broken, or of another collection.
+            Err(AdmitError::Group(GroupRefused::Taken { .. } | GroupRefused::Closed { .. }))
+                if Instant::now() < until =>
+            {
+                let _ = tokio::time::timeout(ADMISSION_PAUSE, ended).await;
+                if let Some(attendance) = inner.meetings.attend(&key) {
+                    return Ok(attendance);
+                }
+            }
+            Err(AdmitError::Group(refused)) => return Err(RowFailure::of_row(refused.to_string())),
             Err(error) => return Err(RowFailure::of_admission(error.to_string())),
         }
     };

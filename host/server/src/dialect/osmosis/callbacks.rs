@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use super::Osmosis;
 use super::b::Samples;
+use super::d;
 use super::error::ApiError;
 use super::kept::{self, Facts};
 use super::report::{Report, Trajectories};
@@ -108,6 +109,7 @@ pub(super) async fn start(
     let CalledBack { parsed, form, completion_url, grader_url, controller_key } = request;
     let inner = &osmosis.0;
     let host = inner.serving.host();
+    d::check_group(osmosis, &parsed)?;
     let parsed = parsed.forked(&host).await?;
     let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
     let id = rollout.id.clone();

@@ -28,6 +28,7 @@ use rollout_rollout::{
     Host, JOIN_SECS, KeptResult, Outcome, Rollout, Stage, UnfinishedRollout, drive,
 };
 use rollout_wire as wire;
+use rollout_wire::digest::{hex, sha256_parts};
 use rollout_wire::id::{InvalidRolloutId, RolloutId};
 
 /// Category of a failure that is the host's.
@@ -133,7 +134,7 @@ pub(super) async fn start(
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
     let PolledRequest { parsed, grade, continuations: _ } = request;
-    check_groups(osmosis, &parsed)?;
+    check_group(osmosis, &parsed)?;
     let id = parsed.rollout.id.clone();
     let host = inner.serving.host();
     host.may_keep()?;
@@ -161,42 +162,64 @@ pub(super) async fn start(
     Ok(admission)
 }
 
-/// Admits a group of forks of one rollout, all or none, and starts a task for each.
+/// Admits a group of forks of one rollout, all or none, and starts a task for each. The same request with the same token of
+/// a gateway is the same group.
 pub(super) async fn start_tree(
     osmosis: &Osmosis,
     request: PolledRequest,
     count: u32,
-    parent: Option<TraceParent>,
+    (parent, chosen_token): (Option<TraceParent>, Option<String>),
 ) -> Result<TreeAdmission, ApiError> {
     let inner = &osmosis.0;
-    let PolledRequest { mut parsed, grade, continuations: _ } = request;
+    let PolledRequest { parsed, grade, continuations: _ } = request;
     let (group, fork_of) = (parsed.rollout.id.clone(), parsed.fork_of.clone());
     let missing = || ApiError::Invalid(vec![Problem::invalid_value("fork_of", "is missing")]);
     let fork_of = fork_of.ok_or_else(missing)?;
     let host = inner.serving.host();
     host.may_keep()?;
-    let seat = |member| GroupSeat { id: group.clone(), size: count, member, join_secs: JOIN_SECS };
-    parsed.rollout.group = Some(seat(0));
-    check_groups(osmosis, &parsed)?;
-    let mut forks = Vec::new();
+    let (mut forks, mut known) = (Vec::new(), Vec::new());
     for member in 0..count {
         let too_long = |why: InvalidRolloutId| {
             ApiError::Invalid(vec![Problem::invalid_value("rollout_id", &why.to_string())])
         };
         let id = RolloutId::parse(format!("{}-{member}", group.as_str())).map_err(too_long)?;
-        let Ok(entry) = inner.ledger.reserve(&id) else {
-            host.metrics().refused(Refusal::Duplicate);
-            return Err(ApiError::Registered);
+        let token = match &chosen_token {
+            Some(token) => hex(&sha256_parts(&[token.as_bytes(), &member.to_be_bytes()])),
+            None => random::token(),
+        };
+        let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
+        let admission = Admission::new(osmosis, id.clone(), token);
+        let token = &admission.polling_lease_token;
+        let entry = match inner.ledger.reserve(&id) {
+            Ok(entry) => entry,
+            // The gateway did not receive the first answer.
+            Err(_)
+                if chosen_token.is_some()
+                    && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) =>
+            {
+                known.push(admission);
+                continue;
+            }
+            Err(_) => {
+                host.metrics().refused(Refusal::Duplicate);
+                return Err(ApiError::Registered);
+            }
         };
         let charge = host.budget().charge(Use::Request, parsed.memory_bytes()).map_err(AdmitError::from)?;
         let mut fork = parsed.again(charge);
         fork.rollout.id = id;
-        fork.rollout.group = Some(seat(member));
-        forks.push((entry, fork.forked(&host).await?));
+        fork.rollout.group = Some(GroupSeat { id: group.clone(), size: count, member, join_secs: JOIN_SECS });
+        forks.push((admission, entry, fork.forked(&host).await?));
+    }
+    let answer = |rollouts| TreeAdmission { group: TreeGroup { id: group, size: count }, fork_of, rollouts };
+    match (forks.is_empty(), known.is_empty()) {
+        (true, _) => return Ok(answer(known)),
+        // The others have ended, and their ids are free.
+        (false, false) => return Err(ApiError::Registered),
+        (false, true) => {}
     }
     let mut admitted: Vec<(Admission, Admitted)> = Vec::new();
-    for (entry, fork) in forks {
-        let admission = Admission::new(osmosis, fork.rollout.id.clone(), random::token());
+    for (admission, entry, fork) in forks {
         match Admitted::new(&host, entry, fork, (grade, &admission.polling_lease_token)) {
             Ok(fork) => admitted.push((admission, fork)),
             Err(refused) => {
@@ -211,14 +234,16 @@ pub(super) async fn start_tree(
         let stored = kept::wait_until_stored(handle.log()).await;
         stored.inspect_err(|_| handles.iter().for_each(Handle::cancel))?;
     }
-    Ok(TreeAdmission { group: TreeGroup { id: group, size: count }, fork_of, rollouts })
+    Ok(answer(rollouts))
 }
 
-/// Refuses groups on workers: the gateway before them may send the members to different ones.
-fn check_groups(osmosis: &Osmosis, parsed: &ParsedRequest) -> Result<(), ApiError> {
-    let is_possible = parsed.rollout.group.is_none() || osmosis.0.log.is_none();
-    let why = "groups need a server of their own, and this is one of several workers behind a gateway";
-    is_possible.then_some(()).ok_or_else(|| ApiError::Invalid(vec![Problem::invalid_value("group", why)]))
+/// Refuses a group on a worker whose members may be at several: each fork is at the worker of its parent.
+pub(super) fn check_group(osmosis: &Osmosis, parsed: &ParsedRequest) -> Result<(), ApiError> {
+    let is_divided = parsed.rollout.group.is_some() && parsed.fork_of.is_some() && osmosis.0.log.is_some();
+    let why =
+        "forks in a group are started by one request behind a gateway; send continuations instead of group";
+    let refused = || ApiError::Invalid(vec![Problem::invalid_value("group", why)]);
+    (!is_divided).then_some(()).ok_or_else(refused)
 }
 
 impl Admission {

@@ -32,6 +32,8 @@ pub(super) enum ApiError {
     Unreadable,
     /// All missing and invalid fields.
     Invalid(Vec<Problem>),
+    /// There is no rollout to continue, with the reason.
+    NoParent(String),
     /// The rollouts are not named in exactly one way.
     Selector,
     /// The id is in use, or its result is still stored.
@@ -107,6 +109,7 @@ impl From<ForkError> for ApiError {
         match error {
             ForkError::Refused(error) => error.into(),
             ForkError::Unreadable(why) => Self::Internal(why.to_string()),
+            unknown @ ForkError::Unknown(_) => Self::NoParent(unknown.to_string()),
             wrong => Self::Invalid(vec![Problem::invalid_value("fork_of", &wrong.to_string())]),
         }
     }
@@ -132,6 +135,9 @@ impl IntoResponse for ApiError {
             Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".into()),
             Self::Unreadable => (StatusCode::BAD_REQUEST, "There was an error parsing the body".into()),
             Self::Invalid(problems) => (StatusCode::UNPROCESSABLE_ENTITY, json!(problems)),
+            Self::NoParent(why) => {
+                (StatusCode::UNPROCESSABLE_ENTITY, json!([Problem::invalid_value("fork_of", &why)]))
+            }
             Self::Selector => {
                 (StatusCode::UNPROCESSABLE_ENTITY, "pass exactly one selector: ids, prefix, or all".into())
             }

@@ -268,6 +268,22 @@ async fn start_rollout(
     headers: HeaderMap,
     body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Response, ApiError> {
+    match start(&osmosis, headers, body).await {
+        // The gateway tries the next worker.
+        Err(refused @ ApiError::NoParent(_)) if osmosis.0.log.is_some() => {
+            let mut response = refused.into_response();
+            *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
+            Ok(response)
+        }
+        started => started,
+    }
+}
+
+async fn start(
+    osmosis: &Osmosis,
+    headers: HeaderMap,
+    body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
+) -> Result<Response, ApiError> {
     osmosis.start_sweeping();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let configured = osmosis.0.generation;
@@ -278,10 +294,10 @@ async fn start_rollout(
             let token = osmosis.0.log.as_ref().and_then(|_| worker::chosen_token(&headers));
             let token = token.map(str::to_owned);
             if let Some(count) = request.continuations {
-                let tree = d::start_tree(&osmosis, request, count, parent).await?;
+                let tree = d::start_tree(osmosis, request, count, (parent, token)).await?;
                 return Ok((StatusCode::ACCEPTED, Json(tree)).into_response());
             }
-            let admission = d::start(&osmosis, request, (parent, token)).await?;
+            let admission = d::start(osmosis, request, (parent, token)).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
         }
         // The id of a rollout with callbacks is free after its end, so the first request may have run and be over.
@@ -292,7 +308,7 @@ async fn start_rollout(
             // B's servers responded 200, C's callers require 202, and B's known callers accept any 2xx.
             let accepted =
                 if configured == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
-            callbacks::start(&osmosis, request, parent).await?;
+            callbacks::start(osmosis, request, parent).await?;
             Ok((accepted, Json(json!({}))).into_response())
         }
     }

@@ -163,7 +163,8 @@ fn polled(mut fields: Fields<'_>, rules: &NetworkRules) -> Result<StartRollout, 
     let key_rule = "llm_api_key must be omitted or a non-empty string";
     let key = api_key(&mut fields, "llm_api_key", key_rule);
     let grade = fields.flag("grade");
-    let group = group(&mut fields, grade.unwrap_or(true));
+    let ungraded = (grade == Some(false)).then_some("leave out grade");
+    let group = group(&mut fields, ungraded);
     let continuations = continuations(&mut fields, common.fork_of.is_some());
     let parsed = common.ask(&mut fields, rules, key, SamplesRule::One);
     fields.finish(parsed.map(|mut parsed| {
@@ -172,8 +173,9 @@ fn polled(mut fields: Fields<'_>, rules: &NetworkRules) -> Result<StartRollout, 
     }))
 }
 
-/// Reads the host's own field for the rollout's seat in a group.
-fn group(fields: &mut Fields<'_>, is_graded: bool) -> Option<GroupSeat> {
+/// Reads the host's own field for the rollout's seat in a group. `ungraded` is the way to have the rollout graded, if it is
+/// not.
+fn group(fields: &mut Fields<'_>, ungraded: Option<&str>) -> Option<GroupSeat> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct GroupField {
@@ -196,8 +198,8 @@ fn group(fields: &mut Fields<'_>, is_graded: bool) -> Option<GroupSeat> {
     if let Err(why) = seat.check() {
         fields.wrong("group", &why.to_string());
     }
-    if !is_graded {
-        fields.wrong("group", "members of a group are graded; leave out grade, or the group");
+    if let Some(advice) = ungraded {
+        fields.wrong("group", &format!("members of a group are graded; {advice}, or leave out the group"));
     }
     Some(seat)
 }
@@ -239,8 +241,11 @@ fn called_back(
             None => {}
         }
     }
+    let ungraded = grader_url.is_none().then_some("give grader_callback_url");
+    let group = group(&mut fields, ungraded);
     let parsed = common.ask(&mut fields, rules, llm_key.or_else(|| controller_key.clone()), samples);
-    let read = parsed.zip(completion_url).map(|(parsed, completion_url)| {
+    let read = parsed.zip(completion_url).map(|(mut parsed, completion_url)| {
+        parsed.rollout.group = group;
         StartRollout::CalledBack(CalledBack { parsed, form, completion_url, grader_url, controller_key })
     });
     fields.finish(read)
