@@ -11,6 +11,7 @@ mod nemo_gym;
 mod network;
 mod raw;
 mod reading;
+mod setting;
 mod tenant;
 mod tools;
 mod values;
@@ -190,6 +191,16 @@ pub struct OsmosisTimes {
     pub result_ttl: Duration,
 }
 
+impl Default for OsmosisTimes {
+    fn default() -> Self {
+        Self {
+            result_wait: Duration::from_secs(30),
+            lease: Duration::from_secs(120),
+            result_ttl: Duration::from_secs(900),
+        }
+    }
+}
+
 /// Default address. It is a loopback address, because a server without a key must not be reachable from other machines.
 const LISTEN: &str = "127.0.0.1:9000";
 /// Default number of concurrent rollouts. A waiting one takes tens of kilobytes, so the model's server is full long
@@ -244,8 +255,8 @@ impl RawConfig {
                 .push(format!("memory-budget-bytes: must be at least {} MiB", MEMORY_BUDGET_BYTES_MIN >> 20));
         }
         let osmosis_generation = self.osmosis.generation.unwrap_or_default();
-        let osmosis_init = self.osmosis.init.clone().resolve(&mut problems);
-        let osmosis = self.osmosis.resolve(&mut problems);
+        let osmosis_init = self.osmosis.init.resolve_over(OsmosisInit::default(), &mut problems);
+        let osmosis = osmosis_times(&self.osmosis, &mut problems);
         let cluster = self.cluster.resolve(&mut problems);
         if cluster.nats.as_ref().is_some_and(|nats| nats.log_age() <= 2 * osmosis.result_ttl) {
             problems.push(
@@ -253,11 +264,10 @@ impl RawConfig {
                     .to_owned(),
             );
         }
-        let sessions = self.sessions.resolve(&mut problems);
-        let load_limits = self.limits.resolve_loading(&mut problems);
-        let limits = self.limits.resolve(&mut problems);
+        let sessions = self.sessions.resolve_over(SessionLimits::default(), &mut problems);
+        let (limits, load_limits) = self.limits.resolve(&mut problems);
         let model_params = allowed("model", self.model.params.as_deref(), &mut problems);
-        let model = self.model.retry().resolve("model", RetryPolicy::model(), &mut problems);
+        let model = self.model.resolve_over(RetryPolicy::model(), &mut problems);
         let judge = self.judge.resolve(&model, &mut problems);
         let journal = self.journal.resolve(listen, &mut problems);
         if journal == JournalConfig::Off && self.trajectories == Some(TrajectoriesIn::Journal) {
@@ -281,21 +291,27 @@ impl RawConfig {
             queue_max: self.queue_max.unwrap_or(max_concurrent.saturating_mul(QUEUE_PER_SLOT)),
             memory_budget_bytes: self.memory_budget_bytes,
             artifact_root: self.artifact_root,
-            artifacts: self.artifacts.resolve(&mut problems),
+            artifacts: self.artifacts.resolve_over(artifacts::DEFAULT, &mut problems),
             cache_dir: self.cache_dir,
             tls: self.tls.resolve(&mut problems),
             server_key_env: self.server_key_env,
             allowed_hosts: access::all("allowed-hosts", self.allowed_hosts, &mut problems),
             allowed_origins: access::all("allowed-origins", self.allowed_origins, &mut problems)
                 .unwrap_or_default(),
-            drain: secs("drain-secs", self.drain_secs, Duration::from_secs(10), &mut problems),
+            drain: setting::value(
+                ("", "drain-secs"),
+                self.drain_secs,
+                Duration::from_secs(10),
+                ..,
+                &mut problems,
+            ),
             load_limits,
             clock_begins,
             limits,
             model,
             model_params,
             judge,
-            callback: self.callback.resolve("callback", RetryPolicy::callback(), &mut problems),
+            callback: self.callback.resolve_over(RetryPolicy::callback(), &mut problems),
             osmosis_generation,
             osmosis,
             sessions,
@@ -307,7 +323,7 @@ impl RawConfig {
             journal,
             trajectories: self.trajectories,
             landlock: self.hardening.landlock.unwrap_or_default(),
-            catalog: self.catalog.resolve(&mut problems),
+            catalog: self.catalog.resolve_over(CatalogOptions::default(), &mut problems),
             cluster,
             network: self.network.resolve(&mut problems),
             tools,
@@ -316,133 +332,6 @@ impl RawConfig {
             grader: values::assigned(self.grader, &[], "grader", &mut problems),
         };
         if problems.is_empty() { Ok(config) } else { Err(InvalidConfig(problems)) }
-    }
-}
-
-impl RawSessions {
-    fn resolve(self, problems: &mut Vec<String>) -> SessionLimits {
-        let default = SessionLimits::default();
-        let slots_share = self.slots_share.unwrap_or(default.slots_share);
-        if !(slots_share > 0.0 && slots_share <= 1.0) {
-            problems.push(format!("sessions.slots-share: {slots_share} is not more than 0 and at most 1"));
-        }
-        let mut secs_of = |name: &str, given, default| {
-            let time = secs(&format!("sessions.{name}"), given, default, problems);
-            if time.is_zero() {
-                problems.push(format!("sessions.{name}: must be more than 0"));
-            }
-            time
-        };
-        SessionLimits {
-            idle_time_max: secs_of("idle-secs", self.idle_secs, default.idle_time_max),
-            call_time_max: secs_of("call-secs-max", self.call_secs_max, default.call_time_max),
-            queue_time_max: secs_of("queue-secs-max", self.queue_secs_max, default.queue_time_max),
-            message_bytes_max: self.message_bytes_max.unwrap_or(default.message_bytes_max),
-            slots_share,
-        }
-    }
-}
-
-impl RawLimits {
-    fn resolve_loading(&self, problems: &mut Vec<String>) -> LoadLimits {
-        let default = LoadLimits::default();
-        // The compiler cannot start with less.
-        const MEMORY_BYTES_MIN: usize = 64 << 20;
-        if self.compile_memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
-            problems.push("limits.compile-memory-bytes-max: must be at least 64 MiB".to_owned());
-        }
-        let compile_time_max =
-            secs("limits.compile-secs-max", self.compile_secs_max, default.compile_time_max, problems);
-        if compile_time_max.is_zero() {
-            problems.push("limits.compile-secs-max: must be more than 0".to_owned());
-        }
-        LoadLimits {
-            component_bytes_max: self.component_bytes_max.unwrap_or(default.component_bytes_max),
-            compile_time_max,
-            compile_memory_bytes_max: self
-                .compile_memory_bytes_max
-                .unwrap_or(default.compile_memory_bytes_max),
-        }
-    }
-
-    fn resolve(self, problems: &mut Vec<String>) -> Limits {
-        let default = Limits::default();
-        if self.samples_max == Some(0) {
-            problems.push("limits.samples-max: must be at least 1".to_owned());
-        }
-        const PAGE_BYTES: usize = 65_536;
-        if self.memory_bytes_max.is_some_and(|bytes| !(16 * PAGE_BYTES..=4 << 30).contains(&bytes)) {
-            problems.push("limits.memory-bytes-max: must be between 1 MiB and 4 GiB".to_owned());
-        }
-        Limits {
-            memory_bytes_max: self.memory_bytes_max.unwrap_or(default.memory_bytes_max),
-            workflow_time_max: secs(
-                "limits.workflow-secs-max",
-                self.workflow_secs_max,
-                default.workflow_time_max,
-                problems,
-            ),
-            guest_cpu_time_max: secs(
-                "limits.guest-cpu-secs-max",
-                self.guest_cpu_secs_max,
-                default.guest_cpu_time_max,
-                problems,
-            ),
-            host_calls_max: self.host_calls_max.unwrap_or(default.host_calls_max),
-            host_call_bytes_max: self.host_call_bytes_max.unwrap_or(default.host_call_bytes_max),
-            handles_max: self.handles_max.unwrap_or(default.handles_max),
-            chat_tokens_max: self.chat_tokens_max.unwrap_or(default.chat_tokens_max),
-            message_bytes_max: self.message_bytes_max.unwrap_or(default.message_bytes_max),
-            grader_time_max: secs(
-                "limits.grader-secs-max",
-                self.grader_secs_max,
-                default.grader_time_max,
-                problems,
-            ),
-            samples_max: self.samples_max.unwrap_or(default.samples_max),
-            chat_calls_max: self.chat_calls_max.unwrap_or(default.chat_calls_max),
-            chat_bytes_max: self.chat_bytes_max.unwrap_or(default.chat_bytes_max),
-            concurrent_calls_max: self.concurrent_calls_max.unwrap_or(default.concurrent_calls_max),
-            judge_calls_max: self.judge_calls_max.unwrap_or(default.judge_calls_max),
-            judge_tokens_max: self.judge_tokens_max.unwrap_or(default.judge_tokens_max),
-            record_bytes_max: self.record_bytes_max.unwrap_or(default.record_bytes_max),
-            artifacts_max: self.artifacts_max.unwrap_or(default.artifacts_max),
-            artifact_bytes_max: self.artifact_bytes_max.unwrap_or(default.artifact_bytes_max),
-            log_lines_max: self.log_lines_max.unwrap_or(default.log_lines_max),
-            log_bytes_max: self.log_bytes_max.unwrap_or(default.log_bytes_max),
-            refused_uses_max: self.refused_uses_max.unwrap_or(default.refused_uses_max),
-            random_bytes_max: self.random_bytes_max.unwrap_or(default.random_bytes_max),
-            reply_bytes_max: self.reply_bytes_max.unwrap_or(default.reply_bytes_max),
-        }
-    }
-}
-
-impl RawRetry {
-    fn resolve(self, table: &str, default: RetryPolicy, problems: &mut Vec<String>) -> RetryPolicy {
-        if self.attempts_max == Some(0) {
-            problems.push(format!("{table}.attempts-max: must be at least 1, which tries once"));
-        }
-        let mut secs = |key: &str, value, default| secs(&format!("{table}.{key}"), value, default, problems);
-        RetryPolicy {
-            attempts_max: self.attempts_max.unwrap_or(default.attempts_max),
-            attempt_time_max: secs("attempt-secs-max", self.attempt_secs_max, default.attempt_time_max),
-            budget: secs("budget-secs", self.budget_secs, default.budget),
-            delay_base: secs("delay-base-secs", self.delay_base_secs, default.delay_base),
-            delay_max: secs("delay-max-secs", self.delay_max_secs, default.delay_max),
-            statuses: default.statuses,
-        }
-    }
-}
-
-impl RawModel {
-    fn retry(&self) -> RawRetry {
-        RawRetry {
-            attempts_max: self.attempts_max,
-            attempt_secs_max: self.attempt_secs_max,
-            budget_secs: self.budget_secs,
-            delay_base_secs: self.delay_base_secs,
-            delay_max_secs: self.delay_max_secs,
-        }
     }
 }
 
@@ -456,7 +345,7 @@ fn allowed(table: &str, names: Option<&[String]>, problems: &mut Vec<String>) ->
 
 impl RawJudge {
     fn resolve(self, of_the_model: &RetryPolicy, problems: &mut Vec<String>) -> Option<Judge> {
-        let model = match (self.model, &self.url) {
+        let model = match (self.model.clone(), &self.url) {
             (Some(model), Some(_)) => model,
             (Some(model), None) if model == Judge::STAND_IN => model,
             (Some(model), None) => {
@@ -475,61 +364,28 @@ impl RawJudge {
             }
             (None, None) => return None,
         };
-        let retry = RawRetry {
-            attempts_max: self.attempts_max,
-            attempt_secs_max: self.attempt_secs_max,
-            budget_secs: self.budget_secs,
-            ..RawRetry::default()
-        };
-        let retry = retry.resolve("judge", of_the_model.clone(), problems);
+        let retry = self.resolve_over(of_the_model.clone(), problems);
         let params = allowed("judge", self.params.as_deref(), problems);
         Some(Judge { url: self.url, model, api_key_env: self.api_key_env, retry, params })
     }
 }
 
-impl RawOsmosis {
-    fn resolve(self, problems: &mut Vec<String>) -> OsmosisTimes {
-        let times = OsmosisTimes {
-            result_wait: secs(
-                "osmosis.result-wait-secs",
-                self.result_wait_secs,
-                Duration::from_secs(30),
-                problems,
-            ),
-            lease: secs("osmosis.lease-secs", self.lease_secs, Duration::from_secs(120), problems),
-            result_ttl: secs(
-                "osmosis.result-ttl-secs",
-                self.result_ttl_secs,
-                Duration::from_secs(900),
-                problems,
-            ),
-        };
-        if times.lease <= times.result_wait {
-            problems.push(format!(
-                "osmosis.lease-secs: {} must be more than result-wait-secs ({}), or a waiting caller loses its lease",
-                times.lease.as_secs_f64(),
-                times.result_wait.as_secs_f64()
-            ));
-        }
-        times
+/// Returns the times of the Osmosis protocol. A caller that waits must not lose its lease meanwhile.
+fn osmosis_times(raw: &RawOsmosis, problems: &mut Vec<String>) -> OsmosisTimes {
+    let times = raw.resolve_over(OsmosisTimes::default(), problems);
+    if times.lease <= times.result_wait {
+        problems.push(format!(
+            "osmosis.lease-secs: {} must be more than result-wait-secs ({}), or a waiting caller loses its lease",
+            times.lease.as_secs_f64(),
+            times.result_wait.as_secs_f64()
+        ));
     }
-}
-
-/// Returns a time between zero and a year.
-fn secs(key: &str, value: Option<f64>, default: Duration, problems: &mut Vec<String>) -> Duration {
-    const YEAR_SECS: f64 = 31_536_000.0;
-    match value {
-        None => default,
-        Some(secs) if (0.0..=YEAR_SECS).contains(&secs) => Duration::from_secs_f64(secs),
-        Some(secs) => {
-            problems.push(format!("{key}: {secs} is not between 0 and {YEAR_SECS} seconds"));
-            default
-        }
-    }
+    times
 }
 
 #[cfg(test)]
 mod tests {
+    use super::setting::{Documented, Setting};
     use super::*;
 
     #[test]
@@ -572,5 +428,62 @@ mod tests {
         raw.set = vec!["deep.g=null".parse().unwrap(), "n=4".parse().unwrap()];
         let plugin = Value::from(raw.resolve().unwrap().plugin.unwrap());
         assert_eq!(plugin, serde_json::json!({"deep": {"f": 0.5, "g": null}, "n": 4, "name": "x"}));
+    }
+
+    /// Returns a file of the documents.
+    fn page(name: &str) -> String {
+        let path = format!("{}/../../docs/operate/{name}", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    #[test]
+    fn the_configuration_reference_shows_every_default() {
+        let page = page("configuration.md");
+        let file = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());
+        let file: toml::Table = file.expect("the file with all settings").parse().unwrap();
+        let tables = [
+            RawArtifacts::documented(&artifacts::DEFAULT),
+            RawJournal::documented(&journal::RETENTION),
+            RawCatalog::documented(&CatalogOptions::default()),
+            RawModel::documented(&RetryPolicy::model()),
+            RawRetry::documented(&RetryPolicy::callback()),
+            RawOsmosis::documented(&OsmosisTimes::default()),
+            RawOsmosisInit::documented(&OsmosisInit::default()),
+            RawSessions::documented(&SessionLimits::default()),
+        ];
+        for setting in tables.into_iter().flatten() {
+            let Documented { table, key, default } = &setting;
+            let mut path = table.split('.').chain([*key]);
+            let first = path.next().and_then(|first| file.get(first));
+            let value = path.fold(first, |value, key| value.and_then(|value| value.get(key)));
+            let shown = match value {
+                Some(toml::Value::Integer(count)) => (*count as u64).shown(key),
+                Some(toml::Value::Float(secs)) => secs.shown(key),
+                Some(toml::Value::Boolean(truth)) => truth.shown(key),
+                _ => panic!("configuration.md has no number or truth value for {setting:?}: {value:?}"),
+            };
+            // A setting without a default has an example.
+            assert!(default == "none" || shown == *default, "configuration.md: {shown} for {setting:?}");
+        }
+    }
+
+    #[test]
+    fn the_page_on_limits_shows_every_default() {
+        let page = page("limits.md");
+        for setting in RawLimits::documented() {
+            let name = format!("`{}`", setting.key);
+            let row = page.lines().find(|line| line.starts_with('|') && line.contains(&name));
+            let row = row.unwrap_or_else(|| panic!("limits.md has no row of {setting:?}"));
+            // Thousands are separated by commas, but so are the defaults of several limits in a row.
+            let cell: String = row.split('|').nth(2).unwrap_or_default().replace(", ", "; ").replace(',', "");
+            let words: Vec<&str> =
+                cell.split(|char: char| char == ';' || char == '(').map(str::trim).collect();
+            let is_shown = words.iter().any(|words| {
+                words
+                    .strip_prefix(setting.default.as_str())
+                    .is_some_and(|rest| !rest.starts_with(char::is_numeric))
+            });
+            assert!(is_shown, "limits.md does not show the default of {setting:?}: {row}");
+        }
     }
 }

@@ -7,91 +7,109 @@ use std::time::Duration;
 /// Wall time of an instance that belongs to no rollout: one that is started as a test or that describes its plugin.
 pub const DECLARE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The limits of one rollout and of its two instances.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Limits {
-    /// Linear memories and tables of one instance together, in bytes.
-    pub memory_bytes_max: usize,
-    /// Wall time of the workflow if the request gives none or more than this.
-    pub workflow_time_max: Duration,
-    /// Wall time of the grader if the request gives none or more than this.
-    pub grader_time_max: Duration,
-    /// CPU time of one instance, including the host's work in its calls. Waiting does not count.
-    pub guest_cpu_time_max: Duration,
-    /// Calls of the contract's imports by one instance.
-    pub host_calls_max: u64,
-    /// Bytes that a guest may pass in one host call.
-    pub host_call_bytes_max: usize,
-    /// Handles that a guest may hold at once.
-    pub handles_max: usize,
-    /// Samples of one rollout, if the caller accepts several.
-    pub samples_max: u32,
-    /// Calls of the model in one rollout, without retries.
-    pub chat_calls_max: u32,
-    /// Tokens of all requests and replies in one rollout, as the model's server counts them. The call that exceeds it
-    /// is the last.
-    pub chat_tokens_max: u64,
-    /// Bytes of all requests to models in one rollout, as sent: a request carries the whole conversation, at no cost to
-    /// the guest.
-    pub chat_bytes_max: u64,
-    /// Calls of the model in progress at once in one rollout.
-    pub concurrent_calls_max: u32,
-    /// Calls of the judge in one rollout, without retries.
-    pub judge_calls_max: u32,
-    /// Tokens of all requests to the judge and its replies in one rollout, as its server counts them. The call that
-    /// exceeds it is the last.
-    pub judge_tokens_max: u64,
-    /// One message of a sample or of a request, in bytes.
-    pub message_bytes_max: usize,
-    /// Messages, fields and observed exchanges stored for one rollout, in bytes.
-    pub record_bytes_max: usize,
-    /// Number of artifacts of one rollout.
-    pub artifacts_max: usize,
-    /// Artifacts of one rollout together, in bytes.
-    pub artifact_bytes_max: usize,
-    /// Log lines and events of one rollout; further ones are counted and dropped.
-    pub log_lines_max: usize,
-    /// Log lines and events of one rollout together, in bytes.
-    pub log_bytes_max: usize,
-    /// Uses that the guest's own language runtime refused in one rollout; alarms do not count. With 0, a rollout gets
-    /// no reward after any refused use, even if the guest handled the error.
-    pub refused_uses_max: u64,
-    /// Random bytes that a guest may request in one call.
-    pub random_bytes_max: u64,
-    /// A reply of the model's server, in bytes.
-    pub reply_bytes_max: usize,
+/// Calls a macro with all limits of `[limits]`, so that each of them is declared once: here. The fields, the defaults, the
+/// keys of the configuration file, the command-line options, and their help texts follow from it.
+///
+/// An entry has the text about the limit, which people read in the help; its field, type, and default; its key in
+/// `[limits]`; and the range of permitted values.
+#[macro_export]
+macro_rules! for_each_limit {
+    ($then:ident) => {
+        $then! {
+            /// The limits of one rollout and of its two instances.
+            Limits {
+                /// Bytes of linear memories and tables of an instance.
+                memory_bytes_max: usize = 256 << 20, "memory-bytes-max", 1 << 20..=4 << 30;
+                /// CPU time of an instance, excluding waits.
+                guest_cpu_time_max: Duration = Duration::from_secs(60), "guest-cpu-secs-max", ..;
+                /// Wall time of the workflow.
+                workflow_time_max: Duration = Duration::from_secs(3600), "workflow-secs-max", ..;
+                /// Wall time of the grader.
+                grader_time_max: Duration = Duration::from_secs(600), "grader-secs-max", ..;
+                /// Calls of the host by an instance.
+                host_calls_max: u64 = 1_000_000, "host-calls-max", ..;
+                /// Bytes that a guest passes in one call of the host.
+                host_call_bytes_max: usize = 64 << 20, "host-call-bytes-max", ..;
+                /// Open handles of a guest.
+                handles_max: usize = 10_000, "handles-max", ..;
+                /// Samples of a rollout.
+                samples_max: u32 = 64, "samples-max", 1..;
+                /// Model calls of a rollout.
+                chat_calls_max: u32 = 1000, "chat-calls-max", ..;
+                /// Tokens of all model calls together.
+                chat_tokens_max: u64 = 100_000_000, "chat-tokens-max", ..;
+                /// Bytes of all requests to models, each with its whole conversation.
+                chat_bytes_max: u64 = 1 << 30, "chat-bytes-max", ..;
+                /// Concurrent model calls.
+                concurrent_calls_max: u32 = 64, "concurrent-calls-max", ..;
+                /// Judge calls of a rollout.
+                judge_calls_max: u32 = 64, "judge-calls-max", ..;
+                /// Tokens of all judge calls together.
+                judge_tokens_max: u64 = 10_000_000, "judge-tokens-max", ..;
+                /// Bytes of a message.
+                message_bytes_max: usize = 16 << 20, "message-bytes-max", ..;
+                /// Bytes of all recorded messages, fields and exchanges.
+                record_bytes_max: usize = 256 << 20, "record-bytes-max", ..;
+                /// Artifacts of a rollout.
+                artifacts_max: usize = 64, "artifacts-max", ..;
+                /// Bytes of all artifacts together.
+                artifact_bytes_max: usize = 16 << 20, "artifact-bytes-max", ..;
+                /// Log lines and events of a rollout.
+                log_lines_max: usize = 10_000, "log-lines-max", ..;
+                /// Bytes of all log lines and events together.
+                log_bytes_max: usize = 1 << 20, "log-bytes-max", ..;
+                /// Uses that a guest's own runtime refuses (processes, files, network, threads); 0 fails every rollout with one.
+                refused_uses_max: u64 = 1_000_000, "refused-uses-max", ..;
+                /// Random bytes returned by one call.
+                random_bytes_max: u64 = 64 << 10, "random-bytes-max", ..;
+                /// Bytes of a reply of the model's server.
+                reply_bytes_max: usize = 32 << 20, "reply-bytes-max", ..;
+            }
+
+            /// Limits on loading one component, whose author is not trusted.
+            LoadLimits {
+                // Six times the size of a Python guest with its interpreter, which is 20 MB. Packages make such a guest
+                // larger, but are data that the compiler only copies: with SymPy, a guest has 80 MB.
+                /// Bytes of a component's file.
+                component_bytes_max: usize = 128 << 20, "component-bytes-max", ..;
+                // A Python guest takes 25 s on two cores.
+                /// CPU and wall time of compiling a component.
+                compile_time_max: Duration = Duration::from_secs(120), "compile-secs-max", AboveZero;
+                // The compiler cannot start with less than 64 MiB.
+                /// Memory of compiling a component.
+                compile_memory_bytes_max: usize = 4 << 30, "compile-memory-bytes-max", 64 << 20..;
+            }
+        }
+    };
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        const MIB: usize = 1 << 20;
-        Self {
-            memory_bytes_max: 256 * MIB,
-            workflow_time_max: Duration::from_secs(3600),
-            grader_time_max: Duration::from_secs(600),
-            guest_cpu_time_max: Duration::from_secs(60),
-            host_calls_max: 1_000_000,
-            host_call_bytes_max: 64 * MIB,
-            handles_max: 10_000,
-            samples_max: 64,
-            chat_calls_max: 1000,
-            chat_tokens_max: 100_000_000,
-            chat_bytes_max: 1 << 30,
-            concurrent_calls_max: 64,
-            judge_calls_max: 64,
-            judge_tokens_max: 10_000_000,
-            message_bytes_max: 16 * MIB,
-            record_bytes_max: 256 * MIB,
-            artifacts_max: 64,
-            artifact_bytes_max: 16 * MIB,
-            log_lines_max: 10_000,
-            log_bytes_max: MIB,
-            refused_uses_max: 1_000_000,
-            random_bytes_max: 64 << 10,
-            reply_bytes_max: 32 * MIB,
+/// Declares the structs of limits from their table.
+macro_rules! limits {
+    ($($(#[doc = $about:literal])* $group:ident {
+        $($(#[doc = $doc:literal])* $field:ident: $type:ty = $default:expr, $name:literal, $range:expr;)*
+    })*) => {$(
+        $(#[doc = $about])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $group {
+            $($(#[doc = $doc])* pub $field: $type,)*
         }
-    }
+
+        impl Default for $group {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+
+        impl $group {
+            /// Returns every limit under its name in `[limits]`.
+            pub fn table(&self) -> [(&'static str, Amount); [$($name),*].len()] {
+                [$(($name, self.$field.into()),)*]
+            }
+        }
+    )*};
 }
+
+for_each_limit!(limits);
 
 /// Limits of a session of an environment, besides those of its instances.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -171,99 +189,5 @@ impl From<u64> for Amount {
 impl From<Duration> for Amount {
     fn from(time: Duration) -> Self {
         Self::Secs((time.as_secs_f64() * 1e6).round() / 1e6)
-    }
-}
-
-impl Limits {
-    /// Returns every limit under its name in `[limits]`.
-    pub fn table(&self) -> [(&'static str, Amount); 23] {
-        // Destructured so that a new limit cannot be forgotten here.
-        let Self {
-            memory_bytes_max,
-            workflow_time_max,
-            grader_time_max,
-            guest_cpu_time_max,
-            host_calls_max,
-            host_call_bytes_max,
-            handles_max,
-            samples_max,
-            chat_calls_max,
-            chat_tokens_max,
-            chat_bytes_max,
-            judge_calls_max,
-            judge_tokens_max,
-            concurrent_calls_max,
-            message_bytes_max,
-            record_bytes_max,
-            artifacts_max,
-            artifact_bytes_max,
-            log_lines_max,
-            log_bytes_max,
-            refused_uses_max,
-            random_bytes_max,
-            reply_bytes_max,
-        } = *self;
-        [
-            ("memory-bytes-max", memory_bytes_max.into()),
-            ("guest-cpu-secs-max", guest_cpu_time_max.into()),
-            ("workflow-secs-max", workflow_time_max.into()),
-            ("grader-secs-max", grader_time_max.into()),
-            ("host-calls-max", host_calls_max.into()),
-            ("host-call-bytes-max", host_call_bytes_max.into()),
-            ("handles-max", handles_max.into()),
-            ("samples-max", samples_max.into()),
-            ("chat-calls-max", chat_calls_max.into()),
-            ("chat-tokens-max", chat_tokens_max.into()),
-            ("chat-bytes-max", chat_bytes_max.into()),
-            ("judge-calls-max", judge_calls_max.into()),
-            ("judge-tokens-max", judge_tokens_max.into()),
-            ("concurrent-calls-max", concurrent_calls_max.into()),
-            ("message-bytes-max", message_bytes_max.into()),
-            ("record-bytes-max", record_bytes_max.into()),
-            ("artifacts-max", artifacts_max.into()),
-            ("artifact-bytes-max", artifact_bytes_max.into()),
-            ("log-lines-max", log_lines_max.into()),
-            ("log-bytes-max", log_bytes_max.into()),
-            ("refused-uses-max", refused_uses_max.into()),
-            ("random-bytes-max", random_bytes_max.into()),
-            ("reply-bytes-max", reply_bytes_max.into()),
-        ]
-    }
-}
-
-/// Limits on loading one component, whose author is not trusted.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LoadLimits {
-    /// Size of the component's file, in bytes.
-    pub component_bytes_max: usize,
-    /// Time of compiling: wall time, and CPU time for each core that compiles.
-    pub compile_time_max: Duration,
-    /// Memory of the compiler process, in bytes.
-    pub compile_memory_bytes_max: usize,
-}
-
-impl Default for LoadLimits {
-    fn default() -> Self {
-        const MIB: usize = 1 << 20;
-        Self {
-            // Six times the size of a Python guest with its interpreter, which is 20 MB. Packages make such a guest
-            // larger, but are data that the compiler only copies: with SymPy, a guest has 80 MB.
-            component_bytes_max: 128 * MIB,
-            // A Python guest takes 25 s on two cores.
-            compile_time_max: Duration::from_secs(120),
-            compile_memory_bytes_max: 4096 * MIB,
-        }
-    }
-}
-
-impl LoadLimits {
-    /// Returns every limit under its name in `[limits]`.
-    pub fn table(&self) -> [(&'static str, Amount); 3] {
-        let Self { component_bytes_max, compile_time_max, compile_memory_bytes_max } = *self;
-        [
-            ("component-bytes-max", component_bytes_max.into()),
-            ("compile-secs-max", compile_time_max.into()),
-            ("compile-memory-bytes-max", compile_memory_bytes_max.into()),
-        ]
     }
 }

@@ -177,7 +177,7 @@ impl Server {
             generation: config.osmosis_generation,
             init: osmosis::a::GenerationASettings {
                 init: config.osmosis_init.clone(),
-                completions: client(&config.osmosis_init.completed),
+                completions: client(&config.osmosis_init.completed()),
             },
             times: config.osmosis,
             is_keyed,

@@ -2,36 +2,19 @@
 
 use std::time::Duration;
 
-use super::secs;
+use super::setting::settings;
 use rollout_rollout::ArtifactBounds;
 
-/// `[artifacts]` as written by the operator.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct RawArtifacts {
-    /// Maximum number of bytes of all rollouts together.
-    pub bytes_max: Option<u64>,
-    /// Maximum age of a rollout's files in seconds.
-    pub age_secs_max: Option<f64>,
-}
+/// Limits that apply without a setting. By default the age is unlimited.
+pub(super) const DEFAULT: ArtifactBounds = ArtifactBounds { bytes_max: Some(64 << 30), age_max: None };
 
-/// Default number of bytes. By default the age is unlimited.
-const BYTES_MAX: u64 = 64 << 30;
-
-/// Smallest configurable number of bytes. It may be too small for a single rollout.
-const BYTES_MIN: u64 = 1 << 20;
-
-impl RawArtifacts {
-    pub(super) fn resolve(self, problems: &mut Vec<String>) -> ArtifactBounds {
-        let Self { bytes_max, age_secs_max } = self;
-        if bytes_max.is_some_and(|bytes| bytes < BYTES_MIN) {
-            problems.push(format!("artifacts.bytes-max: must be at least {} MiB", BYTES_MIN >> 20));
-        }
-        let age_max = secs("artifacts.age-secs-max", age_secs_max, Duration::MAX, problems);
-        ArtifactBounds {
-            bytes_max: Some(bytes_max.unwrap_or(BYTES_MAX)),
-            age_max: age_secs_max.map(|_| age_max),
-        }
+settings! {
+    /// `[artifacts]` as written by the operator.
+    RawArtifacts, "artifacts" => ArtifactBounds {
+        /// Maximum number of bytes of all rollouts together. The smallest one may be too small for a single rollout.
+        bytes_max: Option<u64>, "bytes-max", Some(1 << 20)..;
+        /// Maximum age of a rollout's files in seconds.
+        age_max: Option<Duration>, "age-secs-max", ..;
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rollout_cluster::ClusterSettings;
 
-use super::secs;
+use super::setting;
 
 /// Role of a server in a cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
@@ -145,8 +145,7 @@ impl RawCluster {
                 problems.push(wrong.to_string());
             }
         }
-        let lost_after = lost_after_secs
-            .map(|given| secs("cluster.lost-after-secs", Some(given), Duration::ZERO, problems));
+        let lost_after = setting::value(("cluster", "lost-after-secs"), lost_after_secs, None, .., problems);
         ClusterOptions { role, key_env, workers, worker_name, lost_after, advertise, nats }
     }
 }

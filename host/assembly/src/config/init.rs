@@ -1,10 +1,10 @@
 //! Settings of the Osmosis protocol's generation A, also readable from that generation's environment
 //! variables.
 
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::setting::settings;
 use rollout_outbound::{RetryPolicy, Statuses};
 
 /// Prefix of the variables' names.
@@ -22,30 +22,34 @@ const WITHOUT_EFFECT: [&str; 5] = [
     "SERVER_REGISTRATION_SHUTDOWN_TIMEOUT_SECONDS",
 ];
 
-/// `[osmosis.init]`.
-#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct RawOsmosisInit {
-    /// Timeout in seconds of a call to the caller's server.
-    pub client_timeout_secs: Option<f64>,
-    /// Maximum number of retries of a model call.
-    pub client_max_retries: Option<u32>,
-    /// Maximum number of retries of posting a result.
-    pub client_complete_rollout_retries: Option<u32>,
-    /// Seconds before the first retry; doubled for each further one.
-    pub client_retry_base_delay_secs: Option<f64>,
-    /// Maximum number of seconds before a retry.
-    pub client_retry_max_delay_secs: Option<f64>,
-    /// Maximum number of concurrent model calls of a rollout.
-    pub client_max_connections: Option<u32>,
-    /// Seconds for which the answer to a request is stored after its rollout ended.
-    pub record_ttl_secs: Option<f64>,
-    /// Seconds between two removals of expired answers.
-    pub cleanup_interval_secs: Option<f64>,
-    /// Maximum number of bytes of a request's metadata.
-    pub metadata_bytes_max: Option<u64>,
-    /// Whether only this generation is served.
-    pub alone: Option<bool>,
+settings! {
+    /// `[osmosis.init]`. The ranges are those of other servers of this generation.
+    RawOsmosisInit, "osmosis.init" => OsmosisInit {
+        /// Timeout in seconds of a call to the caller's server.
+        client_timeout: Duration, "client-timeout-secs", secs(1)..=secs(3600);
+        /// Maximum number of retries of a model call.
+        client_max_retries: u32, "client-max-retries", 0..=10;
+        /// Maximum number of retries of posting a result.
+        client_complete_rollout_retries: u32, "client-complete-rollout-retries", 0..=10;
+        /// Seconds before the first retry; doubled for each further one.
+        client_retry_base_delay: Duration, "client-retry-base-delay-secs", Duration::from_millis(100)..=secs(60);
+        /// Maximum number of seconds before a retry.
+        client_retry_max_delay: Duration, "client-retry-max-delay-secs", secs(1)..=secs(300);
+        /// Maximum number of concurrent model calls of a rollout.
+        client_max_connections: u32, "client-max-connections", 1..=1000;
+        /// Seconds for which the answer to a request is stored after its rollout ended.
+        record_ttl: Duration, "record-ttl-secs", secs(60)..=secs(86_400);
+        /// Seconds between two removals of expired answers.
+        cleanup_interval: Duration, "cleanup-interval-secs", secs(10)..=secs(3600);
+        /// Maximum number of bytes of a request's metadata.
+        metadata_bytes_max: usize, "metadata-bytes-max", 1024..=100 << 20;
+        /// Whether only this generation is served.
+        alone: bool, "alone", ..;
+    }
+}
+
+const fn secs(count: u64) -> Duration {
+    Duration::from_secs(count)
 }
 
 /// Settings from the environment: those of this generation, and those of the host.
@@ -64,12 +68,18 @@ pub struct OsmosisEnvironment {
 /// Checked settings of generation A.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OsmosisInit {
-    /// Retries of model calls.
-    pub chat: RetryPolicy,
-    /// Retries of posting a result.
-    pub completed: RetryPolicy,
+    /// Timeout of a call to the caller's server.
+    pub client_timeout: Duration,
+    /// Maximum number of retries of a model call.
+    pub client_max_retries: u32,
+    /// Maximum number of retries of posting a result.
+    pub client_complete_rollout_retries: u32,
+    /// Time before the first retry; doubled for each further one.
+    pub client_retry_base_delay: Duration,
+    /// Maximum time before a retry.
+    pub client_retry_max_delay: Duration,
     /// Maximum number of concurrent model calls of a rollout.
-    pub connections_max: u32,
+    pub client_max_connections: u32,
     /// Time for which an answer is stored after its rollout ended.
     pub record_ttl: Duration,
     /// Time between two removals of expired answers.
@@ -80,19 +90,59 @@ pub struct OsmosisInit {
     pub alone: bool,
 }
 
+impl Default for OsmosisInit {
+    fn default() -> Self {
+        Self {
+            client_timeout: secs(300),
+            client_max_retries: 3,
+            client_complete_rollout_retries: 2,
+            client_retry_base_delay: secs(1),
+            client_retry_max_delay: secs(30),
+            client_max_connections: 100,
+            record_ttl: secs(3600),
+            cleanup_interval: secs(60),
+            metadata_bytes_max: 1 << 20,
+            alone: false,
+        }
+    }
+}
+
+impl OsmosisInit {
+    /// Returns the retries of model calls.
+    pub fn chat(&self) -> RetryPolicy {
+        self.policy(self.client_max_retries, Statuses::ClosedChat)
+    }
+
+    /// Returns the retries of posting a result.
+    pub fn completed(&self) -> RetryPolicy {
+        self.policy(self.client_complete_rollout_retries, Statuses::StrictCallback)
+    }
+
+    fn policy(&self, retries: u32, statuses: Statuses) -> RetryPolicy {
+        RetryPolicy {
+            attempts_max: retries + 1,
+            attempt_time_max: self.client_timeout,
+            budget: Duration::MAX,
+            delay_base: self.client_retry_base_delay,
+            delay_max: self.client_retry_max_delay,
+            statuses,
+        }
+    }
+}
+
 impl OsmosisEnvironment {
     /// Reads the variables through `get`.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Self {
         let mut variables = Variables { get, problems: Vec::new() };
         let init = RawOsmosisInit {
-            client_timeout_secs: variables.value("CLIENT_TIMEOUT_SECONDS"),
+            client_timeout: variables.value("CLIENT_TIMEOUT_SECONDS"),
             client_max_retries: variables.value("CLIENT_MAX_RETRIES"),
             client_complete_rollout_retries: variables.value("CLIENT_COMPLETE_ROLLOUT_RETRIES"),
-            client_retry_base_delay_secs: variables.value("CLIENT_RETRY_BASE_DELAY"),
-            client_retry_max_delay_secs: variables.value("CLIENT_RETRY_MAX_DELAY"),
+            client_retry_base_delay: variables.value("CLIENT_RETRY_BASE_DELAY"),
+            client_retry_max_delay: variables.value("CLIENT_RETRY_MAX_DELAY"),
             client_max_connections: variables.value("CLIENT_MAX_CONNECTIONS"),
-            record_ttl_secs: variables.value("SERVER_RECORD_TTL_SECONDS"),
-            cleanup_interval_secs: variables.value("SERVER_CLEANUP_INTERVAL_SECONDS"),
+            record_ttl: variables.value("SERVER_RECORD_TTL_SECONDS"),
+            cleanup_interval: variables.value("SERVER_CLEANUP_INTERVAL_SECONDS"),
             metadata_bytes_max: variables.value("MAX_METADATA_SIZE_BYTES"),
             alone: None,
         };
@@ -123,99 +173,6 @@ impl<G: Fn(&str) -> Option<String>> Variables<G> {
             self.problems.push(format!("{name}: '{text}' is not a valid number"));
         }
         value
-    }
-}
-
-impl RawOsmosisInit {
-    /// Fills in missing settings from `other`.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            client_timeout_secs: self.client_timeout_secs.or(other.client_timeout_secs),
-            client_max_retries: self.client_max_retries.or(other.client_max_retries),
-            client_complete_rollout_retries: self
-                .client_complete_rollout_retries
-                .or(other.client_complete_rollout_retries),
-            client_retry_base_delay_secs: self
-                .client_retry_base_delay_secs
-                .or(other.client_retry_base_delay_secs),
-            client_retry_max_delay_secs: self
-                .client_retry_max_delay_secs
-                .or(other.client_retry_max_delay_secs),
-            client_max_connections: self.client_max_connections.or(other.client_max_connections),
-            record_ttl_secs: self.record_ttl_secs.or(other.record_ttl_secs),
-            cleanup_interval_secs: self.cleanup_interval_secs.or(other.cleanup_interval_secs),
-            metadata_bytes_max: self.metadata_bytes_max.or(other.metadata_bytes_max),
-            alone: self.alone.or(other.alone),
-        }
-    }
-
-    /// Fills in defaults and checks every field. The bounds are those of other servers of this generation.
-    pub(super) fn resolve(self, problems: &mut Vec<String>) -> OsmosisInit {
-        let mut bounds = Bounds(problems);
-        let mut secs = |key, value, default, range| {
-            let secs = bounds.check(key, value, default, range);
-            Duration::try_from_secs_f64(secs).unwrap_or_default()
-        };
-        let delay_base =
-            secs("client-retry-base-delay-secs", self.client_retry_base_delay_secs, 1.0, 0.1..=60.0);
-        let delay_max =
-            secs("client-retry-max-delay-secs", self.client_retry_max_delay_secs, 30.0, 1.0..=300.0);
-        let attempt_time_max = secs("client-timeout-secs", self.client_timeout_secs, 300.0, 1.0..=3600.0);
-        let record_ttl = secs("record-ttl-secs", self.record_ttl_secs, 3600.0, 60.0..=86_400.0);
-        let cleanup_interval = secs("cleanup-interval-secs", self.cleanup_interval_secs, 60.0, 10.0..=3600.0);
-        let policy = |retries: u32, statuses| RetryPolicy {
-            attempts_max: retries + 1,
-            attempt_time_max,
-            budget: Duration::MAX,
-            delay_base,
-            delay_max,
-            statuses,
-        };
-        let chat_retries = bounds.check("client-max-retries", self.client_max_retries, 3, 0..=10);
-        let completed_retries =
-            bounds.check("client-complete-rollout-retries", self.client_complete_rollout_retries, 2, 0..=10);
-        OsmosisInit {
-            chat: policy(chat_retries, Statuses::ClosedChat),
-            completed: policy(completed_retries, Statuses::StrictCallback),
-            alone: self.alone.unwrap_or(false),
-            connections_max: bounds.check(
-                "client-max-connections",
-                self.client_max_connections,
-                100,
-                1..=1000,
-            ),
-            record_ttl,
-            cleanup_interval,
-            metadata_bytes_max: usize::try_from(bounds.check(
-                "metadata-bytes-max",
-                self.metadata_bytes_max,
-                1 << 20,
-                1024..=100 << 20,
-            ))
-            .unwrap_or(usize::MAX),
-        }
-    }
-}
-
-struct Bounds<'a>(&'a mut Vec<String>);
-
-impl Bounds<'_> {
-    fn check<T: PartialOrd + std::fmt::Display>(
-        &mut self,
-        key: &str,
-        value: Option<T>,
-        default: T,
-        range: RangeInclusive<T>,
-    ) -> T {
-        match value {
-            None => default,
-            Some(value) if range.contains(&value) => value,
-            Some(value) => {
-                let (from, to) = range.into_inner();
-                self.0.push(format!("osmosis.init.{key}: {value} is not between {from} and {to}"));
-                default
-            }
-        }
     }
 }
 
@@ -250,15 +207,15 @@ mod tests {
 
         let file = RawOsmosisInit { client_max_retries: Some(9), ..RawOsmosisInit::default() };
         let mut problems = Vec::new();
-        let init = environment.init.or(file).resolve(&mut problems);
+        let init = environment.init.or(file).resolve_over(OsmosisInit::default(), &mut problems);
         assert!(problems.is_empty(), "{problems:?}");
-        let secs = Duration::from_secs;
-        assert_eq!((init.chat.attempts_max, init.completed.attempts_max), (2, 1));
-        assert_eq!(init.chat.attempt_time_max, secs(20));
-        assert_eq!(init.chat.delay_base, Duration::from_millis(100));
-        assert_eq!(init.chat.delay_max, Duration::from_millis(2500));
+        let chat = init.chat();
+        assert_eq!((chat.attempts_max, init.completed().attempts_max), (2, 1));
+        assert_eq!(chat.attempt_time_max, secs(20));
+        assert_eq!(chat.delay_base, Duration::from_millis(100));
+        assert_eq!(chat.delay_max, Duration::from_millis(2500));
         assert_eq!((init.record_ttl, init.cleanup_interval), (secs(60), secs(10)));
-        assert_eq!((init.connections_max, init.metadata_bytes_max), (7, 2048));
+        assert_eq!((init.client_max_connections, init.metadata_bytes_max), (7, 2048));
     }
 
     #[test]
@@ -276,13 +233,13 @@ mod tests {
             ]
         );
         let mut problems = Vec::new();
-        let raw = RawOsmosisInit { client_timeout_secs: Some(f64::NAN), ..RawOsmosisInit::default() };
-        RawOsmosisInit { record_ttl_secs: Some(1.0), ..raw }.resolve(&mut problems);
+        let raw = RawOsmosisInit { client_timeout: Some(f64::NAN), ..RawOsmosisInit::default() };
+        RawOsmosisInit { record_ttl: Some(1.0), ..raw }.resolve_over(OsmosisInit::default(), &mut problems);
         assert_eq!(
             problems,
             [
-                "osmosis.init.client-timeout-secs: NaN is not between 1 and 3600",
-                "osmosis.init.record-ttl-secs: 1 is not between 60 and 86400",
+                "osmosis.init.client-timeout-secs: NaN is not between 0 and 31536000 seconds",
+                "osmosis.init.record-ttl-secs: must be between 60 and 86400, not 1",
             ]
         );
     }

@@ -4,25 +4,34 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::secs;
+use super::setting::settings;
 use rollout_rollout::{JournalRetention, JournalSettings, JournalSync};
 
-/// `[journal]` as written by the operator.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct RawJournal {
-    /// Directory of the journal.
-    pub dir: Option<PathBuf>,
-    /// Whether the journal is switched off.
-    pub off: Option<bool>,
-    /// Moment at which written data is synced to disk.
-    pub sync: Option<SyncWhen>,
-    /// Maximum number of bytes of all segments together.
-    pub bytes_max: Option<u64>,
-    /// Maximum age of finished rollouts in seconds.
-    pub age_secs_max: Option<f64>,
-    /// Environment variable with the key that encrypts secrets on disk.
-    pub key_env: Option<String>,
+/// Limits of finished rollouts in the journal that apply without a setting. The journal is not an archive and must not fill
+/// the disk.
+pub(super) const RETENTION: JournalRetention =
+    JournalRetention { bytes_max: 16 << 30, age_max: Duration::from_secs(14 * 24 * 3600) };
+
+/// Smallest configurable size: room for the current segment and the next one.
+const BYTES_MIN: u64 = 256 << 20;
+
+settings! {
+    /// `[journal]` as written by the operator.
+    RawJournal, "journal" => JournalRetention {
+        /// Maximum number of bytes of all segments together.
+        bytes_max: u64, "bytes-max", BYTES_MIN..;
+        /// Maximum age of finished rollouts in seconds.
+        age_max: Duration, "age-secs-max", ..;
+    } and {
+        /// Directory of the journal.
+        dir: Option<PathBuf>, "dir";
+        /// Whether the journal is switched off.
+        off: Option<bool>, "off";
+        /// Moment at which written data is synced to disk.
+        sync: Option<SyncWhen>, "sync";
+        /// Environment variable with the key that encrypts secrets on disk.
+        key_env: Option<String>, "key-env";
+    }
 }
 
 /// Moment at which written data is synced to disk.
@@ -58,46 +67,27 @@ pub struct JournalOptions {
     pub key_env: Option<String>,
 }
 
-/// Default limits of finished rollouts in the journal. The journal is not an archive and must not fill the
-/// disk.
-const BYTES_MAX: u64 = 16 << 30;
-const AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
-
-/// Smallest configurable size: room for the current segment and the next one.
-const BYTES_MIN: u64 = 256 << 20;
-
 impl RawJournal {
     /// Fills in defaults and checks every field.
     pub(super) fn resolve(self, listen: SocketAddr, problems: &mut Vec<String>) -> JournalConfig {
-        let Self { dir, off, sync, bytes_max, age_secs_max, key_env } = self;
-        if bytes_max.is_some_and(|bytes| bytes < BYTES_MIN) {
-            problems.push(format!("journal.bytes-max: must be at least {} MiB", BYTES_MIN >> 20));
-        }
+        let retention = self.resolve_over(RETENTION, problems);
+        let Self { dir, off, sync, key_env, .. } = self;
         if dir.is_some() && off == Some(true) {
             problems.push("journal.off: contradicts journal.dir; remove one of them".to_owned());
         }
-        let options = |dir| JournalOptions {
-            dir,
-            sync: match sync.unwrap_or(SyncWhen::Admission) {
-                SyncWhen::Admission => JournalSync::Admission,
-                SyncWhen::Every => JournalSync::Every,
-                SyncWhen::Never => JournalSync::Never,
-            },
-            retention: JournalRetention { bytes_max: bytes_max.unwrap_or(BYTES_MAX), age_max: AGE_MAX },
-            key_env,
+        let sync = match sync.unwrap_or(SyncWhen::Admission) {
+            SyncWhen::Admission => JournalSync::Admission,
+            SyncWhen::Every => JournalSync::Every,
+            SyncWhen::Never => JournalSync::Never,
         };
-        let age_max = secs("journal.age-secs-max", age_secs_max, AGE_MAX, problems);
-        let mut config = match dir {
-            _ if off == Some(true) => return JournalConfig::Off,
+        let options = |dir| JournalOptions { dir, sync, retention, key_env };
+        match dir {
+            _ if off == Some(true) => JournalConfig::Off,
             Some(dir) => JournalConfig::At(options(dir)),
             // A port that the system chooses differs at the next start, which would not find this journal.
-            None if listen.port() == 0 => return JournalConfig::Off,
+            None if listen.port() == 0 => JournalConfig::Off,
             None => JournalConfig::Beside(options(PathBuf::from(format!(".journal/{}", listen.port())))),
-        };
-        if let JournalConfig::At(options) | JournalConfig::Beside(options) = &mut config {
-            options.retention.age_max = age_max;
         }
-        config
     }
 }
 

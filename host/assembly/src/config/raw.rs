@@ -1,11 +1,17 @@
 //! The file and the options as the operator wrote them, without defaults and checks.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+#[cfg(test)]
+use super::setting::Documented;
+use super::setting::{self, AboveZero, Setting, settings};
 use super::{
-    Assignment, OsmosisGeneration, RawArtifacts, RawCatalog, RawCluster, RawJournal, RawNemoGym, RawNetwork,
-    RawOsmosisInit, RawTools, TlsFiles, TrajectoriesIn,
+    Assignment, OsmosisGeneration, OsmosisTimes, RawArtifacts, RawCatalog, RawCluster, RawJournal,
+    RawNemoGym, RawNetwork, RawOsmosisInit, RawTools, TlsFiles, TrajectoriesIn,
 };
+use rollout_core::limits::{Limits, LoadLimits, SessionLimits};
+use rollout_outbound::RetryPolicy;
 
 /// The configuration as the operator wrote it. Mirrors the file.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -83,134 +89,117 @@ pub struct RawConfig {
     pub mistakes: Vec<String>,
 }
 
-/// Declares [`RawLimits`] with one field and one option for each limit.
+/// Declares [`RawLimits`] from the table of all limits, with a field and an option for each.
 macro_rules! raw_limits {
-    ($($(#[$doc:meta])* $field:ident: $type:ty, $option:literal, $value:literal;)*) => {
+    ($($(#[doc = $about:literal])* $group:ident {
+        $($(#[doc = $doc:literal])* $field:ident: $type:ty = $default:expr, $name:literal, $range:expr;)*
+    })*) => {
         /// `[limits]` in the file, `--limit-…` on the command line.
         #[derive(Clone, Debug, Default, serde::Deserialize, clap::Args)]
-        #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+        #[serde(deny_unknown_fields, default)]
         #[command(next_help_heading = "Limits, in the file [limits]")]
         pub struct RawLimits {
-            $($(#[$doc])* #[arg(long = $option, value_name = $value, hide_short_help = true)] pub $field: Option<$type>,)*
+            $($($(#[doc = $doc])*
+            #[serde(rename = $name)]
+            #[arg(
+                long = concat!("limit-", $name),
+                value_name = setting::value_name($name),
+                help = setting::help(&[$($doc),*], &$group::default().$field, $name),
+                hide_short_help = true
+            )]
+            pub $field: Option<<$type as Setting>::Written>,)*)*
         }
 
         impl RawLimits {
             /// Fills in missing limits from `other`.
             pub fn or(self, other: Self) -> Self {
-                Self { $($field: self.$field.or(other.$field),)* }
+                Self { $($($field: self.$field.or(other.$field),)*)* }
+            }
+
+            /// Fills in the defaults, and checks every limit.
+            pub(super) fn resolve(self, problems: &mut Vec<String>) -> ($($group,)*) {
+                ($({
+                    let default = $group::default();
+                    $group {
+                        $($field: setting::value(
+                            ("limits", $name),
+                            self.$field,
+                            default.$field,
+                            $range,
+                            problems,
+                        ),)*
+                    }
+                },)*)
+            }
+
+            /// Lists all limits and their defaults.
+            #[cfg(test)]
+            pub(super) fn documented() -> Vec<Documented> {
+                vec![$($(Documented {
+                    table: "limits",
+                    key: $name,
+                    default: $group::default().$field.shown($name),
+                },)*)*]
             }
         }
     };
 }
 
-raw_limits! {
-    /// Bytes of linear memories and tables of an instance. [default: 256 MiB]
-    memory_bytes_max: usize, "limit-memory-bytes-max", "BYTES";
-    /// CPU time of an instance, excluding waits. [default: 60]
-    guest_cpu_secs_max: f64, "limit-guest-cpu-secs-max", "SECS";
-    /// Wall time of the workflow. [default: 3600]
-    workflow_secs_max: f64, "limit-workflow-secs-max", "SECS";
-    /// Wall time of the grader. [default: 600]
-    grader_secs_max: f64, "limit-grader-secs-max", "SECS";
-    /// Calls of the host by an instance. [default: 1000000]
-    host_calls_max: u64, "limit-host-calls-max", "N";
-    /// Bytes that a guest passes in one call of the host. [default: 64 MiB]
-    host_call_bytes_max: usize, "limit-host-call-bytes-max", "BYTES";
-    /// Open handles of a guest. [default: 10000]
-    handles_max: usize, "limit-handles-max", "N";
-    /// Samples of a rollout. [default: 64]
-    samples_max: u32, "limit-samples-max", "N";
-    /// Model calls of a rollout. [default: 1000]
-    chat_calls_max: u32, "limit-chat-calls-max", "N";
-    /// Tokens of all model calls together. [default: 100000000]
-    chat_tokens_max: u64, "limit-chat-tokens-max", "N";
-    /// Bytes of all requests to models, each with its whole conversation. [default: 1 GiB]
-    chat_bytes_max: u64, "limit-chat-bytes-max", "BYTES";
-    /// Concurrent model calls. [default: 64]
-    concurrent_calls_max: u32, "limit-concurrent-calls-max", "N";
-    /// Judge calls of a rollout. [default: 64]
-    judge_calls_max: u32, "limit-judge-calls-max", "N";
-    /// Tokens of all judge calls together. [default: 10000000]
-    judge_tokens_max: u64, "limit-judge-tokens-max", "N";
-    /// Bytes of a message. [default: 16 MiB]
-    message_bytes_max: usize, "limit-message-bytes-max", "BYTES";
-    /// Bytes of all recorded messages, fields and exchanges. [default: 256 MiB]
-    record_bytes_max: usize, "limit-record-bytes-max", "BYTES";
-    /// Artifacts of a rollout. [default: 64]
-    artifacts_max: usize, "limit-artifacts-max", "N";
-    /// Bytes of all artifacts together. [default: 16 MiB]
-    artifact_bytes_max: usize, "limit-artifact-bytes-max", "BYTES";
-    /// Log lines and events of a rollout. [default: 10000]
-    log_lines_max: usize, "limit-log-lines-max", "N";
-    /// Bytes of all log lines and events together. [default: 1 MiB]
-    log_bytes_max: usize, "limit-log-bytes-max", "BYTES";
-    /// Uses that a guest's own runtime refuses (processes, files, network, threads); 0 fails every rollout with
-    /// one. [default: 1000000]
-    refused_uses_max: u64, "limit-refused-uses-max", "N";
-    /// Random bytes returned by one call. [default: 64 KiB]
-    random_bytes_max: u64, "limit-random-bytes-max", "BYTES";
-    /// Bytes of a reply of the model's server. [default: 32 MiB]
-    reply_bytes_max: usize, "limit-reply-bytes-max", "BYTES";
-    /// Bytes of a component's file. [default: 128 MiB]
-    component_bytes_max: usize, "limit-component-bytes-max", "BYTES";
-    /// CPU and wall time of compiling a component. [default: 120]
-    compile_secs_max: f64, "limit-compile-secs-max", "SECS";
-    /// Memory of compiling a component. [default: 4 GiB]
-    compile_memory_bytes_max: usize, "limit-compile-memory-bytes-max", "BYTES";
+rollout_core::for_each_limit!(raw_limits);
+
+/// Declares a table with the retries of calls.
+macro_rules! retry_settings {
+    ($(#[$about:meta])* $raw:ident, $table:literal $(and $others:tt)?) => {
+        settings! {
+            $(#[$about])*
+            $raw, $table => RetryPolicy {
+                /// Maximum number of tries, including the first, which is the only one with 1.
+                attempts_max: u32, "attempts-max", 1..;
+                /// Timeout of a try in seconds.
+                attempt_time_max: Duration, "attempt-secs-max", ..;
+                /// Seconds from the first failure after which no further try begins.
+                budget: Duration, "budget-secs", ..;
+                /// Seconds before the second try.
+                delay_base: Duration, "delay-base-secs", ..;
+                /// Maximum number of seconds before a try.
+                delay_max: Duration, "delay-max-secs", ..;
+            } $(and $others)?
+        }
+    };
 }
 
-/// `[model]`.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct RawModel {
-    /// Maximum number of tries, including the first.
-    pub attempts_max: Option<u32>,
-    /// Timeout of a try in seconds.
-    pub attempt_secs_max: Option<f64>,
-    /// Seconds from the first failure after which no further try begins.
-    pub budget_secs: Option<f64>,
-    /// Seconds before the second try.
-    pub delay_base_secs: Option<f64>,
-    /// Maximum number of seconds before a try.
-    pub delay_max_secs: Option<f64>,
-    /// Sampling parameters that workflows may set; no others are permitted.
-    pub params: Option<Vec<String>>,
+retry_settings! {
+    /// `[model]`.
+    RawModel, "model" and {
+        /// Sampling parameters that workflows may set; no others are permitted.
+        params: Option<Vec<String>>, "params";
+    }
 }
 
-/// `[callback]`.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct RawRetry {
-    /// Maximum number of tries, including the first.
-    pub attempts_max: Option<u32>,
-    /// Timeout of a try in seconds.
-    pub attempt_secs_max: Option<f64>,
-    /// Seconds from the first failure after which no further try begins.
-    pub budget_secs: Option<f64>,
-    /// Seconds before the second try.
-    pub delay_base_secs: Option<f64>,
-    /// Maximum number of seconds before a try.
-    pub delay_max_secs: Option<f64>,
+retry_settings! {
+    /// `[callback]`.
+    RawRetry, "callback"
 }
 
-/// `[judge]`: a model for graders, with its own key. Its retries default to those of the model.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct RawJudge {
-    /// Address of its server without `/chat/completions`.
-    pub url: Option<String>,
-    /// Name of the model.
-    pub model: Option<String>,
-    /// Environment variable with the key of its server.
-    pub api_key_env: Option<String>,
-    /// Maximum number of tries, including the first.
-    pub attempts_max: Option<u32>,
-    /// Timeout of a try in seconds.
-    pub attempt_secs_max: Option<f64>,
-    /// Seconds from the first failure after which no further try begins.
-    pub budget_secs: Option<f64>,
-    /// Sampling parameters that graders may set; no others are permitted.
-    pub params: Option<Vec<String>>,
+settings! {
+    /// `[judge]`: a model for graders, with its own key. Its retries default to those of the model.
+    RawJudge, "judge" => RetryPolicy {
+        /// Maximum number of tries, including the first, which is the only one with 1.
+        attempts_max: u32, "attempts-max", 1..;
+        /// Timeout of a try in seconds.
+        attempt_time_max: Duration, "attempt-secs-max", ..;
+        /// Seconds from the first failure after which no further try begins.
+        budget: Duration, "budget-secs", ..;
+    } and {
+        /// Address of its server without `/chat/completions`.
+        url: Option<String>, "url";
+        /// Name of the model.
+        model: Option<String>, "model";
+        /// Environment variable with the key of its server.
+        api_key_env: Option<String>, "api-key-env";
+        /// Sampling parameters that graders may set; no others are permitted.
+        params: Option<Vec<String>>, "params";
+    }
 }
 
 /// `[tls]`.
@@ -246,34 +235,35 @@ pub struct RawHardening {
     pub landlock: Option<bool>,
 }
 
-/// `[sessions]`.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct RawSessions {
-    /// Seconds without a request after which a session ends.
-    pub idle_secs: Option<f64>,
-    /// Seconds that a reset, a step or a request of the state may take.
-    pub call_secs_max: Option<f64>,
-    /// Seconds that a new session waits for a slot.
-    pub queue_secs_max: Option<f64>,
-    /// Bytes of a request.
-    pub message_bytes_max: Option<usize>,
-    /// Share of the slots that the sessions of one tenant may hold, more than 0 and at most 1.
-    pub slots_share: Option<f64>,
+settings! {
+    /// `[sessions]`.
+    RawSessions, "sessions" => SessionLimits {
+        /// Seconds without a request after which a session ends.
+        idle_time_max: Duration, "idle-secs", AboveZero;
+        /// Seconds that a reset, a step or a request of the state may take.
+        call_time_max: Duration, "call-secs-max", AboveZero;
+        /// Seconds that a new session waits for a slot.
+        queue_time_max: Duration, "queue-secs-max", AboveZero;
+        /// Bytes of a request.
+        message_bytes_max: usize, "message-bytes-max", ..;
+        /// Share of the slots that the sessions of one tenant may hold, more than 0 and at most 1.
+        slots_share: f64, "slots-share", setting::SHARE;
+    }
 }
 
-/// `[osmosis]`.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct RawOsmosis {
-    /// Generation of requests.
-    pub generation: Option<OsmosisGeneration>,
-    /// Seconds for which a request for a result waits.
-    pub result_wait_secs: Option<f64>,
-    /// Seconds without such a request after which a rollout is abandoned.
-    pub lease_secs: Option<f64>,
-    /// Seconds for which a result is stored.
-    pub result_ttl_secs: Option<f64>,
-    /// Settings of generation A.
-    pub init: RawOsmosisInit,
+settings! {
+    /// `[osmosis]`.
+    RawOsmosis, "osmosis" => OsmosisTimes {
+        /// Seconds for which a request for a result waits.
+        result_wait: Duration, "result-wait-secs", ..;
+        /// Seconds without such a request after which a rollout is abandoned.
+        lease: Duration, "lease-secs", ..;
+        /// Seconds for which a result is stored.
+        result_ttl: Duration, "result-ttl-secs", ..;
+    } and {
+        /// Generation of requests.
+        generation: Option<OsmosisGeneration>, "generation";
+        /// Settings of generation A.
+        init: RawOsmosisInit, "init";
+    }
 }

@@ -133,7 +133,7 @@ mod tests {
                 "c.toml:9:1: tools.http[0].nam: there is no such setting; did you mean name?",
                 "c.toml:10:15: tools.http[0].hosts[1]: invalid type: integer `3`, expected a string",
                 "c.toml:12:1: judge.key: there is no such setting; there are: url, model, api-key-env, \
-                 attempts-max, attempt-secs-max, budget-secs, params",
+                 params, attempts-max, attempt-secs-max, budget-secs",
             ],
         );
     }

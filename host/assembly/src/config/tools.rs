@@ -1,15 +1,15 @@
 //! `[[tools.component]]`, `[[tools.mcp]]` and `[[tools.http]]`: tools that the host provides to the plugin.
 
 use std::collections::BTreeMap;
+use std::ops::RangeBounds;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use reqwest::Method;
 use reqwest::header::HeaderName;
 use serde_json::{Map, Value, json};
 
-use super::secs;
+use super::setting::{self, AboveZero, Setting};
 use rollout_guest::toolbox::{AddressSettings, CallLimits, ComponentSettings, ServerSettings, ToolSettings};
 use rollout_outbound::{
     AllowedHost, HttpToolSettings, McpSettings, NetworkRules, SecretText, UrlTemplate, is_variable,
@@ -162,10 +162,12 @@ impl RawComponent {
             common.wrong("path", "missing; give the component's file");
         }
         let default = ComponentSettings::default();
-        let memory_bytes_max = self.memory_bytes_max.unwrap_or(default.memory_bytes_max);
-        if !(1 << 20..=4 << 30).contains(&memory_bytes_max) {
-            common.wrong("memory-bytes-max", "must be between 1 MiB and 4 GiB");
-        }
+        let memory_bytes_max = common.value(
+            "memory-bytes-max",
+            self.memory_bytes_max,
+            default.memory_bytes_max,
+            1 << 20..=4 << 30,
+        );
         let limits = RawCallLimits {
             deadline_secs: self.deadline_secs,
             result_bytes_max: self.result_bytes_max,
@@ -185,7 +187,7 @@ impl RawComponent {
                 }
             }),
             memory_bytes_max,
-            cpu_time_max: common.time("cpu-secs-max", self.cpu_secs_max, default.cpu_time_max),
+            cpu_time_max: common.value("cpu-secs-max", self.cpu_secs_max, default.cpu_time_max, AboveZero),
             limits: common.limits(limits),
             at: common.at,
         }
@@ -294,13 +296,15 @@ impl Common<'_> {
         self.problems.push(format!("{}.{field}: {what}", self.at));
     }
 
-    /// Returns a duration above zero.
-    fn time(&mut self, field: &str, value: Option<f64>, default: Duration) -> Duration {
-        let time = secs(&format!("{}.{field}", self.at), value, default, self.problems);
-        if time.is_zero() {
-            self.wrong(field, "must be more than 0");
-        }
-        time
+    /// Returns the given value, or else the default, in a range.
+    fn value<T: Setting>(
+        &mut self,
+        field: &str,
+        given: Option<T::Written>,
+        default: T,
+        range: impl RangeBounds<T>,
+    ) -> T {
+        setting::value((&self.at, field), given, default, range, self.problems)
     }
 
     fn required<T>(&mut self, field: &str, what: &str, value: Option<T>) -> Option<T> {
@@ -393,22 +397,25 @@ impl Common<'_> {
 
     fn limits(&mut self, raw: RawCallLimits) -> CallLimits {
         let default = CallLimits::default();
-        let limits = CallLimits {
-            deadline: self.time("deadline-secs", raw.deadline_secs, default.deadline),
-            result_bytes_max: raw.result_bytes_max.unwrap_or(default.result_bytes_max),
-            concurrent_max: raw.concurrent_max.unwrap_or(default.concurrent_max),
-            calls_max: raw.calls_max.unwrap_or(default.calls_max),
-        };
-        if !(1..=RESULT_BYTES_MAX).contains(&limits.result_bytes_max) {
-            self.wrong("result-bytes-max", "must be between 1 and 16 MiB");
-        }
-        if !(1..=CONCURRENT_MAX).contains(&limits.concurrent_max) {
-            self.wrong("concurrent-max", &format!("must be between 1 and {CONCURRENT_MAX}"));
-        }
-        if limits.calls_max == 0 {
+        if raw.calls_max == Some(0) {
             self.wrong("calls-max", "must be at least 1; to disable the tool, remove the entry");
         }
-        limits
+        CallLimits {
+            deadline: self.value("deadline-secs", raw.deadline_secs, default.deadline, AboveZero),
+            result_bytes_max: self.value(
+                "result-bytes-max",
+                raw.result_bytes_max,
+                default.result_bytes_max,
+                1..=RESULT_BYTES_MAX,
+            ),
+            concurrent_max: self.value(
+                "concurrent-max",
+                raw.concurrent_max,
+                default.concurrent_max,
+                1..=CONCURRENT_MAX,
+            ),
+            calls_max: raw.calls_max.unwrap_or(default.calls_max),
+        }
     }
 }
 

@@ -314,8 +314,8 @@ pub(super) fn profile(id: &str, settings: &OsmosisInit, form: AgentForm) -> Opti
                 AgentForm::Workflow | AgentForm::Environment => ToolsRule::Unknown,
             },
         },
-        policy: settings.chat.clone(),
-        connections: Semaphore::new(settings.connections_max as usize),
+        policy: settings.chat(),
+        connections: Semaphore::new(settings.client_max_connections as usize),
     })
 }
 
