@@ -178,7 +178,7 @@ function episodeFunctions({ described, settings, reset, step, state, task, actio
 
   const act = async (text) => {
     const value = current();
-    if (action === undefined) throw new Invalid(`this environment is acted in by its tools: ${[...tools.keys()].join(', ')}`);
+    if (action === undefined) throw new Invalid(`actions in this environment are calls of its tools: ${[...tools.keys()].join(', ')}`);
     const read = readAs(action, parseObject(text, 'the action'), 'the action');
     return outcomeOf(await step(value, read), '`step`', observation);
   };

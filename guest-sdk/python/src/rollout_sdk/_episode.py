@@ -230,7 +230,7 @@ class Episode:
         """Takes an action."""
         facts = self._facts
         if facts.action is None:
-            raise Invalid(f"this environment is acted in by its tools: {', '.join(facts.tools)}")
+            raise Invalid(f"actions in this environment are calls of its tools: {', '.join(facts.tools)}")
         value = load_object(action, "the action")
         known = [field.name for field in fields_of(facts.action)]
         unknown = [name for name in value if known and name not in known]

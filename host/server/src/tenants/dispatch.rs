@@ -1,4 +1,4 @@
-//! Dispatches requests: the head of a request determines the tenant and the plugin, before the body is read.
+//! Dispatches requests to tenants and plugins, by the head of a request and before its body is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::{readiness, ui, worker};
 use rollout_catalog::{Identity, Right, TenantId};
 use rollout_core::telemetry::{Metrics, TEXT_FORMAT};
 
-/// Prefix of the paths of plugins; the plugin's name follows.
+/// Prefix of the paths of plugins. The plugin's name follows it.
 const PLUGINS: &str = "/p/";
 
 /// Prefix of the paths of the admin API.
@@ -170,7 +170,7 @@ impl Dispatcher {
         }
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {
-            // A change that another process has reported is seen here, too.
+            // A change that another process has reported must apply here, too.
             self.tenants.refresh().await;
             request.extensions_mut().insert(identity);
             return Ok(infallible(self.admin.oneshot(request).await));
@@ -209,7 +209,7 @@ impl Dispatcher {
     /// Answers a request without a valid key.
     ///
     /// `/health` answers without a key, because generation A's callers have none for it. `/p/NAME/health` answers the same
-    /// whether any tenant has such a plugin or not; only a wrong key is refused there.
+    /// whether or not any tenant has such a plugin, and refuses only a wrong key.
     async fn answer_without_key(
         self,
         request: Request,
@@ -286,7 +286,7 @@ fn infallible(result: Result<Response, std::convert::Infallible>) -> Response {
 
 impl From<TenantError> for RequestRefused {
     /// Converts the error to a response. A missing item looks like an unknown route, so that a tenant learns nothing about
-    /// others. The tenant receives the errors of its configuration and its open files; others are written to the log only.
+    /// others. A tenant is told errors in its configuration and a lack of open files; other errors are only logged.
     fn from(error: TenantError) -> Self {
         match error {
             TenantError::NotFound(_) => Self::NoRoute,

@@ -1,8 +1,8 @@
-//! The place where a rollout's result meets the request that waits for it.
+//! Hands a rollout's result to the request that waits for it.
 //!
-//! Gym's client posts a request again, without end, when its connection breaks. A rollout without a request waits a
-//! moment for such a repetition, which gets its result; afterwards no caller wants it, and it is cancelled. A rollout
-//! of an earlier process waits longer, because its caller may have many requests to repeat.
+//! When its connection breaks, Gym's client posts the request again, without end. A rollout without a request waits a moment
+//! for the repeated request, which gets the result. After that no caller wants the rollout, and it is cancelled. A rollout of
+//! an earlier process waits longer, because its caller may have many requests to repeat.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use rollout_core::budget::Charge;
 
-/// Maximum time for which a rollout whose caller disconnected waits for a repeated request. The client repeats it every
+/// Maximum time for which a rollout whose caller disconnected waits for the repeated request. The client repeats it every
 /// 0.5 s.
 const ABSENCE_MAX: Duration = Duration::from_secs(5);
 
@@ -41,7 +41,7 @@ struct State {
 pub(super) struct Meeting(watch::Sender<State>);
 
 impl Meeting {
-    /// Starts a meeting that no request attends yet. `is_resumed` is whether an earlier process admitted its rollout.
+    /// Starts a meeting that no request attends yet. `is_resumed` says whether an earlier process admitted the rollout.
     pub(super) fn new(is_resumed: bool) -> Arc<Self> {
         Arc::new(Self(watch::Sender::new(State {
             is_attended: false,
@@ -69,8 +69,8 @@ impl Meeting {
         self.0.send_modify(|state| state.result = Some(Arc::new(result)));
     }
 
-    /// Waits until the result was written to a caller.
-    pub(super) async fn taken(&self) {
+    /// Waits until the result was written to a caller, or no caller wants it.
+    pub(super) async fn settled(&self) {
         // The sender lives as long as this.
         let _ = self.0.subscribe().wait_for(|state| state.is_over).await;
     }
@@ -201,10 +201,10 @@ mod tests {
         let second = meetings.attend(&key).unwrap();
         meeting.publish(result());
         assert_eq!(second.result().await.unwrap().body, "{}");
-        assert!(meeting.taken().now_or_never().is_none());
+        assert!(meeting.settled().now_or_never().is_none());
         second.written();
         drop(second);
-        meeting.taken().await;
+        meeting.settled().await;
         assert!(meetings.attend(&key).is_none(), "the same row of the next collection is another rollout");
         meetings.remove(&key, &meeting);
         assert!(meetings.all().is_empty());
