@@ -141,7 +141,7 @@ impl Dispatcher {
             return Ok(Json(self.tenants.worker_status()).into_response());
         }
         let mut target = Target::parse(&path);
-        // The client of this protocol has no path before its own.
+        // Clients of ORS cannot put a prefix before the protocol's own paths.
         let is_ors = target.plugin.is_none() && ors::has_path(target.path);
         let plugin = is_ors.then(|| ors::plugin_of(request.headers())).flatten();
         target.plugin = target.plugin.or(plugin.as_deref());
@@ -185,7 +185,7 @@ impl Dispatcher {
         let name = request.headers().get(TENANT_HEADER).and_then(|name| name.to_str().ok());
         let tenant = self.tenant_of(identity, name.map(str::to_owned)).await?;
         let plugin = match self.plugin(tenant, target.plugin).await {
-            // Another process may have pushed it a moment ago.
+            // Another process may have pushed the plugin a moment ago.
             Err(_) if inner.catalog.is_shared() && self.tenants.refresh().await => {
                 self.plugin(tenant, target.plugin).await?
             }

@@ -173,8 +173,9 @@ struct Inner {
     load: Arc<LoadComponent>,
     seal: Arc<Seal>,
     checks: Checks,
-    /// The server's identity as a worker, and the number of workers that share the quotas of tenants.
+    /// The server's identity as a worker of a cluster, if it is one.
     worker: Option<WorkerIdentity>,
+    /// Number of workers that share the quotas of tenants.
     workers: AtomicU32,
     replicas: Option<Box<Replicas>>,
     /// Whether the rollouts of an earlier process were resumed.
@@ -278,8 +279,8 @@ impl Tenants {
         self.0.pool.load()
     }
 
-    /// Returns the reason why no tenant's rollouts are admitted, if so. The quotas and the share of a single tenant are
-    /// no reason.
+    /// Returns the reason why no tenant's rollouts are admitted, if there is one. Quotas and shares of a single tenant do not
+    /// count.
     pub(super) fn refusal(&self) -> Option<String> {
         if !self.load().accepting {
             return Some("the host is shutting down".to_owned());
@@ -317,7 +318,7 @@ impl Tenants {
         let opened = tokio::task::spawn_blocking(move || OpenTenant::open(&tenants, id, &runtime)).await;
         let opened = opened.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())));
         match &opened {
-            // It has noted the number itself.
+            // The tenant has noted the number itself.
             Ok(_) => {}
             Err(TenantError::NotFound(_)) => self.note_left(Some(id), 0),
             Err(_) => self.note_left(Some(id), 1),
@@ -446,7 +447,7 @@ impl Tenants {
             let mut tenants = self.open_tenants();
             tenants.retain(|tenant| tenant.id == id || files.held_by(tenant.id) > no_files.own);
             tenants.sort_by_key(|tenant| std::cmp::Reverse((files.held_by(tenant.id), tenant.id != id)));
-            if !tenants.iter().any(|tenant| tenant.unload_idlest()) {
+            if !tenants.iter().any(|tenant| tenant.unload_longest_idle()) {
                 return Err(no_files);
             }
         }

@@ -146,7 +146,7 @@ impl LoadedPlugin {
     }
 
     /// Returns the load of the plugin.
-    pub(super) fn load_now(&self) -> rollout_rollout::Load {
+    pub(super) fn current_load(&self) -> rollout_rollout::Load {
         self.shared.slots.load()
     }
 

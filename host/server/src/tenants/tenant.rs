@@ -299,7 +299,7 @@ impl OpenTenant {
     }
 
     /// Unloads the plugin that has been idle for longest. Returns false if no plugin is idle.
-    pub(super) fn unload_idlest(&self) -> bool {
+    pub(super) fn unload_longest_idle(&self) -> bool {
         let mut plugins = self.loaded_plugins();
         plugins.sort_by_key(|plugin| plugin.last_used());
         plugins.into_iter().any(|plugin| plugin.unload())

@@ -212,7 +212,7 @@ fn load_of(tenant: &OpenTenant) -> LoadSample {
     }
 }
 
-/// Returns the quotas of a tenant of which the current use is known, each with its use.
+/// Returns a gauge for each quota of a tenant whose use is measured.
 fn quota_gauges(tenant: &OpenTenant, quotas: &Quotas) -> Vec<Gauge> {
     let ([running, queued], used) = (tenant.slots.busy(), tenant.quotas.meter().today());
     let secs = |secs| format!("{} s", number(secs));
@@ -229,7 +229,7 @@ fn quota_gauges(tenant: &OpenTenant, quotas: &Quotas) -> Vec<Gauge> {
     gauges.into_iter().flatten().collect()
 }
 
-/// Reads the latest deployments of a plugin from files. Blocks.
+/// Reads the latest deployments of a plugin from the catalog. Blocks.
 fn plugin_source(
     catalog: &Catalog,
     tenant: TenantId,
@@ -261,7 +261,7 @@ fn plugin_lines(tenant: &OpenTenant) -> Vec<PluginLine> {
         .loaded_plugins()
         .iter()
         .map(|plugin| {
-            let load = plugin.load_now();
+            let load = plugin.current_load();
             let counts = tenant.slots.activity().counts_of(plugin.name());
             PluginLine {
                 name: plugin.name().to_owned(),

@@ -1,4 +1,4 @@
-//! One claimed rollout: its claim, its report, and the checks whether the trainer still wants it.
+//! One claimed rollout: its claim, its report, and the checks for whether the trainer still wants it.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -227,7 +227,7 @@ impl Gateway {
         });
         read.map_err(|stopped| {
             let why = String::from(stopped);
-            SourceError::Refused(format!("its list of rollouts has another form than version 1's: {why}"))
+            SourceError::Refused(format!("its list of rollouts does not have the form of version 1: {why}"))
         })?;
         self.has_listed.store(true, Ordering::Relaxed);
         Ok(waiting)
@@ -243,7 +243,7 @@ impl Gateway {
             status => return Err(unexpected(status, &reply.body)),
         }
         let OneRollout { rollout: RolloutWithStatus { status } } = serde_json::from_slice(&reply.body)
-            .map_err(|error| SourceError::Refused(format!("its answer has another form: {error}")))?;
+            .map_err(|error| SourceError::Refused(format!("its answer cannot be parsed: {error}")))?;
         Ok(match &*status.state {
             "queuing" => RolloutState::Queuing,
             "running" => RolloutState::Running(status.k8s_job_name),
@@ -274,7 +274,7 @@ impl Gateway {
             status => return Err(unexpected(status, &reply.body)),
         }
         let events: Vec<IgnoredAny> = serde_json::from_slice(&reply.body)
-            .map_err(|error| SourceError::Refused(format!("its list of events has another form: {error}")))?;
+            .map_err(|error| SourceError::Refused(format!("its list of events cannot be parsed: {error}")))?;
         Ok(!events.is_empty())
     }
 

@@ -140,7 +140,7 @@ impl AgentLightning {
         self.0.gateway.base()
     }
 
-    /// Claims and runs rollouts until it is closed.
+    /// Claims and runs rollouts until the dialect is closed.
     pub async fn run(&self) -> Result<(), GatewayRefused> {
         self.0.ledger.start();
         let settings = PullSettings { interval: self.0.interval, offers_max: OFFERS_MAX };

@@ -332,7 +332,7 @@ pub(super) async fn verified(gym: &NemoGym, headers: &HeaderMap, row: &Row) -> B
 async fn reward(gym: &NemoGym, headers: &HeaderMap) -> Result<f64, RowFailure> {
     let episodes = &gym.0.episodes;
     let cookie = cookie_of(headers).ok_or_else(|| {
-        let why = "the verification has no session; this plugin has no grader, so that the reward is that of an episode: \
+        let why = "the verification has no session; this plugin has no grader, so the reward is that of an episode; \
                    post /seed_session first, and send its cookie";
         RowFailure::of_session(why)
     })?;

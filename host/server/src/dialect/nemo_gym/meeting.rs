@@ -19,7 +19,7 @@ use rollout_core::budget::Charge;
 /// 0.5 s.
 const ABSENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The same time for a rollout of an earlier process, and for all rollouts once this process stops.
+/// The same maximum for a rollout of an earlier process, and for all rollouts once this process stops.
 const ABSENCE_MAX_AFTER_START: Duration = Duration::from_secs(600);
 
 /// A result, with its charge.
@@ -127,7 +127,7 @@ impl Attendance {
     }
 
     /// Records that the result was written to the caller.
-    pub(super) fn written(&self) {
+    pub(super) fn mark_written(&self) {
         self.is_written.store(true, Ordering::Relaxed);
         self.meeting.0.send_modify(|state| state.is_over = true);
     }
@@ -152,7 +152,7 @@ impl Meetings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a repeated request wait for the rollout of the one whose connection broke, if there is one.
+    /// Lets a repeated request wait for the rollout of an earlier request whose connection broke, if there is such a rollout.
     pub(super) fn attend(&self, key: &[u8; 32]) -> Option<Attendance> {
         self.all().get(key)?.iter().find_map(Meeting::attend)
     }
@@ -202,7 +202,7 @@ mod tests {
         meeting.publish(result());
         assert_eq!(second.result().await.unwrap().body, "{}");
         assert!(meeting.settled().now_or_never().is_none());
-        second.written();
+        second.mark_written();
         drop(second);
         meeting.settled().await;
         assert!(meetings.attend(&key).is_none(), "the same row of the next collection is another rollout");

@@ -117,7 +117,7 @@ async fn answer(
         Some(result) => {
             let body = result.body.clone();
             let written = WhenWritten::new(move || {
-                attendance.written();
+                attendance.mark_written();
                 // The charge ends with the last copy of the result.
                 let _ = &result;
             });

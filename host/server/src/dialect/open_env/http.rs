@@ -282,7 +282,7 @@ fn split_in(facts: &EnvironmentFacts, body: &Map<String, Value>) -> Result<(Stri
 async fn bytes(server: &OpenEnv, body: Body) -> Result<Bytes, HttpError> {
     let max = server.sessions.limits().message_bytes_max;
     axum::body::to_bytes(body, max).await.map_err(|error| {
-        let detail = format!("the body has more than {max} bytes or broke off: {error}");
+        let detail = format!("the body has more than {max} bytes or is incomplete: {error}");
         HttpError::Status(StatusCode::PAYLOAD_TOO_LARGE, detail)
     })
 }

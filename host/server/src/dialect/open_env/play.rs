@@ -135,13 +135,13 @@ impl OpenSession {
         Ok(self.session.step(EpisodeAction::Call { name: name.to_owned(), arguments }).await?)
     }
 
-    /// Returns the frame with the state.
+    /// Returns the members of the visible state.
     pub(super) async fn state(&mut self) -> Result<Map<String, Value>, Refusal> {
         Ok(self.session.state().await?)
     }
 }
 
-/// Error of a call of a tool.
+/// Error of a tool call.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ToolError {
     /// There is no such tool.
@@ -152,7 +152,7 @@ pub(super) enum ToolError {
     Session(#[from] SessionError),
 }
 
-/// Splits the result of a tool from the rest.
+/// Splits the result of a tool from the rest of the observation.
 pub(super) fn result_of(observed: Observed) -> (Value, Observation) {
     let result = serde_json::from_str(observed.observation.get()).unwrap_or_default();
     (result, of_object(observed))

@@ -66,14 +66,14 @@ fn session_id(headers: &HeaderMap) -> Result<&str, OrsError> {
 pub(super) async fn read<T: for<'a> Deserialize<'a>>(ors: &Ors, body: Body) -> Result<(T, Charge), OrsError> {
     let max = ors.sessions.limits().message_bytes_max;
     let bytes: Bytes = axum::body::to_bytes(body, max).await.map_err(|error| {
-        let detail = format!("the body has more than {max} bytes or broke off: {error}");
+        let detail = format!("the body has more than {max} bytes or is incomplete: {error}");
         OrsError::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     })?;
     let host = ors.sessions.serving().host();
     let charge = host.budget().charge(Use::Request, bytes.len() * PARSED_BYTES_PER_BYTE);
     let charge = charge.map_err(|over| OrsError::new(StatusCode::SERVICE_UNAVAILABLE, over.to_string()))?;
     let read = serde_json::from_slice(&bytes).map_err(|error| {
-        OrsError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("the body does not fit: {error}"))
+        OrsError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("the body is invalid: {error}"))
     })?;
     Ok((read, charge))
 }

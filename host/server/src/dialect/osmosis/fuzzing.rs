@@ -29,7 +29,7 @@ fn check_error(error: &ApiError) {
     assert!(bytes < ERROR_BYTES_MAX, "an error of {bytes} bytes");
 }
 
-/// `POST /rollout`, of either generation.
+/// `POST /rollout`, of any generation.
 pub(crate) fn start_rollout(body: &[u8]) {
     let read = request::read(&json(), body, OsmosisGeneration::default(), &NetworkRules::open());
     assert!(

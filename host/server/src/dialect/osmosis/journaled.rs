@@ -105,10 +105,10 @@ pub(super) fn continue_rollout<R: Renderer>(
     (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
     name: &str,
-    asked: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
+    with_profile: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
     driver: impl FnOnce(Option<&Rollout>) -> Box<Driver<R>>,
 ) -> Result<(), String> {
-    osmosis.0.continued.continue_rollout((&osmosis.0.tasks, host), unfinished, name, asked, driver)
+    osmosis.0.continued.continue_rollout((&osmosis.0.tasks, host), unfinished, name, with_profile, driver)
 }
 
 /// Returns the caller's report of model calls from the notes of a rollout with this driver.

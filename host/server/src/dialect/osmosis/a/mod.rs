@@ -185,13 +185,13 @@ pub(super) fn resume(
         // Its first response stays, for repeated requests.
         return Ok(());
     }
-    let asked = |model: ModelEndpoint| {
+    let with_profile = |model: ModelEndpoint| {
         let profile = request::profile(id, &inner.init.settings, host.form());
         Ok(model.with_profile(profile.ok_or("its id has no request profile")?))
     };
     let renderer = Call { id: id.clone(), answer: Mutex::new(Some(Answer::Given)) };
     let client = (&inner.init.completions, addresses);
-    journaled::continue_rollout((osmosis, host), unfinished, id, asked, |_| {
+    journaled::continue_rollout((osmosis, host), unfinished, id, with_profile, |_| {
         journaled::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
     })
 }
