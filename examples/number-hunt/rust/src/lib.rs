@@ -1,4 +1,4 @@
-//! An environment over arithmetic tasks: the model guesses the result and is told whether it is higher or lower, until it
+//! An environment over arithmetic tasks: the model guesses the result and learns whether it is higher or lower, until it
 //! has found it or used up its guesses. Fewer guesses earn a higher reward.
 
 use rollout_sdk::*;

@@ -286,7 +286,7 @@ fn infallible(result: Result<Response, std::convert::Infallible>) -> Response {
 
 impl From<TenantError> for RequestRefused {
     /// Converts the error to a response. A missing item looks like an unknown route, so that a tenant learns nothing about
-    /// others. A tenant is told errors in its configuration and a lack of open files; other errors are only logged.
+    /// others. A tenant receives errors in its configuration and a lack of open files; other errors are only logged.
     fn from(error: TenantError) -> Self {
         match error {
             TenantError::NotFound(_) => Self::NoRoute,
