@@ -321,7 +321,7 @@ impl Serve {
             worker: cluster::worker_identity(&config, &artifact_root, own_log.as_ref())?,
         };
         let server = Server::for_host(host, &config, identity, gym_settings(&config)?);
-        if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
+        if let Some(why) = runtime.block_on(a::incompatibility(host)) {
             if config.osmosis_init.alone {
                 return Err(PluginFault(format!("{}: {why}", plugin.display())).into());
             }

@@ -1,4 +1,4 @@
-//! Dispatches requests: the head of a request determines the tenant and the plugin, before the body is read.
+//! Dispatches requests to tenants and plugins, by the head of a request and before its body is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::{readiness, ui, worker};
 use rollout_catalog::{Identity, Right, TenantId};
 use rollout_core::telemetry::{Metrics, TEXT_FORMAT};
 
-/// Prefix of the paths of plugins; the plugin's name follows.
+/// Prefix of the paths of plugins. The plugin's name follows it.
 const PLUGINS: &str = "/p/";
 
 /// Prefix of the paths of the admin API.
@@ -141,7 +141,7 @@ impl Dispatcher {
             return Ok(Json(self.tenants.worker_status()).into_response());
         }
         let mut target = Target::parse(&path);
-        // The client of this protocol has no path before its own.
+        // Clients of ORS cannot put a prefix before the protocol's own paths.
         let is_ors = target.plugin.is_none() && ors::has_path(target.path);
         let plugin = is_ors.then(|| ors::plugin_of(request.headers())).flatten();
         target.plugin = target.plugin.or(plugin.as_deref());
@@ -170,7 +170,7 @@ impl Dispatcher {
         }
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {
-            // A change that another process has reported is seen here, too.
+            // A change that another process has reported must apply here, too.
             self.tenants.refresh().await;
             request.extensions_mut().insert(identity);
             return Ok(infallible(self.admin.oneshot(request).await));
@@ -185,7 +185,7 @@ impl Dispatcher {
         let name = request.headers().get(TENANT_HEADER).and_then(|name| name.to_str().ok());
         let tenant = self.tenant_of(identity, name.map(str::to_owned)).await?;
         let plugin = match self.plugin(tenant, target.plugin).await {
-            // Another process may have pushed it a moment ago.
+            // Another process may have pushed the plugin a moment ago.
             Err(_) if inner.catalog.is_shared() && self.tenants.refresh().await => {
                 self.plugin(tenant, target.plugin).await?
             }
@@ -209,7 +209,7 @@ impl Dispatcher {
     /// Answers a request without a valid key.
     ///
     /// `/health` answers without a key, because generation A's callers have none for it. `/p/NAME/health` answers the same
-    /// whether any tenant has such a plugin or not; only a wrong key is refused there.
+    /// whether or not any tenant has such a plugin, and refuses only a wrong key.
     async fn answer_without_key(
         self,
         request: Request,
@@ -286,7 +286,7 @@ fn infallible(result: Result<Response, std::convert::Infallible>) -> Response {
 
 impl From<TenantError> for RequestRefused {
     /// Converts the error to a response. A missing item looks like an unknown route, so that a tenant learns nothing about
-    /// others. The tenant receives the errors of its configuration and its open files; others are written to the log only.
+    /// others. A tenant receives errors in its configuration and a lack of open files; other errors are only logged.
     fn from(error: TenantError) -> Self {
         match error {
             TenantError::NotFound(_) => Self::NoRoute,

@@ -47,7 +47,7 @@ struct PluginState {
     /// Maximum number of concurrent rollouts that the active deployment allows.
     running_max: u32,
     quotas: Quotas,
-    /// Inactive deployments, which exist as long as rollouts run on them. A version may occur several times.
+    /// Inactive deployments, which exist as long as rollouts run on them. A version may occur more than once.
     others: Vec<(u32, Weak<rollout_rollout::Deployment>)>,
 }
 
@@ -146,7 +146,7 @@ impl LoadedPlugin {
     }
 
     /// Returns the load of the plugin.
-    pub(super) fn load_now(&self) -> rollout_rollout::Load {
+    pub(super) fn current_load(&self) -> rollout_rollout::Load {
         self.shared.slots.load()
     }
 
@@ -210,7 +210,7 @@ impl LoadedPlugin {
         Ok(host)
     }
 
-    /// Returns the active version and those on which rollouts still run.
+    /// Returns the active version and the versions on which rollouts still run.
     pub(super) fn versions(&self) -> Vec<u32> {
         let state = self.state();
         let others = state.others.iter().filter(|(_, deployment)| deployment.strong_count() > 0);
@@ -241,7 +241,7 @@ impl LoadedPlugin {
         is_unloaded
     }
 
-    /// Cancels the plugin's rollouts and waits until they are reported, at most until `until`.
+    /// Cancels the plugin's rollouts and waits, at most until `until`, until they are reported.
     pub(super) async fn shut_down(&self, until: Instant) {
         self.shared.slots.close();
         self.shared.slots.cancel_all();

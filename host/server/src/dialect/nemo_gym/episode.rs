@@ -1,8 +1,8 @@
-//! The resources server for environments: a session is an episode, `POST /{tool}` takes a step of it, and `/verify` reads
-//! its reward.
+//! The resources server for environments: a session is an episode, `POST /{tool}` takes a step in it, and `/verify` reads its
+//! reward.
 //!
-//! An episode is found by the cookie of its session. Each holds a slot, which limits their number. It ends with its
-//! verification or its close, after a while without a request, or with the server.
+//! The cookie of its session identifies an episode. Each episode holds a slot, which limits their number. It ends when it is
+//! verified or closed, after a while without a request, or with the server.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,16 +37,16 @@ pub(super) const COOKIE: &str = "rollout_host_session";
 /// Maximum size of a tool's arguments in bytes.
 const TOOL_BYTES_MAX: usize = 4 << 20;
 
-/// Name of the tool for actions that are values.
+/// Name of the tool that takes an action which is a value.
 const ACTION_TOOL: &str = "step";
 
-/// Maximum number of stored rewards of verified episodes, for verifications that are repeated.
+/// Maximum number of rewards of verified episodes that are stored for repeated verifications.
 const VERIFIED_MAX: usize = 1024;
 
-/// Maximum size of a session's id that its caller gives, in bytes.
+/// Maximum size in bytes of a session id that the caller chose.
 const ID_BYTES_MAX: usize = 255;
 
-/// Maximum number of calls of one episode in progress. They are taken one after the other.
+/// Maximum number of calls of one episode in progress. They run one after the other.
 const CALLS_MAX: usize = 16;
 
 /// The episodes of a server.
@@ -60,7 +60,7 @@ pub(super) struct Episodes {
 struct EpisodesState {
     /// The episodes, by the cookie of their session.
     open: HashMap<String, Named>,
-    /// Cookies of sessions, by the id that their caller gave.
+    /// Cookies of sessions, by the id that the caller chose.
     given: HashMap<String, String>,
     /// Ids of sessions whose seed is in progress. A further one of the same id waits.
     seeding: HashMap<String, Arc<tokio::sync::Mutex<()>>>,
@@ -82,7 +82,7 @@ type SharedEpisode = Arc<tokio::sync::Mutex<OpenEpisode>>;
 struct OpenEpisode {
     session: Session,
     facts: Arc<EnvironmentFacts>,
-    /// Sum of the rewards, if there was any.
+    /// Sum of the rewards, if there were any.
     reward: Option<f64>,
     /// Reason why the episode ended without a result.
     failure: Option<String>,
@@ -177,7 +177,7 @@ impl Episodes {
         Some(named.episode.clone())
     }
 
-    /// Returns the cookie of the session that has this id of its caller.
+    /// Returns the cookie of the session for which the caller chose this id.
     fn given(&self, id: &str) -> Option<String> {
         self.lock().given.get(id).cloned()
     }
@@ -195,7 +195,7 @@ impl Episodes {
         drop(ended);
     }
 
-    /// Ends the episode of a session, by its cookie or by the id that its caller gave.
+    /// Ends the episode of a session, identified by its cookie or by the id that the caller chose.
     pub(super) fn close(&self, headers: &HeaderMap, id: Option<&str>) {
         let cookie = id.and_then(|id| self.given(id)).or_else(|| cookie_of(headers));
         if let Some(cookie) = cookie {
@@ -221,14 +221,15 @@ impl Episodes {
     }
 }
 
-/// Returns the cookie of this server's session. Callers send the cookies of other servers, too.
+/// Returns the cookie of this server's session. Callers also send the cookies of other servers.
 fn cookie_of(headers: &HeaderMap) -> Option<String> {
     let given = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs = given.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value.to_owned())
 }
 
-/// Begins an episode and returns the cookie of its session. A seed with an id that its caller gave before returns the same.
+/// Begins an episode and returns the cookie of its session. A repeated seed with an id that the caller chose returns the same
+/// cookie.
 pub(super) async fn begin(gym: &NemoGym, given: Option<&str>, reset: Reset) -> Result<String, Response> {
     let inner = &gym.0;
     if given.is_some_and(|id| id.len() > ID_BYTES_MAX) {
@@ -313,7 +314,8 @@ async fn open(gym: &NemoGym) -> Result<Session, String> {
     }
 }
 
-/// Takes a step of the caller's episode. The model reads the text of the answer, so a mistake in a call is a text, too.
+/// Takes a step in the caller's episode. The model reads the text of the answer, so a mistake in a call is reported as text,
+/// too.
 pub(super) async fn tool(
     State(gym): State<NemoGym>,
     Path(name): Path<String>,
@@ -424,7 +426,7 @@ fn arguments_in(body: &[u8]) -> Result<String, String> {
     Ok(object.get().to_owned())
 }
 
-/// Answers the verification of an episode that the environment rates itself, and ends the episode.
+/// Answers the verification of an episode that its environment rates itself, and ends the episode.
 pub(super) async fn verified(gym: &NemoGym, headers: &HeaderMap, row: &Row) -> Bytes {
     match reward(gym, headers).await {
         Ok(reward) => outcome::rated_by_environment(row, reward),
@@ -436,7 +438,7 @@ pub(super) async fn verified(gym: &NemoGym, headers: &HeaderMap, row: &Row) -> B
 async fn reward(gym: &NemoGym, headers: &HeaderMap) -> Result<f64, RowFailure> {
     let episodes = &gym.0.episodes;
     let cookie = cookie_of(headers).ok_or_else(|| {
-        let why = "the verification has no session; this plugin has no grader, so that the reward is that of an episode: \
+        let why = "the verification has no session; this plugin has no grader, so the reward is that of an episode; \
                    post /seed_session first, and send its cookie";
         RowFailure::of_session(why)
     })?;

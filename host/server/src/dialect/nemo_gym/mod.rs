@@ -1,10 +1,11 @@
 //! NeMo Gym, version 0.7: environment server, head server and resources server in one.
 //!
-//! The collector reads the addresses of servers at the head, posts each row to `/run`, waits for as long as the rollout
-//! takes, and posts all results to `/aggregate_metrics` at the end. Agents of Gym post conversations to `/verify`, and
-//! calls of an environment's tools to `/{tool}`. A
-//! request is held until its rollout ends; a caller that disconnects and does not come back cancels it. A failure is
-//! never a reward.
+//! The collector reads the addresses of the servers from the head server, posts each row to `/run`, waits for as long as the
+//! rollout takes, and finally posts all results to `/aggregate_metrics`. Agents of Gym post conversations to `/verify`, and
+//! calls of an environment's tools to `/{tool}`.
+//!
+//! A request is held until its rollout ends. A caller that disconnects and does not come back cancels the rollout. A failure
+//! never becomes a reward.
 
 mod episode;
 mod head;
@@ -46,7 +47,7 @@ use rollout_rollout::{Host, ModelAddress, RequestSecrets, UnfinishedRollout};
 /// The name of this protocol's driver.
 const DRIVER: &str = "nemo-gym";
 
-/// Time for which the status of a finished rollout is remembered. No route asks for it.
+/// Time for which the status of a finished rollout is stored. No route reads it.
 const STATUS_TTL: Duration = Duration::from_secs(60);
 
 /// Time for which a request waits for room. The protocol has no answer that makes its caller wait.
@@ -63,7 +64,7 @@ pub struct Settings {
     group_size: Option<u32>,
 }
 
-/// The model of rollouts. Requests name none.
+/// The model of all rollouts. Requests do not name one.
 struct Model {
     address: ModelAddress,
     secrets: RequestSecrets,
@@ -105,7 +106,7 @@ struct Inner {
     is_worker: bool,
     budget: Budget,
     ledger: Arc<Ledger>,
-    /// One task for each rollout until its result is taken, and one for each episode.
+    /// One task for each rollout until its caller has the result, and one for each episode.
     tasks: TaskTracker,
     bodies: Bodies,
     continued: Continued,
@@ -136,7 +137,7 @@ impl NemoGym {
         }))
     }
 
-    /// Replaces the settings, with those of another version of the plugin.
+    /// Replaces the settings by those of another version of the plugin.
     pub(crate) fn set(&self, settings: Settings) {
         *self.0.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
@@ -173,7 +174,7 @@ fn refused(status: StatusCode, detail: impl Into<String>) -> Response {
     (status, Json(serde_json::json!({"detail": detail.into()}))).into_response()
 }
 
-/// Returns the answer to a path that there is not.
+/// Returns the answer to an unknown path.
 fn no_route() -> Response {
     refused(StatusCode::NOT_FOUND, "Not Found")
 }
@@ -188,7 +189,7 @@ impl super::Dialect for NemoGym {
             .route("/seed_session", post(resources::seed_session))
             .route("/close_session", post(resources::close_session))
             .route("/reverify_mode", get(resources::reverify_mode))
-            // Other routes have a different meaning, and their names cannot be those of tools.
+            // The routes above take precedence: a tool cannot have one of their names.
             .route("/{tool}", post(episode::tool).fallback(async || no_route()))
             .with_state(self.clone());
         vec![Routes { router, key: KeyRule::Bearer, short: Vec::new() }]
@@ -198,7 +199,7 @@ impl super::Dialect for NemoGym {
         Health { fields: Map::new(), is_all: false }
     }
 
-    /// Returns one: a caller waits on its connection.
+    /// Returns one: each caller holds a connection while it waits.
     fn descriptors_per_rollout(_config: &Config) -> u64 {
         1
     }
@@ -228,7 +229,7 @@ impl super::Dialect for NemoGym {
         Box::pin(async move { tokio::time::timeout_at(until, self.0.tasks.wait()).await.is_ok() })
     }
 
-    fn cancels_rest(&self) {
+    fn announce_cancellation(&self) {
         self.0.ledger.cancel_rest();
     }
 

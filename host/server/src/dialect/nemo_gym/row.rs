@@ -12,38 +12,38 @@ use rollout_wire as wire;
 use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
 
-/// The field with the label in Gym's own data sets. It takes precedence over the others.
+/// The field with the label in Gym's own data sets. It takes precedence over the usual fields.
 const LABEL_FIELD: &str = "verifier_metadata";
 
-/// Fields of a row that make the prompt.
+/// Fields of a row that make up the prompt.
 const PROMPT_FIELDS: [&str; 2] = ["input", "instructions"];
 
 /// Fields of a row that belong to its collection.
-const OF_COLLECTOR: [&str; 3] = ["responses_create_params", "response", "agent_ref"];
+const COLLECTOR_FIELDS: [&str; 3] = ["responses_create_params", "response", "agent_ref"];
 
-/// Fields of a seed beside those of its row.
-const OF_SEED: [&str; 3] = ["resources_session_id", "episode_id", "task_id"];
+/// Fields of a seed in addition to those of its row.
+const SEED_FIELDS: [&str; 3] = ["resources_session_id", "episode_id", "task_id"];
 
-/// The form of a request, which its answer has as well.
+/// The form of a request and of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Form {
-    /// A row as it stands in the data set, of `/run`.
+    /// A row as it is in the data set, posted to `/run`.
     Flat,
-    /// An episode request, of `/run`.
+    /// An episode request, posted to `/run`.
     Task,
-    /// A row with a response, of `/verify`.
+    /// A row with a response, posted to `/verify`.
     Verify,
 }
 
-/// A request as it was received. The answer repeats most of it.
+/// A request in its original form. The answer repeats most of it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Row {
     pub form: Form,
     pub body: Box<RawValue>,
 }
 
-/// The rollout that a row asks for.
+/// The rollout that a row requests.
 pub(super) struct RequestedRollout {
     pub prompt: Messages,
     pub label: Option<String>,
@@ -96,7 +96,7 @@ impl Row {
         field(self.members(), "responses_create_params").map_or("{}", RawValue::get)
     }
 
-    /// Reads the rollout that it asks for. The error says what is wrong with it.
+    /// Reads the rollout that the row requests. The error describes the mistake.
     pub(super) fn requested(&self, fields: &RowFields) -> Result<RequestedRollout, String> {
         let (attempt, name) = self.name()?;
         let row = self.members();
@@ -131,15 +131,15 @@ impl Row {
         Ok(Self { form: Form::Flat, body: owned(object(body)?) })
     }
 
-    /// Returns the id that the caller gave the session of a seed.
+    /// Returns the session id that the caller chose.
     pub(super) fn session(&self) -> Option<String> {
         field(self.body.get(), "resources_session_id").and_then(text_of)
     }
 
-    /// Returns the reset of the episode that a seed asks for. The arguments are those of a rollout of the row.
+    /// Returns the reset with which a seed begins its episode. The arguments are those of a rollout of the same row.
     pub(super) fn reset(&self, fields: &RowFields) -> Result<Reset, String> {
         let (data, label, mut hidden) = data_and_label(self.body.get(), fields)?;
-        hidden.extend(OF_SEED);
+        hidden.extend(SEED_FIELDS);
         let params = field(data, "responses_create_params").filter(|params| params.get().starts_with('{'));
         let prompt = params.map(|params| responses::prompt(params.get())).transpose()?.unwrap_or_default();
         let metadata = metadata(params.map_or("{}", RawValue::get), data, &hidden)?;
@@ -202,7 +202,7 @@ impl Row {
     }
 }
 
-/// Returns the object with the fields of a row, its label, and the names of the fields that have the label.
+/// Returns the object with the fields of a row, its label, and the names of the fields that contain the label.
 fn data_and_label<'a>(
     row: &'a str,
     fields: &'a RowFields,
@@ -231,7 +231,7 @@ fn owned(json: &str) -> Box<RawValue> {
 /// Returns the metadata of a row for the guests: its data without prompt and label, and the parameters without the
 /// prompt.
 fn metadata(params: &str, data: &str, hidden: &[&str]) -> Result<Option<Box<RawValue>>, String> {
-    let is_of_collector = |name: &str| name.starts_with("_ng_") || OF_COLLECTOR.contains(&name);
+    let is_of_collector = |name: &str| name.starts_with("_ng_") || COLLECTOR_FIELDS.contains(&name);
     let mut of_collector: Vec<String> = Vec::new();
     let read = wire::stream::members(data, |name, _: &RawValue| {
         if is_of_collector(&name) {

@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::Problem;
-use super::kept::{self, Facts};
+use super::journaled::{self, Facts};
 use super::request::{ParsedRequest, Polled as PolledRequest};
 use super::sample::{WireSample, category};
 use super::{Osmosis, id_in_path};
 use crate::connection::{Caller, WhenWritten};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Renderer, Source};
-use crate::dialect::ledger::{HeldBody, Lease, LedgerEntry, Over, PollStatus, Polled, word};
+use crate::dialect::ledger::{HeldBody, Lease, LedgerEntry, PollStatus, Polled, PublicOutcome, phase_status};
 use crate::{random, worker};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::{Refusal, TraceParent};
@@ -31,7 +31,7 @@ use rollout_wire as wire;
 use rollout_wire::digest::{hex, sha256_parts};
 use rollout_wire::id::{InvalidRolloutId, RolloutId};
 
-/// Category of a failure that is the host's.
+/// Category of a failure of the host.
 const INTERNAL_ERROR: &str = "internal_error";
 
 /// Header with the lease of a poll.
@@ -110,12 +110,12 @@ impl<'a> ResultBody<'a> {
     }
 }
 
-/// Returns the response to a poll whose rollout has no result yet, for a gateway that cannot ask the rollout's worker.
+/// Returns the response to a poll for a rollout without a result, for a gateway that cannot reach the rollout's worker.
 pub(crate) fn unfinished(id: &RolloutId) -> Response {
     json_response(ResultBody::bare(id, "running").bytes())
 }
 
-/// Returns the response to a poll whose rollout was lost with its worker.
+/// Returns the response to a poll for a rollout that was lost with its worker.
 pub(crate) fn lost(id: &RolloutId, reason: &str) -> Response {
     let (err_message, err_category) = (Some(reason), Some(INTERNAL_ERROR));
     json_response(ResultBody { err_message, err_category, ..ResultBody::bare(id, "failure") }.bytes())
@@ -125,8 +125,8 @@ fn json_response(body: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Admits a rollout and starts a task for it. A gateway chooses the token of the lease, and the same request with the same
-/// token is the same rollout.
+/// Admits a rollout and starts a task for it. A gateway chooses the token of the lease; a repeated request with the same
+/// token finds its rollout.
 pub(super) async fn start(
     osmosis: &Osmosis,
     request: PolledRequest,
@@ -138,7 +138,7 @@ pub(super) async fn start(
     let id = parsed.rollout.id.clone();
     let host = inner.serving.host();
     host.may_keep()?;
-    // A stored result reserves its id, so that no caller reads another's result.
+    // A stored result reserves its id, so that no caller reads the result of another.
     let is_repeated = chosen_token.is_some();
     let token = chosen_token.unwrap_or_else(random::token);
     let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
@@ -158,7 +158,7 @@ pub(super) async fn start(
     let parsed = parsed.forked(&host).await?;
     let admitted = Admitted::new(&host, entry, parsed, (grade, token))?;
     let handle = admitted.start(osmosis, &host, parent);
-    kept::wait_until_stored(handle.log()).await.inspect_err(|_| handle.cancel())?;
+    journaled::wait_until_stored(handle.log()).await.inspect_err(|_| handle.cancel())?;
     Ok(admission)
 }
 
@@ -231,7 +231,7 @@ pub(super) async fn start_tree(
     let (rollouts, handles): (Vec<Admission>, Vec<Handle>) =
         admitted.into_iter().map(|(admission, fork)| (admission, fork.start(osmosis, &host, parent))).unzip();
     for handle in &handles {
-        let stored = kept::wait_until_stored(handle.log()).await;
+        let stored = journaled::wait_until_stored(handle.log()).await;
         stored.inspect_err(|_| handles.iter().for_each(Handle::cancel))?;
     }
     Ok(answer(rollouts))
@@ -280,9 +280,9 @@ impl Admitted {
         // Continuations of one rollout share a prefix, which a trainer learns from the result.
         let fork_of = rollout.fork.as_ref().filter(|_| rollout.group.is_some());
         let fork_of = fork_of.map(|fork| fork.point.clone());
-        let form = kept::Form::Polled { lease: lease.clone(), grade, fork_of: fork_of.clone() };
+        let form = journaled::Form::Polled { lease: lease.clone(), grade, fork_of: fork_of.clone() };
         let facts = Facts { delivery: Delivery::polled(), gradable: gradable && grade, form };
-        let rollout = kept::admit(host, (rollout, resources), &facts, &Addresses::default())?;
+        let rollout = journaled::admit(host, (rollout, resources), &facts, &Addresses::default())?;
         let form = Form { grade, is_expired: false, label, fork_of };
         Ok(Self { rollout, entry, facts, lease, form })
     }
@@ -296,7 +296,7 @@ impl Admitted {
         entry.fill(&id, lease, log.clone());
         entry.begin(id.clone(), id.as_str(), Some(rollout.handle()));
         let client = (&osmosis.0.callbacks, Addresses::default());
-        let driver = kept::driver(host, entry, &facts, client, (log, trace), Polling { id, form });
+        let driver = journaled::driver(host, entry, &facts, client, (log, trace), Polling { id, form });
         osmosis.0.tasks.spawn(drive(rollout, driver));
         handle
     }
@@ -315,21 +315,21 @@ pub(super) fn resume(
     unfinished: UnfinishedRollout,
     facts: Facts,
 ) -> Result<(), String> {
-    let kept::Form::Polled { lease, grade, fork_of } = &facts.form else {
+    let journaled::Form::Polled { lease, grade, fork_of } = &facts.form else {
         return Err("no caller polls for the rollout".to_owned());
     };
     let inner = &osmosis.0;
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
-    // An earlier process may have died between storing the result and ending the rollout in the journal, so a
+    // An earlier process may have died after it stored the result and before it ended the rollout in the journal, so a
     // stored result with this id is the rollout's own.
     let mut entry = inner.ledger.reserve_anyway(&id).map_err(|_| "its id is taken")?;
     let log = unfinished.log().clone();
     let form = Form { grade: *grade, is_expired: false, label, fork_of: fork_of.clone() };
     let renderer = Polling { id: id.clone(), form };
     let client = (&inner.callbacks, Addresses::default());
-    kept::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |_| {
+    journaled::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |_| {
         entry.fill(&id, lease.clone(), Some(log.clone()));
-        kept::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
+        journaled::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
     })
 }
 
@@ -338,7 +338,7 @@ pub(super) fn resume(
 struct Form {
     /// Whether the caller asked for a reward.
     grade: bool,
-    /// Whether the lease expired, so that no caller polls.
+    /// Whether the lease expired, so that no caller polls any more.
     is_expired: bool,
     label: Option<String>,
     /// The origin of a fork in a group.
@@ -368,8 +368,8 @@ impl Renderer for Polling {
         self.form(delivery).result(finished).memory_bytes()
     }
 
-    fn over(&self, finished: &Finished, delivery: &Delivery) -> Over {
-        Over::word(self.form(delivery).result(finished).status)
+    fn public_outcome(&self, finished: &Finished, delivery: &Delivery) -> PublicOutcome {
+        PublicOutcome::with_status(self.form(delivery).result(finished).status)
     }
 
     fn form(&self, delivery: &Delivery) -> Form {
@@ -457,12 +457,12 @@ pub(super) async fn result(
         if !polled.is_lease(lease) {
             return Err(ApiError::WrongLease);
         }
-        match ledger.news(polled, caller.as_deref()).await {
+        match ledger.next_status(polled, caller.as_deref()).await {
             PollStatus::Ended(copy) => {
                 return Ok(result_response(&osmosis, Read::Here(polled.clone()), copy));
             }
-            PollStatus::Under(phase) => {
-                return Ok(json_response(ResultBody::bare(polled.id(), word(phase)).bytes()));
+            PollStatus::Live(phase) => {
+                return Ok(json_response(ResultBody::bare(polled.id(), phase_status(phase)).bytes()));
             }
             PollStatus::Journaled => {}
         }
@@ -478,11 +478,11 @@ pub(super) async fn result(
 enum Read {
     /// A result with a copy in memory.
     Here(Arc<Polled>),
-    /// A result in the journal alone.
+    /// A result in the journal only.
     Journaled(KeptResult),
 }
 
-/// Returns the response with a result, which counts as read when all of it was sent.
+/// Returns the response with a result. The result counts as read once all of it was sent.
 fn result_response(osmosis: &Osmosis, read: Read, copy: Arc<HeldBody>) -> Response {
     let body = copy.body.clone();
     let mut response = json_response(body);

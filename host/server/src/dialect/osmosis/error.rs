@@ -34,7 +34,7 @@ pub(super) enum ApiError {
     Invalid(Vec<Problem>),
     /// There is no rollout to continue, with the reason.
     NoParent(String),
-    /// The rollouts are not named in exactly one way.
+    /// The request does not select the rollouts in exactly one way.
     Selector,
     /// The id is in use, or its result is still stored.
     Registered,
@@ -45,9 +45,9 @@ pub(super) enum ApiError {
     Quota(OverQuota),
     /// The memory budget is used up.
     NoMemory,
-    /// The journal cannot store it, with the reason.
+    /// The journal cannot store the rollout, for this reason.
     NotKept(String),
-    /// The replicated log does not acknowledge records at present, with the reason.
+    /// The replicated log does not acknowledge records at present, for this reason.
     Late(String),
     /// Another caller needs the connection.
     Crowded,
@@ -144,7 +144,7 @@ impl IntoResponse for ApiError {
             Self::Registered => (StatusCode::CONFLICT, "rollout_id is already registered".into()),
             Self::Full => (StatusCode::TOO_MANY_REQUESTS, "rollout queue is full; retry later".into()),
             Self::NoMemory => {
-                let why = "rollout server holds as much as its memory budget allows; retry later";
+                let why = "the rollout server's memory budget is used up; retry later";
                 (StatusCode::TOO_MANY_REQUESTS, why.into())
             }
             // Waiting does not help with a quota of zero.

@@ -14,7 +14,7 @@ mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
-mod kept;
+mod journaled;
 pub(crate) mod report;
 mod request;
 mod resume;
@@ -42,7 +42,7 @@ use crate::serving::Serving;
 use crate::worker;
 pub(crate) use d::{LEASE_HEADER, lost, unfinished};
 use error::ApiError;
-pub(crate) use kept::reported;
+pub(crate) use journaled::reported;
 use request::{ForRollout, StartRollout};
 use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
@@ -89,7 +89,7 @@ struct Inner {
     is_keyed: bool,
     log: Option<String>,
     ledger: Arc<Ledger>,
-    /// One task for each rollout until its caller is notified, or the attempt is abandoned.
+    /// One task for each rollout, until its caller is notified or delivery is abandoned.
     tasks: TaskTracker,
     bodies: Bodies,
     continued: Continued,
@@ -125,7 +125,7 @@ impl Osmosis {
         }))
     }
 
-    /// Starts the removal of expired entries, within the runtime.
+    /// Starts the task that removes expired entries. Call it within the runtime.
     fn start_sweeping(&self) {
         self.0.sweeping.call_once(|| {
             self.0.ledger.start();
@@ -185,7 +185,7 @@ impl super::Dialect for Osmosis {
             key: KeyRule::Own { is_given: a::is_authorised, refusal: a::KEY_REFUSAL },
             short: vec![(Method::GET, "/platform/health")],
         };
-        if self.0.init.is_alone() {
+        if self.0.init.is_only_generation() {
             return vec![of_a];
         }
         let router = Router::new()
@@ -199,10 +199,10 @@ impl super::Dialect for Osmosis {
     }
 
     fn health(&self) -> Health {
-        Health { fields: self.rollout_health(), is_all: self.0.init.is_alone() }
+        Health { fields: self.rollout_health(), is_all: self.0.init.is_only_generation() }
     }
 
-    /// Returns one: a caller that polls has a connection open, and one with callbacks has none.
+    /// Returns one: a caller that polls holds a connection, and a caller with callbacks holds none.
     fn descriptors_per_rollout(config: &Config) -> u64 {
         let is_called_back = matches!(config.osmosis_generation, OsmosisGeneration::B | OsmosisGeneration::C)
             || config.osmosis_init.alone;
@@ -210,7 +210,7 @@ impl super::Dialect for Osmosis {
     }
 
     fn drives(&self, driver: &str) -> bool {
-        driver == kept::DRIVER
+        driver == journaled::DRIVER
     }
 
     fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
@@ -242,7 +242,7 @@ impl super::Dialect for Osmosis {
         self.0.ledger.answer_waiting();
     }
 
-    fn cancels_rest(&self) {
+    fn announce_cancellation(&self) {
         self.0.ledger.cancel_rest();
     }
 
@@ -251,8 +251,8 @@ impl super::Dialect for Osmosis {
     }
 }
 
-/// Removes expired entries for as long as the server exists. Every use of the ledger removes them as well, but a full
-/// server may refuse all requests that use it.
+/// Removes expired entries until the server is dropped. Every use of the ledger removes them as well, but a full server may
+/// refuse all requests that would use it.
 async fn sweep(inner: Weak<Inner>) {
     let mut pause = tokio::time::interval(SWEEP_INTERVAL);
     loop {
@@ -300,7 +300,7 @@ async fn start(
             let admission = d::start(osmosis, request, (parent, token)).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
         }
-        // The id of a rollout with callbacks is free after its end, so the first request may have run and be over.
+        // The id of a rollout with callbacks is free after its end, so the rollout of the first request may be over.
         StartRollout::CalledBack(_) if osmosis.0.log.is_some() && worker::is_repeated(&headers) => {
             Err(ApiError::Registered)
         }
@@ -319,7 +319,7 @@ pub(crate) fn body_refused(refused: BodyRefused) -> Response {
     ApiError::from(refused).into_response()
 }
 
-/// Returns the id in a path. An invalid id belongs to no rollout.
+/// Returns the id in a path, or `None` for an invalid id, which no rollout has.
 fn id_in_path(Path(id): Path<String>) -> Option<RolloutId> {
     RolloutId::parse(id).ok()
 }
