@@ -228,6 +228,7 @@ macro_rules! settings {
 
             /// Lists the keys and their defaults.
             #[cfg(test)]
+            #[allow(dead_code, reason = "some defaults are those of another table")]
             pub(super) fn documented(default: &$checked) -> Vec<$crate::config::setting::Documented> {
                 use $crate::config::setting::{Documented, Setting};
                 vec![$(Documented {
