@@ -282,6 +282,42 @@ async fn a_rollout_goes_to_the_next_worker_when_the_first_is_full() {
     assert_eq!(wrong.status, 422, "a worker's error is passed on: {}", wrong.text);
 }
 
+#[tokio::test]
+async fn a_rollout_whose_worker_is_busy_goes_to_one_with_a_free_slot_and_runs_once() {
+    let controller = Controller::start().await;
+    let small = |name| worker("conform", name).option("--max-concurrent", 1).option("--queue-max", 9);
+    let workers = join_all(["w0", "w1", "w2"].map(|name| small(name).start())).await;
+    let serve = gateway_to(&urls(&workers));
+    let (first, second) = tokio::join!(gateway(serve.clone(), 3), gateway(serve, 3));
+    controller.hold();
+
+    let requests: Vec<_> = (0..3).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let mut admitted = Vec::new();
+    for request in &requests {
+        admitted.push(first.admit(request).await);
+    }
+    let used: BTreeSet<usize> = admitted.iter().map(worker_of).collect();
+    assert_eq!(used.len(), 3, "each has one, and none waits");
+    controller.chats_arrived(3).await;
+
+    // The same requests again, through another gateway.
+    for request in &requests {
+        until("the rollout to be known", async || {
+            let again = second.ask(request).await;
+            assert!([409, 429].contains(&again.status), "{}", again.text);
+            (again.status == 409).then_some(())
+        })
+        .await;
+    }
+    // Without a free slot, it waits where its id belongs.
+    let waiting = first.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.release();
+    for admitted in admitted.iter().chain([&waiting]) {
+        assert_eq!(first.result(admitted).await["sample"]["reward"], 1.0);
+    }
+    assert_eq!(controller.chats().len(), 4, "each rollout ran once");
+}
+
 /// Passes connections to a server, but swallows the answers to the first requests that contain `swallowed`.
 async fn swallowing(server: &str, swallowed: &'static str, count: usize) -> (String, Arc<AtomicUsize>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");

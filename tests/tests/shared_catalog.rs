@@ -210,6 +210,42 @@ async fn a_dead_workers_rollouts_of_tenants_are_continued_by_another_worker() {
 }
 
 #[tokio::test]
+async fn a_tenants_rollout_goes_to_the_worker_that_has_room_for_it() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let (catalog, _other, _gateway) = cluster(&nats).await;
+    // One running rollout at each worker.
+    let tenant = catalog.tenant("t", json!({"running": 2, "queued": 20})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+    for _ in 0..4 {
+        // Both workers know that they are two, and their reports are new.
+        until("a tenant without rollouts", async || {
+            let requests: Vec<_> =
+                (0..2).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+            controller.hold();
+            let before = controller.chats().len();
+            let mut admitted = Vec::new();
+            for request in &requests {
+                admitted.push(plugin.admit(request).await);
+            }
+            let workers: BTreeSet<_> =
+                admitted.iter().filter_map(|one| one.lease.split('.').next()).collect();
+            let is_spread = workers.len() == 2;
+            if is_spread {
+                controller.chats_arrived(before + 2).await;
+            }
+            controller.release();
+            for admitted in &admitted {
+                assert_eq!(plugin.result(admitted).await["sample"]["reward"], 1.0);
+            }
+            is_spread.then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn tenants_keys_and_plugins_are_those_of_all_workers() {
     let nats = TestNats::start().await;
     let controller = Controller::start().await;

@@ -12,10 +12,10 @@ use rollout_core::budget::Charge;
 use rollout_outbound::{Secret, describe};
 
 use super::workers::Worker;
-use crate::worker::{ADMISSION_HEADER, KEY_HEADER, REPEATED_HEADER};
+use crate::worker::{ADMISSION_HEADER, KEY_HEADER, OWNER_HEADER, PLACE_HEADER, REPEATED_HEADER};
 
 /// Headers that belong to one connection, and those that only a gateway may send.
-const NOT_FORWARDED: [HeaderName; 10] = [
+const NOT_FORWARDED: [HeaderName; 11] = [
     header::CONNECTION,
     header::TE,
     header::TRAILER,
@@ -26,6 +26,7 @@ const NOT_FORWARDED: [HeaderName; 10] = [
     header::EXPECT,
     HeaderName::from_static("keep-alive"),
     header::CONTENT_LENGTH,
+    HeaderName::from_static(OWNER_HEADER),
 ];
 
 /// Error of sending a request to a worker.
@@ -57,7 +58,8 @@ impl Forwarded {
         let mut headers = HeaderMap::with_capacity(parts.headers.len() + 2);
         for (name, value) in &parts.headers {
             let is_upgrade = upgrade.is_some() && (name == header::UPGRADE || name == header::CONNECTION);
-            let is_own = [KEY_HEADER, ADMISSION_HEADER, REPEATED_HEADER].contains(&name.as_str());
+            let is_own =
+                [KEY_HEADER, ADMISSION_HEADER, PLACE_HEADER, REPEATED_HEADER].contains(&name.as_str());
             if is_upgrade || !(NOT_FORWARDED.contains(name) || is_own) {
                 headers.append(name.clone(), value.clone());
             }
@@ -72,6 +74,19 @@ impl Forwarded {
         if let Ok(token) = token.parse() {
             self.headers.insert(HeaderName::from_static(ADMISSION_HEADER), token);
         }
+    }
+
+    /// Names the worker that takes the rollout if the first one has no room, or none.
+    pub(super) fn set_other(&mut self, worker: Option<&str>) {
+        match worker.and_then(|worker| worker.parse().ok()) {
+            Some(worker) => self.headers.insert(HeaderName::from_static(PLACE_HEADER), worker),
+            None => self.headers.remove(PLACE_HEADER),
+        };
+    }
+
+    /// Returns whether the caller asks for another protocol on its connection.
+    pub(super) fn is_upgrade(&self) -> bool {
+        self.upgrade.is_some()
     }
 
     /// Adds the key that a caller sent.

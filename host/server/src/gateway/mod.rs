@@ -1,12 +1,14 @@
 //! A gateway: the entrance to several workers, without state of its own.
 //!
-//! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`), and to the next one
-//! if that has no room. The lease of a rollout names the log of its worker, so polls find it also after a restart. While a
+//! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`). If that one has no
+//! free slot, it decides which other one takes the rollout, and remembers it. Requests without an id go to the worker with
+//! most room. The lease of a rollout names the log of its worker, so polls find it also after a restart. While a
 //! worker is away, its polls wait within the protocol's long poll instead of failing, because a missing rollout is final for
 //! clients.
 
 mod combined;
 mod forward;
+mod owners;
 mod placement;
 mod target;
 mod workers;
@@ -36,6 +38,8 @@ use crate::dialect::osmosis::{self, a};
 use crate::error::RequestRefused;
 use crate::{random, readiness, ui, worker};
 use forward::{Forwarded, SendError, pass_on};
+use owners::Owners;
+use placement::Candidate;
 use target::Target;
 use workers::{LogPlace, Worker, Workers};
 
@@ -56,6 +60,9 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum number of requests to all workers at once, such as cancellations. More wait.
 const COMBINED_MAX: usize = 16;
+
+/// Maximum number of workers that are asked to start a rollout, if the ones before have no room.
+const TRIED_MAX: usize = 8;
 
 /// Memory of a request besides its headers and its body: its tasks, and the buffers of its connection to a worker.
 const REQUEST_BYTES: usize = 16 << 10;
@@ -86,6 +93,7 @@ struct Inner {
     settings: GatewaySettings,
     client: Client,
     workers: Arc<Workers>,
+    owners: Owners,
     budget: Budget,
     bodies: Bodies,
     /// Permits for requests to all workers, whose answers are held together.
@@ -113,6 +121,7 @@ impl Gateway {
             client,
             budget: Budget::new(settings.memory_bytes),
             bodies: Bodies::default(),
+            owners: Owners::default(),
             combined: Semaphore::new(COMBINED_MAX),
             stopping: CancellationToken::new(),
             settings,
@@ -147,6 +156,18 @@ async fn answer(State(gateway): State<Gateway>, request: Request) -> Response {
 /// Refuses a new rollout.
 fn not_admitted(detail: &str) -> Response {
     RequestRefused::NotAdmitted(detail.to_owned()).into_response()
+}
+
+/// Returns whether a worker has refused a request that another one may take.
+fn is_refusal(status: StatusCode) -> bool {
+    status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE
+}
+
+/// Answers a request that a worker may have taken.
+fn not_known(name: &str, why: &str) -> Response {
+    let detail =
+        format!("the worker {name} did not answer ({why}), so it is not known whether it took the request");
+    (StatusCode::BAD_GATEWAY, Json(json!({ "detail": detail }))).into_response()
 }
 
 /// Returns whether a path starts rollouts of the Osmosis protocol.
@@ -241,34 +262,110 @@ impl Gateway {
 
     async fn send(&self, request: &Forwarded, worker: &Arc<Worker>) -> Result<reqwest::Response, SendError> {
         let sent = request.send(&self.0.client, &self.0.settings.key, worker).await;
-        if let Err(SendError::NotSent(why) | SendError::NoAnswer(why)) = &sent {
-            self.0.workers.suspect(worker, why);
+        match &sent {
+            Ok(answer) => self.0.owners.learn(owners::digest_of(request.headers()), answer.headers()),
+            Err(SendError::NotSent(why) | SendError::NoAnswer(why)) => self.0.workers.suspect(worker, why),
         }
         sent
     }
 
-    /// Sends a request that may start a rollout to the worker that its id prefers, or to the next one with room.
+    /// Sends a request that may start a rollout to the worker that its id prefers, or to another one with room.
     async fn start(&self, path: &str, mut request: Forwarded) -> Response {
         if self.0.stopping.is_cancelled() {
             return not_admitted("this gateway is stopping; retry at another one");
         }
-        let id = rollout_id(request.body()).unwrap_or_else(random::id);
         request.set_admission(&random::token());
-        let mut refused = None;
-        for candidate in placement::order(&id, self.0.workers.candidates()) {
-            match self.start_at(path, &mut request, &candidate.worker).await {
-                Ok(answer) => match answer.status() {
-                    StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => refused = Some(answer),
-                    _ => return pass_on(answer, request.upgrade.take()),
-                },
-                Err(SendError::NotSent(_)) => {}
-                Err(SendError::NoAnswer(why)) => {
-                    let name = candidate.worker.name();
-                    let detail = format!(
-                        "the worker {name} did not answer ({why}), so it is not known whether it took the request"
-                    );
-                    return (StatusCode::BAD_GATEWAY, Json(json!({ "detail": detail }))).into_response();
+        let tenant = self.0.owners.tenant(owners::digest_of(request.headers()).as_deref());
+        let candidates = self.0.workers.candidates(tenant);
+        let id = rollout_id(request.body());
+        let order = match &id {
+            Some(id) => placement::order(id, candidates),
+            None => placement::by_room(candidates),
+        };
+        if id.is_some() && path == "/rollout" {
+            let others = placement::others(&order);
+            if let Some(answer) = self.place(&mut request, &order, others, tenant).await {
+                return answer;
+            }
+        }
+        self.start_in_order(path, request, &order, tenant).await
+    }
+
+    /// Sends a request that starts a rollout to the worker that its id prefers. That one takes it, or names the one that
+    /// takes it in its place. Returns `None` if it cannot be reached, or has refused a rollout with callbacks.
+    async fn place(
+        &self,
+        request: &mut Forwarded,
+        order: &[Candidate<Arc<Worker>>],
+        mut others: Vec<String>,
+        tenant: Option<i64>,
+    ) -> Option<Response> {
+        let home = &order.first()?.worker;
+        let had_others = !others.is_empty();
+        let mut refused = Vec::new();
+        loop {
+            let other = if others.is_empty() { None } else { Some(others.remove(0)) };
+            request.set_other(other.as_deref());
+            let answer = match self.start_at("/rollout", request, home, tenant).await {
+                Ok(answer) => answer,
+                Err(SendError::NotSent(_)) => return None,
+                Err(SendError::NoAnswer(why)) => return Some(not_known(&home.name(), &why)),
+            };
+            let place = answer.headers().get(worker::PLACE_HEADER);
+            let place = place.and_then(|place| place.to_str().ok()).unwrap_or_default().to_owned();
+            match answer.status() {
+                StatusCode::MISDIRECTED_REQUEST if place.is_empty() => {
+                    return Some(not_admitted(
+                        "another request for this rollout is being placed; retry later",
+                    ));
                 }
+                StatusCode::MISDIRECTED_REQUEST => {}
+                // It is known to be full, and so are the others.
+                StatusCode::TOO_MANY_REQUESTS if had_others => return Some(pass_on(answer, None)),
+                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => return None,
+                _ => return Some(pass_on(answer, None)),
+            }
+            let placed = order.iter().find(|candidate| candidate.name == place);
+            let Some(placed) = placed.filter(|_| !refused.contains(&place)) else {
+                return Some(not_admitted(
+                    "the worker of this rollout has no room or cannot be reached; retry later",
+                ));
+            };
+            request.set_other(None);
+            match self.start_at("/rollout", request, &placed.worker, tenant).await {
+                Ok(answer) if !is_refusal(answer.status()) => return Some(pass_on(answer, None)),
+                // It was placed there by another request, and may be there.
+                Ok(answer) if other.as_deref() != Some(&*place) => {
+                    return Some(match answer.status() {
+                        StatusCode::TOO_MANY_REQUESTS => pass_on(answer, None),
+                        _ => not_admitted("the worker of this rollout has no room at present; retry later"),
+                    });
+                }
+                Ok(_) | Err(SendError::NotSent(_)) => refused.push(place),
+                Err(SendError::NoAnswer(why)) => return Some(not_known(&placed.name, &why)),
+            }
+        }
+    }
+
+    /// Sends a request that may start a rollout to one worker after the other, until one has room.
+    async fn start_in_order(
+        &self,
+        path: &str,
+        mut request: Forwarded,
+        order: &[Candidate<Arc<Worker>>],
+        tenant: Option<i64>,
+    ) -> Response {
+        request.set_other(None);
+        let mut refused = None;
+        for candidate in order.iter().take(TRIED_MAX) {
+            match self.start_at(path, &mut request, &candidate.worker, tenant).await {
+                Ok(answer) if is_refusal(answer.status()) => refused = Some(answer),
+                Ok(answer) if answer.status() == StatusCode::MISDIRECTED_REQUEST => {
+                    return not_admitted("another worker may have this rollout; retry later");
+                }
+                Ok(answer) => return pass_on(answer, request.upgrade.take()),
+                Err(SendError::NotSent(_)) => {}
+                Err(SendError::NoAnswer(why)) => return not_known(&candidate.name, &why),
             }
         }
         match refused {
@@ -306,6 +403,23 @@ impl Gateway {
     /// Sends it to one worker. An admission whose answer was lost is repeated once the worker is back: it has the same token,
     /// so that the worker recognizes it.
     async fn start_at(
+        &self,
+        path: &str,
+        request: &mut Forwarded,
+        worker: &Arc<Worker>,
+        tenant: Option<i64>,
+    ) -> Result<reqwest::Response, SendError> {
+        worker.sent(tenant);
+        let sent = self.send_until_answered(path, request, worker).await;
+        match sent.as_ref().map(reqwest::Response::status) {
+            Ok(status) if is_refusal(status) => worker.refused(tenant),
+            Ok(status) if !status.is_success() => worker.not_taken(tenant),
+            _ => {}
+        }
+        sent
+    }
+
+    async fn send_until_answered(
         &self,
         path: &str,
         request: &mut Forwarded,
@@ -393,7 +507,7 @@ impl Gateway {
     /// Passes a request to the worker that has this rollout.
     async fn find(&self, id: &str, request: &Forwarded) -> Response {
         let mut missing = None;
-        for candidate in placement::order(id, self.0.workers.candidates()) {
+        for candidate in placement::order(id, self.0.workers.candidates(None)) {
             match self.send_while_up(request, &candidate.worker).await {
                 Ok(answer) if answer.status() == StatusCode::NOT_FOUND => missing = Some(answer),
                 Ok(answer) => return pass_on(answer, None),
@@ -419,7 +533,12 @@ impl Gateway {
 
     /// Passes a request to any worker.
     async fn any(&self, mut request: Forwarded) -> Response {
-        for candidate in placement::order(&random::id(), self.0.workers.candidates()) {
+        let order = match request.is_upgrade() {
+            // A session takes a slot.
+            true => placement::by_room(self.0.workers.candidates(None)),
+            false => placement::order(&random::id(), self.0.workers.candidates(None)),
+        };
+        for candidate in order {
             if let Ok(answer) = self.send_while_up(&request, &candidate.worker).await {
                 return pass_on(answer, request.upgrade.take());
             }
@@ -455,7 +574,7 @@ impl Gateway {
         let Some(_permit) = self.combined().await else {
             return self.not_all("many requests to all workers wait, and the rollouts may not be cancelled");
         };
-        let candidates = self.0.workers.candidates();
+        let candidates = self.0.workers.candidates(None);
         let asked = candidates.len();
         let send = |worker: Arc<Worker>| async move {
             let answer = self.send_while_up(request, &worker).await.ok()?;
@@ -520,7 +639,7 @@ impl Gateway {
                 false => Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()),
             };
         };
-        let candidates = self.0.workers.candidates();
+        let candidates = self.0.workers.candidates(None);
         let texts = join_all(candidates.into_iter().map(|candidate| read_one(candidate.worker))).await;
         let texts: Vec<(String, String)> = texts.into_iter().flatten().collect();
         if has_tenants && texts.is_empty() {
