@@ -551,11 +551,12 @@ async fn only_a_gateway_reaches_a_worker_and_only_a_key_reaches_a_gateway() {
     all_up(&gateway, 1).await;
     assert_eq!(gateway.run(&request).await["sample"]["reward"], 1.0);
     assert_eq!(gateway.get("/cluster/status").await.status, 404, "it is for gateways");
-    let page = gateway.get("/ui").await;
-    assert!(page.status == 404 && page.text.contains("/health lists its workers"), "{}", page.text);
+    let page = gateway.get("/ui/").await;
+    assert!(page.status == 200 && page.text.contains("w0"), "{}", page.text);
     let gateway = gateway.with_key("another");
     assert_eq!(gateway.ask(&request).await.status, 401);
     assert_eq!(gateway.get("/health").await.status, 401);
+    assert_eq!(gateway.get("/ui/data").await.status, 401);
 
     let wrong = worker("conform", "w1").variable("CLUSTER_KEY", "another").start().await;
     let lone = gateway_to(&[wrong.url().to_owned()]).start().await;

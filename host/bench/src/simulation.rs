@@ -336,7 +336,8 @@ impl Simulation<'_> {
         }
         // As many are tried as the program tries.
         let mut others: Vec<usize> = Vec::new();
-        for worker in (0..self.workers.len()).filter(|worker| known.is_up[*worker] && known.room[*worker] > 0) {
+        for worker in (0..self.workers.len()).filter(|worker| known.is_up[*worker] && known.room[*worker] > 0)
+        {
             let is_better = |other: &usize| known.room[worker] > known.room[*other];
             let place = others.iter().position(is_better).unwrap_or(others.len());
             if place < OTHERS_MAX {
@@ -444,7 +445,9 @@ impl Simulation<'_> {
         // Each worker and each gateway watches the heartbeats of all workers.
         let watchers = plan.workers + plan.gateways;
         outcome.deliveries_per_sec = (plan.workers * watchers) as f64 / plan.heartbeat_secs;
-        let deliveries = outcome.deliveries_per_sec * plan.delivery_ms / 1e3 / (plan.cores * plan.nats_groups.max(1)) as f64;
+        let deliveries = outcome.deliveries_per_sec * plan.delivery_ms
+            / 1e3
+            / (plan.cores * plan.nats_groups.max(1)) as f64;
         outcome.use_of_cores = [
             used(busy[0], plan.gateways),
             used(busy[1], plan.workers),

@@ -146,7 +146,9 @@ fn main() -> ExitCode {
     );
     println!("fullest worker       {:.1} % of its slots", outcome.fullest_worker * 100.0);
     let [gateways, workers, nats] = outcome.use_of_cores.map(|used| used * 100.0);
-    println!("use of cores         gateways {gateways:.1} %, workers {workers:.1} %, NATS servers {nats:.1} %");
+    println!(
+        "use of cores         gateways {gateways:.1} %, workers {workers:.1} %, NATS servers {nats:.1} %"
+    );
     println!("log                  {:.1} MB a second", outcome.log_mb_per_sec);
     println!("heartbeats           {:.0} deliveries a second", outcome.deliveries_per_sec);
     println!(
@@ -154,7 +156,12 @@ fn main() -> ExitCode {
         outcome.taken_over, outcome.longest_pause_secs
     );
     println!();
-    println!("machines of {} cores at {:.0} % use, for rollouts of {} s", plan.cores, USE_MAX * 100.0, plan.rollout_secs);
+    println!(
+        "machines of {} cores at {:.0} % use, for rollouts of {} s",
+        plan.cores,
+        USE_MAX * 100.0,
+        plan.rollout_secs
+    );
     for a_day in [1e6, 1e7, 1e8] {
         println!("{}", machines(a_day, &plan, costs));
     }

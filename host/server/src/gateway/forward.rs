@@ -1,11 +1,12 @@
 //! Sends requests to workers and passes their answers on.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::TryStreamExt;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use rollout_core::budget::Charge;
@@ -128,6 +129,46 @@ impl Forwarded {
             let is_sent = !error.is_connect();
             let why = describe(error);
             if is_sent { SendError::NoAnswer(why) } else { SendError::NotSent(why) }
+        })
+    }
+}
+
+/// Error of passing a body on while it arrives.
+#[derive(Debug)]
+pub(super) enum StreamError {
+    /// The caller's body broke off or was too slow.
+    Caller(String),
+    /// The worker was not reached, or gave no answer.
+    Worker(String),
+}
+
+impl Forwarded {
+    /// Sends the request with a body that is read as the worker takes it, and returns the worker's answer.
+    pub(super) async fn stream(
+        &self,
+        client: &reqwest::Client,
+        key: &Secret,
+        worker: &Arc<Worker>,
+        (body, length): (Body, Option<HeaderValue>),
+    ) -> Result<reqwest::Response, StreamError> {
+        let broken = Arc::new(OnceLock::new());
+        let noted = broken.clone();
+        let chunks = body.into_data_stream().inspect_err(move |error| {
+            // The first error is the cause of the others.
+            let _ = noted.set(error.to_string());
+        });
+        let mut request = client
+            .request(self.method.clone(), format!("{}{}", worker.base, self.path_and_query))
+            .headers(self.headers.clone())
+            .header(KEY_HEADER, key.expose());
+        // Without a length, the worker cannot refuse a body that is too large before it arrives.
+        if let Some(length) = length {
+            request = request.header(header::CONTENT_LENGTH, length);
+        }
+        let sent = request.body(reqwest::Body::wrap_stream(chunks)).send().await;
+        sent.map_err(|error| match broken.get() {
+            Some(why) => StreamError::Caller(why.clone()),
+            None => StreamError::Worker(describe(error)),
         })
     }
 }

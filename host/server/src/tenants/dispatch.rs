@@ -164,7 +164,10 @@ impl Dispatcher {
             return Err(RequestRefused::Crowded);
         }
         if ui::has_path(&path) {
-            // Browsers have a session instead of a key in each request.
+            // Browsers have a session instead of a key in each request, and gateways send the key of theirs.
+            if let Some(key) = given_key(request.headers()).filter(|_| inner.worker.is_some()) {
+                *owner = self.tenants.authenticate(&key).await.map(|identity| identity.tenant);
+            }
             return Ok(infallible(self.pages.oneshot(request).await));
         }
         let key = target.key(request.headers());
