@@ -15,6 +15,9 @@ use super::stats::percentile;
 /// Seconds between two reads of a worker's status by a gateway.
 const STATUS_SECS: f64 = 1.0;
 
+/// Number of parts in which the workers' status is read within this time.
+const STATUS_PARTS: usize = 50;
+
 /// Seconds over which records of a log are gathered into a batch.
 const BATCH_SECS: f64 = 0.005;
 
@@ -173,12 +176,16 @@ impl Ord for Time {
 enum Event {
     /// A caller asks for a rollout.
     Ask,
-    /// A gateway reads the status of all workers.
-    Status { gateway: usize },
+    /// A caller that was refused asks again.
+    AskAgain,
+    /// A gateway reads the status of a part of the workers.
+    Status { gateway: usize, part: usize },
     /// An admission reaches the worker that takes it.
     Arrive { worker: usize },
     /// A rollout ends at the worker of this start.
     End { worker: usize, start: u32 },
+    /// A rollout ends that was continued by a process of its own at another worker.
+    EndAdopted { worker: usize },
     /// A worker dies.
     Death,
     /// Another worker continues the rollouts of a dead one, which starts again empty.
@@ -271,7 +278,7 @@ impl Simulation<'_> {
         self.at(0.0, Event::Ask);
         for gateway in 0..self.gateways.len() {
             let first = self.random.unit() * STATUS_SECS;
-            self.at(first, Event::Status { gateway });
+            self.at(first, Event::Status { gateway, part: 0 });
         }
         for number in 0..self.plan.deaths {
             let part = (number + 1) as f64 / (self.plan.deaths + 1) as f64;
@@ -287,9 +294,11 @@ impl Simulation<'_> {
                 self.at(next, Event::Ask);
                 self.ask(now);
             }
-            Event::Status { gateway } => self.read_status(now, gateway),
+            Event::AskAgain => self.ask(now),
+            Event::Status { gateway, part } => self.read_status(now, gateway, part),
             Event::Arrive { worker } => self.arrive(now, worker),
             Event::End { worker, start } => self.finish(now, worker, start),
+            Event::EndAdopted { worker } => self.work_at_end(now, worker),
             Event::Death => self.die(now),
             Event::Takeover { worker, rollouts } => self.take_over(now, worker, rollouts),
         }
@@ -305,7 +314,7 @@ impl Simulation<'_> {
         let mut time = self.gateways[gateway].cores.work(at_gateway, cpu);
         let Some(worker) = self.place(gateway, home) else {
             self.outcome.refused += 1;
-            self.at(now + RETRY_SECS, Event::Ask);
+            self.at(now + RETRY_SECS, Event::AskAgain);
             return;
         };
         if worker != home {
@@ -372,29 +381,35 @@ impl Simulation<'_> {
         if self.workers[worker].start != start {
             return;
         }
-        let rest = 1.0 - ADMISSION_PART;
-        self.workers[worker].cores.work(now, self.costs.worker_ms / 1e3 * rest);
-        let group = worker % self.nats.len();
-        self.nats[group].work(now, self.costs.nats_ms / 1e3 * rest);
-        let gateway = self.random.below(self.gateways.len());
-        self.gateways[gateway].cores.work(now, self.costs.gateway_ms / 1e3 * rest);
+        self.work_at_end(now, worker);
         self.workers[worker].running -= 1;
         if self.workers[worker].waiting.pop_front().is_some() {
             self.run(now, worker);
         }
     }
 
-    fn read_status(&mut self, now: f64, gateway: usize) {
+    /// Does what follows when a rollout has ended: its records, and the answer to its caller.
+    fn work_at_end(&mut self, now: f64, worker: usize) {
+        let rest = 1.0 - ADMISSION_PART;
+        self.workers[worker].cores.work(now, self.costs.worker_ms / 1e3 * rest);
+        let group = worker % self.nats.len();
+        self.nats[group].work(now, self.costs.nats_ms / 1e3 * rest);
+        let gateway = self.random.below(self.gateways.len());
+        self.gateways[gateway].cores.work(now, self.costs.gateway_ms / 1e3 * rest);
+    }
+
+    fn read_status(&mut self, now: f64, gateway: usize, part: usize) {
         let half = self.costs.status_ms / 2e3;
         let slots = self.plan.slots;
         let known = &mut self.gateways[gateway];
-        for (worker, state) in self.workers.iter_mut().enumerate() {
+        for (worker, state) in self.workers.iter_mut().enumerate().skip(part).step_by(STATUS_PARTS) {
             known.cores.work(now, half);
             state.cores.work(now, half);
             known.room[worker] = state.room(slots);
             known.is_up[worker] = state.is_up;
         }
-        self.at(now + STATUS_SECS, Event::Status { gateway });
+        let next = now + STATUS_SECS / STATUS_PARTS as f64;
+        self.at(next, Event::Status { gateway, part: (part + 1) % STATUS_PARTS });
     }
 
     fn die(&mut self, now: f64) {
@@ -420,9 +435,7 @@ impl Simulation<'_> {
             end = end.max(self.workers[by].cores.work(now, self.costs.worker_ms / 1e3 * ADMISSION_PART));
             let over = end + self.random.until_next(self.plan.rollout_secs);
             // Its process has slots of its own there.
-            let start = self.workers[by].start;
-            self.workers[by].running += 1;
-            self.at(over, Event::End { worker: by, start });
+            self.at(over, Event::EndAdopted { worker: by });
         }
         self.outcome.taken_over += u64::from(rollouts);
         let pause = end - now + self.plan.lease_secs - self.plan.heartbeat_secs / 2.0;

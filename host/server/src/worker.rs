@@ -116,7 +116,7 @@ pub(crate) fn log_of(lease: &str) -> Option<&str> {
     lease.split_once(LOG_END).map(|(log, _)| log)
 }
 
-/// What a gateway chose for a new rollout.
+/// Choice of a gateway for a new rollout.
 pub(crate) struct Chosen {
     /// The token of its lease.
     pub token: String,

@@ -67,7 +67,7 @@ const COMBINED_MAX: usize = 16;
 /// Prefix of the paths of uploads, whose bodies are passed on as they arrive. Workers limit their size.
 const UPLOADS: &str = "/admin/v1/components/";
 
-/// Memory of an upload besides that of a request: the parts of its body that are under way.
+/// Memory of an upload besides that of a request: the parts of its body that are in progress.
 const UPLOAD_BYTES: usize = 512 << 10;
 
 /// Maximum number of workers that are asked to start a rollout, if the ones before have no room.

@@ -48,7 +48,7 @@ struct WorkerState {
     is_up: bool,
     /// Reason why it did not answer.
     problem: Option<String>,
-    /// What this gateway has sent since its last status, and while that one was read.
+    /// Rollouts that this gateway has sent since its last status, and while that one was read.
     sent: [Sent; 2],
 }
 

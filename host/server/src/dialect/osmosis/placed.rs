@@ -18,7 +18,7 @@ const PLACED_MAX: usize = 100_000;
 /// Memory of one besides its id and the name of its worker.
 const ENTRY_BYTES: usize = 256;
 
-/// Time in which the gateway that began to place a rollout may choose another worker. Other requests for the id are told to
+/// Time in which the gateway that began to place a rollout may choose another worker. Other requests for the id have to
 /// come back later.
 const PLACING_TIME: Duration = Duration::from_secs(10);
 
