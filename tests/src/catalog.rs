@@ -204,6 +204,11 @@ impl TestCatalog {
         self.ask(OPERATOR, method, path, body).await
     }
 
+    /// Returns the operator's key.
+    pub fn operator_key(&self) -> &'static str {
+        OPERATOR
+    }
+
     /// Creates a tenant with these quotas, whose requests may go to this machine.
     pub async fn tenant(&self, name: &str, quotas: Value) -> TestTenant {
         let network = json!({"allow": ["127.0.0.0/8"]});

@@ -414,6 +414,42 @@ async fn a_tree_whose_admission_is_lost_is_repeated_and_starts_once() {
     assert_eq!(ended["completed_rollouts"], 4, "a parent and three branches");
 }
 
+#[tokio::test]
+async fn a_rollout_whose_worker_is_busy_goes_to_one_with_a_free_slot_and_runs_once() {
+    let controller = Controller::start().await;
+    let small = |name| worker("conform", name).option("--max-concurrent", 1).option("--queue-max", 9);
+    let workers = join_all(["w0", "w1", "w2"].map(|name| small(name).start())).await;
+    let serve = gateway_to(&urls(&workers));
+    let (first, second) = tokio::join!(gateway(serve.clone(), 3), gateway(serve, 3));
+    controller.hold();
+
+    let requests: Vec<_> = (0..3).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let mut admitted = Vec::new();
+    for request in &requests {
+        admitted.push(first.admit(request).await);
+    }
+    let used: BTreeSet<usize> = admitted.iter().map(worker_of).collect();
+    assert_eq!(used.len(), 3, "each has one, and none waits");
+    controller.chats_arrived(3).await;
+
+    // The same requests again, through another gateway.
+    for request in &requests {
+        until("the rollout to be known", async || {
+            let again = second.ask(request).await;
+            assert!([409, 429].contains(&again.status), "{}", again.text);
+            (again.status == 409).then_some(())
+        })
+        .await;
+    }
+    // Without a free slot, it waits where its id belongs.
+    let waiting = first.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.release();
+    for admitted in admitted.iter().chain([&waiting]) {
+        assert_eq!(first.result(admitted).await["sample"]["reward"], 1.0);
+    }
+    assert_eq!(controller.chats().len(), 4, "each rollout ran once");
+}
+
 /// Passes connections to a server, but swallows the answers to the first requests that contain `swallowed`.
 async fn swallowing(server: &str, swallowed: &'static str, count: usize) -> (String, Arc<AtomicUsize>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
@@ -647,11 +683,12 @@ async fn only_a_gateway_reaches_a_worker_and_only_a_key_reaches_a_gateway() {
     all_up(&gateway, 1).await;
     assert_eq!(gateway.run(&request).await["sample"]["reward"], 1.0);
     assert_eq!(gateway.get("/cluster/status").await.status, 404, "it is for gateways");
-    let page = gateway.get("/ui").await;
-    assert!(page.status == 404 && page.text.contains("/health lists its workers"), "{}", page.text);
+    let page = gateway.get("/ui/").await;
+    assert!(page.status == 200 && page.text.contains("w0"), "{}", page.text);
     let gateway = gateway.with_key("another");
     assert_eq!(gateway.ask(&request).await.status, 401);
     assert_eq!(gateway.get("/health").await.status, 401);
+    assert_eq!(gateway.get("/ui/data").await.status, 401);
 
     let wrong = worker("conform", "w1").variable("CLUSTER_KEY", "another").start().await;
     let lone = gateway_to(&[wrong.url().to_owned()]).start().await;

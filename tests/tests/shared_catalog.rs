@@ -210,6 +210,42 @@ async fn a_dead_workers_rollouts_of_tenants_are_continued_by_another_worker() {
 }
 
 #[tokio::test]
+async fn a_tenants_rollout_goes_to_the_worker_that_has_room_for_it() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let (catalog, _other, _gateway) = cluster(&nats).await;
+    // One running rollout at each worker.
+    let tenant = catalog.tenant("t", json!({"running": 2, "queued": 20})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+    for _ in 0..4 {
+        // Both workers know that they are two, and their reports are new.
+        until("a tenant without rollouts", async || {
+            let requests: Vec<_> =
+                (0..2).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+            controller.hold();
+            let before = controller.chats().len();
+            let mut admitted = Vec::new();
+            for request in &requests {
+                admitted.push(plugin.admit(request).await);
+            }
+            let workers: BTreeSet<_> =
+                admitted.iter().filter_map(|one| one.lease.split('.').next()).collect();
+            let is_spread = workers.len() == 2;
+            if is_spread {
+                controller.chats_arrived(before + 2).await;
+            }
+            controller.release();
+            for admitted in &admitted {
+                assert_eq!(plugin.result(admitted).await["sample"]["reward"], 1.0);
+            }
+            is_spread.then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn tenants_keys_and_plugins_are_those_of_all_workers() {
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
@@ -263,4 +299,139 @@ async fn tenants_keys_and_plugins_are_those_of_all_workers() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_gateway_shows_operators_its_workers_and_tenants_their_own() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let (catalog, _other, gateway) = cluster(&nats).await;
+    let (one, two) = (catalog.tenant("one", json!({})).await, catalog.tenant("two", json!({})).await);
+    catalog.serve(&one, "p", "conform", "").await;
+    let plugin = catalog.plugin(&one, "p");
+    let requests: Vec<_> = (0..8).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let admitted = join_all(requests.iter().map(|request| plugin.admit(request))).await;
+    join_all(admitted.iter().map(|admitted| plugin.result(admitted))).await;
+    let workers: BTreeSet<_> = admitted.iter().filter_map(|one| one.lease.split('.').next()).collect();
+    assert_eq!(workers.len(), 2);
+
+    let metrics = async |key: &str| catalog.ask(key, Method::GET, "/metrics", Value::Null).await.text;
+    let ended = |text: &str| {
+        let ended = text.lines().filter(|line| line.starts_with("rollout_host_rollouts_ended_total{"));
+        ended.filter_map(|line| line.rsplit(' ').next()?.parse::<u32>().ok()).sum::<u32>()
+    };
+    let of_operator = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+    assert!(
+        of_operator.contains("rollout_host_gateway_worker_up") && ended(&of_operator) == 8,
+        "{of_operator}"
+    );
+    let own = metrics(&one.author).await;
+    assert!(!own.contains("rollout_host_gateway") && ended(&own) == 8, "{own}");
+    let of_other = metrics(&two.author).await;
+    assert!(!of_other.contains("rollout_host_gateway") && ended(&of_other) == 0, "{of_other}");
+    assert_eq!(catalog.ask("rh_wrong", Method::GET, "/metrics", Value::Null).await.status, 401);
+
+    let health = async |key: &str, path: &str| catalog.ask(key, Method::GET, path, Value::Null).await;
+    assert_eq!(catalog.get_open("/health").await.body, json!({"status": "ok"}));
+    let of_operator = catalog.as_operator(Method::GET, "/health", Value::Null).await.body;
+    assert_eq!(of_operator["workers"].as_array().map(Vec::len), Some(2), "{of_operator:#}");
+    let own = health(&one.author, "/p/p/health").await.body;
+    assert_eq!((&own["completed_rollouts"], &own["workers"]), (&json!(8), &Value::Null), "{own:#}");
+    assert_eq!(health(&two.author, "/p/p/health").await.status, 404);
+
+    // The pages.
+    let client =
+        reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let url = |path: &str| format!("{}{path}", gateway.url());
+    let closed = client.get(url("/ui/")).send().await.unwrap();
+    assert_eq!(
+        (closed.status().as_u16(), closed.headers()["location"].to_str().unwrap()),
+        (303, "/ui/sign-in?next=%2Fui%2F")
+    );
+    let sign_in = async |key: &str| {
+        let form = format!("key={key}&next=%2Fui%2F").replace('+', "%2B");
+        let request = client.post(url("/ui/sign-in")).body(form);
+        let request = request.header("content-type", "application/x-www-form-urlencoded");
+        request.send().await.unwrap()
+    };
+    assert_eq!(sign_in("rh_wrong").await.status(), 401);
+    let page = async |cookie: &str, path: &str| {
+        let answer = client.get(url(path)).header("cookie", cookie).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let session = async |key: &str| {
+        let answer = sign_in(key).await;
+        assert_eq!(answer.status(), 303, "{}", answer.text().await.unwrap());
+        let cookie = answer.headers()["set-cookie"].to_str().unwrap();
+        assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+        cookie.split(';').next().unwrap().to_owned()
+    };
+    let [of_one, of_two] = [session(&one.author).await, session(&two.author).await];
+    let (status, text) = page(&of_one, "/ui/").await;
+    assert_eq!(status, 200, "{text}");
+    for admitted in &admitted {
+        let path = format!("/ui/rollouts/{}", admitted.id);
+        assert!(text.contains(&path), "{text}");
+        let (status, shown) = page(&of_one, &path).await;
+        assert!(status == 200 && shown.contains("Calculate 2 + 3."), "{shown}");
+        assert_eq!(page(&of_two, &path).await.0, 404);
+    }
+    assert!(!text.contains("id=\"workers\""), "tenants do not see workers: {text}");
+    let (_, text) = page(&of_two, "/ui/").await;
+    assert!(!text.contains(&admitted[0].id), "{text}");
+    assert_eq!(page(&of_one, "/ui/plugins/p").await.0, 200);
+    let style = page("", "/ui/assets/style.css").await;
+    assert_eq!(style.0, 200);
+    let of_operator = session(catalog.operator_key()).await;
+    let (_, text) = page(&of_operator, "/ui/").await;
+    assert!(text.contains("id=\"workers\"") && text.contains("?tenant=one"), "{text}");
+    let (_, text) = page(&of_operator, "/ui/?tenant=one").await;
+    assert!(text.contains(&admitted[0].id), "{text}");
+    let data = catalog.ask(&one.author, Method::GET, "/ui/data", Value::Null).await;
+    assert_eq!(data.body["counts"]["scored"], 8, "{}", data.text);
+
+    // A session ends with its key.
+    let keys = catalog.operate(Method::GET, "/keys?tenant=two", Value::Null).await;
+    for key in keys["items"].as_array().unwrap() {
+        catalog.operate(Method::DELETE, &format!("/keys/{}", key["id"]), Value::Null).await;
+    }
+    until("the session to end", async || (page(&of_two, "/ui/").await.0 == 303).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_component_passes_through_a_gateway_without_being_held_there() {
+    const BYTES: usize = 80 << 20;
+    let nats = TestNats::start().await;
+    let (catalog, _other, gateway) = cluster(&nats).await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    let component = vec![7_u8; BYTES];
+    let digest = rollout_wire::digest::sha256_hex(&component);
+    let upload = async |body: Vec<u8>| {
+        let url = format!("{}/admin/v1/components/{digest}", gateway.url());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let answer = client.put(url).bearer_auth(&tenant.author).body(body).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let before = peak_kib(&gateway);
+
+    let (status, text) = upload(component).await;
+
+    assert!(status == 200 || status == 201, "{status}: {text}");
+    let grown = peak_kib(&gateway).saturating_sub(before);
+    assert!(grown < 40 << 10, "{grown} KiB for a component of {} KiB", BYTES >> 10);
+    // Any worker has it now.
+    for _ in 0..4 {
+        let path = format!("/admin/v1/components/{digest}");
+        assert_eq!(catalog.ask(&tenant.author, Method::GET, &path, Value::Null).await.status, 200);
+    }
+    let (status, text) = upload(vec![8; 1 << 20]).await;
+    assert!((400..500).contains(&status), "another component has another digest: {status} {text}");
+}
+
+/// Returns the peak memory of a gateway, in KiB.
+fn peak_kib(host: &TestHost) -> u64 {
+    let id = host.process().id().expect("it runs");
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("this is a Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).expect("it has one")
 }

@@ -299,6 +299,8 @@ impl Server {
             queued: load.queued,
             max_concurrent: load.max_concurrent,
             has_tenants: false,
+            room: Some(self.0.serving.host().room()),
+            tenants: Vec::new(),
             health: self.health(),
         }
     }

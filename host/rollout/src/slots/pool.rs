@@ -95,6 +95,10 @@ impl Counts {
         Self { share, running: 0, live: 0, queued: 0, waiting: 0, served: 0 }
     }
 
+    fn room(&self) -> i64 {
+        room(self.share.running_max, self.live)
+    }
+
     fn can_run_one(&self) -> bool {
         self.waiting > 0 && self.running < self.share.running_max
     }
@@ -184,6 +188,11 @@ impl SlotPool {
     }
 }
 
+/// Returns the number of free slots that nothing waits for. Negative if rollouts wait.
+fn room(running_max: u32, live: u64) -> i64 {
+    i64::from(running_max).saturating_sub_unsigned(live)
+}
+
 impl Pool {
     /// Returns the maximum number of live rollouts.
     fn places(&self) -> u64 {
@@ -192,6 +201,11 @@ impl Pool {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of further rollouts that would have a slot.
+    pub(super) fn room(&self) -> i64 {
+        room(self.running_max, self.lock().live)
     }
 
     /// Changes the counts, and grants slots that may be granted afterwards.
@@ -365,6 +379,14 @@ impl TenantMembership {
         own.min(shared as u32)
     }
 
+    /// Returns the number of further rollouts of the tenant that would have a slot, by its own share and the pool.
+    pub(super) fn room(&self) -> i64 {
+        let state = self.pool.lock();
+        let of_all = room(self.pool.running_max, state.live);
+        let own = state.tenants.get(&self.number).map(|tenant| tenant.counts.room());
+        own.map_or(0, |own| own.min(of_all))
+    }
+
     pub(super) fn set_share(&self, share: Share) {
         self.pool.change(|state| {
             if let Some(tenant) = state.tenants.get_mut(&self.number) {
@@ -405,6 +427,14 @@ impl PluginMembership {
             .of(self)
             .map_or(0, |(tenant, plugin)| tenant.share.running_max.min(plugin.counts.share.running_max));
         own.min(self.pool().running_max)
+    }
+
+    /// Returns the number of further rollouts that would have a slot, by its own share, its tenant's and the pool.
+    pub(super) fn room(&self) -> i64 {
+        let mut state = self.pool().lock();
+        let of_all = room(self.pool().running_max, state.live);
+        let own = state.of(self).map(|(tenant, plugin)| tenant.room().min(plugin.counts.room()));
+        own.map_or(0, |own| own.min(of_all))
     }
 
     /// Returns the numbers of its running and queued rollouts.

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
-use axum::http::{HeaderMap, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tower::ServiceExt;
@@ -66,7 +66,16 @@ impl Tenants {
 }
 
 async fn dispatch(State(dispatcher): State<Dispatcher>, request: Request) -> Response {
-    dispatcher.dispatch(request).await.unwrap_or_else(IntoResponse::into_response)
+    let worker = dispatcher.tenants.0.worker.as_ref();
+    let is_gateway = worker.is_some_and(|worker| worker.is_gateway(request.headers()));
+    let mut owner = None;
+    let answered = dispatcher.dispatch(request, &mut owner).await;
+    let mut response = answered.unwrap_or_else(IntoResponse::into_response);
+    if let Some(owner) = owner.filter(|_| is_gateway) {
+        let owner = owner.map_or(HeaderValue::from_static(worker::OPERATOR), |tenant| tenant.0.into());
+        response.headers_mut().insert(HeaderName::from_static(worker::OWNER_HEADER), owner);
+    }
+    response
 }
 
 /// The path of a request, split into plugin and route.
@@ -124,7 +133,12 @@ impl<'a> Target<'a> {
 }
 
 impl Dispatcher {
-    async fn dispatch(self, mut request: Request) -> Result<Response, RequestRefused> {
+    /// Answers a request, and notes the owner of its key: a tenant, or none for operators.
+    async fn dispatch(
+        self,
+        mut request: Request,
+        owner: &mut Option<Option<TenantId>>,
+    ) -> Result<Response, RequestRefused> {
         let inner = &self.tenants.0;
         let checked = match &inner.worker {
             // The gateway has checked the names.
@@ -150,7 +164,10 @@ impl Dispatcher {
             return Err(RequestRefused::Crowded);
         }
         if ui::has_path(&path) {
-            // Browsers have a session instead of a key in each request.
+            // Browsers have a session instead of a key in each request, and gateways send the key of theirs.
+            if let Some(key) = given_key(request.headers()).filter(|_| inner.worker.is_some()) {
+                *owner = self.tenants.authenticate(&key).await.map(|identity| identity.tenant);
+            }
             return Ok(infallible(self.pages.oneshot(request).await));
         }
         let key = target.key(request.headers());
@@ -165,6 +182,7 @@ impl Dispatcher {
         let Some(identity) = identity else {
             return self.answer_without_key(request, &target).await;
         };
+        *owner = Some(identity.tenant);
         if let Some(caller) = request.extensions().get::<Caller>() {
             caller.set_owner(identity.tenant.map_or(Owner::Operators, |tenant| Owner::Tenant(tenant.0)));
         }

@@ -479,6 +479,12 @@ impl Tenants {
         is_resumed && self.loaded_plugins().iter().all(|plugin| plugin.server().is_idle())
     }
 
+    /// Returns the number of live rollouts once those of an earlier process have been resumed.
+    pub fn resumed(&self) -> Option<usize> {
+        let load = self.load();
+        self.0.is_resumed.load(Ordering::Acquire).then_some(load.running as usize + load.queued as usize)
+    }
+
     /// Returns this process's part of quotas that the workers of a cluster share.
     fn own_part(&self, quotas: &Quotas) -> Quotas {
         quotas.divided(self.0.workers.load(Ordering::Relaxed))

@@ -8,7 +8,7 @@ use super::Tenants;
 use super::plugin::LoadedPlugin;
 use super::tenant::OpenTenant;
 use crate::admin::Deployments;
-use crate::worker::{ServedLog, WorkerStatus};
+use crate::worker::{ServedLog, TENANTS_MAX, TenantRoom, WorkerStatus};
 use rollout_catalog::{CatalogError, Identity, TenantId};
 use serde_json::json;
 
@@ -124,6 +124,13 @@ impl Tenants {
         let health = json!({
             "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
         });
+        let room = self.0.pool.room();
+        let of = |tenant: Arc<OpenTenant>| TenantRoom { tenant: tenant.id.0, room: tenant.slots.room() };
+        let mut tenants: Vec<TenantRoom> =
+            self.open_tenants().into_iter().map(of).filter(|tenant| tenant.room < room).collect();
+        // Those with the least room are the ones for which it matters most.
+        tenants.sort_unstable_by_key(|tenant| tenant.room);
+        tenants.truncate(TENANTS_MAX);
         WorkerStatus {
             worker: worker.map(|worker| worker.name.clone()).unwrap_or_default(),
             logs: worker.map(log).into_iter().collect(),
@@ -133,6 +140,8 @@ impl Tenants {
             queued: load.queued,
             max_concurrent: load.max_concurrent,
             has_tenants: true,
+            room: Some(room),
+            tenants,
             health: health.as_object().cloned().unwrap_or_default(),
         }
     }

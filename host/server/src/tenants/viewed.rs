@@ -42,6 +42,10 @@ impl Viewed for ViewedTenants {
         self.is_encrypted
     }
 
+    fn is_behind_gateway(&self) -> bool {
+        self.tenants.0.worker.is_some()
+    }
+
     fn viewer(&self, key: &str) -> Option<Viewer> {
         let identity = self.tenants.0.catalog.authenticate(key)?;
         Some(Viewer {

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::fields::Problem;
 use super::journaled::{self, Facts};
+use super::placed::{Place, Placing};
 use super::request::{ParsedRequest, Polled as PolledRequest};
 use super::sample::{WireSample, category};
 use super::{Osmosis, id_in_path};
@@ -20,7 +21,8 @@ use crate::connection::{Caller, WhenWritten};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Renderer, Source};
 use crate::dialect::ledger::{HeldBody, Lease, LedgerEntry, PollStatus, Polled, PublicOutcome, phase_status};
-use crate::{random, worker};
+use crate::random;
+use crate::worker::{self, Chosen};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_rollout::{
@@ -126,11 +128,11 @@ fn json_response(body: Bytes) -> Response {
 }
 
 /// Admits a rollout and starts a task for it. A gateway chooses the token of the lease; a repeated request with the same
-/// token finds its rollout.
+/// token finds its rollout. A worker without room names the one that takes the rollout in its place.
 pub(super) async fn start(
     osmosis: &Osmosis,
     request: PolledRequest,
-    (parent, chosen_token): (Option<TraceParent>, Option<String>),
+    (parent, chosen): (Option<TraceParent>, Option<Chosen>),
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
     let PolledRequest { parsed, grade, continuations: _ } = request;
@@ -139,8 +141,10 @@ pub(super) async fn start(
     let host = inner.serving.host();
     host.may_keep()?;
     // A stored result reserves its id, so that no caller reads the result of another.
-    let is_repeated = chosen_token.is_some();
-    let token = chosen_token.unwrap_or_else(random::token);
+    let is_repeated = chosen.is_some();
+    let (token, other) =
+        chosen.map_or_else(|| (random::token(), None), |chosen| (chosen.token, chosen.other));
+    let chosen = token.clone();
     let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
     let admission = Admission::new(osmosis, id.clone(), token);
     let token = &admission.polling_lease_token;
@@ -155,6 +159,16 @@ pub(super) async fn start(
             return Err(ApiError::Registered);
         }
     };
+    if is_repeated {
+        let has_room = host.room() > 0;
+        let placing = Placing { id: &id, token: &chosen, other: other.as_deref(), has_room };
+        let time_max = host.time_max() + inner.ledger.times().result_ttl;
+        match inner.placed.place(&placing, host.budget(), time_max) {
+            Place::Here => {}
+            Place::At(worker) => return Err(ApiError::Elsewhere(Some(worker))),
+            Place::Undecided => return Err(ApiError::Elsewhere(None)),
+        }
+    }
     let parsed = parsed.forked(&host).await?;
     let admitted = Admitted::new(&host, entry, parsed, (grade, token))?;
     let handle = admitted.start(osmosis, &host, parent);

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Problem;
 use crate::dialect::body::BodyRefused;
 use crate::dialect::ledger::{NoAnswer, ReadError};
+use crate::worker;
 use rollout_rollout::{AdmitError, ForkError, JournalRefused, OverQuota};
 
 /// Seconds of `Retry-After` in a refusal.
@@ -53,6 +54,8 @@ pub(super) enum ApiError {
     Crowded,
     /// The host is shutting down.
     Closed,
+    /// Another worker takes the rollout in this one's place; none if another request for it has not found one yet.
+    Elsewhere(Option<String>),
 }
 
 impl From<AdmitError> for ApiError {
@@ -124,7 +127,12 @@ impl IntoResponse for ApiError {
             Self::Quota(over) => over.retry_after.map(|time| time.as_secs_f64().ceil().max(1.0) as u64),
             _ => None,
         };
+        if let Self::Elsewhere(worker) = &self {
+            return worker::elsewhere(worker.as_deref());
+        }
         let (status, detail): (_, Value) = match self {
+            // Answered above.
+            Self::Elsewhere(_) => (StatusCode::MISDIRECTED_REQUEST, Value::Null),
             Self::Internal(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.into()),
             Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
             Self::UnknownRollout => (StatusCode::NOT_FOUND, "unknown rollout_id".into()),

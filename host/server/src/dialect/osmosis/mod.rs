@@ -15,6 +15,7 @@ mod fields;
 pub(crate) mod fuzzing;
 mod generation;
 mod journaled;
+mod placed;
 pub(crate) mod report;
 mod request;
 mod resume;
@@ -43,6 +44,7 @@ use crate::worker;
 pub(crate) use d::{LEASE_HEADER, lost, unfinished};
 use error::ApiError;
 pub(crate) use journaled::reported;
+use placed::Placed;
 use request::{ForRollout, StartRollout};
 use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
@@ -93,6 +95,8 @@ struct Inner {
     tasks: TaskTracker,
     bodies: Bodies,
     continued: Continued,
+    /// Rollouts that gateways send to another worker in this one's place.
+    placed: Placed,
     sweeping: Once,
 }
 
@@ -121,6 +125,7 @@ impl Osmosis {
             ledger: Ledger::new(times, &host),
             tasks: TaskTracker::new(),
             bodies: Bodies::default(),
+            placed: Placed::default(),
             sweeping: Once::new(),
         }))
     }
@@ -291,13 +296,14 @@ async fn start(
     match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, configured, &rules))? {
         StartRollout::Polled(request) => {
             // Only a gateway reaches a worker.
-            let token = osmosis.0.log.as_ref().and_then(|_| worker::chosen_token(&headers));
-            let token = token.map(str::to_owned);
+            let chosen = osmosis.0.log.as_ref().and_then(|_| worker::Chosen::of(&headers));
             if let Some(count) = request.continuations {
-                let tree = d::start_tree(osmosis, request, count, (parent, token)).await?;
+                let tree =
+                    d::start_tree(osmosis, request, count, (parent, chosen.map(|chosen| chosen.token)))
+                        .await?;
                 return Ok((StatusCode::ACCEPTED, Json(tree)).into_response());
             }
-            let admission = d::start(osmosis, request, (parent, token)).await?;
+            let admission = d::start(osmosis, request, (parent, chosen)).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
         }
         // The id of a rollout with callbacks is free after its end, so the rollout of the first request may be over.
