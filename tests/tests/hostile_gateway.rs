@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use reqwest::Method;
@@ -23,7 +22,7 @@ const GROUP_BYTES: u64 = 2048 * MIB;
 const OPEN_FILES: u32 = 400;
 
 /// Number of rollouts of the steady tenant beside the attacks, four at a time.
-const ROLLOUTS: usize = 48;
+const ROLLOUTS: usize = 24;
 
 /// Number of tasks of each attack.
 const EACH: usize = 60;
@@ -227,5 +226,5 @@ async fn a_tenant_runs_its_rollouts_through_a_gateway_that_another_one_attacks()
         assert_eq!(group.kills(), 0);
     }
     // It serves afterwards, too.
-    tokio::time::timeout(Duration::from_secs(60), run(plugin, &controller)).await.expect("it answers");
+    assert_eq!(run(plugin, &controller).await["sample"]["reward"], 1.0);
 }

@@ -1,6 +1,8 @@
 //! `simulate-cluster`: how many machines a load needs, and how evenly they are used, from costs that `scripts/bench-scale`
 //! has measured.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the figures are its output")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
