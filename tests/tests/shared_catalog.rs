@@ -8,8 +8,10 @@ use reqwest::Method;
 use rollout_catalog::{Catalog, CatalogError, CatalogSettings, OpenError, SharedLog, TenantSettings};
 use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings};
 use rollout_tests::{
-    Controller, MemoryLog, ServeCatalog, TestCatalog, TestHost, TestNats, shared_catalog_contract, until,
+    Admitted, Controller, MemoryLog, ServeCatalog, TestCatalog, TestHost, TestNats, shared_catalog_contract,
+    until,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 #[test]
@@ -117,13 +119,17 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
 
 /// Options that all workers share.
 fn worker(nats: &TestNats, name: &str) -> ServeCatalog {
+    worker_with(name, &section(nats))
+}
+
+fn worker_with(name: &str, section: &str) -> ServeCatalog {
     ServeCatalog::default()
         .option("--role", "worker")
         .option("--worker-name", name)
         .option("--cluster-key-env", "CLUSTER_KEY")
         .variable("CLUSTER_KEY", "the-key-of-the-cluster")
         .variable("JOURNAL_KEY", "the-key-of-all-journals")
-        .config(&format!("[journal]\nkey-env = 'JOURNAL_KEY'\n{}", section(nats)))
+        .config(&format!("[journal]\nkey-env = 'JOURNAL_KEY'\n{section}"))
 }
 
 fn section(nats: &TestNats) -> String {
@@ -299,6 +305,52 @@ async fn tenants_keys_and_plugins_are_those_of_all_workers() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_deleted_and_pushed_again_has_its_new_code_on_a_worker_that_learns_of_both_at_once()
+{
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    // The worker that is stopped must not lose its log.
+    let section = section(&nats).replace("lease-secs = 2.5", "lease-secs = 300.0");
+    let (one, other) = tokio::join!(worker_with("w1", &section).start(), worker_with("w2", &section).start());
+    let gateway_to = async |worker: &TestCatalog| {
+        TestHost::of_gateway()
+            .option("--role", "gateway")
+            .option("--worker", worker.own_url())
+            .option("--cluster-key-env", "CLUSTER_KEY")
+            .variable("CLUSTER_KEY", "the-key-of-the-cluster")
+            .start()
+            .await
+    };
+    let (to_one, to_other) = tokio::join!(gateway_to(&one), gateway_to(&other));
+    let (one, other) = (one.behind(to_one.url()), other.behind(to_other.url()));
+    let up = async |catalog: &TestCatalog| {
+        let metrics = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+        let is_up = |line: &str| line.starts_with("rollout_host_gateway_worker_up{") && line.ends_with(" 1");
+        metrics.lines().any(is_up).then_some(())
+    };
+    until("the first worker", async || up(&one).await).await;
+    until("the second worker", async || up(&other).await).await;
+    let tenant = one.tenant("t", json!({})).await;
+    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'before'\n").await;
+    let there = other.plugin(&tenant, "p");
+    let runs = async |greeting_of: &str| {
+        let reply = there.ask(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        let text = |name: &str| Some(reply.body[name].as_str()?.to_owned());
+        let admitted = Admitted { id: text("rollout_id")?, lease: text("polling_lease_token")? };
+        (greeting(&there.result(&admitted).await) == greeting_of).then_some(())
+    };
+    until("the second worker to serve the plugin", async || runs("before").await).await;
+
+    other.process().signal(Signal::STOP);
+    let reply = one.ask(&tenant.author, Method::DELETE, "/admin/v1/plugins/p", Value::Null).await;
+    assert!(reply.status < 300, "{}", reply.text);
+    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'after'\n").await;
+    other.process().signal(Signal::CONT);
+
+    until("the second worker to serve the new code", async || runs("after").await).await;
 }
 
 #[tokio::test]

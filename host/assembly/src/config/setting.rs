@@ -108,7 +108,7 @@ impl<T: Setting> Setting for Option<T> {
 /// Returns a number of bytes in the largest unit that divides it.
 fn bytes(count: u64) -> String {
     let unit = ["GiB", "MiB", "KiB"].into_iter().zip([1 << 30, 1 << 20, 1 << 10]);
-    match unit.into_iter().find(|(_, size)| count > 0 && count % size == 0) {
+    match unit.into_iter().find(|(_, size)| count > 0 && count.is_multiple_of(*size)) {
         Some((unit, size)) => format!("{} {unit}", count / size),
         None => count.to_string(),
     }

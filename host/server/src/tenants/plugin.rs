@@ -24,6 +24,8 @@ use rollout_wire::quota::Quotas;
 
 /// A plugin in memory, with the server of its routes.
 pub(super) struct LoadedPlugin {
+    /// Id in the catalog.
+    id: i64,
     name: String,
     tenant: Weak<OpenTenant>,
     shared: SharedParts,
@@ -102,6 +104,7 @@ impl LoadedPlugin {
         let log = tenants.0.worker.as_ref().map(|worker| worker.log.clone());
         let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config, nemo_gym, log);
         let plugin = Self {
+            id: info.id,
             name: name.to_owned(),
             tenant: Arc::downgrade(tenant),
             router: server.plugin_router(),
@@ -123,6 +126,11 @@ impl LoadedPlugin {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the id in the catalog, which no other plugin has, not even a later one with the same name.
+    pub(super) fn id(&self) -> i64 {
+        self.id
     }
 
     /// Returns the active version.

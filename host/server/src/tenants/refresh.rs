@@ -90,8 +90,9 @@ impl Tenants {
         let (catalog, id, name) = (self.0.catalog.clone(), tenant.id, plugin.name().to_owned());
         let found = tokio::task::spawn_blocking(move || catalog.plugin(id, &name)).await;
         let active = match found {
-            Ok(Ok(info)) => info.active,
-            Ok(Err(CatalogError::NotFound { .. })) => {
+            Ok(Ok(info)) if info.id == plugin.id() => info.active,
+            // It was deleted, and another plugin may have its name and version. That one is loaded for its first request.
+            Ok(Ok(_) | Err(CatalogError::NotFound { .. })) => {
                 tenant.remove(plugin.name()).await;
                 None
             }
