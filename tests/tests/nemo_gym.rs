@@ -602,6 +602,24 @@ impl<'a> GymAgent<'a> {
 }
 
 #[tokio::test]
+async fn tools_that_the_operator_provides_are_called_without_a_rollout() {
+    let path = guest("tool_kit").display().to_string();
+    let tools = format!("[[tools.component]]\npath = {path:?}\nprefix = 'kit_'\n");
+    let host = rollout_tests::providing(&tools).start().await;
+    let agent = GymAgent::of(&host);
+
+    for (path, arguments, status, text) in [
+        ("/kit_upper", json!({"text": "aé"}), 200, "AÉ"),
+        ("/kit_refuse", json!({}), 200, "Error: this tool refuses"),
+        ("/kit_upper", json!([1]), 422, "not a JSON object"),
+        ("/upper", json!({"text": "a"}), 404, "Not Found"),
+    ] {
+        let answer = agent.post(path, &arguments).await;
+        assert!(answer.0 == status && answer.1.contains(text), "{path} {arguments}: {answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn an_environment_is_played_by_its_tools_and_rates_the_episode() {
     let host = TestHost::of_component(example("example-number-hunt")).start().await;
     let row =

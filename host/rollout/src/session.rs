@@ -42,7 +42,7 @@ use rollout_core::budget::{Charge, Holder, Use};
 use rollout_core::error::Fault;
 use rollout_core::limits::SessionLimits;
 use rollout_core::storage::{OverStorage, StorageAccount};
-use rollout_guest::imports::{Boundary, Imports, Live, Past, Record, Role, RunContext};
+use rollout_guest::imports::{Boundary, HostTools, Imports, Live, Past, Record, Role, RunContext};
 use rollout_guest::instance::{
     self, Bounds, Episode, EpisodeFailure, EpisodeOutcome, EpisodeStart, Permit, RunError,
 };
@@ -217,6 +217,11 @@ enum Entry {
 }
 
 impl Host {
+    /// Returns the tools that the operator provides to the plugin.
+    pub fn tools(&self) -> Option<Arc<dyn HostTools>> {
+        self.0.deployment.tools.clone()
+    }
+
     /// Returns whether the deployment has an environment.
     pub fn has_environment(&self) -> bool {
         self.0.deployment.workflow.about().environment

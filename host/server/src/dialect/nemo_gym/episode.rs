@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Path, Request, State};
+use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::OwnedMutexGuard;
@@ -18,7 +18,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::outcome::RowFailure;
 use super::row::Row;
-use super::{ADMISSION_PAUSE, ADMISSION_TIME_MAX, NemoGym, no_route, outcome, refused};
+use super::{ADMISSION_PAUSE, ADMISSION_TIME_MAX, NemoGym, outcome, refused};
 use crate::connection::WhenWritten;
 use crate::dialect::body::Body;
 use crate::random;
@@ -35,7 +35,7 @@ use rollout_wire::id::RolloutId;
 pub(super) const COOKIE: &str = "rollout_host_session";
 
 /// Maximum size of a tool's arguments in bytes.
-const TOOL_BYTES_MAX: usize = 4 << 20;
+pub(super) const TOOL_BYTES_MAX: usize = 4 << 20;
 
 /// Name of the tool that takes an action which is a value.
 const ACTION_TOOL: &str = "step";
@@ -316,16 +316,9 @@ async fn open(gym: &NemoGym) -> Result<Session, String> {
 
 /// Takes a step in the caller's episode. The model reads the text of the answer, so a mistake in a call is reported as text,
 /// too.
-pub(super) async fn tool(
-    State(gym): State<NemoGym>,
-    Path(name): Path<String>,
-    headers: HeaderMap,
-    request: Request,
-) -> Response {
-    if !gym.0.serving.host().has_environment() {
-        return no_route();
-    }
-    let body = match Body::<TOOL_BYTES_MAX>::from_request(request, &gym).await {
+pub(super) async fn tool(gym: &NemoGym, name: String, request: Request) -> Response {
+    let headers = request.headers().clone();
+    let body = match Body::<TOOL_BYTES_MAX>::from_request(request, gym).await {
         Ok(body) => body,
         Err(refused) => return refused.into_response(),
     };
@@ -420,7 +413,7 @@ async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -
 }
 
 /// Returns the arguments of a call, a JSON object.
-fn arguments_in(body: &[u8]) -> Result<String, String> {
+pub(super) fn arguments_in(body: &[u8]) -> Result<String, String> {
     let text = std::str::from_utf8(body).map_err(|_| "the arguments are not UTF-8".to_owned())?;
     let object = wire::object(text).map_err(|wrong| format!("the arguments are {wrong}"))?;
     Ok(object.get().to_owned())

@@ -16,6 +16,7 @@ mod resources;
 mod responses;
 mod row;
 mod run;
+mod tools;
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -190,7 +191,7 @@ impl super::Dialect for NemoGym {
             .route("/close_session", post(resources::close_session))
             .route("/reverify_mode", get(resources::reverify_mode))
             // The routes above take precedence: a tool cannot have one of their names.
-            .route("/{tool}", post(episode::tool).fallback(async || no_route()))
+            .route("/{tool}", post(tools::tool).fallback(async || no_route()))
             .with_state(self.clone());
         vec![Routes { router, key: KeyRule::Bearer, short: Vec::new() }]
     }
