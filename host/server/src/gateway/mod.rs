@@ -191,6 +191,12 @@ fn is_refusal(status: StatusCode) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE
 }
 
+/// Returns whether a URL with this path would have another one, because a segment stands for the folder or its parent.
+fn has_dot_segments(path: &str) -> bool {
+    let plain = path.replace("%2e", ".").replace("%2E", ".");
+    plain.split(['/', '\\']).any(|segment| segment == "." || segment == "..")
+}
+
 /// Answers a request that a worker may have taken.
 fn not_known(name: &str, why: &str) -> Response {
     let detail =
@@ -209,8 +215,8 @@ impl Gateway {
         let access = &self.0.settings.access;
         access.check_names(&request).map_err(RequestRefused::Forbidden)?;
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        if !path.starts_with('/') {
-            // `OPTIONS *` belongs to no worker.
+        if !path.starts_with('/') || has_dot_segments(&path) {
+            // `OPTIONS *` belongs to no worker, and a worker would get another path than the one that is checked here.
             return Err(RequestRefused::NoRoute);
         }
         let route = target::below(&path);
@@ -510,8 +516,11 @@ impl Gateway {
                 _ => self.send(request, worker).await,
             };
             let why = match sent {
-                // The worker may have admitted it before, and cannot tell.
-                Ok(answer) if is_repeated && answer.status() == StatusCode::CONFLICT => {
+                // The worker may have admitted it before, and cannot tell or refused to look.
+                Ok(answer)
+                    if is_repeated
+                        && (answer.status() == StatusCode::CONFLICT || is_refusal(answer.status())) =>
+                {
                     return Err(SendError::NoAnswer("its answer was lost".to_owned()));
                 }
                 Err(SendError::NoAnswer(why)) if path == "/rollout" => why,
@@ -977,6 +986,20 @@ mod tests {
         check(Target::New, "/rollout", 429);
         check(Target::New, "/run", 503);
         check(Target::Cancel, "/rollout/cancel", 503);
+    }
+
+    #[test]
+    fn paths_that_a_url_would_change_are_found() {
+        for path in ["/x/../cluster/status", "/%2e%2E/a", "/a/.", "/.%2e", "/a\\..\\b"] {
+            assert!(has_dot_segments(path), "{path}");
+            let url: reqwest::Url = format!("http://h{path}").parse().unwrap();
+            assert_ne!(url.path(), path);
+        }
+        for path in ["/", "/rollout/a..b/result", "/.well-known/x", "/a/...", "/a%2f..%2fb"] {
+            assert!(!has_dot_segments(path), "{path}");
+            let url: reqwest::Url = format!("http://h{path}").parse().unwrap();
+            assert_eq!(url.path(), path);
+        }
     }
 
     #[test]

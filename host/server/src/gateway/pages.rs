@@ -247,7 +247,9 @@ impl Gateway {
 
     fn merge(&self, all: AllAnswered) -> (HostData, Vec<WorkerLine>, usize, Vec<Charge>) {
         let AllAnswered { answered, missing, .. } = all;
-        let is_operator = answered.iter().all(|answered| answered.is_operator);
+        // Without an answer, no worker has checked the key.
+        let is_checked = !answered.is_empty() || !self.has_tenants();
+        let is_operator = is_checked && answered.iter().all(|answered| answered.is_operator);
         let workers: Vec<WorkerLine> = if is_operator { self.worker_lines() } else { Vec::new() };
         let gauges = match is_operator {
             true => {
