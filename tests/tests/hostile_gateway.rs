@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
 use reqwest::Method;
-use rollout_tests::{Controller, MemoryGroup, ServeCatalog, TestHost, TestNats, host_program, until};
+use rollout_tests::{Controller, MemoryGroup, ServeCatalog, TestNats, host_program, until};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -32,16 +32,6 @@ fn section(nats: &TestNats) -> String {
         "[cluster.nats]\nurls = {:?}\nreplicas = 1\naccept-weak-durability = true\nlog-bytes-max = 268435456\n",
         nats.urls()
     )
-}
-
-fn worker(nats: &TestNats, name: &str) -> ServeCatalog {
-    ServeCatalog::default()
-        .option("--role", "worker")
-        .option("--worker-name", name)
-        .option("--cluster-key-env", "CLUSTER_KEY")
-        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
-        .variable("JOURNAL_KEY", "the-key-of-all-journals")
-        .config(&format!("[journal]\nkey-env = 'JOURNAL_KEY'\n{}", section(nats)))
 }
 
 /// The answers to the attacks, by attack.
@@ -152,7 +142,11 @@ async fn run((url, key): (&str, &str), controller: &Controller) -> Value {
 async fn a_tenant_runs_its_rollouts_through_a_gateway_that_another_one_attacks() {
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
-    let (one, other) = tokio::join!(worker(&nats, "w1").start(), worker(&nats, "w2").start());
+    let section = section(&nats);
+    let (one, other) = tokio::join!(
+        ServeCatalog::worker("w1", &section).start(),
+        ServeCatalog::worker("w2", &section).start()
+    );
     let group = MemoryGroup::new(GROUP_BYTES).map(Arc::new);
     let enter = match &group {
         Ok(group) => format!("echo $$ > {}", group.processes_file().display()),
@@ -167,13 +161,10 @@ async fn a_tenant_runs_its_rollouts_through_a_gateway_that_another_one_attacks()
         format!("#!/bin/sh\nulimit -n {OPEN_FILES}\n{enter}\nexec {} \"$@\"\n", host_program().display());
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let gateway = TestHost::of_gateway()
+    let gateway = ServeCatalog::gateway()
         .program(script)
-        .option("--role", "gateway")
-        .option("--cluster-key-env", "CLUSTER_KEY")
         .option("--memory-budget-bytes", GROUP_BYTES / 100 * 70)
-        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
-        .config(&section(&nats))
+        .config(&section)
         .start()
         .await;
     let (catalog, _other) = (one.behind(gateway.url()), other.behind(gateway.url()));

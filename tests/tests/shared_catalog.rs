@@ -117,21 +117,6 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
     assert!(error.contains("has a copy of a catalog that several processes share"), "{error}");
 }
 
-/// Options that all workers share.
-fn worker(nats: &TestNats, name: &str) -> ServeCatalog {
-    worker_with(name, &section(nats))
-}
-
-fn worker_with(name: &str, section: &str) -> ServeCatalog {
-    ServeCatalog::default()
-        .option("--role", "worker")
-        .option("--worker-name", name)
-        .option("--cluster-key-env", "CLUSTER_KEY")
-        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
-        .variable("JOURNAL_KEY", "the-key-of-all-journals")
-        .config(&format!("[journal]\nkey-env = 'JOURNAL_KEY'\n{section}"))
-}
-
 fn section(nats: &TestNats) -> String {
     format!(
         "[cluster.nats]\nurls = {:?}\nreplicas = 1\naccept-weak-durability = true\nlog-bytes-max = 268435456\n\
@@ -142,14 +127,12 @@ fn section(nats: &TestNats) -> String {
 
 /// Starts two workers and a gateway, and returns the workers as they are behind it.
 async fn cluster(nats: &TestNats) -> (TestCatalog, TestCatalog, TestHost) {
-    let (one, other) = tokio::join!(worker(nats, "w1").start(), worker(nats, "w2").start());
-    let gateway = TestHost::of_gateway()
-        .option("--role", "gateway")
-        .option("--cluster-key-env", "CLUSTER_KEY")
-        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
-        .config(&section(nats))
-        .start()
-        .await;
+    let section = section(nats);
+    let (one, other) = tokio::join!(
+        ServeCatalog::worker("w1", &section).start(),
+        ServeCatalog::worker("w2", &section).start()
+    );
+    let gateway = ServeCatalog::gateway().config(&section).start().await;
     let (one, other) = (one.behind(gateway.url()), other.behind(gateway.url()));
     until("both workers", async || {
         let metrics = one.as_operator(Method::GET, "/metrics", Value::Null).await.text;
@@ -314,15 +297,12 @@ async fn a_plugin_that_is_deleted_and_pushed_again_has_its_new_code_on_a_worker_
     let controller = Controller::start().await;
     // The worker that is stopped must not lose its log.
     let section = section(&nats).replace("lease-secs = 2.5", "lease-secs = 300.0");
-    let (one, other) = tokio::join!(worker_with("w1", &section).start(), worker_with("w2", &section).start());
+    let (one, other) = tokio::join!(
+        ServeCatalog::worker("w1", &section).start(),
+        ServeCatalog::worker("w2", &section).start()
+    );
     let gateway_to = async |worker: &TestCatalog| {
-        TestHost::of_gateway()
-            .option("--role", "gateway")
-            .option("--worker", worker.own_url())
-            .option("--cluster-key-env", "CLUSTER_KEY")
-            .variable("CLUSTER_KEY", "the-key-of-the-cluster")
-            .start()
-            .await
+        ServeCatalog::gateway().option("--worker", worker.own_url()).start().await
     };
     let (to_one, to_other) = tokio::join!(gateway_to(&one), gateway_to(&other));
     let (one, other) = (one.behind(to_one.url()), other.behind(to_other.url()));

@@ -157,9 +157,10 @@ fn outside<T: Setting>(key: &str, value: &T, range: &impl RangeBounds<T>) -> Opt
     Some(format!("must be {range}, not {}", value.shown(key)))
 }
 
-/// Returns the help text of an option: the text about its setting, and the default.
+/// Returns the help text of an option: the first paragraph about its setting, and the default.
 pub(super) fn help<T: Setting>(about: &[&str], default: &T, key: &str) -> String {
-    let about: Vec<&str> = about.iter().map(|line| line.trim()).collect();
+    let lines = about.iter().map(|line| line.trim());
+    let about: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
     format!("{} [default: {}]", about.join(" "), default.shown(key))
 }
 

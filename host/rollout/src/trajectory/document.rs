@@ -12,13 +12,11 @@ use super::layout::{Marked, Marks};
 use super::observed::{Judged, Observed, ToolCalls};
 use super::replies::{Reply, Unmatched, answered, sum};
 use super::{Job, millis};
-use crate::model::{
-    FailedMember, Finished, FinishedSample, GroupOutcome, GroupSeat, Outcome, TrajectoryExtra,
-};
+use crate::model::{Finished, FinishedSample, GroupReport, Outcome, TrajectoryExtra};
 use rollout_guest::imports::RolloutUsage;
 use rollout_transcript::{Exchange, Lists, Part, ToolUse};
 use rollout_wire::atif::FinalMetrics;
-use rollout_wire::id::{RolloutId, SampleId};
+use rollout_wire::id::SampleId;
 use rollout_wire::openai::Completion;
 use rollout_wire::stream::Text;
 
@@ -191,7 +189,7 @@ impl Serialize for HostExtra<'_> {
             ours.serialize_entry("fork_of", fork)?;
         }
         if let Some(group) = &finished.group {
-            ours.serialize_entry("group", &GroupDocument::of(group))?;
+            ours.serialize_entry("group", &GroupReport::from(group))?;
         }
         ours.serialize_entry("outcome", &outcome(&finished.outcome))?;
         ours.serialize_entry(
@@ -215,24 +213,6 @@ impl Serialize for HostExtra<'_> {
             ours.serialize_entry("judged", &Judged(job.recorded.transcript.judge.among(&[])))?;
         }
         ours.end()
-    }
-}
-
-/// The rollout's part of its group.
-#[derive(Serialize)]
-struct GroupDocument<'a> {
-    id: &'a RolloutId,
-    size: u32,
-    member: u32,
-    graded: bool,
-    own_reward: Option<f64>,
-    failed: &'a [FailedMember],
-}
-
-impl<'a> GroupDocument<'a> {
-    fn of(GroupOutcome { seat, graded, own_reward, failed }: &'a GroupOutcome) -> Self {
-        let GroupSeat { id, size, member, join_secs: _ } = seat;
-        Self { id, size: *size, member: *member, graded: *graded, own_reward: *own_reward, failed }
     }
 }
 

@@ -45,7 +45,7 @@ struct Answered {
     /// Whether the key is an operator's.
     is_operator: bool,
     /// The memory of the data.
-    _charge: Charge,
+    charge: Charge,
 }
 
 /// The answers of all workers.
@@ -226,7 +226,7 @@ impl Gateway {
                 // The texts of the data, which are in the bytes, and what is made of them.
                 charge.grow(2 * bytes.len()).ok()?;
                 let data = serde_json::from_slice(&bytes).ok()?;
-                Some(Ok(Answered { data, is_operator, _charge: charge }))
+                Some(Ok(Answered { data, is_operator, charge }))
             }
         };
         let all = self.0.workers.all().len();
@@ -259,7 +259,7 @@ impl Gateway {
             }
             false => Vec::new(),
         };
-        let (data, charges) = answered.into_iter().map(|one| (one.data, one._charge)).unzip();
+        let (data, charges) = answered.into_iter().map(|one| (one.data, one.charge)).unzip();
         (merged("gateway".to_owned(), gauges, data), workers, missing, charges)
     }
 

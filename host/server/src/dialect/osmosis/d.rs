@@ -26,8 +26,8 @@ use crate::worker::{self, Chosen};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_rollout::{
-    AdmitError, FailedMember, Failure, FailureKind, Finished, ForkPoint, GroupOutcome, GroupSeat, Handle,
-    Host, JOIN_SECS, KeptResult, Outcome, Rollout, Stage, UnfinishedRollout, drive,
+    AdmitError, Failure, FailureKind, Finished, ForkPoint, GroupReport, GroupSeat, Handle, Host, JOIN_SECS,
+    KeptResult, Outcome, Rollout, Stage, UnfinishedRollout, drive,
 };
 use rollout_wire as wire;
 use rollout_wire::digest::{hex, sha256_parts};
@@ -73,27 +73,9 @@ struct ResultBody<'a> {
     err_message: Option<&'a str>,
     err_category: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    group: Option<GroupBody<'a>>,
+    group: Option<GroupReport<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fork_of: Option<&'a ForkPoint>,
-}
-
-/// The report of a rollout's group.
-#[derive(Serialize)]
-struct GroupBody<'a> {
-    id: &'a RolloutId,
-    size: u32,
-    member: u32,
-    graded: bool,
-    own_reward: Option<f64>,
-    failed: &'a [FailedMember],
-}
-
-impl<'a> From<&'a GroupOutcome> for GroupBody<'a> {
-    fn from(GroupOutcome { seat, graded, own_reward, failed }: &'a GroupOutcome) -> Self {
-        let GroupSeat { id, size, member, join_secs: _ } = seat;
-        Self { id, size: *size, member: *member, graded: *graded, own_reward: *own_reward, failed }
-    }
 }
 
 impl<'a> ResultBody<'a> {
@@ -394,7 +376,7 @@ impl Renderer for Polling {
 impl Form {
     /// Creates the caller's view of a finished rollout.
     fn result<'a>(&'a self, finished: &'a Finished) -> ResultBody<'a> {
-        let (group, fork_of) = (finished.group.as_ref().map(GroupBody::from), self.fork_of.as_ref());
+        let (group, fork_of) = (finished.group.as_ref().map(GroupReport::from), self.fork_of.as_ref());
         ResultBody { group, fork_of, ..self.result_of_one(finished) }
     }
 
