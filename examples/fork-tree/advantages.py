@@ -1,8 +1,9 @@
 """Computes an advantage for each turn of a rollout, from a tree of forks.
 
 A rollout has one reward and several turns. To find the contribution of each turn, the script forks the rollout
-after every turn. The mean reward of the forks is the value of the rollout at that turn, and the difference
-between two turns is the advantage of the turn between them. The host repeats no call before a fork.
+before the first turn and after every turn. The mean reward of the forks is the value of the rollout at that
+point, and the difference of the values after and before a turn is its advantage. The host repeats no call before
+a fork.
 
     rollout-host serve calculator.wasm --listen 127.0.0.1:9000 &
     rollout-host mock-model --listen 127.0.0.1:9100 --error-rate 0.4 &

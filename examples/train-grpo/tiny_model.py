@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 PAD, END = "<pad>", "<end>"
 SPECIAL = [PAD, END, "<system>", "<user>", "<assistant>", "<tool>", "<call>", "</call>"]
 
-# The model reads no system message. Of a question it reads the part after the colon, and of a call of the calculator the
-# expression, so that its sequences are short. TRL checks that calls of other tools can be written, too.
+# To keep sequences short, the model reads no system message, only the part of a question after the colon, and only the
+# expression in a call of the calculator. TRL checks that calls of other tools can be written, too.
 CHAT_TEMPLATE = (
     "{% for message in messages if message.role != 'system' %}<{{ message.role }}>"
     "{% if message.tool_calls %}{% set call = message.tool_calls[0].function %}<call>"
@@ -132,7 +132,7 @@ def _batch(
 
 
 def habit(rows: Sequence[tuple[str, str, str]], calls: float) -> Callable[[random.Random], Turns]:
-    """Returns a maker of conversations about rows of prompt, expression and answer.
+    """Returns a function that generates conversations about rows of prompt, expression and answer.
 
     With probability `calls` the assistant calls the calculator and repeats its result. Otherwise it guesses, and is wrong.
     """

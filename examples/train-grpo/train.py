@@ -1,24 +1,30 @@
 """Trains a tiny model by GRPO with a plugin on a running host: its workflow, or its environment through OpenEnv.
 
-    rollout-host serve calculator.wasm --listen 127.0.0.1:9000 &
+    rollout-host serve calculator.wasm --journal journal --listen 127.0.0.1:9000 &
     python train.py --url http://127.0.0.1:9000 --seeds 1 2 3 --plot rewards.svg
+
+Independent generations are compared with branches by the number of tokens that the model generates:
+
+    python train.py --mode workflow branches --tokens 25000 --seeds 1 2 3 --plot branches.svg
 
     rollout-host serve sums.wasm --listen 127.0.0.1:9001 &
     python train.py --mode openenv --url http://127.0.0.1:9001
 
-Prints the mean reward of each step, and for each seed one line of JSON with the first and the last ones. The exit code is 1
-if a seed did not learn.
+Prints the mean reward of each step, and for each seed and mode one line of JSON with the first and the last ones. The exit
+code is 1 if one did not learn.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import sys
 import tempfile
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +33,7 @@ import torch
 from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
-from rollout_host.trl import HostRollouts, load_rows, rollout_reward
+from rollout_host.trl import Branches, HostRollouts, load_rows
 
 HERE = Path(__file__).resolve().parent
 
@@ -36,12 +42,43 @@ COMPARED = 5
 RISE_MIN = 0.3
 
 
-class Printed(TrainerCallback):
-    """Prints one line for each step."""
+@dataclass
+class Step:
+    """A step of a training."""
+
+    reward: float
+    """Mean reward of the rollouts from the beginning. Branches are not samples of the model: their beginnings are chosen."""
+    tokens: int
+    """Number of tokens that the model has generated so far."""
+
+
+class Progress(TrainerCallback):
+    """Prints one line for each step, and ends the training when the model has generated enough tokens."""
+
+    def __init__(self, host: HostRollouts, tokens_max: int | None) -> None:
+        self._host = host
+        self._tokens_max = tokens_max
+        self.steps: list[Step] = []
+        self.reward: float | None = None
+        """Mean reward of the rollouts from the beginning in this step, if it is not that of all."""
+
+    def rewards(
+        self, rollout_rewards: list[float | None], rollout_shared_turns: list[int | None], **_: Any
+    ) -> list[float | None]:
+        """Is the reward function for rollouts of the host."""
+        pairs = zip(rollout_rewards, rollout_shared_turns, strict=True)
+        sampled = [reward for reward, shared in pairs if shared is None and reward is not None]
+        self.reward = sum(sampled) / len(sampled) if sampled else None
+        return rollout_rewards
 
     def on_log(self, args, state, control, logs=None, **_):
         if logs and "reward" in logs:
-            print(f"step {state.global_step:3}  reward {float(logs['reward']):.2f}", flush=True)
+            reward = float(logs["reward"]) if self.reward is None else self.reward
+            tokens = self._host.generated_tokens
+            self.steps.append(Step(reward, tokens))
+            print(f"step {state.global_step:3}  reward {reward:.2f}  tokens {tokens}", flush=True)
+            if self._tokens_max is not None and tokens >= self._tokens_max:
+                control.should_training_stop = True
 
 
 class Sums:
@@ -99,10 +136,9 @@ def episode_reward(completions: list[Any], environments: list[Sums], **_: Any) -
     return [environment._rated(answer(messages)) for messages, environment in pairs]
 
 
-def train(url: str, seed: int, arguments: argparse.Namespace) -> list[float]:
-    """Pre-trains a model and trains it by rewards; returns the mean reward of each step."""
+def pretrained(seed: int, rows: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Returns a pre-trained model and its tokenizer."""
     set_seed(seed)
-    rows = load_rows(arguments.rows)
     facts = []
     for row in rows:
         prompt = row["prompt"][-1]["content"]
@@ -113,17 +149,24 @@ def train(url: str, seed: int, arguments: argparse.Namespace) -> list[float]:
     habit = tiny_model.habit(facts, calls=0.3)
     loss = tiny_model.pretrain(net, words, habit, steps=arguments.pretrain_steps, batch=32, seed=seed)
     print(f"seed {seed}: pre-trained in {time.monotonic() - began:.0f} s, loss {loss:.2f}", flush=True)
-    host = HostRollouts(url, api_key=os.environ.get("ROLLOUT_HOST_KEY"))
-    by_mode: dict[str, dict[str, Any]] = {
-        "workflow": {"rollout_func": host, "reward_funcs": rollout_reward},
-        "openenv": {"environment_factory": lambda: Sums(url), "reward_funcs": episode_reward},
-    }
+    return net, words
+
+
+def train(mode: str, seed: int, rows: Any, net: Any, words: Any, arguments: argparse.Namespace) -> list[Step]:
+    """Trains a model by rewards; returns the steps."""
+    url = arguments.url
+    branches = Branches(arguments.turn, arguments.per_parent) if mode == "branches" else None
+    host = HostRollouts(url, api_key=os.environ.get("ROLLOUT_HOST_KEY"), branches=branches)
+    progress = Progress(host, arguments.tokens)
+    own: dict[str, Any] = {"rollout_func": host, "reward_funcs": progress.rewards}
+    if mode == "openenv":
+        own = {"environment_factory": lambda: Sums(url), "reward_funcs": episode_reward}
     trainer = GRPOTrainer(
         model=net,
         processing_class=words,
-        **by_mode[arguments.mode],
+        **own,
         train_dataset=rows,
-        callbacks=[Printed()],
+        callbacks=[progress],
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(prefix="train-grpo-"),
             seed=seed,
@@ -145,11 +188,11 @@ def train(url: str, seed: int, arguments: argparse.Namespace) -> list[float]:
         trainer.train()
     finally:
         host.close()
-    return [float(entry["reward"]) for entry in trainer.state.log_history if "reward" in entry]
+    return progress.steps
 
 
-def plot(rewards: dict[int, list[float]], path: Path) -> None:
-    """Draws the curve of each seed."""
+def plot(runs: dict[tuple[str, int], list[Step]], path: Path) -> None:
+    """Draws a curve for each seed and mode: over steps, or over tokens if modes are compared."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -157,10 +200,22 @@ def plot(rewards: dict[int, list[float]], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "train-grpo"
     from matplotlib import pyplot
 
+    modes = list(dict.fromkeys(mode for mode, _ in runs))
+    seeds = list(dict.fromkeys(seed for _, seed in runs))
     figure, axes = pyplot.subplots(figsize=(6, 3.2))
-    for seed, values in rewards.items():
-        axes.plot(range(1, len(values) + 1), values, label=f"seed {seed}")
-    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1.02))
+    for (mode, seed), steps in runs.items():
+        rewards = [step.reward for step in steps]
+        if len(modes) == 1:
+            axes.plot(range(1, len(steps) + 1), rewards, label=f"seed {seed}")
+            continue
+        # Means of a few steps, because a step has as many parents as branches only.
+        last = range(len(steps))
+        smooth = [rewards[max(at - COMPARED + 1, 0) : at + 1] for at in last]
+        label = {"workflow": "independent"}.get(mode, mode) if seed == seeds[0] else None
+        means = [sum(part) / len(part) for part in smooth]
+        axes.plot([step.tokens for step in steps], means, label=label, color=f"C{modes.index(mode)}")
+    of_modes = len(modes) > 1
+    axes.set(xlabel="generated tokens" if of_modes else "step", ylabel="mean reward", ylim=(0, 1.02))
     axes.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
@@ -171,13 +226,18 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:9000", help="the host, with the plugin of the mode")
     parser.add_argument(
         "--mode",
-        choices=["workflow", "openenv"],
-        default="workflow",
-        help="workflow: the host runs the plugin `calculator`; openenv: TRL acts in the environment of this example",
+        choices=["workflow", "branches", "openenv"],
+        nargs="+",
+        default=["workflow"],
+        help="workflow: the host runs the plugin `calculator`; branches: the same, and some generations of a prompt continue "
+        "others; openenv: TRL acts in the environment of this example. Several modes begin with the same model",
     )
     parser.add_argument("--rows", type=Path, default=HERE / "rows.jsonl")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--tokens", type=int, help="train until the model has generated this number of tokens, at most --steps")
+    parser.add_argument("--turn", type=int, default=1, help="number of calls of the model that a branch shares")
+    parser.add_argument("--per-parent", type=int, default=1, help="number of branches of each rollout from the beginning")
     parser.add_argument("--pretrain-steps", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1, help="threads of the model; more are slower where others use the cores")
     parser.add_argument("--plot", type=Path, help="an image of the curves, such as rewards.svg")
@@ -186,17 +246,22 @@ def main() -> int:
     # TRL calls both interfaces experimental; its version is pinned.
     warnings.filterwarnings("ignore", message="You are using '(rollout_func|environment_factory)'")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    rewards: dict[int, list[float]] = {}
+    rows = load_rows(arguments.rows)
+    runs: dict[tuple[str, int], list[Step]] = {}
     failed = False
     for seed in arguments.seeds:
         began = time.monotonic()
-        values = rewards[seed] = train(arguments.url, seed, arguments)
-        first, last = (sum(part) / len(part) for part in (values[:COMPARED], values[-COMPARED:]))
-        failed |= last - first < RISE_MIN
-        secs = round(time.monotonic() - began)
-        print(json.dumps({"seed": seed, "first": round(first, 3), "last": round(last, 3), "secs": secs}), flush=True)
+        net, words = pretrained(seed, rows, arguments)
+        for mode in arguments.mode:
+            steps = runs[mode, seed] = train(mode, seed, rows, copy.deepcopy(net), words, arguments)
+            rewards = [step.reward for step in steps]
+            first, last = (sum(part) / len(part) for part in (rewards[:COMPARED], rewards[-COMPARED:]))
+            failed |= last - first < RISE_MIN
+            secs, began = round(time.monotonic() - began), time.monotonic()
+            summary = {"mode": mode, "seed": seed, "first": round(first, 3), "last": round(last, 3), "steps": len(steps)}
+            print(json.dumps({**summary, "tokens": steps[-1].tokens, "secs": secs}), flush=True)
     if arguments.plot:
-        plot(rewards, arguments.plot)
+        plot(runs, arguments.plot)
     return 1 if failed else 0
 
 

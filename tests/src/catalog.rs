@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{MemoryGroup, Process, Ran, Reply, Start, TestHost, guest, rollout_host};
+use crate::{MemoryGroup, Process, Ran, Reply, Serve, Start, TestHost, guest, rollout_host};
 
 /// The operator's key of every test catalog.
 pub const OPERATOR: &str = "rh_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
@@ -48,7 +48,29 @@ pub struct TestTenant {
     pub viewer: String,
 }
 
+/// The key that gateways and workers share.
+const CLUSTER_KEY: &str = "the-key-of-the-cluster";
+
 impl ServeCatalog {
+    /// Returns options of a worker of a cluster, with the configuration of its NATS servers.
+    pub fn worker(name: &str, nats: &str) -> Self {
+        Self::default()
+            .option("--role", "worker")
+            .option("--worker-name", name)
+            .option("--cluster-key-env", "CLUSTER_KEY")
+            .variable("CLUSTER_KEY", CLUSTER_KEY)
+            .variable("JOURNAL_KEY", "the-key-of-all-journals")
+            .config(&format!("[journal]\nkey-env = 'JOURNAL_KEY'\n{nats}"))
+    }
+
+    /// Returns options of a gateway to such workers.
+    pub fn gateway() -> Serve {
+        TestHost::of_gateway()
+            .option("--role", "gateway")
+            .option("--cluster-key-env", "CLUSTER_KEY")
+            .variable("CLUSTER_KEY", CLUSTER_KEY)
+    }
+
     /// Adds an option and its value.
     pub fn option(mut self, name: &str, value: impl ToString) -> Self {
         self.arguments.extend([name.to_owned(), value.to_string()]);
@@ -202,6 +224,11 @@ impl TestCatalog {
     /// Sends a request of the operator to any path.
     pub async fn as_operator(&self, method: Method, path: &str, body: Value) -> Reply {
         self.ask(OPERATOR, method, path, body).await
+    }
+
+    /// Returns the operator's key.
+    pub fn operator_key(&self) -> &'static str {
+        OPERATOR
     }
 
     /// Creates a tenant with these quotas, whose requests may go to this machine.

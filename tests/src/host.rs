@@ -309,6 +309,13 @@ impl TestHost {
         process.ended().await
     }
 
+    /// Waits until it has ended by itself, and starts another one on the same directory.
+    pub async fn ended_and_started(self, then: &Serve) -> (Ran, Self) {
+        let (process, dir) = self.into_process();
+        let ran = process.ended().await;
+        (ran, then.clone().start_in(dir).await)
+    }
+
     /// Posts a JSON body.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
         self.post_text(path, &body.to_string()).await

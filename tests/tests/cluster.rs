@@ -282,6 +282,174 @@ async fn a_rollout_goes_to_the_next_worker_when_the_first_is_full() {
     assert_eq!(wrong.status, 422, "a worker's error is passed on: {}", wrong.text);
 }
 
+#[tokio::test]
+async fn members_of_a_group_are_at_one_worker_and_are_rated_together() {
+    let controller = Controller::start().await;
+    let (_, workers) = workers("grouped", 3).await;
+    let serve = gateway_to(&urls(&workers));
+    let (first, second) = tokio::join!(gateway(serve.clone(), 3), gateway(serve, 3));
+    let mut used = BTreeSet::new();
+    for group in 0.. {
+        if group >= 4 && used.len() > 1 {
+            break;
+        }
+        let id = format!("g{group}");
+        let member = |number: u32| {
+            let request = controller.rollout(&format!("Calculate {number} + 1.")).label("2");
+            request.with("group", json!({"id": id, "size": 3, "member": number}))
+        };
+        let requests = [member(0), member(1), member(2)];
+
+        // Any gateway finds the worker of the group.
+        let admitted = [
+            first.admit(&requests[0]).await,
+            second.admit(&requests[1]).await,
+            first.admit(&requests[2]).await,
+        ];
+
+        let at: BTreeSet<usize> = admitted.iter().map(worker_of).collect();
+        assert_eq!(at.len(), 1, "{id} is at one worker: {at:?}");
+        used.extend(at);
+        let results = join_all(admitted.iter().map(|admitted| second.result(admitted))).await;
+        let rewards: Vec<&Value> = results.iter().map(|result| &result["sample"]["reward"]).collect();
+        assert_eq!(rewards, [0.0, 0.5, 1.0], "{results:#?}");
+        assert!(group < 60, "groups are at several workers");
+    }
+}
+
+#[tokio::test]
+async fn a_group_waits_for_its_own_worker_when_that_is_full() {
+    let controller = Controller::start().await;
+    let small = |name| worker("grouped", name).option("--max-concurrent", 1).option("--queue-max", 1);
+    let workers = join_all(["w0", "w1"].map(|name| small(name).start())).await;
+    let gateway = gateway(gateway_to(&urls(&workers)), 2).await;
+    controller.hold();
+    let request = || controller.rollout("Calculate 2 + 3.").label("5");
+    let member = |number: u32| request().with("group", json!({"id": "g", "size": 2, "member": number}));
+    let first = gateway.admit(&member(0)).await;
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(gateway.admit(&request()).await);
+    }
+    let there = |other: &&Admitted| worker_of(other) != worker_of(&first);
+    for other in others.iter().filter(there) {
+        gateway.cancel(&other.id).await;
+        gateway.result(other).await;
+    }
+
+    let refused = gateway.ask(&member(1)).await;
+
+    assert_eq!(refused.status, 429, "the other worker has room: {}", refused.text);
+    assert_eq!(gateway.ask(&request()).await.status, 202);
+}
+
+/// Returns a request that continues a rollout before its only call of the model.
+fn fork_of(controller: &Controller, parent: &str) -> rollout_tests::RolloutRequest {
+    let request = controller.rollout("Calculate 2 + 3.").label("5");
+    request.with("fork_of", json!({"rollout_id": parent, "turn": 0}))
+}
+
+#[tokio::test]
+async fn forks_and_trees_are_at_the_worker_of_their_parent() {
+    let controller = Controller::start().await;
+    let (_, workers) = workers("conform", 3).await;
+    let gateway = gateway(gateway_to(&urls(&workers)), 3).await;
+    let mut used = BTreeSet::new();
+    for number in 0.. {
+        if number >= 3 && used.len() > 1 {
+            break;
+        }
+        let parent = gateway.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        assert_eq!(gateway.result(&parent).await["status"], "success");
+        let at = worker_of(&parent);
+        used.insert(at);
+
+        let fork = gateway.admit(&fork_of(&controller, &parent.id)).await;
+        let tree = fork_of(&controller, &parent.id).id(&format!("tree{number}")).with("continuations", 2);
+        let tree = gateway.ask(&tree).await;
+
+        assert_eq!(worker_of(&fork), at);
+        assert_eq!(gateway.result(&fork).await["sample"]["reward"], 1.0);
+        assert_eq!(tree.status, 202, "{}", tree.text);
+        for branch in tree.body["rollouts"].as_array().unwrap() {
+            let text = |name: &str| branch[name].as_str().unwrap().to_owned();
+            let branch = Admitted { id: text("rollout_id"), lease: text("polling_lease_token") };
+            assert_eq!(worker_of(&branch), at);
+            let result = gateway.result(&branch).await;
+            assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+            assert_eq!(result["group"]["size"], 2);
+        }
+        assert!(number < 60, "parents are at several workers");
+    }
+    let unknown = gateway.ask(&fork_of(&controller, "unknown")).await;
+    assert_eq!(unknown.status, 422, "{}", unknown.text);
+    assert!(unknown.text.contains("no rollout 'unknown' in the journal"), "{}", unknown.text);
+    let divided = fork_of(&controller, "unknown").with("group", json!({"id": "g", "size": 2, "member": 0}));
+    let divided = gateway.ask(&divided).await;
+    assert_eq!(divided.status, 422, "{}", divided.text);
+    assert!(divided.text.contains("send continuations"), "{}", divided.text);
+}
+
+#[tokio::test]
+async fn a_tree_whose_admission_is_lost_is_repeated_and_starts_once() {
+    let controller = Controller::start().await;
+    let host = worker("conform", "w0").config(JOURNAL).start().await;
+    let direct = gateway(gateway_to(&urls(std::slice::from_ref(&host))), 1).await;
+    let parent = direct.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    direct.result(&parent).await;
+    let (url, swallowed) = swallowing(host.url(), "POST /rollout ", 1).await;
+    let gateway = gateway(gateway_to(&[url]), 1).await;
+
+    let tree = fork_of(&controller, &parent.id).id("tree").with("continuations", 3);
+    let reply = gateway.ask(&tree).await;
+
+    assert_eq!(reply.status, 202, "{}", reply.text);
+    assert_eq!(swallowed.load(Ordering::SeqCst), 2, "the request was repeated");
+    for branch in reply.body["rollouts"].as_array().unwrap() {
+        let text = |name: &str| branch[name].as_str().unwrap().to_owned();
+        let branch = Admitted { id: text("rollout_id"), lease: text("polling_lease_token") };
+        assert_eq!(gateway.result(&branch).await["status"], "success");
+    }
+    let ended = completed(&gateway, 4).await;
+    assert_eq!(ended["completed_rollouts"], 4, "a parent and three branches");
+}
+
+#[tokio::test]
+async fn a_rollout_whose_worker_is_busy_goes_to_one_with_a_free_slot_and_runs_once() {
+    let controller = Controller::start().await;
+    let small = |name| worker("conform", name).option("--max-concurrent", 1).option("--queue-max", 9);
+    let workers = join_all(["w0", "w1", "w2"].map(|name| small(name).start())).await;
+    let serve = gateway_to(&urls(&workers));
+    let (first, second) = tokio::join!(gateway(serve.clone(), 3), gateway(serve, 3));
+    controller.hold();
+
+    let requests: Vec<_> = (0..3).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let mut admitted = Vec::new();
+    for request in &requests {
+        admitted.push(first.admit(request).await);
+    }
+    let used: BTreeSet<usize> = admitted.iter().map(worker_of).collect();
+    assert_eq!(used.len(), 3, "each has one, and none waits");
+    controller.chats_arrived(3).await;
+
+    // The same requests again, through another gateway.
+    for request in &requests {
+        until("the rollout to be known", async || {
+            let again = second.ask(request).await;
+            assert!([409, 429].contains(&again.status), "{}", again.text);
+            (again.status == 409).then_some(())
+        })
+        .await;
+    }
+    // Without a free slot, it waits where its id belongs.
+    let waiting = first.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+    controller.release();
+    for admitted in admitted.iter().chain([&waiting]) {
+        assert_eq!(first.result(admitted).await["sample"]["reward"], 1.0);
+    }
+    assert_eq!(controller.chats().len(), 4, "each rollout ran once");
+}
+
 /// Passes connections to a server, but swallows the answers to the first requests that contain `swallowed`.
 async fn swallowing(server: &str, swallowed: &'static str, count: usize) -> (String, Arc<AtomicUsize>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
@@ -515,11 +683,12 @@ async fn only_a_gateway_reaches_a_worker_and_only_a_key_reaches_a_gateway() {
     all_up(&gateway, 1).await;
     assert_eq!(gateway.run(&request).await["sample"]["reward"], 1.0);
     assert_eq!(gateway.get("/cluster/status").await.status, 404, "it is for gateways");
-    let page = gateway.get("/ui").await;
-    assert!(page.status == 404 && page.text.contains("/health lists its workers"), "{}", page.text);
+    let page = gateway.get("/ui/").await;
+    assert!(page.status == 200 && page.text.contains("w0"), "{}", page.text);
     let gateway = gateway.with_key("another");
     assert_eq!(gateway.ask(&request).await.status, 401);
     assert_eq!(gateway.get("/health").await.status, 401);
+    assert_eq!(gateway.get("/ui/data").await.status, 401);
 
     let wrong = worker("conform", "w1").variable("CLUSTER_KEY", "another").start().await;
     let lone = gateway_to(&[wrong.url().to_owned()]).start().await;

@@ -640,7 +640,11 @@ async fn the_check_of_nats_says_what_is_wrong_and_what_to_do() {
 
     let error = Cluster::connect(refused).await.err().unwrap().to_string();
     assert!(error.starts_with("cluster.nats.replicas: 1 replica without `sync_interval: always`"), "{error}");
-    assert_eq!(of(&check(&accepted).await, "nats durability").unwrap().severity, Severity::Warning);
+    let findings = check(&accepted).await;
+    assert_eq!(of(&findings, "nats durability").unwrap().severity, Severity::Warning);
+    for what in ["nats log replicas", "nats bucket replicas", "nats catalog", "nats components"] {
+        assert_eq!(of(&findings, what).unwrap().severity, Severity::Good, "{findings:#?}");
+    }
     let wrong = ClusterSettings { replicas: 3, ..settings(&nats) };
     let finding = of(&check(&wrong).await, "nats stream").unwrap();
     assert_eq!(finding.severity, Severity::Failure);

@@ -309,7 +309,7 @@ async fn mistakes_in_every_table_of_a_configuration_are_reported_together() {
         for named in [
             "host.toml:1:1: queue-maxx: there is no such setting; did you mean queue-max?",
             "host.toml:4:18: limits.host-calls-max: ",
-            "host.toml:6:1: model.attempts: there is no such setting; there are: attempts-max, ",
+            "host.toml:6:1: model.attempts: there is no such setting; there are: params, attempts-max, ",
             "host.toml:8:14: osmosis.generation: ",
             "limits.samples-max: must be at least",
         ] {

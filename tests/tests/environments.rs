@@ -220,6 +220,27 @@ async fn a_model_that_does_not_act_leaves_an_episode_without_a_reward() {
 }
 
 #[tokio::test]
+async fn only_the_selected_tasks_of_a_split_are_read() {
+    let dir = temporary();
+    let plugin = guest("many_tasks");
+    let run = async |choice: &[&str]| {
+        let mut options = vec!["eval", "--split", "all", "--model", "mock", "--out", "out"];
+        options.extend(choice);
+        ran(&options, &plugin, None, dir.path()).await
+    };
+
+    let first = run(&["--limit", "2"]).await;
+    assert_eq!(results(&dir.path().join("out")).len(), 2, "{}{}", first.stdout, first.stderr);
+    // A raised limit reads the rest, and the results before it stay.
+    let raised = run(&["--limit", "3"]).await;
+    assert!(raised.stderr.contains("task 2 was read"), "{}", raised.stderr);
+    for choice in [&[][..], &["--limit", "1", "--shuffle"]] {
+        let refused = run(choice).await;
+        assert!(refused.stderr.contains("has 10000000 tasks, and at most 1000000"), "{}", refused.stderr);
+    }
+}
+
+#[tokio::test]
 async fn options_that_do_not_fit_the_plugin_name_what_does() {
     let dir = temporary();
     let hunt = example("example-number-hunt");

@@ -82,6 +82,22 @@ async fn a_group_is_rated_at_once_and_its_members_finish_together() {
 }
 
 #[tokio::test]
+async fn the_trajectory_of_a_member_and_its_page_name_its_group() {
+    let controller = Controller::start().await;
+    let host = grouped().start().await;
+    let admitted = admit(&host, &controller, "g", 2).await;
+    results(&host, &admitted).await;
+
+    let trajectory = host.served_trajectory(&admitted[0].id).await;
+
+    let group = json!({"id": "g", "size": 2, "member": 0, "graded": true, "own_reward": 0.0, "failed": []});
+    assert_eq!(trajectory["extra"]["rollout_host"]["group"], group);
+    let page = host.get(&format!("/ui/rollouts/{}", admitted[1].id)).await.text;
+    assert!(page.contains("g, member 1 of 2"), "{page}");
+    assert!(page.contains("the group grader"), "{page}");
+}
+
+#[tokio::test]
 async fn the_others_are_rated_without_a_failed_member_and_the_report_names_it() {
     let controller = Controller::start().await;
     let host = TestHost::start("grouped").await;
@@ -164,7 +180,8 @@ async fn a_group_that_is_cancelled_while_it_waits_for_a_member_ends() {
 #[tokio::test]
 async fn a_request_takes_its_own_seat_only() {
     let controller = Controller::start().await;
-    let host = TestHost::start("grouped").await;
+    let serve = TestHost::of("grouped").option("--max-concurrent", 2).option("--queue-max", 3);
+    let host = serve.start().await;
     controller.hold();
     let request = member(&controller, "g", (0, 2), 1);
     host.admit(&request).await;
@@ -181,6 +198,8 @@ async fn a_request_takes_its_own_seat_only() {
     refused(&of(json!({"id": "g", "size": 3, "member": 1})), 422, "group 'g' has 2 members").await;
     refused(&of(json!({"id": "g", "size": 2, "member": 2})), 422, "numbered from 0 to 1").await;
     refused(&of(json!({"id": "g", "size": 0, "member": 0})), 422, "1 to 128 members").await;
+    let many = json!({"id": "h", "size": 6, "member": 0});
+    refused(&of(many), 422, "6 members, and this host has room for 5 rollouts").await;
     refused(&of(json!({"id": "g", "size": 2})), 422, "missing field `member`").await;
     refused(&of(json!({"id": "g", "size": 2, "member": 1})).with("grade", false), 422, "are graded").await;
     refused(&controller.rollout("x").with("continuations", 2), 422, "needs fork_of").await;
@@ -293,6 +312,37 @@ async fn a_group_is_decided_once_whenever_its_host_dies() {
     }
 }
 
+#[tokio::test]
+async fn a_group_of_rollouts_with_callbacks_is_rated_before_their_rewards_are_sent() {
+    let controller = Controller::start().await;
+    let host = TestHost::start("grouped").await;
+    for number in 0..3 {
+        let request = member(&controller, "c", (number, 3), number + 1).with_callbacks("key");
+        assert_eq!(host.ask(&request).await.status, 202);
+    }
+    let callbacks = controller.callbacks_arrived(6).await;
+    let rewards = callbacks.iter().filter_map(|callback| callback.body["sample"]["reward"].as_f64());
+    let mut rewards: Vec<f64> = rewards.collect();
+    rewards.sort_by(f64::total_cmp);
+    assert_eq!(rewards, [0.0, 0.5, 1.0], "{callbacks:#?}");
+
+    let requests = [0, 1, 2].map(|number| member(&controller, "b", (number, 3), number + 1).as_b());
+    for request in &requests {
+        let admitted = host.ask(request).await;
+        assert!((200..300).contains(&admitted.status), "{}", admitted.text);
+    }
+    controller.callbacks_arrived(12).await;
+    for (request, expected) in requests.iter().zip([0.0, 0.5, 1.0]) {
+        let rewards = controller.outcome_of_b(request.rollout_id()).unwrap();
+        assert_eq!(rewards.into_values().collect::<Vec<_>>(), [Some(expected)]);
+    }
+
+    let ungraded = member(&controller, "u", (0, 1), 1).with_callbacks("key").without("grader_callback_url");
+    let refused = host.ask(&ungraded).await;
+    assert_eq!(refused.status, 422, "{}", refused.text);
+    assert!(refused.text.contains("give grader_callback_url"), "{}", refused.text);
+}
+
 /// Returns options of a host for a guest in which every turn depends on the previous ones.
 fn long_way(judge_url: &str, limits: &str) -> Serve {
     let tools = guest("tool_kit");
@@ -367,9 +417,18 @@ async fn a_group_of_forks_starts_only_if_there_is_room_for_all() {
         tree.with("fork_of", json!({"rollout_id": parent.id, "turn": 2}))
     };
 
-    let refused = host.ask(&tree(8)).await;
+    let never = host.ask(&tree(8)).await;
+    assert_eq!(never.status, 422, "{}", never.text);
+    assert!(never.text.contains("this host has room for 3 rollouts"), "{}", never.text);
+    controller.hold();
+    let other = host.admit(&controller.rollout("3").label("x")).await;
+
+    let refused = host.ask(&tree(3)).await;
 
     assert_eq!(refused.status, 429, "{}", refused.text);
+    host.cancel(&other.id).await;
+    host.result(&other).await;
+    controller.release();
     host.idle().await;
     let host = host.killed(&serve).await;
     host.idle().await;

@@ -356,6 +356,84 @@ async fn a_caller_that_leaves_cancels_its_rollout_and_rows_wait_for_room() {
     assert_eq!(controller.chats().len(), 5);
 }
 
+/// Returns the row of a repetition of a task, whose model answers with this number.
+fn repetition(task: u32, member: u32, answer: u32) -> Value {
+    json!({
+        "responses_create_params": {"input": format!("Calculate {answer} + 0.")},
+        "expected_answer": "2", "_ng_task_index": task, "_ng_rollout_index": member,
+    })
+}
+
+#[tokio::test]
+async fn repetitions_of_a_task_are_rated_as_a_group() {
+    let model = Controller::start().await;
+    let mut gym = Gym::of("grouped", &model);
+    gym.config.push_str("group-size = 3\n");
+    let _server = gym.start().await;
+
+    let rows = [repetition(4, 0, 7), repetition(4, 1, 8), repetition(4, 2, 9)];
+    let [first, second, third] = rows.each_ref().map(|row| gym.post("/run", row));
+    let results = tokio::join!(first, second, third);
+
+    let rewards = [&results.0["reward"], &results.1["reward"], &results.2["reward"]];
+    assert_eq!(rewards, [0.0, 0.5, 1.0], "{results:#?}");
+    let refused = async |row: Value, reason: &str| {
+        let failure = gym.post("/run", &row).await;
+        assert_eq!(failure["_ng_failure_terminal"], true, "{failure:#}");
+        assert!(failure["_ng_failure_message"].as_str().unwrap().contains(reason), "{failure:#}");
+    };
+    refused(repetition(4, 3, 1), "members of a group of 3 are numbered from 0 to 2, and member is 3").await;
+    let mut unnumbered = repetition(4, 0, 1);
+    unnumbered.as_object_mut().unwrap().remove("_ng_task_index");
+    refused(unnumbered, "does not say which repetition of its task it is").await;
+}
+
+#[tokio::test]
+async fn a_repeated_row_of_a_group_gets_the_result_of_the_first_one() {
+    let model = Controller::start().await;
+    let mut gym = Gym::of("grouped", &model);
+    gym.config.push_str("group-size = 2\n");
+    let _server = gym.start().await;
+    let row = repetition(0, 0, 5);
+    let first = gym.http.post(format!("http://{}/run", gym.at)).json(&row).send();
+    let first = tokio::spawn(first);
+    model.chats_arrived(1).await;
+
+    // The first request still waits for the group, and keeps its seat.
+    let second = repetition(0, 0, 5);
+    let repeated = gym.post("/run", &second);
+    let meanwhile = async {
+        first.abort();
+        let other = repetition(0, 1, 6);
+        gym.post("/run", &other).await
+    };
+    let (repeated, other) = tokio::join!(repeated, meanwhile);
+
+    assert_eq!((&repeated["reward"], &other["reward"]), (&json!(0.0), &json!(1.0)), "{repeated:#}");
+    assert_eq!(model.chats().len(), 2, "the repeated request began no rollout");
+}
+
+#[tokio::test]
+async fn collections_of_the_same_rows_are_groups_of_their_own() {
+    let model = Controller::start().await;
+    let mut gym = Gym::of("grouped", &model);
+    gym.config.push_str("group-size = 2\n");
+    let _server = gym.start().await;
+    for _ in 0..2 {
+        let (first, second) = (repetition(0, 0, 5), repetition(0, 1, 6));
+        let (first, second) = tokio::join!(gym.post("/run", &first), gym.post("/run", &second));
+        assert_eq!((&first["reward"], &second["reward"]), (&json!(0.0), &json!(1.0)), "{first:#}");
+    }
+    // At the same time, of another data set.
+    let rows = [repetition(0, 0, 5), repetition(0, 1, 6), repetition(0, 0, 8), repetition(0, 1, 7)];
+    let [a, b, c, d] = rows.each_ref().map(|row| gym.post("/run", row));
+    let (a, b, c, d) = tokio::join!(a, b, c, d);
+    let mut rewards = [a, b, c, d].map(|result| result["reward"].as_f64().unwrap());
+    rewards.sort_by(f64::total_cmp);
+    assert_eq!(rewards, [0.0, 0.0, 1.0, 1.0]);
+    assert_eq!(model.chats().len(), 8);
+}
+
 #[tokio::test]
 async fn what_a_server_lacks_is_a_failure_that_says_so() {
     let controller = Controller::start().await;
@@ -524,6 +602,24 @@ impl<'a> GymAgent<'a> {
 }
 
 #[tokio::test]
+async fn tools_that_the_operator_provides_are_called_without_a_rollout() {
+    let path = guest("tool_kit").display().to_string();
+    let tools = format!("[[tools.component]]\npath = {path:?}\nprefix = 'kit_'\n");
+    let host = rollout_tests::providing(&tools).start().await;
+    let agent = GymAgent::of(&host);
+
+    for (path, arguments, status, text) in [
+        ("/kit_upper", json!({"text": "aé"}), 200, "AÉ"),
+        ("/kit_refuse", json!({}), 200, "Error: this tool refuses"),
+        ("/kit_upper", json!([1]), 422, "not a JSON object"),
+        ("/upper", json!({"text": "a"}), 404, "Not Found"),
+    ] {
+        let answer = agent.post(path, &arguments).await;
+        assert!(answer.0 == status && answer.1.contains(text), "{path} {arguments}: {answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn an_environment_is_played_by_its_tools_and_rates_the_episode() {
     let host = TestHost::of_component(example("example-number-hunt")).start().await;
     let row =
@@ -600,6 +696,13 @@ async fn an_environment_with_a_grader_has_the_graders_reward() {
     assert_eq!(agent.post("/go", &json!({"place": 0})).await.0, 404);
     assert_eq!(host.get("/reverify_mode").await.body, "stateless");
     assert_eq!(host.get("/go").await.status, 404);
+
+    // Seeds of one session at the same time.
+    let request = |seed: &Value| agent.http.post(format!("{}/seed_session", host.url())).json(seed).send();
+    let (first, second) = tokio::join!(request(&seed), request(&seed));
+    let cookie = |answer: reqwest::Response| answer.headers()["set-cookie"].to_str().unwrap().to_owned();
+    assert_eq!(cookie(first.unwrap()), cookie(second.unwrap()));
+    assert_eq!(host.health().await["concurrency"]["running"], 1, "one session was opened");
 
     let workflow = TestHost::of_component(guest("conform")).start().await;
     assert_eq!(GymAgent::of(&workflow).post("/go", &json!({})).await.0, 404);

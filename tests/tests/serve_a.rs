@@ -583,7 +583,8 @@ async fn a_host_whose_start_hook_fails_or_whose_settings_are_wrong_does_not_star
     check(serve(&["--on-start", "exit 3"], None), "the command on-start failed with exit status: 3").await;
     check(serve(&["--api-key", ""], None), "--api-key is empty").await;
     let variable = ("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "11");
-    check(serve(&[], Some(variable)), "osmosis.init.client-max-retries: 11 is not between 0 and 10").await;
+    check(serve(&[], Some(variable)), "osmosis.init.client-max-retries: must be between 0 and 10, not 11")
+        .await;
     let variable = ("OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS", "soon");
     check(serve(&[], Some(variable)), "OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS: 'soon' is not a valid number")
         .await;

@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::Router;
 use axum::extract::State;
 use axum::routing::any;
-use rollout_tests::{Serve, TestHost, in_time, project_root, trainer_python};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use rollout_tests::{Serve, TestHost, example, in_time, project_root, trainer_python};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::Notify;
 
@@ -24,6 +26,7 @@ struct Counter {
     asked: Arc<AtomicUsize>,
     arrived: Arc<Notify>,
     is_held: Arc<std::sync::atomic::AtomicBool>,
+    released: Arc<Notify>,
 }
 
 impl Counter {
@@ -44,13 +47,24 @@ impl Counter {
     fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }
+
+    /// Holds requests from here on.
+    fn hold(&self) {
+        self.is_held.store(true, Ordering::SeqCst);
+    }
+
+    /// Answers the one request that is held, and those that follow.
+    fn release(&self) {
+        self.is_held.store(false, Ordering::SeqCst);
+        self.released.notify_one();
+    }
 }
 
 async fn count(State(counter): State<Counter>) -> String {
     let number = counter.asked.fetch_add(1, Ordering::SeqCst) + 1;
     counter.arrived.notify_one();
     if counter.is_held.load(Ordering::SeqCst) {
-        std::future::pending::<()>().await;
+        counter.released.notified().await;
     }
     format!("answer {number}")
 }
@@ -237,4 +251,160 @@ async fn a_call_that_the_host_died_in_is_answered_to_the_caller_that_repeats_it(
     assert_eq!(text(&played[7]).matches("answer").count(), 2, "{}", played[7]);
     assert_eq!(counter.asked(), 3);
     host.idle().await;
+}
+
+#[tokio::test]
+async fn a_session_of_another_plugin_says_so_after_a_kill() {
+    let serve = TestHost::of("environment").config(JOURNAL);
+    let host = serve.clone().start().await;
+    let created = rpc(&host, "openenv/session/create", json!({})).await;
+    let id = created["result"]["session_id"].as_str().unwrap().to_owned();
+    let add = json!({"session_id": id, "name": "add", "arguments": {"number": 1}});
+    assert_eq!(rpc(&host, "tools/call", add).await["result"]["data"], 1);
+
+    let other = TestHost::of_component(example("example-word-walk")).config(JOURNAL);
+    let host = host.killed(&other).await;
+
+    let spell = json!({"session_id": id, "name": "spell", "arguments": {}});
+    let answer = rpc(&host, "tools/call", spell).await.to_string();
+    assert!(answer.contains("the plugin is another one"), "{answer}");
+    let created = rpc(&host, "openenv/session/create", json!({})).await;
+    assert!(created["result"]["session_id"].is_string(), "new sessions are opened: {created}");
+}
+
+/// A client that sends requests of NeMo Gym and ORS by hand.
+struct ByHand<'a> {
+    host: &'a TestHost,
+    http: reqwest::Client,
+}
+
+impl<'a> ByHand<'a> {
+    fn of(host: &'a TestHost) -> Self {
+        Self { host, http: rollout_outbound::http_client().unwrap() }
+    }
+
+    fn request(&self, path: &str, headers: &[(&'static str, &str)], body: &Value) -> reqwest::RequestBuilder {
+        let request = self.http.post(format!("{}{path}", self.host.url())).json(body);
+        headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))
+    }
+
+    /// Returns status and text of the answer.
+    async fn post(&self, path: &str, headers: &[(&'static str, &str)], body: &Value) -> (u16, String) {
+        let answer = in_time("an answer", self.request(path, headers, body).send()).await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    }
+
+    /// Begins an episode of NeMo Gym, and returns its cookie.
+    async fn seed(&self) -> String {
+        let row = json!({"responses_create_params": {"input": "x"}});
+        let answer = in_time("a session", self.request("/seed_session", &[], &row).send()).await.unwrap();
+        let cookie = answer.headers()["set-cookie"].to_str().unwrap().to_owned();
+        cookie.split(';').next().unwrap().to_owned()
+    }
+}
+
+#[tokio::test]
+async fn a_gym_step_whose_caller_hangs_up_is_completed_and_is_the_same_step_when_it_is_repeated() {
+    let (counter, serve) = Counter::start().await;
+    let host = serve.start().await;
+    let gym = ByHand::of(&host);
+    let cookie = gym.seed().await;
+    let draw = json!({"what": "draw"});
+    counter.hold();
+    let address = host.url().trim_start_matches("http://");
+    let mut caller = TcpStream::connect(address).await.unwrap();
+    let body = draw.to_string();
+    let request = format!(
+        "POST /step HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    caller.write_all(request.as_bytes()).await.unwrap();
+    in_time("the step", counter.arrived.notified()).await;
+    caller.shutdown().await.unwrap();
+    let mut rest = Vec::new();
+    // The server sees the end before it answers.
+    in_time("the end of the connection", caller.read_to_end(&mut rest)).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&rest), "", "there was no answer");
+    counter.release();
+
+    let headers = [("cookie", cookie.as_str())];
+    let (status, first) = gym.post("/step", &headers, &draw).await;
+
+    assert_eq!(status, 200, "{first}");
+    assert!(first.contains("answer 1") && !first.contains("answer 2"), "{first}");
+    // The same request after an answer that was received is another step.
+    let (_, second) = gym.post("/step", &headers, &draw).await;
+    assert!(second.contains("answer 1") && second.contains("answer 2"), "{second}");
+    assert_eq!(counter.asked(), 2);
+}
+
+#[tokio::test]
+async fn the_grader_does_not_run_at_the_end_of_a_gym_episode() {
+    let host = TestHost::start("environment").await;
+    let gym = ByHand::of(&host);
+    let cookie = gym.seed().await;
+
+    // There is no label, without which the grader fails.
+    let ended = gym.post("/step", &[("cookie", &cookie)], &json!({"what": "end"})).await;
+
+    assert_eq!(ended.0, 200, "{}", ended.1);
+    assert!(ended.1.contains("total 0") && !ended.1.starts_with("error"), "{}", ended.1);
+    let row = json!({
+        "responses_create_params": {"input": "x"}, "expected_answer": "0",
+        "response": {"output": [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "total 0"}]},
+        ]},
+    });
+    let (_, rated) = gym.post("/verify", &[("cookie", &cookie)], &row).await;
+    let rated: Value = serde_json::from_str(&rated).unwrap();
+    assert_eq!(rated["reward"], 1.0, "{rated}");
+}
+
+#[tokio::test]
+async fn few_calls_of_a_session_run_or_wait() {
+    let (counter, serve) = Counter::start().await;
+    let host = serve.start().await;
+    let client = ByHand::of(&host);
+    counter.hold();
+    let draw = json!({"name": "step", "input": {"what": "draw"}});
+    let (_, created) = client.post("/create_session", &[], &json!({})).await;
+    let id = created.split("data: ").nth(1).unwrap().lines().next().unwrap().to_owned();
+    let session = [("x-session-id", id.as_str())];
+    let (status, text) =
+        client.post("/create", &session, &json!({"env_name": "acts", "task_spec": {}})).await;
+    assert_eq!(status, 200, "{text}");
+    let mut calls = Vec::new();
+    for _ in 0..16 {
+        let call = client.request("/acts/call", &session, &draw).send();
+        calls.push(in_time("a stream", call).await.unwrap());
+        assert_eq!(calls[calls.len() - 1].status(), 200);
+    }
+
+    let (status, text) = client.post("/acts/call", &session, &draw).await;
+
+    assert_eq!(status, 503, "{text}");
+    assert!(text.contains("16 calls of this session run or wait"), "{text}");
+    in_time("the first call", counter.arrived.notified()).await;
+    counter.release();
+    for (number, call) in calls.into_iter().enumerate() {
+        let text = in_time("an answer", call.text()).await.unwrap();
+        assert!(text.contains("event: end"), "{number}: {text}");
+    }
+    assert_eq!(counter.asked(), 16);
+    assert_eq!(client.post("/acts/call", &session, &draw).await.0, 200);
+
+    // The same limit of NeMo Gym.
+    let cookie = client.seed().await;
+    counter.hold();
+    let headers = [("cookie", cookie.as_str())];
+    let body = json!({"what": "draw"});
+    let mut steps: FuturesUnordered<_> = (0..17).map(|_| client.post("/step", &headers, &body)).collect();
+    let (status, text) = steps.next().await.unwrap();
+    assert_eq!(status, 429, "{text}");
+    assert!(text.contains("16 calls of this session are in progress"), "{text}");
+    counter.release();
+    while let Some((status, text)) = steps.next().await {
+        assert_eq!(status, 200, "{text}");
+    }
 }

@@ -8,8 +8,10 @@ use reqwest::Method;
 use rollout_catalog::{Catalog, CatalogError, CatalogSettings, OpenError, SharedLog, TenantSettings};
 use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings};
 use rollout_tests::{
-    Controller, MemoryLog, ServeCatalog, TestCatalog, TestHost, TestNats, shared_catalog_contract, until,
+    Admitted, Controller, MemoryLog, ServeCatalog, TestCatalog, TestHost, TestNats, shared_catalog_contract,
+    until,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 #[test]
@@ -115,17 +117,6 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
     assert!(error.contains("has a copy of a catalog that several processes share"), "{error}");
 }
 
-/// Options that all workers share.
-fn worker(nats: &TestNats, name: &str) -> ServeCatalog {
-    ServeCatalog::default()
-        .option("--role", "worker")
-        .option("--worker-name", name)
-        .option("--cluster-key-env", "CLUSTER_KEY")
-        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
-        .variable("JOURNAL_KEY", "the-key-of-all-journals")
-        .config(&format!("[journal]\nkey-env = 'JOURNAL_KEY'\n{}", section(nats)))
-}
-
 fn section(nats: &TestNats) -> String {
     format!(
         "[cluster.nats]\nurls = {:?}\nreplicas = 1\naccept-weak-durability = true\nlog-bytes-max = 268435456\n\
@@ -136,14 +127,12 @@ fn section(nats: &TestNats) -> String {
 
 /// Starts two workers and a gateway, and returns the workers as they are behind it.
 async fn cluster(nats: &TestNats) -> (TestCatalog, TestCatalog, TestHost) {
-    let (one, other) = tokio::join!(worker(nats, "w1").start(), worker(nats, "w2").start());
-    let gateway = TestHost::of_gateway()
-        .option("--role", "gateway")
-        .option("--cluster-key-env", "CLUSTER_KEY")
-        .variable("CLUSTER_KEY", "the-key-of-the-cluster")
-        .config(&section(nats))
-        .start()
-        .await;
+    let section = section(nats);
+    let (one, other) = tokio::join!(
+        ServeCatalog::worker("w1", &section).start(),
+        ServeCatalog::worker("w2", &section).start()
+    );
+    let gateway = ServeCatalog::gateway().config(&section).start().await;
     let (one, other) = (one.behind(gateway.url()), other.behind(gateway.url()));
     until("both workers", async || {
         let metrics = one.as_operator(Method::GET, "/metrics", Value::Null).await.text;
@@ -210,6 +199,42 @@ async fn a_dead_workers_rollouts_of_tenants_are_continued_by_another_worker() {
 }
 
 #[tokio::test]
+async fn a_tenants_rollout_goes_to_the_worker_that_has_room_for_it() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let (catalog, _other, _gateway) = cluster(&nats).await;
+    // One running rollout at each worker.
+    let tenant = catalog.tenant("t", json!({"running": 2, "queued": 20})).await;
+    catalog.serve(&tenant, "p", "conform", "").await;
+    let plugin = catalog.plugin(&tenant, "p");
+    for _ in 0..4 {
+        // Both workers know that they are two, and their reports are new.
+        until("a tenant without rollouts", async || {
+            let requests: Vec<_> =
+                (0..2).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+            controller.hold();
+            let before = controller.chats().len();
+            let mut admitted = Vec::new();
+            for request in &requests {
+                admitted.push(plugin.admit(request).await);
+            }
+            let workers: BTreeSet<_> =
+                admitted.iter().filter_map(|one| one.lease.split('.').next()).collect();
+            let is_spread = workers.len() == 2;
+            if is_spread {
+                controller.chats_arrived(before + 2).await;
+            }
+            controller.release();
+            for admitted in &admitted {
+                assert_eq!(plugin.result(admitted).await["sample"]["reward"], 1.0);
+            }
+            is_spread.then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn tenants_keys_and_plugins_are_those_of_all_workers() {
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
@@ -263,4 +288,184 @@ async fn tenants_keys_and_plugins_are_those_of_all_workers() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_deleted_and_pushed_again_has_its_new_code_on_a_worker_that_learns_of_both_at_once()
+{
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    // The worker that is stopped must not lose its log.
+    let section = section(&nats).replace("lease-secs = 2.5", "lease-secs = 300.0");
+    let (one, other) = tokio::join!(
+        ServeCatalog::worker("w1", &section).start(),
+        ServeCatalog::worker("w2", &section).start()
+    );
+    let gateway_to = async |worker: &TestCatalog| {
+        ServeCatalog::gateway().option("--worker", worker.own_url()).start().await
+    };
+    let (to_one, to_other) = tokio::join!(gateway_to(&one), gateway_to(&other));
+    let (one, other) = (one.behind(to_one.url()), other.behind(to_other.url()));
+    let up = async |catalog: &TestCatalog| {
+        let metrics = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+        let is_up = |line: &str| line.starts_with("rollout_host_gateway_worker_up{") && line.ends_with(" 1");
+        metrics.lines().any(is_up).then_some(())
+    };
+    until("the first worker", async || up(&one).await).await;
+    until("the second worker", async || up(&other).await).await;
+    let tenant = one.tenant("t", json!({})).await;
+    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'before'\n").await;
+    let there = other.plugin(&tenant, "p");
+    let runs = async |greeting_of: &str| {
+        let reply = there.ask(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        let text = |name: &str| Some(reply.body[name].as_str()?.to_owned());
+        let admitted = Admitted { id: text("rollout_id")?, lease: text("polling_lease_token")? };
+        let result = there.result(&admitted).await;
+        // The rollouts of the deleted plugin are cancelled.
+        (result["status"] == "success" && greeting(&result) == greeting_of).then_some(())
+    };
+    until("the second worker to serve the plugin", async || runs("before").await).await;
+
+    other.process().signal(Signal::STOP);
+    let reply = one.ask(&tenant.author, Method::DELETE, "/admin/v1/plugins/p", Value::Null).await;
+    assert!(reply.status < 300, "{}", reply.text);
+    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'after'\n").await;
+    other.process().signal(Signal::CONT);
+
+    until("the second worker to serve the new code", async || runs("after").await).await;
+}
+
+#[tokio::test]
+async fn a_gateway_shows_operators_its_workers_and_tenants_their_own() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let (catalog, _other, gateway) = cluster(&nats).await;
+    let (one, two) = (catalog.tenant("one", json!({})).await, catalog.tenant("two", json!({})).await);
+    catalog.serve(&one, "p", "conform", "").await;
+    let plugin = catalog.plugin(&one, "p");
+    let requests: Vec<_> = (0..8).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
+    let admitted = join_all(requests.iter().map(|request| plugin.admit(request))).await;
+    join_all(admitted.iter().map(|admitted| plugin.result(admitted))).await;
+    let workers: BTreeSet<_> = admitted.iter().filter_map(|one| one.lease.split('.').next()).collect();
+    assert_eq!(workers.len(), 2);
+
+    let metrics = async |key: &str| catalog.ask(key, Method::GET, "/metrics", Value::Null).await.text;
+    let ended = |text: &str| {
+        let ended = text.lines().filter(|line| line.starts_with("rollout_host_rollouts_ended_total{"));
+        ended.filter_map(|line| line.rsplit(' ').next()?.parse::<u32>().ok()).sum::<u32>()
+    };
+    let of_operator = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+    assert!(
+        of_operator.contains("rollout_host_gateway_worker_up") && ended(&of_operator) == 8,
+        "{of_operator}"
+    );
+    let own = metrics(&one.author).await;
+    assert!(!own.contains("rollout_host_gateway") && ended(&own) == 8, "{own}");
+    let of_other = metrics(&two.author).await;
+    assert!(!of_other.contains("rollout_host_gateway") && ended(&of_other) == 0, "{of_other}");
+    assert_eq!(catalog.ask("rh_wrong", Method::GET, "/metrics", Value::Null).await.status, 401);
+
+    let health = async |key: &str, path: &str| catalog.ask(key, Method::GET, path, Value::Null).await;
+    assert_eq!(catalog.get_open("/health").await.body, json!({"status": "ok"}));
+    let of_operator = catalog.as_operator(Method::GET, "/health", Value::Null).await.body;
+    assert_eq!(of_operator["workers"].as_array().map(Vec::len), Some(2), "{of_operator:#}");
+    let own = health(&one.author, "/p/p/health").await.body;
+    assert_eq!((&own["completed_rollouts"], &own["workers"]), (&json!(8), &Value::Null), "{own:#}");
+    assert_eq!(health(&two.author, "/p/p/health").await.status, 404);
+
+    // The pages.
+    let client =
+        reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let url = |path: &str| format!("{}{path}", gateway.url());
+    let closed = client.get(url("/ui/")).send().await.unwrap();
+    assert_eq!(
+        (closed.status().as_u16(), closed.headers()["location"].to_str().unwrap()),
+        (303, "/ui/sign-in?next=%2Fui%2F")
+    );
+    let sign_in = async |key: &str| {
+        let form = format!("key={key}&next=%2Fui%2F").replace('+', "%2B");
+        let request = client.post(url("/ui/sign-in")).body(form);
+        let request = request.header("content-type", "application/x-www-form-urlencoded");
+        request.send().await.unwrap()
+    };
+    assert_eq!(sign_in("rh_wrong").await.status(), 401);
+    let page = async |cookie: &str, path: &str| {
+        let answer = client.get(url(path)).header("cookie", cookie).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let session = async |key: &str| {
+        let answer = sign_in(key).await;
+        assert_eq!(answer.status(), 303, "{}", answer.text().await.unwrap());
+        let cookie = answer.headers()["set-cookie"].to_str().unwrap();
+        assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+        cookie.split(';').next().unwrap().to_owned()
+    };
+    let [of_one, of_two] = [session(&one.author).await, session(&two.author).await];
+    let (status, text) = page(&of_one, "/ui/").await;
+    assert_eq!(status, 200, "{text}");
+    for admitted in &admitted {
+        let path = format!("/ui/rollouts/{}", admitted.id);
+        assert!(text.contains(&path), "{text}");
+        let (status, shown) = page(&of_one, &path).await;
+        assert!(status == 200 && shown.contains("Calculate 2 + 3."), "{shown}");
+        assert_eq!(page(&of_two, &path).await.0, 404);
+    }
+    assert!(!text.contains("id=\"workers\""), "tenants do not see workers: {text}");
+    let (_, text) = page(&of_two, "/ui/").await;
+    assert!(!text.contains(&admitted[0].id), "{text}");
+    assert_eq!(page(&of_one, "/ui/plugins/p").await.0, 200);
+    let style = page("", "/ui/assets/style.css").await;
+    assert_eq!(style.0, 200);
+    let of_operator = session(catalog.operator_key()).await;
+    let (_, text) = page(&of_operator, "/ui/").await;
+    assert!(text.contains("id=\"workers\"") && text.contains("?tenant=one"), "{text}");
+    let (_, text) = page(&of_operator, "/ui/?tenant=one").await;
+    assert!(text.contains(&admitted[0].id), "{text}");
+    let data = catalog.ask(&one.author, Method::GET, "/ui/data", Value::Null).await;
+    assert_eq!(data.body["counts"]["scored"], 8, "{}", data.text);
+
+    // A session ends with its key.
+    let keys = catalog.operate(Method::GET, "/keys?tenant=two", Value::Null).await;
+    for key in keys["items"].as_array().unwrap() {
+        catalog.operate(Method::DELETE, &format!("/keys/{}", key["id"]), Value::Null).await;
+    }
+    until("the session to end", async || (page(&of_two, "/ui/").await.0 == 303).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_component_passes_through_a_gateway_without_being_held_there() {
+    const BYTES: usize = 80 << 20;
+    let nats = TestNats::start().await;
+    let (catalog, _other, gateway) = cluster(&nats).await;
+    let tenant = catalog.tenant("t", json!({})).await;
+    let component = vec![7_u8; BYTES];
+    let digest = rollout_wire::digest::sha256_hex(&component);
+    let upload = async |body: Vec<u8>| {
+        let url = format!("{}/admin/v1/components/{digest}", gateway.url());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let answer = client.put(url).bearer_auth(&tenant.author).body(body).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let before = peak_kib(&gateway);
+
+    let (status, text) = upload(component).await;
+
+    assert!(status == 200 || status == 201, "{status}: {text}");
+    let grown = peak_kib(&gateway).saturating_sub(before);
+    assert!(grown < 40 << 10, "{grown} KiB for a component of {} KiB", BYTES >> 10);
+    // Any worker has it now.
+    for _ in 0..4 {
+        let path = format!("/admin/v1/components/{digest}");
+        assert_eq!(catalog.ask(&tenant.author, Method::GET, &path, Value::Null).await.status, 200);
+    }
+    let (status, text) = upload(vec![8; 1 << 20]).await;
+    assert!((400..500).contains(&status), "another component has another digest: {status} {text}");
+}
+
+/// Returns the peak memory of a gateway, in KiB.
+fn peak_kib(host: &TestHost) -> u64 {
+    let id = host.process().id().expect("it runs");
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("this is a Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).expect("it has one")
 }

@@ -109,6 +109,12 @@ async fn another_worker_continues_the_rollouts_of_a_dead_one() {
 
     check_scored(&results);
     assert_eq!(controller.chats().len(), chats);
+    metric(&gateway, "rollout_host_log_takeovers_total{worker=\"w1\"}", 1.0).await;
+    let metrics = gateway.metrics().await;
+    let taken = metrics.get("rollout_host_log_takeover_rollouts_total{worker=\"w1\"}").unwrap();
+    let of_dead = waiting.iter().filter(|(_, admitted)| log_of(admitted) == "w0").count();
+    assert!(taken >= of_dead as f64, "{taken} of {of_dead}");
+    assert_eq!(metrics.get("rollout_host_log_takeover_seconds_count{worker=\"w1\"}"), Some(1.0));
     // The other worker must live until all results are read.
     drop(second);
 }
@@ -117,7 +123,8 @@ async fn another_worker_continues_the_rollouts_of_a_dead_one() {
 async fn a_worker_that_was_stopped_and_wakes_after_its_lease_stops_at_once() {
     let controller = Controller::start().await;
     let nats = TestNats::start().await;
-    let stopped = worker(&nats, "w0").start().await;
+    let serve = worker(&nats, "w0");
+    let stopped = serve.clone().start().await;
     let _second = worker(&nats, "w1").start().await;
     let gateway = gateway(&nats).await;
     logs(&gateway, &["w0", "w1"]).await;
@@ -129,13 +136,21 @@ async fn a_worker_that_was_stopped_and_wakes_after_its_lease_stops_at_once() {
     let of_stopped = waiting.iter().filter(|(_, admitted)| log_of(admitted) == "w0").count();
     controller.chats_arrived(waiting.len() + of_stopped).await;
     stopped.process().signal(Signal::CONT);
-    let ran = stopped.ended().await;
+    let (ran, _again) = stopped.ended_and_started(&serve).await;
     assert_eq!(ran.code, Some(3), "{:?} {}", ran.code, ran.stderr);
     assert!(ran.stderr.contains("log was taken over"), "{}", ran.stderr);
     controller.release();
 
     let results = join_all(waiting.iter().map(|(_, admitted)| gateway.result(admitted))).await;
     check_scored(&results);
+    metric(&gateway, "rollout_host_log_fenced_total{worker=\"w0\"}", 1.0).await;
+    metric(&gateway, "rollout_host_log_unacknowledged_bytes{worker=\"w0\"}", 0.0).await;
+}
+
+/// Waits until a series of a gateway has this value.
+async fn metric(gateway: &TestHost, series: &str, value: f64) {
+    let is_there = async || (gateway.metrics().await.get(series) == Some(value)).then_some(());
+    until(series, is_there).await;
 }
 
 #[tokio::test]

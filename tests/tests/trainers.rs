@@ -78,7 +78,7 @@ async fn drive(python: PathBuf, driver: &str, at_least: usize) {
 
 #[tokio::test]
 async fn the_python_client_gets_each_reward_once_and_reports_failures_as_errors() {
-    drive(python("osmosis-0.3.7"), "drive_client.py", 15).await;
+    drive(python("osmosis-0.3.7"), "drive_client.py", 16).await;
 }
 
 #[tokio::test]
@@ -91,6 +91,6 @@ async fn verifiers_evaluates_a_plugin() {
 #[tokio::test]
 async fn trl_trains_with_a_plugin() {
     if let Some(python) = requested("ROLLOUT_TEST_TRL", "trl") {
-        drive(python, "drive_trl.py", 6).await;
+        drive(python, "drive_trl.py", 8).await;
     }
 }

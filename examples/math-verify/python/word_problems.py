@@ -13,7 +13,7 @@ def same_value(truth: str, answer: str) -> bool:
     return bool(verify(parse(truth), parse(answer)))
 
 
-# The package's first call imports modules and computes tables. It is made while the
+# The package's first call imports modules and computes tables. This call happens while the
 # component is built, so that every instance starts with the results.
 assert same_value("1/2", "$\\frac{2}{4}$")
 

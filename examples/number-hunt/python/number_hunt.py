@@ -1,5 +1,5 @@
-"""An environment over arithmetic tasks: the model guesses the result and hears whether it is higher or lower, until it has
-found it or used up its guesses. Few guesses are worth more."""
+"""An environment over arithmetic tasks: the model guesses the result and learns whether it is higher or lower, until it has
+found it or used up its guesses. Fewer guesses earn a higher reward."""
 
 import json
 from collections.abc import Mapping

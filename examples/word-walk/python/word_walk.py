@@ -133,8 +133,8 @@ class WordWalk(Environment[EnvironmentConfig]):
 
 
 class RightAnswer(Grader):
-    """Rewards the right answer with 1. An episode without an answer counts as wrong. Results of other tools may follow the
-    answer's, if the model called several at once."""
+    """Rewards the right answer with 1. An episode without an answer counts as wrong. If the model called several tools at once,
+    results of other tools may follow the answer."""
 
     async def grade(self, ctx: GraderContext) -> float:
         label = ctx.require_label()

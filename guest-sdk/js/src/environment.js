@@ -1,7 +1,7 @@
 // Environments: a caller's model acts, and the plugin answers with observations and rewards.
 //
-// Everything about an environment that does not depend on an episode is read while the modules are evaluated, so that
-// `build` reports mistakes in it with their place.
+// The parts of an environment that do not depend on an episode are read while the modules are evaluated, so that `build`
+// reports mistakes in them with file and line.
 
 import './calls.js';
 
@@ -84,7 +84,7 @@ function toolsOf(given) {
   return tools;
 }
 
-/** Returns a result as the contract has it. `observed` checks the observation, which is then an object; without it, the
+/** Returns a result in the contract's form. `observed` checks the observation, which is then an object; without it, the
  * observation is a tool's result. */
 function outcomeOf(result, what, observed) {
   const made = result instanceof Turn ? result : new Turn(result);
@@ -178,7 +178,7 @@ function episodeFunctions({ described, settings, reset, step, state, task, actio
 
   const act = async (text) => {
     const value = current();
-    if (action === undefined) throw new Invalid(`this environment is acted in by its tools: ${[...tools.keys()].join(', ')}`);
+    if (action === undefined) throw new Invalid(`actions in this environment are calls of its tools: ${[...tools.keys()].join(', ')}`);
     const read = readAs(action, parseObject(text, 'the action'), 'the action');
     return outcomeOf(await step(value, read), '`step`', observation);
   };

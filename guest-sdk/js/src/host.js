@@ -1,4 +1,4 @@
-// The current rollout, as the host knows it.
+// The current rollout.
 
 import * as context from '#contract/context';
 import * as hostLog from '#contract/log';
@@ -113,7 +113,7 @@ export function runBare(work) {
   return runToEnd(work, () => {});
 }
 
-/** Returns the error as the contract has it, with the place in the author's code, and logs the trace. */
+/** Returns the error in the contract's form, with the location in the author's code, and logs the trace. */
 function failure(error) {
   try {
     const trace = traceOf(error);
@@ -131,7 +131,7 @@ function kindOf(error) {
   return error?.name === 'AssertionError' ? 'invalid' : 'failed';
 }
 
-/** Returns an error in one line: text and place. */
+/** Returns an error in one line: text and location. */
 export function describe(error) {
   const at = place(error);
   let text;

@@ -4,7 +4,7 @@
 /** A JSON value. */
 export type Json = null | boolean | number | string | readonly Json[] | { readonly [name: string]: Json };
 
-/** A chat message: an object as OpenAI's API has it. Unknown fields are kept. */
+/** A chat message: an object in the form of OpenAI's API. Unknown fields are preserved. */
 export interface Message {
   role: string;
   content?: unknown;
@@ -229,7 +229,7 @@ type Awaitable<T> = T | Promise<T>;
 
 /** Options of a part that reads settings. */
 export interface PartOptions<S> {
-  /** The settings that `config` is read by. Export them as well, so that the host checks the configuration. */
+  /** The settings with which `config` is read. Export them as well, so that the host checks the configuration. */
   settings?: S;
 }
 
@@ -373,11 +373,11 @@ export function defineAgentLoop<S extends AnySettings | undefined = undefined>(l
   tools?: readonly (Tool | object)[] | ((request: LoopRequest<S>) => Awaitable<readonly (Tool | object)[]>);
   /** Runs one rollout. */
   run(ctx: LoopContext<S>): Awaitable<LoopOutput>;
-  /** The settings that `config` is read by. */
+  /** The settings with which `config` is read. */
   settings?: S;
 }): Part<'agentLoop'>;
 
-/** A library's schema, as the Standard Schema specification has it. */
+/** A library's schema in the form of the Standard Schema specification. */
 export interface StandardSchema<Output = unknown> {
   readonly '~standard': {
     readonly version: 1;
@@ -433,7 +433,7 @@ export type FromSchema<S> = S extends { readonly const: infer Value }
 
 type ValueOf<S> = S extends StandardSchema<infer Output> ? Output : FromSchema<S>;
 
-/** The plugin's settings, of values of this type. */
+/** The plugin's settings, with values of this type. */
 export interface Settings<Config> extends Part<'settings'> {
   /** Reads a configuration over the defaults. */
   read(config: object): Config;
@@ -530,7 +530,7 @@ type ResultOf<O> = ObservationOf<O> | Turn<ObservationOf<O>>;
 
 /**
  * Defines the plugin's environment, to be exported as `environment`. Each episode is played in an instance of its own.
- * An error in a step is reported to the caller, and the episode goes on.
+ * An error in a step is reported to the caller, and the episode continues.
  */
 export function defineEnvironment<
   Episode,
@@ -550,7 +550,7 @@ export function defineEnvironment<
   action?: A;
   /** Schema of the arguments of a reset. [default: any object] */
   arguments?: R;
-  /** The settings that `config` is read by. */
+  /** The settings with which `config` is read. */
   settings?: S;
   /** Begins an episode: returns its state, which steps and tools receive and change, and the first observation. */
   reset(
@@ -560,7 +560,7 @@ export function defineEnvironment<
   step?(episode: NoInfer<Episode>, action: ValueOf<A>): Awaitable<ResultOf<O>>;
   /** Tools that the caller's model may call in a step. They receive the episode as their second argument. */
   tools?: readonly Tool<any, NoInfer<Episode>>[];
-  /** Returns what the caller may see of the state, an object, which must not contain the label. */
+  /** Returns the part of the state that the caller may see: an object, which must not contain the label. */
   state?(episode: NoInfer<Episode>): Awaitable<object>;
   /** Splits of the tasks. */
   splits?: readonly Split[];

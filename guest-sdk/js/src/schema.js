@@ -3,7 +3,7 @@
 import { Failed, Invalid } from './errors.js';
 import { isObject, shown } from './check.js';
 
-/** Returns the JSON Schema and a function that reads a value of it, or throws an `Invalid` with the place. */
+/** Returns the JSON Schema and a function that reads a value of it, or throws an `Invalid` with the location. */
 export function schemaOf(given, what) {
   if (given === undefined) return { json: { type: 'object', properties: {} }, read: (value) => value };
   const standard = given?.['~standard'];
@@ -78,8 +78,7 @@ function check(schema, value) {
 }
 
 /** Returns the value with the defaults of missing fields. Checks types, choices, bounds, and required and unknown
- * fields; other
- * keywords are for the model and for the host. */
+ * fields. Other keywords are for the model and for the host. */
 function readAs(schema, value) {
   if (!isObject(schema)) return value;
   check(schema, value);

@@ -52,15 +52,15 @@ class _Model:
     Role = _Record(POLICY="policy", JUDGE="judge")
 
     def __init__(self) -> None:
-        self._asked = 0
+        self._chat_calls = 0
 
     def start(self, role: str, sample: _Sample, request: Any) -> _Call:
         return _Call()
 
     def finish(self, call: _Call) -> Any:
-        self._asked += 1
+        self._chat_calls += 1
         usage = _Record(prompt_tokens=1, completion_tokens=1)
-        if self._asked % 2:
+        if self._chat_calls % 2:
             wanted = [_Record(id="1", name="double", arguments='{"number": 2}')]
             return _Record(message=_rehearse.CALL, text="", tool_calls=wanted, finish_reason="tool_calls", usage=usage)
         return _Record(message=_rehearse.ANSWER, text="#### 4", tool_calls=[], finish_reason="stop", usage=usage)

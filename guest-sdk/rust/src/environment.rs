@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::bindings::environment as contract;
 use crate::{Error, Result, context, settings, tool};
 
-/// An environment that a caller's model acts in. A value of the type is one episode: [`reset`](Self::reset)
+/// An environment in which a caller's model acts. A value of the type is one episode: [`reset`](Self::reset)
 /// begins it, and each [`step`](Self::step) takes an action. Every episode runs in an instance of its own.
 ///
 /// `C` is the type of the operator's configuration, as for a [`Workflow`](crate::Workflow).

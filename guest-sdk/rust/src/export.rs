@@ -38,8 +38,8 @@ use crate::{
 /// A component that exports only one of them is `export!(workflow = MyWorkflow);` or
 /// `export!(grader = MyGrader);`. One type may implement both. An [`AgentLoop`](crate::AgentLoop) is exported
 /// instead of a workflow with `agent_loop = MyLoop`. A [`GroupGrader`](crate::GroupGrader) is exported in addition with
-/// `group_grader = MyGroupGrader`. `environment = MyEnvironment` exports an [`Environment`](crate::Environment), alone or with a grader. Tools
-/// for other plugins are exported with `tool = MyTools`, see [`ToolPlugin`](crate::ToolPlugin).
+/// `group_grader = MyGroupGrader`. `environment = MyEnvironment` exports an [`Environment`](crate::Environment), alone
+/// or with a grader. Tools for other plugins are exported with `tool = MyTools`, see [`ToolPlugin`](crate::ToolPlugin).
 ///
 /// `settings = MyConfig` also declares the configuration, so that the host checks it when it loads the plugin
 /// and can list the available settings:

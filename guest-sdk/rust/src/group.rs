@@ -226,7 +226,7 @@ impl GroupSample {
     }
 }
 
-/// GroupRating of one sample of a group.
+/// Rating of one sample of a group.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "a rating counts only if it is returned"]
 pub struct GroupRating {

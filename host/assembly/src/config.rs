@@ -476,8 +476,7 @@ mod tests {
             let row = row.unwrap_or_else(|| panic!("limits.md has no row of {setting:?}"));
             // Thousands are separated by commas, but so are the defaults of several limits in a row.
             let cell: String = row.split('|').nth(2).unwrap_or_default().replace(", ", "; ").replace(',', "");
-            let words: Vec<&str> =
-                cell.split(|char: char| char == ';' || char == '(').map(str::trim).collect();
+            let words: Vec<&str> = cell.split([';', '(']).map(str::trim).collect();
             let is_shown = words.iter().any(|words| {
                 words
                     .strip_prefix(setting.default.as_str())

@@ -21,6 +21,7 @@ mod proc_fs;
 mod report;
 mod server;
 mod settings;
+pub mod simulation;
 mod soak;
 mod stats;
 mod tally;

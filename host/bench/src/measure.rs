@@ -119,7 +119,9 @@ fn figures(tally: &mut Tally, before: &Reading, after: &Reading, footprint: Opti
         tally.errors.add(Failure::new(ErrorKind::Doubled, detail));
     }
     tally.latencies.sort_unstable();
-    let latency_ms = |share| percentile(&tally.latencies, share).map(|latency| latency.as_secs_f64() * 1e3);
+    tally.admissions.sort_unstable();
+    let ms = |times: &[Duration], share| percentile(times, share).map(|time| time.as_secs_f64() * 1e3);
+    let latency_ms = |share| ms(&tally.latencies, share);
     let each = |total: f64| (ended > 0).then(|| total / ended as f64);
     let model_calls = after.counts.model_calls - before.counts.model_calls;
     let bench_cpu_secs =
@@ -142,6 +144,8 @@ fn figures(tally: &mut Tally, before: &Reading, after: &Reading, footprint: Opti
         p50_ms: latency_ms(0.50),
         p95_ms: latency_ms(0.95),
         p99_ms: latency_ms(0.99),
+        admission_p50_ms: ms(&tally.admissions, 0.50),
+        admission_p99_ms: ms(&tally.admissions, 0.99),
         errors: Errors::of(&tally.errors.0),
         refused: tally.refused,
         gave_up: tally.gave_up,

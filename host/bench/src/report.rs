@@ -85,6 +85,10 @@ pub struct Figures {
     pub p95_ms: Option<f64>,
     /// 99th percentile of the latency, in milliseconds.
     pub p99_ms: Option<f64>,
+    /// Median time of an admission that was not refused, in milliseconds.
+    pub admission_p50_ms: Option<f64>,
+    /// 99th percentile of that time, in milliseconds.
+    pub admission_p99_ms: Option<f64>,
     /// Rollouts that failed.
     pub errors: Errors,
     /// Number of 429 answers. Each was retried after a wait and is not an error.
@@ -234,6 +238,8 @@ fn medians(rounds: &[Figures]) -> Figures {
         p50_ms: middle(|it| it.p50_ms),
         p95_ms: middle(|it| it.p95_ms),
         p99_ms: middle(|it| it.p99_ms),
+        admission_p50_ms: middle(|it| it.admission_p50_ms),
+        admission_p99_ms: middle(|it| it.admission_p99_ms),
         errors,
         refused: sum(|it| it.refused),
         gave_up: rounds.iter().any(|it| it.gave_up),

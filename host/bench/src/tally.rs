@@ -10,6 +10,8 @@ use super::outcome::{ErrorKind, Failure};
 pub(super) struct Tally {
     /// Latencies of correct rollouts, from the first attempt at admission to the result.
     pub(super) latencies: Vec<Duration>,
+    /// Times of admissions without a 429, from the request to its answer.
+    pub(super) admissions: Vec<Duration>,
     pub(super) errors: Errors,
     /// Number of 429 answers. Each was retried after a wait and is not an error.
     pub(super) refused: u64,
@@ -37,6 +39,7 @@ impl Tally {
     /// Adds the tally of other rollouts.
     pub(super) fn add(&mut self, other: Self) {
         self.latencies.extend(other.latencies);
+        self.admissions.extend(other.admissions);
         for (kind, (count, first)) in other.errors.0 {
             self.errors.0.entry(kind).or_insert_with(|| (0, first)).0 += count;
         }

@@ -191,12 +191,20 @@ impl Worker {
 
     /// Sends the admission, retrying while the server is full.
     async fn admit(&mut self, id: &str) -> Result<Message, Failure> {
+        let mut is_first = true;
         loop {
             self.write_admission(id);
+            let asked = Instant::now();
             let answer = self.exchange().await?;
             match answer.status()? {
-                202 => return Ok(answer),
+                202 => {
+                    if is_first {
+                        self.tally.admissions.push(asked.elapsed());
+                    }
+                    return Ok(answer);
+                }
                 429 => {
+                    is_first = false;
                     self.tally.refused += 1;
                     let wait = answer.retry_after().unwrap_or(RETRY_AFTER);
                     sleep(wait.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)).await;

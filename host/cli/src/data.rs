@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::PluginFault;
-use rollout_eval::rows::{self, ColumnMap, Format, Mapping, Options};
+use rollout_eval::rows::{self, ColumnMap, Format, Mapping, Options, Selection};
 use rollout_eval::tasks::{self, TasksError};
 use rollout_eval::{DataSet, Row};
 use rollout_rollout::Host;
@@ -52,25 +52,35 @@ impl DataOptions {
         if self.split.is_some() { Ok(None) } else { self.load().map(Some) }
     }
 
-    /// Returns the rows of the file if they were read, and otherwise the tasks of the split.
-    pub(crate) async fn or_tasks(&self, loaded: Option<DataSet>, host: &Host) -> Result<DataSet> {
+    /// Returns the selected rows of the file if it was read, and otherwise the selected tasks of the split, with the number of
+    /// all.
+    pub(crate) async fn or_tasks(
+        &self,
+        loaded: Option<DataSet>,
+        host: &Host,
+        selected: Selection,
+    ) -> Result<(DataSet, u64)> {
+        let select = |DataSet { rows, digest }| {
+            let count = rows.len() as u64;
+            (DataSet { rows: selected.apply(rows), digest }, count)
+        };
         match (loaded, &self.split) {
-            (Some(loaded), _) => Ok(loaded),
+            (Some(loaded), _) => Ok(select(loaded)),
             (None, Some(_)) if !host.has_environment() => {
                 bail!("--split {}: the plugin has no environment; give rows with --data FILE", self.name())
             }
-            (None, Some(split)) => tasks::load(host, split).await.map_err(|error| match error {
+            (None, Some(split)) => tasks::load(host, split, selected).await.map_err(|error| match error {
                 error @ (TasksError::NoSplit { .. } | TasksError::Empty(_)) => error.into(),
                 error => PluginFault(error.to_string()).into(),
             }),
-            (None, None) => self.load(),
+            (None, None) => self.load().map(select),
         }
     }
 
     /// Returns one task of the split as a row.
     pub(crate) async fn task(&self, host: &Host, index: usize) -> Result<Row> {
         let Some(split) = self.split.as_ref().filter(|_| host.has_environment()) else {
-            let DataSet { mut rows, .. } = self.or_tasks(None, host).await?;
+            let (DataSet { mut rows, .. }, _) = self.or_tasks(None, host, Selection::default()).await?;
             if index >= rows.len() {
                 bail!("--row {index}: {} has {} rows, counted from 0", self.name(), rows.len());
             }

@@ -145,7 +145,7 @@ impl Replay {
         let model = rollout_rollout::RequestSecrets::default().endpoint(&stored.request.model);
         let model = model.context("the address of the rollout's model is invalid")?;
         let model = match stored.request.model.profile {
-            Some(_) => a::asked_by(model, &stored.request, &config.osmosis_init, host.form()),
+            Some(_) => a::with_caller_profile(model, &stored.request, &config.osmosis_init, host.form()),
             None => Some(model),
         };
         let model = model.context("the rollout's requests cannot be created")?;

@@ -321,7 +321,7 @@ impl Serve {
             worker: cluster::worker_identity(&config, &artifact_root, own_log.as_ref())?,
         };
         let server = Server::for_host(host, &config, identity, gym_settings(&config)?);
-        if let Some(why) = runtime.block_on(a::cannot_carry(host)) {
+        if let Some(why) = runtime.block_on(a::incompatibility(host)) {
             if config.osmosis_init.alone {
                 return Err(PluginFault(format!("{}: {why}", plugin.display())).into());
             }
@@ -333,18 +333,18 @@ impl Serve {
             journal::store_components(&dir, host, plugin, rollout.grader.as_deref())?;
         }
         let traces = self.traces.start(runtime, host.metrics())?;
-        resume(runtime, &server, unfinished)?;
+        let resumed = resume(runtime, &server, unfinished)?;
         let callers_max = callers_max(&assembled.slots);
         let is_adopted = adopt::adopted_log().is_some();
         let worker = own_log.map(|log| {
             let adopter = (!is_adopted).then(|| adopt::Adopter::new(host.budget().clone()));
             let _within = runtime.enter();
-            log.announce(adopter)
+            log.announce(adopter, host.metrics())
         });
         let any = AnyServer::One(server.clone());
         let serving = serve(&config, &any, callers_max, socket, traces);
         let exit = if is_adopted {
-            runtime.block_on(adopt::until_over(serving, || server.is_idle()))
+            runtime.block_on(adopt::until_over(serving, || Some(resumed), || server.is_idle()))
         } else {
             runtime.block_on(serving)
         };
@@ -390,7 +390,7 @@ impl Serve {
         let serves = AnyServer::Many(tenants.clone(), admin);
         let serving = serve(&config, &serves, callers_max, socket, traces);
         let exit = if is_adopted {
-            runtime.block_on(adopt::until_over(serving, || tenants.is_over()))
+            runtime.block_on(adopt::until_over(serving, || tenants.resumed(), || tenants.is_over()))
         } else {
             runtime.block_on(serving)
         };
@@ -484,14 +484,14 @@ pub(super) fn open_journal(
     Ok((Some(journal), Some(unfinished)))
 }
 
-/// Resumes the rollouts of the journal that an earlier process did not finish.
-pub(super) fn resume(runtime: &Runtime, server: &Server, unfinished: Option<Unfinished>) -> Result<()> {
-    let Some(unfinished) = unfinished.filter(|unfinished| unfinished.count_max() > 0) else { return Ok(()) };
+/// Resumes the rollouts of the journal that an earlier process did not finish, and returns their number.
+pub(super) fn resume(runtime: &Runtime, server: &Server, unfinished: Option<Unfinished>) -> Result<usize> {
+    let Some(unfinished) = unfinished.filter(|unfinished| unfinished.count_max() > 0) else { return Ok(0) };
     let found = unfinished.count_max();
     let _within = runtime.enter();
     let resumed = server.resume(unfinished).context("a rollout of the journal cannot be read")?;
     tracing::info!(found, resumed, "resumed rollouts of an earlier process");
-    Ok(())
+    Ok(resumed)
 }
 
 /// Logs the source of rewards if there is no grader.

@@ -282,6 +282,7 @@ impl Evaluation {
             outcome: finished.map(|finished| &finished.outcome),
             finished,
             fork: None,
+            group: None,
             family: Vec::new(),
             log: stored.map(StoredRollout::log).unwrap_or_default(),
             log_dropped: stored.map_or(0, StoredRollout::log_dropped),

@@ -24,7 +24,7 @@ use crate::storage;
 use crate::writer::{Publish, publish};
 
 /// Maximum size of all changes together. A full log refuses changes; nothing is dropped.
-const CHANGES_BYTES_MAX: i64 = 256 << 20;
+pub(crate) const CHANGES_BYTES_MAX: i64 = 256 << 20;
 
 /// Number of bytes of changes that are read at once.
 const READ_BYTES_MAX: usize = 8 << 20;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use crate::connect::{Cluster, ClusterThread, Parts, client, context};
 use crate::error::ClusterError;
 use crate::finding::{Finding, Severity, durability};
+use crate::inspect::inspect;
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::settings::ClusterSettings;
 use crate::storage::{self, Stream};
@@ -15,10 +16,17 @@ const HEADERS_BYTES: usize = 16 << 10;
 /// Time of a request above which admissions are slow, in milliseconds.
 const ROUND_TRIP_SLOW_MILLIS: u128 = 20;
 
-/// Checks the settings, the connection, the servers' limits, and the stream and the bucket. Creates the last two if
-/// they do not exist, as the server does.
+/// Checks the settings, the connection, the servers' and the account's limits, the stream and the bucket with their replicas,
+/// and those of a shared catalog if there is one. Creates stream and bucket if they do not exist, as the server does.
 pub async fn check(settings: &ClusterSettings) -> Vec<Finding> {
-    connect_checked(settings).await.0
+    let (mut findings, cluster) = connect_checked(settings).await;
+    let Some(cluster) = cluster else { return findings };
+    let (jetstream, settings) = (cluster.0.jetstream.clone(), settings.clone());
+    match cluster.run(async move { inspect(&jetstream, &settings).await }).await {
+        Ok(more) => findings.extend(more),
+        Err(error) => findings.push(of_error("nats account", &error)),
+    }
+    findings
 }
 
 /// Connects as [`Cluster::connect`] does, and returns the findings of [`check`], too, which uses the same connection. There

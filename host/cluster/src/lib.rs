@@ -20,6 +20,7 @@ mod connect;
 mod entry;
 mod error;
 mod finding;
+mod inspect;
 mod members;
 mod message;
 mod read;

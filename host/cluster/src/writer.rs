@@ -64,30 +64,42 @@ pub struct LogWriter {
 /// Unacknowledged bytes of all journals.
 #[derive(Default)]
 struct Budget {
-    bytes: Mutex<usize>,
+    held: Mutex<Held>,
     changed: Condvar,
 }
 
+/// Batches of records that are not acknowledged, and their bytes.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    batches: usize,
+    bytes: usize,
+}
+
 impl Budget {
-    fn bytes(&self) -> MutexGuard<'_, usize> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self, bytes: usize) {
-        *self.bytes() += bytes;
+        let mut held = self.held();
+        held.batches += 1;
+        held.bytes += bytes;
     }
 
     fn release(&self, bytes: usize) {
-        *self.bytes() -= bytes;
+        let mut held = self.held();
+        held.batches -= 1;
+        held.bytes -= bytes;
+        drop(held);
         self.changed.notify_all();
     }
 
     /// Waits for room for at most this time, and returns whether there is some.
     fn wait(&self, time_max: Duration) -> bool {
-        let is_full = |bytes: &mut usize| *bytes > LOG_BYTES_MAX;
-        let waited = self.changed.wait_timeout_while(self.bytes(), time_max, is_full);
-        let (bytes, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        *bytes <= LOG_BYTES_MAX
+        let is_full = |held: &mut Held| held.bytes > LOG_BYTES_MAX;
+        let waited = self.changed.wait_timeout_while(self.held(), time_max, is_full);
+        let (held, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        held.bytes <= LOG_BYTES_MAX
     }
 }
 
@@ -170,6 +182,12 @@ impl LogWriter {
             Some(why) => why,
             None => std::future::pending().await,
         }
+    }
+
+    /// Returns the number of batches of records that are not acknowledged, and their bytes.
+    pub fn unacknowledged(&self) -> (usize, usize) {
+        let Held { batches, bytes } = *self.budget.held();
+        (batches, bytes)
     }
 
     /// Returns the number of messages in the log so far, dropped ones included.

@@ -1,14 +1,13 @@
 //! The tasks of an environment's split as rows, and a row as the arguments of a reset.
 
 use rollout_rollout::{DescribeError, Host, Reset, reset_arguments, take_label};
-use rollout_wire::digest::hex;
+use rollout_wire::digest::sha256_hex;
 use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 
-use crate::rows::{DataSet, Row};
+use crate::rows::{DataSet, Row, Selection};
 
-/// Maximum number of tasks of a split. Each task is read in an instance of its own and stays in memory, and an
+/// Maximum number of selected tasks of a split. Each task is read in an instance of its own and stays in memory, and an
 /// environment may claim any number of tasks.
 const TASKS_MAX: u64 = 1_000_000;
 
@@ -32,9 +31,10 @@ pub enum TasksError {
         /// The splits that it has, as a sentence.
         there_are: String,
     },
-    /// The split has more tasks than are read.
+    /// More tasks of the split are selected than are read.
     #[error(
-        "the split '{split}' of the environment has {tasks} tasks, and at most {TASKS_MAX} are read; give rows with --data FILE"
+        "the split '{split}' of the environment has {tasks} tasks, and at most {TASKS_MAX} are read; select fewer with --limit, \
+         without --shuffle, or give rows with --data FILE"
     )]
     TooMany {
         /// The split.
@@ -89,21 +89,22 @@ pub async fn load_one(host: &Host, split: &str, index: usize) -> Result<Row, Tas
     Ok(row(index, task, host.grader().is_some())?)
 }
 
-/// Reads all tasks of a split. With a grader, the label of a task is the row's, and the environment does not see it.
-pub async fn load(host: &Host, split: &str) -> Result<DataSet, TasksError> {
+/// Reads the selected tasks of a split, and returns them with the number of all. With a grader, the label of a task is the
+/// row's, and the environment does not see it.
+///
+/// The digest is that of the split: its tasks are the component's, which has a digest of its own.
+pub async fn load(host: &Host, split: &str, selected: Selection) -> Result<(DataSet, u64), TasksError> {
     let tasks = count_of(host, split).await?;
-    if tasks > TASKS_MAX {
+    if selected.reads(tasks) > TASKS_MAX {
         return Err(TasksError::TooMany { split: split.to_owned(), tasks });
     }
-    let mut digest = Sha256::new();
+    let digest = sha256_hex(format!("{split}\n{tasks}\n").as_bytes());
     let mut rows = Vec::new();
-    for index in 0..tasks {
-        let task = host.environment_task(split, index).await?;
-        digest.update(Value::Object(task.clone()).to_string());
-        digest.update("\n");
-        rows.push(row(rows.len(), task, host.grader().is_some())?);
+    for index in selected.indices(usize::try_from(tasks).unwrap_or(usize::MAX)) {
+        let task = host.environment_task(split, index as u64).await?;
+        rows.push(row(index, task, host.grader().is_some())?);
     }
-    Ok(DataSet { rows, digest: hex(&digest.finalize()) })
+    Ok((DataSet { rows, digest }, tasks))
 }
 
 impl Row {

@@ -123,6 +123,10 @@ fn is_cut(place: usize, how: u8, doings: &[u8], garbage: &[u8]) {
         2 => bytes.extend([&[0; 512], garbage].concat()),
         _ => bytes.extend(garbage),
     }
+    // A fuzzer that observes comparisons can learn a mark. A guest, which does not know the salt, cannot.
+    if STAMP.find(&bytes, cut).is_some() {
+        return;
+    }
     // A record whose missing part was zeros is intact.
     let is_whole = |record: &&Record| bytes.get(..record.end) == was.get(..record.end);
     let whole: Vec<&Record> = records.iter().take_while(is_whole).collect();

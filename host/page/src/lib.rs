@@ -11,6 +11,7 @@
 
 mod artifact;
 mod assets;
+mod cluster;
 mod command;
 mod conversation;
 mod data;
@@ -31,6 +32,7 @@ mod timeline;
 
 pub use artifact::{ARTIFACT_POLICY, SentArtifact};
 pub use assets::{ASSETS, Asset, SECURITY_POLICY};
+pub use cluster::{ClusterPage, WorkerLine, merged};
 pub use conversation::{Conversation, PageOfTurns, TURNS_PER_PAGE};
 pub use data::{
     CallData, CountsData, EndedData, FailureData, FailuresData, HostData, ListData, LiveData, MessageData,

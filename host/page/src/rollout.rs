@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use askama::Template;
 use rollout_guest::imports::{LogEntry, LogLevel};
-use rollout_rollout::{FailureKind, Finished, ForkMember, ForkPoint, Outcome};
+use rollout_rollout::{FailureKind, Finished, ForkMember, ForkPoint, GroupSeat, Outcome};
 use rollout_transcript::{ModelRole, Part, Transcript};
 use rollout_wire::id::RolloutId;
 
@@ -51,6 +51,8 @@ pub struct RolloutSource<'a> {
     pub finished: Option<&'a Finished>,
     /// The rollout that it is a fork of.
     pub fork: Option<&'a ForkPoint>,
+    /// Its seat in a group, if it is a member of one.
+    pub group: Option<&'a GroupSeat>,
     /// The tree of forks that it belongs to.
     pub family: Vec<ForkMember>,
     /// Its log.
@@ -304,6 +306,15 @@ pub fn whole_text(transcript: &Transcript, turn: usize, message: usize) -> Optio
 pub(crate) fn facts(source: &RolloutSource<'_>) -> Vec<Fact> {
     let fact = |name: &str, value: String| Fact { name: name.to_owned(), value };
     let mut facts = vec![fact("time", duration(source.time))];
+    if let Some(GroupSeat { id, size, member, .. }) = source.group {
+        facts.push(fact("group", format!("{}, member {member} of {size}", visible(id.as_str()))));
+    }
+    if let Some(group) = source.finished.and_then(|finished| finished.group.as_ref()) {
+        let by = if group.graded { "the group grader" } else { "no group grader" };
+        facts.push(fact("rated by", by.to_owned()));
+        facts.extend(group.own_reward.filter(|_| group.graded).map(|own| fact("own reward", reward(own))));
+        facts.push(fact("failed members", number(group.failed.len() as u64)));
+    }
     let Some(finished) = source.finished else { return facts };
     let usage = &finished.usage;
     facts.push(fact("in the queue", duration(finished.queued)));

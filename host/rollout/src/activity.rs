@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
-use super::model::{Failure, FailureKind, ForkPoint, Outcome, Phase, Stage};
+use super::model::{Failure, FailureKind, ForkPoint, GroupSeat, Outcome, Phase, Stage};
 use rollout_core::error::Fault;
 use rollout_guest::imports::{Record, Remains, RolloutUsage};
 use rollout_wire::id::RolloutId;
@@ -254,6 +254,8 @@ pub struct LiveFacts {
     pub admitted_at: SystemTime,
     /// The point at which it continues another rollout, if it is a fork.
     pub fork: Option<ForkPoint>,
+    /// Its seat in a group, if it is a member of one.
+    pub group: Option<GroupSeat>,
     pub(super) record: Weak<Record>,
 }
 

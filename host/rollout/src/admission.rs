@@ -3,9 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
+use super::groups::GroupRefused;
 use super::host::Host;
 use super::journal::{DeploymentId, JournaledSecrets, Started, StoredRollout, UnfinishedRollout};
-use super::model::{RequestSecrets, RolloutRequest};
+use super::model::{GroupSeat, RequestSecrets, RolloutRequest};
 use super::run::{PastLocation, ReplayEnd, Resources, Resumed, Rollout};
 use super::slots::AdmitError;
 use rollout_core::budget::Use;
@@ -31,6 +32,12 @@ impl Host {
         mut resources: Resources,
     ) -> Result<Box<Rollout>, AdmitError> {
         let groups = &self.0.runtime.groups;
+        let places = self.0.runtime.slots().tenant().places();
+        if let Some(GroupSeat { id, size, .. }) =
+            request.group.as_ref().filter(|seat| u64::from(seat.size) > places)
+        {
+            return Err(GroupRefused::NoPlaces { id: id.clone(), size: *size, places }.into());
+        }
         let seat = request.group.as_ref().map(|seat| groups.take(seat, &request.id)).transpose()?;
         let entered = match &resources.past {
             Some(_) => self.enter_within_quotas(&request)?,

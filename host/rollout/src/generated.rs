@@ -36,6 +36,7 @@ impl GeneratedRollouts {
             plugin: None,
             admitted_at: SystemTime::now(),
             fork: None,
+            group: None,
             record: Weak::new(),
         });
         entered.guard.leave_queue();

@@ -49,6 +49,19 @@ pub enum GroupRefused {
         /// The rollout that has it.
         rollout: RolloutId,
     },
+    /// The host has room for fewer rollouts than the group has members, so that they could never wait for each other.
+    #[error(
+        "group '{id}' has {size} members, and this host has room for {places} rollouts (max-concurrent and queue-max \
+         together); make the group smaller, or raise them"
+    )]
+    NoPlaces {
+        /// The group.
+        id: RolloutId,
+        /// Its number of members.
+        size: u32,
+        /// Maximum number of live rollouts.
+        places: u64,
+    },
     /// The group is complete or has waited long enough.
     #[error("group '{id}' takes no more members, because it is being graded; begin a group with another id")]
     Closed {

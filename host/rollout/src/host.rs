@@ -143,6 +143,17 @@ impl Host {
         self.0.runtime.slots().load()
     }
 
+    /// Returns the number of further rollouts that would have a slot. Negative if rollouts wait.
+    pub fn room(&self) -> i64 {
+        self.0.runtime.slots().room()
+    }
+
+    /// Returns the maximum time of a rollout in its slot.
+    pub fn time_max(&self) -> std::time::Duration {
+        let limits = &self.0.deployment.limits;
+        limits.workflow_time_max.saturating_add(limits.grader_time_max)
+    }
+
     /// Waits until there are no live rollouts.
     pub async fn idle(&self) {
         self.0.runtime.slots().idle().await;

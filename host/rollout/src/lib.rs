@@ -55,9 +55,9 @@ pub use journal::{
 };
 pub use model::{
     AgentForm, EnvironmentFacts, ExtraFact, ExtraMember, FailedMember, Failure, FailureKind, Finished,
-    FinishedSample, ForkOrigin, ForkPoint, GROUP_SIZE_MAX, GroupOutcome, GroupSeat, InvalidSeat, JOIN_SECS,
-    LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets, RolloutRequest, Stage,
-    TrajectoryExtra, TrajectoryFile,
+    FinishedSample, ForkOrigin, ForkPoint, GROUP_SIZE_MAX, GroupOutcome, GroupReport, GroupSeat, InvalidSeat,
+    JOIN_SECS, LimitUse, LoopOptions, LoopReport, ModelAddress, Outcome, Phase, RequestSecrets,
+    RolloutRequest, Stage, TrajectoryExtra, TrajectoryFile,
 };
 pub use moves::Moves;
 pub use run::{ReplayEnd, Resources, Rollout};

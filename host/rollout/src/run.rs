@@ -156,6 +156,7 @@ impl Rollout {
             plugin: host.0.deployment.plugin_name(),
             admitted_at: SystemTime::now() - admitted_at.elapsed(),
             fork: fork.clone(),
+            group: request.group.clone(),
             record: Arc::downgrade(&record),
         });
         Self {

@@ -42,7 +42,7 @@ use rollout_core::budget::{Charge, Holder, Use};
 use rollout_core::error::Fault;
 use rollout_core::limits::SessionLimits;
 use rollout_core::storage::{OverStorage, StorageAccount};
-use rollout_guest::imports::{Boundary, Imports, Live, Past, Record, Role, RunContext};
+use rollout_guest::imports::{Boundary, HostTools, Imports, Live, Past, Record, Role, RunContext};
 use rollout_guest::instance::{
     self, Bounds, Episode, EpisodeFailure, EpisodeOutcome, EpisodeStart, Permit, RunError,
 };
@@ -161,6 +161,8 @@ pub struct Session {
     resets: u32,
     /// Whether the caller can name the session again.
     is_named: bool,
+    /// Whether the grader runs when an episode ends, if there is one.
+    is_rated: bool,
     /// The session in the journal, if it is there.
     kept: Option<Kept>,
     /// The last answers to calls that the caller named.
@@ -215,6 +217,11 @@ enum Entry {
 }
 
 impl Host {
+    /// Returns the tools that the operator provides to the plugin.
+    pub fn tools(&self) -> Option<Arc<dyn HostTools>> {
+        self.0.deployment.tools.clone()
+    }
+
     /// Returns whether the deployment has an environment.
     pub fn has_environment(&self) -> bool {
         self.0.deployment.workflow.about().environment
@@ -306,6 +313,7 @@ impl Host {
             episode: None,
             resets: 0,
             is_named: false,
+            is_rated: true,
             kept: None,
             answers: Answers::default(),
             storage: self.0.runtime.storage().map(|quota| quota.account(handle.cancel.clone())),
@@ -321,7 +329,7 @@ impl Host {
     #[expect(clippy::disallowed_methods, reason = "people read the time of the start")]
     fn set_session_facts(&self, handle: &Handle) {
         let (plugin, admitted_at) = (self.0.deployment.plugin_name(), SystemTime::now());
-        handle.set_facts(LiveFacts { plugin, admitted_at, fork: None, record: Weak::new() });
+        handle.set_facts(LiveFacts { plugin, admitted_at, fork: None, group: None, record: Weak::new() });
     }
 }
 
@@ -329,6 +337,12 @@ impl Session {
     /// Returns the id.
     pub fn id(&self) -> &RolloutId {
         &self.id
+    }
+
+    /// Leaves the episodes to a caller that has the grader rate them itself: the grader does not run when they end.
+    pub fn without_grader(mut self) -> Self {
+        self.is_rated = false;
+        self
     }
 
     /// Returns the token that is cancelled when the host ends the session.
@@ -539,7 +553,7 @@ impl Session {
             return Err(SessionError::SessionOver("an episode begins with a reset".to_owned()));
         };
         self.episode = None;
-        let is_rated = self.host.grader().is_some();
+        let is_rated = self.is_rated && self.host.grader().is_some();
         let record = Arc::new(Record::without_rollout(self.holder.clone()));
         let deployment = &self.host.0.deployment;
         let run = self.context(deployment.plugin_config.clone());

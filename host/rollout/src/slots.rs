@@ -173,6 +173,11 @@ impl SlotPool {
         }
     }
 
+    /// Returns the number of further rollouts that would have a slot. Negative if rollouts wait.
+    pub fn room(&self) -> i64 {
+        self.0.room()
+    }
+
     /// Stops admitting rollouts.
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::SeqCst);
@@ -224,9 +229,19 @@ impl TenantSlots {
         }))
     }
 
+    /// Returns the maximum number of live rollouts of the process.
+    pub(super) fn places(&self) -> u64 {
+        self.0.membership.places()
+    }
+
     /// Changes the share from here on.
     pub fn set_share(&self, share: Share) {
         self.0.membership.set_share(share);
+    }
+
+    /// Returns the number of further rollouts of the tenant that would have a slot.
+    pub fn room(&self) -> i64 {
+        self.0.membership.room()
     }
 
     /// Stops admitting rollouts of the tenant.
@@ -385,6 +400,11 @@ impl Slots {
     /// Changes the share from here on.
     pub fn set_share(&self, share: Share) {
         self.0.membership.set_share(share);
+    }
+
+    /// Returns the number of further rollouts that would have a slot.
+    pub(super) fn room(&self) -> i64 {
+        self.0.membership.room()
     }
 
     /// Checks whether a rollout with this id would be admitted to the queue.

@@ -120,12 +120,13 @@ impl Server {
         let ServerIdentity { agent_name, instance_id, server_key, worker } = identity;
         let serving = Serving::new(host.clone(), agent_name);
         let log = worker.as_ref().map(|worker| worker.log.clone());
+        let is_worker = log.is_some();
         let osmosis = Self::osmosis(&serving, config, server_key.is_some(), log);
         let access = Access::new(config, server_key.is_some(), server_key);
         let open_env = OpenEnv::new(serving.clone(), config.sessions);
         let mut dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis), Arc::new(open_env)];
         if !config.osmosis_init.alone {
-            dialects.push(Arc::new(NemoGym::new(serving.clone(), settings, config.sessions)));
+            dialects.push(Arc::new(NemoGym::new(serving.clone(), settings, config.sessions, is_worker)));
             dialects.push(Arc::new(Ors::new(serving.clone(), config.sessions)));
         }
         let is_encrypted = config.tls.is_some();
@@ -140,6 +141,7 @@ impl Server {
         settings: nemo_gym::Settings,
         log: Option<String>,
     ) -> Self {
+        let is_worker = log.is_some();
         let osmosis = Self::osmosis(&serving, config, true, log);
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
@@ -147,7 +149,7 @@ impl Server {
             slots_share: config.sessions.slots_share.min(TENANT_SHARE_MAX),
             ..config.sessions
         };
-        let gym = NemoGym::new(serving.clone(), settings, limits);
+        let gym = NemoGym::new(serving.clone(), settings, limits, is_worker);
         let open_env = OpenEnv::new(serving.clone(), limits);
         let ors = Ors::new(serving.clone(), limits);
         let dialects: Vec<Arc<dyn Dialect>> =
@@ -297,6 +299,8 @@ impl Server {
             queued: load.queued,
             max_concurrent: load.max_concurrent,
             has_tenants: false,
+            room: Some(self.0.serving.host().room()),
+            tenants: Vec::new(),
             health: self.health(),
         }
     }

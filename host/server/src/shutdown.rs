@@ -66,7 +66,7 @@ impl Server {
                 queued = load.queued,
                 "the drain time is nearly over; cancelling the remaining rollouts"
             );
-            self.0.dialects.iter().for_each(|dialect| dialect.cancels_rest());
+            self.0.dialects.iter().for_each(|dialect| dialect.announce_cancellation());
             host.cancel_all();
             self.wait_drained(deadlines.report_until).await;
             if load.queued + load.running > 0 {
@@ -84,7 +84,7 @@ impl Server {
     /// Closes the dialects and waits until the cancelled rollouts are reported, at most until `until`.
     pub(crate) async fn report_cancelled(&self, until: Instant) {
         self.0.dialects.iter().for_each(|dialect| dialect.close());
-        self.0.dialects.iter().for_each(|dialect| dialect.cancels_rest());
+        self.0.dialects.iter().for_each(|dialect| dialect.announce_cancellation());
         if !self.wait_drained(until).await {
             self.log_unreported();
         }

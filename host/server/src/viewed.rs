@@ -33,6 +33,10 @@ impl Viewed for ViewedServer {
         self.is_encrypted
     }
 
+    fn is_behind_gateway(&self) -> bool {
+        self.server.0.worker.is_some()
+    }
+
     fn viewer(&self, key: &str) -> Option<Viewer> {
         let server_key = self.server.0.access.server_key.as_ref()?;
         let is_valid: bool = server_key.expose().as_bytes().ct_eq(key.as_bytes()).into();

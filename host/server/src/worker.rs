@@ -4,7 +4,8 @@
 //! Leases name the log, so every gateway finds the worker of a rollout without a lookup, also after a restart.
 
 use axum::extract::Request;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,19 @@ pub(crate) const ADMISSION_HEADER: &str = "x-rollout-host-admission";
 
 /// Header of a request whose first answer was lost.
 pub(crate) const REPEATED_HEADER: &str = "x-rollout-host-repeated";
+
+/// Header with the name of a worker: of one with room in an admission, and of the one that takes a rollout in the answer
+/// of a worker that does not.
+pub(crate) const PLACE_HEADER: &str = "x-rollout-host-place";
+
+/// Header of an answer with the owner of the caller's key: the number of a tenant, or [`OPERATOR`].
+pub(crate) const OWNER_HEADER: &str = "x-rollout-host-owner";
+
+/// The owner of an operator's key.
+pub(crate) const OPERATOR: &str = "operator";
+
+/// Maximum number of tenants in a status. For others, the room of the worker counts.
+pub(crate) const TENANTS_MAX: usize = 4096;
 
 /// Path of the status that gateways read.
 pub(crate) const STATUS_PATH: &str = "/cluster/status";
@@ -64,8 +78,23 @@ pub(crate) struct WorkerStatus {
     /// Whether it serves the plugins of tenants, whose keys it checks.
     #[serde(default)]
     pub has_tenants: bool,
+    /// Number of further rollouts that would have a slot. Negative if rollouts wait. Older workers do not tell it.
+    #[serde(default)]
+    pub room: Option<i64>,
+    /// The room of tenants that have less than that, at most [`TENANTS_MAX`].
+    #[serde(default)]
+    pub tenants: Vec<TenantRoom>,
     /// Its answer to `GET /health`.
     pub health: Map<String, Value>,
+}
+
+/// Number of further rollouts of a tenant that would have a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TenantRoom {
+    /// The tenant.
+    pub tenant: i64,
+    /// Its room.
+    pub room: i64,
 }
 
 /// A log that a worker serves.
@@ -87,8 +116,30 @@ pub(crate) fn log_of(lease: &str) -> Option<&str> {
     lease.split_once(LOG_END).map(|(log, _)| log)
 }
 
+/// Choice of a gateway for a new rollout.
+pub(crate) struct Chosen {
+    /// The token of its lease.
+    pub token: String,
+    /// A worker that takes the rollout if this one has no room.
+    pub other: Option<String>,
+}
+
+impl Chosen {
+    /// Reads it from a request, if a gateway sent one.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        let other = headers.get(PLACE_HEADER).and_then(|other| other.to_str().ok()).map(str::to_owned);
+        Some(Self { token: chosen_token(headers)?.to_owned(), other })
+    }
+}
+
+/// Returns the answer of a worker that does not take a rollout, with the name of the one that does. It is for gateways only.
+pub(crate) fn elsewhere(worker: Option<&str>) -> Response {
+    let name = HeaderValue::try_from(worker.unwrap_or_default()).unwrap_or(HeaderValue::from_static(""));
+    (StatusCode::MISDIRECTED_REQUEST, [(HeaderName::from_static(PLACE_HEADER), name)]).into_response()
+}
+
 /// Returns the token that a gateway chose for the lease of a new rollout.
-pub(crate) fn chosen_token(headers: &HeaderMap) -> Option<&str> {
+fn chosen_token(headers: &HeaderMap) -> Option<&str> {
     let token = headers.get(ADMISSION_HEADER)?.to_str().ok()?;
     let is_token = token.len() == 64 && token.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_token.then_some(token)

@@ -20,6 +20,7 @@ import hosting
 from cases import Scenarios, adding, asking, expect, holding
 
 from rollout_host.client import (
+    AdmissionLost,
     AsyncClient,
     Client,
     HostRefused,
@@ -281,6 +282,31 @@ async def a_lost_admission_is_repeated_without_a_second_result(_: None) -> dict[
         async with hosting.Proxy(server.url, first_post) as proxy, AsyncClient(proxy.url) as host:
             named = replace(request, rollout_id="chosen")
             await rejected(host.run(named), RolloutExists, "whose answer was lost")
+    return {}
+
+
+@SCENARIOS.add
+async def a_member_whose_admission_is_lost_fails_and_the_others_are_rated(_: None) -> dict[str, Any]:
+    async with serving("grouped") as (server, request):
+        posts = 0
+
+        def first_post(data: bytes) -> bool:
+            nonlocal posts
+            posts += data.startswith(b"POST /rollout ")
+            return posts == 1 and data.startswith(b"POST /rollout ")
+
+        members = [replace(request, initial_messages=adding(number, 0), label="2") for number in (1, 2, 3)]
+        async with hosting.Proxy(server.url, first_post) as proxy, AsyncClient(proxy.url) as host:
+            results = await host.run_group(members)
+        lost = [number for number, one in enumerate(results) if isinstance(one, AdmissionLost)]
+        expect("lost members", len(lost), 1)
+        others = [one for number, one in enumerate(results) if number not in lost]
+        # It may have arrived before it was cancelled.
+        rewards = [one.reward for one in others]
+        expect("rewards", rewards, lambda rewards: rewards[0] < rewards[1])
+        expect("graded", [one.group.graded for one in others], [True, True])
+        # Posted; posted again and told that it exists.
+        expect("posts and lost answers", (posts, proxy.dropped), (4, 1))
     return {}
 
 

@@ -31,7 +31,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rollout_host._conversation import Conversation
 from rollout_host.client import HostRefused, RolloutHostError
-from rollout_host.trl import HostRollouts, load_rows, rollout_reward
+from rollout_host.trl import Branches, HostRollouts, load_rows, rollout_reward
 
 SCENARIOS = Scenarios({})
 
@@ -59,7 +59,13 @@ def train(
     url: str, dataset: Dataset, net: Any, words: Any, *, temperature: float = 1.0, **options: Any
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Trains, and returns the batches that the trainer received and what it logged."""
-    host = Recording(url, **options)
+    return trained(Recording(url, **options), dataset, net, words, temperature)
+
+
+def trained(
+    host: Recording, dataset: Dataset, net: Any, words: Any, temperature: float = 1.0
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Trains with the rollouts of a host, which are stopped at the end."""
     trainer = GRPOTrainer(
         model=net,
         processing_class=words,
@@ -171,6 +177,71 @@ async def a_wrong_host_key_or_row_ends_the_training(_: None) -> dict[str, Any]:
     return {}
 
 
+def adding(*numbers: int) -> list[tuple[str, str, str]]:
+    """Returns facts for the pre-training: prompts, expressions and answers."""
+    return [(f"Calculate: {number} + 1 =", f"{number} + 1", str(number + 1)) for number in numbers]
+
+
+def asked(facts: list[tuple[str, str, str]]) -> Dataset:
+    return of_rows(*({"prompt": asking(prompt), "label": answer} for prompt, _, answer in facts))
+
+
+@SCENARIOS.add
+async def the_generations_of_a_prompt_are_rated_as_a_group(_: None) -> dict[str, Any]:
+    set_seed(1)
+    words = tiny_model.tokenizer()
+    net = tiny_model.model(words)
+    facts = adding(1, 2)
+    # It never calls a tool, and guesses a number.
+    await asyncio.to_thread(tiny_model.pretrain, net, words, tiny_model.habit(facts, calls=0.0), steps=150, batch=8, seed=1)
+    async with hosting.serve("grouped") as server:
+        [output], _logged = await asyncio.to_thread(train, server.url, asked(facts), net, words, groups=True)
+        texts = [words.decode(ids) for ids in output["completion_ids"]]
+        for group in (slice(0, GENERATIONS), slice(GENERATIONS, 2 * GENERATIONS)):
+            numbers = [float(text.removeprefix("#### ").removesuffix("<end>")) for text in texts[group]]
+            # The group grader rates each by its rank.
+            ranks = [sum(other < one for other in numbers) / (GENERATIONS - 1) for one in numbers]
+            expect("rewards", output["rollout_rewards"][group], ranks)
+        expect("shared turns", output["rollout_shared_turns"], [None] * 2 * GENERATIONS)
+        text = f"{GENERATIONS} rollouts are one group"
+        await failing(ValueError, text, server.url, asked(facts), net, words, groups=True, max_concurrent=GENERATIONS - 1)
+    return {"texts": texts}
+
+
+@SCENARIOS.add
+async def branches_continue_their_parents_and_only_their_own_tokens_are_trained_on(_: None) -> dict[str, Any]:
+    set_seed(1)
+    words = tiny_model.tokenizer()
+    net = tiny_model.model(words)
+    facts = adding(*range(1, 9))
+    # Half of what it writes are calls, and the other half are guesses, which have no first turn to share.
+    await asyncio.to_thread(tiny_model.pretrain, net, words, tiny_model.habit(facts, calls=0.5), steps=250, batch=8, seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        async with hosting.serve("example_calculator", "--journal", "journal", directory=Path(folder)) as server:
+            host = Recording(server.url, branches=Branches(turn=1, per_parent=GENERATIONS - 1))
+            [output], _logged = await asyncio.to_thread(trained, host, asked(facts), net, words)
+            await failing(ValueError, "cannot be divided", server.url, asked(facts), net, words, branches=Branches(1, 2))
+    continued = 0
+    turn = words.convert_tokens_to_ids("<assistant>")
+    for at, (ids, mask) in enumerate(zip(output["completion_ids"], output["env_mask"], strict=True)):
+        parent = at - at % GENERATIONS
+        shared = output["rollout_shared_turns"][at]
+        if at == parent:
+            expect("shared turns", shared, None)
+        elif output["rollout_errors"][parent] is None and output["rollout_errors"][at] is None:
+            before = output["completion_ids"][parent]
+            # The second reply begins here.
+            cut = before.index(turn) + 1 if turn in before else 0
+            expect("shared turns", shared, int(cut > 0))
+            expect("shared tokens", ids[:cut], before[:cut])
+            expect("shared tokens that are trained on", sum(mask[:cut]), 0)
+            expect("own tokens", sum(mask[cut:]), lambda count: count > 0)
+            continued += cut > 0
+    expect("branches after a call", continued, lambda count: count > 0)
+    expect("tokens", host.generated_tokens, lambda count: count >= sum(map(sum, output["env_mask"])))
+    return {"continued": continued}
+
+
 @SCENARIOS.add
 async def a_request_continues_a_conversation_or_begins_one(_: None) -> dict[str, Any]:
     words = tiny_model.tokenizer()
@@ -181,9 +252,8 @@ async def a_request_continues_a_conversation_or_begins_one(_: None) -> dict[str,
         )
 
     def reply(sequence: Any, text: str) -> dict[str, str]:
-        sequence.add(words(text).input_ids, None)
         message = {"role": "assistant", "content": text.removesuffix("<end>")}
-        sequence.messages = [*sequence.messages, message]
+        conversation.add_reply(sequence, message, words(text).input_ids, None)
         return message
 
     conversation = Conversation(render, [words.eos_token_id])
@@ -205,6 +275,15 @@ async def a_request_continues_a_conversation_or_begins_one(_: None) -> dict[str,
     # The same request twice, as after a lost connection, must not extend the reply to the first one.
     conversation.extend([{"role": "user", "content": "other"}], None)
     expect("sequences", len(conversation.sequences), 3)
+
+    expect("turns", conversation.turns, 3)
+    forked = conversation.fork(1)
+    shared = forked.extend([*first, answer, {"role": "user", "content": "three"}], None)
+    expect("text", words.decode(shared.completion_ids), "uno<end><user>three<end><assistant>")
+    expect("mask", sum(shared.mask), 0)
+    expect("the parent", words.decode(one.completion_ids), "uno<end><user>two<end><assistant>dos<end>")
+    expect("the last turn", len(conversation.fork(3).sequences), 2)
+    expect("no turn", conversation.fork(0).sequences, [])
     return {}
 
 

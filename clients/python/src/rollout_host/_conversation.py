@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,10 +82,40 @@ class Conversation:
     it wrote, not a repeated encoding of its text. Any other request begins a new sequence.
     """
 
-    def __init__(self, render: Render, end_ids: Sequence[int]) -> None:
+    def __init__(self, render: Render, end_ids: Iterable[int]) -> None:
         self._render = render
         self._end_ids = frozenset(end_ids)
         self.sequences: list[TokenSequence] = []
+        self._replies: list[tuple[TokenSequence, int, Messages]] = []
+        """The replies in their order: the sequence, its number of completion tokens then, and its messages then."""
+
+    @property
+    def turns(self) -> int:
+        """Number of replies of the model."""
+        return len(self._replies)
+
+    def add_reply(
+        self, sequence: TokenSequence, message: Mapping[str, Any], ids: Sequence[int], logprobs: Sequence[float] | None
+    ) -> None:
+        """Adds a reply of the model and its tokens to one of the sequences."""
+        sequence.add(ids, logprobs)
+        sequence.messages = [*sequence.messages, normal(message)]
+        self._replies.append((sequence, len(sequence.completion_ids), sequence.messages))
+
+    def fork(self, turn: int) -> Conversation:
+        """Returns the conversation of a fork, which continues this one after `turn` replies.
+
+        The shared replies are context there: the model wrote their tokens for this conversation.
+        """
+        forked = Conversation(self._render, self._end_ids)
+        last = {id(sequence): (sequence, length, messages) for sequence, length, messages in self._replies[:turn]}
+        for sequence, length, messages in last.values():
+            shared = TokenSequence(messages, sequence.tools, sequence.prompt_ids, has_logprobs=sequence.has_logprobs)
+            shared.completion_ids = sequence.completion_ids[:length]
+            shared.mask = [0] * length
+            shared.logprobs = sequence.logprobs[:length]
+            forked.sequences.append(shared)
+        return forked
 
     def extend(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> TokenSequence:
         """Returns the sequence of a request, up to where the model continues."""

@@ -7,6 +7,7 @@ import json
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -32,7 +33,7 @@ class Call:
     """A request for a completion that waits for its reply."""
 
     rollout: Any
-    """The object that `ModelServer.open` registered for the request's key."""
+    """The object that `ModelServer` has for the request's key."""
     messages: list[dict[str, Any]]
     tools: Any
     _answered: threading.Event = field(default_factory=threading.Event)
@@ -54,12 +55,24 @@ class Call:
         return self._reply
 
 
+@dataclass
+class _Key:
+    """The rollouts whose calls carry a key."""
+
+    live: dict[int, Any]
+    """Rollouts that have not ended, by number."""
+    is_tree: bool
+    """Whether they are the branches of a tree, whose ids end with their numbers."""
+    has_begun: bool
+    """Whether calls are expected."""
+
+
 class ModelServer:
-    """Listens for the calls of rollouts, each of which has a key of its own."""
+    """Listens for the calls of rollouts. Each has a key of its own, or shares it with the other branches of its tree."""
 
     def __init__(self, address: str = "127.0.0.1", port: int = 0) -> None:
         self._changed = threading.Condition()
-        self._rollouts: dict[str, Any] = {}
+        self._keys: dict[str, _Key] = {}
         self._calls: list[Call] = []
         self._is_closed = False
         server = self
@@ -84,15 +97,41 @@ class ModelServer:
 
     def open(self, rollout: Any) -> str:
         """Registers a rollout, and returns the key that its calls must carry."""
+        return self._open(_Key({0: rollout}, False, True))
+
+    def open_tree(self, branches: Sequence[Any]) -> str:
+        """Registers the branches of a tree, which `begin` starts, and returns the key that their calls must carry."""
+        return self._open(_Key(dict(enumerate(branches)), True, False))
+
+    def _open(self, opened: _Key) -> str:
         key = secrets.token_urlsafe(24)
         with self._changed:
-            self._rollouts[key] = rollout
+            self._keys[key] = opened
         return key
 
-    def end(self, key: str) -> None:
-        """Removes a rollout. Its waiting calls are refused."""
+    def begin(self, key: str) -> None:
+        """Expects calls of a tree from now on."""
         with self._changed:
-            rollout = self._rollouts.pop(key, None)
+            if key in self._keys:
+                self._keys[key].has_begun = True
+
+    def end(self, key: str) -> None:
+        """Removes the rollouts of a key. Their waiting calls are refused."""
+        with self._changed:
+            opened = self._keys.get(key)
+            numbers = [] if opened is None else list(opened.live)
+        for number in numbers:
+            self.end_branch(key, number)
+
+    def end_branch(self, key: str, number: int) -> None:
+        """Removes one rollout of a key. Its waiting calls are refused."""
+        with self._changed:
+            opened = self._keys.get(key)
+            rollout = None if opened is None else opened.live.pop(number, None)
+            if opened is None or rollout is None:
+                return
+            if not opened.live:
+                del self._keys[key]
             ended = [call for call in self._calls if call.rollout is rollout]
             self._calls = [call for call in self._calls if call.rollout is not rollout]
             self._changed.notify_all()
@@ -108,30 +147,43 @@ class ModelServer:
         with self._changed:
             while True:
                 if self._calls:
+                    callers = sum(len(opened.live) for opened in self._keys.values() if opened.has_begun)
                     now = time.monotonic()
                     first = first or now
-                    if len(self._calls) >= min(len(self._rollouts), batch_max) or now - first >= window_secs:
+                    if len(self._calls) >= min(callers, batch_max) or now - first >= window_secs:
                         taken, self._calls = self._calls[:batch_max], self._calls[batch_max:]
                         return taken
                     self._changed.wait(window_secs - (now - first))
-                elif not self._rollouts:
+                elif not self._keys:
                     return []
                 else:
                     first = 0.0
                     self._changed.wait()
 
-    def _enter(self, authorization: str, messages: list[dict[str, Any]], tools: Any) -> Call:
+    def _enter(self, authorization: str, rollout_id: str, messages: list[dict[str, Any]], tools: Any) -> Call:
         key = authorization.removeprefix("Bearer ").strip()
         with self._changed:
             if self._is_closed:
                 raise Refused(503, "the trainer has ended")
-            known = [one for one in self._rollouts if hmac.compare_digest(one.encode(), key.encode())]
+            known = [one for one in self._keys if hmac.compare_digest(one.encode(), key.encode())]
             if not known:
                 raise Refused(401, "the key is not one of a running rollout")
-            call = Call(self._rollouts[known[0]], messages, tools)
+            opened = self._keys[known[0]]
+            number = 0
+            if opened.is_tree:
+                number = _branch(rollout_id)
+            if number not in opened.live:
+                raise Refused(401, "the key is not one of this rollout, or the rollout has ended")
+            call = Call(opened.live[number], messages, tools)
             self._calls.append(call)
             self._changed.notify_all()
         return call
+
+
+def _branch(rollout_id: str) -> int:
+    """Returns the number of a branch, with which its id ends; -1 if there is none."""
+    number = rollout_id.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() else -1
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -166,7 +218,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(400, "the trainer's model does not stream; send \"stream\": false")
         if request.get("n", 1) != 1:
             raise Refused(400, "the trainer's model returns one choice")
-        call = self.model._enter(self.headers.get("Authorization", ""), messages, request.get("tools") or None)
+        authorization, rollout_id = (self.headers.get(name, "") for name in ("Authorization", "X-Rollout-Id"))
+        call = self.model._enter(authorization, rollout_id, messages, request.get("tools") or None)
         message, finish_reason, prompt_tokens, completion_tokens = call.wait()
         return {
             "id": f"chatcmpl-{uuid4().hex}",

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from .errors import HostBusy, HostRefused, HostUnreachable, LeaseLost, ProtocolError, RolloutExists
+from .errors import AdmissionLost, HostBusy, HostRefused, HostUnreachable, LeaseLost, ProtocolError, RolloutExists
 from .types import Admission, RolloutRequest, RolloutResult
 
 LEASE_HEADER = "X-Osmosis-Rollout-Lease"
@@ -147,7 +147,8 @@ class Admitting:
 
     A request whose answer was lost is repeated. If the host then answers that it already has the rollout, the rollout's
     lease is unknown, so its result cannot be read: the rollout is cancelled and started again under another id. This is
-    safe only for an id that no other caller can have, so an id that the caller chose is never replaced.
+    safe only for an id that no other caller can have, so an id that the caller chose is never replaced. A member of a group
+    is not started again: the others may have been rated without it.
     """
 
     def __init__(self, request: RolloutRequest, retries: Retries) -> None:
@@ -199,6 +200,10 @@ class Admitting:
                 yield outage.pause_after(f"{reply.status}: {_words(reply.detail())}")
             elif reply.status == 409 and was_lost and self.request.rollout_id is None:
                 yield from cancel(self.ids())
+                if self.request.group is not None:
+                    # The group may be rated before another rollout took the seat, which would then wait for a group that is over.
+                    why = f"the answer to the admission of a member of the group {self.request.group.id!r} was lost"
+                    raise AdmissionLost(f"{why}; rollout {self.rollout_id} was cancelled")
                 self.rollout_id, was_lost = uuid4().hex, False
                 outage.over()
             elif reply.status == 409:

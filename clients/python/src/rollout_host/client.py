@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -28,6 +28,7 @@ from . import _protocol
 from ._optional import need
 from ._protocol import Admitting, AdmittingTree, ConnectionLost, Reply, Retries, Send, Steps
 from .errors import (
+    AdmissionLost,
     HostBusy,
     HostRefused,
     HostUnreachable,
@@ -58,6 +59,7 @@ import httpx  # noqa: E402
 
 __all__ = [
     "Admission",
+    "AdmissionLost",
     "AsyncClient",
     "AsyncRolloutHandle",
     "Client",
@@ -85,6 +87,8 @@ __all__ = [
 ]
 
 CONNECT_SECS = 10.0
+
+T = TypeVar("T")
 
 
 class _Settings:
@@ -124,6 +128,18 @@ class _Settings:
     def lost(self, error: httpx.TransportError) -> ConnectionLost:
         not_sent = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
         return ConnectionLost(f"{self.url}: {type(error).__name__}: {error}", not not_sent)
+
+
+async def gather(awaitables: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Awaits all of these concurrently. If one raises or the caller is cancelled, the others are cancelled and awaited first."""
+    tasks = [asyncio.ensure_future(one) for one in awaitables]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _deadline(timeout: float | None) -> float | None:
@@ -371,14 +387,7 @@ class AsyncClient:
                 except RolloutHostError as error:
                     return error
 
-        tasks = [asyncio.ensure_future(run(request)) for request in requests]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        return await gather(run(request) for request in requests)
 
     async def fork(
         self, request: RolloutRequest, of: str, turn: int, *, timeout: float | None = None

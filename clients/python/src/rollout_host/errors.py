@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .types import RolloutResult
 
 __all__ = [
+    "AdmissionLost",
     "HostBusy",
     "HostRefused",
     "HostUnreachable",
@@ -28,6 +29,12 @@ class RolloutHostError(Exception):
 
 class HostUnreachable(RolloutHostError):
     """The host could not be reached, or was not available, for as long as the client tries."""
+
+
+class AdmissionLost(RolloutHostError):
+    """The answer to the admission of a group's member was lost. It was cancelled, and the others are rated,
+    without it unless it had ended already.
+    """
 
 
 class HostRefused(RolloutHostError):

@@ -5,7 +5,7 @@ use rollout_sdk::{Error, Result};
 /// One document.
 #[derive(serde::Deserialize)]
 pub struct Document {
-    /// Id, by which the document is read.
+    /// Id with which the document is read.
     pub id: String,
     /// Title.
     pub title: String,

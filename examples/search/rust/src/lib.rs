@@ -1,8 +1,8 @@
 //! An agent that searches documents over several turns and rates itself.
 //!
 //! The agent has two tools over a small built-in corpus, a typed configuration, and a reward that only the
-//! loop can compute: whether the answer is right, whether the documents that the row names were read before
-//! the answer, and how many calls that took.
+//! loop can compute. It depends on the correctness of the answer, on the documents that were read before it,
+//! and on the number of tool calls.
 
 mod corpus;
 

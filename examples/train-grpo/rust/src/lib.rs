@@ -56,7 +56,7 @@ impl Sums {
     }
 }
 
-/// Works out a sum. `None` for any other text, and for numbers that are too large.
+/// Computes a sum. Returns `None` for any other text, and for numbers that are too large.
 fn sum(text: &str) -> Option<i64> {
     let text = text.replace(' ', "").replace('-', "+-");
     text.trim_start_matches('+').split('+').try_fold(0_i64, |sum, term| sum.checked_add(term.parse().ok()?))
@@ -85,7 +85,7 @@ impl Environment for Sums {
     }
 }
 
-/// Pays 1 for the right number after `####` in the answer. An episode without an answer is a wrong one.
+/// Rewards the right number after `####` in the answer with 1. An episode without an answer counts as wrong.
 impl Grader for Sums {
     fn grade(ctx: GradeContext) -> Result<Verdicts> {
         let label = ctx.require_label()?;

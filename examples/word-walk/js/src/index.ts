@@ -138,8 +138,8 @@ export const environment = defineEnvironment({
 });
 
 /**
- * Pays 1 for the right answer. An episode without an answer is a wrong one. Results of tools may follow the answer's, if the
- * model called several at once.
+ * Rewards the right answer with 1. An episode without an answer counts as wrong. If the model called several tools at once,
+ * results of other tools may follow the answer.
  */
 export const grader = defineGrader((ctx) => {
   const label = ctx.requireLabel();

@@ -32,7 +32,7 @@ struct Opening {
 /// A word of the text.
 #[derive(Serialize, JsonSchema)]
 struct Word {
-    /// Its place, from 0.
+    /// Its index, from 0.
     place: usize,
     word: String,
     /// The model's note about it.
@@ -43,7 +43,7 @@ struct Word {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Go {
-    /// The place of a word, from 0.
+    /// The index of a word, from 0.
     place: usize,
 }
 
@@ -190,8 +190,8 @@ impl Environment for WordWalk {
     }
 }
 
-/// Rewards the right answer with 1. An episode without an answer counts as wrong. Results of other tools may follow the
-/// answer's, if the model called several at once.
+/// Rewards the right answer with 1. An episode without an answer counts as wrong. If the model called several tools at
+/// once, results of other tools may follow the answer.
 impl Grader for WordWalk {
     fn grade(ctx: GradeContext) -> Result<Verdicts> {
         let label = ctx.require_label()?;

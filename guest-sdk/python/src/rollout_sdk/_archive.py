@@ -78,10 +78,10 @@ def pack(roots: Iterable[str]) -> None:
     sys.meta_path.append(_Distributions())
     sys.meta_path.append(_refused.Missing())
     for module in list(sys.modules.values()):
-        _reload_from_here(module)
+        _read_data_from_archive(module)
     for module, name in ((builtins, "open"), (io, "open"), (tokenize, "_builtin_open")):
         vars(module)[name] = _open
-    _after.change({"_pyio": _open_from_here})
+    _after.change({"_pyio": _open_from_archive})
     as_file: Any = importlib.resources.as_file
     as_file.register(_ArchivePath, _as_path)
     system: Any = os
@@ -129,7 +129,7 @@ def _in_package(root: str, directory: str) -> bool:
     return directory != root and ("__init__.py" in _dirs[directory] or _in_package(root, directory.rpartition("/")[0]))
 
 
-def _reload_from_here(module: Any) -> None:
+def _read_data_from_archive(module: Any) -> None:
     """Makes a module that is already loaded find its data in the archive."""
     spec = getattr(module, "__spec__", None)
     if spec is not None and type(spec.loader) is SourceFileLoader:
@@ -364,7 +364,7 @@ def _reported(real: Any, what: str) -> Any:
     return reported
 
 
-def _open_from_here(module: Any) -> None:
+def _open_from_archive(module: Any) -> None:
     module.open = _open
 
 

@@ -273,7 +273,7 @@ def canonical(name: str) -> str:
 
 
 def _required_name(requirement: str) -> str:
-    name: str = _beside("_resolve").required_name(requirement)
+    name: str = _import_sibling("_resolve").required_name(requirement)
     return name
 
 
@@ -293,7 +293,7 @@ def tag_of(project: Project, wheels: Path | None) -> str:
     """Returns a text that changes if other dependencies would be installed."""
     native = [] if wheels is None else sorted((each.name, each.stat().st_mtime) for each in wheels.glob("*.whl"))
     inputs = [wanted_of(project), project.without_native, project.leave_out]
-    locked = _beside("_resolve").locked(project.dir, wanted_of(project))
+    locked = _import_sibling("_resolve").locked(project.dir, wanted_of(project))
     given = [*inputs, DONE_WITHOUT, sorted(CANNOT_WORK), PYTHON, sys.version_info[:2], native, _PIP, locked]
     return json.dumps(given)
 
@@ -305,7 +305,7 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
     if not wanted:
         return None
     if named := [name for each in wanted if (name := _required_name(each)) in CANNOT_WORK]:
-        at_fault(_beside("_resolve").why_not_at_all({name: "the project depends on it" for name in named}, CANNOT_WORK, TABLE))
+        at_fault(_import_sibling("_resolve").why_not_at_all({name: "the project depends on it" for name in named}, CANNOT_WORK, TABLE))
     kept = cache / "python" / hashlib.sha256(tag_of(project, wheels).encode()).hexdigest()[:32]
     if not kept.is_dir():
         if importlib.util.find_spec("pip") is None:
@@ -313,7 +313,7 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
         try:
             fresh.parent.mkdir(parents=True, exist_ok=True)
-            resolve = _beside("_resolve")
+            resolve = _import_sibling("_resolve")
             lines: list[str] = resolve.locked(project.dir, wanted) or []
             pins, releases = _pins(wanted, fresh, project, wheels)
             say(f"installing {', '.join(wanted)} for the component's Python {PYTHON}")
@@ -327,7 +327,7 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
             if releases is None:
                 _refuse_what_cannot_work(fresh, project, wanted)
             _refuse_native(fresh, project.without_native, wheels)
-            _say_installed(fresh, project, wanted, releases, digests)
+            _report_installed(fresh, project, wanted, releases, digests)
             if any(resolve.pin_of(line) == line for line in lines):
                 # A release of this program that stored no digests wrote it, or a person removed some.
                 resolve.lock(project.dir, wanted, pins, digests)
@@ -343,7 +343,7 @@ def gather(project: Project, cache: Path, wheels: Path | None) -> Path | None:
 def _pins(wanted: list[str], target: Path, project: Project, wheels: Path | None) -> tuple[list[str], Any]:
     """Returns the releases to install, as requirements: those of the lock file, or those that the author's own Python
     would take; with their metadata if they were resolved now."""
-    resolve = _beside("_resolve")
+    resolve = _import_sibling("_resolve")
     lines = resolve.locked(project.dir, wanted)
     if lines is not None:
         say(f"taking the releases of {resolve.LOCK}")
@@ -410,7 +410,7 @@ def _has_pure(release: Any, project: Project, target: Path) -> bool:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _say_installed(target: Path, project: Project, wanted: list[str], releases: Any, digests: dict[str, tuple[str, str]]) -> None:
+def _report_installed(target: Path, project: Project, wanted: list[str], releases: Any, digests: dict[str, tuple[str, str]]) -> None:
     """Prints the installed releases and writes them to the lock file."""
     there = [info.name.removesuffix(".dist-info").rsplit("-", 1) for _, _, info in _distributions(target)]
     print(f"resolved: {', '.join(' '.join(each) for each in there)}", file=sys.stderr)
@@ -419,7 +419,7 @@ def _say_installed(target: Path, project: Project, wanted: list[str], releases: 
             print(f"note: {name}: {WORK_IN_PART[name]}", file=sys.stderr)
     if releases is None:
         return
-    resolve = _beside("_resolve")
+    resolve = _import_sibling("_resolve")
     installed = {canonical(name) for name, _ in there}
     pins = [f"{each.name}=={each.version}" for name, each in releases.items() if name in installed and each.is_pinnable]
     if not resolve.lock(project.dir, wanted, pins, digests):
@@ -480,7 +480,7 @@ def _install(
             made.mkdir(parents=True, exist_ok=True)
             done = _pip(project, "install", "--no-deps", "--report", str(report), *options, "--", *exactly)
             if done.returncode == 0:
-                digests: dict[str, tuple[str, str]] = _beside("_resolve").read_digests(json.loads(report.read_text()), made)
+                digests: dict[str, tuple[str, str]] = _import_sibling("_resolve").read_digests(json.loads(report.read_text()), made)
                 return digests
             without = _HAS_NO_WHEEL.search(done.stdout)
             if without is None or not _make_wheel(without[1], project, made, wheels, releases):
@@ -516,7 +516,7 @@ def _make_wheel(requirement: str, project: Project, made: Path, wheels: Path | N
             if releases is None or name not in releases:
                 at_fault(_native_text([f"  - {requirement.partition('==')[0]}"], wheels))
             roots = [_required_name(each) for each in wanted_of(project)]
-            at_fault(_beside("_resolve").why_not([releases[name]], roots, releases, TABLE, IN_PLACE_OF))
+            at_fault(_import_sibling("_resolve").why_not([releases[name]], roots, releases, TABLE, IN_PLACE_OF))
         _without_native(wheel)
     return done.returncode == 0 and bool(fresh)
 
@@ -585,14 +585,14 @@ def _refuse_native(target: Path, allowed: list[str], wheels: Path | None) -> Non
             refused[name] = f"  - {name} ({native[0]})"
     if refused:
         # Packages that were built for components were installed in another form only because of the other packages.
-        made = _beside("_resolve").made_for_components(wheels)
+        made = _import_sibling("_resolve").made_for_components(wheels)
         culprits = [line for name, line in refused.items() if name not in made] or list(refused.values())
         at_fault(_native_text(culprits, wheels))
 
 
 def _refuse_what_cannot_work(target: Path, project: Project, wanted: list[str]) -> None:
     """Fails if a lock file of an earlier release of this program names a package that cannot be imported in a component."""
-    resolve = _beside("_resolve")
+    resolve = _import_sibling("_resolve")
     releases = resolve.read_installed((info for _, _, info in _distributions(target)), wanted)
     roots = [_required_name(each) for each in wanted]
     names = CANNOT_WORK.keys() - {*project.leave_out}
@@ -607,12 +607,12 @@ def _native_text(refused: list[str], wheels: Path | None) -> str:
     return (
         "these dependencies are native code, which a component cannot run:\n"
         + "\n".join(refused)
-        + f"\n{_made(wheels)}\nDepend on a package of pure Python instead. If one works without its native part, name it in "
+        + f"\n{_available_native(wheels)}\nDepend on a package of pure Python instead. If one works without its native part, name it in "
         f"[{TABLE}] without-native; if one that came along is not needed at run time, name it in leave-out."
     )
 
 
-def _made(wheels: Path | None) -> str:
+def _available_native(wheels: Path | None) -> str:
     """Returns a sentence about the native packages that are available for components."""
     names = [] if wheels is None else sorted(" ".join(each.name.split("-")[:2]) for each in wheels.glob("*.whl"))
     if not names:
@@ -623,7 +623,7 @@ def _made(wheels: Path | None) -> str:
 # The component.
 
 
-def _beside(name: str) -> Any:
+def _import_sibling(name: str) -> Any:
     """Imports a module from this directory. This script does not run as part of the package."""
     file = Path(__file__).with_name(f"{name}.py")
     loaded = sys.modules.get(name)
@@ -640,7 +640,7 @@ def _beside(name: str) -> Any:
 def read_modules(project: Project) -> Any:
     """Reads the project's modules (`_modules.Text`)."""
     left_out = ("workflow", "agent-loop", "environment") if project.only_grader else ()
-    return _beside("_modules").read(project.source, project.entry, [each for each in WORLDS if each not in left_out])
+    return _import_sibling("_modules").read(project.source, project.entry, [each for each in WORLDS if each not in left_out])
 
 
 def shown_source(project: Project) -> str:
@@ -731,7 +731,7 @@ def componentize(
     entry = work / "entry"
     entry.mkdir(parents=True)
     (entry / f"{ENTRY}.py").write_text(code)
-    environment = _beside("_environment")
+    environment = _import_sibling("_environment")
     (entry / environment.FILE).write_bytes(environment.library())
     # A clean environment, so that the packages of the current one are not included.
     nothing = work / "environment"
@@ -827,13 +827,13 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
     source = staged(project, tools.work)
     of = sys.modules[__name__]
     exports: list[str] = arguments.exports.split(",") if arguments.exports else read_modules(project).exports
-    base = _beside("_build_base")
+    base = _import_sibling("_build_base")
     if arguments.taken is not None:
         output = base.report(of, project, arguments.taken)
-        _beside("_build_late").offer(of, project, arguments, tools, exports, source)
+        _import_sibling("_build_late").offer(of, project, arguments, tools, exports, source)
         print(json.dumps({"said": output}))
         return
-    kept = _beside("_build_key").kept_at(of, project, arguments, tools, source) if arguments.program else None
+    kept = _import_sibling("_build_key").kept_at(of, project, arguments, tools, source) if arguments.program else None
     is_there = kept is not None and kept.is_file()
     kept_base = None if is_there else base.make(of, project, arguments, tools, exports, source)
     if not is_there:
@@ -844,7 +844,7 @@ def build(arguments: argparse.Namespace, tools: Tools) -> None:
         "kept": None if kept is None else str(kept),
         "made": not is_there,
         "base": None if kept_base is None else str(kept_base),
-        "has_late": bool(_beside("_build_late").found(of, project, tools)),
+        "has_late": bool(_import_sibling("_build_late").found(of, project, tools)),
     }))
 
 
@@ -873,7 +873,7 @@ def main() -> int:
         if arguments.quick is None:
             build(arguments, tools)
         else:
-            _beside("_build_quick").build(sys.modules[__name__], arguments, tools)
+            _import_sibling("_build_quick").build(sys.modules[__name__], arguments, tools)
     except BuildError as error:
         print(error, file=sys.stderr)
         return error.code

@@ -25,11 +25,11 @@ def make(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools,
     """Writes the project's files, and builds the base unless it exists. Returns its path in the cache, or None if the cache
     may not be used. `of` is `_build`."""
     arguments.files.write_bytes(_packed(of, project, source))
-    quick = of._beside("_build_quick")
+    quick = of._import_sibling("_build_quick")
     bundled = [name for name in of.read_modules(project).imports if quick.is_in(tools.bundled, name)]
     # Native modules of the project's own are linked.
     native = [file.relative_to(source) for file in sorted(source.rglob(f"*{of.OF_COMPONENT}"))]
-    digests = [of._beside("_build_key").digest(source / file) for file in native]
+    digests = [of._import_sibling("_build_key").digest(source / file) for file in native]
     linked = [f"{file}={digest}" for file, digest in zip(native, digests, strict=True)]
     key = quick.key(of, project, exports, bundled + linked, tools, arguments.wheels)
     kept = Path(arguments.cache, "python", f"base-{key}.kept") if arguments.program else None

@@ -224,13 +224,13 @@ class Episode:
         task = load_object(arguments, "the arguments of the reset")
         if facts.task is not None:
             values[facts.task[0]] = _read(facts.task[1], task, "the arguments of the reset")
-        return _outcome(await _made(self._environment.reset(**values)), f"{facts.kind.__name__}.reset")
+        return _outcome(await _result_of(self._environment.reset(**values)), f"{facts.kind.__name__}.reset")
 
     async def step(self, action: str) -> Outcome:
         """Takes an action."""
         facts = self._facts
         if facts.action is None:
-            raise Invalid(f"this environment is acted in by its tools: {', '.join(facts.tools)}")
+            raise Invalid(f"actions in this environment are calls of its tools: {', '.join(facts.tools)}")
         value = load_object(action, "the action")
         known = [field.name for field in fields_of(facts.action)]
         unknown = [name for name in value if known and name not in known]
@@ -238,7 +238,7 @@ class Episode:
             raise Invalid(f"the action: unknown field `{unknown[0]}`, expected {', '.join(f'`{name}`' for name in known)}")
         environment: Any = self._environment
         return _outcome(
-            await _made(environment.step(_read(facts.action, value, "the action"))), f"{facts.kind.__name__}.step"
+            await _result_of(environment.step(_read(facts.action, value, "the action"))), f"{facts.kind.__name__}.step"
         )
 
     async def call(self, name: str, arguments: str) -> Outcome:
@@ -259,7 +259,7 @@ class Episode:
         return dump(state, f"the result of `{what}`")
 
 
-async def _made(result: Any) -> Any:
+async def _result_of(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 

@@ -107,29 +107,29 @@ def settle() -> None:
 def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:
     """Runs the work as if these classes were the author's."""
     global _found
-    kept, _found = _found, found
+    previous, _found = _found, found
     try:
         return work()
     finally:
-        _found = kept
+        _found = previous
 
 
-def _take_in() -> None:
+def _load_module() -> None:
     """Loads the author's module if it comes with the instance."""
     global _found
     if _found is None and _load is not None:
         _found = _load()
 
 
-def _is_there() -> bool:
+def _is_loaded() -> bool:
     """Returns whether the author's module could be loaded. If not, the run reports the reason."""
     with contextlib.suppress(Exception):
-        _take_in()
+        _load_module()
     return _found is not None
 
 
 def _has_settings() -> bool:
-    return _load is None or (_is_there() and "settings" in _plugin().exports)
+    return _load is None or (_is_loaded() and "settings" in _plugin().exports)
 
 
 def _plugin() -> _discover.Found:
@@ -145,7 +145,7 @@ def _guarded(
     otherwise an episode continues."""
     _refused.begin()
     try:
-        _take_in()
+        _load_module()
         if begins:
             _chance.begin_rollout()
         done = work()
@@ -153,12 +153,12 @@ def _guarded(
         _one_thread.note_timers()
         return done
     except BaseException as error:
-        _tell(error, text_of(error))
+        _raise_reported(error, text_of(error))
     finally:
         _refused.end()
 
 
-def _tell(error: BaseException, message: str) -> Never:
+def _raise_reported(error: BaseException, message: str) -> Never:
     text = _host.text(message)
     for line in _failure.lines(error):
         log.error(line)
@@ -206,12 +206,12 @@ class _Exported:
     """The single instance of each export, which is part of the component. The bindings create one after everything
     else, and count references to objects that are created then."""
 
-    _made: dict[type[Any], Any] = {}
+    _instances: dict[type[Any], Any] = {}
 
     def __new__(cls) -> Any:
-        if cls not in _Exported._made:
-            _Exported._made[cls] = object.__new__(cls)
-        return _Exported._made[cls]
+        if cls not in _Exported._instances:
+            _Exported._instances[cls] = object.__new__(cls)
+        return _Exported._instances[cls]
 
 
 class Workflow(_Exported):
@@ -350,7 +350,7 @@ class AgentLoop(_Exported):
     """Implements the contract's `agent-loop`."""
 
     def name(self) -> str:
-        _is_there()
+        _is_loaded()
         kind = _found.agent_loop if _found is not None else RolloutAgentLoop
         assert kind is not None
         return _host.text(kind.name or kind.__name__)
@@ -415,7 +415,7 @@ class Environment(_Exported):
     """Implements the contract's `environment`."""
 
     def describe(self) -> environment_types.Description:
-        _take_in()
+        _load_module()
         described = facts().description()
         splits = [
             environment_types.Split(split["name"], environment_types.SplitKind[split["kind"].upper()], split["tasks"])

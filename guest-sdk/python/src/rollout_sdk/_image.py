@@ -41,8 +41,8 @@ _TIMES = 80
 _SLACK = 1.5
 """Factor of the list's size, for objects that are created after they were counted."""
 
-_kept: list[Any] = []
-"""Objects that only fill memory."""
+_retained: list[Any] = []
+"""Objects that are never freed: fillings of gaps, and originals of moved code."""
 
 Codes: TypeAlias = dict[int, types.CodeType]
 """Code by its identity, because different functions may have equal code."""
@@ -73,7 +73,7 @@ def settle(
     memory.close()
     # The interpreter caches facts about the moved code again; the gaps that this leaves are filled, too.
     _run(parts)
-    _let_go()
+    _free_caches()
     _fill()
     _run(parts)
     _list_objects()
@@ -97,7 +97,7 @@ def _run(parts: Sequence[Callable[[], None]]) -> None:
             part()
 
 
-def _let_go() -> None:
+def _free_caches() -> None:
     """Frees cached objects during the build, so that no rollout has to do it. Compiling all modules leaves names in the
     cache of attributes."""
     # The replacement is not a Python function; and the author may have turned warnings into errors.
@@ -114,9 +114,9 @@ def _fill() -> None:
     size = 1 << 19
     while size >= 8:
         while (at := id(filling := bytes(size))) < top:
-            _kept.append(filling)
+            _retained.append(filling)
         top = at
-        _kept.append(filling)
+        _retained.append(filling)
         size = size * 7 // 8 if size > 512 else size - 8
 
 
@@ -135,7 +135,7 @@ def _arrange_code(
     ran = [_code_run_by(memory, functions, part) for part in parts]
     _run(parts)
     rewritten = [_rewritten_by(part, codes) for part, codes in zip(parts, ran, strict=True)]
-    _let_go()
+    _free_caches()
     _reserve_list()
     _fill()
     for each in renew:
@@ -183,7 +183,7 @@ def _move_code(
         if id(code) in _moved:
             return _moved[id(code)]
         # The original stays, so that its memory is not reused.
-        _kept.append(code)
+        _retained.append(code)
         inner = tuple(copy(each) if isinstance(each, types.CodeType) else each for each in code.co_consts)
         copied = code.replace(co_consts=inner)
         _moved[id(code)] = _moved[id(copied)] = copied

@@ -132,7 +132,7 @@ class GuestLoop(base_events.BaseEventLoop):
         try:
             return self.run_until_complete(task)
         except _Stuck:
-            raise self._give_up(task) from None
+            raise self._stuck_error(task) from None
         finally:
             left = asyncio.all_tasks(self)
             _unawaited.warn_of_tasks(left)
@@ -145,7 +145,7 @@ class GuestLoop(base_events.BaseEventLoop):
                 self.run_until_complete(self.shutdown_asyncgens())
 
 
-    def _give_up(self, task: asyncio.Task[Any]) -> Failed:
+    def _stuck_error(self, task: asyncio.Task[Any]) -> Failed:
         """Cancels a task where it waits, and returns an error with that location."""
         place = None
         task.cancel()

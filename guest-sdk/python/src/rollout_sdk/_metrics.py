@@ -39,7 +39,7 @@ class Metrics(dict[str, float]):
     def copy(self) -> dict[str, float]:
         return dict(self)
 
-    def _stays(self, *_: Any, **__: Any) -> Never:
+    def _refuse_removal(self, *_: Any, **__: Any) -> Never:
         raise TypeError("a measurement that was recorded stays; write another value over it")
 
-    __delitem__ = pop = popitem = clear = _stays
+    __delitem__ = pop = popitem = clear = _refuse_removal

@@ -108,7 +108,7 @@ class _PlayedHost:
 
     def __init__(self, config: str | None) -> None:
         self._config = config
-        self._asked = 0
+        self._chat_calls = 0
 
     def call_import(self, index: int, params: list[Any]) -> Any:
         here = inspect.currentframe()
@@ -158,9 +158,9 @@ class _PlayedHost:
 
     def finish(self, call: Any) -> Any:
         call.finalizer.detach()
-        self._asked += 1
+        self._chat_calls += 1
         usage = _generated("types").Usage(prompt_tokens=1, completion_tokens=1)
-        if self._asked % 2:
+        if self._chat_calls % 2:
             wanted = [_generated("types").ToolCall(id="1", name="double", arguments='{"number": 2}')]
             reply = _generated("models").Completion(CALL, "", wanted, "tool_calls", usage)
         else:

@@ -125,7 +125,7 @@ class SummarizingConversationManager(ConversationManager):
     def _summarized(self, agent: Agent, messages: Sequence[Message]) -> str:
         request: Message = {"role": "user", "content": [{"text": "Please summarize this conversation."}]}
         if self.summarization_agent is None:
-            return agent.ask_beside([*messages, request], self.summarization_system_prompt or _SUMMARIZE)
+            return agent.ask_separately([*messages, request], self.summarization_system_prompt or _SUMMARIZE)
         other = self.summarization_agent
         kept = list(other.messages)
         try:

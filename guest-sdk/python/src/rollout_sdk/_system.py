@@ -26,7 +26,7 @@ def install() -> None:
     modules["locale"].setlocale = _set_locale
     modules["os"].get_terminal_size = modules["os"].getlogin = _no_terminal
     for name in ("getuid", "geteuid", "getgid", "getegid"):
-        setattr(modules["os"], name, _nobody)
+        setattr(modules["os"], name, _user_id)
     modules["threading"].get_native_id = threading.get_ident
     modules["signal"].valid_signals = lambda: set(signal.Signals)
     modules["signal"].siginterrupt = _interrupt_nothing
@@ -77,7 +77,7 @@ def _interrupt_nothing(number: int, flag: bool, /) -> None:
 _NOBODY = 65534
 
 
-def _nobody() -> int:
+def _user_id() -> int:
     return _NOBODY
 
 

@@ -101,11 +101,11 @@ class RolloutWit:
         given = b"".join(_parts)
         _parts.clear()
         with _recorded() as text:
-            report = _take_in(given)
+            report = _load_project(given)
         return json.dumps({**report, "said": _before + text.getvalue()})
 
 
-def _take_in(given: bytes) -> dict[str, Any]:
+def _load_project(given: bytes) -> dict[str, Any]:
     head, _, contents = given.partition(b"\n")
     header: dict[str, Any] = json.loads(head)
     roots = [(f"{AUTHORS}/", header["shown"]), *_failure.roots()[1:]]

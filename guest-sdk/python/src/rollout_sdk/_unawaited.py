@@ -30,7 +30,7 @@ def install() -> None:
 
 def _note(coroutine: Any) -> None:
     text = f"coroutine `{coroutine.__qualname__}` was never awaited"
-    place = _made_at(coroutine)
+    place = _created_at(coroutine)
     if place:
         _found.append(f"{text}: write `await` before it ({place})")
     else:
@@ -38,7 +38,7 @@ def _note(coroutine: Any) -> None:
         warnings.warn(text, category=RuntimeWarning, stacklevel=2, source=coroutine)
 
 
-def _made_at(coroutine: Any) -> str:
+def _created_at(coroutine: Any) -> str:
     """Returns the location at which the author's code created the coroutine."""
     for path, line, function in coroutine.cr_origin or ():
         if _failure.is_authors(path):
@@ -59,5 +59,5 @@ def warn_of_tasks(tasks: Iterable[Any]) -> None:
     for task in tasks:
         coroutine = task.get_coro()
         if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-            place = _made_at(coroutine)
+            place = _created_at(coroutine)
             log.warn(f"a task was left behind that never began: `{coroutine.__qualname__}`{f' ({place})' if place else ''}")

@@ -70,7 +70,7 @@ class _Client:
     async def ask(self, given: JsonObject) -> tuple[Completion, JsonObject]:
         """Calls the model. Returns its reply, and the same as the JSON of a message of Anthropic's."""
         given = {name: value for name, value in given.items() if not _is_left_out(value)}
-        thinks = _thinks(given.pop("thinking", None))
+        thinks = _wants_reasoning(given.pop("thinking", None))
         messages = _messages(given.pop("system", None), given.pop("messages", ()), self._arguments)
         tools = [_tool(_plain(each, "a tool")) for each in given.pop("tools", ())]
         params = _params(given)
@@ -208,7 +208,7 @@ def _plain(value: Any, what: str) -> JsonObject:
     raise TypeError(f"{what} is a dict or an object of the `anthropic` package, not {type(value).__name__}")
 
 
-def _thinks(given: Any) -> bool:
+def _wants_reasoning(given: Any) -> bool:
     """Returns whether the reply is to have the model's reasoning. The host decides how much a model reasons."""
     if given is None:
         return False

@@ -622,8 +622,8 @@ class Runner:
     def run_streamed(cls, starting_agent: Agent[Any], input: str | Sequence[Item], **options: Any) -> RunResultStreaming:
         """Starts `run`, and returns its events as they happen."""
 
-        async def run(tell: Callable[[Any], None]) -> RunResult:
-            return await cls._run(starting_agent, input, tell, **options)
+        async def run(emit: Callable[[Any], None]) -> RunResult:
+            return await cls._run(starting_agent, input, emit, **options)
 
         return RunResultStreaming(starting_agent, run)
 
@@ -642,14 +642,14 @@ class Runner:
         """Runs an agent until the model stops. Without a session it creates one, and with it a sample. Raises
         `MaxTurnsExceeded` and the framework's other exceptions."""
         options: JsonObject = {"session": session, "context": context, "max_turns": max_turns}
-        return await cls._run(starting_agent, input, _nobody, hooks=hooks, run_config=run_config, **options)
+        return await cls._run(starting_agent, input, _ignore_event, hooks=hooks, run_config=run_config, **options)
 
     @classmethod
     async def _run(
         cls,
         agent: Agent[Any],
         input: str | Sequence[Item],
-        tell: Callable[[Any], None],
+        emit: Callable[[Any], None],
         *,
         session: SessionABC | None = None,
         context: Any = None,
@@ -660,13 +660,13 @@ class Runner:
         held = await Conversation.of(session, _under_way.get())
         token = _under_way.set(held)
         try:
-            run = _Run(held, RunContextWrapper(context), hooks or RunHooks(), run_config or RunConfig(), tell)
+            run = _Run(held, RunContextWrapper(context), hooks or RunHooks(), run_config or RunConfig(), emit)
             return await run.to_its_end(agent, input, max_turns)
         finally:
             _under_way.reset(token)
 
 
-def _nobody(event: Any) -> None:
+def _ignore_event(event: Any) -> None:
     """Ignores an event."""
 
 
@@ -686,13 +686,13 @@ class _Run:
         context: RunContextWrapper[Any],
         hooks: RunHooks[Any],
         config: RunConfig,
-        tell: Callable[[Any], None],
+        emit: Callable[[Any], None],
     ) -> None:
         self._held = held
         self._context = context
         self._hooks = hooks
         self._config = config
-        self._tell = tell
+        self._emit = emit
         self._new: list[RunItem] = []
         self._replies: list[ModelResponse] = []
         # The items for the model after a filter; None if they are those of the conversation.
@@ -730,7 +730,7 @@ class _Run:
         raise MaxTurnsExceeded(f"the model still called tools after {max_turns} turns")
 
     async def _start(self, agent: Agent[Any]) -> None:
-        self._tell(AgentUpdatedStreamEvent(agent))
+        self._emit(AgentUpdatedStreamEvent(agent))
         await self._hooks.on_agent_start(self._context, agent)
         if agent.hooks is not None:
             await agent.hooks.on_start(self._context, agent)
@@ -742,7 +742,7 @@ class _Run:
             self._view.extend(raw)
         await self._held.add(dict(each) for each in raw)
         for each in items:
-            self._tell(RunItemStreamEvent(_EVENT_OF[type(each)], each))
+            self._emit(RunItemStreamEvent(_EVENT_OF[type(each)], each))
 
     async def _turn(self, agent: Agent[Any]) -> Agent[Any] | _Final:
         """Calls the model once. Returns the next agent, or the run's output."""
@@ -791,9 +791,9 @@ class _Run:
         self._replies.append(response)
         self._context.usage.add(response.usage)
         if reply.text:
-            self._tell(RawResponsesStreamEvent(Raw(type="response.output_text.delta", delta=reply.text)))
+            self._emit(RawResponsesStreamEvent(Raw(type="response.output_text.delta", delta=reply.text)))
         completed = Raw(type="response.completed", response={"output": response.output})
-        self._tell(RawResponsesStreamEvent(completed))
+        self._emit(RawResponsesStreamEvent(completed))
         await self._hooks.on_llm_end(self._context, agent, response)
         if agent.hooks is not None:
             await agent.hooks.on_llm_end(self._context, agent, response)

@@ -469,7 +469,7 @@ class Agent:
         conversation = self.messages if messages is None else messages
         return [chat for message in [*first, *conversation] for chat in as_chat(message)]
 
-    def ask_beside(self, messages: Iterable[Message], system: str) -> str:
+    def ask_separately(self, messages: Iterable[Message], system: str) -> str:
         """Returns the model's answer to messages that are not part of the conversation."""
         request = self._request(messages, system)
         return run_sync(self._history.sample.chat(request, **self._params)).text
@@ -560,14 +560,14 @@ class Agent:
             return tool_result(use, result["status"], list(result["content"])), None
         return tool_result(use, "success", [{"text": str(result)}]), None
 
-    async def call_tool(self, name: str, arguments: JsonObject, said: str | None = None) -> JsonObject:
+    async def call_tool(self, name: str, arguments: JsonObject, introduction: str | None = None) -> JsonObject:
         """Calls a tool for the program, and records the call in the conversation."""
         use = {"toolUseId": f"tooluse_{name}_{len(self.messages)}", "name": name, "input": arguments}
         called = BeforeToolCallEvent(self, self.tools[name], use)
         result, _ = await self._tool_answer(called, {})
         if self.record_direct_tool_call:
             shown = json.dumps(arguments, default=repr)
-            about = [{"text": f"{said}\n"}] if said else []
+            about = [{"text": f"{introduction}\n"}] if introduction else []
             about.append({"text": f"agent.tool.{name} direct tool call.\nInput parameters: {shown}\n"})
             await self._add({"role": "user", "content": about})
             await self._add({"role": "assistant", "content": [{"toolUse": {**use, "input": json.loads(shown)}}]})

@@ -1,6 +1,7 @@
 //! `[nemo-gym]`: the NeMo Gym protocol, whose requests name no model.
 
 use reqwest::Url;
+use rollout_rollout::GROUP_SIZE_MAX;
 
 /// Name that Gym gives the model that is trained.
 const MODEL: &str = "policy_model";
@@ -17,6 +18,8 @@ pub struct RawNemoGym {
     pub model_key_env: Option<String>,
     /// Field of a row with the label.
     pub label_field: Option<String>,
+    /// Number of repetitions of each task, which are a group.
+    pub group_size: Option<u32>,
 }
 
 /// Checked settings of the NeMo Gym protocol.
@@ -30,19 +33,24 @@ pub struct NemoGymConfig {
     pub model_key_env: Option<String>,
     /// Field of a row with the label; without it, the usual fields are tried.
     pub label_field: Option<String>,
+    /// Number of repetitions of each task, which are a group; without it, each row is a rollout by itself.
+    pub group_size: Option<u32>,
 }
 
 impl RawNemoGym {
     /// Returns the settings if the table has any.
     pub(super) fn resolve(self, problems: &mut Vec<String>) -> Option<NemoGymConfig> {
-        let Self { model_url, model, model_key_env, label_field } = self;
+        let Self { model_url, model, model_key_env, label_field, group_size } = self;
         let is_empty = [&model_url, &model, &model_key_env, &label_field].iter().all(|value| value.is_none());
-        if is_empty {
+        if is_empty && group_size.is_none() {
             return None;
         }
         if label_field.as_deref().is_some_and(|path| path.split('.').any(str::is_empty)) {
             problems
                 .push("nemo-gym.label-field: must be a path such as 'verifier_metadata.answer'".to_owned());
+        }
+        if group_size.is_some_and(|size| !(1..=GROUP_SIZE_MAX).contains(&size)) {
+            problems.push(format!("nemo-gym.group-size: must be a number from 1 to {GROUP_SIZE_MAX}"));
         }
         match &model_url {
             Some(url) => {
@@ -59,7 +67,7 @@ impl RawNemoGym {
             None => {}
         }
         let model = model.unwrap_or_else(|| MODEL.to_owned());
-        Some(NemoGymConfig { model_url, model, model_key_env, label_field })
+        Some(NemoGymConfig { model_url, model, model_key_env, label_field, group_size })
     }
 }
 
@@ -81,6 +89,7 @@ mod tests {
         };
         check("model = 'm'", "nemo-gym.model-url: missing");
         check("model-url = 'h'", "is not an http or https URL");
+        check("group-size = 0", "nemo-gym.group-size: must be a number from 1 to 128");
         check("model-url = 'http://h'\nlabel-field = 'a..b'", "nemo-gym.label-field");
     }
 }

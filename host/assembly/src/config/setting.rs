@@ -108,7 +108,7 @@ impl<T: Setting> Setting for Option<T> {
 /// Returns a number of bytes in the largest unit that divides it.
 fn bytes(count: u64) -> String {
     let unit = ["GiB", "MiB", "KiB"].into_iter().zip([1 << 30, 1 << 20, 1 << 10]);
-    match unit.into_iter().find(|(_, size)| count > 0 && count % size == 0) {
+    match unit.into_iter().find(|(_, size)| count > 0 && count.is_multiple_of(*size)) {
         Some((unit, size)) => format!("{} {unit}", count / size),
         None => count.to_string(),
     }
@@ -157,9 +157,10 @@ fn outside<T: Setting>(key: &str, value: &T, range: &impl RangeBounds<T>) -> Opt
     Some(format!("must be {range}, not {}", value.shown(key)))
 }
 
-/// Returns the help text of an option: the text about its setting, and the default.
+/// Returns the help text of an option: the first paragraph about its setting, and the default.
 pub(super) fn help<T: Setting>(about: &[&str], default: &T, key: &str) -> String {
-    let about: Vec<&str> = about.iter().map(|line| line.trim()).collect();
+    let lines = about.iter().map(|line| line.trim());
+    let about: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
     format!("{} [default: {}]", about.join(" "), default.shown(key))
 }
 
@@ -228,6 +229,7 @@ macro_rules! settings {
 
             /// Lists the keys and their defaults.
             #[cfg(test)]
+            #[allow(dead_code, reason = "some defaults are those of another table")]
             pub(super) fn documented(default: &$checked) -> Vec<$crate::config::setting::Documented> {
                 use $crate::config::setting::{Documented, Setting};
                 vec![$(Documented {

@@ -131,15 +131,19 @@ struct Choice {
 }
 
 impl Choice {
-    fn apply(self, rows: Vec<Row>) -> Result<Vec<Row>> {
-        let count = rows.len();
+    fn selection(self) -> Selection {
         let Self { shuffle, seed, offset, limit } = self;
-        let rows = Selection { seed: shuffle.then_some(seed), offset, limit }.apply(rows);
-        if rows.is_empty() {
+        Selection { seed: shuffle.then_some(seed), offset, limit }
+    }
+
+    /// Checks that some of `count` rows are selected.
+    fn check(self, selected: &[Row], count: u64) -> Result<()> {
+        if selected.is_empty() {
+            let Self { offset, limit, .. } = self;
             let limit = limit.map_or(String::new(), |limit| format!(" and --limit {limit}"));
             bail!("--offset {offset}{limit} select none of the {count} rows; lower --offset");
         }
-        Ok(rows)
+        Ok(())
     }
 }
 
@@ -176,8 +180,9 @@ impl Eval {
             Options { artifact_root: rollouts, observer: Some(watch.clone()), ..Options::default() };
         let assembled = self.host.rollout.host(&runtime, sources, &config, options)?;
         let host = &assembled.host;
-        let DataSet { rows, digest } = runtime.block_on(self.data.or_tasks(loaded, host))?;
-        let data = DataSet { rows: self.choice.apply(rows)?, digest };
+        let selected = self.choice.selection();
+        let (data, count) = runtime.block_on(self.data.or_tasks(loaded, host, selected))?;
+        self.choice.check(&data.rows, count)?;
         // An agent loop and an environment may rate themselves. A rollout of a workflow would end unscored.
         if host.grader().is_none() && host.form() == AgentForm::Workflow {
             bail!("the plugin has no grader; give one with --grader FILE");

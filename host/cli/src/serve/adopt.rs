@@ -16,8 +16,11 @@ use rollout_assembly::config::RawConfig;
 use rollout_cluster::{Claim, Cluster, Member, Members};
 use rollout_core::budget::{Budget, Charge, Use};
 use rollout_core::child::OwnedChild;
-use tokio::process::Command;
+use rollout_core::telemetry::Replication;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{ChildStdout, Command};
 
+use crate::print::outln;
 use crate::{Exit, plugin_file};
 
 /// Maximum number of logs that one worker continues. Further logs are left to other workers, or wait until one is
@@ -109,7 +112,7 @@ impl Adopter {
     }
 
     /// Watches the leases of all workers and never returns.
-    pub(super) async fn run(self, cluster: Cluster, own: String) {
+    pub(super) async fn run(self, cluster: Cluster, own: String, replication: Replication) {
         let mut members = match cluster.members().await {
             Ok(members) => members,
             Err(error) => {
@@ -135,6 +138,7 @@ impl Adopter {
                 }
                 Ok(Some(status)) => {
                     tracing::warn!(log, %status, "the process for the log of another worker has failed");
+                    replication.takeover_failed();
                     note(&mut failures, log);
                     false
                 }
@@ -155,12 +159,16 @@ impl Adopter {
                 // Without room, the log is left to another worker or to a later attempt.
                 let Ok(charge) = self.budget.charge(Use::Guest, self.memory_bytes) else { continue };
                 match self.adopt(&cluster, &member).await {
-                    Ok(Some(child)) => {
+                    Ok(Some(mut child)) => {
+                        if let Some(output) = child.child.stdout.take() {
+                            tokio::spawn(count_continued(output, replication.clone()));
+                        }
                         adopted.insert(member.log.clone(), Adopted { child, _charge: charge });
                     }
                     Ok(None) => {}
                     Err(error) => {
                         tracing::error!(log = member.log, %error, "a log cannot be taken over");
+                        replication.takeover_failed();
                         note(&mut failures, &member.log);
                     }
                 }
@@ -187,8 +195,19 @@ impl Adopter {
             .env_remove("WATCHDOG_USEC")
             .env_remove("LISTEN_FDS")
             .stdin(Stdio::null())
-            .stdout(Stdio::null());
+            .stdout(Stdio::piped());
         Ok(Some(OwnedChild::start(command).await?))
+    }
+}
+
+/// Reads what the process for a log prints, and counts its rollouts when they go on.
+async fn count_continued(output: ChildStdout, replication: Replication) {
+    let began = Instant::now();
+    let mut lines = BufReader::new(output).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        if let Some(count) = line.strip_prefix(CONTINUING).and_then(|count| count.parse().ok()) {
+            replication.taken_over(began.elapsed(), count);
+        }
     }
 }
 
@@ -197,15 +216,24 @@ fn expired(members: &Members, own: &str) -> Vec<Member> {
     members.expired().into_iter().filter(|member| member.log != own).collect()
 }
 
+/// Beginning of the line with which the process for a log tells its parent how many rollouts go on.
+const CONTINUING: &str = "continuing rollouts: ";
+
 /// Serves until the adopted log has no live rollouts and no unread results.
 pub(super) async fn until_over(
     serving: impl Future<Output = Result<Exit>>,
+    resumed: impl Fn() -> Option<usize>,
     is_idle: impl Fn() -> bool,
 ) -> Result<Exit> {
     let over = async {
         let mut ticks = tokio::time::interval(OVER_INTERVAL);
+        let mut is_reported = false;
         loop {
             ticks.tick().await;
+            if let Some(count) = resumed().filter(|_| !is_reported) {
+                is_reported = true;
+                outln!("{CONTINUING}{count}");
+            }
             if is_idle() {
                 return;
             }

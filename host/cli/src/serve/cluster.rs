@@ -17,6 +17,7 @@ use rollout_cluster::{
     WorkerState,
 };
 use rollout_core::capacity::{Machine, raise_descriptors};
+use rollout_core::telemetry::{Lag, Metrics, Replication};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
@@ -80,6 +81,7 @@ pub(super) fn gateway(config: &Config, server_key: Option<Secret>) -> Result<Gat
         lost_after: config.cluster.lost_after,
         result_wait: config.osmosis.result_wait,
         memory_bytes,
+        is_encrypted: config.tls.is_some(),
         idle_max: (callers_max() / IDLE_PART).clamp(IDLE_MIN, IDLE_MAX),
     };
     let addresses: Vec<&str> = settings.workers.iter().map(|url| url.as_str()).collect();
@@ -131,6 +133,8 @@ pub(super) struct OwnLog {
     heartbeats: Heartbeats,
     cluster: Cluster,
     lock: File,
+    /// The file with the number of times that the log was lost.
+    lost: PathBuf,
 }
 
 /// Connects to NATS, and refuses weak settings unless the operator accepts them.
@@ -182,7 +186,8 @@ pub(super) async fn claim_log(
     tracing::info!(log = name, epoch = claimed.epoch(), records, "the log was claimed");
     let writer = Arc::new(claimed.writer());
     let journal = root.join(JOURNAL);
-    Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, lock }))
+    let lost = settings.path.join(TIMES_LOST_FILE);
+    Ok(Some(OwnLog { writer, journal, claimed, heartbeats, cluster, lock, lost }))
 }
 
 /// A claimed log, with its heartbeats.
@@ -217,6 +222,8 @@ pub(super) struct CatalogShare {
     heartbeats: Heartbeats,
     writer: Arc<LogWriter>,
     lock: File,
+    /// The file with the number of times that the log was lost.
+    lost: PathBuf,
 }
 
 /// Claims the log of a worker with a catalog, writes the tenants' journals from it, and returns it with the log of the
@@ -265,7 +272,8 @@ pub(super) async fn share_catalog(
     let changes = log.changes().await?;
     let members = cluster.members().await?;
     let writer = Arc::new(claimed.writer());
-    Ok(Some(CatalogShare { log, changes, members, cluster, claimed, heartbeats, writer, lock }))
+    let lost = dir.join(TIMES_LOST_FILE);
+    Ok(Some(CatalogShare { log, changes, members, cluster, claimed, heartbeats, writer, lock, lost }))
 }
 
 /// Removes the journals of all tenants, which are written from the log.
@@ -307,8 +315,10 @@ impl CatalogShare {
     /// Follows the changes of other workers, stops this process when its log is taken over, and takes over the logs of dead
     /// workers if there is an adopter. Must be called within the runtime.
     pub(super) fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Announced {
-        let Self { log: _, mut changes, mut members, cluster, claimed, heartbeats, writer, lock } = self;
-        stop_when_fenced(writer.clone());
+        let Self { log: _, mut changes, mut members, cluster, claimed, heartbeats, writer, lock, lost } =
+            self;
+        let replication = watch_log(writer.clone(), lost);
+        tenants.metrics().add_replication(&replication);
         let followed = tenants.clone();
         tokio::spawn(async move {
             loop {
@@ -325,18 +335,33 @@ impl CatalogShare {
             }
         });
         let own = claimed.log().to_owned();
-        let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
+        let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
         Announced { heartbeats, adopting, _writer: writer, _lock: lock }
     }
 }
 
-/// Ends this process when its log is taken over. Must be called within the runtime.
-fn stop_when_fenced(writer: Arc<LogWriter>) {
+/// Ends this process when its log is taken over, and returns the metrics of the log. Must be called within the runtime.
+fn watch_log(writer: Arc<LogWriter>, lost: PathBuf) -> Replication {
+    let lag_of = writer.clone();
+    let lag = move || {
+        let (batches, bytes) = lag_of.unacknowledged();
+        Lag { batches, bytes }
+    };
+    let replication = Replication::new(lag, times_lost(&lost));
     tokio::spawn(async move {
         let why = writer.fenced().await;
         tracing::error!(%why, "this worker's log was taken over or cannot be continued; stopping all rollouts");
-        exit_fenced();
+        exit_fenced(&lost);
     });
+    replication
+}
+
+/// File beside the journals with the number of times that this worker has lost its log. The process ends each time.
+const TIMES_LOST_FILE: &str = "times-log-lost";
+
+/// Returns the number of times that earlier processes have lost the log.
+fn times_lost(file: &Path) -> u64 {
+    std::fs::read_to_string(file).ok().and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Locks the directory in which the journal is written from the log, so that no other worker writes there.
@@ -405,11 +430,12 @@ impl OwnLog {
 
     /// Stops this process when its log is taken over, and takes over the logs of dead workers if there is an adopter. Must
     /// be called within the runtime.
-    pub(super) fn announce(self, adopter: Option<Adopter>) -> Announced {
-        let Self { claimed, heartbeats, writer, cluster, lock, journal: _ } = self;
+    pub(super) fn announce(self, adopter: Option<Adopter>, metrics: &Metrics) -> Announced {
+        let Self { claimed, heartbeats, writer, cluster, lock, lost, journal: _ } = self;
         let own = claimed.log().to_owned();
-        stop_when_fenced(writer.clone());
-        let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own)));
+        let replication = watch_log(writer.clone(), lost);
+        metrics.add_replication(&replication);
+        let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
         Announced { heartbeats, adopting, _writer: writer, _lock: lock }
     }
 }
@@ -421,7 +447,10 @@ const EXIT_FENCED: i32 = 3;
 const LAST_LINES_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Ends this process immediately: another process owns its rollouts now, so this one must send nothing more.
-fn exit_fenced() -> ! {
+fn exit_fenced(lost: &Path) -> ! {
+    if let Err(error) = std::fs::write(lost, (times_lost(lost) + 1).to_string()) {
+        tracing::warn!(%error, "this loss of the log will be missing in the metrics");
+    }
     let (flushed, is_flushed) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         crate::print::flush_errors();

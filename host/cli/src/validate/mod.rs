@@ -360,6 +360,10 @@ fn problems(about: &Description, report: &mut Report) {
         let parts: Vec<&str> =
             parts.iter().filter(|(is_exported, _)| *is_exported).map(|(_, part)| *part).collect();
         report.passed("exports", parts.join(", "));
+        if about.group_grader {
+            report
+                .passed("groups", "members of a group are rated by the group grader; this run has no group");
+        }
     }
     if !has(|problem| matches!(problem, Problem::UnknownImport { .. } | Problem::DoesNotLink { .. })) {
         report.passed("imports", format!("all {} are provided", about.imports.len()));

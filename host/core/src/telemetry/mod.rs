@@ -11,6 +11,7 @@ mod lines;
 mod meter;
 mod one_line;
 mod process;
+mod replication;
 mod series;
 mod traces;
 mod under_way;
@@ -21,6 +22,7 @@ pub use labels::{
 pub use lines::LineBudget;
 pub use meter::{DayUse, Meter};
 pub use one_line::OneLineFields;
+pub use replication::{Lag, Replication};
 pub use rollout_transcript::ModelRole;
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 pub use under_way::{Callback, ModelCall, Timing, ToolCall};
@@ -143,6 +145,13 @@ impl Metrics {
     pub fn trace_with(&self, traces: Traces) {
         // Only the first call has an effect; it precedes all counting.
         let _ = self.traces.set(traces);
+    }
+
+    /// Adds the metrics of a replicated log. Only the first call has an effect.
+    pub fn add_replication(&self, replication: &Replication) {
+        if let Err(error) = self.registry.register(Box::new(replication.clone())) {
+            tracing::error!(%error, "the metrics of the log are not shown");
+        }
     }
 
     /// Sets the load of a process whose rollouts are counted separately for each tenant.

@@ -25,6 +25,22 @@ impl Selection {
         let rows = rows.into_iter().skip(self.offset);
         rows.take(self.limit.unwrap_or(usize::MAX)).collect()
     }
+
+    /// Returns the indices that [`Selection::apply`] selects of this number of rows.
+    pub(crate) fn indices(self, count: usize) -> Vec<usize> {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let Some(seed) = self.seed else { return (0..count).skip(self.offset).take(limit).collect() };
+        let mut indices: Vec<usize> = (0..count).collect();
+        indices.sort_by_cached_key(|index| sort_key(seed, *index));
+        indices.into_iter().skip(self.offset).take(limit).collect()
+    }
+
+    /// Returns how many of this number of rows it must look at.
+    pub(crate) fn reads(self, count: u64) -> u64 {
+        let selected =
+            count.saturating_sub(self.offset as u64).min(self.limit.map_or(u64::MAX, |limit| limit as u64));
+        if self.seed.is_some() { count } else { selected }
+    }
 }
 
 /// Returns a digest of seed and index. It is the same on every machine and in every version, so a
@@ -46,6 +62,7 @@ mod tests {
         fn check(seed: Option<u64>, offset: usize, limit: Option<usize>, expected: &[usize]) {
             let taken: Vec<usize> =
                 Selection { seed, offset, limit }.apply(rows(6)).iter().map(|row| row.index).collect();
+            assert_eq!(Selection { seed, offset, limit }.indices(6), taken);
             assert_eq!(taken, expected, "{seed:?} {offset} {limit:?}");
         }
         check(None, 0, None, &[0, 1, 2, 3, 4, 5]);

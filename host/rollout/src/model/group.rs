@@ -122,3 +122,27 @@ pub struct GroupOutcome {
     /// The failed members of the group, by number; empty if this member left before the group was decided.
     pub failed: Vec<FailedMember>,
 }
+
+/// A group's part of a result, as callers and trajectories read it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct GroupReport<'a> {
+    /// Id of the group.
+    id: &'a RolloutId,
+    /// Number of its members.
+    size: u32,
+    /// The member's number.
+    member: u32,
+    /// Whether a group grader rated the member.
+    graded: bool,
+    /// The member's reward before the group was graded, if it had one.
+    own_reward: Option<f64>,
+    /// The failed members of the group.
+    failed: &'a [FailedMember],
+}
+
+impl<'a> From<&'a GroupOutcome> for GroupReport<'a> {
+    fn from(GroupOutcome { seat, graded, own_reward, failed }: &'a GroupOutcome) -> Self {
+        let GroupSeat { id, size, member, join_secs: _ } = seat;
+        Self { id, size: *size, member: *member, graded: *graded, own_reward: *own_reward, failed }
+    }
+}

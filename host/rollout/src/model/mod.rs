@@ -19,7 +19,7 @@ pub use address::{ModelAddress, RequestSecrets};
 pub use agent::{AgentForm, LoopOptions, LoopReport};
 pub use environment::EnvironmentFacts;
 pub use failure::{Failure, FailureKind};
-pub use group::{FailedMember, GROUP_SIZE_MAX, GroupOutcome, GroupSeat, InvalidSeat, JOIN_SECS};
+pub use group::{FailedMember, GROUP_SIZE_MAX, GroupOutcome, GroupReport, GroupSeat, InvalidSeat, JOIN_SECS};
 pub(crate) use group::{GroupDecision, GroupEvent, SampleRating};
 pub use limit_use::LimitUse;
 pub use outcome::{Finished, FinishedSample, Outcome};

@@ -95,6 +95,10 @@ impl Counts {
         Self { share, running: 0, live: 0, queued: 0, waiting: 0, served: 0 }
     }
 
+    fn room(&self) -> i64 {
+        room(self.share.running_max, self.live)
+    }
+
     fn can_run_one(&self) -> bool {
         self.waiting > 0 && self.running < self.share.running_max
     }
@@ -184,9 +188,24 @@ impl SlotPool {
     }
 }
 
+/// Returns the number of free slots that nothing waits for. Negative if rollouts wait.
+fn room(running_max: u32, live: u64) -> i64 {
+    i64::from(running_max).saturating_sub_unsigned(live)
+}
+
 impl Pool {
+    /// Returns the maximum number of live rollouts.
+    fn places(&self) -> u64 {
+        u64::from(self.running_max) + u64::from(self.queue_max)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of further rollouts that would have a slot.
+    pub(super) fn room(&self) -> i64 {
+        room(self.running_max, self.lock().live)
     }
 
     /// Changes the counts, and grants slots that may be granted afterwards.
@@ -253,8 +272,7 @@ impl State {
 
     /// Checks that one more rollout may run or wait.
     fn check(&mut self, pool: &Pool, membership: &PluginMembership) -> Result<(), AdmitError> {
-        let places = u64::from(pool.running_max) + u64::from(pool.queue_max);
-        let left = places.saturating_sub(self.live);
+        let left = pool.places().saturating_sub(self.live);
         let is_alone = self.tenants.len() == 1;
         let Some((tenant, plugin)) = self.of(membership) else { return Err(AdmitError::Closed) };
         tenant.check(QuotaOwner::Tenant, pool.running_max)?;
@@ -347,6 +365,11 @@ impl TenantMembership {
         PluginMembership { tenant: self.clone(), number }
     }
 
+    /// Returns the maximum number of live rollouts of the pool.
+    pub(super) fn places(&self) -> u64 {
+        self.pool.places()
+    }
+
     /// Returns the maximum number of running rollouts, given its own limit and a share of the pool.
     pub(super) fn running_max_of(&self, share: f64) -> u32 {
         let own =
@@ -354,6 +377,14 @@ impl TenantMembership {
         let shared = (f64::from(self.pool.running_max) * share).floor().max(1.0);
         // A float is rounded to the nearest number in the range.
         own.min(shared as u32)
+    }
+
+    /// Returns the number of further rollouts of the tenant that would have a slot, by its own share and the pool.
+    pub(super) fn room(&self) -> i64 {
+        let state = self.pool.lock();
+        let of_all = room(self.pool.running_max, state.live);
+        let own = state.tenants.get(&self.number).map(|tenant| tenant.counts.room());
+        own.map_or(0, |own| own.min(of_all))
     }
 
     pub(super) fn set_share(&self, share: Share) {
@@ -396,6 +427,14 @@ impl PluginMembership {
             .of(self)
             .map_or(0, |(tenant, plugin)| tenant.share.running_max.min(plugin.counts.share.running_max));
         own.min(self.pool().running_max)
+    }
+
+    /// Returns the number of further rollouts that would have a slot, by its own share, its tenant's and the pool.
+    pub(super) fn room(&self) -> i64 {
+        let mut state = self.pool().lock();
+        let of_all = room(self.pool().running_max, state.live);
+        let own = state.of(self).map(|(tenant, plugin)| tenant.room().min(plugin.counts.room()));
+        own.map_or(0, |own| own.min(of_all))
     }
 
     /// Returns the numbers of its running and queued rollouts.

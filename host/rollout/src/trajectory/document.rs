@@ -12,7 +12,7 @@ use super::layout::{Marked, Marks};
 use super::observed::{Judged, Observed, ToolCalls};
 use super::replies::{Reply, Unmatched, answered, sum};
 use super::{Job, millis};
-use crate::model::{Finished, FinishedSample, Outcome, TrajectoryExtra};
+use crate::model::{Finished, FinishedSample, GroupReport, Outcome, TrajectoryExtra};
 use rollout_guest::imports::RolloutUsage;
 use rollout_transcript::{Exchange, Lists, Part, ToolUse};
 use rollout_wire::atif::FinalMetrics;
@@ -187,6 +187,9 @@ impl Serialize for HostExtra<'_> {
         }
         if let Some(fork) = &job.fork {
             ours.serialize_entry("fork_of", fork)?;
+        }
+        if let Some(group) = &finished.group {
+            ours.serialize_entry("group", &GroupReport::from(group))?;
         }
         ours.serialize_entry("outcome", &outcome(&finished.outcome))?;
         ours.serialize_entry(

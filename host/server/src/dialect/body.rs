@@ -1,5 +1,5 @@
-//! Bodies of requests: read in time and within a limit, and charged to the host's budget for as long as a part of them
-//! is stored.
+//! Bodies of requests: read within a time and a size, and charged to the host's budget for as long as any part of them is
+//! stored.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,18 +11,18 @@ use futures_util::StreamExt;
 use crate::connection::BodyError;
 use rollout_core::budget::{Budget, Charge, Use};
 
-/// Maximum size of all incomplete bodies together. Further ones are refused with `Retry-After`, so that complete ones
-/// have memory.
+/// Maximum size of all incomplete bodies together. Further bodies are refused with `Retry-After`, which leaves memory for
+/// complete ones.
 const INCOMPLETE_BYTES_MAX: usize = 512 << 20;
 
 /// Initial size of a buffer and minimum step of its growth.
 const ROOM_BYTES_MIN: usize = 16 << 10;
 
-/// Memory of an element of a list in addition to its text: the position of its end, in a vector that may just have
-/// doubled.
+/// Memory of a list's element in addition to its text: the position of its end, in a vector that may just have doubled its
+/// capacity.
 const PART_BYTES: usize = 16;
 
-/// Size up to which a body is parsed on the runtime's thread, in about a millisecond.
+/// Maximum size of a body that is parsed on the runtime's thread, which takes about a millisecond.
 const AT_ONCE_BYTES_MAX: usize = 256 << 10;
 
 /// Error of a request's body.
@@ -34,7 +34,7 @@ pub(crate) enum BodyRefused {
     /// The memory budget is used up.
     #[error("the server holds as much as its memory budget allows; retry later")]
     NoMemory,
-    /// The body arrived too slowly, with details.
+    /// The body arrived too slowly, as the text says.
     #[error("{0}")]
     Slow(String),
     /// The connection broke, or the bytes are not valid HTTP.
@@ -44,7 +44,7 @@ pub(crate) enum BodyRefused {
 
 /// A dialect that reads bodies.
 pub(crate) trait HoldsBodies: Send + Sync {
-    /// Returns the budget that bodies are charged to.
+    /// Returns the budget to which bodies are charged.
     fn budget(&self) -> &Budget;
 
     /// Returns the bytes of all incomplete bodies.
@@ -81,7 +81,7 @@ impl<const BYTES_MAX: usize> Body<BYTES_MAX> {
         (self.bytes, self.charge)
     }
 
-    /// Drops the body and returns the charge, adjusted to the bytes of the parsed value.
+    /// Drops the body and returns its charge, adjusted to the size of the parsed value.
     pub(crate) fn becomes(self, bytes: usize) -> Result<Charge, BodyRefused> {
         let Self { bytes: body, mut charge } = self;
         drop(body);
@@ -99,7 +99,7 @@ impl<S: HoldsBodies, const BYTES_MAX: usize> FromRequest<S> for Body<BYTES_MAX> 
     async fn from_request(request: Request, dialect: &S) -> Result<Self, BodyRefused> {
         let (budget, unfinished) = (dialect.budget(), dialect.bodies());
         let (head, body) = request.into_parts();
-        // HTTP parsing has refused an invalid number; without one the body is chunked.
+        // HTTP parsing has refused an invalid length. Without a length the body is chunked.
         let announced =
             head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let mut reading = Reading::start(budget, unfinished, announced, BYTES_MAX)?;
@@ -113,7 +113,7 @@ impl<S: HoldsBodies, const BYTES_MAX: usize> FromRequest<S> for Body<BYTES_MAX> 
 }
 
 fn broken(error: axum::Error) -> BodyRefused {
-    // A layer in between may have wrapped it.
+    // A layer in between may have wrapped the error.
     let mut cause: Option<&dyn std::error::Error> = Some(&error);
     while let Some(error) = cause {
         if let Some(slow @ BodyError::TooSlow { .. }) = error.downcast_ref() {
@@ -128,7 +128,7 @@ fn broken(error: axum::Error) -> BodyRefused {
 #[derive(Default)]
 pub(crate) struct Bodies(AtomicUsize);
 
-/// The bytes of one incomplete body among all.
+/// The bytes of one incomplete body within the total.
 struct Part<'a> {
     of: &'a Bodies,
     bytes: usize,
@@ -168,8 +168,8 @@ impl<'a> Reading<'a> {
         if expected > bytes_max {
             return Err(BodyRefused::TooLarge(bytes_max));
         }
-        // A body without room is refused at once. The charge is for received bytes, because an announced length takes
-        // no memory.
+        // A body for which there is no room is refused at once. The charge then covers received bytes only, because an
+        // announced length takes no memory.
         let mut charge = budget.charge(Use::Request, expected).map_err(|_| BodyRefused::NoMemory)?;
         charge.shrink_to(0);
         let part = Part { of: unfinished, bytes: 0 };

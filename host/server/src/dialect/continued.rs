@@ -12,15 +12,14 @@ use rollout_outbound::ModelEndpoint;
 use rollout_rollout::{Host, Rollout, RolloutEnd, RolloutLog, Steps, UnfinishedRollout, drive};
 use rollout_wire::id::RolloutId;
 
-/// Maximum memory of the outcomes of an earlier process that are read at once: a part of the budget, and a number of
-/// bytes.
+/// Maximum memory of the stored outcomes that are read at once: a fraction of the budget, and a number of bytes.
 const OUTCOMES_PART: usize = 16;
 const OUTCOMES_BYTES_MAX: usize = 64 << 20;
 
-/// Unit of the turns in bytes.
+/// Number of bytes for which a permit of the semaphore stands.
 const TURN_BYTES: usize = 1 << 10;
 
-/// Copies of an outcome that exist at once: the stored bytes and the parsed outcome.
+/// Number of copies of an outcome in memory at once: the stored bytes and the parsed outcome.
 const COPIES: usize = 2;
 
 /// Continues rollouts of an earlier process. Outcomes are read and reported in turns. Cheap to clone.

@@ -1,8 +1,8 @@
 //! The delivery of a rollout's result: the messages to the caller, and their acknowledgements.
 //!
-//! [`Delivery`] is a state machine without I/O. The journal stores it, so that the next process continues it. The
-//! driver (`dialect/driver.rs`) reports each [`Event`] to [`Delivery::advance`] and runs the returned [`Action`]. A
-//! dialect renders the bodies; this module determines the order of messages and the reaction to a refusal.
+//! [`Delivery`] is a state machine without I/O. The journal stores it, so that the next process can continue it. The driver
+//! (`dialect/driver.rs`) reports each [`Event`] to [`Delivery::advance`] and runs the returned [`Action`]. A dialect renders
+//! the bodies; this module determines the order of the messages and the reaction to a refusal.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub(super) enum Delivery {
     },
     /// The result is posted in two callbacks.
     Callbacks(Callbacks),
-    /// The result is posted once. A refused result is not followed by another message.
+    /// The result is posted once. No other message follows a refused result.
     OnePost {
         /// Whether the caller accepted the result.
         #[serde(skip)]

@@ -1,7 +1,7 @@
 //! The driver of a dialect's rollouts: takes each through its steps and runs the actions of its [`Delivery`].
 //!
-//! A dialect implements [`Renderer`] for each form in which it delivers results. The [`ledger`](super::ledger) has the
-//! rollout's status and result. The journal stores the delivery, which [`Progress::read`] restores.
+//! A dialect implements [`Renderer`] for each form in which it delivers results. The [`ledger`](super::ledger) holds the
+//! rollout's status and result. The journal stores the delivery, and [`Progress::read`] restores it.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::delivery::{Action, Delivery, Event, Message};
-use super::ledger::{LedgerEntry, Over};
+use super::ledger::{LedgerEntry, PublicOutcome};
 use rollout_core::error::Fault;
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, CallbackClient, Secret, Undelivered};
@@ -21,7 +21,7 @@ use rollout_rollout::{
 
 /// The dialect's part of a driver: bodies of messages, statuses, and its own steps.
 pub(super) trait Renderer: Send + Sync + Sized + 'static {
-    /// Data from which a result in the journal is rendered again.
+    /// Data with which a result in the journal is rendered again.
     type Form: Serialize + Send + Sync;
 
     /// Renders the body of a message or of a polled result.
@@ -34,7 +34,7 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
     }
 
     /// Returns the public part of a finished rollout's outcome.
-    fn over(&self, finished: &Finished, delivery: &Delivery) -> Over;
+    fn public_outcome(&self, finished: &Finished, delivery: &Delivery) -> PublicOutcome;
 
     /// Returns the data that the journal stores with a result.
     fn form(&self, delivery: &Delivery) -> Self::Form;
@@ -63,12 +63,12 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
         drop(entry);
     }
 
-    /// Reads the caller's response to a message.
+    /// Reads the caller's response to an accepted message.
     fn acknowledged(&self, body: &Bytes) {
         let _ = body;
     }
 
-    /// Sends a message to its caller. By default it is posted to its address.
+    /// Sends a message to its caller. The default posts it to its address.
     fn send(
         driver: &Driver<Self>,
         message: Message,
@@ -77,7 +77,7 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
         driver.post(message, body)
     }
 
-    /// Completes when the caller no longer wants the rollout. By default that is the end of its lease.
+    /// Completes when the caller no longer wants the rollout. The default waits for the end of its lease.
     fn abandoned(driver: &Driver<Self>) -> impl Future<Output = ()> + Send {
         driver.entry.lease_over()
     }
@@ -87,7 +87,7 @@ pub(super) trait Renderer: Send + Sync + Sized + 'static {
         driver.note(None);
     }
 
-    /// Posts the due messages of a finished rollout.
+    /// Sends the due messages of a finished rollout.
     fn deliver_result(
         driver: &Driver<Self>,
         finished: &Finished,
@@ -142,7 +142,7 @@ impl Addresses {
     }
 }
 
-/// A note of a driver in the journal. The last delivery and the last body are valid.
+/// A note of a driver in the journal. Of several notes, the last delivery and the last body count.
 #[derive(Serialize, Deserialize)]
 struct Note<'a> {
     delivery: Delivery,
@@ -191,8 +191,8 @@ pub(super) async fn may_be_reported(log: Option<&RolloutLog>) -> bool {
     written.is_ok()
 }
 
-/// A rollout with its delivery. Its fields are dropped in this order, so that a key is free before requests that wait
-/// for its answer learn that there is none.
+/// A rollout with its delivery. The fields are dropped in this order, so that the key of a request is free before other
+/// requests with it learn that there is no answer.
 pub(super) struct Driver<R> {
     /// The rollout's entry in the ledger.
     pub entry: LedgerEntry,
@@ -249,7 +249,7 @@ impl<R: Renderer> Steps for Driver<R> {
 
     async fn finished(self: Box<Self>, ended: RolloutEnd) {
         let is_polled = matches!(*self.delivery(), Delivery::Polled { .. });
-        // A polled result is written when it is stored; after a crash there is nothing to store.
+        // `keep` writes a polled result. After a crash there is nothing to write.
         let is_written_later = is_polled && !matches!(ended, RolloutEnd::Crashed(_));
         if !is_written_later && !may_be_reported(self.log.as_ref()).await {
             return;
@@ -272,9 +272,9 @@ impl<R: Renderer> Steps for Driver<R> {
             return self.keep(&ended, is_awaited).await;
         }
         self.entry.end(match &ended {
-            RolloutEnd::Finished(finished) => self.renderer.over(finished, &self.delivery()),
-            RolloutEnd::Cancelled(_) => Over::word("cancelled"),
-            RolloutEnd::Crashed(_) => Over::word("failure"),
+            RolloutEnd::Finished(finished) => self.renderer.public_outcome(finished, &self.delivery()),
+            RolloutEnd::Cancelled(_) => PublicOutcome::with_status("cancelled"),
+            RolloutEnd::Crashed(_) => PublicOutcome::with_status("failure"),
         });
         let action = self.advance(event);
         match &ended {
@@ -286,7 +286,7 @@ impl<R: Renderer> Steps for Driver<R> {
             }
             RolloutEnd::Cancelled(_) => {}
         }
-        // The caller accepted the result, or it was abandoned. The first answer stays longer, and with it the journal.
+        // The caller accepted the result, or delivery was abandoned. The first answer and the rollout's journal stay longer.
         if self.entry.is_answered() { self.note(None) } else { self.end_log() }
     }
 }
@@ -327,7 +327,9 @@ impl<R: Renderer> Driver<R> {
             RolloutEnd::Crashed(crashed) => (None, Source::Crashed(crashed)),
         };
         let body = || self.renderer.body(Message::Result, &source, &delivery);
-        let over = finished.map_or(Over::word("failure"), |finished| self.renderer.over(finished, &delivery));
+        let over = finished.map_or(PublicOutcome::with_status("failure"), |finished| {
+            self.renderer.public_outcome(finished, &delivery)
+        });
         let Some((finished, (journal, log))) = finished.zip(self.entry.journal()) else {
             if finished.is_some() && !is_awaited {
                 self.entry.settle();

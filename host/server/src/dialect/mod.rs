@@ -2,7 +2,7 @@
 //! it knows the protocol.
 //!
 //! A server serves several dialects, which do not know each other. The server itself has the parts that belong to no
-//! protocol: names and keys of callers, `/health`, `/metrics` and connections. A [`Dialect`] provides its own part of them.
+//! protocol: names and keys of callers, `/health`, `/metrics` and connections. A [`Dialect`] contributes to them.
 
 pub mod agent_lightning;
 pub(crate) mod body;
@@ -34,10 +34,10 @@ pub trait Dialect: Send + Sync {
     /// Returns its routes.
     fn routes(&self) -> Vec<Routes>;
 
-    /// Returns its fields of `/health`.
+    /// Returns the fields that it adds to `/health`.
     fn health(&self) -> Health;
 
-    /// Returns the maximum number of descriptors of callers that one of its live rollouts holds. The number of rollouts is
+    /// Returns the maximum number of file descriptors that a live rollout holds for its callers. The number of rollouts is
     /// planned with it before the host exists.
     fn descriptors_per_rollout(config: &Config) -> u64
     where
@@ -50,21 +50,21 @@ pub trait Dialect: Send + Sync {
     /// answered. The error is the reason why it cannot continue.
     fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String>;
 
-    /// Returns whether it has no rollouts and stores nothing for callers, so that it may be dropped.
+    /// Returns whether the dialect has no rollouts and stores nothing for callers, so that it may be dropped.
     fn is_idle(&self) -> bool;
 
     /// Closes the dialect: no rollout will be requested again. Close admission before.
     fn close(&self);
 
-    /// Waits until every rollout has ended and every result is delivered, or until the time is over. Returns whether all
-    /// of them are.
+    /// Waits until every rollout has ended and every result is delivered, at most until `until`. Returns whether this was
+    /// achieved.
     fn drain(&self, until: Instant) -> BoxFuture<'_, bool>;
 
     /// Answers all waiting polls at once; their callers continue at another process.
     fn answer_waiting(&self) {}
 
     /// Announces that the server cancels the remaining rollouts. Their callers must still receive results.
-    fn cancels_rest(&self);
+    fn announce_cancellation(&self);
 
     /// Returns the rollouts whose callers have not received a result.
     fn unreported(&self) -> Vec<String>;
@@ -96,9 +96,8 @@ pub enum KeyRule {
 
 /// A protocol's part of `/health`.
 pub struct Health {
-    /// Its fields. Fields with the names of the server's own are replaced by those.
+    /// The fields. The server's own fields replace those of the same name.
     pub fields: Map<String, Value>,
-    /// Whether its callers expect only these fields and have no key for them. Only the single protocol of a server can have
-    /// this.
+    /// Whether callers expect only these fields and pass no key for them. Possible only if the server has no other protocol.
     pub is_all: bool,
 }

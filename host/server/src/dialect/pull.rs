@@ -1,9 +1,9 @@
-//! The pull client: takes work from a service that is polled, for as long as this host has free slots.
+//! The pull client: takes work from a service that is polled, while this host has free slots.
 //!
 //! A [`WorkSource`] is the protocol of one service: it lists the available work and takes it. The loop is the same for
-//! all services: it requests no more work than can run. The next request follows at an interval while there is no work,
-//! and as soon as a slot is free while there is more. If a service does not answer, the request is repeated after
-//! growing pauses.
+//! all services, and requests no more work than can run. While the service has work, the next request follows as soon as a
+//! slot is free; otherwise it follows after an interval. If a service does not answer, the request is repeated after growing
+//! pauses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ const OUTAGE_DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// A service that has work.
 pub(super) trait WorkSource: Send + Sync {
-    /// Work that is listed.
+    /// Work that the service lists.
     type Offer: Send;
 
     /// Lists at most `max` offers, the oldest first.
     fn offers(&self, max: usize) -> impl Future<Output = Result<Vec<Self::Offer>, SourceError>> + Send;
 
-    /// Takes offers. Returns when each is taken, or was refused, so that the next list has none of them. The work
-    /// itself continues in the background. Returns false if this host has no room for more.
+    /// Takes offers. Returns once each was taken or refused, so that the next list has none of them. The work itself
+    /// continues in the background. Returns false if this host has no room for more.
     fn take(&self, offers: Vec<Self::Offer>) -> impl Future<Output = bool> + Send;
 }
 
@@ -52,7 +52,7 @@ pub(super) struct PullSettings {
     pub offers_max: usize,
 }
 
-/// Takes work until it is stopped. The error is a service's refusal.
+/// Takes work until `stop` is cancelled. The error is the service's refusal.
 ///
 /// `ended` is notified whenever work ends.
 pub(super) async fn pull<S: WorkSource>(
@@ -75,7 +75,7 @@ pub(super) async fn pull<S: WorkSource>(
                     let is_full = offers.len() >= max;
                     match source.take(offers).await {
                         false => Wait::ForRoom,
-                        true if is_full => Wait::Not,
+                        true if is_full => Wait::None,
                         true => Wait::Interval(settings.interval),
                     }
                 }
@@ -83,7 +83,10 @@ pub(super) async fn pull<S: WorkSource>(
                 Err(SourceError::Away(why)) => {
                     failures += 1;
                     if failures == 1 {
-                        tracing::warn!(why, "the service with the work does not answer; it is asked again");
+                        tracing::warn!(
+                            why,
+                            "the service with the work does not answer; the request is repeated"
+                        );
                     }
                     Wait::Interval(outage_delay(failures))
                 }
@@ -91,9 +94,9 @@ pub(super) async fn pull<S: WorkSource>(
         };
         let waiting = async {
             match next {
-                Wait::Not => {}
+                Wait::None => {}
                 Wait::Interval(time) => tokio::time::sleep(time).await,
-                // Another resource than slots may be exhausted, such as memory, and `ended` does not announce its
+                // A resource other than slots may be exhausted, such as memory, and `ended` does not announce its
                 // release.
                 Wait::ForRoom => {
                     let _ = tokio::time::timeout(settings.interval, ended.notified()).await;
@@ -110,7 +113,7 @@ pub(super) async fn pull<S: WorkSource>(
 
 /// The wait before the next request.
 enum Wait {
-    Not,
+    None,
     Interval(Duration),
     ForRoom,
 }

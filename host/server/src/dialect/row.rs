@@ -1,7 +1,7 @@
 //! Rows of a trainer's data set: the prompt, the label and the metadata of a rollout.
 //!
-//! Some protocols pass a row as it stands in the data set, label included. [`RowFields`] names the fields; the label is
-//! removed from everything that the workflow sees.
+//! Some protocols pass a row exactly as it is in the data set, including the label. [`RowFields`] names the fields. The label
+//! is removed from everything that the workflow sees.
 
 use std::str::FromStr;
 
@@ -12,7 +12,7 @@ use rollout_wire::messages::Messages;
 use rollout_wire::metadata::RowMetadata;
 use rollout_wire::{self as wire, stream};
 
-/// Members that protocols with rows add to a trajectory.
+/// The members of a trajectory that protocols with rows add.
 pub(super) const TRAJECTORY_MEMBERS: &[ExtraMember] = &[
     ExtraMember::of("rollout_id", ExtraFact::RolloutId),
     ExtraMember::of("label", ExtraFact::Label),
@@ -21,20 +21,20 @@ pub(super) const TRAJECTORY_MEMBERS: &[ExtraMember] = &[
     ExtraMember::of("metadata", ExtraFact::Metadata),
 ];
 
-/// Usual fields with the prompt, in the order in which they are tried.
+/// Usual names of the prompt's field, in the order in which they are tried.
 const PROMPT_FIELDS: [&str; 4] = ["prompt", "messages", "question", "problem"];
 
-/// Usual fields with the label, in the order in which they are tried.
+/// Usual names of the label's field, in the order in which they are tried.
 const LABEL_FIELDS: [&str; 5] =
     ["ground_truth", "reward_model.ground_truth", "expected_answer", "answer", "label"];
 
-/// Field with a system message before the prompt.
+/// Field with a system message that precedes the prompt.
 const SYSTEM_FIELD: &str = "system_prompt";
 
 /// Maximum number of messages of a prompt.
 const MESSAGES_MAX: usize = 100_000;
 
-/// The fields of a row. A field that is not configured is read under the names that are common in data sets.
+/// The fields of a row. A field that is not configured is looked for under the usual names.
 #[derive(Clone, Debug, Default)]
 pub struct RowFields {
     /// The field with the prompt: a text or a list of messages.
@@ -75,7 +75,7 @@ pub(super) struct MappedRow {
 }
 
 impl RowFields {
-    /// Reads a row, which is an object, or a text that is the prompt alone. The error describes the mistake.
+    /// Reads a row: an object, or a text that is only the prompt. The error describes the mistake.
     pub(super) fn read(&self, row: &str) -> Result<MappedRow, String> {
         let row = wire::value(row).map_err(|wrong| format!("the row is {wrong}"))?.get();
         if row.starts_with('"') {
@@ -93,8 +93,8 @@ impl RowFields {
         Ok(MappedRow { prompt, label, metadata: rest(row, &removed).map(RowMetadata::from) })
     }
 
-    /// Returns the label of a row, and the fields that only the grader may see. Without a configured field, all usual
-    /// fields of a label are hidden, because another one of them may contain the same answer.
+    /// Returns the label of a row, and the fields that only the grader may see. Without a configured field, these are all
+    /// usual fields of a label, because another one of them may contain the same answer.
     pub(super) fn label<'a>(&'a self, row: &str) -> Result<(Option<String>, Vec<&'a str>), String> {
         if let Some(FieldPath(path)) = &self.label {
             let label = field(row, path).and_then(text_of);
@@ -119,8 +119,8 @@ impl RowFields {
     }
 }
 
-/// Returns the value at a path, if it is not null. Of several members with a name the last counts, as in every JSON
-/// reader.
+/// Returns the value at a path, if it is not null. Of several members with the same name the last counts, as in other JSON
+/// readers.
 pub(super) fn field<'a>(object: &'a str, path: &str) -> Option<&'a RawValue> {
     let (first, deeper) = path.split_once('.').map_or((path, None), |(first, deeper)| (first, Some(deeper)));
     let mut found = None;

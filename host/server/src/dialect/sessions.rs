@@ -1,8 +1,8 @@
 //! Sessions of an environment, which protocols open for their callers.
 //!
-//! A session with a name outlives the connection of its caller: it ends when it is closed, has no request for a while, or its
-//! host ends it. With a journal it outlives the process, too. A later process finds it there and opens it again when its name
-//! is next used; until then it holds no slot.
+//! A session with a name outlives the connection of its caller. It ends when it is closed, when it has had no request for a
+//! while, or when its host ends it. With a journal it outlives the process, too: a later process finds it there and opens it
+//! again when its name is next used. Until then it holds no slot.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -44,8 +44,8 @@ pub(super) struct OpenSession {
     pub facts: Arc<EnvironmentFacts>,
 }
 
-/// Maximum number of calls at a session, of which one runs and the others wait. A call goes on without its caller's
-/// connection, so connections do not limit them.
+/// Maximum number of calls of a session in progress: one runs and the others wait. A call continues without its caller's
+/// connection, so the limits of connections do not bound them.
 const CALLS_MAX: usize = 16;
 
 /// A session that several requests may use, one after the other. Cheap to clone.
@@ -55,16 +55,16 @@ pub(super) struct SharedSession {
     gate: Gate,
 }
 
-/// The entrance of a session.
+/// The limit on the calls of a session.
 #[derive(Clone)]
 struct Gate {
-    /// Permits of the calls that run or wait.
+    /// Permits for calls that run or wait.
     calls: Arc<Semaphore>,
-    /// Cancelled when the session is removed, so that no call waits for it any longer.
+    /// Cancelled when the session is removed, which ends the wait of all calls.
     is_over: CancellationToken,
 }
 
-/// A request's place at a session.
+/// A request's permit to use a session.
 pub(super) struct Turn {
     pub session: SharedSession,
     _permit: OwnedSemaphorePermit,
@@ -81,12 +81,12 @@ impl Gate {
 }
 
 impl SharedSession {
-    /// Shares a session that no name has.
+    /// Shares a session that has no name.
     pub(super) fn new(open: OpenSession) -> Self {
         Self { open: Arc::new(tokio::sync::Mutex::new(open)), gate: Gate::new() }
     }
 
-    /// Returns a place for a request, unless too many wait. Take it before the request's task is spawned.
+    /// Returns a permit for a request, unless too many wait. Acquire it before the request's task is spawned.
     pub(super) fn enter(&self) -> Result<Turn, SessionsError> {
         Ok(Turn { _permit: self.gate.enter()?, session: self.clone() })
     }
@@ -114,7 +114,7 @@ pub(super) enum SessionsError {
     /// The server stops.
     #[error("the server is shutting down")]
     Closing,
-    /// The host does not open it.
+    /// The host does not open the session.
     #[error(transparent)]
     Open(#[from] OpenSessionError),
     /// The environment cannot be described.
@@ -123,10 +123,10 @@ pub(super) enum SessionsError {
     /// There is no such session.
     #[error("there is no session {0}; it was closed, had no request for a while, or never existed")]
     Unknown(String),
-    /// The session has a connection.
+    /// The session has a connection already.
     #[error("session {0} has a connection already")]
     Attached(String),
-    /// Too many calls wait at the session.
+    /// Too many calls of the session wait.
     #[error("{CALLS_MAX} calls of this session run or wait; wait for their answers before the next call")]
     Busy,
     /// The session was removed while the request waited.
@@ -154,13 +154,13 @@ struct Named {
     _gone: DropGuard,
 }
 
-/// A session that is open, or is opened by its next request.
+/// A session that is open, or will be opened by its next request.
 struct Opening {
     open: OnceCell<SharedSession>,
     gate: Gate,
     /// The session of an earlier process.
     stored: Option<(Host, StoredSession)>,
-    /// The token of an open session that is cancelled when the host ends it.
+    /// The token that is cancelled when the host ends the open session.
     cancelled: OnceLock<CancellationToken>,
     /// Cancelled when the session is open.
     is_open: CancellationToken,
@@ -191,7 +191,7 @@ impl Opening {
         self.cancelled.get().is_some_and(CancellationToken::is_cancelled)
     }
 
-    /// Ends the session in the journal, after the call that it makes. Calls that wait end at once.
+    /// Ends the session in the journal once its running call is over. Waiting calls end at once.
     async fn end(&self) {
         self.gate.is_over.cancel();
         match (self.open.get(), &self.stored) {
@@ -216,7 +216,7 @@ impl Sessions {
         &self.0.limits
     }
 
-    /// Returns the tasks of the protocol, which it waits for when it stops.
+    /// Returns the protocol's tasks, for which it waits when it stops.
     pub(super) fn tasks(&self) -> &TaskTracker {
         &self.0.tasks
     }
@@ -265,8 +265,8 @@ impl Sessions {
         Ok(name)
     }
 
-    /// Returns a place at the session with this name, and opens it if there is none. Fails at once if too many requests wait
-    /// there.
+    /// Returns a permit for the session with this name. Opens the session if there is none. Fails at once if too many
+    /// requests wait for it.
     pub(super) async fn find_or_open(&self, name: &str) -> Result<Turn, SessionsError> {
         self.check_open()?;
         let (name, opening) = {
@@ -283,7 +283,7 @@ impl Sessions {
             }
         };
         let permit = opening.gate.enter()?;
-        let opened = self.opened(&name, &opening).await;
+        let opened = self.get_or_open(&name, &opening).await;
         if opened.is_err() && opening.stored.is_none() {
             // Dropped after the lock is released.
             let _gone = {
@@ -300,7 +300,7 @@ impl Sessions {
         self.named().contains_key(name)
     }
 
-    /// Returns a place at a session for one request, unless too many wait there.
+    /// Returns a permit for an existing session, unless too many requests wait for it.
     pub(super) async fn find(&self, name: &str) -> Result<Turn, SessionsError> {
         let opening = {
             let mut all = self.named();
@@ -309,16 +309,16 @@ impl Sessions {
             named.opening.clone()
         };
         let permit = opening.gate.enter()?;
-        let session = self.opened(&name.into(), &opening).await?;
+        let session = self.get_or_open(&name.into(), &opening).await?;
         Ok(Turn { session, _permit: permit })
     }
 
-    /// Records that a session is used. Returns whether there is one.
+    /// Records a use of a session. Returns whether the session exists.
     pub(super) fn touch(&self, name: &str) -> bool {
         self.named().get_mut(name).map(|named| named.used_at = Instant::now()).is_some()
     }
 
-    /// Returns a session for a connection, which must [release](Self::release) it.
+    /// Attaches a connection to a session. The connection must [release](Self::release) it.
     pub(super) async fn attach(&self, name: &str) -> Result<SharedSession, SessionsError> {
         let opening = {
             let mut all = self.named();
@@ -330,7 +330,7 @@ impl Sessions {
             named.is_attached = true;
             named.opening.clone()
         };
-        let opened = self.opened(&name.into(), &opening).await;
+        let opened = self.get_or_open(&name.into(), &opening).await;
         if opened.is_err() {
             self.release(name).await;
         }
@@ -385,7 +385,7 @@ impl Sessions {
             serde_json::from_str(stored.facts().get()).map_err(|error| format!("its facts are {error}"))?;
         let mut all = self.named();
         if let Some(other) = all.get(&name).and_then(|named| named.opening.stored.as_ref()) {
-            // The process was stopped in a reset.
+            // The process was stopped during a reset, which leaves two.
             if !stored.is_later_than(&other.1) {
                 stored.discard();
                 return Ok(());
@@ -420,8 +420,8 @@ impl Sessions {
         opening
     }
 
-    /// Ends a session that has no request for a while, that the host ended, or when the server stops. The connection of an
-    /// attached session notices the last two itself.
+    /// Ends a session when it has had no request for a while, when the host ended it, or when the server stops. The
+    /// connection of an attached session notices the last two itself.
     async fn watch(&self, name: &str, opening: &Arc<Opening>, gone: CancellationToken) {
         let inner = &self.0;
         loop {
@@ -447,7 +447,7 @@ impl Sessions {
     }
 
     /// Returns the open session. Opens it if no request has done so.
-    async fn opened(&self, name: &Arc<str>, opening: &Opening) -> Result<SharedSession, SessionsError> {
+    async fn get_or_open(&self, name: &Arc<str>, opening: &Opening) -> Result<SharedSession, SessionsError> {
         let open = opening.open.get_or_try_init(async || {
             self.check_open()?;
             let limits = self.0.limits;
@@ -475,7 +475,7 @@ impl Sessions {
                 }
             };
             if opening.gate.is_over.is_cancelled() {
-                // Removed while it was opened, which ended a stored one.
+                // The session was removed while it was opened. For a stored one, that was its end.
                 if opening.stored.is_none() {
                     session.end().await;
                 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use rollout_rollout::{DescribeError, EnvironmentFacts, Host};
 
-/// Maximum number of tasks in one answer. Each is asked of the plugin, in an instance of its own.
+/// Maximum number of tasks in one answer. The plugin returns each in an instance of its own.
 const TASKS_MAX: u64 = 1000;
 
 /// Error of a list of tasks.
@@ -21,7 +21,7 @@ pub(super) enum TasksError {
     /// The list is too long.
     #[error("{0} tasks are more than the {TASKS_MAX} of one answer; use task_range")]
     TooMany(u64),
-    /// The environment gives no task.
+    /// The environment returned no task.
     #[error(transparent)]
     Describe(#[from] DescribeError),
 }

@@ -41,13 +41,14 @@ pub(super) fn health(workers: &[Arc<Worker>]) -> Map<String, Value> {
 }
 
 /// Adds the fields of a worker to those of others: numbers are summed, and of other values the first one stays.
-fn add(to: &mut Map<String, Value>, fields: Map<String, Value>) {
+pub(super) fn add(to: &mut Map<String, Value>, fields: Map<String, Value>) {
     for (name, value) in fields {
         match (to.get_mut(&name), value) {
             (None, value) => {
                 to.insert(name, value);
             }
             (Some(Value::Object(to)), Value::Object(fields)) => add(to, fields),
+            (Some(Value::Bool(any)), Value::Bool(one)) => *any |= one,
             (Some(Value::Number(sum)), Value::Number(more)) => {
                 if let (Some(a), Some(b)) = (sum.as_u64(), more.as_u64()) {
                     *sum = a.saturating_add(b).into();

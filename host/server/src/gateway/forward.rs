@@ -1,21 +1,22 @@
 //! Sends requests to workers and passes their answers on.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::TryStreamExt;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use rollout_core::budget::Charge;
 use rollout_outbound::{Secret, describe};
 
 use super::workers::Worker;
-use crate::worker::{ADMISSION_HEADER, KEY_HEADER, REPEATED_HEADER};
+use crate::worker::{ADMISSION_HEADER, KEY_HEADER, OWNER_HEADER, PLACE_HEADER, REPEATED_HEADER};
 
 /// Headers that belong to one connection, and those that only a gateway may send.
-const NOT_FORWARDED: [HeaderName; 10] = [
+const NOT_FORWARDED: [HeaderName; 11] = [
     header::CONNECTION,
     header::TE,
     header::TRAILER,
@@ -26,6 +27,7 @@ const NOT_FORWARDED: [HeaderName; 10] = [
     header::EXPECT,
     HeaderName::from_static("keep-alive"),
     header::CONTENT_LENGTH,
+    HeaderName::from_static(OWNER_HEADER),
 ];
 
 /// Error of sending a request to a worker.
@@ -57,7 +59,8 @@ impl Forwarded {
         let mut headers = HeaderMap::with_capacity(parts.headers.len() + 2);
         for (name, value) in &parts.headers {
             let is_upgrade = upgrade.is_some() && (name == header::UPGRADE || name == header::CONNECTION);
-            let is_own = [KEY_HEADER, ADMISSION_HEADER, REPEATED_HEADER].contains(&name.as_str());
+            let is_own =
+                [KEY_HEADER, ADMISSION_HEADER, PLACE_HEADER, REPEATED_HEADER].contains(&name.as_str());
             if is_upgrade || !(NOT_FORWARDED.contains(name) || is_own) {
                 headers.append(name.clone(), value.clone());
             }
@@ -72,6 +75,19 @@ impl Forwarded {
         if let Ok(token) = token.parse() {
             self.headers.insert(HeaderName::from_static(ADMISSION_HEADER), token);
         }
+    }
+
+    /// Names the worker that takes the rollout if the first one has no room, or none.
+    pub(super) fn set_other(&mut self, worker: Option<&str>) {
+        match worker.and_then(|worker| worker.parse().ok()) {
+            Some(worker) => self.headers.insert(HeaderName::from_static(PLACE_HEADER), worker),
+            None => self.headers.remove(PLACE_HEADER),
+        };
+    }
+
+    /// Returns whether the caller asks for another protocol on its connection.
+    pub(super) fn is_upgrade(&self) -> bool {
+        self.upgrade.is_some()
     }
 
     /// Adds the key that a caller sent.
@@ -113,6 +129,46 @@ impl Forwarded {
             let is_sent = !error.is_connect();
             let why = describe(error);
             if is_sent { SendError::NoAnswer(why) } else { SendError::NotSent(why) }
+        })
+    }
+}
+
+/// Error of passing a body on while it arrives.
+#[derive(Debug)]
+pub(super) enum StreamError {
+    /// The caller's body broke off or was too slow.
+    Caller(String),
+    /// The worker was not reached, or gave no answer.
+    Worker(String),
+}
+
+impl Forwarded {
+    /// Sends the request with a body that is read as the worker takes it, and returns the worker's answer.
+    pub(super) async fn stream(
+        &self,
+        client: &reqwest::Client,
+        key: &Secret,
+        worker: &Arc<Worker>,
+        (body, length): (Body, Option<HeaderValue>),
+    ) -> Result<reqwest::Response, StreamError> {
+        let broken = Arc::new(OnceLock::new());
+        let noted = broken.clone();
+        let chunks = body.into_data_stream().inspect_err(move |error| {
+            // The first error is the cause of the others.
+            let _ = noted.set(error.to_string());
+        });
+        let mut request = client
+            .request(self.method.clone(), format!("{}{}", worker.base, self.path_and_query))
+            .headers(self.headers.clone())
+            .header(KEY_HEADER, key.expose());
+        // Without a length, the worker cannot refuse a body that is too large before it arrives.
+        if let Some(length) = length {
+            request = request.header(header::CONTENT_LENGTH, length);
+        }
+        let sent = request.body(reqwest::Body::wrap_stream(chunks)).send().await;
+        sent.map_err(|error| match broken.get() {
+            Some(why) => StreamError::Caller(why.clone()),
+            None => StreamError::Worker(describe(error)),
         })
     }
 }

@@ -1,12 +1,17 @@
 //! A gateway: the entrance to several workers, without state of its own.
 //!
-//! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`), and to the next one
-//! if that has no room. The lease of a rollout names the log of its worker, so polls find it also after a restart. While a
-//! worker is away, its polls wait within the protocol's long poll instead of failing, because a missing rollout is final for
-//! clients.
+//! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`). If that one has no
+//! free slot, it decides which other one takes the rollout, and remembers it. Requests without an id go to the worker with
+//! most room. Members of a group go to the worker that the group's id prefers, and forks to the one that has their parent. The
+//! lease of a rollout names the log of its worker, so polls find it also after a restart. While a worker is away, its polls
+//! wait within the protocol's long poll instead of failing, because a missing rollout is final for clients.
+//!
+//! A gateway knows neither plugins nor the keys of tenants, which workers check (`owners` has what they answered).
 
 mod combined;
 mod forward;
+mod owners;
+mod pages;
 mod placement;
 mod target;
 mod workers;
@@ -15,6 +20,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::extract::{FromRequest, Request, State};
@@ -23,6 +29,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use futures_util::future::join_all;
 use reqwest::{Client, Url};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -30,12 +37,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{Access, is_given};
-use crate::connection::{Caller, Crowded};
+use crate::connection::{Caller, Crowded, Owner};
 use crate::dialect::body::{Bodies, Body, HoldsBodies};
 use crate::dialect::osmosis::{self, a};
 use crate::error::RequestRefused;
 use crate::{random, readiness, ui, worker};
-use forward::{Forwarded, SendError, pass_on};
+use forward::{Forwarded, SendError, StreamError, pass_on};
+use owners::Owners;
+use pages::Pages;
+use placement::Candidate;
 use target::Target;
 use workers::{LogPlace, Worker, Workers};
 
@@ -57,6 +67,15 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of requests to all workers at once, such as cancellations. More wait.
 const COMBINED_MAX: usize = 16;
 
+/// Prefix of the paths of uploads, whose bodies are passed on as they arrive. Workers limit their size.
+const UPLOADS: &str = "/admin/v1/components/";
+
+/// Memory of an upload besides that of a request: the parts of its body that are in progress.
+const UPLOAD_BYTES: usize = 512 << 10;
+
+/// Maximum number of workers that are asked to start a rollout, if the ones before have no room.
+const TRIED_MAX: usize = 8;
+
 /// Memory of a request besides its headers and its body: its tasks, and the buffers of its connection to a worker.
 const REQUEST_BYTES: usize = 16 << 10;
 
@@ -74,6 +93,8 @@ pub struct GatewaySettings {
     pub result_wait: Duration,
     /// Memory budget of requests in bytes.
     pub memory_bytes: usize,
+    /// Whether browsers connect by TLS.
+    pub is_encrypted: bool,
     /// Maximum number of idle connections to each worker.
     pub idle_max: usize,
 }
@@ -86,6 +107,11 @@ struct Inner {
     settings: GatewaySettings,
     client: Client,
     workers: Arc<Workers>,
+    owners: Owners,
+    pages: Pages,
+    /// Number of rollouts that a worker has left to another one, and of those that none has taken.
+    placed_elsewhere: AtomicU64,
+    not_admitted: AtomicU64,
     budget: Budget,
     bodies: Bodies,
     /// Permits for requests to all workers, whose answers are held together.
@@ -94,13 +120,20 @@ struct Inner {
     stopping: CancellationToken,
 }
 
-impl HoldsBodies for Gateway {
+/// A request whose body is read.
+struct Reading<'a> {
+    /// The budget of its owner.
+    budget: &'a Budget,
+    bodies: &'a Bodies,
+}
+
+impl HoldsBodies for Reading<'_> {
     fn budget(&self) -> &Budget {
-        &self.0.budget
+        self.budget
     }
 
     fn bodies(&self) -> &Bodies {
-        &self.0.bodies
+        self.bodies
     }
 }
 
@@ -108,11 +141,16 @@ impl Gateway {
     /// Creates a gateway. It knows no worker until [`Gateway::watch`] runs.
     pub fn new(settings: GatewaySettings) -> Result<Self, ClientError> {
         let client = cluster_client(settings.idle_max)?;
+        let budget = Budget::new(settings.memory_bytes);
         Ok(Self(Arc::new(Inner {
             workers: Arc::new(Workers::new(client.clone(), settings.key.clone())),
             client,
-            budget: Budget::new(settings.memory_bytes),
+            owners: Owners::new(&budget),
+            budget,
             bodies: Bodies::default(),
+            pages: Pages::default(),
+            placed_elsewhere: AtomicU64::default(),
+            not_admitted: AtomicU64::default(),
             combined: Semaphore::new(COMBINED_MAX),
             stopping: CancellationToken::new(),
             settings,
@@ -149,6 +187,24 @@ fn not_admitted(detail: &str) -> Response {
     RequestRefused::NotAdmitted(detail.to_owned()).into_response()
 }
 
+/// Returns whether a worker has refused a request that another one may take.
+fn is_refusal(status: StatusCode) -> bool {
+    status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE
+}
+
+/// Returns whether a URL with this path would have another one, because a segment stands for the folder or its parent.
+fn has_dot_segments(path: &str) -> bool {
+    let plain = path.replace("%2e", ".").replace("%2E", ".");
+    plain.split(['/', '\\']).any(|segment| segment == "." || segment == "..")
+}
+
+/// Answers a request that a worker may have taken.
+fn not_known(name: &str, why: &str) -> Response {
+    let detail =
+        format!("the worker {name} did not answer ({why}), so it is not known whether it took the request");
+    (StatusCode::BAD_GATEWAY, Json(json!({ "detail": detail }))).into_response()
+}
+
 /// Returns whether a path starts rollouts of the Osmosis protocol.
 fn starts_rollouts(path: &str) -> bool {
     path == "/rollout" || a::has_path(path)
@@ -160,8 +216,8 @@ impl Gateway {
         let access = &self.0.settings.access;
         access.check_names(&request).map_err(RequestRefused::Forbidden)?;
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        if !path.starts_with('/') {
-            // `OPTIONS *` belongs to no worker.
+        if !path.starts_with('/') || has_dot_segments(&path) {
+            // `OPTIONS *` belongs to no worker, and a worker would get another path than the one that is checked here.
             return Err(RequestRefused::NoRoute);
         }
         let route = target::below(&path);
@@ -174,9 +230,7 @@ impl Gateway {
             return Ok(self.ready());
         }
         if ui::has_path(&path) {
-            let detail =
-                "a gateway has no pages; /health lists its workers, and /rollout/ID/trajectory has a rollout";
-            return Err(RequestRefused::NotFound(detail.to_owned()));
+            return Ok(self.page(request).await);
         }
         if let Some(key) = &access.server_key {
             let (is_right, refusal) = match a::has_path(&path) {
@@ -189,10 +243,26 @@ impl Gateway {
         }
         // Workers with tenants check their keys. Only they know who is an operator.
         let has_tenants = access.server_key.is_none() && self.has_tenants();
+        let caller = request.extensions().get::<Caller>().cloned();
+        // Tenants share connections and memory. Without tenants, all callers have the server's key.
+        let (budget, owner) = match has_tenants {
+            true => {
+                let digest = owners::digest_of(request.headers());
+                (self.0.owners.budget(digest.as_deref()), self.0.owners.tenant(digest.as_deref()))
+            }
+            false => (self.0.budget.clone(), None),
+        };
+        if let (Some(caller), Some(tenant)) = (&caller, owner) {
+            caller.set_owner(Owner::Tenant(tenant));
+        }
         match (&method, &*path) {
             (&Method::GET, "/health") if has_tenants => {
-                return Ok(Json(json!({"status": "ok"})).into_response());
+                return Ok(self.health_of_tenants(request.headers(), &path).await);
             }
+            (&Method::GET, below) if has_tenants && below.starts_with("/p/") && route == "/health" => {
+                return Ok(self.health_of_tenants(request.headers(), &path).await);
+            }
+            (&Method::PUT, path) if path.starts_with(UPLOADS) => return self.upload(request, &budget).await,
             (&Method::GET, "/health") => {
                 return Ok(Json(combined::health(&self.0.workers.all())).into_response());
             }
@@ -200,9 +270,10 @@ impl Gateway {
             (_, worker::STATUS_PATH) => return Err(RequestRefused::NoRoute),
             _ => {}
         }
-        let caller = request.extensions().get::<Caller>().cloned();
         let (mut parts, body) = request.into_parts();
-        let read = Body::<BODY_BYTES_MAX>::from_request(Request::from_parts(parts.clone(), body), self);
+        let reading = Reading { budget: &budget, bodies: &self.0.bodies };
+        let request = Request::from_parts(parts.clone(), body);
+        let read = Body::<BODY_BYTES_MAX>::from_request(request, &reading);
         let (body, mut charge) = match read.await {
             Ok(body) => body.into_parts(),
             Err(refused) => return Ok(osmosis::body_refused(refused)),
@@ -213,7 +284,13 @@ impl Gateway {
         }
         let request = Forwarded::new(&mut parts, body.into(), Some(charge));
         Ok(match target {
-            Target::New => self.start(route, request).await,
+            Target::New => {
+                let answer = self.start(route, request).await;
+                if answer.status() == StatusCode::TOO_MANY_REQUESTS {
+                    self.0.not_admitted.fetch_add(1, Ordering::Relaxed);
+                }
+                answer
+            }
             Target::Poll(id) => self.poll(&decoded(id), &request, caller).await,
             Target::Rollout(id) => self.find(&decoded(id), &request).await,
             Target::Cancel => self.cancel(&request).await,
@@ -241,38 +318,140 @@ impl Gateway {
 
     async fn send(&self, request: &Forwarded, worker: &Arc<Worker>) -> Result<reqwest::Response, SendError> {
         let sent = request.send(&self.0.client, &self.0.settings.key, worker).await;
-        if let Err(SendError::NotSent(why) | SendError::NoAnswer(why)) = &sent {
-            self.0.workers.suspect(worker, why);
+        match &sent {
+            Ok(answer) => self.0.owners.learn(owners::digest_of(request.headers()), answer.headers()),
+            Err(SendError::NotSent(why) | SendError::NoAnswer(why)) => self.0.workers.suspect(worker, why),
         }
         sent
     }
 
-    /// Sends a request that may start a rollout to the worker that its id prefers, or to the next one with room.
+    /// Sends a request that may start a rollout to the worker that its id prefers, or to another one with room.
     async fn start(&self, path: &str, mut request: Forwarded) -> Response {
         if self.0.stopping.is_cancelled() {
             return not_admitted("this gateway is stopping; retry at another one");
         }
-        let id = rollout_id(request.body()).unwrap_or_else(random::id);
         request.set_admission(&random::token());
-        let mut refused = None;
-        for candidate in placement::order(&id, self.0.workers.candidates()) {
-            match self.start_at(path, &mut request, &candidate.worker).await {
-                Ok(answer) => match answer.status() {
-                    StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => refused = Some(answer),
-                    _ => return pass_on(answer, request.upgrade.take()),
-                },
-                Err(SendError::NotSent(_)) => {}
-                Err(SendError::NoAnswer(why)) => {
-                    let name = candidate.worker.name();
-                    let detail = format!(
-                        "the worker {name} did not answer ({why}), so it is not known whether it took the request"
-                    );
-                    return (StatusCode::BAD_GATEWAY, Json(json!({ "detail": detail }))).into_response();
-                }
+        let tenant = self.0.owners.tenant(owners::digest_of(request.headers()).as_deref());
+        let candidates = self.0.workers.candidates(tenant);
+        let place = Place::of(path, request.body());
+        let mut order = match place.id() {
+            Some(id) => placement::order(id, candidates),
+            None => placement::by_room(candidates),
+        };
+        match place {
+            // Another worker would wait for the members at this one.
+            Place::Group(_) => order.truncate(1),
+            // The worker of the parent may be any of them.
+            Place::Parent(_) => {}
+            Place::Own(_) => order.truncate(TRIED_MAX),
+        }
+        if matches!(place, Place::Own(Some(_))) && path == "/rollout" {
+            let others = placement::others(&order);
+            if let Some(answer) = self.place(&mut request, &order, others, tenant).await {
+                return answer;
             }
         }
-        match refused {
-            Some(answer) if answer.status() == StatusCode::TOO_MANY_REQUESTS || !starts_rollouts(path) => {
+        self.start_in_order(path, request, &order, tenant).await
+    }
+
+    /// Sends a request that starts a rollout to the worker that its id prefers. That one takes it, or names the one that
+    /// takes it in its place. Returns `None` if it cannot be reached, or has refused a rollout with callbacks.
+    async fn place(
+        &self,
+        request: &mut Forwarded,
+        order: &[Candidate<Arc<Worker>>],
+        mut others: Vec<String>,
+        tenant: Option<i64>,
+    ) -> Option<Response> {
+        let home = &order.first()?.worker;
+        let had_others = !others.is_empty();
+        let mut refused = Vec::new();
+        loop {
+            let other = if others.is_empty() { None } else { Some(others.remove(0)) };
+            request.set_other(other.as_deref());
+            let answer = match self.start_at("/rollout", request, home, tenant).await {
+                Ok(answer) => answer,
+                Err(SendError::NotSent(_)) => return None,
+                Err(SendError::NoAnswer(why)) => return Some(not_known(&home.name(), &why)),
+            };
+            let place = answer.headers().get(worker::PLACE_HEADER);
+            let place = place.and_then(|place| place.to_str().ok()).unwrap_or_default().to_owned();
+            match answer.status() {
+                StatusCode::MISDIRECTED_REQUEST if place.is_empty() => {
+                    return Some(not_admitted(
+                        "another request for this rollout is being placed; retry later",
+                    ));
+                }
+                StatusCode::MISDIRECTED_REQUEST => {}
+                // It is known to be full, and so are the others.
+                StatusCode::TOO_MANY_REQUESTS if had_others => return Some(pass_on(answer, None)),
+                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => return None,
+                _ => return Some(pass_on(answer, None)),
+            }
+            let placed = order.iter().find(|candidate| candidate.name == place);
+            let Some(placed) = placed.filter(|_| !refused.contains(&place)) else {
+                return Some(not_admitted(
+                    "the worker of this rollout has no room or cannot be reached; retry later",
+                ));
+            };
+            request.set_other(None);
+            match self.start_at("/rollout", request, &placed.worker, tenant).await {
+                Ok(answer) if !is_refusal(answer.status()) => {
+                    let is_taken = u64::from(answer.status().is_success());
+                    self.0.placed_elsewhere.fetch_add(is_taken, Ordering::Relaxed);
+                    return Some(pass_on(answer, None));
+                }
+                // It was placed there by another request, and may be there.
+                Ok(answer) if other.as_deref() != Some(&*place) => {
+                    return Some(match answer.status() {
+                        StatusCode::TOO_MANY_REQUESTS => pass_on(answer, None),
+                        _ => not_admitted("the worker of this rollout has no room at present; retry later"),
+                    });
+                }
+                Ok(_) | Err(SendError::NotSent(_)) => refused.push(place),
+                Err(SendError::NoAnswer(why)) => return Some(not_known(&placed.name, &why)),
+            }
+        }
+    }
+
+    /// Sends a request that may start a rollout to one worker after the other, until one has room.
+    async fn start_in_order(
+        &self,
+        path: &str,
+        mut request: Forwarded,
+        order: &[Candidate<Arc<Worker>>],
+        tenant: Option<i64>,
+    ) -> Response {
+        request.set_other(None);
+        let (mut refused, mut without_parent) = (None, None);
+        for candidate in order {
+            match self.start_at(path, &mut request, &candidate.worker, tenant).await {
+                Ok(answer) if is_refusal(answer.status()) => refused = Some(answer),
+                Ok(answer) if answer.status() == StatusCode::MISDIRECTED_REQUEST => {
+                    if answer.headers().contains_key(worker::PLACE_HEADER) {
+                        return not_admitted("another worker may have this rollout; retry later");
+                    }
+                    without_parent = Some(answer);
+                }
+                Ok(answer) => return pass_on(answer, request.upgrade.take()),
+                Err(SendError::NotSent(_)) => {}
+                Err(SendError::NoAnswer(why)) => return not_known(&candidate.name, &why),
+            }
+        }
+        match (refused, without_parent) {
+            (None, Some(answer)) => {
+                let away = self.0.workers.unreachable().join(", ");
+                if !away.is_empty() {
+                    let why = "do not answer, and the rollout to continue may be there";
+                    return not_admitted(&format!("these workers {why}: {away}; retry later"));
+                }
+                let mut response = pass_on(answer, None);
+                *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+                response
+            }
+            (Some(answer), _)
+                if answer.status() == StatusCode::TOO_MANY_REQUESTS || !starts_rollouts(path) =>
+            {
                 pass_on(answer, None)
             }
             _ if starts_rollouts(path) => {
@@ -310,6 +489,23 @@ impl Gateway {
         path: &str,
         request: &mut Forwarded,
         worker: &Arc<Worker>,
+        tenant: Option<i64>,
+    ) -> Result<reqwest::Response, SendError> {
+        worker.sent(tenant);
+        let sent = self.send_until_answered(path, request, worker).await;
+        match sent.as_ref().map(reqwest::Response::status) {
+            Ok(status) if is_refusal(status) => worker.refused(tenant),
+            Ok(status) if !status.is_success() => worker.not_taken(tenant),
+            _ => {}
+        }
+        sent
+    }
+
+    async fn send_until_answered(
+        &self,
+        path: &str,
+        request: &mut Forwarded,
+        worker: &Arc<Worker>,
     ) -> Result<reqwest::Response, SendError> {
         let until = Instant::now() + self.0.settings.result_wait;
         let mut is_repeated = false;
@@ -321,8 +517,11 @@ impl Gateway {
                 _ => self.send(request, worker).await,
             };
             let why = match sent {
-                // The worker may have admitted it before, and cannot tell.
-                Ok(answer) if is_repeated && answer.status() == StatusCode::CONFLICT => {
+                // The worker may have admitted it before, and cannot tell or refused to look.
+                Ok(answer)
+                    if is_repeated
+                        && (answer.status() == StatusCode::CONFLICT || is_refusal(answer.status())) =>
+                {
                     return Err(SendError::NoAnswer("its answer was lost".to_owned()));
                 }
                 Err(SendError::NoAnswer(why)) if path == "/rollout" => why,
@@ -393,7 +592,7 @@ impl Gateway {
     /// Passes a request to the worker that has this rollout.
     async fn find(&self, id: &str, request: &Forwarded) -> Response {
         let mut missing = None;
-        for candidate in placement::order(id, self.0.workers.candidates()) {
+        for candidate in placement::order(id, self.0.workers.candidates(None)) {
             match self.send_while_up(request, &candidate.worker).await {
                 Ok(answer) if answer.status() == StatusCode::NOT_FOUND => missing = Some(answer),
                 Ok(answer) => return pass_on(answer, None),
@@ -419,7 +618,12 @@ impl Gateway {
 
     /// Passes a request to any worker.
     async fn any(&self, mut request: Forwarded) -> Response {
-        for candidate in placement::order(&random::id(), self.0.workers.candidates()) {
+        let order = match request.is_upgrade() {
+            // A session takes a slot.
+            true => placement::by_room(self.0.workers.candidates(None)),
+            false => placement::order(&random::id(), self.0.workers.candidates(None)),
+        };
+        for candidate in order {
             if let Ok(answer) = self.send_while_up(&request, &candidate.worker).await {
                 return pass_on(answer, request.upgrade.take());
             }
@@ -455,7 +659,7 @@ impl Gateway {
         let Some(_permit) = self.combined().await else {
             return self.not_all("many requests to all workers wait, and the rollouts may not be cancelled");
         };
-        let candidates = self.0.workers.candidates();
+        let candidates = self.0.workers.candidates(None);
         let asked = candidates.len();
         let send = |worker: Arc<Worker>| async move {
             let answer = self.send_while_up(request, &worker).await.ok()?;
@@ -484,22 +688,6 @@ impl Gateway {
     /// Answers `GET /metrics` with the metrics of all workers, which have the label `worker`, and those of the gateway. Workers
     /// with tenants check the key that the caller sent.
     async fn metrics(&self, headers: &HeaderMap, has_tenants: bool) -> Result<Response, RequestRefused> {
-        let all = self.0.workers.all();
-        let mut text = String::from(
-            "# HELP rollout_host_gateway_worker_up Shows whether a worker answers (1) or not (0).\n\
-             # TYPE rollout_host_gateway_worker_up gauge\n",
-        );
-        for worker in &all {
-            let (_, is_up) = worker.status();
-            let series = format!("rollout_host_gateway_worker_up {}", u8::from(is_up));
-            text += &combined::labelled(&series, &worker.name());
-            text.push('\n');
-        }
-        let used = self.0.budget.used();
-        text += &format!(
-            "# HELP rollout_host_gateway_request_bytes Memory of requests that are passed on, in bytes.\n\
-             # TYPE rollout_host_gateway_request_bytes gauge\nrollout_host_gateway_request_bytes {used}\n"
-        );
         let mut request = Forwarded::get("/metrics", self.0.settings.access.server_key.as_ref());
         if has_tenants {
             request.set_key(headers);
@@ -509,25 +697,178 @@ impl Gateway {
             async move {
                 let answer = self.send_while_up(request, &worker).await.ok()?;
                 let is_success = answer.status().is_success();
+                let is_operator =
+                    answer.headers().get(worker::OWNER_HEADER).is_some_and(|owner| owner == worker::OPERATOR);
                 let (text, _charge) = self.read(answer).await.filter(|_| is_success)?;
-                Some((worker.name(), String::from_utf8_lossy(&text).into_owned()))
+                Some((is_operator, (worker.name(), String::from_utf8_lossy(&text).into_owned())))
             }
         };
         // Without a permit, the gateway's own series are all there is.
         let Some(_permit) = self.combined().await else {
             return match has_tenants {
                 true => Err(RequestRefused::NoRoom("too many requests for metrics; retry later".to_owned())),
-                false => Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()),
+                false => Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], self.own_metrics()).into_response()),
             };
         };
-        let candidates = self.0.workers.candidates();
+        let candidates = self.0.workers.candidates(None);
         let texts = join_all(candidates.into_iter().map(|candidate| read_one(candidate.worker))).await;
-        let texts: Vec<(String, String)> = texts.into_iter().flatten().collect();
+        let (are_operator, texts): (Vec<bool>, Vec<(String, String)>) = texts.into_iter().flatten().unzip();
         if has_tenants && texts.is_empty() {
             return Err(RequestRefused::Unauthorized("unauthorized"));
         }
+        // Workers, and what others send, are the operator's business.
+        let mut text = match has_tenants && !are_operator.contains(&true) {
+            true => String::new(),
+            false => self.own_metrics(),
+        };
         text += &combined::metrics(&texts);
         Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response())
+    }
+
+    /// Returns the gateway's own series.
+    fn own_metrics(&self) -> String {
+        let mut text = String::from(
+            "# HELP rollout_host_gateway_worker_up Shows whether a worker answers (1) or not (0).\n\
+             # TYPE rollout_host_gateway_worker_up gauge\n",
+        );
+        for worker in &self.0.workers.all() {
+            let (_, is_up) = worker.status();
+            let series = format!("rollout_host_gateway_worker_up {}", u8::from(is_up));
+            text += &combined::labelled(&series, &worker.name());
+            text.push('\n');
+        }
+        let mut gauge = |name: &str, help: &str, value: fn(&worker::WorkerStatus) -> Option<i64>| {
+            text += &format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
+            for worker in &self.0.workers.all() {
+                let (status, is_up) = worker.status();
+                if let Some(value) = status.filter(|_| is_up).and_then(|status| value(&status)) {
+                    text += &combined::labelled(&format!("{name} {value}"), &worker.name());
+                    text.push('\n');
+                }
+            }
+        };
+        gauge(
+            "rollout_host_gateway_worker_room",
+            "Number of further rollouts of a worker that would have a slot; negative if rollouts wait.",
+            |status| status.room,
+        );
+        gauge("rollout_host_gateway_worker_queued", "Rollouts of a worker that wait for a slot.", |status| {
+            Some(status.queued.into())
+        });
+        gauge("rollout_host_gateway_worker_slots", "Slots of a worker.", |status| {
+            Some(status.max_concurrent.into())
+        });
+        let mut counter = |name: &str, help: &str, value: &AtomicU64| {
+            let value = value.load(Ordering::Relaxed);
+            text += &format!("# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}\n");
+        };
+        counter(
+            "rollout_host_gateway_placed_elsewhere_total",
+            "Rollouts that a worker without room has left to another one.",
+            &self.0.placed_elsewhere,
+        );
+        counter(
+            "rollout_host_gateway_not_admitted_total",
+            "Rollouts that no worker has taken, answered 429.",
+            &self.0.not_admitted,
+        );
+        let used = self.0.budget.used();
+        text += &format!(
+            "# HELP rollout_host_gateway_request_bytes Memory of requests that are passed on, in bytes.\n\
+             # TYPE rollout_host_gateway_request_bytes gauge\nrollout_host_gateway_request_bytes {used}\n"
+        );
+        text
+    }
+
+    /// Answers a request for the health of a tenant's plugin with the sums of all workers. An operator's key gets the list of
+    /// workers; without a key the answer says only that the gateway answers.
+    async fn health_of_tenants(&self, headers: &HeaderMap, path: &str) -> Response {
+        if !headers.contains_key(header::AUTHORIZATION) {
+            return match path {
+                "/health" => Json(json!({"status": "ok"})).into_response(),
+                _ => self.any(self.own_request(path, headers)).await,
+            };
+        }
+        let Some(_permit) = self.combined().await else {
+            return RequestRefused::NoRoom("many requests to all workers wait; retry later".to_owned())
+                .into_response();
+        };
+        let request = self.own_request(path, headers);
+        let ask = |worker: Arc<Worker>| {
+            let request = &request;
+            async move {
+                let answer = self.send_while_up(request, &worker).await.ok()?;
+                let owner = answer.headers().get(worker::OWNER_HEADER).cloned();
+                let status = answer.status();
+                Some((status, owner, self.read(answer).await?))
+            }
+        };
+        let candidates = self.0.workers.candidates(None);
+        let answers: Vec<_> =
+            join_all(candidates.into_iter().map(|one| ask(one.worker))).await.into_iter().flatten().collect();
+        if path == "/health"
+            && answers
+                .iter()
+                .any(|(_, owner, _)| owner.as_ref().is_some_and(|owner| owner == worker::OPERATOR))
+        {
+            return Json(combined::health(&self.0.workers.all())).into_response();
+        }
+        let mut sum = serde_json::Map::new();
+        for (_, _, (body, _charge)) in answers.iter().filter(|(status, ..)| status.is_success()) {
+            combined::add(&mut sum, serde_json::from_slice(body).unwrap_or_default());
+        }
+        match answers.into_iter().next() {
+            _ if !sum.is_empty() => Json(sum).into_response(),
+            Some((status, _, (body, _charge))) => {
+                (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+            }
+            None => self.not_all("none is left"),
+        }
+    }
+
+    /// Returns a request of the gateway with the key of a caller.
+    fn own_request(&self, path: &str, headers: &HeaderMap) -> Forwarded {
+        let mut request = Forwarded::get(path, None);
+        request.set_key(headers);
+        request
+    }
+
+    /// Passes an upload to any worker as it arrives, so that no component is held here.
+    async fn upload(&self, request: Request, budget: &Budget) -> Result<Response, RequestRefused> {
+        let no_room =
+            |_| RequestRefused::NoRoom("the gateway has no memory for more uploads; retry later".to_owned());
+        let bytes = REQUEST_BYTES + UPLOAD_BYTES + headers_bytes(request.headers());
+        let _charge = budget.charge(Use::Request, bytes).map_err(no_room)?;
+        let (mut parts, body) = request.into_parts();
+        let length = parts.headers.get(header::CONTENT_LENGTH).cloned();
+        let request = Forwarded::new(&mut parts, Default::default(), None);
+        let mut order = placement::order(&random::id(), self.0.workers.candidates(None)).into_iter();
+        let Some(candidate) = order.next() else { return Ok(self.not_all("none is left")) };
+        let mut changes = self.0.workers.changes();
+        let went_down = async {
+            while candidate.worker.status().1 {
+                let _ = changes.changed().await;
+            }
+        };
+        // The body is read once, so no other worker can be tried.
+        let sent = tokio::select! {
+            sent = request.stream(&self.0.client, &self.0.settings.key, &candidate.worker, (body, length)) => sent,
+            () = went_down => Err(StreamError::Worker("it does not answer probes".to_owned())),
+        };
+        match sent {
+            Ok(answer) => Ok(pass_on(answer, None)),
+            Err(StreamError::Caller(why)) => {
+                let detail = format!("the body could not be read: {why}");
+                Ok((StatusCode::BAD_REQUEST, Json(json!({ "detail": detail }))).into_response())
+            }
+            Err(StreamError::Worker(why)) => {
+                self.0.workers.suspect(&candidate.worker, &why);
+                let name = &candidate.name;
+                Err(RequestRefused::NoRoom(format!(
+                    "the worker {name} did not answer ({why}); send the upload again"
+                )))
+            }
+        }
     }
 }
 
@@ -567,9 +908,53 @@ fn member<'a>(body: &'a [u8], wanted: &str) -> Option<&'a RawValue> {
     found
 }
 
-/// Returns the `rollout_id` of a body in JSON, if it has one.
-fn rollout_id(body: &[u8]) -> Option<String> {
-    serde_json::from_str(member(body, "rollout_id")?.get()).ok()
+/// The id by which a request that may start a rollout is placed.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// The rollout's, if the request has one.
+    Own(Option<String>),
+    /// That of its group, whose members are all at one worker.
+    Group(String),
+    /// That of the rollout that it continues.
+    Parent(String),
+}
+
+impl Place {
+    /// Reads it from a body in JSON. Workers check what it says.
+    fn of(path: &str, body: &[u8]) -> Self {
+        #[derive(Deserialize)]
+        struct Group {
+            id: String,
+        }
+        #[derive(Deserialize)]
+        struct ForkOf {
+            rollout_id: String,
+        }
+        let (mut own, mut group, mut parent) = (None, None, None);
+        let take = |name: Cow<'_, str>, value: &RawValue| {
+            match &*name {
+                "rollout_id" => own = serde_json::from_str(value.get()).ok(),
+                "group" => group = serde_json::from_str(value.get()).ok(),
+                "fork_of" => parent = serde_json::from_str(value.get()).ok(),
+                _ => {}
+            }
+            Ok::<_, Infallible>(())
+        };
+        // A body that breaks off is refused by every worker.
+        let _ = std::str::from_utf8(body).map(|text| stream::members(text, take));
+        match (parent, group) {
+            (Some(ForkOf { rollout_id }), _) if path == "/rollout" => Self::Parent(rollout_id),
+            (_, Some(Group { id })) if path == "/rollout" => Self::Group(id),
+            _ => Self::Own(own),
+        }
+    }
+
+    fn id(&self) -> Option<&str> {
+        match self {
+            Self::Own(id) => id.as_deref(),
+            Self::Group(id) | Self::Parent(id) => Some(id),
+        }
+    }
 }
 
 /// Returns the headers of a request by the gateway itself.
@@ -605,13 +990,37 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_a_rollout_is_found_anywhere_in_its_body() {
+    fn paths_that_a_url_would_change_are_found() {
+        for path in ["/x/../cluster/status", "/%2e%2E/a", "/a/.", "/.%2e", "/a\\..\\b"] {
+            assert!(has_dot_segments(path), "{path}");
+            let url: reqwest::Url = format!("http://h{path}").parse().unwrap();
+            assert_ne!(url.path(), path);
+        }
+        for path in ["/", "/rollout/a..b/result", "/.well-known/x", "/a/...", "/a%2f..%2fb"] {
+            assert!(!has_dot_segments(path), "{path}");
+            let url: reqwest::Url = format!("http://h{path}").parse().unwrap();
+            assert_eq!(url.path(), path);
+        }
+    }
+
+    #[test]
+    fn a_request_is_placed_by_the_ids_in_its_body() {
+        let check =
+            |body: &str, expected: Place| assert_eq!(Place::of("/rollout", body.as_bytes()), expected);
+        let own = Place::Own(Some("r1".to_owned()));
+        check(r#"{"a": {"rollout_id": "x"}, "rollout_id": "r\u0031"}"#, own);
+        let group = r#"{"rollout_id": "r1", "group": {"id": "g", "size": 2, "member": 0}}"#;
+        check(group, Place::Group("g".to_owned()));
+        let fork = r#"{"fork_of": {"rollout_id": "p", "turn": 1}, "rollout_id": "r1", "continuations": 2}"#;
+        check(fork, Place::Parent("p".to_owned()));
         assert_eq!(
-            rollout_id(br#"{"a": {"rollout_id": "x"}, "rollout_id": "r\u0031"}"#).as_deref(),
-            Some("r1")
+            Place::of("/run", group.as_bytes()),
+            Place::Own(Some("r1".to_owned())),
+            "of another protocol"
         );
-        assert_eq!(rollout_id(br#"{"rollout_id": 7}"#), None);
-        assert_eq!(rollout_id(b"rollout_id=r1"), None);
-        assert_eq!(rollout_id(b""), None);
+        for body in [&br#"{"rollout_id": 7, "group": 8, "fork_of": []}"#[..], b"rollout_id=r1", b"", b"\xff"]
+        {
+            assert!(matches!(Place::of("/rollout", body), Place::Own(None)));
+        }
     }
 }

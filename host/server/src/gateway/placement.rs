@@ -1,9 +1,15 @@
-//! Order in which workers are tried for a rollout, by weighted rendezvous hashing.
+//! Order in which workers are tried for a rollout: by weighted rendezvous hashing if it has an id, else by their room.
 //!
 //! Every gateway computes the same order from the id alone, so a second request for an id reaches the worker of the first,
 //! and requests without a lease find their rollout. A worker that joins or leaves moves only its own share of the ids.
 
+use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::random;
+
+/// Maximum number of workers that may take a rollout in the place of the one that its id prefers.
+const OTHERS_MAX: usize = 2;
 
 /// A worker as far as placement is concerned.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,6 +18,8 @@ pub(super) struct Candidate<T> {
     pub name: String,
     /// Relative number of rollouts that it should have.
     pub weight: u32,
+    /// Number of further rollouts that would have a slot, if the worker tells it.
+    pub room: Option<i64>,
     /// The worker.
     pub worker: T,
 }
@@ -31,14 +39,53 @@ pub(super) fn order<T>(id: &str, mut candidates: Vec<Candidate<T>>) -> Vec<Candi
     candidates
 }
 
+/// Sorts the workers by their room, the one with most first. Workers with the same room are in the order of a new id.
+pub(super) fn by_room<T>(candidates: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
+    let mut sorted = order(&random::id(), candidates);
+    sorted.sort_by_key(|candidate| Reverse(candidate.room.unwrap_or(0)));
+    sorted
+}
+
+/// Returns the names of the workers that may take a rollout in the place of the first one, which has no room; at most
+/// [`OTHERS_MAX`], the one with most room first. None if the first one has room.
+pub(super) fn others<T>(order: &[Candidate<T>]) -> Vec<String> {
+    let has_room = |candidate: &&Candidate<T>| candidate.room.is_some_and(|room| room > 0);
+    let Some((first, rest)) = order.split_first() else { return Vec::new() };
+    if first.room.is_none_or(|room| room > 0) {
+        return Vec::new();
+    }
+    let mut others: Vec<&Candidate<T>> = rest.iter().filter(has_room).collect();
+    // Stable, so that among equals the id decides.
+    others.sort_by_key(|candidate| Reverse(candidate.room));
+    others.into_iter().take(OTHERS_MAX).map(|candidate| candidate.name.clone()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_first_worker_without_room_is_replaced_by_those_with_most() {
+        let with = |rooms: &[Option<i64>]| {
+            let mut candidates = candidates(&[1; 4]);
+            candidates.iter_mut().zip(rooms).for_each(|(candidate, room)| candidate.room = *room);
+            candidates
+        };
+        let check = |rooms: [Option<i64>; 4], expected: &[&str]| {
+            assert_eq!(others(&with(&rooms)), expected, "{rooms:?}");
+        };
+        check([Some(1), Some(5), Some(5), Some(5)], &[]);
+        check([None, Some(5), Some(5), Some(5)], &[]);
+        check([Some(0), Some(1), Some(5), Some(3)], &["worker-2", "worker-3"]);
+        check([Some(-3), Some(0), Some(-1), None], &[]);
+        assert_eq!(by_room(with(&[Some(0), None, Some(7), Some(-1)]))[0].name, "worker-2");
+    }
 
     fn candidates(weights: &[u32]) -> Vec<Candidate<usize>> {
         let of = |(worker, weight): (usize, &u32)| Candidate {
             name: format!("worker-{worker}"),
             weight: *weight,
+            room: None,
             worker,
         };
         weights.iter().enumerate().map(of).collect()

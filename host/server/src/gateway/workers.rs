@@ -13,7 +13,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::placement::Candidate;
-use crate::worker::{KEY_HEADER, STATUS_PATH, ServedLog, WorkerStatus};
+use crate::worker::{KEY_HEADER, STATUS_PATH, ServedLog, TENANTS_MAX, WorkerStatus};
 use rollout_outbound::{Secret, describe};
 
 /// Interval at which a worker's status is read.
@@ -48,6 +48,43 @@ struct WorkerState {
     is_up: bool,
     /// Reason why it did not answer.
     problem: Option<String>,
+    /// Rollouts that this gateway has sent since its last status, and while that one was read.
+    sent: [Sent; 2],
+}
+
+/// Rollouts that were sent to a worker.
+#[derive(Default)]
+struct Sent {
+    all: i64,
+    by_tenant: HashMap<i64, i64>,
+}
+
+impl Sent {
+    fn of(&self, tenant: Option<i64>) -> i64 {
+        tenant.and_then(|tenant| self.by_tenant.get(&tenant).copied()).unwrap_or(0)
+    }
+
+    fn add(&mut self, tenant: Option<i64>, count: i64) {
+        match tenant {
+            Some(tenant) if self.by_tenant.len() < TENANTS_MAX || self.by_tenant.contains_key(&tenant) => {
+                let sent = self.by_tenant.entry(tenant).or_default();
+                *sent = sent.saturating_add(count);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl WorkerState {
+    /// Returns the number of further rollouts of a tenant that would have a slot, as far as this gateway knows.
+    fn room(&self, tenant: Option<i64>) -> Option<i64> {
+        let last = self.last.as_ref()?;
+        let [now, later] = &self.sent;
+        let of_all = last.room?.saturating_sub(now.all).saturating_sub(later.all);
+        let own = last.tenants.iter().find(|room| Some(room.tenant) == tenant).map(|room| room.room);
+        let own = own.unwrap_or(last.room?).saturating_sub(now.of(tenant)).saturating_sub(later.of(tenant));
+        Some(own.min(of_all))
+    }
 }
 
 impl Worker {
@@ -59,6 +96,35 @@ impl Worker {
     pub(super) fn status(&self) -> (Option<WorkerStatus>, bool) {
         let state = self.state();
         (state.last.clone(), state.is_up)
+    }
+
+    /// Notes that a rollout is sent to it.
+    pub(super) fn sent(&self, tenant: Option<i64>) {
+        let mut state = self.state();
+        let [_, later] = &mut state.sent;
+        later.all = later.all.saturating_add(1);
+        later.add(tenant, 1);
+    }
+
+    /// Notes that it has not taken a rollout that was sent.
+    pub(super) fn not_taken(&self, tenant: Option<i64>) {
+        let mut state = self.state();
+        let [_, later] = &mut state.sent;
+        later.all = later.all.saturating_sub(1);
+        later.add(tenant, -1);
+    }
+
+    /// Notes that it has refused a rollout that was sent. Until its next status it has no room for this tenant.
+    pub(super) fn refused(&self, tenant: Option<i64>) {
+        self.not_taken(tenant);
+        let mut state = self.state();
+        let room = state.room(tenant).unwrap_or(0).max(0);
+        let is_shared = state.last.as_ref().is_some_and(|last| last.has_tenants);
+        let [_, later] = &mut state.sent;
+        match is_shared {
+            true => later.add(tenant, room),
+            false => later.all = later.all.saturating_add(room),
+        }
     }
 
     /// Returns its name, or its address as long as the name is unknown.
@@ -116,14 +182,15 @@ impl Workers {
         self.table().by_base.values().cloned().collect()
     }
 
-    /// Returns the workers that answer, for placement.
-    pub(super) fn candidates(&self) -> Vec<Candidate<Arc<Worker>>> {
+    /// Returns the workers that answer, for placement of a rollout of this tenant.
+    pub(super) fn candidates(&self, tenant: Option<i64>) -> Vec<Candidate<Arc<Worker>>> {
         let candidate = |worker: Arc<Worker>| {
             let state = worker.state();
             let status = state.last.as_ref().filter(|_| state.is_up)?;
             let (name, weight) = (status.worker.clone(), status.max_concurrent);
+            let room = state.room(tenant);
             drop(state);
-            Some(Candidate { name, weight, worker })
+            Some(Candidate { name, weight, room, worker })
         };
         self.all().into_iter().filter_map(candidate).collect()
     }
@@ -215,6 +282,14 @@ impl Workers {
 
     async fn watch_worker(&self, worker: &Arc<Worker>) {
         loop {
+            {
+                // What is sent from now on may be missing in this status.
+                let mut state = worker.state();
+                let later = std::mem::take(&mut state.sent[1]);
+                let [now, _] = &mut state.sent;
+                now.all = now.all.saturating_add(later.all);
+                later.by_tenant.into_iter().for_each(|(tenant, count)| now.add(Some(tenant), count));
+            }
             let read = tokio::time::timeout(STATUS_TIME_MAX, self.read_status(&worker.base)).await;
             let read = read.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
             self.note(worker, read);
@@ -260,6 +335,7 @@ impl Workers {
                 let mut state = worker.state();
                 let was_up = std::mem::replace(&mut state.is_up, true);
                 state.problem = None;
+                state.sent[0] = Sent::default();
                 let name = status.worker.clone();
                 state.last = Some(status);
                 drop(state);

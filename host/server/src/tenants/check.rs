@@ -1,4 +1,4 @@
-//! Checks of pushed deployments: runs `validate` in a process of its own, which compiles in yet another one.
+//! Checks pushed deployments: runs `validate` in a process of its own, which compiles in another one.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -21,11 +21,11 @@ use rollout_wire::text::beginning;
 pub struct Checks {
     /// The program with the command `validate`.
     pub program: PathBuf,
-    /// Options of the program that select the cache of compiled code.
+    /// The program's options that select the cache of compiled code.
     pub cache: Vec<OsString>,
-    /// Maximum time of a check, without compiling.
+    /// Maximum time of a check, without the compilation.
     pub time_max: Duration,
-    /// Maximum time of compiling.
+    /// Maximum time of a compilation.
     pub compile_time_max: Duration,
     /// Maximum number of checks that run at once.
     pub at_once: u32,
@@ -33,7 +33,7 @@ pub struct Checks {
     pub memory: CheckMemory,
 }
 
-/// Maximum memory of the processes that check and compile. It is a part of the memory that the memory budget leaves.
+/// Maximum memory of the processes that check and compile. It is a part of the memory outside the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckMemory {
     /// Maximum bytes of the guests in a check and of their records.
@@ -42,17 +42,17 @@ pub struct CheckMemory {
     pub compile_bytes_max: usize,
 }
 
-/// The largest [`CheckMemory::guest_bytes_max`], and the smallest, which is enough for a simple guest in Python.
+/// The largest and the smallest [`CheckMemory::guest_bytes_max`]. The smallest is enough for a simple guest in Python.
 const GUEST_BYTES_MAX: u64 = 1 << 30;
 const GUEST_BYTES_MIN: u64 = 128 << 20;
 
 /// The smallest [`CheckMemory::compile_bytes_max`]: a small component of a Python project takes 340 MiB.
 const COMPILE_BYTES_MIN: u64 = 384 << 20;
 
-/// Bytes of memory of a check's process besides its guests.
+/// Bytes of memory of a check's process in addition to its guests.
 const PROCESS_BYTES: u64 = 48 << 20;
 
-/// Divisor of [`CheckMemory::guest_bytes_max`]: one part of that many is for the records.
+/// Divisor of [`CheckMemory::guest_bytes_max`] that gives the part for the records.
 const RECORD_PART: usize = 4;
 
 impl CheckMemory {
@@ -69,7 +69,7 @@ impl CheckMemory {
         }
     }
 
-    /// Returns the maximum bytes of memory of one instance in a check.
+    /// Returns the maximum memory of one instance in a check, in bytes.
     fn instance_bytes_max(&self) -> usize {
         self.guest_bytes_max - self.guest_bytes_max / RECORD_PART
     }
@@ -86,7 +86,7 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
     let memory = inner.checks.memory;
     let mut config = match inner.operators.for_tenant(text, &at) {
         Ok(config) => config,
-        // An invalid configuration is the author's fault, as any result of a check.
+        // An invalid configuration is the author's fault, so it is a result of the check.
         Err(error) => return Ok(failed_report(&pushed.plugin, "settings", &error.to_string())),
     };
     let instance_bytes_max = memory.instance_bytes_max();
@@ -128,7 +128,7 @@ pub(super) async fn check(tenants: &Tenants, pushed: CheckRequest) -> Result<Che
     }
     command.arg("--config").arg(file.path()).args(&inner.checks.cache).args(limits(&config));
     command.arg("--secs-max").arg(inner.checks.time_max.as_secs_f64().to_string());
-    // The process runs a tenant's guests, so it receives nothing of the host's environment.
+    // The process runs a tenant's guests, so it does not inherit the host's environment.
     command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let timeout = inner.checks.timeout();
     let Ok(output) = tokio::time::timeout(timeout, output_of(command)).await else {
@@ -190,7 +190,7 @@ fn prefer_for_kill(process: Option<u32>) {
     }
 }
 
-/// Adds to a report the origin of a memory limit that is smaller than the configured one.
+/// Explains in a report why a memory limit is smaller than the configured one.
 fn with_reduced_limit(report: &str, bytes: usize) -> String {
     let limit = format!("memory-bytes-max of {bytes} bytes");
     let origin = "which is what this server's memory leaves to an instance in a check";

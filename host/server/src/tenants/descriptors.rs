@@ -1,7 +1,7 @@
-//! The open files of loaded plugins: each component has one with its code and initial memory.
+//! The open files of loaded plugins: each component has one for its code and initial memory.
 //!
-//! Their number is planned together with those of connections and journals. Tenants share them: a tenant may have as many
-//! as it leaves to others.
+//! Their number is planned together with those of connections and journals. Tenants share them: a tenant may hold at most as
+//! many as it leaves to others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,8 +52,8 @@ impl PluginFiles {
         self.held().get(&tenant).copied().unwrap_or(0)
     }
 
-    /// Takes files for a component of a tenant. A tenant with components may hold at most as many files as are left for
-    /// others; its first component only has to fit.
+    /// Takes files for a component of a tenant. The files of a tenant's first component only have to be free. With further
+    /// components, a tenant may hold at most as many files as it leaves to others.
     pub(super) fn take(&self, tenant: TenantId, count: u64) -> Result<HeldFiles, NoFiles> {
         let max = self.0.max;
         let mut held = self.held();
@@ -61,7 +61,7 @@ impl PluginFiles {
         let own = held.get(&tenant).copied().unwrap_or(0);
         let left = max.saturating_sub(all.saturating_add(count));
         let has_room = all.saturating_add(count) <= max && (own == 0 || own.saturating_add(count) <= left);
-        // A component with more memories than `max` is loaded if it is the only one.
+        // A component that needs more files than `max` is loaded if it is the only one.
         if !has_room && all > 0 {
             return Err(NoFiles { own, all, max });
         }

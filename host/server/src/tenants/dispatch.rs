@@ -1,4 +1,4 @@
-//! Dispatches requests: the head of a request determines the tenant and the plugin, before the body is read.
+//! Dispatches requests to tenants and plugins, by the head of a request and before its body is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use axum::Json;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
-use axum::http::{HeaderMap, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tower::ServiceExt;
@@ -26,7 +26,7 @@ use crate::{readiness, ui, worker};
 use rollout_catalog::{Identity, Right, TenantId};
 use rollout_core::telemetry::{Metrics, TEXT_FORMAT};
 
-/// Prefix of the paths of plugins; the plugin's name follows.
+/// Prefix of the paths of plugins. The plugin's name follows it.
 const PLUGINS: &str = "/p/";
 
 /// Prefix of the paths of the admin API.
@@ -66,7 +66,16 @@ impl Tenants {
 }
 
 async fn dispatch(State(dispatcher): State<Dispatcher>, request: Request) -> Response {
-    dispatcher.dispatch(request).await.unwrap_or_else(IntoResponse::into_response)
+    let worker = dispatcher.tenants.0.worker.as_ref();
+    let is_gateway = worker.is_some_and(|worker| worker.is_gateway(request.headers()));
+    let mut owner = None;
+    let answered = dispatcher.dispatch(request, &mut owner).await;
+    let mut response = answered.unwrap_or_else(IntoResponse::into_response);
+    if let Some(owner) = owner.filter(|_| is_gateway) {
+        let owner = owner.map_or(HeaderValue::from_static(worker::OPERATOR), |tenant| tenant.0.into());
+        response.headers_mut().insert(HeaderName::from_static(worker::OWNER_HEADER), owner);
+    }
+    response
 }
 
 /// The path of a request, split into plugin and route.
@@ -124,7 +133,12 @@ impl<'a> Target<'a> {
 }
 
 impl Dispatcher {
-    async fn dispatch(self, mut request: Request) -> Result<Response, RequestRefused> {
+    /// Answers a request, and notes the owner of its key: a tenant, or none for operators.
+    async fn dispatch(
+        self,
+        mut request: Request,
+        owner: &mut Option<Option<TenantId>>,
+    ) -> Result<Response, RequestRefused> {
         let inner = &self.tenants.0;
         let checked = match &inner.worker {
             // The gateway has checked the names.
@@ -141,7 +155,7 @@ impl Dispatcher {
             return Ok(Json(self.tenants.worker_status()).into_response());
         }
         let mut target = Target::parse(&path);
-        // The client of this protocol has no path before its own.
+        // Clients of ORS cannot put a prefix before the protocol's own paths.
         let is_ors = target.plugin.is_none() && ors::has_path(target.path);
         let plugin = is_ors.then(|| ors::plugin_of(request.headers())).flatten();
         target.plugin = target.plugin.or(plugin.as_deref());
@@ -150,7 +164,10 @@ impl Dispatcher {
             return Err(RequestRefused::Crowded);
         }
         if ui::has_path(&path) {
-            // Browsers have a session instead of a key in each request.
+            // Browsers have a session instead of a key in each request, and gateways send the key of theirs.
+            if let Some(key) = given_key(request.headers()).filter(|_| inner.worker.is_some()) {
+                *owner = self.tenants.authenticate(&key).await.map(|identity| identity.tenant);
+            }
             return Ok(infallible(self.pages.oneshot(request).await));
         }
         let key = target.key(request.headers());
@@ -165,12 +182,13 @@ impl Dispatcher {
         let Some(identity) = identity else {
             return self.answer_without_key(request, &target).await;
         };
+        *owner = Some(identity.tenant);
         if let Some(caller) = request.extensions().get::<Caller>() {
             caller.set_owner(identity.tenant.map_or(Owner::Operators, |tenant| Owner::Tenant(tenant.0)));
         }
         inner.catalog.touch(identity.key);
         if path.starts_with(ADMIN) {
-            // A change that another process has reported is seen here, too.
+            // A change that another process has reported must apply here, too.
             self.tenants.refresh().await;
             request.extensions_mut().insert(identity);
             return Ok(infallible(self.admin.oneshot(request).await));
@@ -185,7 +203,7 @@ impl Dispatcher {
         let name = request.headers().get(TENANT_HEADER).and_then(|name| name.to_str().ok());
         let tenant = self.tenant_of(identity, name.map(str::to_owned)).await?;
         let plugin = match self.plugin(tenant, target.plugin).await {
-            // Another process may have pushed it a moment ago.
+            // Another process may have pushed the plugin a moment ago.
             Err(_) if inner.catalog.is_shared() && self.tenants.refresh().await => {
                 self.plugin(tenant, target.plugin).await?
             }
@@ -209,7 +227,7 @@ impl Dispatcher {
     /// Answers a request without a valid key.
     ///
     /// `/health` answers without a key, because generation A's callers have none for it. `/p/NAME/health` answers the same
-    /// whether any tenant has such a plugin or not; only a wrong key is refused there.
+    /// whether or not any tenant has such a plugin, and refuses only a wrong key.
     async fn answer_without_key(
         self,
         request: Request,
@@ -286,7 +304,7 @@ fn infallible(result: Result<Response, std::convert::Infallible>) -> Response {
 
 impl From<TenantError> for RequestRefused {
     /// Converts the error to a response. A missing item looks like an unknown route, so that a tenant learns nothing about
-    /// others. The tenant receives the errors of its configuration and its open files; others are written to the log only.
+    /// others. A tenant receives errors in its configuration and a lack of open files; other errors are only logged.
     fn from(error: TenantError) -> Self {
         match error {
             TenantError::NotFound(_) => Self::NoRoute,

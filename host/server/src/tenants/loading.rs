@@ -8,7 +8,7 @@ pub(super) struct LoadPermits {
     freed: Condvar,
 }
 
-/// The permit of a thread, returned when it is dropped.
+/// A thread's permit, which is returned when it is dropped.
 pub(super) struct LoadPermit<'a>(&'a LoadPermits);
 
 impl LoadPermits {

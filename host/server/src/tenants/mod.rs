@@ -1,11 +1,11 @@
 //! Many tenants in one process: each plugin has its protocols below `/p/NAME`, and all share slots.
 //!
-//! The catalog lists tenants and plugins; this module has those in use. The first request of a tenant opens it with its
-//! journal, and continues the rollouts that an earlier process admitted. The first request for a plugin loads it,
-//! activation replaces its deployment, and an idle plugin is unloaded when its memory or files are needed.
+//! The catalog lists tenants and plugins; this module has those in use. The first request of a tenant opens the tenant with
+//! its journal, and continues the rollouts that an earlier process admitted. The first request for a plugin loads it. Activation
+//! replaces its deployment. An idle plugin is unloaded when its memory or its files are needed.
 //!
-//! All state of a tenant is below its `OpenTenant`. Only the key of a request selects the tenant: to its requests, ids,
-//! names and leases of other tenants do not exist.
+//! A tenant's `OpenTenant` owns all its state. Only the key of a request selects the tenant: for its requests, ids, names and
+//! leases of other tenants do not exist.
 
 mod check;
 mod descriptors;
@@ -50,20 +50,20 @@ use plugin::LoadedPlugin;
 use tenant::OpenTenant;
 pub use tenant::SEGMENT_BYTES;
 
-/// Maximum number of components that are loaded at once. Loading may compile them.
+/// Maximum number of components that are loaded at once. Loading a component may compile it.
 const LOADING_MAX: u32 = 2;
 
 /// Maximum number of deployments that are started at once, one per tenant. Each start runs the guest, which may wait.
 const STARTING_MAX: u32 = 8;
 
-/// Maximum number of tenants that are opened at once when a process starts, each on a thread. It exceeds
-/// [`STARTING_MAX`], so some tenants are opened while others wait for their plugins.
+/// Maximum number of tenants that are opened at once when a process starts, each on a thread. It exceeds [`STARTING_MAX`], so
+/// that some tenants are opened while others wait for their plugins.
 const OPENING_MAX: usize = 16;
 
 /// Number of open files of a tenant: its journal's lock and two segments.
 const DESCRIPTORS_PER_TENANT: u64 = 3;
 
-/// Divisor of the number of all open files: this part is reserved for the memories of loaded plugins.
+/// Divisor of the number of open files that gives the part for the memories of loaded plugins.
 const PLUGIN_FILES_PART: u64 = 8;
 
 /// Maximum number of open files reserved for the memories of loaded plugins.
@@ -72,7 +72,7 @@ const PLUGIN_FILES_MAX: u64 = 16 << 10;
 /// Number of tenants that may be added before the next start without exceeding the planned number of open files.
 const NEW_TENANTS_MAX: u64 = 16;
 
-/// Interval at which the tenants' usage is added up. The catalog writes a sum within another 50 ms.
+/// Interval at which the tenants' usage is added up. The catalog writes each sum within another 50 ms.
 const USAGE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Number of such intervals after which stored files are counted and idle plugins are unloaded.
@@ -88,7 +88,7 @@ pub type LoadComponent = dyn Fn(&Engine, &Path) -> Result<Component, NotLoaded> 
 pub struct TenantsSettings {
     /// The catalog of tenants and plugins.
     pub catalog: Catalog,
-    /// The operator's configuration as it was written. The configurations of authors extend it.
+    /// The operator's configuration in its written form, which the configurations of authors extend.
     pub operators: RawConfig,
     /// The operator's configuration, resolved.
     pub config: Config,
@@ -100,11 +100,11 @@ pub struct TenantsSettings {
     pub checks: Checks,
     /// The server's identity as a worker of a cluster, if it is one.
     pub worker: Option<WorkerIdentity>,
-    /// Returns the replica of a tenant's journal, if journals are replicated.
+    /// Function that returns the replica of a tenant's journal, if journals are replicated.
     pub replicas: Option<Box<Replicas>>,
 }
 
-/// Returns the replica of the journal of a tenant.
+/// Function that returns the replica of a tenant's journal.
 pub type Replicas = dyn Fn(TenantId) -> ReplicaSettings + Send + Sync;
 
 /// Error of starting a server of many tenants.
@@ -173,8 +173,9 @@ struct Inner {
     load: Arc<LoadComponent>,
     seal: Arc<Seal>,
     checks: Checks,
-    /// The server's identity as a worker, and the number of workers that share the quotas of tenants.
+    /// The server's identity as a worker of a cluster, if it is one.
     worker: Option<WorkerIdentity>,
+    /// Number of workers that share the quotas of tenants.
     workers: AtomicU32,
     replicas: Option<Box<Replicas>>,
     /// Whether the rollouts of an earlier process were resumed.
@@ -182,7 +183,7 @@ struct Inner {
     /// Numbers of rollouts that stay in the journals of tenants and may continue in another process. A tenant that cannot be
     /// opened counts as one; `None` stands for tenants that cannot be listed.
     left: Mutex<HashMap<Option<TenantId>, usize>>,
-    /// Start of the last refresh of a shared catalog, and whether the servers answered. Locked while one runs.
+    /// Start of the last refresh of a shared catalog, and whether the servers answered. Locked during a refresh.
     refreshed: tokio::sync::Mutex<Option<(Instant, bool)>>,
     loading: LoadPermits,
     starting: Semaphore,
@@ -195,7 +196,7 @@ struct Inner {
     open: Mutex<HashMap<TenantId, TenantCell>>,
 }
 
-/// The cell of a tenant, empty until the tenant is open.
+/// The cell of a tenant, which is empty until the tenant is open.
 type TenantCell = Arc<tokio::sync::OnceCell<Arc<OpenTenant>>>;
 
 impl Tenants {
@@ -213,7 +214,7 @@ impl Tenants {
         let slots = platform.room(config.max_concurrent, config.queue_max, 0);
         for id in catalog.tenants_being_deleted()? {
             match catalog.finish_deleting(id) {
-                // Another process of a shared catalog has finished it.
+                // Another process that shares the catalog has finished it.
                 Err(CatalogError::NotFound { .. }) => {}
                 finished => finished?,
             }
@@ -278,8 +279,8 @@ impl Tenants {
         self.0.pool.load()
     }
 
-    /// Returns the reason why no tenant's rollouts are admitted, if so. The quotas and the share of a single tenant are
-    /// no reason.
+    /// Returns the reason why no tenant's rollouts are admitted, if there is one. Quotas and shares of a single tenant do not
+    /// count.
     pub(super) fn refusal(&self) -> Option<String> {
         if !self.load().accepting {
             return Some("the host is shutting down".to_owned());
@@ -299,8 +300,8 @@ impl Tenants {
             return Ok(tenant.clone());
         }
         let tenants = self.clone();
-        // A separate task opens it: an open tenant runs rollouts and has files, so it must be in the table even if the
-        // caller disconnects meanwhile.
+        // A separate task opens the tenant, because it must be in the table even if the caller disconnects meanwhile: an open
+        // tenant runs rollouts and has files.
         let opening = tokio::spawn(async move {
             let opened = cell.get_or_try_init(|| tenants.clone().open_tenant(id)).await.cloned();
             if opened.is_err() {
@@ -317,7 +318,7 @@ impl Tenants {
         let opened = tokio::task::spawn_blocking(move || OpenTenant::open(&tenants, id, &runtime)).await;
         let opened = opened.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())));
         match &opened {
-            // It has noted the number itself.
+            // The tenant has noted the number itself.
             Ok(_) => {}
             Err(TenantError::NotFound(_)) => self.note_left(Some(id), 0),
             Err(_) => self.note_left(Some(id), 1),
@@ -361,8 +362,8 @@ impl Tenants {
         self.open_tenants().iter().flat_map(|tenant| tenant.loaded_plugins()).collect()
     }
 
-    /// Continues the rollouts that an earlier process admitted, for all tenants with a journal. Then notes usage,
-    /// counts stored files and unloads idle plugins at intervals, without end.
+    /// Continues the rollouts that an earlier process admitted, for all tenants with a journal. Then notes usage, counts
+    /// stored files and unloads idle plugins, at intervals and without end.
     pub async fn run(&self) {
         let tenants = self.clone();
         let listed = tokio::task::spawn_blocking(move || tenants.tenants_with_journal()).await;
@@ -372,7 +373,7 @@ impl Tenants {
             self.note_left(None, 1);
             Vec::new()
         });
-        // Tenants are opened concurrently, so that one with slow plugins does not delay the others.
+        // Tenants are opened concurrently, so that a tenant with slow plugins does not delay the others.
         let opening = stream::iter(all).for_each_concurrent(OPENING_MAX, |id| async move {
             if let Err(error) = self.tenant(id).await {
                 tracing::error!(tenant = %id, %error, "a tenant cannot be opened, and its rollouts are not continued");
@@ -410,8 +411,8 @@ impl Tenants {
         Ok(all_tenants(&self.0.catalog)?.into_iter().filter(has_journal).collect())
     }
 
-    /// Unloads idle plugins until the remaining ones have at most `bytes_max` bytes of code. The next one is always the
-    /// longest idle plugin of the tenant with the most code, so a tenant never loses plugins to one that has more.
+    /// Unloads idle plugins until the rest have at most `bytes_max` bytes of code. The next one is always the plugin of the
+    /// tenant with the most code that has been idle for longest, so a tenant never loses plugins to a tenant with more code.
     fn unload_beyond(&self, bytes_max: u64) {
         let mut by_tenant: Vec<(u64, Vec<Arc<LoadedPlugin>>)> = Vec::new();
         for tenant in self.open_tenants() {
@@ -446,7 +447,7 @@ impl Tenants {
             let mut tenants = self.open_tenants();
             tenants.retain(|tenant| tenant.id == id || files.held_by(tenant.id) > no_files.own);
             tenants.sort_by_key(|tenant| std::cmp::Reverse((files.held_by(tenant.id), tenant.id != id)));
-            if !tenants.iter().any(|tenant| tenant.unload_idlest()) {
+            if !tenants.iter().any(|tenant| tenant.unload_longest_idle()) {
                 return Err(no_files);
             }
         }
@@ -460,25 +461,31 @@ impl Tenants {
         futures_util::future::join_all(all).await.into_iter().all(|is_done| is_done)
     }
 
-    /// Returns whether no rollout is alive, also none of an earlier process, and nothing is stored for callers.
+    /// Returns whether no rollout is alive, not even one of an earlier process, and nothing is stored for callers.
     pub fn is_idle(&self) -> bool {
         self.count_left() == 0 && self.is_over()
     }
 
-    /// Returns the number of rollouts that stay in journals, and that another process may continue: their plugins could not be
-    /// loaded here, for example. A tenant that could not be opened counts as one.
+    /// Returns the number of rollouts that stay in journals and that another process may continue, for example because their
+    /// plugins could not be loaded here. A tenant that could not be opened counts as one.
     pub fn count_left(&self) -> usize {
         self.lock_left().values().sum()
     }
 
-    /// Returns whether all rollouts of an earlier process that can be continued here were, none is alive, and nothing is stored
-    /// for callers. Others may be in journals; see [`Self::count_left`].
+    /// Returns whether all rollouts of an earlier process that this process can continue are over, no other is alive, and
+    /// nothing is stored for callers. Journals may have further rollouts; see [`Self::count_left`].
     pub fn is_over(&self) -> bool {
         let is_resumed = self.0.is_resumed.load(Ordering::Acquire);
         is_resumed && self.loaded_plugins().iter().all(|plugin| plugin.server().is_idle())
     }
 
-    /// Returns this process's part of quotas, which the workers of a cluster share.
+    /// Returns the number of live rollouts once those of an earlier process have been resumed.
+    pub fn resumed(&self) -> Option<usize> {
+        let load = self.load();
+        self.0.is_resumed.load(Ordering::Acquire).then_some(load.running as usize + load.queued as usize)
+    }
+
+    /// Returns this process's part of quotas that the workers of a cluster share.
     fn own_part(&self, quotas: &Quotas) -> Quotas {
         quotas.divided(self.0.workers.load(Ordering::Relaxed))
     }
@@ -533,7 +540,7 @@ impl Tenants {
     }
 }
 
-/// Changes while the server runs.
+/// Changes of the catalog while the server runs.
 impl Deployments for Tenants {
     fn check(&self, pushed: CheckRequest) -> BoxFuture<'static, Result<CheckReport, CheckError>> {
         let tenants = self.clone();

@@ -24,6 +24,8 @@ use rollout_wire::quota::Quotas;
 
 /// A plugin in memory, with the server of its routes.
 pub(super) struct LoadedPlugin {
+    /// Id in the catalog.
+    id: i64,
     name: String,
     tenant: Weak<OpenTenant>,
     shared: SharedParts,
@@ -47,7 +49,7 @@ struct PluginState {
     /// Maximum number of concurrent rollouts that the active deployment allows.
     running_max: u32,
     quotas: Quotas,
-    /// Inactive deployments, which exist as long as rollouts run on them. A version may occur several times.
+    /// Inactive deployments, which exist as long as rollouts run on them. A version may occur more than once.
     others: Vec<(u32, Weak<rollout_rollout::Deployment>)>,
 }
 
@@ -102,6 +104,7 @@ impl LoadedPlugin {
         let log = tenants.0.worker.as_ref().map(|worker| worker.log.clone());
         let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config, nemo_gym, log);
         let plugin = Self {
+            id: info.id,
             name: name.to_owned(),
             tenant: Arc::downgrade(tenant),
             router: server.plugin_router(),
@@ -125,6 +128,11 @@ impl LoadedPlugin {
         &self.name
     }
 
+    /// Returns the id in the catalog, which no other plugin has, not even a later one with the same name.
+    pub(super) fn id(&self) -> i64 {
+        self.id
+    }
+
     /// Returns the active version.
     pub(super) fn version(&self) -> u32 {
         self.state().version
@@ -146,7 +154,7 @@ impl LoadedPlugin {
     }
 
     /// Returns the load of the plugin.
-    pub(super) fn load_now(&self) -> rollout_rollout::Load {
+    pub(super) fn current_load(&self) -> rollout_rollout::Load {
         self.shared.slots.load()
     }
 
@@ -210,7 +218,7 @@ impl LoadedPlugin {
         Ok(host)
     }
 
-    /// Returns the active version and those on which rollouts still run.
+    /// Returns the active version and the versions on which rollouts still run.
     pub(super) fn versions(&self) -> Vec<u32> {
         let state = self.state();
         let others = state.others.iter().filter(|(_, deployment)| deployment.strong_count() > 0);
@@ -241,7 +249,7 @@ impl LoadedPlugin {
         is_unloaded
     }
 
-    /// Cancels the plugin's rollouts and waits until they are reported, at most until `until`.
+    /// Cancels the plugin's rollouts and waits, at most until `until`, until they are reported.
     pub(super) async fn shut_down(&self, until: Instant) {
         self.shared.slots.close();
         self.shared.slots.cancel_all();

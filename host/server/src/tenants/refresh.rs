@@ -1,4 +1,4 @@
-//! A catalog that several workers share: applies what other processes have changed to the running tenants.
+//! A catalog that several workers share: applies the changes of other processes to the running tenants.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use super::Tenants;
 use super::plugin::LoadedPlugin;
 use super::tenant::OpenTenant;
 use crate::admin::Deployments;
-use crate::worker::{ServedLog, WorkerStatus};
+use crate::worker::{ServedLog, TENANTS_MAX, TenantRoom, WorkerStatus};
 use rollout_catalog::{CatalogError, Identity, TenantId};
 use serde_json::json;
 
 impl Tenants {
-    /// Applies the changes that other processes have made to a shared catalog before this call. Calls at the same time share
-    /// a request to the servers. Returns whether the servers answered; always if the catalog is not shared.
+    /// Applies the changes that other processes have made to a shared catalog before this call. Concurrent calls share one
+    /// request to the servers. Returns whether the servers answered, and true if the catalog is not shared.
     pub async fn refresh(&self) -> bool {
         if !self.0.catalog.is_shared() {
             return true;
@@ -40,12 +40,13 @@ impl Tenants {
         drop(refreshed);
         for id in self.0.catalog.changed() {
             let tenants = self.clone();
-            tokio::spawn(async move { tenants.follow(id).await });
+            tokio::spawn(async move { tenants.apply_catalog(id).await });
         }
         is_current
     }
 
-    /// Returns the identity that a key proves. A key that is unknown here may have been created by another process.
+    /// Returns the identity that a key proves. Refreshes the catalog first if the key is unknown, because another process may
+    /// have created it.
     pub(super) async fn authenticate(&self, key: &str) -> Option<Identity> {
         let catalog = &self.0.catalog;
         if let Some(identity) = catalog.authenticate(key) {
@@ -58,8 +59,8 @@ impl Tenants {
         catalog.authenticate(key)
     }
 
-    /// Brings a tenant to the state that the catalog has.
-    async fn follow(&self, id: TenantId) {
+    /// Brings a running tenant to its state in the catalog.
+    async fn apply_catalog(&self, id: TenantId) {
         let catalog = self.0.catalog.clone();
         let found = tokio::task::spawn_blocking(move || catalog.tenant(id)).await;
         match found {
@@ -79,18 +80,19 @@ impl Tenants {
         self.tenant_changed(id);
         let Some(tenant) = self.find_open(id) else { return };
         for plugin in tenant.loaded_plugins() {
-            // Another change may come while a version is loaded.
-            while self.follow_plugin(&tenant, &plugin).await {}
+            // The active version may change again while one is loaded.
+            while self.apply_catalog_to_plugin(&tenant, &plugin).await {}
         }
     }
 
-    /// Brings a loaded plugin to the version that the catalog has. Returns whether another one was loaded.
-    async fn follow_plugin(&self, tenant: &Arc<OpenTenant>, plugin: &LoadedPlugin) -> bool {
+    /// Brings a loaded plugin to its active version in the catalog. Returns whether another version was loaded.
+    async fn apply_catalog_to_plugin(&self, tenant: &Arc<OpenTenant>, plugin: &LoadedPlugin) -> bool {
         let (catalog, id, name) = (self.0.catalog.clone(), tenant.id, plugin.name().to_owned());
         let found = tokio::task::spawn_blocking(move || catalog.plugin(id, &name)).await;
         let active = match found {
-            Ok(Ok(info)) => info.active,
-            Ok(Err(CatalogError::NotFound { .. })) => {
+            Ok(Ok(info)) if info.id == plugin.id() => info.active,
+            // It was deleted, and another plugin may have its name and version. That one is loaded for its first request.
+            Ok(Ok(_) | Err(CatalogError::NotFound { .. })) => {
                 tenant.remove(plugin.name()).await;
                 None
             }
@@ -108,13 +110,13 @@ impl Tenants {
         if let Err(error) = &activated {
             tracing::error!(
                 tenant = %tenant.name, plugin = plugin.name(), version, %error,
-                "a version that another worker activated cannot be loaded; the one before is served"
+                "a version that another worker activated cannot be loaded; the previous one stays active"
             );
         }
         activated.is_ok()
     }
 
-    /// Returns what gateways learn of this worker.
+    /// Returns this worker's status for gateways.
     pub(super) fn worker_status(&self) -> WorkerStatus {
         let load = self.load();
         let worker = self.0.worker.as_ref();
@@ -123,6 +125,13 @@ impl Tenants {
         let health = json!({
             "concurrency": {"max_concurrent": load.max_concurrent, "queued": load.queued, "running": load.running},
         });
+        let room = self.0.pool.room();
+        let of = |tenant: Arc<OpenTenant>| TenantRoom { tenant: tenant.id.0, room: tenant.slots.room() };
+        let mut tenants: Vec<TenantRoom> =
+            self.open_tenants().into_iter().map(of).filter(|tenant| tenant.room < room).collect();
+        // Those with the least room are the ones for which it matters most.
+        tenants.sort_unstable_by_key(|tenant| tenant.room);
+        tenants.truncate(TENANTS_MAX);
         WorkerStatus {
             worker: worker.map(|worker| worker.name.clone()).unwrap_or_default(),
             logs: worker.map(log).into_iter().collect(),
@@ -132,6 +141,8 @@ impl Tenants {
             queued: load.queued,
             max_concurrent: load.max_concurrent,
             has_tenants: true,
+            room: Some(room),
+            tenants,
             health: health.as_object().cloned().unwrap_or_default(),
         }
     }

@@ -44,13 +44,13 @@ pub(super) struct OpenTenant {
     /// The part of today's usage that is in the catalog.
     noted: Mutex<DayUse>,
     plugins: Mutex<HashMap<String, Arc<LoadedPlugin>>>,
-    /// Held while a deployment is loaded, so that the tenant uses one permit of the process at a time.
+    /// Held while a deployment is loaded, so that the tenant uses one of the process's permits at a time.
     pub(super) deploying: tokio::sync::Mutex<()>,
     /// A lock for each plugin that is being loaded, so that it is loaded once.
     loading: Mutex<HashMap<String, LoadingLock>>,
 }
 
-/// The tenant's settings from the catalog that no other field has.
+/// The tenant's settings from the catalog that are in no other field.
 struct TenantState {
     stored_bytes_max: Option<u64>,
     default_plugin: Option<String>,
@@ -63,7 +63,7 @@ impl TenantState {
     }
 }
 
-/// Maximum bytes of finished rollouts by the operator's configuration. A tenant's quota reduces them.
+/// Maximum bytes of finished rollouts in the operator's configuration. A tenant's quota may reduce them.
 struct RetentionBounds {
     journal_bytes_max: u64,
     artifact_bytes_max: Option<u64>,
@@ -139,8 +139,8 @@ impl OpenTenant {
         Ok(tenant)
     }
 
-    /// Continues the rollouts that an earlier process admitted, each on the deployment that it began with. They are
-    /// read one after the other. Returns the number of those that stay in the journal, without those of removed plugins.
+    /// Continues the rollouts that an earlier process admitted, each on the deployment on which it began. Reads them one after
+    /// the other. Returns the number of rollouts that stay in the journal, except those of removed plugins.
     fn resume(
         self: &Arc<Self>,
         tenants: &Tenants,
@@ -228,7 +228,7 @@ impl OpenTenant {
         Some(plugin)
     }
 
-    /// Adds a plugin that was loaded, and removes its lock if no other task waits for it.
+    /// Adds a loaded plugin, and removes its lock if no other task waits for it.
     fn add_loaded(
         &self,
         tenants: &Tenants,
@@ -276,7 +276,8 @@ impl OpenTenant {
         lock(&self.plugins).get(name).cloned()
     }
 
-    /// Returns the metrics of the loaded plugins. It holds no plugin, because frequent scrapes would prevent unloading.
+    /// Returns the metrics of the loaded plugins. It does not hold the plugins, because frequent scrapes would then prevent
+    /// unloading.
     pub(super) fn metrics(&self) -> Vec<Arc<Metrics>> {
         lock(&self.plugins).values().map(|plugin| plugin.metrics()).collect()
     }
@@ -297,8 +298,8 @@ impl OpenTenant {
         unloaded.is_some()
     }
 
-    /// Unloads the idle plugin whose last use is longest ago. Returns false if no plugin is idle.
-    pub(super) fn unload_idlest(&self) -> bool {
+    /// Unloads the plugin that has been idle for longest. Returns false if no plugin is idle.
+    pub(super) fn unload_longest_idle(&self) -> bool {
         let mut plugins = self.loaded_plugins();
         plugins.sort_by_key(|plugin| plugin.last_used());
         plugins.into_iter().any(|plugin| plugin.unload())
@@ -318,7 +319,7 @@ impl OpenTenant {
         }
     }
 
-    /// Cancels the rollouts of a deleted tenant, waits for their end at most until `until`, and closes the journal.
+    /// Cancels the rollouts of a deleted tenant, waits for their end, at most until `until`, and closes the journal.
     pub(super) async fn shut_down(&self, until: Instant) {
         self.slots.close();
         self.slots.cancel_all();
@@ -397,8 +398,8 @@ impl OpenTenant {
         StoredBytes::new(stored_bytes(&self.folder), move || size().saturating_sub(before))
     }
 
-    /// Limits the bytes of finished rollouts, so that they never use up this quota, and those of unfinished ones. Must be
-    /// called within the runtime.
+    /// Limits the bytes of unfinished rollouts, and those of finished ones so that they never use up this quota. Must be called
+    /// within the runtime.
     fn set_retention(&self, quota: Option<u64>) {
         let [in_journal, in_files] = retained_bytes_max(quota, self.artifact_root.is_some());
         if let Some(journal) = &self.journal {
@@ -433,11 +434,11 @@ fn stored_bytes(folder: &std::path::Path) -> u64 {
     entries.flatten().map(bytes_of).sum()
 }
 
-/// Returns the maximum numbers of bytes of finished rollouts in the journal and in files. The oldest rollouts are
-/// removed beyond them, so finished rollouts never use up the quota.
+/// Returns the maximum numbers of bytes of finished rollouts in the journal and in files. Beyond them the oldest rollouts are
+/// removed, so finished rollouts never use up the quota.
 fn retained_bytes_max(stored_bytes_max: Option<u64>, writes_files: bool) -> [Option<u64>; 2] {
     let Some(max) = stored_bytes_max else { return [None; 2] };
-    // Leaves room for three segments: a journal always has the one that it writes and one ahead.
+    // This leaves room for three segments: a journal always has the current one and the next one.
     let retained = max.saturating_sub(3 * SEGMENT_BYTES);
     if writes_files { [Some(retained / 4), Some(retained / 4 * 3)] } else { [Some(retained), None] }
 }
@@ -445,7 +446,7 @@ fn retained_bytes_max(stored_bytes_max: Option<u64>, writes_files: bool) -> [Opt
 /// Opens the journal of a tenant if journals are configured. Returns it with its configured maximum size in bytes and
 /// its unfinished rollouts.
 fn open_journal(inner: &Inner, id: TenantId) -> Result<Option<(Arc<Journal>, u64, Unfinished)>, TenantError> {
-    // The operator's settings apply to all tenants, except for the path.
+    // The operator's settings except the path apply to all tenants.
     let Some(settings) = inner.config.journal.settings(std::path::Path::new("")) else {
         return Ok(None);
     };

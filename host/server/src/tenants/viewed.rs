@@ -1,4 +1,4 @@
-//! The rollouts of many tenants, as their pages show them.
+//! The pages' view of a server of many tenants.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use rollout_wire::quota::{Quota, Quotas};
 /// Number of deployments on the page of a plugin.
 const DEPLOYMENTS_MAX: u32 = 20;
 
-/// A server of many tenants whose pages are shown.
+/// A server of many tenants, as the source of its pages.
 pub(super) struct ViewedTenants {
     pub tenants: Tenants,
     /// The admin API, which activates versions.
     pub admin: Admin,
-    /// Whether browsers connect by TLS.
+    /// Whether browsers connect with TLS.
     pub is_encrypted: bool,
 }
 
@@ -40,6 +40,10 @@ impl Viewed for ViewedTenants {
 
     fn is_encrypted(&self) -> bool {
         self.is_encrypted
+    }
+
+    fn is_behind_gateway(&self) -> bool {
+        self.tenants.0.worker.is_some()
     }
 
     fn viewer(&self, key: &str) -> Option<Viewer> {
@@ -182,7 +186,7 @@ impl Viewed for ViewedTenants {
 }
 
 impl ViewedTenants {
-    /// Returns the tenant of a viewer; an operator names it.
+    /// Returns the viewer's tenant, or the one that an operator names.
     async fn selected(&self, viewer: &Viewer, tenant: Option<String>) -> Result<TenantId, NotShown> {
         match (viewer.tenant, tenant) {
             (Some(id), _) => Ok(TenantId(id)),
@@ -212,7 +216,7 @@ fn load_of(tenant: &OpenTenant) -> LoadSample {
     }
 }
 
-/// Returns the quotas of a tenant whose use is known, and their use.
+/// Returns a gauge for each quota of a tenant whose use is measured.
 fn quota_gauges(tenant: &OpenTenant, quotas: &Quotas) -> Vec<Gauge> {
     let ([running, queued], used) = (tenant.slots.busy(), tenant.quotas.meter().today());
     let secs = |secs| format!("{} s", number(secs));
@@ -229,7 +233,7 @@ fn quota_gauges(tenant: &OpenTenant, quotas: &Quotas) -> Vec<Gauge> {
     gauges.into_iter().flatten().collect()
 }
 
-/// Reads the latest deployments of a plugin. Reads files and blocks.
+/// Reads the latest deployments of a plugin from the catalog. Blocks.
 fn plugin_source(
     catalog: &Catalog,
     tenant: TenantId,
@@ -255,13 +259,13 @@ fn plugin_source(
     Ok(PluginSource { name: plugin, deployments, has_more, may_activate })
 }
 
-/// Returns a tenant's plugins that are loaded.
+/// Returns a tenant's loaded plugins.
 fn plugin_lines(tenant: &OpenTenant) -> Vec<PluginLine> {
     let mut lines: Vec<PluginLine> = tenant
         .loaded_plugins()
         .iter()
         .map(|plugin| {
-            let load = plugin.load_now();
+            let load = plugin.current_load();
             let counts = tenant.slots.activity().counts_of(plugin.name());
             PluginLine {
                 name: plugin.name().to_owned(),

@@ -59,6 +59,10 @@ impl Viewed for Generated {
         false
     }
 
+    fn is_behind_gateway(&self) -> bool {
+        false
+    }
+
     fn is_encrypted(&self) -> bool {
         false
     }

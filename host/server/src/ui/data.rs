@@ -20,7 +20,7 @@ use rollout_outbound::Secret;
 use rollout_page::{EndedFilter, HostData, PageOfTurns};
 
 /// Returns the key of a request after `Bearer `. A key may have any text, and `HeaderValue::to_str` accepts only ASCII.
-fn bearer_key(headers: &HeaderMap) -> Option<&str> {
+pub(super) fn bearer_key(headers: &HeaderMap) -> Option<&str> {
     std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?.strip_prefix("Bearer ")
 }
 

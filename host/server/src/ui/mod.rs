@@ -42,7 +42,7 @@ use rollout_page::{
 };
 use rollout_rollout::{Handle, Journal, Phase, TenantSlots};
 use rollout_wire::id::RolloutId;
-use sessions::Sessions;
+pub(crate) use sessions::{Sessions, set_cookie, token_of};
 use shares::Shares;
 
 /// The path of the first page.
@@ -81,6 +81,9 @@ pub(crate) trait Viewed: Send + Sync + 'static {
 
     /// Returns whether browsers connect by TLS.
     fn is_encrypted(&self) -> bool;
+
+    /// Returns whether a gateway has the sessions of browsers, and sends the key of each.
+    fn is_behind_gateway(&self) -> bool;
 
     /// Returns the rights of a key, if the key is valid.
     fn viewer(&self, key: &str) -> Option<Viewer>;
@@ -237,7 +240,7 @@ pub(crate) fn protected(mut response: Response) -> Response {
     response
 }
 
-fn html(status: StatusCode, page: &impl Template) -> Response {
+pub(crate) fn html(status: StatusCode, page: &impl Template) -> Response {
     match page.render() {
         Ok(text) => (status, Html(text)).into_response(),
         Err(error) => {
@@ -253,7 +256,10 @@ impl Ui {
         if !self.viewed.is_keyed() {
             return Some(Seen { viewer: self.viewed.anyone(), key: None });
         }
-        let key = self.sessions.key(&sessions::token_of(headers)?, Instant::now())?;
+        let key = match data::bearer_key(headers).filter(|_| self.viewed.is_behind_gateway()) {
+            Some(key) => Secret::new(key),
+            None => self.sessions.key(&sessions::token_of(headers)?, Instant::now())?,
+        };
         Some(Seen { viewer: self.viewed.viewer(key.expose())?, key: Some(key) })
     }
 
@@ -688,7 +694,7 @@ pub(crate) fn artifact_response(artifact: SentArtifact) -> Response {
 }
 
 /// Returns a path of this server's pages, or the first page for anything else: a sign-in leads to no other site.
-fn local(next: Option<String>) -> String {
+pub(crate) fn local(next: Option<String>) -> String {
     let is_local = |next: &String| {
         next.starts_with(&format!("{ROOT}/"))
             && next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
@@ -706,7 +712,7 @@ async fn sign_in_page(State(ui): State<Arc<Ui>>, request: Request) -> Response {
 }
 
 /// Reads a form.
-async fn form(body: Body) -> Result<HashMap<String, String>, StatusCode> {
+pub(crate) async fn form(body: Body) -> Result<HashMap<String, String>, StatusCode> {
     let form = axum::body::to_bytes(body, FORM_BYTES_MAX).await;
     let form = form.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?;
     // A form is encoded as a query is.

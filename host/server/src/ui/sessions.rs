@@ -28,7 +28,7 @@ const PER_KEY_MAX: usize = 32;
 
 /// The sessions of a server.
 #[derive(Default)]
-pub(super) struct Sessions(Mutex<HashMap<String, Session>>);
+pub(crate) struct Sessions(Mutex<HashMap<String, Session>>);
 
 struct Session {
     key: Secret,
@@ -43,7 +43,7 @@ impl Sessions {
     }
 
     /// Begins a session of a tenant's key and returns its token.
-    pub(super) fn begin(&self, key: &str, tenant: Option<i64>, now: Instant) -> String {
+    pub(crate) fn begin(&self, key: &str, tenant: Option<i64>, now: Instant) -> String {
         let token = random::token();
         let mut sessions = self.lock();
         sessions.retain(|_, session| now < session.began + TIME_MAX);
@@ -68,14 +68,14 @@ impl Sessions {
     }
 
     /// Returns the key of a session that has not ended.
-    pub(super) fn key(&self, token: &str, now: Instant) -> Option<Secret> {
+    pub(crate) fn key(&self, token: &str, now: Instant) -> Option<Secret> {
         let sessions = self.lock();
         let session = sessions.get(&sha256_hex(token.as_bytes()))?;
         (now < session.began + TIME_MAX).then(|| session.key.clone())
     }
 
     /// Ends a session.
-    pub(super) fn end(&self, token: &str) {
+    pub(crate) fn end(&self, token: &str) {
         self.lock().remove(&sha256_hex(token.as_bytes()));
     }
 }
@@ -103,7 +103,7 @@ fn cookie_name(headers: &HeaderMap) -> String {
 }
 
 /// Returns the token in a request's cookies.
-pub(super) fn token_of(headers: &HeaderMap) -> Option<String> {
+pub(crate) fn token_of(headers: &HeaderMap) -> Option<String> {
     let name = cookie_name(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|header| header.to_str().ok());
     let mut pairs =
@@ -113,7 +113,7 @@ pub(super) fn token_of(headers: &HeaderMap) -> Option<String> {
 
 /// Returns the header that sets or removes the token of a browser. With `is_encrypted`, the browser sends it over
 /// TLS only.
-pub(super) fn set_cookie(headers: &HeaderMap, token: Option<&str>, is_encrypted: bool) -> HeaderValue {
+pub(crate) fn set_cookie(headers: &HeaderMap, token: Option<&str>, is_encrypted: bool) -> HeaderValue {
     let secure = if is_encrypted { "; Secure" } else { "" };
     let age = if token.is_some() { TIME_MAX.as_secs() } else { 0 };
     let cookie = format!(

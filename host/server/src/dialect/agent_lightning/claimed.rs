@@ -1,4 +1,4 @@
-//! One claimed rollout: its claim, its report, and the signs that the trainer no longer wants it.
+//! One claimed rollout: its claim, its report, and the checks for whether the trainer still wants it.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,16 +15,16 @@ use super::Inner;
 use super::gateway::{Change, RolloutState, StatusChange};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Driver, Renderer, Source};
-use crate::dialect::ledger::{LedgerEntry, Over};
+use crate::dialect::ledger::{LedgerEntry, PublicOutcome};
 use crate::dialect::pull::{SourceError, outage_delay};
 use rollout_core::error::Fault;
 use rollout_outbound::{Acknowledged, Undelivered};
 use rollout_rollout::{Failure, FailureKind, Finished, Outcome, Rollout};
 use rollout_wire::text::{beginning, time};
 
-/// Interval at which a running rollout is looked up, to notice that the trainer deleted it. A call of the model notices
+/// Interval at which a running rollout is looked up at the gateway, to notice that the trainer deleted it. A model call notices
 /// at once.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum size of the text of a failure in bytes.
 const ERROR_BYTES_MAX: usize = 2000;
@@ -36,7 +36,7 @@ pub(super) struct Claimed {
     pub id: String,
     /// The name under which it is claimed.
     pub owner: String,
-    /// Maximum time from the claim to the end.
+    /// Maximum time from the claim to the end of the rollout.
     pub timeout: Option<Duration>,
     /// The party that rates rollouts: the grader or the agent itself.
     pub source: &'static str,
@@ -47,7 +47,7 @@ pub(super) struct Claimed {
 
 /// The claim of a rollout.
 pub(super) struct Claim {
-    /// Whether an earlier process may have made it.
+    /// Whether an earlier process may have made the claim.
     pub is_resumed: bool,
     pub is_made: AtomicBool,
     /// Notified once the claim has succeeded or failed.
@@ -63,7 +63,7 @@ struct Report<'a> {
     status: &'a RawValue,
 }
 
-/// The type of an event, which a rollout has at most once.
+/// The type of an event. A rollout has at most one event of each type.
 #[derive(Deserialize)]
 struct EventType<'a> {
     event_type: &'a str,
@@ -79,7 +79,7 @@ impl Claimed {
             return false;
         }
         let gateway = &self.dialect.gateway;
-        // A request without an answer may have been carried out.
+        // The gateway may have carried out a request that it did not answer.
         let (mut may_be_claimed, mut failures) = (self.claim.is_resumed, 0);
         loop {
             let result = match may_be_claimed {
@@ -144,7 +144,7 @@ impl Claimed {
         }
     }
 
-    /// Sends a request until the gateway answers it. `send` receives the number of tries without an answer so far.
+    /// Sends a request until the gateway answers it. `send` receives the number of attempts without an answer so far.
     async fn until_answered<F>(&self, send: impl Fn(u32) -> F) -> (u32, Result<Change, String>)
     where
         F: Future<Output = Result<Change, SourceError>>,
@@ -176,7 +176,7 @@ impl Claimed {
                 Err(error) => return (0, Err(format!("an event of its report cannot be read: {error}"))),
             };
             let add = async |failures: u32| {
-                // A request without an answer, or one of an earlier process, may have been carried out.
+                // The gateway may have carried out a request that it did not answer, or one of an earlier process.
                 let may_exist = failures > 0 || self.claim.is_resumed;
                 if may_exist && gateway.has_event(&self.id, event_type).await? {
                     return Ok(Change::Made);
@@ -229,9 +229,9 @@ impl Renderer for Claimed {
         serde_json::to_vec(&report).map(Bytes::from).unwrap_or_default()
     }
 
-    fn over(&self, finished: &Finished, _delivery: &Delivery) -> Over {
+    fn public_outcome(&self, finished: &Finished, _delivery: &Delivery) -> PublicOutcome {
         let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
-        Over::of(if is_scored { "success" } else { "failure" }, &finished.outcome)
+        PublicOutcome::of(if is_scored { "success" } else { "failure" }, &finished.outcome)
     }
 
     fn form(&self, _delivery: &Delivery) {}
@@ -257,7 +257,7 @@ impl Renderer for Claimed {
         let claimed = &driver.renderer;
         let deleted = async {
             loop {
-                tokio::time::sleep(LOOK_INTERVAL).await;
+                tokio::time::sleep(CHECK_INTERVAL).await;
                 let state = claimed.dialect.gateway.state(&claimed.id).await;
                 let reason = match state {
                     Ok(RolloutState::Deleted) => "deleted",

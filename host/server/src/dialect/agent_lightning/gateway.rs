@@ -15,7 +15,7 @@ use rollout_outbound::{InvalidService, NetworkRules, PauseSign, Secret, ServiceC
 use rollout_wire::stream;
 use rollout_wire::text::{beginning, printable};
 
-/// The id of the only attempt. Readers of a rollout's events look for those of this attempt.
+/// The id of the only attempt. Readers of a rollout's events look for the events of this attempt.
 pub(super) const ATTEMPT: &str = "0";
 
 /// Responses of the gateway to the model while the trainer updates the weights, and while no model is registered.
@@ -24,16 +24,16 @@ pub(super) const PAUSES: &[PauseSign] = &[
     PauseSign { status: 503, part_of_body: "No servers available" },
 ];
 
-/// Requests to the gateway in progress at once, without calls of models.
+/// Maximum number of concurrent requests to the gateway, without model calls.
 const REQUESTS_MAX: usize = 32;
 
 /// Maximum size of a list of rollouts in bytes. A row may contain images as text.
 const LIST_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum size of another response in bytes. It repeats the rollout's row.
+/// Maximum size of any other response in bytes. It repeats the rollout's row.
 const REPLY_BYTES_MAX: usize = 64 << 20;
 
-/// Number of bytes shown of a refusal.
+/// Number of bytes of a refusal that are shown.
 const SHOWN_BYTES_MAX: usize = 500;
 
 /// A server with rollouts.
@@ -227,7 +227,7 @@ impl Gateway {
         });
         read.map_err(|stopped| {
             let why = String::from(stopped);
-            SourceError::Refused(format!("its list of rollouts has another form than version 1's: {why}"))
+            SourceError::Refused(format!("its list of rollouts does not have the form of version 1: {why}"))
         })?;
         self.has_listed.store(true, Ordering::Relaxed);
         Ok(waiting)
@@ -243,7 +243,7 @@ impl Gateway {
             status => return Err(unexpected(status, &reply.body)),
         }
         let OneRollout { rollout: RolloutWithStatus { status } } = serde_json::from_slice(&reply.body)
-            .map_err(|error| SourceError::Refused(format!("its answer has another form: {error}")))?;
+            .map_err(|error| SourceError::Refused(format!("its answer cannot be parsed: {error}")))?;
         Ok(match &*status.state {
             "queuing" => RolloutState::Queuing,
             "running" => RolloutState::Running(status.k8s_job_name),
@@ -274,7 +274,7 @@ impl Gateway {
             status => return Err(unexpected(status, &reply.body)),
         }
         let events: Vec<IgnoredAny> = serde_json::from_slice(&reply.body)
-            .map_err(|error| SourceError::Refused(format!("its list of events has another form: {error}")))?;
+            .map_err(|error| SourceError::Refused(format!("its list of events cannot be parsed: {error}")))?;
         Ok(!events.is_empty())
     }
 

@@ -1,8 +1,8 @@
 //! Agent Lightning, version 1: a queue of rollouts at a gateway, from which this host claims work.
 //!
-//! The host is the controller and the agent in one. The pull client lists waiting rollouts; each is stored in the
-//! journal, claimed, run against the model behind the gateway, and ended with its reward. A process that is started
-//! again continues the rollouts that are still its own.
+//! The host is both the controller and the agent. The pull client lists waiting rollouts; each is stored in the journal,
+//! claimed, run against the model behind the gateway, and ended with its reward. A restarted process continues the rollouts
+//! that are still its own.
 
 mod claimed;
 mod gateway;
@@ -52,7 +52,7 @@ const MODEL: &str = "agent-lightning";
 /// Maximum number of rollouts that are claimed at once.
 const OFFERS_MAX: usize = 256;
 
-/// Time for which the status of a finished rollout is remembered. No route reads it.
+/// Time for which the status of a finished rollout is stored. No route reads it.
 const STATUS_TTL: Duration = Duration::from_secs(60);
 
 /// The parts of the dialect.
@@ -102,7 +102,7 @@ struct Inner {
 /// Facts that the journal stores with an admission.
 #[derive(Serialize, Deserialize)]
 struct Facts {
-    /// The delivery as it began.
+    /// The initial state of the delivery.
     delivery: Delivery,
     /// The address of the gateway.
     gateway: String,
@@ -140,7 +140,7 @@ impl AgentLightning {
         self.0.gateway.base()
     }
 
-    /// Claims and runs rollouts until it is closed.
+    /// Claims and runs rollouts until the dialect is closed.
     pub async fn run(&self) -> Result<(), GatewayRefused> {
         self.0.ledger.start();
         let settings = PullSettings { interval: self.0.interval, offers_max: OFFERS_MAX };
@@ -260,7 +260,7 @@ impl AgentLightning {
         );
         let change = StatusChange::failed(reason).body();
         if let Err(error) = self.0.gateway.change(&offer.id, change).await {
-            // The gateway still lists the rollout, so the next list leads to another refusal.
+            // The gateway still lists the rollout, so it is refused again after the next list.
             tracing::warn!(rollout = offer.id, %error, "cannot report the end of a rollout");
         }
     }
@@ -282,7 +282,7 @@ impl WorkSource for AgentLightning {
                 Err(reason) => refusals.push((offer, reason)),
                 Ok((id, row)) => match self.start(&offer, row, id) {
                     Ok(decision) => decisions.push(decision),
-                    // The trainer has enqueued it again. It waits until its previous run is reported.
+                    // The trainer has enqueued the rollout again. It waits until its previous run is reported.
                     Err(AdmitError::Duplicate) => {}
                     Err(error) => {
                         tracing::debug!(%error, "no more rollouts are claimed for now");
@@ -295,7 +295,7 @@ impl WorkSource for AgentLightning {
         for (offer, reason) in refusals {
             self.refuse(&offer, reason).await;
         }
-        // A rollout that is dropped undecided is not claimed.
+        // A rollout that is dropped before its claim is decided is not claimed.
         join_all(decisions).await;
         has_room
     }
@@ -362,7 +362,7 @@ impl super::Dialect for AgentLightning {
         Box::pin(async move { tokio::time::timeout_at(until, done).await.is_ok() })
     }
 
-    fn cancels_rest(&self) {
+    fn announce_cancellation(&self) {
         self.0.ledger.cancel_rest();
     }
 

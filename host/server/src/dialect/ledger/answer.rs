@@ -1,8 +1,8 @@
 //! The first answers of requests, so that a repeated request gets the same answer.
 //!
-//! The first request with a key leads. Every other request with that key, during the leader's work or later, gets the
-//! leader's answer. A leader that fails frees the key. The answer stays for some time after the end of its rollout, and
-//! its key is in use until then.
+//! The first request with a key is the leader. Every other request with that key, during the leader's work or later, gets
+//! the leader's answer. A leader that fails frees the key. The answer is stored for some time after the end of its rollout,
+//! and its key is in use until then.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::{HeldBody, Ledger, LedgerEntry, Name};
 use rollout_rollout::{AdmitError, RolloutLog};
 
-/// Memory of an answer's entry in bytes, besides its key and its body.
+/// Bytes of memory of an answer's entry, in addition to its key and its body.
 const RECORD_BYTES: usize = 512;
 
 /// The answer to a request.
@@ -30,7 +30,7 @@ pub(crate) enum NoAnswer {
 }
 
 /// The role of a request.
-pub(crate) enum Part {
+pub(crate) enum Role {
     /// The request is the leader and does the work for the answer.
     Leader(LedgerEntry, AnswerSender),
     /// The request gets the answer of an earlier one.
@@ -83,12 +83,12 @@ impl Following {
 
 impl Ledger {
     /// Returns the role of a request with this key.
-    pub(crate) fn join(self: &Arc<Self>, key: &str) -> Part {
+    pub(crate) fn join(self: &Arc<Self>, key: &str) -> Role {
         let mut inner = self.lock();
         let name = Name::Request(key.into());
         let stored = inner.named(&name).and_then(|(_, slot)| slot.answer.as_ref());
         if let Some(stored) = stored {
-            return Part::Follower(Following(stored.answer.clone()));
+            return Role::Follower(Following(stored.answer.clone()));
         }
         let (sender, answer) = watch::channel(None);
         let number = inner.add(name);
@@ -97,12 +97,12 @@ impl Ledger {
             slot.answer = Some(StoredAnswer { key: key.into(), answer, is_given: false, log: None });
         }
         drop(inner);
-        Part::Leader(LedgerEntry::new(self.clone(), number), AnswerSender(sender))
+        Role::Leader(LedgerEntry::new(self.clone(), number), AnswerSender(sender))
     }
 }
 
 impl LedgerEntry {
-    /// Answers the waiting requests, and stores the answer until its time to live after the entry's end is over.
+    /// Answers the waiting requests, and stores the answer until its time to live, which starts at the entry's end, is over.
     pub(crate) fn answer(&self, sender: AnswerSender, body: Bytes, log: Option<RolloutLog>) {
         let mut inner = self.ledger.lock();
         let stored = inner.slots.get_mut(&self.number).and_then(|slot| slot.answer.as_mut());
@@ -127,8 +127,8 @@ mod tests {
 
     fn lead(ledger: &Arc<Ledger>, key: &str) -> (LedgerEntry, AnswerSender) {
         match ledger.join(key) {
-            Part::Leader(entry, sender) => (entry, sender),
-            Part::Follower(_) => panic!("'{key}' is in use"),
+            Role::Leader(entry, sender) => (entry, sender),
+            Role::Follower(_) => panic!("'{key}' is in use"),
         }
     }
 
@@ -140,8 +140,8 @@ mod tests {
 
     fn follow(ledger: &Arc<Ledger>, key: &str) -> Following {
         match ledger.join(key) {
-            Part::Follower(following) => following,
-            Part::Leader(..) => panic!("'{key}' is free"),
+            Role::Follower(following) => following,
+            Role::Leader(..) => panic!("'{key}' is free"),
         }
     }
 

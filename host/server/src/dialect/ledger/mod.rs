@@ -22,14 +22,14 @@ use rollout_rollout::{Handle, Host, Journal, Outcome, Phase, RunClock};
 use rollout_wire::id::RolloutId;
 use rollout_wire::text::beginning;
 
-pub(crate) use answer::{AnswerSender, NoAnswer, Part};
+pub(crate) use answer::{AnswerSender, NoAnswer, Role};
 pub(crate) use poll::{Lease, PollStatus, Polled, ReadError};
 pub(crate) use retention::LedgerTimes;
 
 use answer::StoredAnswer;
-use retention::{Kept, RecentCount, Retention};
+use retention::{Expiring, RecentCount, Retention};
 
-/// Maximum number of bytes that are stored of a failure's reason.
+/// Maximum number of bytes stored of a failure's reason.
 const REASON_BYTES_MAX: usize = 512;
 
 /// Maximum number of results that are read from the journal at once. Each takes a thread.
@@ -37,36 +37,36 @@ const READERS_MAX: usize = 2;
 
 /// The public part of a rollout's outcome.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Over {
+pub(crate) struct PublicOutcome {
     /// The status that was reported to its caller.
     pub status: &'static str,
     pub reward: Option<f64>,
     pub err_message: Option<String>,
 }
 
-impl Over {
-    /// Creates an outcome with a status only. The rest is for the holder of a lease.
-    pub(crate) fn word(status: &'static str) -> Self {
+impl PublicOutcome {
+    /// Creates an outcome that has only a status. The rest is for the holder of a lease.
+    pub(crate) fn with_status(status: &'static str) -> Self {
         Self { status, reward: None, err_message: None }
     }
 
-    /// Creates an outcome with its status, and with the reward or the reason of the failure.
+    /// Creates an outcome with a status, and with the reward or the reason of the failure.
     pub(crate) fn of(status: &'static str, outcome: &Outcome) -> Self {
         match outcome {
             Outcome::Scored { reward } => {
-                Self { reward: Some(*reward).filter(|_| status == "success"), ..Self::word(status) }
+                Self { reward: Some(*reward).filter(|_| status == "success"), ..Self::with_status(status) }
             }
-            Outcome::Unscored(_) if status == "success" => Self::word(status),
+            Outcome::Unscored(_) if status == "success" => Self::with_status(status),
             Outcome::Unscored(failure) => {
                 let reason = beginning(&failure.reason, REASON_BYTES_MAX);
-                Self { err_message: Some(reason), ..Self::word(status) }
+                Self { err_message: Some(reason), ..Self::with_status(status) }
             }
         }
     }
 }
 
 /// Returns the status of a rollout in this phase.
-pub(crate) fn word(phase: Phase) -> &'static str {
+pub(crate) fn phase_status(phase: Phase) -> &'static str {
     match phase {
         Phase::Queued => "queued",
         Phase::Running => "running",
@@ -87,17 +87,17 @@ impl HeldBody {
     }
 }
 
-/// All rollouts of a dialect's server.
+/// All rollouts of a dialect on one server.
 pub(crate) struct Ledger {
     times: LedgerTimes,
     budget: Budget,
     /// The journal in which results are stored, if there is one.
     journal: Option<Arc<Journal>>,
-    /// The plugin of the rollouts, if the server has several plugins.
+    /// Name of the rollouts' plugin, if the server has several plugins.
     plugin: Option<String>,
     clock: Arc<RunClock>,
     inner: Mutex<Inner>,
-    /// Cancelled when polls no longer wait for changes.
+    /// Cancelled when polls must no longer wait for changes.
     leaving: CancellationToken,
     readers: Arc<Semaphore>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct Ledger {
 enum Name {
     /// The newest rollout of this id, for its status.
     Rollout(RolloutId),
-    /// The rollout with a result for which callers poll under this id.
+    /// The rollout for whose result callers poll under this id.
     Polled(RolloutId),
     /// The rollout of requests with this key.
     Request(Arc<str>),
@@ -117,7 +117,7 @@ struct Inner {
     numbers: u64,
     slots: HashMap<u64, Slot>,
     names: HashMap<Name, u64>,
-    /// Rollouts that began and are not completed.
+    /// Number of rollouts that have begun and are not completed.
     active: usize,
     completed: RecentCount,
     retentions: [Retention; 5],
@@ -154,7 +154,7 @@ enum Status {
     Alive(Handle),
     /// The rollout has ended, and its outcome is not known yet.
     Ending,
-    Over(Over),
+    Ended(PublicOutcome),
 }
 
 impl Inner {
@@ -165,7 +165,7 @@ impl Inner {
             names: HashMap::new(),
             active: 0,
             completed: RecentCount::new(times.answer_ttl),
-            retentions: Kept::ALL.map(|kept| Retention::new(kept, times)),
+            retentions: Expiring::ALL.map(|part| Retention::new(part, times)),
             owed: watch::Sender::new(0),
             is_closing: false,
             is_cancelling: false,
@@ -242,40 +242,40 @@ impl Inner {
     }
 
     /// Starts the retention of an entry's part, and drops the oldest parts above the limits.
-    fn keep(&mut self, kept: Kept, now: Duration, bytes: usize, number: u64) {
-        self.retentions[kept as usize].push(now, bytes, number);
-        while let Some(number) = self.retentions[kept as usize].pop_excess() {
-            self.forget(kept, number);
+    fn keep(&mut self, part: Expiring, now: Duration, bytes: usize, number: u64) {
+        self.retentions[part as usize].push(now, bytes, number);
+        while let Some(number) = self.retentions[part as usize].pop_excess() {
+            self.forget(part, number);
         }
     }
 
     /// Drops the oldest of these parts. Returns whether there was one.
-    fn forget_oldest(&mut self, kept: Kept) -> bool {
-        let oldest = self.retentions[kept as usize].pop();
-        oldest.map(|number| self.forget(kept, number)).is_some()
+    fn forget_oldest(&mut self, part: Expiring) -> bool {
+        let oldest = self.retentions[part as usize].pop();
+        oldest.map(|number| self.forget(part, number)).is_some()
     }
 
     /// Drops all expired parts.
     fn sweep(&mut self, now: Duration) {
-        for kept in Kept::ALL {
-            if self.retentions[kept as usize].begin_sweep(now) {
-                self.forget_due(kept, now);
+        for part in Expiring::ALL {
+            if self.retentions[part as usize].begin_sweep(now) {
+                self.forget_due(part, now);
             }
         }
     }
 
-    fn forget_due(&mut self, kept: Kept, now: Duration) {
-        while let Some(number) = self.retentions[kept as usize].pop_due(now) {
-            self.forget(kept, number);
+    fn forget_due(&mut self, part: Expiring, now: Duration) {
+        while let Some(number) = self.retentions[part as usize].pop_due(now) {
+            self.forget(part, number);
         }
     }
 
     /// Drops a part of an entry.
-    fn forget(&mut self, kept: Kept, number: u64) {
-        match kept {
-            Kept::Status => self.forget_status(number),
-            Kept::Result | Kept::Read | Kept::Copy => self.forget_result(number),
-            Kept::Answer => self.forget_answer(number),
+    fn forget(&mut self, part: Expiring, number: u64) {
+        match part {
+            Expiring::Status => self.forget_status(number),
+            Expiring::Result | Expiring::Read | Expiring::Copy => self.forget_result(number),
+            Expiring::Answer => self.forget_answer(number),
         }
         self.remove_if_empty(number);
     }
@@ -341,7 +341,7 @@ impl Ledger {
         })
     }
 
-    /// Locks the entries, and first drops all expired parts.
+    /// Locks the entries and drops all expired parts.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.lock_at(self.clock.now())
     }
@@ -362,7 +362,7 @@ impl Ledger {
         &self.times
     }
 
-    /// Adds an entry that has no name until it [begins](LedgerEntry::begin).
+    /// Adds an entry, which has no name until it [begins](LedgerEntry::begin).
     pub(crate) fn open(self: &Arc<Self>) -> LedgerEntry {
         let number = self.lock().add_unnamed();
         LedgerEntry::new(self.clone(), number)
@@ -372,8 +372,8 @@ impl Ledger {
     /// has.
     pub(crate) fn sweep(&self) {
         let mut inner = self.lock();
-        for kept in Kept::DROPPED_WHEN_FULL {
-            while !self.budget.has_room() && inner.forget_oldest(kept) {}
+        for part in Expiring::DROPPED_WHEN_FULL {
+            while !self.budget.has_room() && inner.forget_oldest(part) {}
         }
         drop(inner);
         let Some(journal) = self.journal.clone() else { return };
@@ -382,7 +382,7 @@ impl Ledger {
         let gone: Vec<u64> =
             inner.slots.iter().filter(|(_, slot)| !self.has(slot)).map(|(number, _)| *number).collect();
         for number in gone {
-            inner.forget(Kept::Copy, number);
+            inner.forget(Expiring::Copy, number);
         }
         drop(inner);
         tokio::task::spawn_blocking(move || journal.note_results());
@@ -392,7 +392,7 @@ impl Ledger {
     pub(crate) fn is_empty(&self) -> bool {
         let now = self.clock.now();
         let mut inner = self.lock_at(now);
-        inner.forget_due(Kept::Answer, now);
+        inner.forget_due(Expiring::Answer, now);
         inner.slots.is_empty()
     }
 
@@ -407,13 +407,13 @@ impl Ledger {
     }
 
     /// Returns the status of a rollout, if it is known.
-    pub(crate) fn status(&self, id: &RolloutId) -> Option<Over> {
+    pub(crate) fn status(&self, id: &RolloutId) -> Option<PublicOutcome> {
         let inner = self.lock();
         let (_, slot) = inner.named(&Name::Rollout(id.clone()))?;
         slot.status.as_ref().map(|status| match status {
-            Status::Alive(handle) => Over::word(word(handle.phase())),
-            Status::Ending => Over::word(word(Phase::Grading)),
-            Status::Over(over) => over.clone(),
+            Status::Alive(handle) => PublicOutcome::with_status(phase_status(handle.phase())),
+            Status::Ending => PublicOutcome::with_status(phase_status(Phase::Grading)),
+            Status::Ended(over) => over.clone(),
         })
     }
 
@@ -432,7 +432,7 @@ impl Ledger {
         self.lock().is_cancelling
     }
 
-    /// Waits until every caller has received its result, or the result was abandoned.
+    /// Waits until every result was received by its caller or abandoned.
     pub(crate) async fn all_settled(&self) {
         let mut owed = self.lock().owed.subscribe();
         // The sender is in `self`, so it is not dropped.
@@ -477,8 +477,8 @@ impl LedgerEntry {
         }
     }
 
-    /// Stores the outcome. If a later rollout has the same id, the status of the id is that rollout's.
-    pub(crate) fn end(&self, over: Over) {
+    /// Stores the outcome. If a later rollout has the same id, the id keeps the status of the later one.
+    pub(crate) fn end(&self, over: PublicOutcome) {
         let now = self.ledger.clock.now();
         let mut inner = self.ledger.lock_at(now);
         let Some(slot) = inner.slots.get_mut(&self.number) else { return };
@@ -486,9 +486,9 @@ impl LedgerEntry {
             inner.deactivate(self.number, Some(now));
         }
         let Some(slot) = inner.slots.get_mut(&self.number) else { return };
-        if !matches!(slot.status, Some(Status::Over(_))) {
-            slot.status = Some(Status::Over(over));
-            inner.keep(Kept::Status, now, 0, self.number);
+        if !matches!(slot.status, Some(Status::Ended(_))) {
+            slot.status = Some(Status::Ended(over));
+            inner.keep(Expiring::Status, now, 0, self.number);
         }
     }
 
@@ -507,7 +507,7 @@ impl LedgerEntry {
         inner.is_cancelling
     }
 
-    /// Returns whether the first answer, and with it the rollout's journal, stays after the rollout's end.
+    /// Returns whether the first answer and the rollout's journal stay after the rollout's end.
     pub(crate) fn is_answered(&self) -> bool {
         let inner = self.ledger.lock();
         let answer = inner.slots.get(&self.number).and_then(|slot| slot.answer.as_ref());
@@ -521,7 +521,7 @@ impl Drop for LedgerEntry {
         let mut inner = self.ledger.lock_at(now);
         let Some(slot) = inner.slots.get_mut(&number) else { return };
         slot.is_live = false;
-        let is_over = matches!(slot.status, Some(Status::Over(_)));
+        let is_over = matches!(slot.status, Some(Status::Ended(_)));
         let is_answered = slot.answer.as_ref().map(|answer| answer.is_given);
         let (is_unread, is_reserved) = (slot.is_unread, slot.polled.is_none());
         inner.deactivate(number, Some(now).filter(|_| is_answered == Some(true)));
@@ -529,7 +529,7 @@ impl Drop for LedgerEntry {
             inner.forget_status(number);
         }
         match is_answered {
-            Some(true) => inner.keep(Kept::Answer, now, 0, number),
+            Some(true) => inner.keep(Expiring::Answer, now, 0, number),
             Some(false) => inner.forget_answer(number),
             None => {}
         }
@@ -575,13 +575,13 @@ mod tests {
     fn a_rollout_is_active_until_it_ends_and_then_counts_as_completed_once() {
         let ledger = ledger();
         let (first, second) = (begin(&ledger, "r"), begin(&ledger, "r"));
-        let Part::Leader(answered, sender) = ledger.join("r") else { panic!("the key is free") };
+        let Role::Leader(answered, sender) = ledger.join("r") else { panic!("the key is free") };
         answered.begin(RolloutId::parse("r").unwrap(), "r", None);
         assert_eq!(ledger.counts(), (3, 0));
 
-        first.end(Over::word("success"));
-        first.end(Over::word("failure"));
-        answered.end(Over::word("success"));
+        first.end(PublicOutcome::with_status("success"));
+        first.end(PublicOutcome::with_status("failure"));
+        answered.end(PublicOutcome::with_status("success"));
         assert_eq!(ledger.counts(), (2, 1), "a later rollout with the same id counts separately");
         answered.answer(sender, Bytes::new(), None);
         drop(answered);
@@ -601,9 +601,9 @@ mod tests {
         let id = RolloutId::parse("r").unwrap();
         let status = || ledger.status(&id).map(|over| over.status);
         let (first, second) = (begin(&ledger, "r"), begin(&ledger, "r"));
-        first.end(Over::word("failure"));
+        first.end(PublicOutcome::with_status("failure"));
         assert_eq!(status(), Some("grading"));
-        second.end(Over::word("success"));
+        second.end(PublicOutcome::with_status("success"));
         drop((first, second));
         assert_eq!(status(), Some("success"));
         drop(ledger.lock_at(now + 2 * TTL));

@@ -1,8 +1,8 @@
 //! Results for which callers poll, each protected by a lease.
 //!
-//! With a journal, a result is stored in it when the rollout ends, and is read from it when its caller polls. A copy in
-//! memory saves the reading while all copies together are small; see `rollout::KeptResults`. Without a journal, results
-//! are in memory only.
+//! With a journal, a result is stored there when the rollout ends, and is read from there when its caller polls. A copy in
+//! memory saves the read as long as all copies together are small; see `rollout::KeptResults`. Without a journal, results are
+//! in memory only.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
-use super::retention::{COPIES_BYTES_MAX, Kept};
-use super::{HeldBody, Inner, Ledger, LedgerEntry, Name, Over, Slot};
+use super::retention::{COPIES_BYTES_MAX, Expiring};
+use super::{HeldBody, Inner, Ledger, LedgerEntry, Name, PublicOutcome, Slot};
 use crate::connection::Caller;
 use rollout_core::budget::Charge;
 use rollout_rollout::{
@@ -24,24 +24,25 @@ use rollout_rollout::{
 use rollout_wire::digest::sha256_hex;
 use rollout_wire::id::RolloutId;
 
-/// Minimum size of a result that is dropped after it was read. A shorter one takes less memory than its source.
+/// Minimum size of a copy that is dropped after it was read. Rendering a smaller result again would take more memory than
+/// its copy.
 const LEFT_BYTES_MIN: usize = 4 << 10;
 
-/// Bytes of an entry besides its result.
+/// Bytes of an entry in addition to its result.
 const ENTRY_BYTES: usize = 1024;
 
-/// Status of a rollout that is polled for.
+/// Status of a polled rollout.
 #[derive(Clone, Debug)]
 pub(crate) enum PollStatus {
     /// The rollout is live.
-    Under(Phase),
+    Live(Phase),
     /// The rollout has ended; this is its result.
     Ended(Arc<HeldBody>),
     /// The rollout has ended, and its result is in the journal only.
     Journaled,
 }
 
-/// The digest of a lease's token, which only its holder has.
+/// The digest of a lease's token. Only the holder of the lease has the token.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Lease(String);
 
@@ -82,7 +83,7 @@ pub(crate) enum ReadError {
     Unreadable(String),
 }
 
-/// A rollout that is polled for.
+/// A polled rollout.
 pub(crate) struct Polled {
     number: u64,
     id: RolloutId,
@@ -101,7 +102,7 @@ struct Polls {
     /// Time of the last poll, by a clock that stops while the process is stopped.
     last: Duration,
     /// The last phase that was reported to the lease's holder; admission reports "queued".
-    heard: Option<Phase>,
+    last_reported: Option<Phase>,
     /// Sender that answers the waiting poll when it is dropped.
     waiting: Option<oneshot::Sender<()>>,
 }
@@ -137,7 +138,7 @@ impl Polled {
     /// Returns the size of its result in memory, or 0 if there is none.
     fn result_bytes(&self) -> usize {
         match &*self.status.borrow() {
-            PollStatus::Under(_) | PollStatus::Journaled => 0,
+            PollStatus::Live(_) | PollStatus::Journaled => 0,
             PollStatus::Ended(result) => result.body.len(),
         }
     }
@@ -147,20 +148,20 @@ impl Polled {
     }
 
     /// Renews the lease, waits until the status differs from the last reported one or the time is over, and returns the
-    /// status. Only one poll waits. The next poll answers it, because the caller of the first is probably gone, and
-    /// each waiting poll holds a connection.
-    async fn news(&self, wait: Duration) -> PollStatus {
+    /// status. At most one poll waits: the next poll answers it, because its caller is probably gone, and each waiting poll
+    /// holds a connection.
+    async fn next_status(&self, wait: Duration) -> PollStatus {
         let (waiting, next_poll) = oneshot::channel();
-        let heard = {
+        let last_reported = {
             let mut polls = self.polls();
             polls.last = self.clock.now();
             polls.waiting = Some(waiting);
-            polls.heard
+            polls.last_reported
         };
         let mut status = self.status.subscribe();
         let new = status.wait_for(|status| match status {
             PollStatus::Ended(_) | PollStatus::Journaled => true,
-            PollStatus::Under(phase) => heard != Some(*phase),
+            PollStatus::Live(phase) => last_reported != Some(*phase),
         });
         // The sender is in `self`, so only a timeout can end the wait early.
         tokio::select! {
@@ -170,13 +171,13 @@ impl Polled {
         let status = self.status.borrow().clone();
         let mut polls = self.polls();
         polls.last = self.clock.now();
-        if let PollStatus::Under(phase) = &status {
-            polls.heard = Some(*phase);
+        if let PollStatus::Live(phase) = &status {
+            polls.last_reported = Some(*phase);
         }
         status
     }
 
-    /// Waits until the lease has expired without a poll.
+    /// Waits until the lease expires, which each poll delays.
     async fn lease_over(&self) {
         loop {
             let left = (self.polls().last + self.lease_time).saturating_sub(self.clock.now());
@@ -199,8 +200,8 @@ impl LedgerEntry {
             lease,
             log,
             lease_time: self.ledger.times.lease,
-            status: watch::Sender::new(PollStatus::Under(Phase::Queued)),
-            polls: Mutex::new(Polls { last: clock.now(), heard: Some(Phase::Queued), waiting: None }),
+            status: watch::Sender::new(PollStatus::Live(Phase::Queued)),
+            polls: Mutex::new(Polls { last: clock.now(), last_reported: Some(Phase::Queued), waiting: None }),
             kept: OnceLock::new(),
             clock,
         });
@@ -213,7 +214,7 @@ impl LedgerEntry {
     /// Publishes the rollout's phase to polls.
     pub(crate) fn enter(&self, phase: Phase) {
         if let Some(polled) = &self.polled {
-            polled.set(PollStatus::Under(phase));
+            polled.set(PollStatus::Live(phase));
         }
     }
 
@@ -225,7 +226,7 @@ impl LedgerEntry {
         }
     }
 
-    /// Stores a result in memory only, until it expires. The caller has received it once it was read in full.
+    /// Stores a result in memory only, until it expires. It counts as received once it was read in full.
     pub(crate) fn hold(&self, body: Bytes) {
         let Some(polled) = &self.polled else { return };
         let charge = self.ledger.budget.charge_result(ENTRY_BYTES + body.len());
@@ -234,7 +235,7 @@ impl LedgerEntry {
         if let Some(slot) = inner.slots.get_mut(&self.number) {
             slot.is_unread = true;
         }
-        inner.keep(Kept::Result, now, 0, self.number);
+        inner.keep(Expiring::Result, now, 0, self.number);
         drop(inner);
         polled.set(PollStatus::Ended(Arc::new(HeldBody::new(body, charge))));
     }
@@ -248,12 +249,12 @@ impl LedgerEntry {
         self.ledger.budget.charge_copy(bytes)
     }
 
-    /// Stores the data for rendering the result in the journal, ends the rollout with this outcome, and stores a copy
-    /// of the result in memory if there is room.
+    /// Stores in the journal the data from which the result is rendered, ends the rollout with this outcome, and stores a
+    /// copy of the result in memory if there is room.
     pub(crate) async fn store(
         &self,
         (journal, log): (&Journal, &RolloutLog),
-        (form, over): (&impl Serialize, Over),
+        (form, over): (&impl Serialize, PublicOutcome),
         is_awaited: bool,
         copy: Option<(Bytes, Charge)>,
     ) -> Result<(), Failed> {
@@ -267,13 +268,13 @@ impl LedgerEntry {
         let mut inner = self.ledger.lock_at(now);
         match copy {
             None => {
-                inner.forget(Kept::Copy, self.number);
+                inner.forget(Expiring::Copy, self.number);
                 polled.forget();
             }
             Some((body, charge)) => {
                 let bytes = charge.bytes();
                 polled.set(PollStatus::Ended(Arc::new(HeldBody::new(body, charge))));
-                inner.keep(Kept::Copy, now, bytes, self.number);
+                inner.keep(Expiring::Copy, now, bytes, self.number);
             }
         }
         // From here on the journal tracks which results were not read.
@@ -297,7 +298,7 @@ impl Inner {
 }
 
 impl Ledger {
-    /// Reserves an id. Fails if a known rollout has the id or a result of it is stored.
+    /// Reserves an id. Fails if a known rollout has the id or a result with this id is stored.
     pub(crate) fn reserve(self: &Arc<Self>, id: &RolloutId) -> Result<LedgerEntry, Taken> {
         if self.kept_result(id).is_some() {
             return Err(Taken);
@@ -314,7 +315,7 @@ impl Ledger {
             if self.has(slot) {
                 return Err(Taken);
             }
-            inner.forget(Kept::Copy, number);
+            inner.forget(Expiring::Copy, number);
         }
         let number = inner.add(name);
         drop(inner);
@@ -346,21 +347,21 @@ impl Ledger {
 
     /// Waits until the status of a rollout changes, the waiting time is over, or the connection is needed for another
     /// caller.
-    pub(crate) async fn news(&self, polled: &Polled, caller: Option<&Caller>) -> PollStatus {
-        let news = polled.news(self.times.result_wait);
-        let news = async {
+    pub(crate) async fn next_status(&self, polled: &Polled, caller: Option<&Caller>) -> PollStatus {
+        let next_status = polled.next_status(self.times.result_wait);
+        let next_status = async {
             match caller {
-                Some(caller) => caller.wait(news).await,
-                None => Some(news.await),
+                Some(caller) => caller.wait(next_status).await,
+                None => Some(next_status.await),
             }
         };
-        let news = tokio::select! {
-            news = news => news,
+        let next_status = tokio::select! {
+            next_status = next_status => next_status,
             () = self.leaving.cancelled() => None,
         };
-        match news {
+        match next_status {
             Some(status) => status,
-            None => polled.news(Duration::ZERO).await,
+            None => polled.next_status(Duration::ZERO).await,
         }
     }
 
@@ -369,7 +370,7 @@ impl Ledger {
         self.leaving.cancel();
     }
 
-    /// Waits until every result in the journal was read.
+    /// Waits until every result in the journal has been read.
     pub(crate) async fn all_read(&self) {
         if let Some(journal) = &self.journal {
             journal.results().all_read().await;
@@ -393,14 +394,14 @@ impl Ledger {
         let bytes = polled.result_bytes();
         if let Some((kept, journal)) = polled.kept_result().zip(self.journal.as_ref()) {
             if journal.was_read(kept) && bytes >= LEFT_BYTES_MIN {
-                self.lock().forget(Kept::Copy, polled.number);
+                self.lock().forget(Expiring::Copy, polled.number);
             }
             return;
         }
         let mut inner = self.lock();
         let Some(slot) = inner.polled(polled) else { return };
         if std::mem::take(&mut slot.is_unread) {
-            inner.keep(Kept::Read, self.clock.now(), ENTRY_BYTES + bytes, polled.number);
+            inner.keep(Expiring::Read, self.clock.now(), ENTRY_BYTES + bytes, polled.number);
         }
         inner.settle(polled.number, false);
     }
@@ -427,7 +428,7 @@ impl Ledger {
         lease: Lease,
         render: fn(&F, &Finished) -> Bytes,
     ) -> Result<HeldBody, ReadError> {
-        /// Copies in memory at once: the stored bytes, the parsed outcome, and the result.
+        /// Number of copies in memory at once: the stored bytes, the parsed outcome, and the result.
         const COPIES: usize = 3;
         let journal = self.journal.clone().ok_or(ReadError::Unknown)?;
         let turn = self.reader().await;
@@ -497,7 +498,7 @@ mod tests {
             let id = RolloutId::parse(id).unwrap();
             let mut entry = ledger.reserve(&id).unwrap();
             entry.fill(&id, Lease::of(""), None);
-            ledger.lock().keep(Kept::Read, ledger.clock.now(), bytes, entry.number);
+            ledger.lock().keep(Expiring::Read, ledger.clock.now(), bytes, entry.number);
             drop(entry);
             let mut ids = ledger.polled_ids(|_| true);
             ids.sort();
@@ -521,7 +522,7 @@ mod tests {
             entry.fill(&id, Lease::of(""), None);
             entry.begin(id.clone(), id.as_str(), None);
             assert!(ledger.reserve(&id).is_err(), "the id is taken");
-            entry.end(Over::word("success"));
+            entry.end(PublicOutcome::with_status("success"));
             entry.hold(Bytes::from_static(b"{}"));
             drop(entry);
             ledger.find(&id).unwrap()

@@ -3,39 +3,39 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Maximum number of finished rollouts whose status is known. With the longest ids and messages they take 8 MiB.
+/// Maximum number of finished rollouts with a stored status. With the longest ids and messages they take 8 MiB.
 const STATUSES_MAX: usize = 4096;
 
-/// Time for which a result stays after it was read, in case the response was lost. If the host has no room for new
-/// work, the oldest results are dropped sooner.
+/// Time for which a result is stored after it was read, in case the response was lost. If the host has no room for new work,
+/// the oldest results are dropped sooner.
 const READ_KEPT: Duration = Duration::from_secs(60);
 
-/// Maximum number of bytes of these results together. They stay for seconds only if thousands are read per second or if
-/// they are large, which is enough because a caller repeats a lost request at once.
+/// Maximum number of bytes of these results together. If thousands are read per second, or if they are large, each stays
+/// only for seconds. That is enough, because a caller repeats a lost request at once.
 pub(super) const READ_BYTES_MAX: usize = 16 << 20;
 
-/// Maximum number of bytes of all copies of results that the journal has.
+/// Maximum number of bytes of all copies of results in the journal.
 pub(super) const COPIES_BYTES_MAX: usize = 32 << 20;
 
-/// Number of intervals in the time for which completed rollouts are counted. An interval expires as a whole.
+/// Number of intervals into which the time of a [`RecentCount`] is divided. An interval expires as a whole.
 const PARTS_OF_COUNT: u32 = 60;
 
 /// The parts of an entry that expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum Expiring {
     /// The status of a finished rollout.
     Status,
-    /// A result that is in memory alone, read or not.
+    /// A result that is in memory only, read or not.
     Result,
-    /// A result that is in memory alone and was read.
+    /// A result that is in memory only and was read.
     Read,
-    /// A copy of a result that the journal has.
+    /// A copy of a result in the journal.
     Copy,
     /// The first answer, for repeated requests.
     Answer,
 }
 
-impl Kept {
+impl Expiring {
     /// All parts, in the order of their retentions.
     pub(super) const ALL: [Self; 5] = [Self::Status, Self::Result, Self::Read, Self::Copy, Self::Answer];
 
@@ -85,7 +85,7 @@ pub(super) struct Retention {
 }
 
 impl Retention {
-    pub(super) fn new(kept: Kept, times: &LedgerTimes) -> Self {
+    pub(super) fn new(part: Expiring, times: &LedgerTimes) -> Self {
         let unlimited = Self {
             time: Some(times.result_ttl),
             interval: Duration::ZERO,
@@ -95,12 +95,12 @@ impl Retention {
             queue: VecDeque::new(),
             bytes: 0,
         };
-        match kept {
-            Kept::Status => Self { count_max: STATUSES_MAX, ..unlimited },
-            Kept::Result => unlimited,
-            Kept::Read => Self { time: Some(READ_KEPT), bytes_max: READ_BYTES_MAX, ..unlimited },
-            Kept::Copy => Self { time: None, bytes_max: COPIES_BYTES_MAX, ..unlimited },
-            Kept::Answer => {
+        match part {
+            Expiring::Status => Self { count_max: STATUSES_MAX, ..unlimited },
+            Expiring::Result => unlimited,
+            Expiring::Read => Self { time: Some(READ_KEPT), bytes_max: READ_BYTES_MAX, ..unlimited },
+            Expiring::Copy => Self { time: None, bytes_max: COPIES_BYTES_MAX, ..unlimited },
+            Expiring::Answer => {
                 Self { time: Some(times.answer_ttl), interval: times.answer_interval, ..unlimited }
             }
         }

@@ -1,47 +1,52 @@
-//! The resources server for environments: a session is an episode, `POST /{tool}` takes a step of it, and `/verify` reads
-//! its reward.
+//! The resources server for environments: a session is an episode, `POST /{tool}` takes a step in it, and `/verify` reads its
+//! reward.
 //!
-//! An episode is found by the cookie of its session. Each holds a slot, which limits their number. It ends with its
-//! verification or its close, after a while without a request, or with the server.
+//! The cookie of its session identifies an episode. Each episode holds a slot, which limits their number. It ends when it is
+//! verified or closed, after a while without a request, or with the server.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Path, Request, State};
+use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::outcome::RowFailure;
 use super::row::Row;
-use super::{ADMISSION_PAUSE, ADMISSION_TIME_MAX, NemoGym, no_route, outcome, refused};
+use super::{ADMISSION_PAUSE, ADMISSION_TIME_MAX, NemoGym, outcome, refused};
+use crate::connection::WhenWritten;
 use crate::dialect::body::Body;
 use crate::random;
+use rollout_core::budget::Charge;
 use rollout_core::limits::SessionLimits;
 use rollout_rollout::{
     AdmitError, EnvironmentFacts, EpisodeAction, OpenSessionError, Reset, Session, SessionError,
 };
 use rollout_wire as wire;
+use rollout_wire::digest::sha256_parts;
 use rollout_wire::id::RolloutId;
 
 /// Name of the cookie of a session.
 pub(super) const COOKIE: &str = "rollout_host_session";
 
 /// Maximum size of a tool's arguments in bytes.
-const TOOL_BYTES_MAX: usize = 4 << 20;
+pub(super) const TOOL_BYTES_MAX: usize = 4 << 20;
 
-/// Name of the tool for actions that are values.
+/// Name of the tool that takes an action which is a value.
 const ACTION_TOOL: &str = "step";
 
-/// Maximum number of stored rewards of verified episodes, for verifications that are repeated.
+/// Maximum number of rewards of verified episodes that are stored for repeated verifications.
 const VERIFIED_MAX: usize = 1024;
 
-/// Maximum size of a session's id that its caller gives, in bytes.
+/// Maximum size in bytes of a session id that the caller chose.
 const ID_BYTES_MAX: usize = 255;
 
-/// Maximum number of calls of one episode in progress. They are taken one after the other.
+/// Maximum number of calls of one episode in progress. They run one after the other.
 const CALLS_MAX: usize = 16;
 
 /// The episodes of a server.
@@ -55,8 +60,10 @@ pub(super) struct Episodes {
 struct EpisodesState {
     /// The episodes, by the cookie of their session.
     open: HashMap<String, Named>,
-    /// Cookies of sessions, by the id that their caller gave.
+    /// Cookies of sessions, by the id that the caller chose.
     given: HashMap<String, String>,
+    /// Ids of sessions whose seed is in progress. A further one of the same id waits.
+    seeding: HashMap<String, Arc<tokio::sync::Mutex<()>>>,
     /// Cookies and rewards of the last verified episodes, the oldest first.
     verified: VecDeque<(String, f64)>,
 }
@@ -75,10 +82,72 @@ type SharedEpisode = Arc<tokio::sync::Mutex<OpenEpisode>>;
 struct OpenEpisode {
     session: Session,
     facts: Arc<EnvironmentFacts>,
-    /// Sum of the rewards, if there was any.
+    /// Sum of the rewards, if there were any.
     reward: Option<f64>,
     /// Reason why the episode ended without a result.
     failure: Option<String>,
+    /// The last step, whose answer its caller may not have received.
+    last: Option<LastStep>,
+}
+
+/// A step that was taken.
+struct LastStep {
+    /// Digest of the request, by which a repeated one is recognized.
+    request: [u8; 32],
+    delivery: Arc<StepDelivery>,
+}
+
+/// The delivery of a step's answer. Gym's client posts a request again when its connection breaks.
+#[derive(Default)]
+struct StepDelivery {
+    /// Whether the caller hung up before the answer was written.
+    is_lost: AtomicBool,
+    /// The answer, until it is written.
+    answer: Mutex<Option<(StatusCode, String, Charge)>>,
+}
+
+impl StepDelivery {
+    fn answer(&self) -> MutexGuard<'_, Option<(StatusCode, String, Charge)>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The caller of a step. Dropping it before the answer is written records that the caller hung up.
+struct Receiver {
+    delivery: Arc<StepDelivery>,
+    is_written: AtomicBool,
+}
+
+impl Receiver {
+    fn written(&self) {
+        self.is_written.store(true, Ordering::Release);
+        drop(self.delivery.answer().take());
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if !self.is_written.load(Ordering::Acquire) {
+            self.delivery.is_lost.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// A seed in progress, for which other seeds of the same id wait.
+struct Seeding<'a> {
+    episodes: &'a Episodes,
+    id: String,
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl Drop for Seeding<'_> {
+    fn drop(&mut self) {
+        let mut state = self.episodes.lock();
+        // The table and this seed have a reference each.
+        if state.seeding.get(&self.id).is_some_and(|turn| Arc::strong_count(turn) <= 2) {
+            state.seeding.remove(&self.id);
+        }
+    }
 }
 
 impl Episodes {
@@ -88,6 +157,12 @@ impl Episodes {
 
     fn lock(&self) -> MutexGuard<'_, EpisodesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other seed of this id is in progress.
+    async fn seed(&self, id: &str) -> Seeding<'_> {
+        let turn = self.lock().seeding.entry(id.to_owned()).or_default().clone();
+        Seeding { episodes: self, id: id.to_owned(), _turn: turn.lock_owned().await }
     }
 
     /// Ends all episodes, because the server stops.
@@ -102,7 +177,7 @@ impl Episodes {
         Some(named.episode.clone())
     }
 
-    /// Returns the cookie of the session that has this id of its caller.
+    /// Returns the cookie of the session for which the caller chose this id.
     fn given(&self, id: &str) -> Option<String> {
         self.lock().given.get(id).cloned()
     }
@@ -120,7 +195,7 @@ impl Episodes {
         drop(ended);
     }
 
-    /// Ends the episode of a session, by its cookie or by the id that its caller gave.
+    /// Ends the episode of a session, identified by its cookie or by the id that the caller chose.
     pub(super) fn close(&self, headers: &HeaderMap, id: Option<&str>) {
         let cookie = id.and_then(|id| self.given(id)).or_else(|| cookie_of(headers));
         if let Some(cookie) = cookie {
@@ -146,20 +221,25 @@ impl Episodes {
     }
 }
 
-/// Returns the cookie of this server's session. Callers send the cookies of other servers, too.
+/// Returns the cookie of this server's session. Callers also send the cookies of other servers.
 fn cookie_of(headers: &HeaderMap) -> Option<String> {
     let given = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs = given.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value.to_owned())
 }
 
-/// Begins an episode and returns the cookie of its session. A seed with an id that its caller gave before returns the same.
+/// Begins an episode and returns the cookie of its session. A repeated seed with an id that the caller chose returns the same
+/// cookie.
 pub(super) async fn begin(gym: &NemoGym, given: Option<&str>, reset: Reset) -> Result<String, Response> {
     let inner = &gym.0;
     if given.is_some_and(|id| id.len() > ID_BYTES_MAX) {
         let why = format!("resources_session_id is longer than {ID_BYTES_MAX} bytes");
         return Err(refused(StatusCode::UNPROCESSABLE_ENTITY, why));
     }
+    let _seeding = match given {
+        Some(id) => Some(inner.episodes.seed(id).await),
+        None => None,
+    };
     if let Some(cookie) = given.and_then(|id| inner.episodes.given(id)) {
         return Ok(cookie);
     }
@@ -175,7 +255,7 @@ pub(super) async fn begin(gym: &NemoGym, given: Option<&str>, reset: Reset) -> R
     })?;
     let cookie = random::id();
     let (gone, cancelled) = (CancellationToken::new(), session.cancelled());
-    let episode = OpenEpisode { session, facts, reward: first.reward, failure: None };
+    let episode = OpenEpisode { session, facts, reward: first.reward, failure: None, last: None };
     let named = Named {
         episode: Arc::new(tokio::sync::Mutex::new(episode)),
         given: given.map(str::to_owned),
@@ -221,7 +301,8 @@ async fn open(gym: &NemoGym) -> Result<Session, String> {
         let ended = inner.ended.notified();
         let id = RolloutId::parse(random::uuid4()).map_err(|error| error.to_string())?;
         match inner.serving.host().open_session(id, inner.episodes.limits).await {
-            Ok(session) => return Ok(session),
+            // A verification has the grader rate the conversation.
+            Ok(session) => return Ok(session.without_grader()),
             Err(
                 OpenSessionError::AtCapacity { .. }
                 | OpenSessionError::Refused(AdmitError::Full { .. } | AdmitError::NoMemory(_)),
@@ -233,17 +314,11 @@ async fn open(gym: &NemoGym) -> Result<Session, String> {
     }
 }
 
-/// Takes a step of the caller's episode. The model reads the text of the answer, so a mistake in a call is a text, too.
-pub(super) async fn tool(
-    State(gym): State<NemoGym>,
-    Path(name): Path<String>,
-    headers: HeaderMap,
-    request: Request,
-) -> Response {
-    if !gym.0.serving.host().has_environment() {
-        return no_route();
-    }
-    let body = match Body::<TOOL_BYTES_MAX>::from_request(request, &gym).await {
+/// Takes a step in the caller's episode. The model reads the text of the answer, so a mistake in a call is reported as text,
+/// too.
+pub(super) async fn tool(gym: &NemoGym, name: String, request: Request) -> Response {
+    let headers = request.headers().clone();
+    let body = match Body::<TOOL_BYTES_MAX>::from_request(request, gym).await {
         Ok(body) => body,
         Err(refused) => return refused.into_response(),
     };
@@ -268,20 +343,46 @@ pub(super) async fn tool(
         let why = format!("{CALLS_MAX} calls of this session are in progress; send one after the other");
         return refused(StatusCode::TOO_MANY_REQUESTS, why);
     }
+    let request = sha256_parts(&[name.as_bytes(), b"\0", body.bytes()]);
+    let budget = gym.0.budget.clone();
+    let delivery = Arc::new(StepDelivery::default());
+    let receiver = Receiver { delivery: delivery.clone(), is_written: AtomicBool::new(false) };
     // A step whose caller hangs up is completed, so that its reward counts. The body is charged until then.
     let step = gym.0.tasks.spawn(async move {
-        let answer = take_step(&mut *episode.lock().await, name, arguments).await;
+        let mut episode = episode.lock().await;
+        let lost = episode.last.take().filter(|last| last.request == request).and_then(|last| {
+            let is_lost = last.delivery.is_lost.load(Ordering::Acquire);
+            if is_lost { last.delivery.answer().take() } else { None }
+        });
+        // A repeated request is the same step.
+        let answer = match lost {
+            Some(answer) => answer,
+            None => {
+                let (status, text) = take_step(&mut episode, name, arguments).await;
+                let charge = budget.charge_result(text.len());
+                (status, text, charge)
+            }
+        };
         drop(body);
-        answer
+        let (status, text) = (answer.0, answer.1.clone());
+        *delivery.answer() = Some(answer);
+        episode.last = Some(LastStep { request, delivery });
+        (status, text)
     });
-    match step.await {
-        Ok(answer) => answer,
-        Err(_) => refused(StatusCode::INTERNAL_SERVER_ERROR, "the step was ended by the server"),
-    }
+    let Ok((status, text)) = step.await else {
+        return refused(StatusCode::INTERNAL_SERVER_ERROR, "the step was ended by the server");
+    };
+    let mut response = match status {
+        StatusCode::OK => text.into_response(),
+        status => refused(status, text),
+    };
+    let written = WhenWritten::new(move || receiver.written());
+    response.extensions_mut().insert(written);
+    response
 }
 
-/// Takes one step of an episode and returns the answer for the model.
-async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -> Response {
+/// Takes one step of an episode and returns the answer for the model, or the reason of a refusal.
+async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -> (StatusCode, String) {
     let mut names: Vec<&str> = Vec::new();
     names.extend(episode.facts.tools.iter().filter_map(|tool| tool.get("name")?.as_str()));
     let is_tool = names.contains(&&*name);
@@ -292,7 +393,7 @@ async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -
         (false, false) => {
             names.extend(has_action.then_some(ACTION_TOOL));
             let why = format!("Not Found: there is no tool '{name}'; there are: {}", names.join(", "));
-            return refused(StatusCode::NOT_FOUND, why);
+            return (StatusCode::NOT_FOUND, why);
         }
     };
     match episode.session.step(action).await {
@@ -300,25 +401,25 @@ async fn take_step(episode: &mut OpenEpisode, name: String, arguments: String) -
             if let Some(reward) = observed.reward {
                 episode.reward = Some(episode.reward.unwrap_or_default() + reward);
             }
-            observed.text().into_response()
+            (StatusCode::OK, observed.text())
         }
         Err(error) => {
             if let SessionError::EpisodeOver { .. } | SessionError::SessionOver(_) = error {
                 episode.failure = Some(error.to_string());
             }
-            format!("error: {error}").into_response()
+            (StatusCode::OK, format!("error: {error}"))
         }
     }
 }
 
 /// Returns the arguments of a call, a JSON object.
-fn arguments_in(body: &[u8]) -> Result<String, String> {
+pub(super) fn arguments_in(body: &[u8]) -> Result<String, String> {
     let text = std::str::from_utf8(body).map_err(|_| "the arguments are not UTF-8".to_owned())?;
     let object = wire::object(text).map_err(|wrong| format!("the arguments are {wrong}"))?;
     Ok(object.get().to_owned())
 }
 
-/// Answers the verification of an episode that the environment rates itself, and ends the episode.
+/// Answers the verification of an episode that its environment rates itself, and ends the episode.
 pub(super) async fn verified(gym: &NemoGym, headers: &HeaderMap, row: &Row) -> Bytes {
     match reward(gym, headers).await {
         Ok(reward) => outcome::rated_by_environment(row, reward),
@@ -330,7 +431,7 @@ pub(super) async fn verified(gym: &NemoGym, headers: &HeaderMap, row: &Row) -> B
 async fn reward(gym: &NemoGym, headers: &HeaderMap) -> Result<f64, RowFailure> {
     let episodes = &gym.0.episodes;
     let cookie = cookie_of(headers).ok_or_else(|| {
-        let why = "the verification has no session; this plugin has no grader, so that the reward is that of an episode: \
+        let why = "the verification has no session; this plugin has no grader, so the reward is that of an episode; \
                    post /seed_session first, and send its cookie";
         RowFailure::of_session(why)
     })?;

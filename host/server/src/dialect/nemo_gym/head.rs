@@ -13,8 +13,8 @@ use rollout_wire::digest::hex;
 const AGENT: &str = "rollout_host_agent";
 const ENVIRONMENT: &str = "rollout_host";
 
-/// Returns the configuration: YAML in a JSON string. The addresses are those at which the caller found this server, with its
-/// key and the path of the plugin, because Gym adds only the route to them.
+/// Returns the configuration: YAML in a JSON string. Its addresses are the one at which the caller reached this server, with
+/// the key and the path of the plugin, because Gym adds only the route to them.
 pub(super) async fn configuration(headers: HeaderMap, below: Option<Extension<Below>>) -> Json<String> {
     let address = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("127.0.0.1");
     let (host, port) = match address.rsplit_once(':') {
@@ -40,7 +40,7 @@ pub(super) async fn configuration(headers: HeaderMap, below: Option<Extension<Be
     Json(document.to_string())
 }
 
-/// Returns the name and the key of a request as the beginning of a URL's authority, if it has them.
+/// Returns the user name and the key of a request in the form of a URL's user information, if the request has them.
 fn user_info(headers: &HeaderMap) -> Option<String> {
     let given = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let credentials = BASE64_STANDARD.decode(given.strip_prefix("Basic ")?).ok()?;

@@ -1,8 +1,8 @@
-//! The place where a rollout's result meets the request that waits for it.
+//! Hands a rollout's result to the request that waits for it.
 //!
-//! Gym's client posts a request again, without end, when its connection breaks. A rollout without a request waits a
-//! moment for such a repetition, which gets its result; afterwards no caller wants it, and it is cancelled. A rollout
-//! of an earlier process waits longer, because its caller may have many requests to repeat.
+//! When its connection breaks, Gym's client posts the request again, without end. A rollout without a request waits a moment
+//! for the repeated request, which gets the result. After that no caller wants the rollout, and it is cancelled. A rollout of
+//! an earlier process waits longer, because its caller may have many requests to repeat.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +15,11 @@ use tokio::time::Instant;
 
 use rollout_core::budget::Charge;
 
-/// Maximum time for which a rollout whose caller disconnected waits for a repeated request. The client repeats it every
+/// Maximum time for which a rollout whose caller disconnected waits for the repeated request. The client repeats it every
 /// 0.5 s.
 const ABSENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The same time for a rollout of an earlier process, and for all rollouts once this process stops.
+/// The same maximum for a rollout of an earlier process, and for all rollouts once this process stops.
 const ABSENCE_MAX_AFTER_START: Duration = Duration::from_secs(600);
 
 /// A result, with its charge.
@@ -41,7 +41,7 @@ struct State {
 pub(super) struct Meeting(watch::Sender<State>);
 
 impl Meeting {
-    /// Starts a meeting that no request attends yet. `is_resumed` is whether an earlier process admitted its rollout.
+    /// Starts a meeting that no request attends yet. `is_resumed` says whether an earlier process admitted the rollout.
     pub(super) fn new(is_resumed: bool) -> Arc<Self> {
         Arc::new(Self(watch::Sender::new(State {
             is_attended: false,
@@ -69,8 +69,8 @@ impl Meeting {
         self.0.send_modify(|state| state.result = Some(Arc::new(result)));
     }
 
-    /// Waits until the result was written to a caller.
-    pub(super) async fn taken(&self) {
+    /// Waits until the result was written to a caller, or no caller wants it.
+    pub(super) async fn settled(&self) {
         // The sender lives as long as this.
         let _ = self.0.subscribe().wait_for(|state| state.is_over).await;
     }
@@ -127,7 +127,7 @@ impl Attendance {
     }
 
     /// Records that the result was written to the caller.
-    pub(super) fn written(&self) {
+    pub(super) fn mark_written(&self) {
         self.is_written.store(true, Ordering::Relaxed);
         self.meeting.0.send_modify(|state| state.is_over = true);
     }
@@ -152,7 +152,7 @@ impl Meetings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a repeated request wait for the rollout of the one whose connection broke, if there is one.
+    /// Lets a repeated request wait for the rollout of an earlier request whose connection broke, if there is such a rollout.
     pub(super) fn attend(&self, key: &[u8; 32]) -> Option<Attendance> {
         self.all().get(key)?.iter().find_map(Meeting::attend)
     }
@@ -201,10 +201,10 @@ mod tests {
         let second = meetings.attend(&key).unwrap();
         meeting.publish(result());
         assert_eq!(second.result().await.unwrap().body, "{}");
-        assert!(meeting.taken().now_or_never().is_none());
-        second.written();
+        assert!(meeting.settled().now_or_never().is_none());
+        second.mark_written();
         drop(second);
-        meeting.taken().await;
+        meeting.settled().await;
         assert!(meetings.attend(&key).is_none(), "the same row of the next collection is another rollout");
         meetings.remove(&key, &meeting);
         assert!(meetings.all().is_empty());

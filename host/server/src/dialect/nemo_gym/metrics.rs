@@ -14,10 +14,10 @@ use crate::dialect::body::{Body, BodyRefused};
 use crate::dialect::row::field;
 use rollout_wire::stream;
 
-/// Maximum size of a request in bytes: some 300 bytes for each result.
+/// Maximum size of a request in bytes. A result takes some 300 bytes.
 const BODY_BYTES_MAX: usize = 256 << 20;
 
-/// Maximum number of different numbers in the results. Others are left out.
+/// Maximum number of different names of numbers in the results. Further names are left out.
 const NAMES_MAX: usize = 256;
 
 /// Members of a result that are not measurements.
@@ -26,7 +26,7 @@ const NOT_MEASUREMENTS: [&str; 1] = ["mask_sample"];
 /// Numbers of a response's usage.
 const USAGE: [&str; 3] = ["input_tokens", "output_tokens", "total_tokens"];
 
-/// The numbers of results, by name.
+/// The numbers in results, by name.
 #[derive(Default)]
 struct Numbers(BTreeMap<String, Vec<f64>>);
 

@@ -1,10 +1,11 @@
 //! NeMo Gym, version 0.7: environment server, head server and resources server in one.
 //!
-//! The collector reads the addresses of servers at the head, posts each row to `/run`, waits for as long as the rollout
-//! takes, and posts all results to `/aggregate_metrics` at the end. Agents of Gym post conversations to `/verify`, and
-//! calls of an environment's tools to `/{tool}`. A
-//! request is held until its rollout ends; a caller that disconnects and does not come back cancels it. A failure is
-//! never a reward.
+//! The collector reads the addresses of the servers from the head server, posts each row to `/run`, waits for as long as the
+//! rollout takes, and finally posts all results to `/aggregate_metrics`. Agents of Gym post conversations to `/verify`, and
+//! calls of an environment's tools to `/{tool}`.
+//!
+//! A request is held until its rollout ends. A caller that disconnects and does not come back cancels the rollout. A failure
+//! never becomes a reward.
 
 mod episode;
 mod head;
@@ -15,6 +16,7 @@ mod resources;
 mod responses;
 mod row;
 mod run;
+mod tools;
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -46,7 +48,7 @@ use rollout_rollout::{Host, ModelAddress, RequestSecrets, UnfinishedRollout};
 /// The name of this protocol's driver.
 const DRIVER: &str = "nemo-gym";
 
-/// Time for which the status of a finished rollout is remembered. No route asks for it.
+/// Time for which the status of a finished rollout is stored. No route reads it.
 const STATUS_TTL: Duration = Duration::from_secs(60);
 
 /// Time for which a request waits for room. The protocol has no answer that makes its caller wait.
@@ -60,9 +62,10 @@ const ADMISSION_PAUSE: Duration = Duration::from_millis(500);
 pub struct Settings {
     model: Option<Model>,
     fields: RowFields,
+    group_size: Option<u32>,
 }
 
-/// The model of rollouts. Requests name none.
+/// The model of all rollouts. Requests do not name one.
 struct Model {
     address: ModelAddress,
     secrets: RequestSecrets,
@@ -88,7 +91,8 @@ impl Settings {
         let model = config.model_url.as_deref().map(|url| Model::new(url, &config.model, key)).transpose()?;
         // The configuration has been checked.
         let label = config.label_field.as_deref().and_then(|path| path.parse().ok());
-        Ok(Self { model, fields: RowFields { prompt: None, label } })
+        let fields = RowFields { prompt: None, label };
+        Ok(Self { model, fields, group_size: config.group_size })
     }
 }
 
@@ -99,9 +103,11 @@ pub struct NemoGym(Arc<Inner>);
 struct Inner {
     serving: Serving,
     settings: RwLock<Arc<Settings>>,
+    /// Whether the server is a worker behind gateways.
+    is_worker: bool,
     budget: Budget,
     ledger: Arc<Ledger>,
-    /// One task for each rollout until its result is taken, and one for each episode.
+    /// One task for each rollout until its caller has the result, and one for each episode.
     tasks: TaskTracker,
     bodies: Bodies,
     continued: Continued,
@@ -112,8 +118,9 @@ struct Inner {
 }
 
 impl NemoGym {
-    /// Creates the dialect of a host. `limits` are those of the sessions of environments.
-    pub fn new(serving: Serving, settings: Settings, limits: SessionLimits) -> Self {
+    /// Creates the dialect of a host. `limits` are those of the sessions of environments, and `is_worker` is
+    /// whether the server is behind gateways.
+    pub fn new(serving: Serving, settings: Settings, limits: SessionLimits, is_worker: bool) -> Self {
         let host = serving.host();
         let times = LedgerTimes::without_polls(STATUS_TTL);
         Self(Arc::new(Inner {
@@ -122,6 +129,7 @@ impl NemoGym {
             ledger: Ledger::new(times, &host),
             serving,
             settings: RwLock::new(Arc::new(settings)),
+            is_worker,
             tasks: TaskTracker::new(),
             bodies: Bodies::default(),
             meetings: Meetings::default(),
@@ -130,7 +138,7 @@ impl NemoGym {
         }))
     }
 
-    /// Replaces the settings, with those of another version of the plugin.
+    /// Replaces the settings by those of another version of the plugin.
     pub(crate) fn set(&self, settings: Settings) {
         *self.0.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
@@ -167,7 +175,7 @@ fn refused(status: StatusCode, detail: impl Into<String>) -> Response {
     (status, Json(serde_json::json!({"detail": detail.into()}))).into_response()
 }
 
-/// Returns the answer to a path that there is not.
+/// Returns the answer to an unknown path.
 fn no_route() -> Response {
     refused(StatusCode::NOT_FOUND, "Not Found")
 }
@@ -182,8 +190,8 @@ impl super::Dialect for NemoGym {
             .route("/seed_session", post(resources::seed_session))
             .route("/close_session", post(resources::close_session))
             .route("/reverify_mode", get(resources::reverify_mode))
-            // Other routes have a different meaning, and their names cannot be those of tools.
-            .route("/{tool}", post(episode::tool).fallback(async || no_route()))
+            // The routes above take precedence: a tool cannot have one of their names.
+            .route("/{tool}", post(tools::tool).fallback(async || no_route()))
             .with_state(self.clone());
         vec![Routes { router, key: KeyRule::Bearer, short: Vec::new() }]
     }
@@ -192,7 +200,7 @@ impl super::Dialect for NemoGym {
         Health { fields: Map::new(), is_all: false }
     }
 
-    /// Returns one: a caller waits on its connection.
+    /// Returns one: each caller holds a connection while it waits.
     fn descriptors_per_rollout(_config: &Config) -> u64 {
         1
     }
@@ -222,7 +230,7 @@ impl super::Dialect for NemoGym {
         Box::pin(async move { tokio::time::timeout_at(until, self.0.tasks.wait()).await.is_ok() })
     }
 
-    fn cancels_rest(&self) {
+    fn announce_cancellation(&self) {
         self.0.ledger.cancel_rest();
     }
 

@@ -1,4 +1,4 @@
-//! The answer to a row: its result, or the failure that it has instead.
+//! The answer to a row: its result or its failure.
 
 use axum::body::Bytes;
 use serde::Serialize;
@@ -16,17 +16,17 @@ use rollout_wire::{self as wire};
 /// Maximum size of the text of a failure in bytes.
 const REASON_BYTES_MAX: usize = 2000;
 
-/// Members of a result that rows and metrics may not replace.
-const OF_RESULT: [&str; 6] =
+/// Members of a result that the row and the metrics cannot replace.
+const RESULT_MEMBERS: [&str; 6] =
     ["reward", "response", "reward_components", "mask_sample", "failure_kind", "failure_reason"];
 
-/// A reason why a row has no result.
+/// The failure of a row.
 #[derive(Debug)]
 pub(super) struct RowFailure {
     class: String,
     stage: &'static str,
     reason: String,
-    /// Whether another attempt would fail as well.
+    /// Whether every other attempt would fail as well.
     is_terminal: bool,
 }
 
@@ -48,7 +48,7 @@ impl RowFailure {
 
     /// Returns the failure of a row whose rollout was dropped.
     pub(super) fn of_host() -> Self {
-        let reason = "the host broke off the rollout".to_owned();
+        let reason = "the host aborted the rollout".to_owned();
         Self { class: "shutdown".to_owned(), stage: "agent", reason, is_terminal: false }
     }
 
@@ -75,7 +75,7 @@ impl RowFailure {
         };
         let (reason, is_terminal) = match failure.kind {
             FailureKind::NotGraded => {
-                let reason = "the plugin has no grader, so that there is no reward; add one, or start the server with --grader";
+                let reason = "the plugin has no grader, so there is no reward; add one, or start the server with --grader";
                 (reason.to_owned(), true)
             }
             kind => (format!("{}: {}", kind.as_str(), failure.reason), false),
@@ -83,7 +83,7 @@ impl RowFailure {
         Self { class, stage: if is_grader { "verification" } else { "agent" }, reason, is_terminal }
     }
 
-    /// Returns the body of an answer. Its status is 200, because another one would end the whole collection.
+    /// Returns the body of an answer with the status 200. Any other status would end the whole collection.
     pub(super) fn body(&self, row: Option<&Row>) -> Bytes {
         let reason = beginning(&self.reason, REASON_BYTES_MAX);
         if let Some(row) = row.filter(|row| row.form == Form::Verify) {
@@ -119,7 +119,7 @@ struct TaskFailure<'a> {
     failure: serde_json::Value,
 }
 
-/// A verification without a reward. Its form requires one, which is masked.
+/// A verification without a reward. The form requires a reward, so the result is masked.
 struct Masked<'a> {
     row: &'a Row,
     failure: &'a RowFailure,
@@ -138,7 +138,7 @@ impl Serialize for Masked<'_> {
     }
 }
 
-/// Renders the answer to the verification of an episode that its environment rated.
+/// Renders the answer to the verification of an episode with a reward of its environment.
 pub(super) fn rated_by_environment(row: &Row, reward: f64) -> Bytes {
     wire::json_with(&RatedByEnvironment { row, reward }, row.memory_bytes())
 }
@@ -160,7 +160,7 @@ impl Serialize for RatedByEnvironment<'_> {
     }
 }
 
-/// The facts of an answer that its row does not have.
+/// The facts of an answer that are not in its row.
 pub(super) struct Answered<'a> {
     pub row: &'a Row,
     pub id: &'a str,
@@ -185,7 +185,7 @@ pub(super) fn body(answered: &Answered<'_>, finished: &Finished) -> Bytes {
     let prompt = responses::prompt(row.params()).unwrap_or_default();
     let from = responses::first_after_prompt(messages, &prompt);
     let output = Output { messages, from, tokens: &answered.tokens.replies };
-    // A trainer cannot use a sample with the tokens of some replies.
+    // A trainer cannot use a sample that has the tokens of only some replies.
     let lacks_tokens = answered.tokens.is_observed && output.lacks_tokens();
     let reason = match (withdrawn, lacks_tokens) {
         (true, _) => Some("the grader withdrew the sample"),
@@ -234,10 +234,10 @@ fn repeat<M: SerializeMap>(row: &Row, result: &mut M) -> Result<Vec<String>, M::
     let is_verify = row.form == Form::Verify;
     let mut names: Vec<String> = Vec::new();
     let written = stream::members(row.members(), |name, value: &RawValue| {
-        // A verification repeats its response, and the collector adds its members again. A name may occur twice in a
-        // row, and not in a result.
+        // A verification repeats its response, and the collector adds its members again. A name may occur twice in a row,
+        // but not in a result.
         let is_of_collector = name.starts_with("_ng_") || name.starts_with("ng_") || name == "agent_ref";
-        let is_replaced = OF_RESULT.contains(&&*name) && !(is_verify && name == "response");
+        let is_replaced = RESULT_MEMBERS.contains(&&*name) && !(is_verify && name == "response");
         if !is_replaced && (is_verify || !is_of_collector) && !names.iter().any(|other| *other == name) {
             result.serialize_entry(&name, value)?;
             names.push(name.into_owned());
@@ -252,8 +252,9 @@ impl Serialize for RowResult<'_> {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut result = to.serialize_map(None)?;
         let names = repeat(self.row, &mut result)?;
-        let is_reserved =
-            |name: &str| OF_RESULT.contains(&name) || name.starts_with("_ng_") || name.starts_with("ng_");
+        let is_reserved = |name: &str| {
+            RESULT_MEMBERS.contains(&name) || name.starts_with("_ng_") || name.starts_with("ng_")
+        };
         for (name, value) in self.finished.metrics() {
             if !is_reserved(&name) && !names.contains(&name) {
                 result.serialize_entry(&name, &value)?;

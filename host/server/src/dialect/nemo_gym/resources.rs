@@ -1,7 +1,7 @@
-//! The resources server: sessions, which have no state for a grader, and an episode for an environment.
+//! The resources server: sessions, which have no state for a grader and are episodes for an environment.
 //!
-//! Gym's agents open a session, which is a cookie, before they post a conversation to `/verify`. A grader needs none: it reads
-//! the conversation alone. For an environment, the seed begins the episode that the session is.
+//! Gym's agents open a session, identified by a cookie, before they post a conversation to `/verify`. A grader reads only the
+//! conversation and needs no session. For an environment, the seed begins the session's episode.
 
 use axum::Json;
 use axum::extract::State;
@@ -16,7 +16,7 @@ use crate::dialect::body::{Body, BodyRefused};
 use crate::random;
 use rollout_core::budget::Use;
 
-/// Maximum size of a request in bytes. A seed has the whole row.
+/// Maximum size of a request in bytes. A seed contains the whole row.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// Memory of a seed's arguments, in multiples of the body's bytes: a value takes up to 32 bytes and has at least two of
@@ -69,7 +69,7 @@ pub(super) async fn seed_session(
     response
 }
 
-/// Closes a session. A session that does not exist is closed.
+/// Closes a session. A session that does not exist counts as closed.
 pub(super) async fn close_session(
     State(gym): State<NemoGym>,
     headers: HeaderMap,
@@ -86,14 +86,14 @@ pub(super) async fn close_session(
     }
 }
 
-/// Answers whether stored rows can be verified again without a session: only by a grader.
+/// Answers whether stored rows can be verified again without a session, which only a grader can do.
 pub(super) async fn reverify_mode(State(gym): State<NemoGym>) -> Json<&'static str> {
     let host = gym.0.serving.host();
     let is_episode = host.grader().is_none() && host.has_environment();
     Json(if is_episode { "unsupported" } else { "stateless" })
 }
 
-/// Reads a body with the id of a session, if it has one.
+/// Reads the body of a request about a session, which may have the session's id.
 fn seed_of(body: Result<Body<BODY_BYTES_MAX>, BodyRefused>) -> Result<Row, Box<Response>> {
     let mut body = body.map_err(|refused| Box::new(refused.into_response()))?;
     let row = body.parse(Row::of_seed).map_err(|refused| Box::new(refused.into_response()))?;

@@ -1,4 +1,4 @@
-//! The Responses form of conversations, and chat messages.
+//! Converts conversations between the Responses form and chat messages.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, SerializeSeq};
@@ -33,7 +33,7 @@ pub(super) fn prompt(params: &str) -> Result<Messages, String> {
     if prompt.is_empty() { Err("'input' has no message".to_owned()) } else { Ok(prompt) }
 }
 
-/// Returns a conversation: its prompt, and the output of its response.
+/// Returns a whole conversation: the prompt, followed by the output of the response.
 pub(super) fn conversation(prompt: &Messages, output: &str) -> Result<Messages, String> {
     if !output.starts_with('[') {
         return Err(format!("'response.output' must be a list of items, not {}", wire::kind(output)));
@@ -94,7 +94,7 @@ fn push_items(messages: &mut Messages, what: &str, list: &str) -> Result<(), Str
     Ok(())
 }
 
-/// Returns tools in the chat form, without those of the model's server.
+/// Returns the tools in the chat form, without those that the model's server runs itself.
 pub(super) fn chat_tools(list: &str) -> Option<Box<RawValue>> {
     let mut tools = Vec::new();
     let read = stream::each(list, |tool: &RawValue| {
@@ -199,8 +199,8 @@ pub(super) struct Output<'a> {
     pub tokens: &'a [ReplyTokens],
 }
 
-/// Returns the index of the first message of a sample that is not its prompt. A sample that does not begin with the
-/// prompt begins with the model's first message.
+/// Returns the index of the first message of a sample after its prompt. In a sample that does not begin with the prompt, that
+/// is the model's first message.
 pub(super) fn first_after_prompt(messages: &Messages, prompt: &Messages) -> usize {
     let same = messages.iter().zip(prompt.iter()).take_while(|(a, b)| a == b).count();
     if same == prompt.len() {
@@ -294,7 +294,7 @@ impl Serialize for Output<'_> {
                         })?;
                     }
                     for (place, (id, name, arguments)) in calls.iter().enumerate() {
-                        // The last item of a call of the model has its tokens.
+                        // The last item of a model call has the tokens of the call.
                         let is_last = place + 1 == calls.len();
                         items.serialize_element(&CallItem {
                             r#type: "function_call",

@@ -7,42 +7,43 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::responses;
 use crate::dialect::row::{RowFields, field, rest, text_of};
-use rollout_rollout::{Reset, reset_arguments};
+use rollout_rollout::{GroupSeat, JOIN_SECS, Reset, reset_arguments};
 use rollout_wire as wire;
+use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
 
-/// The field with the label in Gym's own data sets. It takes precedence over the others.
+/// The field with the label in Gym's own data sets. It takes precedence over the usual fields.
 const LABEL_FIELD: &str = "verifier_metadata";
 
-/// Fields of a row that make the prompt.
+/// Fields of a row that make up the prompt.
 const PROMPT_FIELDS: [&str; 2] = ["input", "instructions"];
 
 /// Fields of a row that belong to its collection.
-const OF_COLLECTOR: [&str; 3] = ["responses_create_params", "response", "agent_ref"];
+const COLLECTOR_FIELDS: [&str; 3] = ["responses_create_params", "response", "agent_ref"];
 
-/// Fields of a seed beside those of its row.
-const OF_SEED: [&str; 3] = ["resources_session_id", "episode_id", "task_id"];
+/// Fields of a seed in addition to those of its row.
+const SEED_FIELDS: [&str; 3] = ["resources_session_id", "episode_id", "task_id"];
 
-/// The form of a request, which its answer has as well.
+/// The form of a request and of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Form {
-    /// A row as it stands in the data set, of `/run`.
+    /// A row as it is in the data set, posted to `/run`.
     Flat,
-    /// An episode request, of `/run`.
+    /// An episode request, posted to `/run`.
     Task,
-    /// A row with a response, of `/verify`.
+    /// A row with a response, posted to `/verify`.
     Verify,
 }
 
-/// A request as it was received. The answer repeats most of it.
+/// A request in its original form. The answer repeats most of it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Row {
     pub form: Form,
     pub body: Box<RawValue>,
 }
 
-/// The rollout that a row asks for.
+/// The rollout that a row requests.
 pub(super) struct RequestedRollout {
     pub prompt: Messages,
     pub label: Option<String>,
@@ -95,7 +96,7 @@ impl Row {
         field(self.members(), "responses_create_params").map_or("{}", RawValue::get)
     }
 
-    /// Reads the rollout that it asks for. The error says what is wrong with it.
+    /// Reads the rollout that the row requests. The error describes the mistake.
     pub(super) fn requested(&self, fields: &RowFields) -> Result<RequestedRollout, String> {
         let (attempt, name) = self.name()?;
         let row = self.members();
@@ -130,21 +131,54 @@ impl Row {
         Ok(Self { form: Form::Flat, body: owned(object(body)?) })
     }
 
-    /// Returns the id that the caller gave the session of a seed.
+    /// Returns the session id that the caller chose.
     pub(super) fn session(&self) -> Option<String> {
         field(self.body.get(), "resources_session_id").and_then(text_of)
     }
 
-    /// Returns the reset of the episode that a seed asks for. The arguments are those of a rollout of the row.
+    /// Returns the reset with which a seed begins its episode. The arguments are those of a rollout of the same row.
     pub(super) fn reset(&self, fields: &RowFields) -> Result<Reset, String> {
         let (data, label, mut hidden) = data_and_label(self.body.get(), fields)?;
-        hidden.extend(OF_SEED);
+        hidden.extend(SEED_FIELDS);
         let params = field(data, "responses_create_params").filter(|params| params.get().starts_with('{'));
         let prompt = params.map(|params| responses::prompt(params.get())).transpose()?.unwrap_or_default();
         let metadata = metadata(params.map_or("{}", RawValue::get), data, &hidden)?;
         let metadata = metadata.as_deref().map(RawValue::get);
         let (seed, arguments) = reset_arguments(prompt.iter(), metadata, label.as_deref());
         Ok(Reset { seed, episode_id: self.session(), arguments })
+    }
+
+    /// Returns the row's seat among the repetitions of its task, which are a group. A verification without a place in a
+    /// collection has none. The error says why there is none.
+    pub(super) fn seat(&self, size: u32) -> Result<Option<GroupSeat>, String> {
+        let body = self.body.get();
+        let number = |path: &str| field(body, path).and_then(|at| at.get().parse::<u32>().ok());
+        let attempt = match self.form {
+            Form::Task => number("episode_id.attempt"),
+            Form::Flat | Form::Verify => number("_ng_attempt_index"),
+        };
+        let indices = match self.form {
+            Form::Task => {
+                let id = field(body, "episode_id.rollout_id").and_then(text_of).unwrap_or_default();
+                id.split_once('-').and_then(|(task, member)| Some((task.parse().ok()?, member.parse().ok()?)))
+            }
+            Form::Flat | Form::Verify => number("_ng_task_index").zip(number("_ng_rollout_index")),
+        };
+        let (task, member): (u32, u32) = match indices {
+            Some(indices) => indices,
+            None if self.form == Form::Verify => return Ok(None),
+            None => {
+                let why = "the row does not say which repetition of its task it is, and group-size is set";
+                let needed = "'_ng_task_index' and '_ng_rollout_index', or a rollout_id such as '4-1'";
+                return Err(format!("{why}; it needs {needed}"));
+            }
+        };
+        let id = RolloutId::parse(format!("task-{task}-attempt-{}", attempt.unwrap_or(0)))
+            .map_err(|error| error.to_string())?;
+        let seat = GroupSeat { id, size, member, join_secs: JOIN_SECS };
+        let why = "group-size must be the collection's number of repetitions";
+        seat.check().map_err(|wrong| format!("{wrong}; {why}"))?;
+        Ok(Some(seat))
     }
 
     /// Returns the number of earlier attempts and the name that the collection gave the rollout.
@@ -168,7 +202,7 @@ impl Row {
     }
 }
 
-/// Returns the object with the fields of a row, its label, and the names of the fields that have the label.
+/// Returns the object with the fields of a row, its label, and the names of the fields that contain the label.
 fn data_and_label<'a>(
     row: &'a str,
     fields: &'a RowFields,
@@ -197,7 +231,7 @@ fn owned(json: &str) -> Box<RawValue> {
 /// Returns the metadata of a row for the guests: its data without prompt and label, and the parameters without the
 /// prompt.
 fn metadata(params: &str, data: &str, hidden: &[&str]) -> Result<Option<Box<RawValue>>, String> {
-    let is_of_collector = |name: &str| name.starts_with("_ng_") || OF_COLLECTOR.contains(&name);
+    let is_of_collector = |name: &str| name.starts_with("_ng_") || COLLECTOR_FIELDS.contains(&name);
     let mut of_collector: Vec<String> = Vec::new();
     let read = wire::stream::members(data, |name, _: &RawValue| {
         if is_of_collector(&name) {
@@ -273,6 +307,27 @@ mod tests {
                 serde_json::from_str(requested.completion_params.get()).unwrap();
             assert_eq!(loop_params["tools"][0]["function"]["name"], "f");
         }
+    }
+
+    #[test]
+    fn the_repetitions_of_a_task_have_seats_in_one_group() {
+        let seat = |body: &str| Row::of_run(body.as_bytes()).unwrap().seat(4);
+        let check = |body: &str, id: &str, member: u32| {
+            let seat = seat(body).unwrap().unwrap();
+            assert_eq!((seat.id.as_str(), seat.size, seat.member), (id, 4, member), "{body}");
+        };
+        check(r#"{"_ng_task_index":7,"_ng_rollout_index":3}"#, "task-7-attempt-0", 3);
+        let again = r#"{"_ng_task_index":7,"_ng_rollout_index":0,"_ng_attempt_index":2}"#;
+        check(again, "task-7-attempt-2", 0);
+        check(r#"{"episode_id":{"rollout_id":"7-3","attempt":1}}"#, "task-7-attempt-1", 3);
+        let refused = |body: &str, expected: &str| {
+            let error = seat(body).unwrap_err();
+            assert!(error.contains(expected), "{body}: {error}");
+        };
+        refused(r#"{"_ng_task_index":7,"_ng_rollout_index":4}"#, "numbered from 0 to 3, and member is 4");
+        refused(r#"{"_ng_task_index":7}"#, "does not say which repetition");
+        refused(r#"{"episode_id":{"rollout_id":"first"}}"#, "such as '4-1'");
+        assert_eq!(Row::of_verify(b"{}").unwrap().seat(4), Ok(None));
     }
 
     #[test]

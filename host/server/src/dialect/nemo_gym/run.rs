@@ -20,7 +20,7 @@ use crate::connection::{Caller, WhenWritten};
 use crate::dialect::body::{Body, BodyRefused};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Progress, Renderer, Source};
-use crate::dialect::ledger::{LedgerEntry, Over};
+use crate::dialect::ledger::{LedgerEntry, PublicOutcome};
 use crate::dialect::row::TRAJECTORY_MEMBERS;
 use crate::random;
 use rollout_core::budget::{Budget, Charge};
@@ -28,8 +28,9 @@ use rollout_core::error::Fault;
 use rollout_core::telemetry::RolloutTrace;
 use rollout_outbound::{Acknowledged, Undelivered};
 use rollout_rollout::{
-    AdmitError, AgentForm, Continuation, Finished, Host, JournalRefused, LoopOptions, Outcome, Resources,
-    Rollout, RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra, UnfinishedRollout, drive,
+    AdmitError, AgentForm, Continuation, Finished, GroupRefused, GroupSeat, Host, JournalRefused,
+    LoopOptions, Outcome, Resources, Rollout, RolloutLog, RolloutRequest, SampleTokens, TrajectoryExtra,
+    UnfinishedRollout, drive,
 };
 use rollout_wire::atif::SchemaVersion;
 use rollout_wire::digest::sha256_parts;
@@ -42,7 +43,7 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 /// Facts that the journal stores with an admission.
 #[derive(Serialize, Deserialize)]
 struct Facts {
-    /// The delivery as it began.
+    /// The initial state of the delivery.
     delivery: Delivery,
     row: Row,
 }
@@ -75,7 +76,7 @@ pub(super) async fn verify(
             Err(refused) => refused.into_response(),
         };
     }
-    // A grader reads the conversation alone.
+    // A grader reads only the conversation.
     gym.0.episodes.close(&headers, None);
     answer(&gym, caller, body, Row::of_verify).await
 }
@@ -99,7 +100,7 @@ async fn answer(
         Ok(Err(why)) => return failed(None, &RowFailure::of_row(why)),
         Err(refused) => return failed(None, &RowFailure::of_admission(refused.to_string())),
     };
-    // The row, its parts as a request, and the result, which repeats it.
+    // Three copies: the row, its parts in the request, and the result, which repeats it.
     let charge = match body.becomes(3 * row.memory_bytes()) {
         Ok(charge) => charge,
         Err(refused) => return failed(Some(&row), &RowFailure::of_admission(refused.to_string())),
@@ -117,7 +118,7 @@ async fn answer(
         Some(result) => {
             let body = result.body.clone();
             let written = WhenWritten::new(move || {
-                attendance.written();
+                attendance.mark_written();
                 // The charge ends with the last copy of the result.
                 let _ = &result;
             });
@@ -143,7 +144,7 @@ fn key_of(row: &Row) -> [u8; 32] {
     sha256_parts(&[form.as_bytes(), b"\0", row.body.get().as_bytes()])
 }
 
-/// Admits a row's rollout as soon as there is room. A connection that is needed for another caller does not wait.
+/// Admits a row's rollout as soon as there is room. The wait ends early if the connection is needed for another caller.
 async fn admitted(
     gym: &NemoGym,
     caller: Option<Extension<Caller>>,
@@ -160,16 +161,24 @@ async fn admitted(
             return Err(RowFailure::of_row(why));
         }
     };
-    let starts = start(gym, model, (row, requested), charge, key);
+    let seat =
+        settings.group_size.map(|size| row.seat(size)).transpose().map_err(RowFailure::of_row)?.flatten();
+    if seat.is_some() && gym.0.is_worker {
+        let why = "group-size needs a server of its own: a gateway does not know which rows are a group";
+        return Err(RowFailure::of_row(why));
+    }
+    let starts = start(gym, model, (row, requested, seat), charge, key);
     match &caller {
         Some(Extension(caller)) => caller.wait(starts).await.unwrap_or_else(|| {
-            Err(RowFailure::of_admission("the server needs the connections on which rows wait for room"))
+            Err(RowFailure::of_admission(
+                "the server needs the connection, on which the row waited for a free slot",
+            ))
         }),
         None => starts.await,
     }
 }
 
-/// Returns the model of rollouts that are only graded. It is never called.
+/// Returns the model of rollouts that are only graded, which never call it.
 fn no_model() -> &'static Model {
     static NONE: OnceLock<Model> = OnceLock::new();
     NONE.get_or_init(Model::unreachable)
@@ -179,7 +188,7 @@ fn no_model() -> &'static Model {
 async fn start(
     gym: &NemoGym,
     model: &Model,
-    (row, requested): (&Arc<Row>, RequestedRollout),
+    (row, requested, seat): (&Arc<Row>, RequestedRollout, Option<GroupSeat>),
     charge: Charge,
     key: [u8; 32],
 ) -> Result<Attendance, RowFailure> {
@@ -200,7 +209,8 @@ async fn start(
             past: None,
         };
         let ended = inner.ended.notified();
-        match host.admit(request(&host, model, &requested)?, resources) {
+        let request = RolloutRequest { group: seat.clone(), ..request(&host, model, &requested)? };
+        match host.admit(request, resources) {
             Ok(rollout) => break (rollout, host),
             Err(
                 AdmitError::Full { .. }
@@ -213,6 +223,16 @@ async fn start(
                 let pause = over.retry_after.unwrap_or(ADMISSION_PAUSE).min(ADMISSION_PAUSE);
                 tokio::time::sleep(pause).await;
             }
+            // The seat is that of the same row, whose connection may be broken, or of another collection.
+            Err(AdmitError::Group(GroupRefused::Taken { .. } | GroupRefused::Closed { .. }))
+                if Instant::now() < until =>
+            {
+                let _ = tokio::time::timeout(ADMISSION_PAUSE, ended).await;
+                if let Some(attendance) = inner.meetings.attend(&key) {
+                    return Ok(attendance);
+                }
+            }
+            Err(AdmitError::Group(refused)) => return Err(RowFailure::of_row(refused.to_string())),
             Err(error) => return Err(RowFailure::of_admission(error.to_string())),
         }
     };
@@ -354,11 +374,11 @@ impl Renderer for EpisodeRun {
     type Form = ();
 
     async fn before_workflow(driver: &Driver<Self>, _rollout: &mut Rollout) -> ControlFlow<()> {
-        // A rollout that is lost would call the model again for everything, so the admission is stored first.
+        // A rollout that is lost would repeat all its model calls, so the admission is stored first.
         if let Some(log) = &driver.log
             && let Err(error) = log.admitted().await
         {
-            tracing::error!(%error, "a rollout starts without being in the journal, which cannot store it");
+            tracing::error!(%error, "a rollout starts although the journal cannot store it");
         }
         ControlFlow::Continue(())
     }
@@ -394,9 +414,9 @@ impl Renderer for EpisodeRun {
         outcome::body(&answered, finished)
     }
 
-    fn over(&self, finished: &Finished, _delivery: &Delivery) -> Over {
+    fn public_outcome(&self, finished: &Finished, _delivery: &Delivery) -> PublicOutcome {
         let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
-        Over::of(if is_scored { "success" } else { "failure" }, &finished.outcome)
+        PublicOutcome::of(if is_scored { "success" } else { "failure" }, &finished.outcome)
     }
 
     fn form(&self, _delivery: &Delivery) {}
@@ -417,7 +437,7 @@ impl Renderer for EpisodeRun {
         let is_taken = tokio::select! {
             biased;
             () = run.meeting.deserted() => false,
-            () = run.meeting.taken() => true,
+            () = run.meeting.settled() => true,
         };
         match is_taken {
             true => Ok(Acknowledged { status: 200, attempts: 1, body: Bytes::new() }),

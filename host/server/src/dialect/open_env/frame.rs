@@ -7,7 +7,7 @@ use rollout_rollout::{OpenSessionError, SessionError};
 /// A request of a client.
 #[derive(Debug, PartialEq)]
 pub(super) enum Request {
-    /// Begins an episode, with the arguments of the reset.
+    /// Begins an episode. Has the arguments of the reset.
     Reset(Map<String, Value>),
     /// Takes an action.
     Step(Map<String, Value>),
@@ -35,7 +35,7 @@ impl Refusal {
         Self { code, message: message.into(), more: Map::new() }
     }
 
-    /// Creates the refusal of a request that does not fit. The clients show the message only, so it has the reason.
+    /// Creates the refusal of an invalid request. Clients show only the message, so it contains the reason.
     pub(super) fn invalid(kind: &str, place: &[&str], reason: &str, input: Value) -> Self {
         let message = format!("Invalid message: {}: {reason}", place.join("."));
         let error = json!({"type": kind, "loc": place, "msg": reason, "input": input});
@@ -43,7 +43,7 @@ impl Refusal {
         Self { more, ..Self::new("VALIDATION_ERROR", message) }
     }
 
-    /// Creates the failure of an environment. The session goes on.
+    /// Creates the failure of an environment. The session continues.
     pub(super) fn execution(reason: impl Into<String>) -> Self {
         Self::new("EXECUTION_ERROR", reason)
     }
@@ -53,7 +53,7 @@ impl Refusal {
         Self::new("SESSION_ERROR", reason)
     }
 
-    /// Creates the failure of an environment that cannot be made.
+    /// Creates the failure of an environment that cannot be created.
     pub(super) fn factory(reason: impl Into<String>, name: &str) -> Self {
         let more = Map::from_iter([("factory_name".to_owned(), name.into())]);
         Self { more, ..Self::new("FACTORY_ERROR", reason) }

@@ -15,7 +15,7 @@ use rollout_rollout::{DescribeError, EnvironmentFacts, SplitKind};
 /// Error of a request.
 pub(super) enum HttpError {
     Refused(Refusal),
-    /// The body does not fit.
+    /// The body is invalid.
     Invalid(Value),
     /// Another status with its detail.
     Status(StatusCode, String),
@@ -72,7 +72,7 @@ pub(super) async fn schema(State(server): State<OpenEnv>) -> Answer {
     Ok(Json(schemas(&*server.facts().await?)))
 }
 
-/// Returns the schemas as the reference server writes them: an observation has `done`, `reward` and `metadata` too, and a
+/// Returns the schemas in the form of the reference server: an observation also has `done`, `reward` and `metadata`, and a
 /// state has the host's members.
 fn schemas(facts: &EnvironmentFacts) -> Value {
     let action = facts.action.clone().map_or_else(tool_action, Value::Object);
@@ -99,7 +99,7 @@ fn schemas(facts: &EnvironmentFacts) -> Value {
     })
 }
 
-/// Returns the schema of the actions of an environment that is acted in by tools. Clients know it by its title.
+/// Returns the schema of the actions of an environment that has tools instead of actions. Clients recognize it by its title.
 fn tool_action() -> Value {
     json!({
         "title": "CallToolAction",
@@ -282,7 +282,7 @@ fn split_in(facts: &EnvironmentFacts, body: &Map<String, Value>) -> Result<(Stri
 async fn bytes(server: &OpenEnv, body: Body) -> Result<Bytes, HttpError> {
     let max = server.sessions.limits().message_bytes_max;
     axum::body::to_bytes(body, max).await.map_err(|error| {
-        let detail = format!("the body has more than {max} bytes or broke off: {error}");
+        let detail = format!("the body has more than {max} bytes or is incomplete: {error}");
         HttpError::Status(StatusCode::PAYLOAD_TOO_LARGE, detail)
     })
 }

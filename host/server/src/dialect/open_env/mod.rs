@@ -1,9 +1,11 @@
 //! OpenEnv: a trainer's model acts in the plugin's environment, over one WebSocket for each session.
 //!
-//! The routes are below `/openenv`, which the clients take as a base address, because both OpenEnv and this server have
-//! a `/health` of their own. A session is one socket, is made by `POST /mcp` and named by later requests, or has a name that
-//! its caller chose, in the path. Sessions with names are in the journal. A request without a session, such as `POST /reset`,
-//! has an environment of its own, as in the reference server.
+//! The routes are below `/openenv`, the base address for clients, because OpenEnv and this server each have a `/health` of
+//! their own.
+//!
+//! There are three kinds of sessions. One belongs to a socket and ends with it. Another is created by `POST /mcp`, and later
+//! requests name it. The third has a name that its caller chose, in the path. Sessions with names are in the journal. A
+//! request without a session, such as `POST /reset`, has an environment of its own, as in the reference server.
 
 mod frame;
 mod http;
@@ -61,7 +63,7 @@ impl OpenEnv {
         self.sessions.facts().await.map_err(|error| self.refusal(error))
     }
 
-    /// Converts the error of a session in the protocol's words.
+    /// Converts the error of a session to this protocol's form.
     fn refusal(&self, error: SessionsError) -> Refusal {
         match error {
             SessionsError::Open(error) => error.into(),
@@ -72,14 +74,14 @@ impl OpenEnv {
             SessionsError::Attached(name) => {
                 Refusal::session(format!("session_id {name} has a WebSocket already"))
             }
-            // The session goes on.
+            // The session continues.
             SessionsError::Busy => Refusal::execution(error.to_string()),
             SessionsError::Closing | SessionsError::Over => Refusal::session(error.to_string()),
         }
     }
 
-    /// Does the work of a request in a session with a name, which has a [`Turn`](super::sessions::Turn) there. The work is completed although the caller's connection breaks,
-    /// so that the session has no call without an answer.
+    /// Does the work of a request in a session with a name, for which the request has a [`Turn`](super::sessions::Turn). The
+    /// work is completed even if the caller's connection breaks, so that the session has no call without an answer.
     async fn complete<T: Send + 'static, E: From<Refusal> + Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, E>> + Send + 'static,
@@ -126,7 +128,7 @@ impl super::Dialect for OpenEnv {
         Health { fields: Map::new(), is_all: false }
     }
 
-    /// Returns one: each session has a socket.
+    /// Returns one: each session holds a socket.
     fn descriptors_per_rollout(_config: &Config) -> u64 {
         1
     }
@@ -152,7 +154,7 @@ impl super::Dialect for OpenEnv {
         Box::pin(async move { tokio::time::timeout_at(until, self.sessions.tasks().wait()).await.is_ok() })
     }
 
-    fn cancels_rest(&self) {}
+    fn announce_cancellation(&self) {}
 
     fn unreported(&self) -> Vec<String> {
         Vec::new()

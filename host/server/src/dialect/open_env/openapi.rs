@@ -1,4 +1,4 @@
-//! The OpenAPI document, by which the protocol's checker finds the routes and the version.
+//! The OpenAPI document, in which the protocol's checker finds the routes and the version.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,4 @@
-//! Resets, steps and calls of tools in a session, as this protocol writes them.
+//! Resets, steps and tool calls in a session, in this protocol's form.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::frame::Refusal;
 use crate::dialect::sessions::OpenSession;
 use rollout_rollout::{EnvironmentFacts, EpisodeAction, Observed, Reset, SessionError};
 
-/// Maximum length of the caller's name of an episode.
+/// Maximum length of an episode's name, which the caller chooses.
 const EPISODE_ID_CHARS_MAX: usize = 255;
 
 /// Result of a reset or a step.
@@ -18,7 +18,7 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// Returns the frame. The metadata is there twice, because clients of older environments read it in the observation.
+    /// Returns the frame. It has the metadata twice, because clients of older environments read it in the observation.
     pub(super) fn frame(self) -> String {
         let Self { mut observation, reward, done, metadata } = self;
         observation.entry("metadata").or_insert_with(|| metadata.clone().into());
@@ -29,7 +29,7 @@ impl Observation {
         json!({"type": "observation", "data": data}).to_string()
     }
 
-    /// Returns the body over HTTP.
+    /// Returns the body of an HTTP response.
     pub(super) fn body(self) -> Value {
         let Self { mut observation, reward, done, metadata } = self;
         observation.entry("metadata").or_insert_with(|| metadata.clone().into());
@@ -72,8 +72,7 @@ impl OpenSession {
             return self.step_tool(action).await;
         }
         let Some(schema) = &self.facts.action else {
-            let reason =
-                "Input should be 'list_tools' or 'call_tool'; this environment is acted in by its tools";
+            let reason = "Input should be 'list_tools' or 'call_tool'; actions in this environment are calls of its tools";
             return Err(Refusal::invalid("literal_error", &["data", "type"], reason, action.into()));
         };
         let action = fitting(action, schema)?;
@@ -81,7 +80,7 @@ impl OpenSession {
         Ok(of_object(observed))
     }
 
-    /// Calls a tool by a step. Failures of the call are observations.
+    /// Calls a tool as a step. Failures of the call are observations.
     async fn step_tool(&mut self, mut action: Map<String, Value>) -> Result<Observation, Refusal> {
         let name = match action.remove("tool_name") {
             Some(Value::String(name)) => name,
@@ -136,13 +135,13 @@ impl OpenSession {
         Ok(self.session.step(EpisodeAction::Call { name: name.to_owned(), arguments }).await?)
     }
 
-    /// Returns the frame with the state.
+    /// Returns the members of the visible state.
     pub(super) async fn state(&mut self) -> Result<Map<String, Value>, Refusal> {
         Ok(self.session.state().await?)
     }
 }
 
-/// Error of a call of a tool.
+/// Error of a tool call.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ToolError {
     /// There is no such tool.
@@ -153,7 +152,7 @@ pub(super) enum ToolError {
     Session(#[from] SessionError),
 }
 
-/// Splits the result of a tool from the rest.
+/// Splits the result of a tool from the rest of the observation.
 pub(super) fn result_of(observed: Observed) -> (Value, Observation) {
     let result = serde_json::from_str(observed.observation.get()).unwrap_or_default();
     (result, of_object(observed))
@@ -193,7 +192,7 @@ pub(super) fn tools(facts: &EnvironmentFacts, schema: &str) -> Vec<Value> {
     facts.tools.iter().map(tool).collect()
 }
 
-/// Returns an action that has the members that its schema requires, and no others if the schema forbids them.
+/// Checks that an action has the members that its schema requires, and no others if the schema forbids them. Returns it.
 fn fitting(
     mut action: Map<String, Value>,
     schema: &Map<String, Value>,
@@ -201,7 +200,7 @@ fn fitting(
     let properties = schema.get("properties").and_then(Value::as_object);
     let is_named = |name: &str| properties.is_some_and(|properties| properties.contains_key(name));
     if !is_named("metadata") && action.get("metadata").is_some_and(Value::is_object) {
-        // Every action of this protocol may have it.
+        // Every action of this protocol may have this member.
         action.remove("metadata");
     }
     let required = schema.get("required").and_then(Value::as_array);

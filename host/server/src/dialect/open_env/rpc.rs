@@ -1,4 +1,4 @@
-//! JSON-RPC with the two methods of MCP for tools, and sessions over HTTP.
+//! JSON-RPC: the two methods of MCP for tools, and sessions over HTTP.
 
 use serde_json::{Map, Value, json};
 
@@ -38,12 +38,12 @@ impl From<Refusal> for RpcError {
     }
 }
 
-/// Returns the error of a request that was not read.
+/// Returns the error for a request that could not be read.
 pub(super) fn failed(refusal: Refusal) -> Value {
     written(Value::Null, Err(refusal.into()))
 }
 
-/// Answers a request as text. On a socket, `own` is its session, with its id.
+/// Answers a request that is text. On a socket, `own` is the socket's session, with its id.
 pub(super) async fn answer_text(server: &OpenEnv, text: &[u8], own: Option<(&SharedSession, &str)>) -> Value {
     match serde_json::from_slice(text) {
         Ok(request) => answer(server, request, own).await,
@@ -51,7 +51,7 @@ pub(super) async fn answer_text(server: &OpenEnv, text: &[u8], own: Option<(&Sha
     }
 }
 
-/// Answers a request. On a socket, `own` is its session, with its id.
+/// Answers a request. On a socket, `own` is the socket's session, with its id.
 pub(super) async fn answer(server: &OpenEnv, request: Value, own: Option<(&SharedSession, &str)>) -> Value {
     match Call::parse(request) {
         Ok(Call { id, method, params }) => written(id, dispatch(server, &method, params, own).await),
@@ -160,7 +160,7 @@ async fn dispatch(
                 }
                 (None, Some((own, _))) => own.clone(),
                 (None, None) => {
-                    // The instance of this call alone, as in the reference server.
+                    // The call has an instance of its own, as in the reference server.
                     let mut open = server.open().await?;
                     open.reset(Map::new()).await?;
                     SharedSession::new(open)
@@ -180,7 +180,7 @@ async fn call(session: &SharedSession, name: &str, arguments: Map<String, Value>
         return Err(no_tools());
     }
     if !open.session.has_begun().await? {
-        // A caller of this protocol cannot reset.
+        // Callers of this protocol cannot reset an environment themselves.
         open.reset(Map::new()).await?;
     }
     let observed = open.call_tool(name, arguments).await;

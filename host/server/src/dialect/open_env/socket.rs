@@ -22,27 +22,27 @@ use super::frame::{Refusal, Request};
 use super::{OpenEnv, SharedSession, rpc};
 use crate::dialect::sessions::{OpenSession, SessionsError};
 
-/// Interval of the server's pings. A caller that vanished without closing its connection is noticed by them.
+/// Interval of the server's pings, which reveal a caller that vanished without closing its connection.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Time without a sign of life after which a caller counts as vanished.
+/// Time without a message or a pong after which a caller counts as vanished.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Time for which a socket stays open after an error without a request. A client may send its first request without
-/// having read, and would see a closed connection instead of the error.
-const UNASKED_ERROR_TIME: Duration = Duration::from_secs(5);
+/// Time for which a socket stays open after an error that answers no request. A client may send its first request before it
+/// reads, and would see a closed connection instead of the error.
+const UNSOLICITED_ERROR_TIME: Duration = Duration::from_secs(5);
 
 /// Maximum number of refused sockets of a plugin that stay open for their callers at once. Each takes a connection, which
 /// other callers may need.
 pub(super) const LINGERING_MAX: usize = 32;
 
-/// Maximum length of a session's name that a caller chooses.
+/// Maximum length of a session's name, which the caller chooses.
 const SESSION_NAME_CHARS_MAX: usize = 255;
 
 /// Maximum length of a request to end the session.
 const CLOSE_BYTES_MAX: usize = 64;
 
-/// Text that a key is hashed with, from RFC 6455.
+/// Text that is hashed together with a key, from RFC 6455.
 const KEY_SUFFIX: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
@@ -55,11 +55,11 @@ pub(super) struct Attached {
 
 /// The session of a socket.
 enum Wanted {
-    /// One of its own, which ends with it.
+    /// A new session, which ends with the socket.
     Own,
-    /// One that exists.
+    /// The existing session with this name.
     Existing(String),
-    /// The one with a name that the caller chose. It is opened if it does not exist.
+    /// The session with this name, which the caller chose. It is opened if it does not exist.
     Named(String),
 }
 
@@ -132,7 +132,7 @@ fn upgrade(server: OpenEnv, mut request: HttpRequest, wanted: Wanted, framing: F
     (StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response()
 }
 
-/// Returns the value by which a client recognizes that its handshake was understood. The error is for people.
+/// Returns the value that proves to a client that its handshake was understood. The error is for people.
 fn accept_key(headers: &HeaderMap) -> Result<HeaderValue, String> {
     let has = |name, expected: &str| {
         let values = headers.get_all(name).iter().filter_map(|value: &HeaderValue| value.to_str().ok());
@@ -177,28 +177,28 @@ async fn serve(server: OpenEnv, mut socket: Socket, wanted: Wanted, framing: Fra
                 None => session.lock().await.session.id().as_str().to_owned(),
             };
             let is_named = name.is_some();
-            let played = Played { server: &server, session: &session, id, is_named, framing };
+            let played = SocketSession { server: &server, session: &session, id, is_named, framing };
             let ended = played.play(&mut socket).await;
             if let Some(name) = &name {
-                if matches!(ended, Ended::Idle(_)) || is_own_name && matches!(ended, Ended::Closed) {
+                if matches!(ended, SocketEnd::Idle(_)) || is_own_name && matches!(ended, SocketEnd::Closed) {
                     sessions.close(name).await;
                 }
                 drop(session);
                 sessions.release(name).await;
             }
             match ended {
-                Ended::Gone => {}
-                Ended::Closed => {
+                SocketEnd::Gone => {}
+                SocketEnd::Closed => {
                     let _ = socket.send(Message::close(Some(CloseCode::NORMAL_CLOSURE), "")).await;
                 }
-                Ended::Idle(refusal) | Ended::Refused(refusal) => {
-                    say_last(&server, &mut socket, &framing.error(&refusal), false).await;
+                SocketEnd::Idle(refusal) | SocketEnd::Refused(refusal) => {
+                    send_last_error(&server, &mut socket, &framing.error(&refusal), false).await;
                 }
             }
         }
         Err(error) => {
             let refusal = server.refusal(error);
-            say_last(&server, &mut socket, &framing.error(&refusal), true).await;
+            send_last_error(&server, &mut socket, &framing.error(&refusal), true).await;
         }
     }
 }
@@ -222,12 +222,12 @@ impl Framing {
 }
 
 /// Sends an error before the socket is closed.
-async fn say_last(server: &OpenEnv, socket: &mut Socket, error: &str, is_unasked: bool) {
+async fn send_last_error(server: &OpenEnv, socket: &mut Socket, error: &str, is_unsolicited: bool) {
     let lingering = server.lingering.try_acquire();
     let sending = async {
         socket.send(Message::text(error.to_owned())).await?;
-        if is_unasked && lingering.is_ok() {
-            // Until the first request, or for a moment.
+        if is_unsolicited && lingering.is_ok() {
+            // The wait ends with the first request, or after a moment.
             while let Some(message) = socket.next().await {
                 if !matches!(message?, message if message.is_ping() || message.is_pong()) {
                     break;
@@ -238,18 +238,18 @@ async fn say_last(server: &OpenEnv, socket: &mut Socket, error: &str, is_unasked
         if lingering.is_ok() { socket.close().await } else { Ok(()) }
     };
     // The caller may be gone.
-    let _ = timeout(UNASKED_ERROR_TIME, sending).await;
+    let _ = timeout(UNSOLICITED_ERROR_TIME, sending).await;
 }
 
 /// Result of waiting for a caller.
 enum Next {
     Message(Message),
-    Ended(Ended),
+    Ended(SocketEnd),
 }
 
 /// The reason why a socket ended.
-enum Ended {
-    /// The caller left without a word.
+enum SocketEnd {
+    /// The caller disconnected or vanished.
     Gone,
     /// The caller ended the session.
     Closed,
@@ -259,24 +259,24 @@ enum Ended {
     Refused(Refusal),
 }
 
-/// A session that is played over a socket.
-struct Played<'a> {
+/// A session that is used over a socket.
+struct SocketSession<'a> {
     server: &'a OpenEnv,
     session: &'a SharedSession,
-    /// The id that the caller learns.
+    /// The session's id for the caller.
     id: String,
     /// Whether the session outlives the socket.
     is_named: bool,
     framing: Framing,
 }
 
-impl Played<'_> {
+impl SocketSession<'_> {
     /// Answers the requests of a socket until it ends.
-    async fn play(&self, socket: &mut Socket) -> Ended {
+    async fn play(&self, socket: &mut Socket) -> SocketEnd {
         let cancelled = self.session.lock().await.session.cancelled();
         let mut pings = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut alive = Alive { at: Instant::now(), pings };
+        let mut alive = Liveness { at: Instant::now(), pings };
         let mut waiting = None;
         loop {
             let message = match waiting.take() {
@@ -287,7 +287,7 @@ impl Played<'_> {
                 },
             };
             let Some(text) = message.as_text() else {
-                return Ended::Refused(Refusal::session("a frame must be text"));
+                return SocketEnd::Refused(Refusal::session("a frame must be text"));
             };
             let mut answering = std::pin::pin!(self.answer(text));
             // Pings are answered while the environment computes. Another request waits.
@@ -300,11 +300,11 @@ impl Played<'_> {
                             alive.at = Instant::now();
                         }
                         Some(Ok(message)) if !message.is_close() => waiting = Some(message),
-                        _ => return Ended::Gone,
+                        _ => return SocketEnd::Gone,
                     },
                     _ = alive.pings.tick() => {
                         if socket.send(Message::ping("")).await.is_err() {
-                            return Ended::Gone;
+                            return SocketEnd::Gone;
                         }
                     }
                 }
@@ -312,12 +312,12 @@ impl Played<'_> {
             alive.at = Instant::now();
             let text = match answer {
                 Ok(Some(text)) => text,
-                Ok(None) => return Ended::Closed,
-                Err(refusal) if refusal.is_fatal() => return Ended::Refused(refusal),
+                Ok(None) => return SocketEnd::Closed,
+                Err(refusal) if refusal.is_fatal() => return SocketEnd::Refused(refusal),
                 Err(refusal) => self.framing.error(&refusal),
             };
             if socket.send(Message::text(text)).await.is_err() {
-                return Ended::Gone;
+                return SocketEnd::Gone;
             }
         }
     }
@@ -328,7 +328,7 @@ impl Played<'_> {
             let own = Own { session: self.session, id: &self.id };
             return answer(self.server, own, text, self.framing).await;
         }
-        // Here, because the caller leaves without waiting.
+        // Parsed before the wait for the session, because the caller leaves at once.
         let may_be_close = self.framing == Framing::Frames && text.len() <= CLOSE_BYTES_MAX;
         if may_be_close && matches!(Request::parse(text), Ok(Request::Close)) {
             return Ok(None);
@@ -344,12 +344,12 @@ impl Played<'_> {
     }
 
     /// Waits for the next request.
-    async fn next(&self, socket: &mut Socket, cancelled: &CancellationToken, alive: &mut Alive) -> Next {
+    async fn next(&self, socket: &mut Socket, cancelled: &CancellationToken, alive: &mut Liveness) -> Next {
         let idle_time_max = self.server.sessions.limits().idle_time_max;
         let idle_at = Instant::now() + idle_time_max;
-        // A session in the middle of an episode may go on until the server cancels it.
+        // A session in the middle of an episode may continue until the server cancels it.
         let may_go_on = self.session.lock().await.session.is_in_episode();
-        let refused = |refusal| Next::Ended(Ended::Refused(refusal));
+        let refused = |refusal| Next::Ended(SocketEnd::Refused(refusal));
         loop {
             tokio::select! {
                 biased;
@@ -361,22 +361,22 @@ impl Played<'_> {
                 }
                 message = socket.next() => match message {
                     Some(Ok(message)) if message.is_ping() || message.is_pong() => alive.at = Instant::now(),
-                    Some(Ok(message)) if message.is_close() => return Next::Ended(Ended::Gone),
+                    Some(Ok(message)) if message.is_close() => return Next::Ended(SocketEnd::Gone),
                     Some(Ok(message)) => return Next::Message(message),
                     Some(Err(error)) => {
                         tracing::debug!(%error, "the socket of a session failed");
-                        return Next::Ended(Ended::Gone);
+                        return Next::Ended(SocketEnd::Gone);
                     }
-                    None => return Next::Ended(Ended::Gone),
+                    None => return Next::Ended(SocketEnd::Gone),
                 },
                 () = sleep_until(idle_at) => {
                     let secs = idle_time_max.as_secs_f64();
                     let reason = format!("the session had no request for idle-secs, {secs} s");
-                    return Next::Ended(Ended::Idle(Refusal::session(reason)));
+                    return Next::Ended(SocketEnd::Idle(Refusal::session(reason)));
                 }
                 _ = alive.pings.tick() => {
                     if alive.at.elapsed() > SILENCE_MAX || socket.send(Message::ping("")).await.is_err() {
-                        return Next::Ended(Ended::Gone);
+                        return Next::Ended(SocketEnd::Gone);
                     }
                 }
             }
@@ -384,13 +384,13 @@ impl Played<'_> {
     }
 }
 
-/// Signs of a caller's life.
-struct Alive {
+/// The time at which a caller last showed that it is connected, and the pings.
+struct Liveness {
     at: Instant,
     pings: tokio::time::Interval,
 }
 
-/// The session of a socket, with the id that the caller learns.
+/// The session of a socket, with its id for the caller.
 #[derive(Clone, Copy)]
 struct Own<'a> {
     session: &'a SharedSession,

@@ -1,4 +1,4 @@
-//! Calls of tools, answered by streams of events.
+//! Tool calls, answered by streams of events.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::random;
 use rollout_core::budget::Charge;
 use rollout_rollout::{Moves, Observed, SessionError};
 
-/// Interval of the comments by which the client knows that the server lives. It waits for 30 seconds.
+/// Interval of the comments that tell the client that the server is alive. The client waits for 30 seconds.
 const BEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of characters of an event's data. The client reads lines of at most 128 KiB.
@@ -34,7 +34,7 @@ pub(super) struct ToolCall {
     name: String,
     #[serde(default)]
     input: Map<String, Value>,
-    /// Name of a call that was made before.
+    /// Name of an earlier call, which is repeated.
     task_id: Option<String>,
 }
 
@@ -52,7 +52,7 @@ pub(super) async fn call(
     let turn = ors.turn_of(&headers).await?;
     let (call, charge): (ToolCall, _) = read(&ors, body).await?;
     let id = call.task_id.clone().unwrap_or_else(random::id);
-    // The call is completed although the caller's connection breaks.
+    // The call is completed even if the caller's connection breaks.
     let running = ors.sessions.tasks().spawn(run(turn, id.clone(), call, charge));
     let first = event("task_id", &id);
     let rest = stream::unfold(Some(running), |running| async move {
@@ -68,7 +68,7 @@ pub(super) async fn call(
     Ok((headers, Body::from_stream(parts)).into_response())
 }
 
-/// Makes a call in a session, or returns the answer of the call with this name.
+/// Makes a call in a session, or returns the answer of the earlier call with this name.
 async fn run(turn: Turn, id: String, call: ToolCall, _charge: Charge) -> Outcome {
     let mut open = turn.session.begin().await.map_err(|error| error.to_string())?;
     let OpenSession { session, facts } = &mut *open;
@@ -140,8 +140,8 @@ fn event(name: &str, data: &str) -> String {
     format!("event: {name}\ndata: {data}\n\n")
 }
 
-/// Splits JSON without white space outside of texts into parts, at least one. The client drops white space at the beginning of
-/// a part, so it is escaped there.
+/// Splits JSON, which must have no white space outside of texts, into one or more parts. The client drops white space at the
+/// beginning of a part, so it is escaped there.
 fn chunks(text: &str) -> Vec<String> {
     let mut chunks = vec![String::new()];
     for (number, character) in text.chars().enumerate() {

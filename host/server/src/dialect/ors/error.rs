@@ -1,4 +1,4 @@
-//! Errors as this protocol writes them, so that its client shows them.
+//! Errors in this protocol's form, which its client shows.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -10,7 +10,7 @@ use crate::dialect::sessions::SessionsError;
 use crate::dialect::tasks::TasksError;
 use rollout_rollout::{DescribeError, OpenSessionError, SessionError};
 
-/// Seconds after which a client may try again. It tries three times.
+/// Seconds after which a client may try again. The client tries three times.
 const RETRY_SECS: &str = "5";
 
 /// Error of a request.
@@ -25,7 +25,7 @@ impl OrsError {
         Self { status, detail: detail.into() }
     }
 
-    /// Creates the error of a request that does not fit.
+    /// Creates the error of an invalid request.
     pub(super) fn invalid(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }

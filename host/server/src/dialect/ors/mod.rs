@@ -1,11 +1,11 @@
-//! ORS, the Open Reward Standard: a trainer's model acts in the plugin's environment by calls of tools, over HTTP.
+//! ORS, the Open Reward Standard: a trainer's model acts in the plugin's environment by tool calls over HTTP.
 //!
 //! The client of the package `openreward` drops the path of its base address, so the routes are at the root of the server. It
-//! names a session with a header, and the environment in the path or not at all. On a server with tenants the dispatcher finds
-//! the plugin by `plugin_of`.
+//! names its session in a header, and the environment in the path or not at all. On a server with tenants, the dispatcher
+//! finds the plugin with `plugin_of`.
 //!
-//! A call is answered by a stream of events. Its first event is the name of the call: a caller whose connection breaks passes
-//! it again and receives the answer of the same call, also from the server's next process.
+//! A call is answered by a stream of events. The first event is the name of the call. A caller whose connection breaks passes
+//! this name again and receives the answer of the same call, even from the server's next process.
 
 mod call;
 mod error;
@@ -37,7 +37,7 @@ const SESSION_HEADER: &str = "x-session-id";
 /// Header with a caller's key.
 const KEY_HEADER: &str = "x-api-key";
 
-/// Header with the name of the environment that a client was asked for, with or without its owner before a slash.
+/// Header with the name of the environment for which a client was created, with or without its owner and a slash in front.
 const DEPLOYMENT_HEADER: &str = "x-deployment";
 
 /// Error text for a missing or wrong key.
@@ -48,7 +48,7 @@ const ROOT: [&str; 7] =
     ["create_session", "create", "ping", "delete", "delete_session", "list_environments", "version"];
 
 /// Paths that may follow the name of an environment.
-const OF_ENVIRONMENT: [&str; 10] = [
+const ENVIRONMENT_PATHS: [&str; 10] = [
     "tools",
     "task_tools",
     "splits",
@@ -78,14 +78,14 @@ impl Ors {
 pub(crate) fn has_path(path: &str) -> bool {
     let mut parts = path.trim_start_matches('/').split('/');
     match (parts.next(), parts.next(), parts.next()) {
-        (Some(one), None, None) => ROOT.contains(&one) || OF_ENVIRONMENT.contains(&one),
-        (Some(_), Some(two), None) => OF_ENVIRONMENT.contains(&two),
+        (Some(one), None, None) => ROOT.contains(&one) || ENVIRONMENT_PATHS.contains(&one),
+        (Some(_), Some(two), None) => ENVIRONMENT_PATHS.contains(&two),
         _ => false,
     }
 }
 
-/// Returns the name of the plugin that a request at the root of a server with tenants is for: the beginning of its session's
-/// id, or else the name of the environment that the client was asked for.
+/// Returns the name of the plugin that a request at the root of a server with tenants addresses: the beginning of its
+/// session's id, or else the name of the environment for which the client was created.
 pub(crate) fn plugin_of(headers: &HeaderMap) -> Option<String> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     if let Some((plugin, _)) = text(SESSION_HEADER).and_then(|id| id.rsplit_once('.')) {
@@ -116,7 +116,7 @@ impl super::Dialect for Ors {
             .route("/delete_session", post(routes::delete))
             .route("/list_environments", get(routes::list_environments))
             .route("/version", get(routes::version));
-        // Without a name, the server's environment is meant.
+        // A path without a name addresses the server's only environment.
         for prefix in ["", "/{env}"] {
             router = router
                 .route(&format!("{prefix}/tools"), get(routes::tools))
@@ -138,7 +138,7 @@ impl super::Dialect for Ors {
         Health { fields: Map::new(), is_all: false }
     }
 
-    /// Returns one: a session has a connection during a call.
+    /// Returns one: a session holds a connection during a call.
     fn descriptors_per_rollout(_config: &Config) -> u64 {
         1
     }
@@ -163,7 +163,7 @@ impl super::Dialect for Ors {
         Box::pin(async move { tokio::time::timeout_at(until, self.sessions.tasks().wait()).await.is_ok() })
     }
 
-    fn cancels_rest(&self) {}
+    fn announce_cancellation(&self) {}
 
     fn unreported(&self) -> Vec<String> {
         Vec::new()

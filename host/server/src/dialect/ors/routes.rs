@@ -1,4 +1,4 @@
-//! The routes except calls.
+//! All routes except that of calls.
 
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -30,7 +30,7 @@ pub(super) type Answer = Result<Json<Value>, OrsError>;
 pub(super) type EnvName = Option<Path<String>>;
 
 impl Ors {
-    /// Returns the description of the environment, if it has the name in the path.
+    /// Returns the description of the environment. Fails if the path has another name.
     pub(super) async fn facts_of(
         &self,
         name: Option<&str>,
@@ -45,7 +45,7 @@ impl Ors {
         }
     }
 
-    /// Returns a place at the session that a request names.
+    /// Returns a permit for the session that a request names.
     pub(super) async fn turn_of(&self, headers: &HeaderMap) -> Result<Turn, OrsError> {
         Ok(self.sessions.find(session_id(headers)?).await?)
     }
@@ -66,14 +66,14 @@ fn session_id(headers: &HeaderMap) -> Result<&str, OrsError> {
 pub(super) async fn read<T: for<'a> Deserialize<'a>>(ors: &Ors, body: Body) -> Result<(T, Charge), OrsError> {
     let max = ors.sessions.limits().message_bytes_max;
     let bytes: Bytes = axum::body::to_bytes(body, max).await.map_err(|error| {
-        let detail = format!("the body has more than {max} bytes or broke off: {error}");
+        let detail = format!("the body has more than {max} bytes or is incomplete: {error}");
         OrsError::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
     })?;
     let host = ors.sessions.serving().host();
     let charge = host.budget().charge(Use::Request, bytes.len() * PARSED_BYTES_PER_BYTE);
     let charge = charge.map_err(|over| OrsError::new(StatusCode::SERVICE_UNAVAILABLE, over.to_string()))?;
     let read = serde_json::from_slice(&bytes).map_err(|error| {
-        OrsError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("the body does not fit: {error}"))
+        OrsError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("the body is invalid: {error}"))
     })?;
     Ok((read, charge))
 }
@@ -120,14 +120,14 @@ pub(super) async fn create(State(ors): State<Ors>, headers: HeaderMap, body: Bod
         _ => return Err(OrsError::invalid("give task_spec, or split and index")),
     };
     let (server, name) = (ors.clone(), id.clone());
-    // Completed although the caller's connection breaks, so that the session has no call without an answer.
+    // Completed even if the caller's connection breaks, so that the session has no call without an answer.
     let work = async move {
         let _charge = charge;
         let turn = server.sessions.find_or_open(&name).await?;
         let mut open = turn.session.begin().await?;
         let reset = Reset { arguments, ..Reset::default() };
         if open.session.has_begun().await? {
-            // Repeated by a caller that did not receive the answer.
+            // A caller that did not receive the answer repeats its request.
             if open.session.is_begun_by(reset).await? {
                 return Ok(Json(json!({"sid": name})));
             }
@@ -150,7 +150,7 @@ pub(super) fn failed() -> OrsError {
     OrsError::new(StatusCode::INTERNAL_SERVER_ERROR, "the server failed in this request")
 }
 
-/// Answers `POST /ping`, which keeps a session.
+/// Answers `POST /ping`, which keeps a session alive.
 pub(super) async fn ping(State(ors): State<Ors>, headers: HeaderMap) -> Answer {
     if ors.sessions.touch(session_id(&headers)?) {
         return Ok(Json(json!({"status": "ok"})));
@@ -158,7 +158,7 @@ pub(super) async fn ping(State(ors): State<Ors>, headers: HeaderMap) -> Answer {
     Err(OrsError::new(StatusCode::NOT_FOUND, "Active environment not found"))
 }
 
-/// Answers `POST /delete` and `POST /delete_session`. A session that is gone is no error.
+/// Answers `POST /delete` and `POST /delete_session`. A session that no longer exists is no error.
 pub(super) async fn delete(State(ors): State<Ors>, headers: HeaderMap) -> Answer {
     let id = session_id(&headers)?;
     ors.sessions.close(id).await;
@@ -180,7 +180,7 @@ pub(super) async fn tools(State(ors): State<Ors>, name: EnvName) -> Answer {
     Ok(Json(tools_of(&*ors.facts_of(named(&name)).await?)))
 }
 
-/// Answers `GET /task_tools`: those of the environment, whatever its task.
+/// Answers `GET /task_tools` with the tools of the environment, which are the same for every task.
 pub(super) async fn task_tools(State(ors): State<Ors>, name: EnvName, headers: HeaderMap) -> Answer {
     ors.facts_of(named(&name)).await?;
     let turn = ors.turn_of(&headers).await?;
@@ -272,12 +272,12 @@ pub(super) async fn task_range(State(ors): State<Ors>, name: EnvName, body: Body
     Ok(Json(json!({"tasks": tasks, "env_name": facts.name})))
 }
 
-/// Answers `GET /prompt`: the observation of the reset.
+/// Answers `GET /prompt` with the observation of the reset.
 pub(super) async fn prompt(State(ors): State<Ors>, name: EnvName, headers: HeaderMap) -> Answer {
     Ok(Json(blocks(&first_text(&ors, &name, &headers).await?)))
 }
 
-/// Answers `GET /messages`: the observation of the reset as a message of the user.
+/// Answers `GET /messages` with the observation of the reset as a message of the user.
 pub(super) async fn messages(State(ors): State<Ors>, name: EnvName, headers: HeaderMap) -> Answer {
     let blocks = blocks(&first_text(&ors, &name, &headers).await?);
     Ok(Json(json!([{"role": "user", "blocks": blocks, "detail": null}])))
@@ -286,7 +286,7 @@ pub(super) async fn messages(State(ors): State<Ors>, name: EnvName, headers: Hea
 async fn first_text(ors: &Ors, name: &EnvName, headers: &HeaderMap) -> Result<String, OrsError> {
     ors.facts_of(named(name)).await?;
     let turn = ors.turn_of(headers).await?;
-    // Completed although the caller's connection breaks: the session may have to repeat its episode first.
+    // Completed even if the caller's connection breaks, because the session may have to repeat its episode first.
     let reading = ors.sessions.tasks().spawn(async move {
         let mut open = turn.session.begin().await?;
         Ok::<_, OrsError>(open.session.first_observation().await?.map(|first| first.text()))

@@ -1,8 +1,8 @@
-//! Generations B and C: the result is posted in two callbacks, the completion at the end of the workflow and the
-//! grader's at the end of the rollout. The grader's is the terminal one.
+//! Generations B and C: the result is posted in two callbacks, the completion at the end of the workflow and the grader's
+//! callback at the end of the rollout. The grader's is the terminal one.
 //!
-//! This module renders the bodies of both. For a caller, the generations differ only in [`Form`], the samples of the
-//! grader's callback.
+//! This module renders both bodies. For a caller, the generations differ only in [`Form`], the samples in the grader's
+//! callback.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,14 +12,15 @@ use serde_json::value::RawValue;
 
 use super::Osmosis;
 use super::b::Samples;
+use super::d;
 use super::error::ApiError;
-use super::kept::{self, Facts};
+use super::journaled::{self, Facts};
 use super::report::{Report, Trajectories};
 use super::request::{CalledBack, ParsedRequest};
 use super::sample::{Form, WireSample, category};
 use crate::dialect::delivery::{Action, Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
-use crate::dialect::ledger::Over;
+use crate::dialect::ledger::PublicOutcome;
 use rollout_core::budget::{Budget, Charge, Use};
 use rollout_core::telemetry::TraceParent;
 use rollout_rollout::{Failure, FailureKind, Finished, Host, Outcome, UnfinishedRollout, drive};
@@ -46,8 +47,8 @@ impl<'a> Completion<'a> {
     }
 }
 
-/// The body that is posted at the end of the rollout. Fields that the caller's generation does not have are omitted;
-/// fields that it has are null or empty if they have no value.
+/// The body that is posted at the end of the rollout. Fields that the caller's generation lacks are omitted; its other fields
+/// are null or empty if they have no value.
 #[derive(Serialize)]
 struct Graded<'a> {
     status: &'static str,
@@ -61,7 +62,7 @@ struct Graded<'a> {
 }
 
 impl<'a> Graded<'a> {
-    /// Creates the body of a failure; its reason is in the completion, or was not sent.
+    /// Creates the body of a failure. Its reason is in the completion, or was not sent.
     fn bare(rollout_id: &'a RolloutId, form: Form) -> Self {
         Self {
             status: "failure",
@@ -108,22 +109,23 @@ pub(super) async fn start(
     let CalledBack { parsed, form, completion_url, grader_url, controller_key } = request;
     let inner = &osmosis.0;
     let host = inner.serving.host();
+    d::check_group(osmosis, &parsed)?;
     let parsed = parsed.forked(&host).await?;
     let ParsedRequest { rollout, resources, gradable, label, fork_of: _ } = parsed;
     let id = rollout.id.clone();
     let delivery = Delivery::callbacks(grader_url.is_some());
-    let facts = Facts { delivery, gradable, form: kept::Form::CalledBack(form) };
+    let facts = Facts { delivery, gradable, form: journaled::Form::CalledBack(form) };
     let addresses = Addresses { completion: Some(completion_url), result: grader_url, key: controller_key };
-    let rollout = kept::admit(&host, (rollout, resources), &facts, &addresses)?;
+    let rollout = journaled::admit(&host, (rollout, resources), &facts, &addresses)?;
     let handle = rollout.handle();
     let log = handle.log().cloned();
     let entry = inner.ledger.open();
     entry.begin(id.clone(), id.as_str(), Some(rollout.handle()));
     let renderer = Callbacks::new(osmosis, id, form, label);
     let work = (log.clone(), rollout.traced_below(parent));
-    let driver = kept::driver(&host, entry, &facts, (&inner.callbacks, addresses), work, renderer);
+    let driver = journaled::driver(&host, entry, &facts, (&inner.callbacks, addresses), work, renderer);
     inner.tasks.spawn(drive(rollout, driver));
-    kept::wait_until_stored(log.as_ref()).await.inspect_err(|_| handle.cancel())
+    journaled::wait_until_stored(log.as_ref()).await.inspect_err(|_| handle.cancel())
 }
 
 /// Continues a rollout of an earlier process, or delivers its remaining callbacks.
@@ -133,7 +135,7 @@ pub(super) fn resume(
     facts: Facts,
     (addresses, report): (Addresses, Option<Box<RawValue>>),
 ) -> Result<(), String> {
-    let kept::Form::CalledBack(form) = facts.form else {
+    let journaled::Form::CalledBack(form) = facts.form else {
         return Err("the rollout has no callbacks".to_owned());
     };
     let inner = &osmosis.0;
@@ -145,9 +147,9 @@ pub(super) fn resume(
         report: Report::from_stored(&report),
     });
     let entry = inner.ledger.open();
-    kept::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |rollout| {
+    journaled::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |rollout| {
         let trace = rollout.map(|rollout| rollout.traced_below(None)).unwrap_or_default();
-        kept::driver(host, entry, &facts, (&inner.callbacks, addresses), (Some(log), trace), renderer)
+        journaled::driver(host, entry, &facts, (&inner.callbacks, addresses), (Some(log), trace), renderer)
     })
 }
 
@@ -157,11 +159,11 @@ struct Callbacks {
     id: RolloutId,
     form: Form,
     label: Option<String>,
-    /// The report in the caller's last acknowledgement that had one.
+    /// The caller's last report.
     report: Mutex<Option<Reported>>,
 }
 
-/// A caller's report of its model calls, held until the last callback was accepted.
+/// A caller's report of its model calls, held until the last callback is accepted.
 struct Reported {
     report: Report,
     _charge: Charge,
@@ -208,7 +210,7 @@ impl Renderer for Callbacks {
     }
 
     /// Returns the outcome of the caller's last callback.
-    fn over(&self, finished: &Finished, delivery: &Delivery) -> Over {
+    fn public_outcome(&self, finished: &Finished, delivery: &Delivery) -> PublicOutcome {
         let is_scored = matches!(finished.outcome, Outcome::Scored { .. });
         let (has_result, wants_result) = match delivery {
             Delivery::Callbacks(callbacks) => (callbacks.has_result(is_scored), callbacks.wants_result),
@@ -220,7 +222,7 @@ impl Renderer for Callbacks {
             Outcome::Unscored(Failure { kind: FailureKind::NotGraded, .. }) if !wants_result => "success",
             _ => "failure",
         };
-        Over::of(status, &finished.outcome)
+        PublicOutcome::of(status, &finished.outcome)
     }
 
     fn form(&self, _delivery: &Delivery) {}
@@ -239,9 +241,9 @@ impl Renderer for Callbacks {
         driver.note(driver.renderer.report().as_ref().map(|reported| reported.report.as_raw()));
     }
 
-    /// Sends the terminal callback, and merges the caller's report of its model calls into the trajectory. A report
-    /// that acknowledged the completion is merged before the callback is sent. A report that acknowledges the callback
-    /// replaces it.
+    /// Sends the terminal callback, and merges the caller's report of its model calls into the trajectory. A report in the
+    /// acknowledgement of the completion is merged before the callback is sent. A report in the acknowledgement of the
+    /// callback replaces it.
     async fn deliver_result(driver: &Driver<Self>, finished: &Finished, action: Action) {
         let renderer = &driver.renderer;
         let mut trajectories = Trajectories::of(finished);

@@ -17,10 +17,10 @@ use crate::dialect::body::{Body, BodyRefused};
 use rollout_rollout::{Handle, Phase};
 use rollout_wire::id::RolloutId;
 
-/// Time for which a response waits for the cancelled rollouts to end. Clients wait 5 s for it.
+/// Maximum time for which a response waits until the cancelled rollouts have ended. Clients wait 5 s for the response.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Maximum size of a request in bytes: all rollouts of a host with ids of usual length.
+/// Maximum size of a request in bytes. All rollouts of a host fit, if their ids have the usual length.
 const BODY_BYTES_MAX: usize = 4 << 20;
 
 /// Number of ids that are looked up before the task yields.
@@ -98,12 +98,12 @@ pub(super) async fn cancel(
         }
         dispositions.push((id, disposition));
     }
-    // An answered cancel survives a crash of this process. One wait covers all.
+    // An answered cancellation survives a crash of this process. One wait covers all rollouts.
     if let Some(log) = stopping.last().and_then(Handle::log) {
         log.written().await.map_err(|error| ApiError::NotKept(error.to_string()))?;
     }
-    // A reported cancel is final. The response does not wait for a rollout that ends slowly, such as one with a trajectory
-    // on a slow disk.
+    // A reported cancellation is final. The response does not wait for a rollout that ends slowly, such as one that writes
+    // its trajectory to a slow disk.
     let over = join_all(stopping.iter().map(Handle::over));
     if tokio::time::timeout(STOP_WAIT_MAX, over).await.is_err() {
         tracing::warn!("cancelled rollouts are slow to end");

@@ -12,25 +12,28 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::Problem;
-use super::kept::{self, Facts};
+use super::journaled::{self, Facts};
+use super::placed::{Place, Placing};
 use super::request::{ParsedRequest, Polled as PolledRequest};
 use super::sample::{WireSample, category};
 use super::{Osmosis, id_in_path};
 use crate::connection::{Caller, WhenWritten};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Renderer, Source};
-use crate::dialect::ledger::{HeldBody, Lease, LedgerEntry, Over, PollStatus, Polled, word};
-use crate::{random, worker};
+use crate::dialect::ledger::{HeldBody, Lease, LedgerEntry, PollStatus, Polled, PublicOutcome, phase_status};
+use crate::random;
+use crate::worker::{self, Chosen};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_rollout::{
-    AdmitError, FailedMember, Failure, FailureKind, Finished, ForkPoint, GroupOutcome, GroupSeat, Handle,
-    Host, JOIN_SECS, KeptResult, Outcome, Rollout, Stage, UnfinishedRollout, drive,
+    AdmitError, Failure, FailureKind, Finished, ForkPoint, GroupReport, GroupSeat, Handle, Host, JOIN_SECS,
+    KeptResult, Outcome, Rollout, Stage, UnfinishedRollout, drive,
 };
 use rollout_wire as wire;
+use rollout_wire::digest::{hex, sha256_parts};
 use rollout_wire::id::{InvalidRolloutId, RolloutId};
 
-/// Category of a failure that is the host's.
+/// Category of a failure of the host.
 const INTERNAL_ERROR: &str = "internal_error";
 
 /// Header with the lease of a poll.
@@ -70,27 +73,9 @@ struct ResultBody<'a> {
     err_message: Option<&'a str>,
     err_category: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    group: Option<GroupBody<'a>>,
+    group: Option<GroupReport<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fork_of: Option<&'a ForkPoint>,
-}
-
-/// The report of a rollout's group.
-#[derive(Serialize)]
-struct GroupBody<'a> {
-    id: &'a RolloutId,
-    size: u32,
-    member: u32,
-    graded: bool,
-    own_reward: Option<f64>,
-    failed: &'a [FailedMember],
-}
-
-impl<'a> From<&'a GroupOutcome> for GroupBody<'a> {
-    fn from(GroupOutcome { seat, graded, own_reward, failed }: &'a GroupOutcome) -> Self {
-        let GroupSeat { id, size, member, join_secs: _ } = seat;
-        Self { id, size: *size, member: *member, graded: *graded, own_reward: *own_reward, failed }
-    }
 }
 
 impl<'a> ResultBody<'a> {
@@ -109,12 +94,12 @@ impl<'a> ResultBody<'a> {
     }
 }
 
-/// Returns the response to a poll whose rollout has no result yet, for a gateway that cannot ask the rollout's worker.
+/// Returns the response to a poll for a rollout without a result, for a gateway that cannot reach the rollout's worker.
 pub(crate) fn unfinished(id: &RolloutId) -> Response {
     json_response(ResultBody::bare(id, "running").bytes())
 }
 
-/// Returns the response to a poll whose rollout was lost with its worker.
+/// Returns the response to a poll for a rollout that was lost with its worker.
 pub(crate) fn lost(id: &RolloutId, reason: &str) -> Response {
     let (err_message, err_category) = (Some(reason), Some(INTERNAL_ERROR));
     json_response(ResultBody { err_message, err_category, ..ResultBody::bare(id, "failure") }.bytes())
@@ -124,22 +109,24 @@ fn json_response(body: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Admits a rollout and starts a task for it. A gateway chooses the token of the lease, and the same request with the same
-/// token is the same rollout.
+/// Admits a rollout and starts a task for it. A gateway chooses the token of the lease; a repeated request with the same
+/// token finds its rollout. A worker without room names the one that takes the rollout in its place.
 pub(super) async fn start(
     osmosis: &Osmosis,
     request: PolledRequest,
-    (parent, chosen_token): (Option<TraceParent>, Option<String>),
+    (parent, chosen): (Option<TraceParent>, Option<Chosen>),
 ) -> Result<Admission, ApiError> {
     let inner = &osmosis.0;
     let PolledRequest { parsed, grade, continuations: _ } = request;
-    check_groups(osmosis, &parsed)?;
+    check_group(osmosis, &parsed)?;
     let id = parsed.rollout.id.clone();
     let host = inner.serving.host();
     host.may_keep()?;
-    // A stored result reserves its id, so that no caller reads another's result.
-    let is_repeated = chosen_token.is_some();
-    let token = chosen_token.unwrap_or_else(random::token);
+    // A stored result reserves its id, so that no caller reads the result of another.
+    let is_repeated = chosen.is_some();
+    let (token, other) =
+        chosen.map_or_else(|| (random::token(), None), |chosen| (chosen.token, chosen.other));
+    let chosen = token.clone();
     let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
     let admission = Admission::new(osmosis, id.clone(), token);
     let token = &admission.polling_lease_token;
@@ -154,49 +141,81 @@ pub(super) async fn start(
             return Err(ApiError::Registered);
         }
     };
+    if is_repeated {
+        let has_room = host.room() > 0;
+        let placing = Placing { id: &id, token: &chosen, other: other.as_deref(), has_room };
+        let time_max = host.time_max() + inner.ledger.times().result_ttl;
+        match inner.placed.place(&placing, host.budget(), time_max) {
+            Place::Here => {}
+            Place::At(worker) => return Err(ApiError::Elsewhere(Some(worker))),
+            Place::Undecided => return Err(ApiError::Elsewhere(None)),
+        }
+    }
     let parsed = parsed.forked(&host).await?;
     let admitted = Admitted::new(&host, entry, parsed, (grade, token))?;
     let handle = admitted.start(osmosis, &host, parent);
-    kept::wait_until_stored(handle.log()).await.inspect_err(|_| handle.cancel())?;
+    journaled::wait_until_stored(handle.log()).await.inspect_err(|_| handle.cancel())?;
     Ok(admission)
 }
 
-/// Admits a group of forks of one rollout, all or none, and starts a task for each.
+/// Admits a group of forks of one rollout, all or none, and starts a task for each. The same request with the same token of
+/// a gateway is the same group.
 pub(super) async fn start_tree(
     osmosis: &Osmosis,
     request: PolledRequest,
     count: u32,
-    parent: Option<TraceParent>,
+    (parent, chosen_token): (Option<TraceParent>, Option<String>),
 ) -> Result<TreeAdmission, ApiError> {
     let inner = &osmosis.0;
-    let PolledRequest { mut parsed, grade, continuations: _ } = request;
+    let PolledRequest { parsed, grade, continuations: _ } = request;
     let (group, fork_of) = (parsed.rollout.id.clone(), parsed.fork_of.clone());
     let missing = || ApiError::Invalid(vec![Problem::invalid_value("fork_of", "is missing")]);
     let fork_of = fork_of.ok_or_else(missing)?;
     let host = inner.serving.host();
     host.may_keep()?;
-    let seat = |member| GroupSeat { id: group.clone(), size: count, member, join_secs: JOIN_SECS };
-    parsed.rollout.group = Some(seat(0));
-    check_groups(osmosis, &parsed)?;
-    let mut forks = Vec::new();
+    let (mut forks, mut known) = (Vec::new(), Vec::new());
     for member in 0..count {
         let too_long = |why: InvalidRolloutId| {
             ApiError::Invalid(vec![Problem::invalid_value("rollout_id", &why.to_string())])
         };
         let id = RolloutId::parse(format!("{}-{member}", group.as_str())).map_err(too_long)?;
-        let Ok(entry) = inner.ledger.reserve(&id) else {
-            host.metrics().refused(Refusal::Duplicate);
-            return Err(ApiError::Registered);
+        let token = match &chosen_token {
+            Some(token) => hex(&sha256_parts(&[token.as_bytes(), &member.to_be_bytes()])),
+            None => random::token(),
+        };
+        let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
+        let admission = Admission::new(osmosis, id.clone(), token);
+        let token = &admission.polling_lease_token;
+        let entry = match inner.ledger.reserve(&id) {
+            Ok(entry) => entry,
+            // The gateway did not receive the first answer.
+            Err(_)
+                if chosen_token.is_some()
+                    && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) =>
+            {
+                known.push(admission);
+                continue;
+            }
+            Err(_) => {
+                host.metrics().refused(Refusal::Duplicate);
+                return Err(ApiError::Registered);
+            }
         };
         let charge = host.budget().charge(Use::Request, parsed.memory_bytes()).map_err(AdmitError::from)?;
         let mut fork = parsed.again(charge);
         fork.rollout.id = id;
-        fork.rollout.group = Some(seat(member));
-        forks.push((entry, fork.forked(&host).await?));
+        fork.rollout.group = Some(GroupSeat { id: group.clone(), size: count, member, join_secs: JOIN_SECS });
+        forks.push((admission, entry, fork.forked(&host).await?));
+    }
+    let answer = |rollouts| TreeAdmission { group: TreeGroup { id: group, size: count }, fork_of, rollouts };
+    match (forks.is_empty(), known.is_empty()) {
+        (true, _) => return Ok(answer(known)),
+        // The others have ended, and their ids are free.
+        (false, false) => return Err(ApiError::Registered),
+        (false, true) => {}
     }
     let mut admitted: Vec<(Admission, Admitted)> = Vec::new();
-    for (entry, fork) in forks {
-        let admission = Admission::new(osmosis, fork.rollout.id.clone(), random::token());
+    for (admission, entry, fork) in forks {
         match Admitted::new(&host, entry, fork, (grade, &admission.polling_lease_token)) {
             Ok(fork) => admitted.push((admission, fork)),
             Err(refused) => {
@@ -208,17 +227,19 @@ pub(super) async fn start_tree(
     let (rollouts, handles): (Vec<Admission>, Vec<Handle>) =
         admitted.into_iter().map(|(admission, fork)| (admission, fork.start(osmosis, &host, parent))).unzip();
     for handle in &handles {
-        let stored = kept::wait_until_stored(handle.log()).await;
+        let stored = journaled::wait_until_stored(handle.log()).await;
         stored.inspect_err(|_| handles.iter().for_each(Handle::cancel))?;
     }
-    Ok(TreeAdmission { group: TreeGroup { id: group, size: count }, fork_of, rollouts })
+    Ok(answer(rollouts))
 }
 
-/// Refuses groups on workers: the gateway before them may send the members to different ones.
-fn check_groups(osmosis: &Osmosis, parsed: &ParsedRequest) -> Result<(), ApiError> {
-    let is_possible = parsed.rollout.group.is_none() || osmosis.0.log.is_none();
-    let why = "groups need a server of their own, and this is one of several workers behind a gateway";
-    is_possible.then_some(()).ok_or_else(|| ApiError::Invalid(vec![Problem::invalid_value("group", why)]))
+/// Refuses a group on a worker whose members may be at several: each fork is at the worker of its parent.
+pub(super) fn check_group(osmosis: &Osmosis, parsed: &ParsedRequest) -> Result<(), ApiError> {
+    let is_divided = parsed.rollout.group.is_some() && parsed.fork_of.is_some() && osmosis.0.log.is_some();
+    let why =
+        "forks in a group are started by one request behind a gateway; send continuations instead of group";
+    let refused = || ApiError::Invalid(vec![Problem::invalid_value("group", why)]);
+    (!is_divided).then_some(()).ok_or_else(refused)
 }
 
 impl Admission {
@@ -255,9 +276,9 @@ impl Admitted {
         // Continuations of one rollout share a prefix, which a trainer learns from the result.
         let fork_of = rollout.fork.as_ref().filter(|_| rollout.group.is_some());
         let fork_of = fork_of.map(|fork| fork.point.clone());
-        let form = kept::Form::Polled { lease: lease.clone(), grade, fork_of: fork_of.clone() };
+        let form = journaled::Form::Polled { lease: lease.clone(), grade, fork_of: fork_of.clone() };
         let facts = Facts { delivery: Delivery::polled(), gradable: gradable && grade, form };
-        let rollout = kept::admit(host, (rollout, resources), &facts, &Addresses::default())?;
+        let rollout = journaled::admit(host, (rollout, resources), &facts, &Addresses::default())?;
         let form = Form { grade, is_expired: false, label, fork_of };
         Ok(Self { rollout, entry, facts, lease, form })
     }
@@ -271,7 +292,7 @@ impl Admitted {
         entry.fill(&id, lease, log.clone());
         entry.begin(id.clone(), id.as_str(), Some(rollout.handle()));
         let client = (&osmosis.0.callbacks, Addresses::default());
-        let driver = kept::driver(host, entry, &facts, client, (log, trace), Polling { id, form });
+        let driver = journaled::driver(host, entry, &facts, client, (log, trace), Polling { id, form });
         osmosis.0.tasks.spawn(drive(rollout, driver));
         handle
     }
@@ -290,21 +311,21 @@ pub(super) fn resume(
     unfinished: UnfinishedRollout,
     facts: Facts,
 ) -> Result<(), String> {
-    let kept::Form::Polled { lease, grade, fork_of } = &facts.form else {
+    let journaled::Form::Polled { lease, grade, fork_of } = &facts.form else {
         return Err("no caller polls for the rollout".to_owned());
     };
     let inner = &osmosis.0;
     let (id, label) = (unfinished.request.id.clone(), unfinished.request.label.clone());
-    // An earlier process may have died between storing the result and ending the rollout in the journal, so a
+    // An earlier process may have died after it stored the result and before it ended the rollout in the journal, so a
     // stored result with this id is the rollout's own.
     let mut entry = inner.ledger.reserve_anyway(&id).map_err(|_| "its id is taken")?;
     let log = unfinished.log().clone();
     let form = Form { grade: *grade, is_expired: false, label, fork_of: fork_of.clone() };
     let renderer = Polling { id: id.clone(), form };
     let client = (&inner.callbacks, Addresses::default());
-    kept::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |_| {
+    journaled::continue_rollout((osmosis, host), unfinished, id.as_str(), Ok, |_| {
         entry.fill(&id, lease.clone(), Some(log.clone()));
-        kept::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
+        journaled::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
     })
 }
 
@@ -313,7 +334,7 @@ pub(super) fn resume(
 struct Form {
     /// Whether the caller asked for a reward.
     grade: bool,
-    /// Whether the lease expired, so that no caller polls.
+    /// Whether the lease expired, so that no caller polls any more.
     is_expired: bool,
     label: Option<String>,
     /// The origin of a fork in a group.
@@ -343,8 +364,8 @@ impl Renderer for Polling {
         self.form(delivery).result(finished).memory_bytes()
     }
 
-    fn over(&self, finished: &Finished, delivery: &Delivery) -> Over {
-        Over::word(self.form(delivery).result(finished).status)
+    fn public_outcome(&self, finished: &Finished, delivery: &Delivery) -> PublicOutcome {
+        PublicOutcome::with_status(self.form(delivery).result(finished).status)
     }
 
     fn form(&self, delivery: &Delivery) -> Form {
@@ -355,7 +376,7 @@ impl Renderer for Polling {
 impl Form {
     /// Creates the caller's view of a finished rollout.
     fn result<'a>(&'a self, finished: &'a Finished) -> ResultBody<'a> {
-        let (group, fork_of) = (finished.group.as_ref().map(GroupBody::from), self.fork_of.as_ref());
+        let (group, fork_of) = (finished.group.as_ref().map(GroupReport::from), self.fork_of.as_ref());
         ResultBody { group, fork_of, ..self.result_of_one(finished) }
     }
 
@@ -432,12 +453,12 @@ pub(super) async fn result(
         if !polled.is_lease(lease) {
             return Err(ApiError::WrongLease);
         }
-        match ledger.news(polled, caller.as_deref()).await {
+        match ledger.next_status(polled, caller.as_deref()).await {
             PollStatus::Ended(copy) => {
                 return Ok(result_response(&osmosis, Read::Here(polled.clone()), copy));
             }
-            PollStatus::Under(phase) => {
-                return Ok(json_response(ResultBody::bare(polled.id(), word(phase)).bytes()));
+            PollStatus::Live(phase) => {
+                return Ok(json_response(ResultBody::bare(polled.id(), phase_status(phase)).bytes()));
             }
             PollStatus::Journaled => {}
         }
@@ -453,11 +474,11 @@ pub(super) async fn result(
 enum Read {
     /// A result with a copy in memory.
     Here(Arc<Polled>),
-    /// A result in the journal alone.
+    /// A result in the journal only.
     Journaled(KeptResult),
 }
 
-/// Returns the response with a result, which counts as read when all of it was sent.
+/// Returns the response with a result. The result counts as read once all of it was sent.
 fn result_response(osmosis: &Osmosis, read: Read, copy: Arc<HeldBody>) -> Response {
     let body = copy.body.clone();
     let mut response = json_response(body);

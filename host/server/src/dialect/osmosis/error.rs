@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Problem;
 use crate::dialect::body::BodyRefused;
 use crate::dialect::ledger::{NoAnswer, ReadError};
+use crate::worker;
 use rollout_rollout::{AdmitError, ForkError, JournalRefused, OverQuota};
 
 /// Seconds of `Retry-After` in a refusal.
@@ -32,7 +33,9 @@ pub(super) enum ApiError {
     Unreadable,
     /// All missing and invalid fields.
     Invalid(Vec<Problem>),
-    /// The rollouts are not named in exactly one way.
+    /// There is no rollout to continue, with the reason.
+    NoParent(String),
+    /// The request does not select the rollouts in exactly one way.
     Selector,
     /// The id is in use, or its result is still stored.
     Registered,
@@ -43,14 +46,16 @@ pub(super) enum ApiError {
     Quota(OverQuota),
     /// The memory budget is used up.
     NoMemory,
-    /// The journal cannot store it, with the reason.
+    /// The journal cannot store the rollout, for this reason.
     NotKept(String),
-    /// The replicated log does not acknowledge records at present, with the reason.
+    /// The replicated log does not acknowledge records at present, for this reason.
     Late(String),
     /// Another caller needs the connection.
     Crowded,
     /// The host is shutting down.
     Closed,
+    /// Another worker takes the rollout in this one's place; none if another request for it has not found one yet.
+    Elsewhere(Option<String>),
 }
 
 impl From<AdmitError> for ApiError {
@@ -107,6 +112,7 @@ impl From<ForkError> for ApiError {
         match error {
             ForkError::Refused(error) => error.into(),
             ForkError::Unreadable(why) => Self::Internal(why.to_string()),
+            unknown @ ForkError::Unknown(_) => Self::NoParent(unknown.to_string()),
             wrong => Self::Invalid(vec![Problem::invalid_value("fork_of", &wrong.to_string())]),
         }
     }
@@ -121,7 +127,12 @@ impl IntoResponse for ApiError {
             Self::Quota(over) => over.retry_after.map(|time| time.as_secs_f64().ceil().max(1.0) as u64),
             _ => None,
         };
+        if let Self::Elsewhere(worker) = &self {
+            return worker::elsewhere(worker.as_deref());
+        }
         let (status, detail): (_, Value) = match self {
+            // Answered above.
+            Self::Elsewhere(_) => (StatusCode::MISDIRECTED_REQUEST, Value::Null),
             Self::Internal(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.into()),
             Self::WrongLease => (StatusCode::FORBIDDEN, "invalid polling lease".into()),
             Self::UnknownRollout => (StatusCode::NOT_FOUND, "unknown rollout_id".into()),
@@ -132,13 +143,16 @@ impl IntoResponse for ApiError {
             Self::NoRoute => (StatusCode::NOT_FOUND, "Not Found".into()),
             Self::Unreadable => (StatusCode::BAD_REQUEST, "There was an error parsing the body".into()),
             Self::Invalid(problems) => (StatusCode::UNPROCESSABLE_ENTITY, json!(problems)),
+            Self::NoParent(why) => {
+                (StatusCode::UNPROCESSABLE_ENTITY, json!([Problem::invalid_value("fork_of", &why)]))
+            }
             Self::Selector => {
                 (StatusCode::UNPROCESSABLE_ENTITY, "pass exactly one selector: ids, prefix, or all".into())
             }
             Self::Registered => (StatusCode::CONFLICT, "rollout_id is already registered".into()),
             Self::Full => (StatusCode::TOO_MANY_REQUESTS, "rollout queue is full; retry later".into()),
             Self::NoMemory => {
-                let why = "rollout server holds as much as its memory budget allows; retry later";
+                let why = "the rollout server's memory budget is used up; retry later";
                 (StatusCode::TOO_MANY_REQUESTS, why.into())
             }
             // Waiting does not help with a quota of zero.

@@ -43,11 +43,11 @@ const KNOWN: [&str; 27] = [
     "tool_server_url",
 ];
 
-/// Maximum number of items in a list of texts. Each is stored separately, so short ones take many times their bytes.
+/// Maximum number of items in a list of texts. Each item is stored separately, so short ones take many times their length.
 const TEXTS_MAX: usize = 100_000;
 
-/// Maximum number of problems that are reported for a request. The response to a list of a million wrong items would
-/// otherwise be gigabytes long.
+/// Maximum number of problems that are reported for a request. Without it, the response to a list of a million wrong items
+/// would be gigabytes long.
 const PROBLEMS_MAX: usize = 64;
 
 /// Maximum length of a JSON value in an error message.
@@ -88,7 +88,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Parses the body. `is_json` is whether its content type is JSON.
+    /// Parses the body. `is_json` says whether its content type is JSON.
     pub(crate) fn of(body: &'a [u8], is_json: bool) -> Result<Self, Vec<Problem>> {
         let here = || vec![json!("body")];
         if body.is_empty() {
@@ -126,12 +126,12 @@ impl<'a> Fields<'a> {
         self.optional(name).is_some()
     }
 
-    /// Returns the text of a field, if it is a text, without a check.
+    /// Returns the text of a field, or `None` for any other value. Reports no problem.
     pub(crate) fn peek_text(&self, name: &str) -> Option<String> {
         serde_json::from_str(self.optional(name)?.get()).ok()
     }
 
-    /// Notes a mistake in a field's value that only its reader can find.
+    /// Adds the problem of a field's value that is wrong for this reason.
     pub(crate) fn wrong(&mut self, name: &str, why: &str) {
         let input = self.fields.get(name).map_or(Value::Null, |raw| shown(raw));
         let problem = Problem::new("value_error", loc(name), format!("Value error, {why}"), input);
@@ -187,7 +187,7 @@ impl<'a> Fields<'a> {
         self.text(name)
     }
 
-    /// Notes a problem that only the field's reader can find.
+    /// Adds a problem.
     pub(crate) fn problem(&mut self, problem: Problem) {
         self.problems.push(problem);
     }
@@ -376,7 +376,7 @@ fn unfit(at: Vec<Value>, why: &strict::Unfit) -> Problem {
     Problem::new("value_error", at, format!("Value error, {why}"), Value::Null).with(json!({"error": {}}))
 }
 
-/// A visitor that stores known fields, and of several with one name the last.
+/// A visitor that stores known fields. Of several with the same name, it stores the last.
 struct KnownFields;
 
 impl<'a> Visitor<'a> for KnownFields {
@@ -508,7 +508,7 @@ fn loc(name: &str) -> Vec<Value> {
     vec![json!("body"), json!(name)]
 }
 
-/// Returns a value for an error message; of a long one the beginning, as text.
+/// Returns a value for an error message. A long value is shortened to its beginning, as text.
 fn shown(raw: &RawValue) -> Value {
     if raw.get().len() > INPUT_BYTES_MAX {
         return beginning(raw.get(), INPUT_BYTES_MAX).into();
@@ -516,8 +516,7 @@ fn shown(raw: &RawValue) -> Value {
     value(raw)
 }
 
-/// Returns a scalar value, or an empty list or object in place of one with elements. Invalid values such as 1e999
-/// become null.
+/// Returns a scalar value, or an empty list or object for one with elements. Invalid values such as 1e999 become null.
 fn scalar(raw: &RawValue) -> Value {
     match raw.get().as_bytes().first() {
         Some(b'[') => Value::Array(Vec::new()),

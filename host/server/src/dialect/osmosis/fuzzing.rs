@@ -1,5 +1,5 @@
-//! Fuzz targets of this protocol's requests. The first byte decides whether the content type is JSON, as it nearly
-//! always is.
+//! Fuzz targets of this protocol's requests. The first byte decides whether the content type is JSON, which it nearly always
+//! is.
 
 use axum::http::{HeaderMap, HeaderValue, header};
 
@@ -9,7 +9,7 @@ pub(crate) use rollout_assembly::config::OsmosisGeneration;
 use rollout_outbound::NetworkRules;
 use rollout_wire as wire;
 
-/// Maximum size of an error about a request of any size, in bytes.
+/// Maximum size in bytes of an error, whatever the size of its request.
 const ERROR_BYTES_MAX: usize = 1 << 20;
 
 fn json() -> HeaderMap {
@@ -29,7 +29,7 @@ fn check_error(error: &ApiError) {
     assert!(bytes < ERROR_BYTES_MAX, "an error of {bytes} bytes");
 }
 
-/// `POST /rollout`, of either generation.
+/// `POST /rollout`, of any generation.
 pub(crate) fn start_rollout(body: &[u8]) {
     let read = request::read(&json(), body, OsmosisGeneration::default(), &NetworkRules::open());
     assert!(

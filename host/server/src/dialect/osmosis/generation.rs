@@ -1,8 +1,9 @@
 //! Detection of the generation of a `POST /rollout`.
 //!
-//! D never has a `completion_callback_url`, B and C always do. Only C has `llm_api_key`, even null, or lacks a
-//! `rollout_id`. Other requests are of B or of an early C, which send the same fields: such a caller gets responses and
-//! callbacks in a form that both accept, and only the number of samples depends on the form of the addresses.
+//! Requests of D never have a `completion_callback_url`, those of B and C always do. Only requests of C have an
+//! `llm_api_key`, even null, or lack a `rollout_id`. All others are of B or of an early C, which send the same fields: such a
+//! caller gets responses and callbacks in a form that both accept, and only the number of samples depends on the form of the
+//! addresses.
 
 use reqwest::Url;
 
@@ -18,7 +19,7 @@ pub(super) enum Generation {
     C,
     /// B or C.
     BOrC {
-        /// Whether the addresses look like C's, which would lose a second sample.
+        /// Whether the addresses look like C's. A controller of C would lose a second sample.
         one_sample: bool,
     },
     /// Polling.
@@ -39,8 +40,8 @@ impl Generation {
     }
 }
 
-/// Returns whether the rollout's id is a path segment of an address, as in C's controllers, and the addresses are not
-/// those of B's controllers.
+/// Returns whether the rollout's id is a path segment of an address, as at C's controllers, and the addresses do not have the
+/// form of B's controllers.
 fn looks_like_c(fields: &Fields<'_>) -> bool {
     let url = |name| fields.peek_text(name).and_then(|url| Url::parse(&url).ok());
     let Some(id) = fields.peek_text("rollout_id") else { return false };

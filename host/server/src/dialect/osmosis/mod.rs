@@ -14,7 +14,8 @@ mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
-mod kept;
+mod journaled;
+mod placed;
 pub(crate) mod report;
 mod request;
 mod resume;
@@ -42,7 +43,8 @@ use crate::serving::Serving;
 use crate::worker;
 pub(crate) use d::{LEASE_HEADER, lost, unfinished};
 use error::ApiError;
-pub(crate) use kept::reported;
+pub(crate) use journaled::reported;
+use placed::Placed;
 use request::{ForRollout, StartRollout};
 use rollout_assembly::config::Config;
 pub use rollout_assembly::config::{OsmosisGeneration, OsmosisTimes};
@@ -89,10 +91,12 @@ struct Inner {
     is_keyed: bool,
     log: Option<String>,
     ledger: Arc<Ledger>,
-    /// One task for each rollout until its caller is notified, or the attempt is abandoned.
+    /// One task for each rollout, until its caller is notified or delivery is abandoned.
     tasks: TaskTracker,
     bodies: Bodies,
     continued: Continued,
+    /// Rollouts that gateways send to another worker in this one's place.
+    placed: Placed,
     sweeping: Once,
 }
 
@@ -121,11 +125,12 @@ impl Osmosis {
             ledger: Ledger::new(times, &host),
             tasks: TaskTracker::new(),
             bodies: Bodies::default(),
+            placed: Placed::default(),
             sweeping: Once::new(),
         }))
     }
 
-    /// Starts the removal of expired entries, within the runtime.
+    /// Starts the task that removes expired entries. Call it within the runtime.
     fn start_sweeping(&self) {
         self.0.sweeping.call_once(|| {
             self.0.ledger.start();
@@ -185,7 +190,7 @@ impl super::Dialect for Osmosis {
             key: KeyRule::Own { is_given: a::is_authorised, refusal: a::KEY_REFUSAL },
             short: vec![(Method::GET, "/platform/health")],
         };
-        if self.0.init.is_alone() {
+        if self.0.init.is_only_generation() {
             return vec![of_a];
         }
         let router = Router::new()
@@ -199,10 +204,10 @@ impl super::Dialect for Osmosis {
     }
 
     fn health(&self) -> Health {
-        Health { fields: self.rollout_health(), is_all: self.0.init.is_alone() }
+        Health { fields: self.rollout_health(), is_all: self.0.init.is_only_generation() }
     }
 
-    /// Returns one: a caller that polls has a connection open, and one with callbacks has none.
+    /// Returns one: a caller that polls holds a connection, and a caller with callbacks holds none.
     fn descriptors_per_rollout(config: &Config) -> u64 {
         let is_called_back = matches!(config.osmosis_generation, OsmosisGeneration::B | OsmosisGeneration::C)
             || config.osmosis_init.alone;
@@ -210,7 +215,7 @@ impl super::Dialect for Osmosis {
     }
 
     fn drives(&self, driver: &str) -> bool {
-        driver == kept::DRIVER
+        driver == journaled::DRIVER
     }
 
     fn resume(&self, host: &Host, unfinished: UnfinishedRollout) -> Result<(), String> {
@@ -242,7 +247,7 @@ impl super::Dialect for Osmosis {
         self.0.ledger.answer_waiting();
     }
 
-    fn cancels_rest(&self) {
+    fn announce_cancellation(&self) {
         self.0.ledger.cancel_rest();
     }
 
@@ -251,8 +256,8 @@ impl super::Dialect for Osmosis {
     }
 }
 
-/// Removes expired entries for as long as the server exists. Every use of the ledger removes them as well, but a full
-/// server may refuse all requests that use it.
+/// Removes expired entries until the server is dropped. Every use of the ledger removes them as well, but a full server may
+/// refuse all requests that would use it.
 async fn sweep(inner: Weak<Inner>) {
     let mut pause = tokio::time::interval(SWEEP_INTERVAL);
     loop {
@@ -268,6 +273,22 @@ async fn start_rollout(
     headers: HeaderMap,
     body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
 ) -> Result<Response, ApiError> {
+    match start(&osmosis, headers, body).await {
+        // The gateway tries the next worker.
+        Err(refused @ ApiError::NoParent(_)) if osmosis.0.log.is_some() => {
+            let mut response = refused.into_response();
+            *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
+            Ok(response)
+        }
+        started => started,
+    }
+}
+
+async fn start(
+    osmosis: &Osmosis,
+    headers: HeaderMap,
+    body: Result<Body<BODY_BYTES_MAX>, BodyRefused>,
+) -> Result<Response, ApiError> {
     osmosis.start_sweeping();
     let parent = headers.get("traceparent").and_then(|value| TraceParent::parse(value.to_str().ok()?));
     let configured = osmosis.0.generation;
@@ -275,16 +296,17 @@ async fn start_rollout(
     match osmosis.read_for_rollout(body, |bytes| request::read(&headers, bytes, configured, &rules))? {
         StartRollout::Polled(request) => {
             // Only a gateway reaches a worker.
-            let token = osmosis.0.log.as_ref().and_then(|_| worker::chosen_token(&headers));
-            let token = token.map(str::to_owned);
+            let chosen = osmosis.0.log.as_ref().and_then(|_| worker::Chosen::of(&headers));
             if let Some(count) = request.continuations {
-                let tree = d::start_tree(&osmosis, request, count, parent).await?;
+                let tree =
+                    d::start_tree(osmosis, request, count, (parent, chosen.map(|chosen| chosen.token)))
+                        .await?;
                 return Ok((StatusCode::ACCEPTED, Json(tree)).into_response());
             }
-            let admission = d::start(&osmosis, request, (parent, token)).await?;
+            let admission = d::start(osmosis, request, (parent, chosen)).await?;
             Ok((StatusCode::ACCEPTED, Json(admission)).into_response())
         }
-        // The id of a rollout with callbacks is free after its end, so the first request may have run and be over.
+        // The id of a rollout with callbacks is free after its end, so the rollout of the first request may be over.
         StartRollout::CalledBack(_) if osmosis.0.log.is_some() && worker::is_repeated(&headers) => {
             Err(ApiError::Registered)
         }
@@ -292,7 +314,7 @@ async fn start_rollout(
             // B's servers responded 200, C's callers require 202, and B's known callers accept any 2xx.
             let accepted =
                 if configured == OsmosisGeneration::B { StatusCode::OK } else { StatusCode::ACCEPTED };
-            callbacks::start(&osmosis, request, parent).await?;
+            callbacks::start(osmosis, request, parent).await?;
             Ok((accepted, Json(json!({}))).into_response())
         }
     }
@@ -303,7 +325,7 @@ pub(crate) fn body_refused(refused: BodyRefused) -> Response {
     ApiError::from(refused).into_response()
 }
 
-/// Returns the id in a path. An invalid id belongs to no rollout.
+/// Returns the id in a path, or `None` for an invalid id, which no rollout has.
 fn id_in_path(Path(id): Path<String>) -> Option<RolloutId> {
     RolloutId::parse(id).ok()
 }

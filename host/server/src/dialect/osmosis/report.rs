@@ -1,8 +1,8 @@
-//! Callers' reports of model calls in acknowledgements of callbacks, and their merge into trajectories.
+//! Callers' reports of model calls, sent in acknowledgements of callbacks and merged into trajectories.
 //!
-//! The model is behind the caller's endpoint, so only the caller knows the cost and tokens of a call, unless its
-//! endpoint sends them in each reply. In the steps, a report replaces the host's observations, which stay under
-//! `extra.rollout_host`. It is stored unchanged and read call by call when it is merged.
+//! The model is behind the caller's endpoint, so only the caller knows the cost and tokens of a call, unless its endpoint
+//! sends them in each reply. A report replaces the host's observations in the steps; the observations stay under
+//! `extra.rollout_host`. A report is stored unchanged, and read call by call when it is merged.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -22,7 +22,7 @@ use rollout_wire::atif::{FinalMetrics, Metrics};
 use rollout_wire::id::SampleId;
 use rollout_wire::stream::{Stopped, Text, each, is_list_of, members};
 
-/// Maximum number of unknown sample ids that the log names.
+/// Maximum number of unknown sample ids that are logged.
 const IDS_SHOWN: usize = 8;
 
 /// A caller's report of a rollout's model calls: checked JSON.
@@ -45,7 +45,7 @@ struct SampleReport<'a> {
     /// The calls in order.
     #[serde(borrow, default)]
     llm_call_metrics: Option<&'a RawValue>,
-    /// Sums that replace those over the calls.
+    /// Sums that replace the sums over the calls.
     #[serde(borrow, default)]
     final_metrics: Option<&'a RawValue>,
 }
@@ -200,7 +200,7 @@ impl<'a> Matched<'a> {
             Ok(())
         });
         unmatched.push('}');
-        // Callers without sample ids use any key for their single entry.
+        // Callers that have no sample ids use any key for their single entry.
         if let ([report @ None], Some(_)) = (reports.as_mut_slice(), &only) {
             *report = only;
             return Self { reports, unmatched: None };
@@ -254,7 +254,7 @@ impl<'a> SampleReport<'a> {
         document.amend(&amendment)
     }
 
-    /// Returns the caller's sums, or else the sums over the calls.
+    /// Returns the caller's sums, or the sums over the calls if it sent none.
     fn sums(&self) -> Option<FinalMetrics<'a>> {
         match self.final_metrics.map(|given| read_sums(given.get())) {
             Some(Ok(Some(sums))) => return Some(sums),
@@ -285,7 +285,7 @@ impl<'a> SampleReport<'a> {
     }
 }
 
-/// Parses a caller's sums. Returns `None` if they contain at most the number of steps.
+/// Parses a caller's sums. Returns `None` if they contain nothing but the number of steps.
 fn read_sums(given: &str) -> Result<Option<FinalMetrics<'_>>, String> {
     #[derive(Deserialize)]
     struct Sums<'a> {

@@ -23,8 +23,8 @@ use rollout_wire::id::RolloutId;
 use rollout_wire::messages::Messages;
 use rollout_wire::metadata::RowMetadata;
 
-/// Maximum number of messages of a prompt. Each takes about 40 bytes in addition to its text, in the host and in the
-/// guest. Conversations have tens.
+/// Maximum number of messages of a prompt. Each takes about 40 bytes in addition to its text, both in the host and in the
+/// guest. A conversation has some tens of messages.
 pub(super) const MESSAGES_MAX: usize = 100_000;
 
 /// Name of the model in all requests of this protocol.
@@ -68,13 +68,13 @@ impl ForRollout for StartRollout {
     }
 }
 
-/// Parts of a request of every generation.
+/// The parts of a request that all generations have.
 pub(super) struct ParsedRequest {
     /// The request for the core.
     pub rollout: RolloutRequest,
     /// Data in addition to the request.
     pub resources: Resources,
-    /// Whether a grader has anything to compare with: a label, or metadata, even an empty object.
+    /// Whether the request has data for a comparison by the grader: a label, or metadata, even an empty object.
     pub gradable: bool,
     /// The label, which is returned with the sample.
     pub label: Option<String>,
@@ -144,7 +144,7 @@ pub(super) fn read(
     let read = match Generation::of(&fields, configured) {
         Generation::D => polled(fields, rules),
         Generation::C => called_back(fields, rules, Form::One, SamplesRule::One),
-        Generation::B => called_back(fields, rules, Form::Map, SamplesRule::ManyThatAsked),
+        Generation::B => called_back(fields, rules, Form::Map, SamplesRule::ManyWithCalls),
         Generation::BOrC { one_sample: true } => called_back(fields, rules, Form::Both, SamplesRule::One),
         Generation::BOrC { one_sample: false } => called_back(fields, rules, Form::Both, SamplesRule::Many),
     };
@@ -163,17 +163,19 @@ fn polled(mut fields: Fields<'_>, rules: &NetworkRules) -> Result<StartRollout, 
     let key_rule = "llm_api_key must be omitted or a non-empty string";
     let key = api_key(&mut fields, "llm_api_key", key_rule);
     let grade = fields.flag("grade");
-    let group = group(&mut fields, grade.unwrap_or(true));
+    let ungraded = (grade == Some(false)).then_some("leave out grade");
+    let group = group(&mut fields, ungraded);
     let continuations = continuations(&mut fields, common.fork_of.is_some());
-    let parsed = common.ask(&mut fields, rules, key, SamplesRule::One);
+    let parsed = common.into_request(&mut fields, rules, key, SamplesRule::One);
     fields.finish(parsed.map(|mut parsed| {
         parsed.rollout.group = group;
         StartRollout::Polled(Polled { parsed, grade: grade.unwrap_or(true), continuations })
     }))
 }
 
-/// Reads the host's own field for the rollout's seat in a group.
-fn group(fields: &mut Fields<'_>, is_graded: bool) -> Option<GroupSeat> {
+/// Reads the host's own field for the rollout's seat in a group. `ungraded` is the way to have the rollout graded, if it is
+/// not.
+fn group(fields: &mut Fields<'_>, ungraded: Option<&str>) -> Option<GroupSeat> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct GroupField {
@@ -196,8 +198,8 @@ fn group(fields: &mut Fields<'_>, is_graded: bool) -> Option<GroupSeat> {
     if let Err(why) = seat.check() {
         fields.wrong("group", &why.to_string());
     }
-    if !is_graded {
-        fields.wrong("group", "members of a group are graded; leave out grade, or the group");
+    if let Some(advice) = ungraded {
+        fields.wrong("group", &format!("members of a group are graded; {advice}, or leave out the group"));
     }
     Some(seat)
 }
@@ -226,7 +228,7 @@ fn called_back(
 ) -> Result<StartRollout, Vec<Problem>> {
     // B cannot return a generated id to its caller, and has no key for the model.
     let is_b = form == Form::Map;
-    let common = Common::read(&mut fields, if is_b { IdRule::Required } else { IdRule::MadeHere });
+    let common = Common::read(&mut fields, if is_b { IdRule::Required } else { IdRule::Generated });
     let key_rule = "llm_api_key must be omitted or a non-empty string; empty string is not a legacy fallback";
     let llm_key = if is_b { None } else { api_key(&mut fields, "llm_api_key", key_rule) };
     let controller_key = fields.text("controller_api_key").filter(|key| !key.is_empty()).map(Secret::new);
@@ -239,8 +241,11 @@ fn called_back(
             None => {}
         }
     }
-    let parsed = common.ask(&mut fields, rules, llm_key.or_else(|| controller_key.clone()), samples);
-    let read = parsed.zip(completion_url).map(|(parsed, completion_url)| {
+    let ungraded = grader_url.is_none().then_some("give grader_callback_url");
+    let group = group(&mut fields, ungraded);
+    let parsed = common.into_request(&mut fields, rules, llm_key.or_else(|| controller_key.clone()), samples);
+    let read = parsed.zip(completion_url).map(|(mut parsed, completion_url)| {
+        parsed.rollout.group = group;
         StartRollout::CalledBack(CalledBack { parsed, form, completion_url, grader_url, controller_key })
     });
     fields.finish(read)
@@ -250,10 +255,10 @@ fn http_url(url: &str) -> Option<Url> {
     Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
 
-/// Refuses an address that would be refused at its first use.
+/// Reports an address that would be refused at its first use.
 pub(super) fn check_reach(fields: &mut Fields<'_>, name: &str, url: &Url, rules: &NetworkRules) {
     if let Err(why) = rules.check(url) {
-        fields.wrong(name, &format!("must be where this host may send requests: {why}"));
+        fields.wrong(name, &format!("must be an address to which this host may send requests: {why}"));
     }
 }
 
@@ -281,14 +286,14 @@ fn fork_of(fields: &mut Fields<'_>) -> Option<ForkPoint> {
 enum SamplesRule {
     One,
     Many,
-    /// Many, each of which called the model.
-    ManyThatAsked,
+    /// Several samples, each of which called the model.
+    ManyWithCalls,
 }
 
 enum IdRule {
     Required,
     /// The server generates an id if this is absent or null.
-    MadeHere,
+    Generated,
 }
 
 /// The fields of every generation, in the order of the reported problems.
@@ -311,11 +316,11 @@ impl Common {
         let metadata = fields.object("metadata").map(RowMetadata::from);
         let id = match rule {
             IdRule::Required => fields.required_text("rollout_id"),
-            IdRule::MadeHere if fields.has("rollout_id") => {
+            IdRule::Generated if fields.has("rollout_id") => {
                 let given = fields.text("rollout_id");
                 given.or_else(|| Some(random::id()))
             }
-            IdRule::MadeHere => Some(random::id()),
+            IdRule::Generated => Some(random::id()),
         };
         let id = id.and_then(|id| {
             let parsed = RolloutId::parse(id);
@@ -339,7 +344,7 @@ impl Common {
         }
     }
 
-    fn ask(
+    fn into_request(
         self,
         fields: &mut Fields<'_>,
         rules: &NetworkRules,
@@ -372,7 +377,7 @@ impl Common {
                 loop_options: LoopOptions::default(),
                 model,
                 samples_max: if samples == SamplesRule::One { 1 } else { u32::MAX },
-                samples_must_ask: samples == SamplesRule::ManyThatAsked,
+                samples_must_ask: samples == SamplesRule::ManyWithCalls,
                 workflow_secs: self.workflow_secs,
                 grader_secs: self.grader_secs,
                 trajectory_extra: Some(sample::extra(self.extra_fields, samples != SamplesRule::One)),
@@ -388,7 +393,7 @@ impl Common {
 mod tests {
     use super::*;
 
-    /// Checks that all stored parts of a request are charged; otherwise callers could use memory without a charge.
+    /// Checks that all stored parts of a request are charged. Otherwise callers could use memory without a charge.
     #[test]
     fn a_request_is_charged_for_all_its_fields() {
         let check = |field: &str, value: serde_json::Value| {

@@ -1,6 +1,6 @@
 //! Continues rollouts of an earlier process, each by its generation.
 
-use super::kept::{Facts, Form};
+use super::journaled::{Facts, Form};
 use super::{Osmosis, a, callbacks, d};
 use crate::dialect::driver::{Addresses, Progress};
 use rollout_rollout::{Host, UnfinishedRollout};

@@ -53,8 +53,8 @@ impl<'a> WireSample<'a> {
         self.messages.text_bytes()
     }
 
-    /// Creates the rollout's sample, if it has exactly one. It has the label only if the workflow returned its messages
-    /// itself, and the reward only if the grader succeeded and the sample was not withdrawn.
+    /// Creates the rollout's sample, if the rollout has exactly one. The sample has the label only if the workflow returned
+    /// its messages itself, and the reward only if the grader succeeded and the sample was not withdrawn.
     pub(crate) fn only(finished: &'a Finished, label: Option<&'a str>, graded: bool) -> Option<Self> {
         let [sample] = finished.samples.as_slice() else { return None };
         let reward = sample.public_reward().filter(|_| graded);
@@ -72,7 +72,7 @@ pub(super) fn category(failure: &Failure) -> &'static str {
     }
 }
 
-/// Name of the member with the metrics of calls that no step matches. The host and callers' reports both set it.
+/// Name of the member with the metrics of calls to which no step corresponds. The host and callers' reports both set it.
 pub(super) const UNMATCHED: &str = "unmatched_llm_call_metrics";
 
 /// Fields for this protocol's evaluators in a trajectory, if callers know samples by name.

@@ -1,5 +1,5 @@
-//! Generation A: the response to a request has the rollout's tools; the model and the address of the result are at the
-//! caller's own server.
+//! Generation A: the response to a request contains the rollout's tools. The caller's own server has the model and receives
+//! the result.
 
 mod request;
 mod tools;
@@ -20,13 +20,13 @@ use serde_json::{Map, Value, json};
 use subtle::ConstantTimeEq;
 
 use super::error::ApiError;
-use super::kept::{self, Facts};
+use super::journaled::{self, Facts};
 use super::{BODY_BYTES_MAX, Osmosis};
 use crate::connection::Caller;
 use crate::dialect::body::{Body, BodyRefused};
 use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Driver, Renderer, Source};
-use crate::dialect::ledger::{AnswerSender, LedgerEntry, NoAnswer, Over, Part};
+use crate::dialect::ledger::{AnswerSender, LedgerEntry, NoAnswer, PublicOutcome, Role};
 use request::Init;
 use rollout_assembly::config::OsmosisInit;
 use rollout_outbound::{CallbackClient, ModelEndpoint, Secret};
@@ -57,15 +57,15 @@ impl Server {
         Self { settings: init, completions: Arc::new(completions) }
     }
 
-    /// Returns whether the server has no other generation.
-    pub(crate) fn is_alone(&self) -> bool {
+    /// Returns whether the server serves only this generation.
+    pub(crate) fn is_only_generation(&self) -> bool {
         self.settings.alone
     }
 }
 
-/// Returns the reason why this host cannot serve callers of this generation, if there is one: tools that the protocol
-/// cannot describe. Tools that depend on a request are checked when it arrives.
-pub async fn cannot_carry(host: &Host) -> Option<String> {
+/// Returns the reason why this host cannot serve callers of this generation, if there is one: the protocol cannot describe
+/// its tools. Tools that depend on a request are checked when the request arrives.
+pub async fn incompatibility(host: &Host) -> Option<String> {
     let tools = host.usual_tools().await.ok()?;
     let tools: Vec<Box<RawValue>> =
         tools.iter().filter_map(|text| Some(rollout_wire::object(text).ok()?.to_owned())).collect();
@@ -74,7 +74,7 @@ pub async fn cannot_carry(host: &Host) -> Option<String> {
 
 /// Returns a model with the request profile of this generation's callers, or `None` if there is no profile for the
 /// rollout's id.
-pub fn asked_by(
+pub fn with_caller_profile(
     model: ModelEndpoint,
     request: &RolloutRequest,
     settings: &OsmosisInit,
@@ -84,7 +84,7 @@ pub fn asked_by(
     Some(model.with_profile(request::profile(id, settings, form)?))
 }
 
-/// Returns its routes. Their key is passed in this generation's way.
+/// Returns the routes of this generation, whose key is passed in its own way.
 pub(super) fn router() -> Router<Osmosis> {
     Router::new().route(INIT_PATH, post(init)).route(HEALTH_PATH, get(platform_health))
 }
@@ -94,7 +94,7 @@ pub(crate) fn is_authorised(key: &Secret, headers: &HeaderMap) -> bool {
     given_key(headers).ct_eq(key.expose().as_bytes()).into()
 }
 
-/// Returns the key of a request in this generation's way.
+/// Returns the key that a request passes in this generation's way.
 pub(crate) fn given_key(headers: &HeaderMap) -> &[u8] {
     let given = headers.get(header::AUTHORIZATION).map_or(&[][..], |value| value.as_bytes()).trim_ascii();
     match given.iter().position(u8::is_ascii_whitespace) {
@@ -136,15 +136,15 @@ async fn init(
     let read = |bytes: &[u8]| request::read(&headers, bytes, &inner.init.settings, host.form(), &rules);
     let request = osmosis.read_for_rollout(body, read)?;
     let answer = match inner.ledger.join(&request.key) {
-        Part::Follower(following) => following,
-        Part::Leader(entry, sender) => {
+        Role::Follower(following) => following,
+        Role::Leader(entry, sender) => {
             let following = sender.following();
             // The rollout continues if its caller disconnects.
             inner.tasks.spawn(lead(osmosis.clone(), host, request, (entry, sender)));
             following
         }
     };
-    // A request that is answered early is repeated and finds the rollout.
+    // The caller of a request that is answered early repeats it, and then finds the rollout.
     let answer = match &caller {
         Some(Extension(caller)) => caller.wait(answer.answer()).await.ok_or(ApiError::Crowded)??,
         None => answer.answer().await?,
@@ -168,15 +168,15 @@ pub(super) fn resume(
     (addresses, answer): (Addresses, Option<Box<RawValue>>),
 ) -> Result<(), String> {
     let inner = &osmosis.0;
-    let kept::Form::Init { id, key } = &facts.form else {
+    let journaled::Form::Init { id, key } = &facts.form else {
         return Err("it was not started by a request of generation A".to_owned());
     };
     let Some(answer) = answer else {
-        // Its caller never had a response, and sends the request again.
+        // The caller received no response and sends the request again.
         unfinished.log().end();
         return Ok(());
     };
-    let Part::Leader(entry, sender) = inner.ledger.join(key) else {
+    let Role::Leader(entry, sender) = inner.ledger.join(key) else {
         return Err("its key is taken".to_owned());
     };
     let log = unfinished.log().clone();
@@ -185,24 +185,24 @@ pub(super) fn resume(
         // Its first response stays, for repeated requests.
         return Ok(());
     }
-    let asked = |model: ModelEndpoint| {
+    let with_profile = |model: ModelEndpoint| {
         let profile = request::profile(id, &inner.init.settings, host.form());
         Ok(model.with_profile(profile.ok_or("its id has no request profile")?))
     };
     let renderer = Call { id: id.clone(), answer: Mutex::new(Some(Answer::Given)) };
     let client = (&inner.init.completions, addresses);
-    kept::continue_rollout((osmosis, host), unfinished, id, asked, |_| {
-        kept::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
+    journaled::continue_rollout((osmosis, host), unfinished, id, with_profile, |_| {
+        journaled::driver(host, entry, &facts, client, (Some(log), Default::default()), renderer)
     })
 }
 
 /// Answers a request and runs its rollout.
 async fn lead(osmosis: Osmosis, host: Host, request: Init, (entry, sender): (LedgerEntry, AnswerSender)) {
     let Init { rollout, resources, id, completed_url, api_key, gradable, key } = request;
-    let form = kept::Form::Init { id: id.clone(), key };
+    let form = journaled::Form::Init { id: id.clone(), key };
     let facts = Facts { delivery: Delivery::one_post(), gradable, form };
     let addresses = Addresses { completion: None, result: Some(completed_url), key: api_key };
-    let rollout = match kept::admit(&host, (rollout, resources), &facts, &addresses) {
+    let rollout = match journaled::admit(&host, (rollout, resources), &facts, &addresses) {
         Ok(rollout) => rollout,
         Err(error) => {
             drop(entry);
@@ -213,7 +213,7 @@ async fn lead(osmosis: Osmosis, host: Host, request: Init, (entry, sender): (Led
     let work = (rollout.log().cloned(), Default::default());
     let renderer = Call { id, answer: Mutex::new(Some(Answer::Due(sender))) };
     let client = (&osmosis.0.init.completions, addresses);
-    drive(rollout, kept::driver(&host, entry, &facts, client, work, renderer)).await;
+    drive(rollout, journaled::driver(&host, entry, &facts, client, work, renderer)).await;
 }
 
 /// A rollout whose caller gets its tools as the response and a notification of its end.
@@ -226,7 +226,7 @@ struct Call {
 enum Answer {
     /// The response is due. Dropping it reports that the work was aborted.
     Due(AnswerSender),
-    /// There are no tools, for this reason. The response follows at the end of the rollout.
+    /// The tools cannot be listed, for this reason. The response follows at the end of the rollout.
     NoTools(AnswerSender, String),
     /// The response was sent.
     Given,
@@ -287,14 +287,14 @@ impl Renderer for Call {
         serde_json::to_vec(&completed).map(Bytes::from).unwrap_or_default()
     }
 
-    fn over(&self, finished: &Finished, _delivery: &Delivery) -> Over {
+    fn public_outcome(&self, finished: &Finished, _delivery: &Delivery) -> PublicOutcome {
         let is_completed = match &finished.outcome {
             Outcome::Scored { .. } => true,
             Outcome::Unscored(failure) => {
                 failure.kind == FailureKind::NotGraded && !finished.samples.is_empty()
             }
         };
-        Over::of(if is_completed { "success" } else { "failure" }, &finished.outcome)
+        PublicOutcome::of(if is_completed { "success" } else { "failure" }, &finished.outcome)
     }
 
     fn form(&self, _delivery: &Delivery) {}

@@ -19,7 +19,7 @@ use rollout_wire::digest::sha256_hex;
 use rollout_wire::id::RolloutId;
 use rollout_wire::metadata::RowMetadata;
 
-/// Name of the model if the caller's sampling parameters have none.
+/// Name of the model if the caller's sampling parameters do not name one.
 const MODEL: &str = "default";
 
 /// Name of the request profile for models of this generation's callers. [`profile`] creates the profile from the
@@ -29,10 +29,10 @@ const PROFILE: &str = "osmosis-init";
 /// Maximum number of characters of an id.
 const ID_CHARS_MAX: usize = 256;
 
-/// Maximum length of the key of repeated requests in bytes. It is stored as long as the response.
+/// Maximum length in bytes of the key of repeated requests. The key is stored for as long as the response.
 const IDEMPOTENCY_KEY_BYTES_MAX: usize = 512;
 
-/// Maximum number of sampling parameters. Each is stored separately; a model's server knows some dozens.
+/// Maximum number of sampling parameters. Each is stored separately. Model servers know a few dozen.
 const PARAMS_MAX: usize = 256;
 
 /// A parsed request.
@@ -49,7 +49,7 @@ pub(super) struct Init {
     pub completed_url: String,
     /// The key of the callbacks.
     pub api_key: Option<Secret>,
-    /// Whether a grader has a truth to compare with.
+    /// Whether the request has a label with which a grader can compare the answer.
     pub gradable: bool,
 }
 
@@ -167,7 +167,7 @@ fn id(fields: &mut Fields<'_>) -> Option<String> {
     Some(id)
 }
 
-/// Returns the rollout's id in this host, and the caller's id if it differs: in this generation an id may contain path
+/// Returns the rollout's id in this host, and the caller's id if it differs. In this generation an id may contain path
 /// separators.
 fn core_id(id: &str) -> Option<(RolloutId, Option<String>)> {
     if let Ok(parsed) = RolloutId::parse(id) {
@@ -229,8 +229,8 @@ fn metadata(fields: &mut Fields<'_>, bytes_max: usize) -> Option<RowMetadata> {
     Some(metadata.into())
 }
 
-/// Returns the length of valid JSON as Python writes it by default, which this generation measures: a space after each
-/// comma and colon, and only ASCII.
+/// Returns the length of valid JSON as Python writes it by default: with a space after each comma and colon, and in ASCII.
+/// The limits of this generation apply to this length.
 fn python_length(json: &str) -> usize {
     let mut length = 0;
     let mut rest = json;

@@ -1,4 +1,4 @@
-//! Tools in the form of this generation: a schema with a few fields, null for absent ones, and without all others.
+//! Tools in the form of this generation: a schema of few fields, in which absent fields are null and all others are left out.
 
 use std::fmt;
 
@@ -151,7 +151,7 @@ fn wire_parameters(parameters: &RawValue) -> Result<Parameters, String> {
     Ok(Parameters { r#type: kind, properties, required })
 }
 
-/// Properties in order, of several with one name the last.
+/// Properties in order. Of several with the same name, the last counts.
 struct Properties(Vec<(String, Property)>);
 
 impl<'a> Deserialize<'a> for Properties {
@@ -232,7 +232,7 @@ fn property_type(kind: Option<&RawValue>) -> Result<String, String> {
 /// Returns the members of an object. `None` for other values.
 fn object<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<Result<T, String>> {
     let text = raw?.get();
-    // The position is omitted, because it is relative to a part of the guest's text.
+    // The position is left out, because it is relative to a part of the guest's text.
     let why = |error: serde_json::Error| {
         let why = error.to_string();
         why.split(" at line ").next().unwrap_or_default().to_owned()

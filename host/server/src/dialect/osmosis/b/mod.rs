@@ -1,7 +1,7 @@
 //! Generation B: two callbacks as in C, with a map of samples.
 //!
-//! The callbacks are in [`super::callbacks`], which both share; this module has B's map. Its controllers compare the map's
-//! ids with those of the chat calls that they served, so a sample that never called the model is not in it.
+//! Both share [`super::callbacks`]; this module has B's map. B's controllers compare the ids in the map with those of the
+//! chat calls that they served, so the map leaves out samples that never called the model.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};

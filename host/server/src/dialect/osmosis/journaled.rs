@@ -1,5 +1,5 @@
-//! The data of this protocol that the journal stores, with which the next process continues a rollout without a change
-//! for its caller.
+//! The data of this protocol in the journal. With it, the next process continues a rollout so that its caller notices
+//! nothing.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(super) const DRIVER: &str = "osmosis";
 pub(super) struct Facts {
     /// The initial state of the delivery.
     pub delivery: Delivery,
-    /// Whether the request has a label or metadata, with which a grader can compare the answer.
+    /// Whether the request has a label or metadata with which a grader can compare the answer.
     pub gradable: bool,
     /// Facts of its generation.
     pub form: Form,
@@ -105,10 +105,10 @@ pub(super) fn continue_rollout<R: Renderer>(
     (osmosis, host): (&Osmosis, &Host),
     unfinished: UnfinishedRollout,
     name: &str,
-    asked: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
+    with_profile: impl FnOnce(ModelEndpoint) -> Result<ModelEndpoint, String>,
     driver: impl FnOnce(Option<&Rollout>) -> Box<Driver<R>>,
 ) -> Result<(), String> {
-    osmosis.0.continued.continue_rollout((&osmosis.0.tasks, host), unfinished, name, asked, driver)
+    osmosis.0.continued.continue_rollout((&osmosis.0.tasks, host), unfinished, name, with_profile, driver)
 }
 
 /// Returns the caller's report of model calls from the notes of a rollout with this driver.

@@ -1,0 +1,93 @@
+//! The owners of callers' keys, as workers name them.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use axum::http::{HeaderMap, header};
+use rollout_core::budget::Budget;
+use rollout_wire::digest::sha256_hex;
+
+use crate::worker::OWNER_HEADER;
+
+/// Maximum number of keys. When there are more, all are forgotten and learnt again.
+const KEYS_MAX: usize = 16_384;
+
+/// The tenants of keys that workers have accepted. They tell which worker has room, and whose requests use memory and
+/// connections; workers check the keys.
+pub(super) struct Owners {
+    keys: Mutex<HashMap<String, (i64, Budget)>>,
+    /// The budget of requests whose key no worker has accepted yet.
+    unknown: Budget,
+}
+
+/// Returns the digest of a request's key.
+pub(super) fn digest_of(headers: &HeaderMap) -> Option<String> {
+    headers.get(header::AUTHORIZATION).map(|key| sha256_hex(key.as_bytes()))
+}
+
+impl Owners {
+    /// Creates it for requests that are charged to this budget.
+    pub(super) fn new(budget: &Budget) -> Self {
+        Self { keys: Mutex::default(), unknown: budget.for_others() }
+    }
+
+    fn keys(&self) -> MutexGuard<'_, HashMap<String, (i64, Budget)>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the tenant of the key with this digest, if it is known.
+    pub(super) fn tenant(&self, digest: Option<&str>) -> Option<i64> {
+        self.keys().get(digest?).map(|(tenant, _)| *tenant)
+    }
+
+    /// Returns the budget of requests with this key: that of its tenant, or of all unknown keys.
+    pub(super) fn budget(&self, digest: Option<&str>) -> Budget {
+        let keys = self.keys();
+        let known = digest.and_then(|digest| keys.get(digest));
+        known.map_or_else(|| self.unknown.clone(), |(_, budget)| budget.clone())
+    }
+
+    /// Notes the owner that a worker has named in its answer to a request with this key.
+    pub(super) fn learn(&self, digest: Option<String>, answer: &HeaderMap) {
+        let owner = answer.get(OWNER_HEADER).and_then(|owner| owner.to_str().ok()?.parse().ok());
+        let (Some(digest), Some(owner)) = (digest, owner) else { return };
+        let mut keys = self.keys();
+        if keys.get(&digest).is_some_and(|(known, _)| *known == owner) {
+            return;
+        }
+        if keys.len() >= KEYS_MAX {
+            keys.clear();
+        }
+        // The keys of a tenant share a budget.
+        let of_tenant = keys.values().find(|(known, _)| *known == owner);
+        let budget = of_tenant.map_or_else(|| self.unknown.for_others(), |(_, budget)| budget.clone());
+        keys.insert(digest, (owner, budget));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rollout_core::budget::Use;
+
+    #[test]
+    fn a_tenant_is_learnt_from_an_answer_and_operators_have_none() {
+        let owners = Owners::new(&Budget::new(1000));
+        let of =
+            |value: &str| HeaderMap::from_iter([(OWNER_HEADER.parse().unwrap(), value.parse().unwrap())]);
+        let learn = |key: String, owner: &str| owners.learn(Some(key), &of(owner));
+        learn("a".to_owned(), "7");
+        learn("b".to_owned(), "operator");
+        assert_eq!(
+            (owners.tenant(Some("a")), owners.tenant(Some("b")), owners.tenant(None)),
+            (Some(7), None, None)
+        );
+        learn("c".to_owned(), "7");
+        let held = owners.budget(Some("a")).charge(Use::Request, 240).unwrap();
+        assert!(owners.budget(Some("c")).charge(Use::Request, 20).is_err(), "the tenant has no more");
+        assert!(owners.budget(Some("unknown")).charge(Use::Request, 20).is_ok());
+        drop(held);
+        (0..KEYS_MAX).for_each(|number| learn(number.to_string(), "1"));
+        assert!(owners.keys().len() <= KEYS_MAX);
+    }
+}

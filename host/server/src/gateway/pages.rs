@@ -1,0 +1,373 @@
+//! The pages of a gateway: its workers and the rollouts of all of them, and the workers' pages of rollouts and plugins.
+//!
+//! A browser signs in at the gateway, which sends the key of its session to the workers. They check it with each request.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, Query, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::response::{IntoResponse, Redirect, Response};
+use futures_util::future::join_all;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::forward::{Forwarded, pass_on};
+use super::workers::Worker;
+use super::{Gateway, REQUEST_BYTES, decoded, headers_bytes, own_headers};
+use crate::access::given_key;
+use crate::error::RequestRefused;
+use crate::ui::{self, ROOT, Sessions, asset, form, html, local, protected};
+use crate::worker::OWNER_HEADER;
+use rollout_core::budget::{Charge, Use};
+use rollout_outbound::Secret;
+use rollout_page::{
+    ClusterPage, Frame, Gauge, HostData, Links, NoticePage, SignInPage, WorkerLine, merged, number,
+    path_segment,
+};
+
+/// Maximum number of bytes of a form.
+const FORM_BYTES_MAX: usize = 8 << 10;
+
+/// The query of a page.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PageQuery {
+    tenant: Option<String>,
+    next: Option<String>,
+}
+
+/// A worker's answer to a key: the data of its first page.
+struct Answered {
+    data: HostData,
+    /// Whether the key is an operator's.
+    is_operator: bool,
+    /// The memory of the data.
+    charge: Charge,
+}
+
+/// The answers of all workers.
+struct AllAnswered {
+    answered: Vec<Answered>,
+    missing: usize,
+    /// The first refusal, such as that of a wrong key.
+    refused: Option<StatusCode>,
+}
+
+/// The state of the pages.
+#[derive(Default)]
+pub(super) struct Pages {
+    sessions: Sessions,
+}
+
+impl Gateway {
+    /// Answers a request for a page.
+    pub(super) async fn page(&self, request: Request) -> Response {
+        protected(self.unprotected_page(request).await)
+    }
+
+    async fn unprotected_page(&self, request: Request) -> Response {
+        let (parts, body) = request.into_parts();
+        let query =
+            Query::<PageQuery>::try_from_uri(&parts.uri).map(|Query(query)| query).unwrap_or_default();
+        let path = parts.uri.path().to_owned();
+        let below = path.strip_prefix(ROOT).unwrap_or_default();
+        if let Some(name) = below.strip_prefix("/assets/") {
+            return asset(Path(name.to_owned())).await;
+        }
+        match (&parts.method, below) {
+            (&Method::GET, "") => return Redirect::permanent(&format!("{ROOT}/")).into_response(),
+            (&Method::GET, "/sign-in") => return self.sign_in_page(None, local(query.next)),
+            (&Method::POST, "/sign-in") => return self.sign_in(&parts.headers, body).await,
+            (&Method::POST, "/sign-out") => return self.sign_out(&parts.headers),
+            _ => {}
+        }
+        let key = match self.key_of(&parts.headers) {
+            Ok(key) => key,
+            Err(()) if below == "/data" || below.ends_with("/data") || below.ends_with("/events") => {
+                return RequestRefused::Unauthorized(
+                    "this server needs a key: send it as Authorization: Bearer KEY",
+                )
+                .into_response();
+            }
+            Err(()) => {
+                let to = parts.uri.path_and_query().map_or(ROOT, |to| to.as_str());
+                return Redirect::to(&format!("{ROOT}/sign-in?next={}", path_segment(to))).into_response();
+            }
+        };
+        match (&parts.method, below) {
+            (&Method::GET, "/") => self.home(key, query.tenant, &path, &parts.headers).await,
+            (&Method::GET, "/data") => self.data(key, query.tenant).await,
+            (_, below) if below.starts_with("/rollouts/") || below.starts_with("/plugins/") => {
+                self.worker_page(parts, body, key.as_ref(), below).await
+            }
+            _ => {
+                let reason = "This gateway has no such page.".to_owned();
+                self.notice(StatusCode::NOT_FOUND, "No such page", reason, key.is_some())
+            }
+        }
+    }
+
+    /// Returns whether browsers must sign in.
+    fn is_keyed(&self) -> bool {
+        self.0.settings.access.server_key.is_some() || self.has_tenants()
+    }
+
+    /// Returns the key of a request or of its session. Workers with tenants check it.
+    fn key_of(&self, headers: &HeaderMap) -> Result<Option<Secret>, ()> {
+        if !self.is_keyed() {
+            return Ok(None);
+        }
+        let given = given_key(headers).map(|key| Secret::new(&*key));
+        let of_session = || self.0.pages.sessions.key(&ui::token_of(headers)?, Instant::now());
+        let key = given.or_else(of_session).ok_or(())?;
+        match &self.0.settings.access.server_key {
+            Some(right) if !is_same(right, &key) => Err(()),
+            _ => Ok(Some(key)),
+        }
+    }
+
+    fn frame(&self, tenant: Option<String>, signed_in_as: Option<&str>) -> Frame {
+        Frame {
+            links: Links { root: ROOT, tenant },
+            name: "gateway".to_owned(),
+            signed_in_as: signed_in_as.map(str::to_owned),
+            events: None,
+        }
+    }
+
+    fn notice(&self, status: StatusCode, title: &str, reason: String, is_signed_in: bool) -> Response {
+        let frame = self.frame(None, is_signed_in.then_some("signed in"));
+        let advice = "Reload the page in a few seconds, or go to the first page.".to_owned();
+        html(status, &NoticePage { frame, title: title.to_owned(), reason, advice })
+    }
+
+    fn sign_in_page(&self, error: Option<String>, next: String) -> Response {
+        let status = if error.is_some() { StatusCode::UNAUTHORIZED } else { StatusCode::OK };
+        html(status, &SignInPage { frame: self.frame(None, None), error, next })
+    }
+
+    async fn sign_in(&self, headers: &HeaderMap, body: Body) -> Response {
+        let form = match form(body).await {
+            Ok(form) => form,
+            Err(status) => return status.into_response(),
+        };
+        let field = |name: &str| form.get(name).cloned();
+        let (key, next) = (Secret::new(field("key").unwrap_or_default().trim()), local(field("next")));
+        if !self.is_keyed() {
+            return Redirect::to(&next).into_response();
+        }
+        let wrong = || {
+            let error = "This key is not valid: it is mistyped, revoked or expired.".to_owned();
+            self.sign_in_page(Some(error), next.clone())
+        };
+        let tenant = match &self.0.settings.access.server_key {
+            Some(right) if is_same(right, &key) => None,
+            Some(_) => return wrong(),
+            None => match self.owner_of(&key).await {
+                Ok(Some(tenant)) => tenant,
+                Ok(None) => return wrong(),
+                Err(response) => return *response,
+            },
+        };
+        let token = self.0.pages.sessions.begin(key.expose(), tenant, Instant::now());
+        let cookie = ui::set_cookie(headers, Some(&token), self.0.settings.is_encrypted);
+        ([(header::SET_COOKIE, cookie)], Redirect::to(&next)).into_response()
+    }
+
+    fn sign_out(&self, headers: &HeaderMap) -> Response {
+        if let Some(token) = ui::token_of(headers) {
+            self.0.pages.sessions.end(&token);
+        }
+        let cookie = ui::set_cookie(headers, None, self.0.settings.is_encrypted);
+        ([(header::SET_COOKIE, cookie)], Redirect::to(&format!("{ROOT}/sign-in"))).into_response()
+    }
+
+    /// Asks a worker for the owner of a key: a tenant, or none for operators. Returns `None` if the key is not valid.
+    async fn owner_of(&self, key: &Secret) -> Result<Option<Option<i64>>, Box<Response>> {
+        let request = Forwarded::get("/ui/data", Some(key));
+        for candidate in self.0.workers.candidates(None) {
+            let Ok(answer) = self.send_while_up(&request, &candidate.worker).await else { continue };
+            if answer.status() == StatusCode::UNAUTHORIZED {
+                return Ok(None);
+            }
+            let owner = answer.headers().get(OWNER_HEADER).and_then(|owner| owner.to_str().ok());
+            return Ok(owner.map(|owner| owner.parse().ok()));
+        }
+        let reason = "No worker answers, and a gateway has no keys of its own.".to_owned();
+        Err(Box::new(self.notice(StatusCode::SERVICE_UNAVAILABLE, "No worker answers", reason, false)))
+    }
+
+    /// Reads the data of the first page from all workers.
+    async fn ask_all(
+        &self,
+        key: Option<&Secret>,
+        tenant: Option<&str>,
+    ) -> Result<AllAnswered, RequestRefused> {
+        let busy = || RequestRefused::NoRoom("many requests to all workers wait; retry later".to_owned());
+        let _permit = self.combined().await.ok_or_else(busy)?;
+        let path = match tenant {
+            Some(tenant) => format!("/ui/data?tenant={}", path_segment(tenant)),
+            None => "/ui/data".to_owned(),
+        };
+        let request = Forwarded::get(&path, key);
+        let ask = |worker: Arc<Worker>| {
+            let request = &request;
+            async move {
+                let answer = self.send_while_up(request, &worker).await.ok()?;
+                if !answer.status().is_success() {
+                    return Some(Err(answer.status()));
+                }
+                let is_operator =
+                    answer.headers().get(OWNER_HEADER).is_none_or(|owner| owner == crate::worker::OPERATOR);
+                let (bytes, mut charge) = self.read(answer).await?;
+                // The texts of the data, which are in the bytes, and what is made of them.
+                charge.grow(2 * bytes.len()).ok()?;
+                let data = serde_json::from_slice(&bytes).ok()?;
+                Some(Ok(Answered { data, is_operator, charge }))
+            }
+        };
+        let all = self.0.workers.all().len();
+        let candidates = self.0.workers.candidates(None);
+        let mut found = AllAnswered { answered: Vec::new(), missing: all, refused: None };
+        for answer in join_all(candidates.into_iter().map(|one| ask(one.worker))).await.into_iter().flatten()
+        {
+            match answer {
+                Ok(answer) => {
+                    found.missing = found.missing.saturating_sub(1);
+                    found.answered.push(answer);
+                }
+                Err(status) => found.refused = found.refused.or(Some(status)),
+            }
+        }
+        Ok(found)
+    }
+
+    fn merge(&self, all: AllAnswered) -> (HostData, Vec<WorkerLine>, usize, Vec<Charge>) {
+        let AllAnswered { answered, missing, .. } = all;
+        // Without an answer, no worker has checked the key.
+        let is_checked = !answered.is_empty() || !self.has_tenants();
+        let is_operator = is_checked && answered.iter().all(|answered| answered.is_operator);
+        let workers: Vec<WorkerLine> = if is_operator { self.worker_lines() } else { Vec::new() };
+        let gauges = match is_operator {
+            true => {
+                let sum =
+                    |part: fn(&WorkerLine) -> u32| workers.iter().map(|worker| u64::from(part(worker))).sum();
+                vec![Gauge::new("running", sum(|one| one.running), sum(|one| one.slots), number)]
+            }
+            false => Vec::new(),
+        };
+        let (data, charges) = answered.into_iter().map(|one| (one.data, one.charge)).unzip();
+        (merged("gateway".to_owned(), gauges, data), workers, missing, charges)
+    }
+
+    fn worker_lines(&self) -> Vec<WorkerLine> {
+        let line = |worker: Arc<Worker>| {
+            let (status, is_up) = worker.status();
+            let status = status.filter(|_| is_up);
+            let state = match &status {
+                None => "away",
+                Some(status) if !status.accepting => "draining",
+                Some(status) if status.room.is_some_and(|room| room <= 0) => "full",
+                Some(_) => "up",
+            };
+            WorkerLine {
+                name: worker.name(),
+                state,
+                running: status.as_ref().map_or(0, |status| status.running),
+                queued: status.as_ref().map_or(0, |status| status.queued),
+                slots: status.as_ref().map_or(0, |status| status.max_concurrent),
+                version: status.map(|status| status.version).unwrap_or_default(),
+                problem: worker.problem().unwrap_or_default(),
+            }
+        };
+        self.0.workers.all().into_iter().map(line).collect()
+    }
+
+    async fn home(
+        &self,
+        key: Option<Secret>,
+        tenant: Option<String>,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Response {
+        let tenant = tenant.filter(|tenant| !tenant.is_empty());
+        let all = match self.ask_all(key.as_ref(), tenant.as_deref()).await {
+            Ok(all) => all,
+            Err(refused) => return refused.into_response(),
+        };
+        if all.answered.is_empty() && all.refused == Some(StatusCode::UNAUTHORIZED) {
+            // The key was revoked since the sign-in.
+            let mut response = self.sign_out(headers);
+            if let Ok(to) = format!("{ROOT}/sign-in?next={}", path_segment(path)).parse() {
+                response.headers_mut().insert(header::LOCATION, to);
+            }
+            return response;
+        }
+        if all.answered.is_empty() && all.refused == Some(StatusCode::NOT_FOUND) {
+            let reason = "There is no such tenant.".to_owned();
+            return self.notice(StatusCode::NOT_FOUND, "No such tenant", reason, true);
+        }
+        let (data, workers, missing, _charges) = self.merge(all);
+        let rights = if workers.is_empty() { "tenant" } else { "operator" };
+        let frame = self.frame(tenant, key.is_some().then_some(rights));
+        html(StatusCode::OK, &ClusterPage::new(frame, workers, missing, data))
+    }
+
+    /// Answers with the data of all workers, for programs.
+    async fn data(&self, key: Option<Secret>, tenant: Option<String>) -> Response {
+        match self.ask_all(key.as_ref(), tenant.as_deref()).await {
+            Ok(all) if all.answered.is_empty() => match all.refused {
+                Some(StatusCode::UNAUTHORIZED) => {
+                    RequestRefused::Unauthorized("the key is not valid: it is mistyped, revoked or expired")
+                        .into_response()
+                }
+                Some(status) => status.into_response(),
+                None => self.not_all("none is left"),
+            },
+            Ok(all) => Json(self.merge(all).0).into_response(),
+            Err(refused) => refused.into_response(),
+        }
+    }
+
+    /// Passes a page of a rollout from the worker that has it, and a page of a plugin from any worker.
+    async fn worker_page(&self, mut parts: Parts, body: Body, key: Option<&Secret>, below: &str) -> Response {
+        let room = self
+            .0
+            .budget
+            .charge(Use::Request, REQUEST_BYTES + FORM_BYTES_MAX + headers_bytes(&parts.headers));
+        let Ok(charge) = room else {
+            return RequestRefused::NoRoom(
+                "the gateway has no memory for more requests; retry later".to_owned(),
+            )
+            .into_response();
+        };
+        let Ok(body) = axum::body::to_bytes(body, FORM_BYTES_MAX).await else {
+            return StatusCode::PAYLOAD_TOO_LARGE.into_response();
+        };
+        // The cookie is for the gateway.
+        parts.headers.remove(header::COOKIE);
+        parts.headers.remove(header::AUTHORIZATION);
+        parts.headers.extend(own_headers(key));
+        let request = Forwarded::new(&mut parts, body, Some(charge));
+        let id = below.strip_prefix("/rollouts/").map(|rest| rest.split('/').next().unwrap_or_default());
+        match id {
+            Some(id) => self.find(&decoded(id), &request).await,
+            None => {
+                for candidate in self.0.workers.candidates(None) {
+                    if let Ok(answer) = self.send_while_up(&request, &candidate.worker).await {
+                        return pass_on(answer, None);
+                    }
+                }
+                self.not_all("none is left")
+            }
+        }
+    }
+}
+
+fn is_same(right: &Secret, given: &Secret) -> bool {
+    use subtle::ConstantTimeEq;
+    right.expose().as_bytes().ct_eq(given.expose().as_bytes()).into()
+}
