@@ -75,10 +75,9 @@ def report(of: Any, project: Project, taken: Path) -> str:
     """Reports the author's modules as the base took them in: fails if they could not be imported, and prints and returns
     their output otherwise."""
     told: dict[str, Any] = json.loads(taken.read_text())
-    if error := told.get("error"):
-        output = of.shown(told["said"], project).strip()
-        of.at_fault(f"{project.dir} could not be built\n{of.readable(error, project)}" + (f"\n{output}" if output else ""))
     output: str = of.shown(told["said"], project).strip()
+    if error := told.get("error"):
+        of.at_fault(f"{project.dir} could not be built\n{of.readable(error, project)}" + (f"\n{output}" if output else ""))
     if output:
         print(output, file=sys.stderr)
     return output

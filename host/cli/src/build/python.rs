@@ -210,7 +210,7 @@ impl Building<'_> {
         };
         let is_quiet = taken.output.is_empty() && !report.has_late;
         let output = if is_quiet { String::new() } else { self.about_modules(&taken)?.output };
-        let bytes = finished(&component, self.options.no_fuse)?;
+        let bytes = finished(&component, Some(&base), self.options.no_fuse)?;
         std::fs::write(&self.component, &bytes).context("cannot write the component")?;
         if let Some(cached) = &report.cached {
             let output =
@@ -289,13 +289,13 @@ fn running_program() -> Option<PathBuf> {
 /// Finishes a component file: finalizes its memory and joins its core modules.
 pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
     let bytes = std::fs::read(component).context("the SDK's builder created no component")?;
-    std::fs::write(component, finished(&bytes, no_fuse)?).context("cannot write the component")
+    std::fs::write(component, finished(&bytes, None, no_fuse)?).context("cannot write the component")
 }
 
-/// Finalizes the memory of a component and joins its core modules.
-fn finished(component: &[u8], no_fuse: bool) -> Result<Vec<u8>> {
+/// Finalizes the memory of a component and joins its core modules. `base` is the component that has been given the modules.
+fn finished(component: &[u8], base: Option<&[u8]>, no_fuse: bool) -> Result<Vec<u8>> {
     let settled = rollout_fuse::python::settle(component)?;
-    Ok(if no_fuse { settled } else { rollout_fuse::python::level(&fuse(settled))? })
+    Ok(if no_fuse { settled } else { rollout_fuse::python::level(&fuse(settled), base)? })
 }
 
 /// Returns the cache directory of builds, if one is known.

@@ -24,20 +24,41 @@ const PAGE_BYTES: u64 = 1 << 16;
 /// Number of pages of which the size of the memory is a multiple: 2 MiB. An edit changes the size by some 256 KiB.
 const PAGES: u64 = 32;
 
+/// Number of pages that components may add to their base before their code differs from that of the others: 2 MiB.
+const ROOM_PAGES: u64 = 32;
+
 /// Returns the component with a memory of a rounded size, whose last page has the initial values of variables. A
 /// component of another form than [`fuse`](crate::fuse) makes is returned as it is.
 ///
+/// `base` is the component that it was made of, if there is one: its size decides where the first step is, so that an
+/// edit of a small project never crosses it.
+///
 /// # Errors
 ///
-/// Fails if the component is not WebAssembly.
-pub fn level(component: &[u8]) -> Result<Vec<u8>> {
+/// Fails if a component is not WebAssembly.
+pub fn level(component: &[u8], base: Option<&[u8]>) -> Result<Vec<u8>> {
+    let least = base.map(memory_pages).transpose()?.map_or(0, |pages| pages + ROOM_PAGES);
     let outer = sections(component)?;
     let modules = outer.iter().enumerate().filter(|(_, (id, _))| *id == CORE_MODULE);
     let Some((at, (_, range))) = modules.max_by_key(|(_, (_, range))| range.len()) else {
         return Ok(component.to_vec());
     };
-    let leveled = level_module(&component[range.clone()])?;
+    let leveled = level_module(&component[range.clone()], least)?;
     Ok(leveled.map_or_else(|| component.to_vec(), |module| with_module(component, &outer, at, &module)))
+}
+
+/// Returns the number of pages of a component's largest memory.
+fn memory_pages(component: &[u8]) -> Result<u64> {
+    let mut most = 0;
+    for (_, range) in sections(component)?.into_iter().filter(|(id, _)| *id == CORE_MODULE) {
+        let module = &component[range];
+        for (_, range) in sections(module)?.into_iter().filter(|(id, _)| *id == MEMORIES) {
+            for memory in MemorySectionReader::new(BinaryReader::new(&module[range], 0))? {
+                most = most.max(memory?.initial);
+            }
+        }
+    }
+    Ok(most)
 }
 
 /// The parts of a module that decide on its start function.
@@ -145,11 +166,12 @@ fn mutable_constants(reader: BinaryReader<'_>) -> Result<Vec<(u32, i32)>> {
     Ok(found)
 }
 
-fn level_module(module: &[u8]) -> Result<Option<Vec<u8>>> {
+/// Levels a module. Its memory has at least this number of pages afterwards.
+fn level_module(module: &[u8], least_pages: u64) -> Result<Option<Vec<u8>>> {
     let inner = sections(module)?;
     let survey = Survey::of(module, &inner)?;
     let (Some(pages), Some(nothing)) = (survey.pages, survey.nothing) else { return Ok(None) };
-    let pages = (pages + 1).next_multiple_of(PAGES);
+    let pages = (pages + 1).max(least_pages).next_multiple_of(PAGES);
     // An address has 32 bits.
     let Ok(values_at) = u32::try_from((pages - 1) * PAGE_BYTES) else { return Ok(None) };
     let has_room = survey.variables.len() as u64 * 4 <= PAGE_BYTES;
@@ -265,7 +287,7 @@ mod tests {
 
     #[test]
     fn modules_that_differ_in_variables_and_memory_have_the_same_code() {
-        let level = |text: &str| level_module(&wat::parse_str(text).unwrap()).unwrap().unwrap();
+        let level = |text: &str| level_module(&wat::parse_str(text).unwrap(), 0).unwrap().unwrap();
         let (one, other) =
             (level(MODULE), level(&MODULE.replace("9)", "1000)").replace("memory 3", "memory 5")));
         wasmparser::validate(&one).unwrap();
@@ -276,15 +298,31 @@ mod tests {
         };
         assert_ne!(one, other);
         assert_eq!(without_data(&one), without_data(&other));
-        let again = level_module(&one).unwrap();
+        let again = level_module(&one, 0).unwrap();
         assert!(again.is_none(), "a module with a start function is left as it is");
+    }
+
+    #[test]
+    fn components_of_a_base_have_the_same_code_while_they_add_less_than_the_room() {
+        let component = |pages: u64| {
+            let module =
+                MODULE.replace("memory 3", &format!("memory {pages}")).replacen("(module", "(core module", 1);
+            wat::parse_str(format!("(component {module})")).unwrap()
+        };
+        let base = component(PAGES - 3);
+        let pages = |pages: u64| memory_pages(&level(&component(pages), Some(&base)).unwrap()).unwrap();
+        assert_eq!(memory_pages(&base).unwrap(), PAGES - 3);
+        for added in 0..ROOM_PAGES {
+            assert_eq!(pages(PAGES - 3 + added), 2 * PAGES, "{added} pages more");
+        }
+        assert_eq!(pages(2 * PAGES), 3 * PAGES);
     }
 
     #[test]
     fn a_module_whose_code_refers_to_segments_is_left_as_it_is() {
         for code in ["(data.drop 0)", "(memory.init 0 (i32.const 0) (i32.const 0) (i32.const 0))"] {
             let text = MODULE.replace("(global.get 0))", &format!("{code} (global.get 0))"));
-            assert!(level_module(&wat::parse_str(&text).unwrap()).unwrap().is_none(), "{code}");
+            assert!(level_module(&wat::parse_str(&text).unwrap(), 0).unwrap().is_none(), "{code}");
         }
     }
 }
