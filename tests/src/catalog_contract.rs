@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rollout_catalog::{
@@ -22,6 +23,17 @@ pub enum CuttingStep {
     Cut,
 }
 
+/// A step of a process that removes a component from the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalStep {
+    /// The version is about to be read.
+    BeforeVersion,
+    /// The version was read.
+    AfterVersion,
+    /// The component is about to be removed.
+    BeforeRemoval,
+}
+
 /// A log in the memory of one process.
 #[derive(Default)]
 pub struct MemoryLog {
@@ -35,10 +47,22 @@ pub struct MemoryLog {
     pub changes_max: Mutex<Option<usize>>,
     /// A step that has no answer, and whether it is done nevertheless.
     pub failing: Mutex<Option<(CuttingStep, bool)>>,
-    components: Mutex<BTreeMap<Digest, Vec<u8>>>,
+    /// Work that is done once at a step of a process that removes a component.
+    pub at_removal: Mutex<Option<(RemovalStep, Box<dyn FnOnce() + Send>)>>,
+    /// Components with their versions.
+    components: Mutex<BTreeMap<Digest, (u64, Vec<u8>)>>,
+    version: AtomicU64,
 }
 
 impl MemoryLog {
+    /// Does the work that is due at a step.
+    fn reach(&self, step: RemovalStep) {
+        let due = locked(&self.at_removal).take_if(|(at, _)| *at == step);
+        if let Some((_, work)) = due {
+            work();
+        }
+    }
+
     /// Does a step unless it fails.
     fn step(&self, step: CuttingStep, work: impl FnOnce()) -> Result<(), SharedError> {
         let failing = (*locked(&self.failing)).filter(|(failing, _)| *failing == step);
@@ -123,18 +147,36 @@ impl SharedLog for MemoryLog {
     }
 
     fn put_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
-        locked(&self.components).insert(digest, std::fs::read(file).map_err(io)?);
+        let version = self.version.fetch_add(1, Ordering::Relaxed);
+        let mut components = locked(&self.components);
+        if let Some((of_stored, _)) = components.get_mut(&digest) {
+            *of_stored = version;
+        } else {
+            components.insert(digest, (version, std::fs::read(file).map_err(io)?));
+        }
         Ok(())
     }
 
     fn fetch_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
         let found = locked(&self.components).get(&digest).cloned();
-        let bytes = found.ok_or_else(|| SharedError::Unavailable("there is no such component".to_owned()))?;
+        let (_, bytes) =
+            found.ok_or_else(|| SharedError::Unavailable("there is no such component".to_owned()))?;
         std::fs::write(file, bytes).map_err(io)
     }
 
-    fn remove_component(&self, digest: Digest) -> Result<(), SharedError> {
-        locked(&self.components).remove(&digest);
+    fn component_version(&self, digest: Digest) -> Result<Option<u64>, SharedError> {
+        self.reach(RemovalStep::BeforeVersion);
+        let version = locked(&self.components).get(&digest).map(|(version, _)| *version);
+        self.reach(RemovalStep::AfterVersion);
+        Ok(version)
+    }
+
+    fn remove_component(&self, digest: Digest, version: u64) -> Result<(), SharedError> {
+        self.reach(RemovalStep::BeforeRemoval);
+        let mut components = locked(&self.components);
+        if components.get(&digest).is_some_and(|(found, _)| *found == version) {
+            components.remove(&digest);
+        }
         Ok(())
     }
 }
@@ -160,7 +202,8 @@ pub(crate) fn open_with(settings: &CatalogSettings) -> Result<Catalog, OpenError
     }
 }
 
-pub(crate) fn upload(catalog: &Catalog, tenant: TenantId, bytes: &[u8]) -> Digest {
+/// Uploads a component for a tenant.
+pub fn upload(catalog: &Catalog, tenant: TenantId, bytes: &[u8]) -> Digest {
     let digest = Digest::of(bytes);
     let mut upload = catalog.upload(tenant, digest, 10_000).expect("the tenant exists");
     upload.write(bytes).expect("it is short");

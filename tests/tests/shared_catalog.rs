@@ -9,8 +9,8 @@ use reqwest::Method;
 use rollout_catalog::{Catalog, CatalogError, CatalogSettings, OpenError, SharedLog, TenantSettings};
 use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings, Severity};
 use rollout_tests::{
-    Admitted, CHANGES_MAX, Controller, Copies, CuttingStep, MemoryLog, ServeCatalog, TestCatalog, TestHost,
-    TestNats, create, cut_log_contract, shared_catalog_contract, until,
+    Admitted, CHANGES_MAX, Controller, Copies, CuttingStep, MemoryLog, RemovalStep, ServeCatalog,
+    TestCatalog, TestHost, TestNats, create, cut_log_contract, shared_catalog_contract, until, upload,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -187,6 +187,38 @@ fn a_process_may_die_after_each_step_of_cutting_the_log() {
             assert_eq!(names(catalog), expected, "{step:?} {is_done}");
         }
         assert!(*log.removed.lock().unwrap() >= 9, "{step:?} {is_done}");
+    }
+}
+
+#[test]
+fn a_component_that_another_process_is_given_while_it_is_removed_stays() {
+    for step in [RemovalStep::BeforeVersion, RemovalStep::AfterVersion, RemovalStep::BeforeRemoval] {
+        let (log, copies) = (short_log(), Copies::new());
+        let shared: Arc<dyn SharedLog> = log.clone();
+        let (one, other) = (copies.open("one", &shared), copies.open("other", &shared));
+        let (a, b) = (create(&one, "a"), create(&one, "b"));
+        other.catch_up().unwrap();
+        let component = upload(&one, a, b"a component");
+        let given = other.clone();
+        let work = Box::new(move || drop(upload(&given, b, b"a component")));
+        *log.at_removal.lock().unwrap() = Some((step, work));
+        let deleted = one.delete_tenant("a").unwrap();
+        one.finish_deleting(deleted).unwrap();
+
+        assert!(log.at_removal.lock().unwrap().is_none(), "{step:?}");
+        let third = copies.open("third", &shared);
+        for catalog in [&one, &third] {
+            catalog.catch_up().unwrap();
+            assert!(catalog.component(b, component).unwrap().is_some(), "{step:?}");
+            let path = catalog.component_path(component).unwrap_or_else(|error| panic!("{step:?}: {error}"));
+            assert_eq!(std::fs::read(path).unwrap(), b"a component", "{step:?}");
+        }
+        // The last owner's removal is not prevented.
+        drop(third);
+        let deleted = one.delete_tenant("b").unwrap();
+        one.finish_deleting(deleted).unwrap();
+        let gone = copies.folder("gone");
+        assert!(shared.fetch_component(component, &gone).is_err(), "{step:?}");
     }
 }
 

@@ -366,6 +366,20 @@ impl Locked<'_> {
         if is_expected { Ok(false) } else { appended.map(|()| true) }
     }
 
+    /// Applies the changes of other processes.
+    pub(crate) fn catch_up(&mut self, log: &dyn SharedLog) -> Result<(), CatalogError> {
+        loop {
+            let position = self.position()?;
+            let changes = log.read(position.sequence)?;
+            if changes.is_empty() {
+                return Ok(());
+            }
+            let snapshot = self.store.needed_snapshot(log, position, &changes)?;
+            let Some(snapshot) = snapshot else { continue };
+            self.apply(snapshot.as_ref(), &changes)?;
+        }
+    }
+
     /// Appends a change to the shared log, and applies it here when the log has it. A checkpoint has no rows.
     fn append<T>(
         &mut self,
@@ -374,16 +388,7 @@ impl Locked<'_> {
         mut change: impl FnMut(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         for _ in 0..RUNS_MAX {
-            loop {
-                let position = self.position()?;
-                let changes = log.read(position.sequence)?;
-                if changes.is_empty() {
-                    break;
-                }
-                let snapshot = self.store.needed_snapshot(log, position, &changes)?;
-                let Some(snapshot) = snapshot else { continue };
-                self.apply(snapshot.as_ref(), &changes)?;
-            }
+            self.catch_up(log)?;
             let (mut is_behind, mut appended) = (false, None);
             let written = self.transact(TransactionBehavior::Immediate, |transaction| {
                 shared::clear(transaction)?;

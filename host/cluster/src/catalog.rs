@@ -6,22 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::Subscriber;
-use async_nats::jetstream::object_store::{self, DeleteErrorKind, GetErrorKind, InfoErrorKind, ObjectStore};
 use async_nats::jetstream::stream::{
     Config, DiscardPolicy, Info, LastRawMessageErrorKind, RetentionPolicy, StorageType, Stream,
 };
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use rollout_catalog::{AppendError, LogExtent, SharedError, SharedLog};
 use rollout_wire::digest::Digest;
-use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
 
 use crate::connect::Cluster;
 use crate::error::{ClusterError, chain, unavailable};
 use crate::message::MESSAGE_BYTES_MAX;
+use crate::objects::{Objects, away};
 use crate::storage;
 use crate::writer::{Publish, publish};
 
@@ -59,10 +56,7 @@ pub struct CatalogLog(Arc<Inner>);
 struct Inner {
     cluster: Cluster,
     stream: Stream<Info>,
-    bucket: String,
-    objects: ObjectStore,
-    /// The stream of the objects.
-    store: Stream<Info>,
+    objects: Objects,
     subject: String,
     /// The log as it was when it was read last, and its size in bytes.
     extent: Mutex<(LogExtent, u64)>,
@@ -113,23 +107,9 @@ impl Cluster {
                 return Err(ClusterError::Differs { what: format!("stream {}", wanted.name), differences });
             }
             let bucket = format!("{}-components", settings.prefix);
-            let objects = match jetstream.get_object_store(&bucket).await {
-                Ok(objects) => objects,
-                // Creating it fails if it is there and could not be read.
-                Err(_) => {
-                    let config = object_store::Config {
-                        bucket: bucket.clone(),
-                        description: Some("Components of rollout-host by their SHA-256".to_owned()),
-                        storage: StorageType::File,
-                        num_replicas: settings.replicas,
-                        ..object_store::Config::default()
-                    };
-                    jetstream.create_object_store(config).await.map_err(unavailable)?
-                }
-            };
-            let store = jetstream.get_stream(format!("OBJ_{bucket}")).await.map_err(unavailable)?;
+            let objects = Objects::open(jetstream, bucket, settings.replicas).await?;
             let (cluster, extent) = (cluster.clone(), Mutex::default());
-            Ok(CatalogLog(Arc::new(Inner { cluster, stream, bucket, objects, store, subject, extent })))
+            Ok(CatalogLog(Arc::new(Inner { cluster, stream, objects, subject, extent })))
         })
         .await?
     }
@@ -154,7 +134,9 @@ impl CatalogLog {
         });
         match is_done.recv() {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) | Err(_) => Err(away("NATS did not answer in time".to_owned()).into()),
+            Ok(Err(_)) | Err(_) => {
+                Err(SharedError::Unavailable("NATS did not answer in time".to_owned()).into())
+            }
         }
     }
 }
@@ -164,8 +146,8 @@ impl CatalogLog {
     fn put_file(&self, name: String, file: &Path) -> Result<(), SharedError> {
         let (inner, file) = (self.0.clone(), file.to_owned());
         self.block(OBJECT_TIME_MAX, async move {
-            let mut contents = tokio::fs::File::open(&file).await.map_err(|error| away(chain(&error)))?;
-            inner.put(&name, &mut contents).await
+            let mut contents = tokio::fs::File::open(&file).await.map_err(away)?;
+            inner.objects.put(&name, &mut contents).await
         })
     }
 
@@ -173,14 +155,10 @@ impl CatalogLog {
     fn fetch_file(&self, name: String, file: &Path) -> Result<bool, SharedError> {
         let (inner, file) = (self.0.clone(), file.to_owned());
         self.block(OBJECT_TIME_MAX, async move {
-            let mut to = tokio::fs::File::create(&file).await.map_err(|error| away(chain(&error)))?;
-            inner.get(&name, &mut to).await
+            let mut to = tokio::fs::File::create(&file).await.map_err(away)?;
+            inner.objects.get(&name, &mut to).await
         })
     }
-}
-
-fn away(why: String) -> SharedError {
-    SharedError::Unavailable(why)
 }
 
 /// Beginnings of the names of objects that are needed until the log begins after their sequence, which follows.
@@ -223,13 +201,13 @@ impl Inner {
         let bytes_max = CHANGES_BYTES_MAX.unsigned_abs() - RESERVED_BYTES;
         if change.len() > CHECKPOINT_BYTES_MAX && bytes + change.len() as u64 > bytes_max {
             let why = format!("its log has {bytes} bytes, which is the maximum, and no worker could cut it");
-            return Err(away(why).into());
+            return Err(SharedError::Unavailable(why).into());
         }
         let message: Bytes = if change.len() <= MESSAGE_BYTES_MAX {
             change.into()
         } else {
             let digest = Digest::of(&change).to_string();
-            self.put(&change_name(after + 1, &digest), &mut &change[..]).await?;
+            self.objects.put(&change_name(after + 1, &digest), &mut &change[..]).await?;
             [REFERENCE, digest.as_bytes()].concat().into()
         };
         let until = Instant::now() + TIME_MAX / 2;
@@ -245,7 +223,7 @@ impl Inner {
                 Err(Publish::Unknown(why)) => why,
             };
             if Instant::now() > until {
-                return Err(away(why).into());
+                return Err(SharedError::Unavailable(why).into());
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
@@ -267,7 +245,7 @@ impl Inner {
             };
             // A server that has just been elected may be behind.
             if Instant::now() > until {
-                return Err(why.map_or_else(SharedError::Damaged, away));
+                return Err(why.map_or_else(SharedError::Damaged, SharedError::Unavailable));
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         };
@@ -287,7 +265,7 @@ impl Inner {
                 Ok(change) => change,
                 // Another process may have cut the log meanwhile.
                 Err(error @ SharedError::Damaged(_)) => {
-                    let now = self.read_extent().await.map_err(away)?;
+                    let now = self.read_extent().await.map_err(SharedError::Unavailable)?;
                     if now.first <= sequence {
                         return Err(error);
                     }
@@ -312,84 +290,27 @@ impl Inner {
         let missing = |what: &str| SharedError::Damaged(format!("change {sequence} of the catalog {what}"));
         let message = self.stream.get_raw_message(sequence).await.map_err(|error| match error.kind() {
             LastRawMessageErrorKind::NoMessageFound => missing("is missing"),
-            _ => away(chain(&error)),
+            _ => away(error),
         })?;
         let Some(digest) = message.payload.strip_prefix(REFERENCE) else {
             return Ok(message.payload.to_vec());
         };
         let mut bytes = Vec::new();
         let name = change_name(sequence, &String::from_utf8_lossy(digest));
-        if self.get(&name, &mut bytes).await? {
+        if self.objects.get(&name, &mut bytes).await? {
             return Ok(bytes);
         }
         Err(missing(&format!("is missing in the object store ({name})")))
     }
 
-    /// Stores an object. Replaces an earlier one.
-    async fn put(
-        &self,
-        name: &str,
-        contents: &mut (impl tokio::io::AsyncRead + Unpin),
-    ) -> Result<(), SharedError> {
-        self.objects.put(name, contents).await.map(drop).map_err(|error| away(chain(&error)))
-    }
-
-    /// Returns whether there is an object with this name.
-    async fn has(&self, name: &str) -> Result<bool, SharedError> {
-        match self.objects.info(name).await {
-            Ok(info) => Ok(!info.deleted),
-            Err(error) if error.kind() == InfoErrorKind::NotFound => Ok(false),
-            Err(error) => Err(away(chain(&error))),
-        }
-    }
-
-    /// Writes the contents of an object. Returns false if there is none with this name.
-    async fn get(
-        &self,
-        name: &str,
-        to: &mut (impl tokio::io::AsyncWrite + Unpin),
-    ) -> Result<bool, SharedError> {
-        let io = |error: std::io::Error| match error.kind() {
-            std::io::ErrorKind::InvalidData => {
-                SharedError::Damaged(format!("the object {name} is damaged: {error}"))
-            }
-            _ => away(chain(&error)),
-        };
-        let mut object = match self.objects.get(name).await {
-            Ok(object) => object,
-            Err(error) if error.kind() == GetErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(away(chain(&error))),
-        };
-        tokio::io::copy(&mut object, to).await.map_err(io)?;
-        to.flush().await.map_err(io)?;
-        Ok(true)
-    }
-
     /// Removes the changes before a checkpoint, and the objects of all that the log no longer has.
     async fn cut(&self, checkpoint: u64) -> Result<(), SharedError> {
         let purged = self.stream.purge().sequence(checkpoint).await;
-        purged.map_err(|error| away(chain(&error)))?;
-        let LogExtent { first, .. } = self.read_extent().await.map_err(away)?;
-        let mut objects = self.objects.list().await.map_err(|error| away(chain(&error)))?;
-        let mut unneeded = Vec::new();
-        while let Some(object) = objects.next().await {
-            let name = object.map_err(|error| away(chain(&error)))?.name;
-            // A change that is not in the log by now cannot get into it any more with this sequence.
-            if sequence_of(&name).is_some_and(|sequence| sequence < first) {
-                unneeded.push(name);
-            }
-        }
-        for name in unneeded {
-            match self.objects.delete(&name).await {
-                Err(error) if error.kind() != DeleteErrorKind::NotFound => return Err(away(chain(&error))),
-                _ => {}
-            }
-            // The name is not used again, so nothing has to remain of it.
-            let subject = format!("$O.{}.M.{}", self.bucket, URL_SAFE.encode(&name));
-            let purged = self.store.purge().filter(subject).await;
-            purged.map_err(|error| away(chain(&error)))?;
-        }
-        Ok(())
+        purged.map_err(away)?;
+        let LogExtent { first, .. } = self.read_extent().await.map_err(SharedError::Unavailable)?;
+        // A change that is not in the log by now cannot get into it any more with this sequence.
+        let is_unneeded = |name: &str| sequence_of(name).is_some_and(|sequence| sequence < first);
+        self.objects.remove_all(is_unneeded).await
     }
 }
 
@@ -414,7 +335,7 @@ impl SharedLog for CatalogLog {
 
     fn has_snapshot(&self, checkpoint: u64) -> Result<bool, SharedError> {
         let inner = self.0.clone();
-        self.block(TIME_MAX, async move { inner.has(&snapshot_name(checkpoint)).await })
+        self.block(TIME_MAX, async move { inner.objects.has(&snapshot_name(checkpoint)).await })
     }
 
     fn fetch_snapshot(&self, checkpoint: u64, file: &Path) -> Result<bool, SharedError> {
@@ -428,24 +349,26 @@ impl SharedLog for CatalogLog {
 
     fn put_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
         let (inner, name) = (self.0.clone(), digest.to_string());
-        if self.block(TIME_MAX, async move { inner.has(&name).await })? {
+        if self.block(TIME_MAX, async move { inner.objects.touch(&name).await })? {
             return Ok(());
         }
         self.put_file(digest.to_string(), file)
     }
 
-    fn remove_component(&self, digest: Digest) -> Result<(), SharedError> {
+    fn component_version(&self, digest: Digest) -> Result<Option<u64>, SharedError> {
         let inner = self.0.clone();
-        self.block(TIME_MAX, async move {
-            let removed = inner.objects.delete(digest.to_string()).await;
-            removed.map_err(|error| away(chain(&error)))
-        })
+        self.block(TIME_MAX, async move { inner.objects.version(&digest.to_string()).await })
+    }
+
+    fn remove_component(&self, digest: Digest, version: u64) -> Result<(), SharedError> {
+        let inner = self.0.clone();
+        self.block(TIME_MAX, async move { inner.objects.remove(&digest.to_string(), version).await })
     }
 
     fn fetch_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
         if self.fetch_file(digest.to_string(), file)? {
             return Ok(());
         }
-        Err(away(format!("the component {digest} is not in the object store")))
+        Err(SharedError::Unavailable(format!("the component {digest} is not in the object store")))
     }
 }

@@ -89,7 +89,7 @@ pub trait SharedLog: Send + Sync {
     /// An error of the log. The changes may have been removed nevertheless.
     fn cut(&self, checkpoint: u64) -> Result<(), SharedError>;
 
-    /// Stores a component's file for all processes, unless it is there.
+    /// Stores a component's file for all processes, unless it is there. The component has another version then in either case.
     ///
     /// # Errors
     ///
@@ -103,12 +103,19 @@ pub trait SharedLog: Send + Sync {
     /// An error of the store, or of writing the file.
     fn fetch_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError>;
 
-    /// Removes a component that no tenant has any more.
+    /// Returns the version of a component. Returns `None` if it is not stored.
     ///
     /// # Errors
     ///
     /// An error of the store.
-    fn remove_component(&self, digest: Digest) -> Result<(), SharedError>;
+    fn component_version(&self, digest: Digest) -> Result<Option<u64>, SharedError>;
+
+    /// Removes a component that no tenant has any more, if it still has this version.
+    ///
+    /// # Errors
+    ///
+    /// An error of the store.
+    fn remove_component(&self, digest: Digest, version: u64) -> Result<(), SharedError>;
 }
 
 /// A table whose rows are shared.
