@@ -34,6 +34,9 @@ pub enum RemovalStep {
     BeforeRemoval,
 }
 
+/// Work that is done while a component is removed.
+pub type RemovalWork = Box<dyn FnOnce() + Send>;
+
 /// A log in the memory of one process.
 #[derive(Default)]
 pub struct MemoryLog {
@@ -48,7 +51,7 @@ pub struct MemoryLog {
     /// A step that has no answer, and whether it is done nevertheless.
     pub failing: Mutex<Option<(CuttingStep, bool)>>,
     /// Work that is done once at a step of a process that removes a component.
-    pub at_removal: Mutex<Option<(RemovalStep, Box<dyn FnOnce() + Send>)>>,
+    pub at_removal: Mutex<Option<(RemovalStep, RemovalWork)>>,
     /// Components with their versions.
     components: Mutex<BTreeMap<Digest, (u64, Vec<u8>)>>,
     version: AtomicU64,

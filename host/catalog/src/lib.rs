@@ -20,6 +20,7 @@
 //! [`touch`](Catalog::touch), [`add_usage`](Catalog::add_usage) and [`usage_today`](Catalog::usage_today).
 
 mod components;
+mod cutting;
 mod error;
 mod keys;
 mod model;

@@ -16,20 +16,15 @@ use crate::error::{Abort, AppendError, CatalogError, OpenError, ResourceKind, St
 use crate::model::{TenantId, Time};
 use crate::name::Name;
 use crate::pending::PendingUpdates;
-use crate::shared::{
-    self, Applied, Chained, Change, NotApplied, Position, SharedLog, Snapshot, SnapshotError,
-};
+use crate::shared::{self, Applied, Chained, Change, NotApplied, Position, SharedLog, Snapshot};
 use crate::{CatalogSettings, Clock, schema};
 use rollout_wire::digest::Digest;
 
 /// Maximum time for which a statement waits for another reader, such as a backup.
-const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
+pub(crate) const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum number of runs of a transaction while other processes change a shared catalog.
 const RUNS_MAX: u32 = 50;
-
-/// Time that the process that has appended a checkpoint has to store its snapshot before another one tries, in seconds.
-const SNAPSHOT_SECS_MAX: i64 = 60;
 
 /// Function that makes the effects of applied changes outside the database.
 pub(crate) type Effects = dyn Fn(&mut Locked<'_>, &Applied) -> Result<(), CatalogError> + Send + Sync;
@@ -51,9 +46,9 @@ pub(crate) struct Store {
     /// Sequence of the last change that this copy has.
     sequence: AtomicU64,
     /// The beginning of the log whose snapshot this process has read or written.
-    beginning: AtomicU64,
+    pub beginning: AtomicU64,
     /// The last checkpoint that this process has seen, and when.
-    checkpoint: Mutex<Option<(u64, Time)>>,
+    pub checkpoint: Mutex<Option<(u64, Time)>>,
     clock: Clock,
     connection: Mutex<Connection>,
     _lock: File,
@@ -153,142 +148,6 @@ impl Store {
         self.sequence.load(Ordering::Relaxed)
     }
 
-    /// Fetches the snapshot that a copy needs before it applies changes that do not follow its last one: `Some(None)` if it
-    /// needs none, and `None` if the log has another beginning meanwhile.
-    fn needed_snapshot(
-        &self,
-        log: &dyn SharedLog,
-        position: Position,
-        changes: &[(u64, Vec<u8>)],
-    ) -> Result<Option<Option<Snapshot>>, CatalogError> {
-        let Some((first, bytes)) = changes.first().filter(|(first, _)| *first > position.sequence + 1) else {
-            return Ok(Some(None));
-        };
-        let damaged = |what: String| {
-            CatalogError::Damaged(format!(
-                "its log begins with change {first}, this copy has change {}, and {what}; start a worker whose copy has \
-                 change {} or a later one, which repairs the log, or else restore its stream and the store of \
-                 components from a backup",
-                position.sequence,
-                first - 1
-            ))
-        };
-        let Chained { change, digest } = Change::decode(bytes).map_err(damaged)?;
-        if !change.rows.is_empty() {
-            return Err(damaged("the changes between are missing".to_owned()));
-        }
-        let fetched = self.fetch_snapshot(log, *first);
-        let snapshot = fetched.map_err(|error| match error {
-            CatalogError::Damaged(what) => damaged(what),
-            error => error,
-        })?;
-        let Some(snapshot) = snapshot else {
-            // Another process may have replaced it.
-            let again = log.read(position.sequence)?;
-            if again.first().is_some_and(|(now, _)| now != first) {
-                return Ok(None);
-            }
-            return Err(damaged("the snapshot of the change is missing".to_owned()));
-        };
-        let found = snapshot.checkpoint();
-        if (found.sequence, found.digest) != (*first, Some(digest)) {
-            return Err(damaged("the snapshot of the change is that of another one".to_owned()));
-        }
-        if position.origin.zip(found.origin).is_some_and(|(own, of_log)| own != of_log) {
-            let what = "the log does not begin as the one of this copy did; another log has its name";
-            return Err(CatalogError::Damaged(what.to_owned()));
-        }
-        self.beginning.store(*first, Ordering::Relaxed);
-        Ok(Some(Some(snapshot)))
-    }
-
-    /// Fetches the snapshot of a checkpoint, and checks it as far as that is possible without the log. Returns `None` if
-    /// there is none.
-    fn fetch_snapshot(&self, log: &dyn SharedLog, checkpoint: u64) -> Result<Option<Snapshot>, CatalogError> {
-        let part = TemporaryFile::in_catalog(&self.path)?;
-        if !log.fetch_snapshot(checkpoint, &part.0)? {
-            return Ok(None);
-        }
-        Snapshot::open(&part.0).map(Some).map_err(|error| self.snapshot_error(error))
-    }
-
-    /// Returns whether a new copy can read the log, which begins with this change.
-    fn is_whole(&self, log: &dyn SharedLog, first: u64) -> Result<bool, CatalogError> {
-        if first <= 1 || self.beginning.load(Ordering::Relaxed) == first {
-            return Ok(first <= 1 || log.has_snapshot(first)?);
-        }
-        let is_whole = match self.fetch_snapshot(log, first) {
-            Ok(snapshot) => snapshot.is_some_and(|snapshot| snapshot.checkpoint().sequence == first),
-            Err(CatalogError::Damaged(_)) => false,
-            Err(error) => return Err(error),
-        };
-        if is_whole {
-            self.beginning.store(first, Ordering::Relaxed);
-        }
-        Ok(is_whole)
-    }
-
-    fn snapshot_error(&self, error: SnapshotError) -> CatalogError {
-        match error {
-            SnapshotError::Sql(error) => StorageError::new(self.database(), error).into(),
-            SnapshotError::Io(error) => StorageError::new(&self.path, error).into(),
-            SnapshotError::Damaged(what) => {
-                CatalogError::Damaged(format!("the snapshot of the change is damaged: {what}"))
-            }
-            SnapshotError::Unknown(what) => CatalogError::Damaged(format!(
-                "the snapshot of the change is not of this version of the program, use a later one: {what}"
-            )),
-        }
-    }
-
-    /// Cuts the shared log if it is long or its beginning is damaged: appends a checkpoint, stores a snapshot of this copy as it
-    /// is there, and removes the changes before it. Returns whether it did. Call it after [`Self::catch_up`].
-    pub(crate) fn shorten_log(&self) -> Result<bool, CatalogError> {
-        let Some(log) = &self.shared else { return Ok(false) };
-        let extent = log.extent();
-        let is_whole = self.is_whole(&**log, extent.first)?;
-        if is_whole && !extent.is_long {
-            return Ok(false);
-        }
-        if !is_whole {
-            tracing::error!(
-                change = extent.first,
-                "the log of the shared catalog has lost the snapshot of its beginning; storing a new one"
-            );
-        }
-        let mut locked = self.locked();
-        if !locked.append_checkpoint(extent.first)? {
-            return Ok(false);
-        }
-        let checkpoint = locked.position()?;
-        let file = self.database();
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let mut connection = Connection::open_with_flags(&file, flags).map_err(at(&file))?;
-        connection.busy_timeout(BUSY_TIME_MAX).map_err(at(&file))?;
-        let transaction = connection.transaction().map_err(at(&file))?;
-        // From the first statement on, the transaction reads the rows as they are now.
-        let read = position(&transaction).map_err(at(&file))?;
-        drop(locked);
-        debug_assert_eq!(read, checkpoint, "the lock was held");
-        let part = TemporaryFile::in_catalog(&self.path)?;
-        let to = File::create(&part.0).map_err(at(&part.0))?;
-        shared::write_snapshot(&transaction, checkpoint, to).map_err(|error| self.snapshot_error(error))?;
-        drop(transaction);
-        log.put_snapshot(checkpoint.sequence, &part.0)?;
-        log.cut(checkpoint.sequence)?;
-        self.beginning.store(checkpoint.sequence, Ordering::Relaxed);
-        tracing::info!(change = checkpoint.sequence, "the log of the shared catalog was cut");
-        Ok(true)
-    }
-
-    /// Returns whether another process may be storing the snapshot of a checkpoint of a log that begins with this sequence.
-    fn is_snapshot_expected(&self, first: u64) -> bool {
-        let checkpoint = *self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner);
-        checkpoint.is_some_and(|(sequence, seen)| {
-            first < sequence && (self.now() - seen).num_seconds() < SNAPSHOT_SECS_MAX
-        })
-    }
-
     /// Notes that this copy has a change.
     fn note_change(&self, sequence: u64, is_checkpoint: bool) {
         self.sequence.fetch_max(sequence, Ordering::Relaxed);
@@ -301,29 +160,6 @@ impl Store {
     pub(crate) fn locked(&self) -> Locked<'_> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         Locked { store: self, connection }
-    }
-}
-
-/// Number of the next temporary file.
-static TEMPORARY: AtomicU64 = AtomicU64::new(0);
-
-/// A file that is removed when this is dropped.
-struct TemporaryFile(PathBuf);
-
-impl TemporaryFile {
-    /// Returns the path of a new file, which the next start removes if this process is killed.
-    fn in_catalog(catalog: &Path) -> Result<Self, StorageError> {
-        let folder = catalog.join("components");
-        std::fs::create_dir_all(&folder).map_err(at(&folder))?;
-        let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);
-        Ok(Self(folder.join(format!("snapshot-{number}.part"))))
-    }
-}
-
-impl Drop for TemporaryFile {
-    fn drop(&mut self) {
-        // If it fails, the next start tries again.
-        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -352,7 +188,7 @@ impl Locked<'_> {
     }
 
     /// Appends a checkpoint to a log that begins with this sequence. Returns false if another process has just done that.
-    fn append_checkpoint(&mut self, first: u64) -> Result<bool, CatalogError> {
+    pub(crate) fn append_checkpoint(&mut self, first: u64) -> Result<bool, CatalogError> {
         let store = self.store;
         let Some(log) = &store.shared else { return Ok(false) };
         let mut is_expected = false;
@@ -437,7 +273,7 @@ impl Locked<'_> {
         })
     }
 
-    fn position(&mut self) -> Result<Position, CatalogError> {
+    pub(crate) fn position(&mut self) -> Result<Position, CatalogError> {
         self.read(|transaction| Ok(position(transaction)?))
     }
 
@@ -594,7 +430,8 @@ fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "trusted_schema", false)
 }
 
-fn position(connection: &Connection) -> rusqlite::Result<Position> {
+/// Returns the position of a copy.
+pub(crate) fn position(connection: &Connection) -> rusqlite::Result<Position> {
     let read = |row: &Row<'_>| {
         let digest = |at: usize| {
             let text: Option<String> = row.get(at)?;
