@@ -3,7 +3,7 @@
 //! Two tenants that upload the same bytes share a file without knowing it: each uploads and is charged for
 //! all of the bytes, and each can refer to the component only through a row of its own.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -205,7 +205,7 @@ impl ComponentUpload {
         }
         drop(locked);
         if let Some(log) = &store.shared {
-            // Another process may have removed it before it had an owner.
+            // Another process may have removed it before it had an owner, or be about to.
             log.put_component(found, &to)?;
         }
         Ok(Component { digest: found, bytes })
@@ -276,15 +276,36 @@ pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<V
 }
 
 /// Removes the files of those of the components that no tenant owns, here and for other processes.
+///
+/// Another process may be given a component at the same time. It stores the component after the row again, which changes the
+/// version. So either this process sees the row, or the version that it has read before is an old one.
 pub(crate) fn remove_everywhere(
     store: &Store,
     locked: &mut Locked<'_>,
     digests: &[String],
 ) -> Result<(), CatalogError> {
-    let unowned = remove_unowned(&store.path, locked, digests)?;
-    for (log, digest) in store.shared.iter().flat_map(|log| unowned.iter().map(move |digest| (log, digest))) {
-        if let Err(error) = log.remove_component(*digest) {
-            tracing::warn!(%digest, %error, "a component without an owner stays in the shared store");
+    let Some(log) = store.shared.as_ref().filter(|_| !digests.is_empty()) else {
+        return remove_unowned(&store.path, locked, digests).map(drop);
+    };
+    let stays = |digest: &dyn std::fmt::Display, error: &dyn std::fmt::Display| {
+        tracing::warn!(%digest, %error, "a component without an owner stays in the shared store");
+    };
+    let mut versions = HashMap::new();
+    for digest in digests.iter().filter_map(|digest| digest.parse::<Digest>().ok()) {
+        match log.component_version(digest) {
+            Ok(Some(version)) => drop(versions.insert(digest, version)),
+            Ok(None) => {}
+            Err(error) => stays(&digest, &error),
+        }
+    }
+    if let Err(error) = locked.catch_up(&**log) {
+        stays(&digests.join(", "), &error);
+        versions.clear();
+    }
+    for digest in remove_unowned(&store.path, locked, digests)? {
+        let Some(version) = versions.get(&digest) else { continue };
+        if let Err(error) = log.remove_component(digest, *version) {
+            stays(&digest, &error);
         }
     }
     Ok(())

@@ -23,6 +23,7 @@ mod finding;
 mod inspect;
 mod members;
 mod message;
+mod objects;
 mod read;
 mod settings;
 mod storage;

@@ -83,7 +83,7 @@ pub(crate) fn differences(wanted: &Config, is: &Config) -> Vec<String> {
     }
     compare("no_ack", is.no_ack.to_string(), "false".to_owned());
     compare("sealed", is.sealed.to_string(), "false".to_owned());
-    compare("deny_purge", is.deny_purge.to_string(), "true".to_owned());
+    compare("deny_purge", is.deny_purge.to_string(), wanted.deny_purge.to_string());
     compare("deny_delete", is.deny_delete.to_string(), "true".to_owned());
     let is_async = is.persist_mode == Some(PersistenceMode::Async);
     compare("persist_mode", if is_async { "async" } else { "default" }.to_owned(), "default".to_owned());

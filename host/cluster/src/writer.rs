@@ -410,6 +410,16 @@ pub(crate) async fn publish(
 ) -> Result<u64, Publish> {
     let mut headers = HeaderMap::new();
     headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, after.to_string());
+    publish_with(jetstream, subject, headers, message).await
+}
+
+/// Publishes a message with headers, and returns its sequence.
+pub(crate) async fn publish_with(
+    jetstream: &Context,
+    subject: &str,
+    headers: HeaderMap,
+    message: &Bytes,
+) -> Result<u64, Publish> {
     let sent = jetstream.publish_with_headers(subject.to_owned(), headers, message.clone()).await;
     let acknowledged = match sent {
         Ok(acknowledgement) => acknowledgement.await,
