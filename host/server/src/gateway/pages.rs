@@ -79,6 +79,7 @@ impl Gateway {
         }
         match (&parts.method, below) {
             (&Method::GET, "") => return Redirect::permanent(&format!("{ROOT}/")).into_response(),
+            _ if !self.knows_checks() => return self.no_checks(below),
             (&Method::GET, "/sign-in") => return self.sign_in_page(None, local(query.next)),
             (&Method::POST, "/sign-in") => return self.sign_in(&parts.headers, body).await,
             (&Method::POST, "/sign-out") => return self.sign_out(&parts.headers),
@@ -108,6 +109,21 @@ impl Gateway {
                 self.notice(StatusCode::NOT_FOUND, "No such page", reason, key.is_some())
             }
         }
+    }
+
+    /// Refuses a page as long as it is not known whether workers check keys.
+    fn no_checks(&self, below: &str) -> Response {
+        let reason = "no worker has answered this gateway yet, so it cannot check keys; retry later";
+        let refused = RequestRefused::NoRoom(reason.to_owned()).into_response();
+        if below.ends_with("/data") || below.ends_with("/events") {
+            return refused;
+        }
+        let (title, reason) = ("No worker has answered", "This gateway cannot check keys yet.");
+        let mut response = self.notice(StatusCode::SERVICE_UNAVAILABLE, title, reason.to_owned(), false);
+        response.headers_mut().extend(
+            refused.headers().get(header::RETRY_AFTER).map(|after| (header::RETRY_AFTER, after.clone())),
+        );
+        response
     }
 
     /// Returns whether browsers must sign in.
