@@ -431,7 +431,7 @@ impl Gateway {
                 Ok(answer) if !must_be_repeated(answer.status()) => {
                     let is_taken = answer.status().is_success();
                     self.0.placed_elsewhere.fetch_add(u64::from(is_taken), Ordering::Relaxed);
-                    if is_taken || answer.status() == StatusCode::CONFLICT {
+                    if may_choose && (is_taken || answer.status() == StatusCode::CONFLICT) {
                         self.confirm(request, id, &place, home).await;
                     }
                     return Some(pass_on(answer, None));
