@@ -8,7 +8,7 @@
 //! them, and the grader rates the episode when it ends. Its verdict is the reward of the last step.
 //!
 //! A session that its caller can name again is stored in the journal: each episode has a log with its calls, their answers and
-//! what the environment received from outside. A later process repeats the calls of the last episode in a new instance
+//! everything that the environment received from outside. A later process repeats the calls of the last episode in a new instance
 //! when the session is next used ([`StoredSession`]).
 
 #![expect(clippy::disallowed_types, reason = "a request is limited in size, and its arguments are changed")]
@@ -90,13 +90,13 @@ pub enum SessionError {
     /// There is no episode, or it has ended.
     #[error("{0}")]
     NoEpisode(String),
-    /// The environment failed, or the request is not possible now. The episode goes on.
+    /// The environment failed, or the request is not possible now. The episode continues.
     #[error("{0}")]
     Failed(String),
-    /// A time limit of the environment's own passed. The episode goes on.
+    /// A time limit of the environment's own passed. The episode continues.
     #[error("{0}")]
     TimedOut(String),
-    /// The episode has ended without a result. The session goes on with the next reset.
+    /// The episode has ended without a result. The session continues with the next reset.
     #[error("{reason}; the episode has ended, send a reset to begin another")]
     EpisodeOver {
         /// The reason.
