@@ -1,4 +1,4 @@
-//! Checks of what is stored on the servers: the account's limits, and the replicas and the room of each stream.
+//! Checks of the account's limits, and of the replicas and the room of each stream on the servers.
 
 use async_nats::jetstream::account::Account;
 use async_nats::jetstream::context::{Context, GetStreamErrorKind};
@@ -98,7 +98,7 @@ fn is_missing(kind: &GetStreamErrorKind) -> bool {
     matches!(kind, GetStreamErrorKind::JetStream(error) if error.error_code().0 == STREAM_NOT_FOUND)
 }
 
-/// Checks that the account may store what the streams may hold, and may have all of them.
+/// Checks that the account's limits allow all streams, each at its maximum size.
 fn of_account(account: &Account, settings: &ClusterSettings) -> Vec<Finding> {
     const CHECK: &str = "nats account";
     let limits = &account.limits;

@@ -293,7 +293,7 @@ impl Server {
                 .into_iter()
                 .collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            accepting: self.0.serving.host().takes_rollouts().is_ok(),
+            accepting: self.0.serving.host().check_admission().is_ok(),
             running: load.running,
             queued: load.queued,
             max_concurrent: load.max_concurrent,
@@ -400,7 +400,7 @@ async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
 /// only callers with it receive the reason.
 async fn ready(State(server): State<Server>, headers: HeaderMap) -> Response {
     let inner = &server.0;
-    let refused = inner.serving.host().takes_rollouts().err();
+    let refused = inner.serving.host().check_admission().err();
     // A tenant does not receive the reason, which is about the whole process.
     let shows_reason = match &inner.access.server_key {
         Some(key) => is_given(key, &headers),

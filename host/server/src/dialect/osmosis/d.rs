@@ -27,7 +27,7 @@ use rollout_core::budget::Use;
 use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_rollout::{
     AdmitError, Failure, FailureKind, Finished, ForkPoint, GroupReport, GroupSeat, Handle, Host, JOIN_SECS,
-    KeptResult, Outcome, Rollout, Stage, UnfinishedRollout, drive,
+    Outcome, Rollout, Stage, StoredResult, UnfinishedRollout, drive,
 };
 use rollout_wire as wire;
 use rollout_wire::digest::{hex, sha256_parts};
@@ -121,7 +121,7 @@ pub(super) async fn start(
     check_group(osmosis, &parsed)?;
     let id = parsed.rollout.id.clone();
     let host = inner.serving.host();
-    host.may_keep()?;
+    host.check_journal_for_refusal()?;
     // A stored result reserves its id, so that no caller reads the result of another.
     let is_chosen = chosen.is_some();
     let chosen = chosen.unwrap_or_else(|| Chosen { token: random::token(), other: None, is_repeated: false });
@@ -176,7 +176,7 @@ pub(super) async fn start_tree(
     let missing = || ApiError::Invalid(vec![Problem::invalid_value("fork_of", "is missing")]);
     let fork_of = fork_of.ok_or_else(missing)?;
     let host = inner.serving.host();
-    host.may_keep()?;
+    host.check_journal_for_refusal()?;
     let (mut forks, mut known) = (Vec::new(), Vec::new());
     for member in 0..count {
         let too_long = |why: InvalidRolloutId| {
@@ -479,7 +479,7 @@ pub(super) async fn result(
             PollStatus::Journaled => {}
         }
     }
-    let kept = polled.and_then(|polled| polled.kept_result()).or_else(|| ledger.kept_result(&id));
+    let kept = polled.and_then(|polled| polled.stored_result()).or_else(|| ledger.stored_result(&id));
     let kept = kept.ok_or(ApiError::UnknownRollout)?;
     let render = |form: &Form, finished: &Finished| form.result(finished).bytes();
     let copy = ledger.read_stored(&id, kept, Lease::of(lease), render).await?;
@@ -491,7 +491,7 @@ enum Read {
     /// A result with a copy in memory.
     Here(Arc<Polled>),
     /// A result in the journal only.
-    Journaled(KeptResult),
+    Journaled(StoredResult),
 }
 
 /// Returns the response with a result. The result counts as read once all of it was sent.
