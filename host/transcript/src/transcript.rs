@@ -247,7 +247,7 @@ impl Transcript {
                 match end {
                     End::Kept { .. } => {}
                     End::OverLimit { reason } => {
-                        tool.answer = ToolAnswer::over_limit(Limit::RecordBytes, reason)
+                        tool.answer = ToolAnswer::over_limit(Limit::RecordBytes, reason);
                     }
                     End::Abandoned => {
                         (tool.duration, tool.answer) = (Duration::ZERO, ToolAnswer::abandoned());

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use memchr::memmem;
 use wasmparser::{
     BinaryReader, Data, DataKind, DataSectionReader, ImportSectionReader, MemorySectionReader, Operator,
     TypeRef,
@@ -81,7 +82,7 @@ impl Template {
             put_signed(&mut data, image.start.cast_signed());
             data.push(0x0b);
             put_number(&mut data, u32::try_from(image.bytes.len()).ok()?);
-            data.extend(placeholder(self.images.len(), image.bytes.len()));
+            data.append(&mut placeholder(self.images.len(), image.bytes.len()));
             put(&mut made, DATA, &data)?;
         }
         self.images.push(image.bytes);
@@ -93,11 +94,9 @@ impl Template {
     pub(super) fn complete(&self, mut code: Vec<u8>) -> Option<Vec<u8>> {
         let section = memory_section(&code)?;
         for (number, image) in self.images.iter().enumerate() {
-            let wanted: Vec<u8> = placeholder(number, image.len()).collect();
-            let part = &code[section.clone()];
-            let prefix = &wanted[..PREFIX_BYTES];
-            let mut found = part.windows(PREFIX_BYTES).enumerate().filter(|(_, bytes)| *bytes == prefix);
-            let at = section.start + found.next()?.0;
+            let wanted = placeholder(number, image.len());
+            let mut found = memmem::find_iter(&code[section.clone()], &wanted[..PREFIX_BYTES]);
+            let at = section.start + found.next()?;
             let place = at..at.checked_add(image.len())?;
             if found.next().is_some() || place.end > section.end || code[place.clone()] != wanted {
                 return None;
@@ -219,11 +218,15 @@ fn put_signed(bytes: &mut Vec<u8>, mut number: i32) {
 
 /// Returns the placeholder of the initial memory with this number and size: blocks with a counter and a digest, each of them
 /// different. No page of it is zero, so the compiler keeps its size.
-fn placeholder(number: usize, size: usize) -> impl Iterator<Item = u8> {
+fn placeholder(number: usize, size: usize) -> Vec<u8> {
     let digest = sha256(format!("initial memory {number}").as_bytes());
-    let text: [u8; 24] = std::array::from_fn(|at| digest[at] | 1);
-    let block = move |counter: u64| (counter << 1 | 1).to_le_bytes().into_iter().chain(text);
-    (0..).flat_map(block).take(size)
+    let mut block = digest.map(|byte| byte | 1);
+    let mut made = vec![0; size];
+    for (counter, place) in (0_u64..).zip(made.chunks_mut(block.len())) {
+        block[..8].copy_from_slice(&(counter << 1 | 1).to_le_bytes());
+        place.copy_from_slice(&block[..place.len()]);
+    }
+    made
 }
 
 /// Returns the range of the section with initial memory in an ELF file of 64 bits.
@@ -311,7 +314,8 @@ mod tests {
 
     #[test]
     fn a_placeholder_that_is_not_unique_in_the_output_is_not_replaced() {
-        let prefix: String = placeholder(0, PREFIX_BYTES).map(|byte| format!("\\{byte:02x}")).collect();
+        let prefix: String =
+            placeholder(0, PREFIX_BYTES).iter().map(|byte| format!("\\{byte:02x}")).collect();
         let text = format!(r#"(core module (memory 1) (data (i32.const 0) "{prefix}"))"#);
         let data = "x".repeat(24 * IMAGE_STEP_BYTES);
         let whole = format!(r#"(component (core module (memory 40) (data (i32.const 0) "{data}")) {text})"#);
