@@ -112,15 +112,16 @@ impl Store {
         if is_whole && !extent.is_long {
             return Ok(false);
         }
+        let mut locked = self.locked();
+        if !locked.append_checkpoint(extent.first)? {
+            return Ok(false);
+        }
+        // Otherwise another process may just have cut the log.
         if !is_whole {
             tracing::error!(
                 change = extent.first,
                 "the log of the shared catalog has lost the snapshot of its beginning; storing a new one"
             );
-        }
-        let mut locked = self.locked();
-        if !locked.append_checkpoint(extent.first)? {
-            return Ok(false);
         }
         let checkpoint = locked.position()?;
         let file = self.database();
@@ -147,7 +148,8 @@ impl Store {
     pub(crate) fn is_snapshot_expected(&self, first: u64) -> bool {
         let checkpoint = *self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner);
         checkpoint.is_some_and(|(sequence, seen)| {
-            first < sequence && (self.now() - seen).num_seconds() < SNAPSHOT_SECS_MAX
+            // The clock may be set back.
+            first < sequence && (0..SNAPSHOT_SECS_MAX).contains(&(self.now() - seen).num_seconds())
         })
     }
 }

@@ -40,8 +40,8 @@ pub struct LogExtent {
     pub is_long: bool,
 }
 
-/// The log of changes and the store of components and snapshots that all copies of a catalog share. All functions block, for a
-/// few seconds at most.
+/// The log of changes and the store of components and snapshots that all copies of a catalog share. All functions block: for a
+/// few seconds at most, and for the transfer of a component or a snapshot.
 pub trait SharedLog: Send + Sync {
     /// Appends a change after the one with this sequence; 0 stands for the beginning. Returns the change's sequence.
     ///

@@ -129,9 +129,14 @@ impl Forwarded {
         }
     }
 
-    /// Marks the request as sent before, with an answer that was lost.
-    pub(super) fn set_repeated(&mut self) {
-        self.headers.insert(HeaderName::from_static(REPEATED_HEADER), HeaderValue::from_static("1"));
+    /// Sets whether the request was sent to the worker before, with an answer that was lost.
+    pub(super) fn set_repeated(&mut self, is_repeated: bool) {
+        let name = HeaderName::from_static(REPEATED_HEADER);
+        if is_repeated {
+            self.headers.insert(name, HeaderValue::from_static("1"));
+        } else {
+            self.headers.remove(name);
+        }
     }
 
     /// Returns the headers that are sent.

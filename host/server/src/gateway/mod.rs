@@ -67,6 +67,9 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Maximum time for an answer that is combined with others.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Time that an admitted rollout's answer waits until its place is confirmed.
+const CONFIRM_TIME_MAX: Duration = Duration::from_secs(2);
+
 /// Maximum number of requests to all workers at once, such as cancellations. More wait.
 const COMBINED_MAX: usize = 16;
 
@@ -453,7 +456,7 @@ impl Gateway {
     /// id may choose again.
     async fn confirm(&self, request: &Forwarded, id: &str, place: &str, home: &Arc<Worker>) {
         let confirmation = request.confirmation(id, place);
-        let sent = tokio::time::timeout(ANSWER_TIME_MAX, self.send_while_up(&confirmation, home)).await;
+        let sent = tokio::time::timeout(CONFIRM_TIME_MAX, self.send_while_up(&confirmation, home)).await;
         match sent {
             Ok(Ok(answer)) if answer.status().is_success() => {}
             Ok(Ok(answer)) => {
@@ -556,6 +559,8 @@ impl Gateway {
     ) -> Result<reqwest::Response, SendError> {
         let until = Instant::now() + self.0.settings.result_wait;
         let mut is_repeated = false;
+        // It may have been sent to another worker before.
+        request.set_repeated(false);
         loop {
             let mut changes = self.0.workers.changes();
             // Other requests that start a rollout are answered when it is over.
@@ -576,7 +581,7 @@ impl Gateway {
                 sent => return sent,
             };
             is_repeated = true;
-            request.set_repeated();
+            request.set_repeated(true);
             let has_changed = tokio::time::timeout_at(until, changes.changed());
             if self.0.stopping.is_cancelled() || has_changed.await.is_err() {
                 return Err(SendError::NoAnswer(why));

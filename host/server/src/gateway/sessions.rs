@@ -42,11 +42,13 @@ impl SessionName {
         if let Some(below) = path.strip_prefix(open_env::PREFIX) {
             return Self::of_open_env(below, request);
         }
-        if let Some(log) = nemo_gym::session_of(path, request.headers()).as_deref().and_then(log_of) {
-            return Some(Self::Log(log.to_owned()));
+        // An id is one session, and a caller may send the cookie of another.
+        let chosen = nemo_gym::chosen_session_in(path).and_then(|name| member(request.body(), name));
+        if let Some(id) = chosen.and_then(|id| serde_json::from_str(id.get()).ok()) {
+            return Some(Self::Chosen(id));
         }
-        let chosen = member(request.body(), nemo_gym::chosen_session_in(path)?)?;
-        serde_json::from_str(chosen.get()).ok().map(Self::Chosen)
+        let cookie = nemo_gym::session_of(path, request.headers())?;
+        log_of(&cookie).map(|log| Self::Log(log.to_owned()))
     }
 
     fn of_open_env(below: &str, request: &Forwarded) -> Option<Self> {
@@ -55,7 +57,7 @@ impl SessionName {
             session_id: String,
         }
         if let Some((name, _)) = below.strip_prefix("sessions/").and_then(|rest| rest.split_once('/')) {
-            return Some(Self::Chosen(decoded(name).into_owned()));
+            return Some(Self::of_id(&decoded(name)));
         }
         let in_session: InSession = match below {
             "ws" => Query::try_from_uri(&request.uri()?).ok()?.0,
@@ -144,6 +146,7 @@ mod tests {
         check(&format!("/openenv/ws?session_id={uuid}%40w0-a"), none, "", log());
         check("/openenv/ws", none, "", None);
         check("/openenv/sessions/a%20b/ws", none, "", chosen("a b"));
+        check(&format!("/openenv/sessions/{uuid}%40w0-a/ws"), none, "", log());
         check("/openenv/reset", none, "{}", None);
         // NeMo Gym
         let cookie = ("cookie", "other=1; rollout_host_session=w0-a.123");
@@ -156,6 +159,7 @@ mod tests {
         let seed = r#"{"resources_session_id": "s1"}"#;
         check("/seed_session", cookie, seed, chosen("s1"));
         check("/close_session", none, seed, chosen("s1"));
+        check("/close_session", cookie, seed, chosen("s1"));
         check("/verify", none, seed, None);
     }
 }

@@ -202,9 +202,10 @@ impl Episodes {
         drop(ended);
     }
 
-    /// Ends the episode of a session, identified by its cookie or by the id that the caller chose.
+    /// Ends the episode of a session, identified by the id that the caller chose, or else by its cookie. The cookie may be that of
+    /// another session of the caller.
     pub(super) fn close(&self, headers: &HeaderMap, id: Option<&str>) {
-        let cookie = id.and_then(|id| self.given(id)).or_else(|| cookie_of(headers));
+        let cookie = id.map_or_else(|| cookie_of(headers), |id| self.given(id));
         if let Some(cookie) = cookie {
             self.end(&cookie);
         }
