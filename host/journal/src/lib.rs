@@ -620,7 +620,7 @@ impl JournalStore {
             found.extend(ended.filter(is_it).map(|records| Located::ended(tables.readable(&records.places))));
             found.retain(|located| !located.places.is_empty());
         }
-        for places in recover::find_sealed(&shared.folder, hash)? {
+        for places in recover::find_sealed(&shared.folder, hash, u64::MAX)? {
             // The index may have been written to its file in the meantime.
             if !found.iter().any(|known| known.places == places) {
                 found.push(Located::ended(places));

@@ -283,10 +283,10 @@ impl Located {
     }
 }
 
-/// Returns the locations of finished rollouts in sealed segments, the latest first.
-pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Location>>> {
+/// Returns the locations of finished rollouts in sealed segments up to this one, the latest first.
+pub(crate) fn find_sealed(folder: &Folder, name: u64, last: u64) -> io::Result<Vec<Vec<Location>>> {
     let mut found = Vec::new();
-    for number in folder.numbers()?.into_iter().rev() {
+    for number in folder.numbers()?.into_iter().rev().filter(|number| *number <= last) {
         match File::open(folder.index(number)) {
             Ok(file) => found.extend(index::find(&file, name)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -323,7 +323,8 @@ pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Locate
         found.push(Located { places: records.places, live: Some((number, name)) });
     }
     found.extend(ended);
-    found.extend(find_sealed(folder, name)?.into_iter().map(Located::ended));
+    // The rollouts of later segments were found above, also if the segments have been sealed since.
+    found.extend(find_sealed(folder, name, sealed.unwrap_or(0))?.into_iter().map(Located::ended));
     Ok(found)
 }
 
