@@ -68,13 +68,13 @@ impl ComponentBytes {
 static PART: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the path of a new file that has no owner yet.
-fn new_part(store: &Store) -> PathBuf {
-    folder(&store.path).join(format!("{}.part", PART.fetch_add(1, Ordering::Relaxed)))
+pub(crate) fn new_part(catalog: &Path) -> PathBuf {
+    folder(catalog).join(format!("{}.part", PART.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Fetches a component that another process was given, and checks its digest.
 fn fetch(store: &Store, log: &dyn SharedLog, digest: Digest, to: &Path) -> Result<(), CatalogError> {
-    let part = new_part(store);
+    let part = new_part(&store.path);
     let fetched = log.fetch_component(digest, &part).map_err(CatalogError::from).and_then(|()| {
         let mut file = File::open(&part).map_err(at(&part))?;
         let found = digest_of(&mut file).map_err(at(&part))?;
@@ -114,7 +114,7 @@ impl Catalog {
             require_tenant(transaction, tenant)?;
             quota(transaction, tenant, expected)
         })?;
-        let part = new_part(&self.0.store);
+        let part = new_part(&self.0.store.path);
         let file = OpenOptions::new().write(true).create_new(true).open(&part).map_err(at(&part))?;
         Ok(ComponentUpload {
             catalog: self.clone(),

@@ -3,28 +3,28 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use rusqlite::{Connection, OpenFlags};
 
+use crate::components::new_part;
 use crate::error::{CatalogError, StorageError, at};
-use crate::shared::{self, Chained, Change, Position, SharedLog, Snapshot, SnapshotError};
+use crate::shared::{self, Chained, Change, Position, Preparation, SharedLog, Snapshot, SnapshotError};
 use crate::store::{BUSY_TIME_MAX, Store, position};
 
 /// Time that the process that has appended a checkpoint has to store its snapshot before another one tries, in seconds.
 const SNAPSHOT_SECS_MAX: i64 = 60;
 
 impl Store {
-    /// Fetches the snapshot that a copy needs before it applies changes that do not follow its last one: `Some(None)` if it
-    /// needs none, and `None` if the log has another beginning meanwhile.
+    /// Fetches the snapshot that a copy needs before it applies changes that do not follow its last one.
     pub(crate) fn needed_snapshot(
         &self,
         log: &dyn SharedLog,
         position: Position,
         changes: &[(u64, Vec<u8>)],
-    ) -> Result<Option<Option<Snapshot>>, CatalogError> {
+    ) -> Result<Preparation, CatalogError> {
         let Some((first, bytes)) = changes.first().filter(|(first, _)| *first > position.sequence + 1) else {
-            return Ok(Some(None));
+            return Ok(Preparation::Ready(None));
         };
         let damaged = |what: String| {
             CatalogError::Damaged(format!(
@@ -48,7 +48,7 @@ impl Store {
             // Another process may have replaced it.
             let again = log.read(position.sequence)?;
             if again.first().is_some_and(|(now, _)| now != first) {
-                return Ok(None);
+                return Ok(Preparation::ReadAgain);
             }
             return Err(damaged("the snapshot of the change is missing".to_owned()));
         };
@@ -61,7 +61,7 @@ impl Store {
             return Err(CatalogError::Damaged(what.to_owned()));
         }
         self.beginning.store(*first, Ordering::Relaxed);
-        Ok(Some(Some(snapshot)))
+        Ok(Preparation::Ready(Some(snapshot)))
     }
 
     /// Fetches the snapshot of a checkpoint, and checks it as far as that is possible without the log. Returns `None` if
@@ -76,8 +76,11 @@ impl Store {
 
     /// Returns whether a new copy can read the log, which begins with this change.
     fn is_whole(&self, log: &dyn SharedLog, first: u64) -> Result<bool, CatalogError> {
-        if first <= 1 || self.beginning.load(Ordering::Relaxed) == first {
-            return Ok(first <= 1 || log.has_snapshot(first)?);
+        if first <= 1 {
+            return Ok(true);
+        }
+        if self.beginning.load(Ordering::Relaxed) == first {
+            return Ok(log.has_snapshot(first)?);
         }
         let is_whole = match self.fetch_snapshot(log, first) {
             Ok(snapshot) => snapshot.is_some_and(|snapshot| snapshot.checkpoint().sequence == first),
@@ -154,19 +157,16 @@ impl Store {
     }
 }
 
-/// Number of the next temporary file.
-static TEMPORARY: AtomicU64 = AtomicU64::new(0);
-
-/// A file that is removed when this is dropped.
+/// A file that is removed when this is dropped, and by the next start if this process is killed.
 struct TemporaryFile(PathBuf);
 
 impl TemporaryFile {
-    /// Returns the path of a new file, which the next start removes if this process is killed.
     fn in_catalog(catalog: &Path) -> Result<Self, StorageError> {
-        let folder = catalog.join("components");
-        std::fs::create_dir_all(&folder).map_err(at(&folder))?;
-        let number = TEMPORARY.fetch_add(1, Ordering::Relaxed);
-        Ok(Self(folder.join(format!("snapshot-{number}.part"))))
+        let path = new_part(catalog);
+        // A new copy has no folder yet.
+        let folder = path.parent().unwrap_or(catalog);
+        std::fs::create_dir_all(folder).map_err(at(folder))?;
+        Ok(Self(path))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::error::{Abort, AppendError, CatalogError, OpenError, ResourceKind, St
 use crate::model::{TenantId, Time};
 use crate::name::Name;
 use crate::pending::PendingUpdates;
-use crate::shared::{self, Applied, Chained, Change, NotApplied, Position, SharedLog, Snapshot};
+use crate::shared::{self, Applied, Chained, Change, NotApplied, Position, Preparation, SharedLog, Snapshot};
 use crate::{CatalogSettings, Clock, schema};
 use rollout_wire::digest::Digest;
 
@@ -138,7 +138,8 @@ impl Store {
             if changes.is_empty() {
                 return self.locked().make_effects();
             }
-            let Some(snapshot) = self.needed_snapshot(&**log, position, &changes)? else { continue };
+            let prepared = self.needed_snapshot(&**log, position, &changes)?;
+            let Preparation::Ready(snapshot) = prepared else { continue };
             self.locked().apply(snapshot.as_ref(), &changes)?;
         }
     }
@@ -210,8 +211,8 @@ impl Locked<'_> {
             if changes.is_empty() {
                 return Ok(());
             }
-            let snapshot = self.store.needed_snapshot(log, position, &changes)?;
-            let Some(snapshot) = snapshot else { continue };
+            let prepared = self.store.needed_snapshot(log, position, &changes)?;
+            let Preparation::Ready(snapshot) = prepared else { continue };
             self.apply(snapshot.as_ref(), &changes)?;
         }
     }

@@ -139,9 +139,7 @@ impl CatalogLog {
             }
         }
     }
-}
 
-impl CatalogLog {
     /// Stores a file as an object.
     fn put_file(&self, name: String, file: &Path) -> Result<(), SharedError> {
         let (inner, file) = (self.0.clone(), file.to_owned());

@@ -27,7 +27,7 @@ use crate::error::{AppendError, SharedError};
 pub(crate) use apply::{Applied, NotApplied, apply};
 pub(crate) use capture::{clear, install, rows};
 pub(crate) use change::{Chained, Change};
-pub(crate) use snapshot::{Position, Snapshot, SnapshotError, write as write_snapshot};
+pub(crate) use snapshot::{Position, Preparation, Snapshot, SnapshotError, write as write_snapshot};
 
 /// The log as it was when it was read last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

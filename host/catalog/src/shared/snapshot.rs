@@ -148,6 +148,14 @@ fn write_line(lines: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
     lines.write_all(b"\n")
 }
 
+/// Result of preparing to apply changes.
+pub(crate) enum Preparation {
+    /// The changes can be applied, after this snapshot if there is one.
+    Ready(Option<Snapshot>),
+    /// The log has another beginning meanwhile, and is to be read again.
+    ReadAgain,
+}
+
 /// A snapshot whose checksum is right.
 pub(crate) struct Snapshot {
     file: File,

@@ -3,8 +3,9 @@
 //! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`). If that one has no
 //! free slot, it decides which other one takes the rollout, and remembers it. Requests without an id go to the worker with
 //! most room. Members of a group go to the worker that the group's id prefers, and forks to the one that has their parent. The
-//! lease of a rollout names the log of its worker, so polls find it also after a restart, and so do the ids of sessions. While a worker is away, its polls
-//! wait within the protocol's long poll instead of failing, because a missing rollout is final for clients.
+//! lease of a rollout and the id of a session name the log of their worker, so that requests find them also after a restart.
+//! While a worker is away, its polls wait within the protocol's long poll instead of failing, because a missing rollout is final
+//! for clients.
 //!
 //! A gateway knows neither plugins nor the keys of tenants, which workers check (`owners` has what they answered).
 

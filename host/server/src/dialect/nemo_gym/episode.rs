@@ -134,8 +134,8 @@ impl Drop for Receiver {
     }
 }
 
-/// A seed in progress or that waits, for which other seeds of the same id wait. It exists before it waits, so that a seed
-/// whose caller hangs up meanwhile leaves no entry behind.
+/// A seed that is in progress, or waits for another one of the same id. It exists before it waits, so that a seed whose
+/// caller hangs up meanwhile leaves no entry behind.
 struct Seeding<'a> {
     episodes: &'a Episodes,
     id: String,
