@@ -2,21 +2,78 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rollout_catalog::{
-    AppendError, Catalog, CatalogSettings, NewDeployment, NewKey, OpenError, Rights, SharedError, SharedLog,
-    TenantId, TenantSettings,
+    AppendError, Catalog, CatalogSettings, LogExtent, NewDeployment, NewKey, OpenError, Rights, SharedError,
+    SharedLog, TenantId, TenantSettings,
 };
 use rollout_wire::digest::Digest;
 use rollout_wire::quota::Quota;
+
+/// A step of a process that cuts a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CuttingStep {
+    /// Appends the checkpoint.
+    Checkpoint,
+    /// Stores the snapshot.
+    Snapshot,
+    /// Removes the changes before it.
+    Cut,
+}
+
+/// A step of a process that removes a component from the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalStep {
+    /// The version is about to be read.
+    BeforeVersion,
+    /// The version was read.
+    AfterVersion,
+    /// The component is about to be removed.
+    BeforeRemoval,
+}
+
+/// Work that is done while a component is removed.
+pub type RemovalWork = Box<dyn FnOnce() + Send>;
 
 /// A log in the memory of one process.
 #[derive(Default)]
 pub struct MemoryLog {
     /// All changes, in order. The first one has the sequence 1.
     pub changes: Mutex<Vec<Vec<u8>>>,
-    components: Mutex<BTreeMap<Digest, Vec<u8>>>,
+    /// Number of the first changes that were removed.
+    pub removed: Mutex<usize>,
+    /// Snapshots by the sequence of their checkpoint.
+    pub snapshots: Mutex<BTreeMap<u64, Vec<u8>>>,
+    /// Number of changes above which the log is long.
+    pub changes_max: Mutex<Option<usize>>,
+    /// A step that has no answer, and whether it is done nevertheless.
+    pub failing: Mutex<Option<(CuttingStep, bool)>>,
+    /// Work that is done once at a step of a process that removes a component.
+    pub at_removal: Mutex<Option<(RemovalStep, RemovalWork)>>,
+    /// Components with their versions.
+    components: Mutex<BTreeMap<Digest, (u64, Vec<u8>)>>,
+    version: AtomicU64,
+}
+
+impl MemoryLog {
+    /// Does the work that is due at a step.
+    fn reach(&self, step: RemovalStep) {
+        let due = locked(&self.at_removal).take_if(|(at, _)| *at == step);
+        if let Some((_, work)) = due {
+            work();
+        }
+    }
+
+    /// Does a step unless it fails.
+    fn step(&self, step: CuttingStep, work: impl FnOnce()) -> Result<(), SharedError> {
+        let failing = (*locked(&self.failing)).filter(|(failing, _)| *failing == step);
+        if failing.is_none_or(|(_, is_done)| is_done) {
+            work();
+        }
+        failing.map_or(Ok(()), |_| Err(SharedError::Unavailable("no answer".to_owned())))
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -33,16 +90,22 @@ impl SharedLog for MemoryLog {
         if changes.len() as u64 != after {
             return Err(AppendError::Behind);
         }
-        changes.push(change.to_vec());
+        if String::from_utf8_lossy(change).ends_with("\"rows\":[]}") {
+            self.step(CuttingStep::Checkpoint, || changes.push(change.to_vec()))?;
+        } else {
+            changes.push(change.to_vec());
+        }
         Ok(changes.len() as u64)
     }
 
     fn read(&self, after: u64) -> Result<Vec<(u64, Vec<u8>)>, SharedError> {
         let changes = locked(&self.changes);
         let after = usize::try_from(after).unwrap_or(usize::MAX);
-        let Some(new) = changes.get(after..) else {
+        if after > changes.len() {
             return Err(SharedError::Damaged("the log ends too early".to_owned()));
-        };
+        }
+        let after = after.max(*locked(&self.removed));
+        let new = &changes[after..];
         // Few at a time, as from a server.
         Ok(new
             .iter()
@@ -52,47 +115,105 @@ impl SharedLog for MemoryLog {
             .collect())
     }
 
+    fn extent(&self) -> LogExtent {
+        let (last, removed) = (locked(&self.changes).len(), *locked(&self.removed));
+        let changes_max = *locked(&self.changes_max);
+        LogExtent {
+            first: removed as u64 + 1,
+            last: last as u64,
+            is_long: changes_max.is_some_and(|max| last - removed > max),
+        }
+    }
+
+    fn put_snapshot(&self, checkpoint: u64, file: &Path) -> Result<(), SharedError> {
+        let contents = std::fs::read(file).map_err(io)?;
+        self.step(CuttingStep::Snapshot, || drop(locked(&self.snapshots).insert(checkpoint, contents)))
+    }
+
+    fn has_snapshot(&self, checkpoint: u64) -> Result<bool, SharedError> {
+        Ok(locked(&self.snapshots).contains_key(&checkpoint))
+    }
+
+    fn fetch_snapshot(&self, checkpoint: u64, file: &Path) -> Result<bool, SharedError> {
+        match locked(&self.snapshots).get(&checkpoint) {
+            Some(contents) => std::fs::write(file, contents).map_err(io).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn cut(&self, checkpoint: u64) -> Result<(), SharedError> {
+        self.step(CuttingStep::Cut, || {
+            let mut removed = locked(&self.removed);
+            *removed = (*removed).max(usize::try_from(checkpoint).unwrap_or(usize::MAX) - 1);
+            locked(&self.snapshots).retain(|checkpoint, _| *checkpoint > *removed as u64);
+        })
+    }
+
     fn put_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
-        locked(&self.components).insert(digest, std::fs::read(file).map_err(io)?);
+        let version = self.version.fetch_add(1, Ordering::Relaxed);
+        let mut components = locked(&self.components);
+        if let Some((of_stored, _)) = components.get_mut(&digest) {
+            *of_stored = version;
+        } else {
+            components.insert(digest, (version, std::fs::read(file).map_err(io)?));
+        }
         Ok(())
     }
 
     fn fetch_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
         let found = locked(&self.components).get(&digest).cloned();
-        let bytes = found.ok_or_else(|| SharedError::Unavailable("there is no such component".to_owned()))?;
+        let (_, bytes) =
+            found.ok_or_else(|| SharedError::Unavailable("there is no such component".to_owned()))?;
         std::fs::write(file, bytes).map_err(io)
     }
 
-    fn remove_component(&self, digest: Digest) -> Result<(), SharedError> {
-        locked(&self.components).remove(&digest);
+    fn component_version(&self, digest: Digest) -> Result<Option<u64>, SharedError> {
+        self.reach(RemovalStep::BeforeVersion);
+        let version = locked(&self.components).get(&digest).map(|(version, _)| *version);
+        self.reach(RemovalStep::AfterVersion);
+        Ok(version)
+    }
+
+    fn remove_component(&self, digest: Digest, version: u64) -> Result<(), SharedError> {
+        self.reach(RemovalStep::BeforeRemoval);
+        let mut components = locked(&self.components);
+        if components.get(&digest).is_some_and(|(found, _)| *found == version) {
+            components.remove(&digest);
+        }
         Ok(())
     }
 }
 
 /// Opens a copy of the catalog in a folder.
 fn open(folder: &Path, log: &Arc<dyn SharedLog>) -> Catalog {
+    let shared = Some(log.clone());
+    open_with(&CatalogSettings { shared, ..CatalogSettings::new(folder) })
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Opens a copy of the catalog as soon as no process has it.
+pub(crate) fn open_with(settings: &CatalogSettings) -> Result<Catalog, OpenError> {
     let until = std::time::Instant::now() + crate::TIMEOUT;
     loop {
-        let shared = Some(log.clone());
-        match Catalog::open(CatalogSettings { shared, ..CatalogSettings::new(folder) }) {
-            Ok(catalog) => return catalog,
+        match Catalog::open(settings.clone()) {
             // A process that another test starts has the lock until it runs its program.
             Err(OpenError::Locked(_)) if std::time::Instant::now() < until => {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
-            Err(error) => panic!("{error}"),
+            opened => return opened,
         }
     }
 }
 
-fn upload(catalog: &Catalog, tenant: TenantId, bytes: &[u8]) -> Digest {
+/// Uploads a component for a tenant.
+pub fn upload(catalog: &Catalog, tenant: TenantId, bytes: &[u8]) -> Digest {
     let digest = Digest::of(bytes);
     let mut upload = catalog.upload(tenant, digest, 10_000).expect("the tenant exists");
     upload.write(bytes).expect("it is short");
     upload.finish().expect("the digest is right").digest
 }
 
-fn deployment(component: Digest, report: &str) -> NewDeployment {
+pub(crate) fn deployment(component: Digest, report: &str) -> NewDeployment {
     NewDeployment {
         component,
         grader: None,
@@ -106,7 +227,7 @@ fn deployment(component: Digest, report: &str) -> NewDeployment {
 }
 
 /// Returns everything that a catalog has, as text.
-fn contents(catalog: &Catalog) -> String {
+pub(crate) fn contents(catalog: &Catalog) -> String {
     let mut all = Vec::new();
     for tenant in catalog.tenants(None, 1000).expect("it can be read") {
         let id = tenant.id;

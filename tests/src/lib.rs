@@ -11,6 +11,7 @@
 mod browser;
 mod catalog;
 mod catalog_contract;
+mod catalog_cutting;
 mod collector;
 mod controller;
 mod evaluation;
@@ -34,7 +35,8 @@ mod waiting;
 
 pub use browser::BrowserDriver;
 pub use catalog::{OPERATOR, ServeCatalog, TestCatalog, TestTenant};
-pub use catalog_contract::{MemoryLog, shared_catalog_contract};
+pub use catalog_contract::{CuttingStep, MemoryLog, RemovalStep, shared_catalog_contract, upload};
+pub use catalog_cutting::{CHANGES_MAX, Copies, create, cut_log_contract};
 pub use collector::{Collector, TracedSpan};
 pub use controller::{Answer, Controller, KEY_OF_B, Received, RolloutRequest};
 pub use evaluation::{Evaluation, read_json, sums};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use rollout_journal::{Entry, Found, JournalSettings, JournalStore, Written, all_in};
+use rollout_journal::{Entry, JournalSettings, JournalStore, LocatedRollout, Written, all_in};
 
 /// A store of one journal, for [`log_contract`].
 pub trait JournalPlace {
@@ -40,7 +40,7 @@ pub fn rollouts_in(path: &Path) -> Vec<Written> {
     all.map(|found| written(&found.expect("it can be read"))).collect()
 }
 
-fn written(found: &Found) -> Written {
+fn written(found: &LocatedRollout) -> Written {
     found.read().expect("it can be read").expect("it is there")
 }
 

@@ -57,7 +57,7 @@ async fn a_clock_starts_in_2025_by_default_and_an_invalid_date_is_named() {
     assert!(trajectory.contains(r#"now\":1735689600"#), "{trajectory}");
     assert_eq!(refused.code, Some(2), "{}{}", refused.stdout, refused.stderr);
     assert!(
-        refused.stderr.contains("clock-begins: 'tomorrow' is no date such as 2026-11-23"),
+        refused.stderr.contains("clock-begins: 'tomorrow' is neither a date such as 2026-11-23"),
         "{}",
         refused.stderr
     );

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::IntoResponse;
 use axum::routing::{any, get};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -448,6 +449,307 @@ async fn a_rollout_whose_worker_is_busy_goes_to_one_with_a_free_slot_and_runs_on
         assert_eq!(first.result(admitted).await["sample"]["reward"], 1.0);
     }
     assert_eq!(controller.chats().len(), 4, "each rollout ran once");
+}
+
+#[tokio::test]
+async fn rollouts_with_callbacks_use_the_slots_of_all_workers() {
+    let controller = Controller::start().await;
+    let small = |name| worker("conform", name).option("--max-concurrent", 1).option("--queue-max", 0);
+    let workers = join_all(["w0", "w1", "w2", "w3"].map(|name| small(name).start())).await;
+    let gateway = gateway(gateway_to(&urls(&workers)), 4).await;
+    controller.hold();
+    // Ids of which several prefer the same worker.
+    let request = |number: u32| {
+        let request = controller.rollout("Calculate 2 + 3.").label("5").id(&format!("callbacks-{number}"));
+        request.with_callbacks("key-of-the-caller")
+    };
+
+    for number in 0..4 {
+        let reply = gateway.ask(&request(number)).await;
+        assert_eq!(reply.status, 202, "rollout {number} has a slot: {}", reply.text);
+    }
+
+    let refused = gateway.ask(&request(4)).await;
+    assert_eq!(refused.status, 429, "no worker has room: {}", refused.text);
+    controller.release();
+    assert_eq!(controller.callbacks_arrived(8).await.len(), 8);
+}
+
+/// A worker that has no slot free, or some, and answers requests for rollouts with a status.
+struct PlacingWorker {
+    url: String,
+    /// The requests for rollouts.
+    requests: watch::Sender<Vec<Seen>>,
+}
+
+/// Method and path of a request, and the worker that it names.
+type Seen = (String, String, String);
+
+/// Answers the request of a gateway for a rollout, by the worker that it names and whether it comes again.
+type Answer = fn(&str, bool) -> (StatusCode, [(&'static str, String); 2]);
+
+impl PlacingWorker {
+    async fn start(name: &'static str, room: i64, answer: Answer) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let requests = watch::Sender::new(Vec::<Seen>::new());
+        let seen = requests.clone();
+        let take = async move |request: axum::extract::Request| {
+            let place = request.headers().get("x-rollout-host-place");
+            let place = place.map(|place| place.to_str().unwrap().to_owned()).unwrap_or_default();
+            let line = (request.method().to_string(), request.uri().path().to_owned(), place.clone());
+            let is_again = seen.borrow().last().is_some_and(|(method, ..)| method == "POST");
+            seen.send_modify(|requests| requests.push(line));
+            match request.method().as_str() {
+                "POST" => answer(&place, is_again).into_response(),
+                _ => StatusCode::NO_CONTENT.into_response(),
+            }
+        };
+        let status = json!({
+            "worker": name, "logs": [{"name": format!("{name}-log"), "epoch": 0}], "version": "0.1.0",
+            "accepting": true, "running": 0, "queued": 0, "max_concurrent": 1, "room": room, "health": {},
+        });
+        let routes = Router::new()
+            .route("/cluster/status", get(async move || axum::Json(status.clone())))
+            .fallback(any(take));
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        Self { url, requests }
+    }
+
+    fn requests(&self) -> Vec<Seen> {
+        self.requests.borrow().clone()
+    }
+}
+
+/// Sends the gateway to a worker.
+fn at(place: &str, may_choose: bool) -> (StatusCode, [(&'static str, String); 2]) {
+    let choose = if may_choose { "x-rollout-host-choose" } else { "x-other" };
+    (StatusCode::MISDIRECTED_REQUEST, [("x-rollout-host-place", place.to_owned()), (choose, "1".to_owned())])
+}
+
+fn plainly(status: StatusCode) -> (StatusCode, [(&'static str, String); 2]) {
+    (status, [("x-a", String::new()), ("x-b", String::new())])
+}
+
+#[tokio::test]
+async fn a_caller_gets_a_status_that_it_repeats_when_workers_send_a_rollout_to_each_other() {
+    let controller = Controller::start().await;
+    let workers = tokio::join!(
+        PlacingWorker::start("w0", 5, |_, _| at("w1", false)),
+        PlacingWorker::start("w1", 5, |_, _| at("w0", false)),
+    );
+    let gateway = gateway(gateway_to(&[workers.0.url, workers.1.url]), 2).await;
+
+    let refused = gateway.ask(&controller.rollout("Calculate 2 + 3.")).await;
+
+    assert_eq!(refused.status, 429, "{}", refused.text);
+    assert!(refused.headers.contains_key("retry-after"));
+    assert!(!refused.headers.contains_key("x-rollout-host-place"), "{:?}", refused.headers);
+}
+
+#[tokio::test]
+async fn a_place_that_no_gateway_confirmed_is_chosen_again_and_then_confirmed() {
+    let controller = Controller::start().await;
+    // The first worker has a note of a gateway that was killed: the rollout is at w1, which has not taken it.
+    let home = |place: &str, is_again| at(if is_again { place } else { "w1" }, true);
+    let first = PlacingWorker::start("w0", 0, home).await;
+    let full = PlacingWorker::start("w1", 0, |_, _| plainly(StatusCode::TOO_MANY_REQUESTS)).await;
+    let free = PlacingWorker::start("w2", 5, |_, _| plainly(StatusCode::ACCEPTED)).await;
+    let gateway = gateway(gateway_to(&[first.url.clone(), full.url.clone(), free.url.clone()]), 3).await;
+
+    for number in 0..40 {
+        let id = format!("placed-{number}");
+        let before = first.requests().len();
+        let reply = gateway.ask(&controller.rollout("Calculate 2 + 3.").id(&id)).await;
+        let requests = first.requests().split_off(before);
+        if requests.is_empty() {
+            continue;
+        }
+
+        // The id prefers w0.
+        assert_eq!(reply.status, 202, "{}", reply.text);
+        let line = |method: &str, path: &str| (method.to_owned(), path.to_owned(), "w2".to_owned());
+        let confirmation = line("PUT", &format!("/rollout/{id}/placed"));
+        assert_eq!(requests.last(), Some(&confirmation), "{requests:?}");
+        assert_eq!(requests[..2], [line("POST", "/rollout"), line("POST", "/rollout")]);
+        return;
+    }
+    panic!("no id prefers the first of three workers");
+}
+
+/// Returns a worker that opens sessions of an environment.
+fn environment(component: &str, name: &str) -> Serve {
+    as_worker(TestHost::of_component(example(component)), name).config(JOURNAL)
+}
+
+#[tokio::test]
+async fn sessions_of_all_protocols_stay_at_their_worker() {
+    let workers =
+        join_all(["w0", "w1", "w2"].map(|name| environment("example-number-hunt", name).start())).await;
+    let serve = gateway_to(&urls(&workers));
+    let (first, second) = tokio::join!(gateway(serve.clone(), 3), gateway(serve, 3));
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let send = async |gateway: &TestHost, path: &str, header: (&str, &str), body: &Value| {
+        let request = http.post(format!("{}{path}", gateway.url())).header(header.0, header.1).json(body);
+        let answer = in_time("an answer", request.send()).await.unwrap();
+        let cookie = answer.headers().get("set-cookie").map(|cookie| cookie.to_str().unwrap().to_owned());
+        let cookie = cookie.and_then(|cookie| Some(cookie.split(';').next()?.to_owned()));
+        (answer.status().as_u16(), cookie.unwrap_or_default(), answer.text().await.unwrap())
+    };
+    let none = ("x-none", "1");
+    let task = json!({"env_name": "number-hunt", "split": "train", "index": 1});
+    let number = json!({"name": "step", "input": {"number": 0}});
+    let row = json!({"responses_create_params": {"input": "Which number?"}, "expected_answer": "-230"});
+
+    // Six sessions of each protocol are at several of three workers.
+    for round in 0..6 {
+        // ORS
+        let (_, _, text) = send(&first, "/create_session", none, &json!({})).await;
+        let id = text.split("data: ").nth(1).unwrap().split('\n').next().unwrap().to_owned();
+        let header = ("x-session-id", &*id);
+        let (status, _, text) = send(&second, "/create", header, &task).await;
+        assert_eq!(status, 200, "round {round}: {text}");
+        for gateway in [&first, &second] {
+            let (status, _, text) = send(gateway, "/call", header, &number).await;
+            assert!(status == 200 && text.contains("lower"), "round {round}: {status} {text}");
+            assert_eq!(send(gateway, "/ping", header, &json!({})).await.0, 200);
+        }
+        let prompt = http.get(format!("{}/prompt", second.url())).header("x-session-id", &id);
+        assert_eq!(prompt.send().await.unwrap().status(), 200);
+        assert_eq!(send(&second, "/delete", header, &json!({})).await.0, 200);
+        assert_eq!(send(&first, "/ping", header, &json!({})).await.0, 404, "it was deleted at its worker");
+
+        // NeMo Gym
+        let (status, cookie, text) = send(&first, "/seed_session", none, &row).await;
+        assert_eq!(status, 200, "{text}");
+        let header = ("cookie", &*cookie);
+        for gateway in [&first, &second] {
+            let (status, _, text) = send(gateway, "/step", header, &json!({"number": 0})).await;
+            assert!(status == 200 && text.contains("lower"), "round {round}: {status} {text}");
+        }
+        send(&second, "/step", header, &json!({"number": -230})).await;
+        let mut verified = row.clone();
+        verified["response"] = json!({"output": []});
+        let (status, _, text) = send(&second, "/verify", header, &verified).await;
+        assert!(status == 200 && text.contains("\"mask_sample\":false"), "round {round}: {status} {text}");
+
+        // NeMo Gym with an id that the caller chose
+        let mut chosen = row.clone();
+        chosen["resources_session_id"] = format!("chosen-{round}").into();
+        let (_, cookie, _) = send(&first, "/seed_session", none, &chosen).await;
+        let (_, again, _) = send(&second, "/seed_session", none, &chosen).await;
+        assert_eq!(cookie, again, "a repeated seed is the same session");
+        assert_eq!(send(&second, "/close_session", none, &chosen).await.0, 200);
+        assert_eq!(send(&first, "/step", ("cookie", &*cookie), &json!({"number": 0})).await.0, 404);
+
+        // OpenEnv
+        let rpc = |method: &str, params: Value| json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        let (_, _, text) =
+            send(&first, "/openenv/mcp", none, &rpc("openenv/session/create", json!({}))).await;
+        let created: Value = serde_json::from_str(&text).unwrap();
+        let id = &created["result"]["session_id"];
+        let call = json!({"session_id": id, "name": "step", "arguments": {"number": 0}});
+        for gateway in [&first, &second] {
+            let (_, _, text) = send(gateway, "/openenv/mcp", none, &rpc("tools/call", call.clone())).await;
+            // The environment has no named tools. Another worker would not know the session.
+            assert!(text.contains("Environment does not support MCP"), "round {round}: {text}");
+        }
+        let close = rpc("openenv/session/close", json!({"session_id": id}));
+        let (_, _, text) = send(&second, "/openenv/mcp", none, &close).await;
+        assert!(text.contains("\"closed\":true"), "round {round}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_of_an_absent_worker_is_refused_and_continues_when_it_is_back() {
+    let serve = worker("environment", "w0").config(JOURNAL);
+    let host = serve.clone().start().await;
+    let gateway = gateway(gateway_to(&[host.url().to_owned()]), 1).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let create = json!({"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"});
+    let created = gateway.post("/openenv/mcp", &create).await;
+    let id = created.body["result"]["session_id"].as_str().unwrap().to_owned();
+    let params = json!({"session_id": id, "name": "add", "arguments": {"number": 5}});
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
+    let called = gateway.post("/openenv/mcp", &call).await;
+    assert!(called.text.contains("\"result\""), "{}", called.text);
+
+    host.process().signal(Signal::STOP);
+    let refused = until("the gateway to see it", async || {
+        let request = http.post(format!("{}/openenv/mcp", gateway.url())).json(&call);
+        let answer = request.send().await.unwrap();
+        assert!([502, 503].contains(&answer.status().as_u16()), "{}", answer.status());
+        (answer.status() == 503).then_some(answer)
+    })
+    .await;
+    assert!(refused.headers().contains_key("retry-after"));
+    let text = until("the reason", async || {
+        let text = gateway.post("/openenv/mcp", &call).await.text;
+        text.contains("no worker serves the log w0-").then_some(text)
+    })
+    .await;
+    assert!(text.contains("retry later, or open another session"), "{text}");
+
+    // It finds the session in its journal.
+    let _host = host.killed(&serve).await;
+    let answer = until("the session", async || {
+        let reply = gateway.post("/openenv/mcp", &call).await;
+        (reply.status == 200).then_some(reply)
+    })
+    .await;
+    assert!(answer.text.contains("\"result\""), "{}", answer.text);
+}
+
+#[tokio::test]
+async fn a_gateway_without_a_worker_yet_shows_no_page() {
+    let address = free_address();
+    let gateway = gateway_to(&[format!("http://{address}")]).start().await;
+    for path in ["/ui/", "/ui/data", "/ui/events", "/ui/rollouts/r"] {
+        let refused = gateway.get(path).await;
+        assert_eq!(refused.status, 503, "{path}: {}", refused.text);
+        assert!(refused.headers.contains_key("retry-after"), "{path}");
+        assert!(!refused.text.contains(&address.to_string()), "{path}: {}", refused.text);
+    }
+
+    let _host = worker("conform", "w0").listen(address).start().await;
+
+    all_up(&gateway, 1).await;
+    assert_eq!(gateway.get("/ui/").await.status, 200, "the workers have no tenants");
+}
+
+#[tokio::test]
+async fn the_first_page_of_a_gateway_shows_changes_while_it_is_open() {
+    let controller = Controller::start().await;
+    let host = worker("conform", "w0").start().await;
+    let gateway = gateway(gateway_to(&[host.url().to_owned()]), 1).await;
+    let page = gateway.get("/ui/").await.text;
+    assert!(
+        page.contains(r#"data-events="/ui/events""#) && page.contains(r#"id="running" data-live"#),
+        "{page}"
+    );
+    let open = async || {
+        let http = reqwest::Client::builder().no_proxy().build().unwrap();
+        http.get(format!("{}/ui/events", gateway.url())).send().await.unwrap().bytes_stream()
+    };
+    let mut streams = Vec::new();
+    for _ in 0..32 {
+        let mut stream = open().await;
+        let first = in_time("the first event", stream.next()).await.unwrap().unwrap();
+        assert!(first.starts_with(b"retry:"), "{first:?}");
+        streams.push(stream);
+    }
+    let mut full = open().await;
+    let text = in_time("the refusal", full.next()).await.unwrap().unwrap();
+    assert!(text.starts_with(b"event: full"), "{text:?}");
+
+    controller.hold();
+    let admitted = gateway.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+
+    in_time("a change", async {
+        while !streams[0].next().await.unwrap().unwrap().starts_with(b"event: change") {}
+    })
+    .await;
+    assert!(gateway.get("/ui/").await.text.contains(&admitted.id), "the page has the rollout");
 }
 
 /// Passes connections to a server, but swallows the answers to the first requests that contain `swallowed`.

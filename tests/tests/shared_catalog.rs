@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
 use reqwest::Method;
 use rollout_catalog::{Catalog, CatalogError, CatalogSettings, OpenError, SharedLog, TenantSettings};
-use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings};
+use rollout_cluster::{CatalogLog, Cluster, ClusterError, ClusterSettings, Severity};
 use rollout_tests::{
-    Admitted, Controller, MemoryLog, ServeCatalog, TestCatalog, TestHost, TestNats, shared_catalog_contract,
-    until,
+    Admitted, CHANGES_MAX, Controller, Copies, CuttingStep, MemoryLog, RemovalStep, ServeCatalog,
+    TestCatalog, TestHost, TestNats, create, cut_log_contract, shared_catalog_contract, until, upload,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -20,14 +21,19 @@ fn a_catalog_with_a_log_in_memory_keeps_the_contract() {
     shared_catalog_contract([log.clone(), log.clone(), log]);
 }
 
-async fn log_on(nats: &TestNats) -> Arc<dyn SharedLog> {
-    let settings = ClusterSettings {
+fn settings_on(nats: &TestNats) -> ClusterSettings {
+    ClusterSettings {
         urls: nats.urls(),
         replicas: nats.urls().len(),
         accept_weak_durability: true,
         log_bytes_max: 256 << 20,
+        catalog_changes_max: CHANGES_MAX,
         ..ClusterSettings::default()
-    };
+    }
+}
+
+async fn log_on(nats: &TestNats) -> Arc<dyn SharedLog> {
+    let settings = settings_on(nats);
     let log: CatalogLog = until("the catalog's log", async || {
         let cluster = match Cluster::connect(settings.clone()).await {
             Ok(cluster) => cluster,
@@ -45,6 +51,250 @@ async fn a_catalog_on_nats_keeps_the_contract() {
     let nats = TestNats::start().await;
     let logs = [log_on(&nats).await, log_on(&nats).await, log_on(&nats).await];
     tokio::task::spawn_blocking(move || shared_catalog_contract(logs)).await.unwrap();
+}
+
+/// Returns a log in memory that is long from [`CHANGES_MAX`] changes on.
+fn short_log() -> Arc<MemoryLog> {
+    let log = MemoryLog::default();
+    *log.changes_max.lock().unwrap() = usize::try_from(CHANGES_MAX).ok();
+    Arc::new(log)
+}
+
+#[test]
+fn copies_are_the_same_when_a_log_in_memory_is_cut() {
+    let log = short_log();
+    cut_log_contract(&[log.clone(), log.clone(), log]);
+}
+
+#[tokio::test]
+async fn copies_are_the_same_when_a_log_on_nats_is_cut() {
+    let nats = TestNats::start().await;
+    let logs = [log_on(&nats).await, log_on(&nats).await, log_on(&nats).await];
+    tokio::task::spawn_blocking(move || cut_log_contract(&logs)).await.unwrap();
+
+    let log = log_on(&nats).await;
+    let copies = Arc::new(Copies::new());
+    let open = async |name: &'static str| {
+        let (log, copies) = (log.clone(), copies.clone());
+        tokio::task::spawn_blocking(move || copies.try_open(name, &log)).await.unwrap()
+    };
+    let whole = open("whole").await.unwrap();
+    let (_, extent) = whole.log_position().unwrap();
+    let finding = async || {
+        let findings = rollout_cluster::check(&settings_on(&nats)).await;
+        let of_snapshot = findings.into_iter().find(|finding| finding.check == "nats catalog snapshot");
+        of_snapshot.expect("the log was cut").severity
+    };
+    assert_eq!(finding().await, Severity::Good);
+    let cluster = Cluster::connect(settings_on(&nats)).await.unwrap();
+    let objects = cluster.jetstream().get_object_store("rollout-components").await.unwrap();
+    let names = objects.list().await.unwrap().map(|object| object.unwrap().name).collect::<Vec<_>>().await;
+    let snapshots: Vec<_> = names.iter().filter(|name| name.starts_with("snapshot-")).collect();
+    let expected = format!("snapshot-{}", extent.first);
+    assert_eq!(snapshots, [&expected], "earlier ones were removed");
+    let is_needed =
+        |name: &str| name.split('-').nth(1).and_then(|text| text.parse::<u64>().ok()) >= Some(extent.first);
+    assert!(names.iter().filter(|name| name.starts_with("change-")).all(|name| is_needed(name)), "{names:?}");
+
+    // Without the snapshot, only a worker that does not need it starts, and stores another one.
+    objects.delete(&expected).await.unwrap();
+    assert_eq!(finding().await, Severity::Failure);
+    let error = open("new").await.err().unwrap().to_string();
+    assert!(error.contains("the snapshot of the change is missing"), "{error}");
+    let is_cut = tokio::task::spawn_blocking(move || whole.catch_up().and_then(|()| whole.shorten_log()));
+    assert!(is_cut.await.unwrap().unwrap());
+    assert_eq!(open("new").await.unwrap().tenants(None, 1000).unwrap().len(), 26);
+    assert_eq!(finding().await, Severity::Good);
+}
+
+#[tokio::test]
+async fn a_new_worker_starts_from_a_snapshot_of_another_one() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let section = format!("{}catalog-changes-max = 4\n", section(&nats));
+    let one = ServeCatalog::worker("w1", &section).start().await;
+    let gateway = ServeCatalog::gateway().config(&section).start().await;
+    let one = one.behind(gateway.url());
+    until("the first worker", async || one.get_open("/health").await.body["status"].as_str().map(drop)).await;
+    let metric = async |name: &str, worker: &str| {
+        let metrics = one.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+        let start = format!("rollout_host_catalog_{name}{{worker=\"{worker}\"}} ");
+        metrics.lines().find_map(|line| line.strip_prefix(&start)?.parse::<u64>().ok())
+    };
+    until("metrics of the worker", async || metric("change", "w1").await).await;
+    let tenant = one.tenant("t", json!({})).await;
+    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
+    for number in 0..6 {
+        one.tenant(&format!("t{number}"), json!({})).await;
+    }
+    until("a short log", async || metric("log_changes", "w1").await.filter(|changes| *changes <= 4)).await;
+    let change = metric("change", "w1").await.unwrap();
+    assert!(change > 12, "{change}");
+
+    let _other = ServeCatalog::worker("w2", &section).start().await;
+
+    let plugin = one.plugin(&tenant, "p");
+    until("both workers to serve", async || (served(&plugin, &controller).await == both("v1")).then_some(()))
+        .await;
+    assert!(metric("change", "w2").await.is_some_and(|at| at >= change));
+    assert_eq!(metric("changes_behind", "w2").await, Some(0));
+}
+
+#[test]
+fn a_process_may_die_after_each_step_of_cutting_the_log() {
+    let steps = [CuttingStep::Checkpoint, CuttingStep::Snapshot, CuttingStep::Cut];
+    for (step, is_done) in steps.into_iter().flat_map(|step| [(step, false), (step, true)]) {
+        let (log, copies) = (short_log(), Copies::new());
+        let shared: Arc<dyn SharedLog> = log.clone();
+        let names = |catalog: &Catalog| {
+            let tenants = catalog.tenants(None, 1000).unwrap();
+            tenants.into_iter().map(|tenant| tenant.name.to_string()).collect::<BTreeSet<_>>()
+        };
+        let one = copies.open("one", &shared);
+        create(&one, "a");
+        let behind = copies.open("behind", &shared);
+        let at_the_end = copies.open("at-the-end", &shared);
+        let mut expected = BTreeSet::from(["a".to_owned()]);
+        for number in 0..8 {
+            create(&one, &format!("t{number}"));
+            expected.insert(format!("t{number}"));
+        }
+        at_the_end.catch_up().unwrap();
+        *log.failing.lock().unwrap() = Some((step, is_done));
+        one.catch_up().unwrap();
+        let error = one.shorten_log().unwrap_err();
+        assert!(matches!(error, CatalogError::Unavailable(_)), "{error}");
+        drop(one);
+        *log.failing.lock().unwrap() = None;
+
+        let one = copies.open("one", &shared);
+        for catalog in [&one, &behind, &at_the_end, &copies.open("new", &shared)] {
+            catalog.catch_up().unwrap();
+            assert_eq!(names(catalog), expected, "{step:?} {is_done}");
+        }
+        create(&behind, "next");
+        expected.insert("next".to_owned());
+        let is_cut = (step, is_done) == (CuttingStep::Cut, true);
+        let is_begun = (step, is_done) != (CuttingStep::Checkpoint, false);
+        at_the_end.catch_up().unwrap();
+        if is_begun {
+            assert!(!at_the_end.shorten_log().unwrap(), "another process may be at it: {step:?} {is_done}");
+            copies.clock.advance(60);
+        }
+        assert_eq!(at_the_end.shorten_log().unwrap(), !is_cut, "{step:?} {is_done}");
+        for catalog in [&one, &behind, &at_the_end, &copies.open("newer", &shared)] {
+            catalog.catch_up().unwrap();
+            assert_eq!(names(catalog), expected, "{step:?} {is_done}");
+        }
+        assert!(*log.removed.lock().unwrap() >= 9, "{step:?} {is_done}");
+    }
+}
+
+#[test]
+fn a_component_that_another_process_is_given_while_it_is_removed_stays() {
+    for step in [RemovalStep::BeforeVersion, RemovalStep::AfterVersion, RemovalStep::BeforeRemoval] {
+        let (log, copies) = (short_log(), Copies::new());
+        let shared: Arc<dyn SharedLog> = log.clone();
+        let (one, other) = (copies.open("one", &shared), copies.open("other", &shared));
+        let (a, b) = (create(&one, "a"), create(&one, "b"));
+        other.catch_up().unwrap();
+        let component = upload(&one, a, b"a component");
+        let given = other.clone();
+        let work = Box::new(move || {
+            upload(&given, b, b"a component");
+        });
+        *log.at_removal.lock().unwrap() = Some((step, work));
+        let deleted = one.delete_tenant("a").unwrap();
+        one.finish_deleting(deleted).unwrap();
+
+        assert!(log.at_removal.lock().unwrap().is_none(), "{step:?}");
+        let third = copies.open("third", &shared);
+        for catalog in [&one, &third] {
+            catalog.catch_up().unwrap();
+            assert!(catalog.component(b, component).unwrap().is_some(), "{step:?}");
+            let path = catalog.component_path(component).unwrap_or_else(|error| panic!("{step:?}: {error}"));
+            assert_eq!(std::fs::read(path).unwrap(), b"a component", "{step:?}");
+        }
+        // The last owner's removal is not prevented.
+        drop(third);
+        let deleted = one.delete_tenant("b").unwrap();
+        one.finish_deleting(deleted).unwrap();
+        let gone = copies.folder("gone");
+        assert!(shared.fetch_component(component, &gone).is_err(), "{step:?}");
+    }
+}
+
+#[test]
+fn damage_of_a_snapshot_is_found_and_repaired_by_a_copy_that_does_not_need_it() {
+    let (log, copies) = (short_log(), Copies::new());
+    let shared: Arc<dyn SharedLog> = log.clone();
+    let whole = copies.open("whole", &shared);
+    let behind = copies.open("behind", &shared);
+    for number in 0..8 {
+        create(&whole, &format!("t{number}"));
+    }
+    whole.catch_up().unwrap();
+    assert!(whole.shorten_log().unwrap());
+    let snapshot = log.snapshots.lock().unwrap()[&9].clone();
+    let set = |contents: Option<Vec<u8>>| {
+        let mut snapshots = log.snapshots.lock().unwrap();
+        snapshots.clear();
+        snapshots.extend(contents.map(|contents| (9, contents)));
+    };
+    let refused = |expected: &str| {
+        let error = behind.catch_up().unwrap_err().to_string();
+        let advice = "start a worker whose copy has change 8 or a later one";
+        assert!(error.contains(expected) && error.contains(advice), "{error}");
+        assert!(behind.tenants(None, 10).unwrap().is_empty(), "nothing was applied");
+        let error = copies.try_open("new", &shared).err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+
+    set(None);
+    refused("the snapshot of the change is missing");
+    for at in [0, 8, 39, 40, 60, snapshot.len() - 1] {
+        let mut wrong = snapshot.clone();
+        wrong[at] ^= 1;
+        set(Some(wrong));
+        refused("the snapshot of the change is damaged");
+    }
+    for length in [0, 7, 39, 40, snapshot.len() - 1] {
+        set(Some(snapshot[..length].to_vec()));
+        refused("the snapshot of the change is damaged");
+    }
+    // Changes that were removed without a snapshot.
+    create(&whole, "t8");
+    *log.removed.lock().unwrap() = 9;
+    let error = behind.catch_up().unwrap_err().to_string();
+    assert!(
+        error.contains("begins with change 10") && error.contains("changes between are missing"),
+        "{error}"
+    );
+    *log.removed.lock().unwrap() = 8;
+    set(Some(snapshot[..40].to_vec()));
+
+    // A process that starts with a whole copy replaces the snapshot.
+    drop(whole);
+    let whole = copies.open("whole", &shared);
+    whole.catch_up().unwrap();
+    assert!(whole.shorten_log().unwrap());
+    for catalog in [&behind, &copies.open("new", &shared)] {
+        catalog.catch_up().unwrap();
+        assert_eq!(catalog.tenants(None, 10).unwrap().len(), 9);
+    }
+
+    // A log with the same name that begins with other changes.
+    let another = short_log();
+    let elsewhere: Arc<dyn SharedLog> = another.clone();
+    let catalog = copies.open("elsewhere", &elsewhere);
+    for number in 0..20 {
+        create(&catalog, &format!("x{number}"));
+    }
+    catalog.catch_up().unwrap();
+    assert!(catalog.shorten_log().unwrap());
+    drop(behind);
+    let error = copies.try_open("behind", &elsewhere).err().unwrap().to_string();
+    assert!(error.contains("another log has its name"), "{error}");
 }
 
 #[test]

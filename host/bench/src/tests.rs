@@ -82,8 +82,8 @@ impl Fake {
 async fn admit(State(fake): State<Fake>, headers: HeaderMap, body: Bytes) -> Response {
     assert_eq!(headers["authorization"], format!("Bearer {KEY}"));
     let request: Value = serde_json::from_slice(&body).unwrap();
-    let goes_on = request["initial_messages"] == json!([{"role": "user", "content": GO_ON}]);
-    if !goes_on {
+    let is_continued = request["initial_messages"] == json!([{"role": "user", "content": GO_ON}]);
+    if !is_continued {
         assert_eq!(request["initial_messages"], json!([{"role": "user", "content": "Calculate 2 + 3."}]));
         fake.background.lock().unwrap().push(fake.going_on.lock().unwrap().len());
     }
@@ -97,7 +97,7 @@ async fn admit(State(fake): State<Fake>, headers: HeaderMap, body: Bytes) -> Res
     }
     let id = request["rollout_id"].as_str().unwrap().to_owned();
     let chat = request["chat_completions_url"].as_str().unwrap().to_owned();
-    if goes_on && !fake.does(number, Fault::Fail) {
+    if is_continued && !fake.does(number, Fault::Fail) {
         fake.going_on.lock().unwrap().insert(id.clone());
     }
     if request.get("completion_callback_url").is_some() {

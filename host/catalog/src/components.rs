@@ -3,7 +3,7 @@
 //! Two tenants that upload the same bytes share a file without knowing it: each uploads and is charged for
 //! all of the bytes, and each can refer to the component only through a row of its own.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -68,13 +68,13 @@ impl ComponentBytes {
 static PART: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the path of a new file that has no owner yet.
-fn new_part(store: &Store) -> PathBuf {
-    folder(&store.path).join(format!("{}.part", PART.fetch_add(1, Ordering::Relaxed)))
+pub(crate) fn new_part(catalog: &Path) -> PathBuf {
+    folder(catalog).join(format!("{}.part", PART.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Fetches a component that another process was given, and checks its digest.
 fn fetch(store: &Store, log: &dyn SharedLog, digest: Digest, to: &Path) -> Result<(), CatalogError> {
-    let part = new_part(store);
+    let part = new_part(&store.path);
     let fetched = log.fetch_component(digest, &part).map_err(CatalogError::from).and_then(|()| {
         let mut file = File::open(&part).map_err(at(&part))?;
         let found = digest_of(&mut file).map_err(at(&part))?;
@@ -114,7 +114,7 @@ impl Catalog {
             require_tenant(transaction, tenant)?;
             quota(transaction, tenant, expected)
         })?;
-        let part = new_part(&self.0.store);
+        let part = new_part(&self.0.store.path);
         let file = OpenOptions::new().write(true).create_new(true).open(&part).map_err(at(&part))?;
         Ok(ComponentUpload {
             catalog: self.clone(),
@@ -205,7 +205,7 @@ impl ComponentUpload {
         }
         drop(locked);
         if let Some(log) = &store.shared {
-            // Another process may have removed it before it had an owner.
+            // Another process may have removed it before it had an owner, or be about to.
             log.put_component(found, &to)?;
         }
         Ok(Component { digest: found, bytes })
@@ -276,15 +276,36 @@ pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<V
 }
 
 /// Removes the files of those of the components that no tenant owns, here and for other processes.
+///
+/// Another process may be given a component at the same time. It stores the component after the row again, which changes the
+/// version. So either this process sees the row, or the version that it has read before is an old one.
 pub(crate) fn remove_everywhere(
     store: &Store,
     locked: &mut Locked<'_>,
     digests: &[String],
 ) -> Result<(), CatalogError> {
-    let unowned = remove_unowned(&store.path, locked, digests)?;
-    for (log, digest) in store.shared.iter().flat_map(|log| unowned.iter().map(move |digest| (log, digest))) {
-        if let Err(error) = log.remove_component(*digest) {
-            tracing::warn!(%digest, %error, "a component without an owner stays in the shared store");
+    let Some(log) = store.shared.as_ref().filter(|_| !digests.is_empty()) else {
+        return remove_unowned(&store.path, locked, digests).map(drop);
+    };
+    let stays = |digest: &dyn std::fmt::Display, error: &dyn std::fmt::Display| {
+        tracing::warn!(%digest, %error, "a component without an owner stays in the shared store");
+    };
+    let mut versions = HashMap::new();
+    for digest in digests.iter().filter_map(|digest| digest.parse::<Digest>().ok()) {
+        match log.component_version(digest) {
+            Ok(Some(version)) => drop(versions.insert(digest, version)),
+            Ok(None) => {}
+            Err(error) => stays(&digest, &error),
+        }
+    }
+    if let Err(error) = locked.catch_up(&**log) {
+        stays(&digests.join(", "), &error);
+        versions.clear();
+    }
+    for digest in remove_unowned(&store.path, locked, digests)? {
+        let Some(version) = versions.get(&digest) else { continue };
+        if let Err(error) = log.remove_component(digest, *version) {
+            stays(&digest, &error);
         }
     }
     Ok(())

@@ -335,7 +335,7 @@ impl Catalog {
         );
         let after = after.map_or(0, |id| id.0);
         let limit = limit.min(LIST_MAX);
-        let touches = write_behind::touches(&self.0.store);
+        let touches = write_behind::unwritten_uses(&self.0.store);
         let mut keys = self.0.store.read(|transaction| {
             let mut statement = transaction.prepare(&select)?;
             let keys = statement.query_map(params![after, tenant.map(|id| id.0), limit], key_info)?;

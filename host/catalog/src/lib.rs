@@ -20,6 +20,7 @@
 //! [`touch`](Catalog::touch), [`add_usage`](Catalog::add_usage) and [`usage_today`](Catalog::usage_today).
 
 mod components;
+mod cutting;
 mod error;
 mod keys;
 mod model;
@@ -55,7 +56,7 @@ pub use name::{InvalidName, Name};
 pub use pending::TenantUsage;
 pub use plugins::VERSIONS_MAX;
 pub use secrets::SECRET_NAME_BYTES_MAX;
-pub use shared::SharedLog;
+pub use shared::{LogExtent, SharedLog};
 pub use store::{CopyLock, lock_copy};
 pub use write_behind::Day;
 
@@ -136,6 +137,19 @@ impl Catalog {
     /// returns the tenants.
     pub fn catch_up(&self) -> Result<(), CatalogError> {
         self.0.store.catch_up()
+    }
+
+    /// Cuts the log of a shared catalog if it is long: stores a snapshot of this copy, and removes the changes before it from the
+    /// log. Returns whether it did. Blocks on the servers. Call it after [`Self::catch_up`].
+    pub fn shorten_log(&self) -> Result<bool, CatalogError> {
+        self.0.store.shorten_log()
+    }
+
+    /// Returns the sequence of the last change of a shared catalog that this copy has, and the extent of the log as it was read
+    /// last. Returns `None` if no other process shares the catalog.
+    pub fn log_position(&self) -> Option<(u64, LogExtent)> {
+        let log = self.0.store.shared.as_ref()?;
+        Some((self.0.store.sequence(), log.extent()))
     }
 
     /// Returns the tenants that other processes have changed or deleted since the last call.

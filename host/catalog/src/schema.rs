@@ -4,7 +4,7 @@ use rusqlite_migration::{M, Migrations};
 
 /// Returns the migrations from every earlier version to the current one.
 pub(crate) fn migrations() -> Migrations<'static> {
-    Migrations::new(vec![M::up(VERSION_1), M::up(VERSION_2), M::up(VERSION_3)])
+    Migrations::new(vec![M::up(VERSION_1), M::up(VERSION_2), M::up(VERSION_3), M::up(VERSION_4)])
 }
 
 /// Times are seconds since 1970, days are counted from 1970, digests are 64 hex digits.
@@ -116,4 +116,9 @@ CREATE TABLE shared (
     sequence INTEGER NOT NULL,
     digest TEXT NOT NULL
 ) STRICT;
+";
+
+/// The digest of the first change of the shared log, whose beginning may be gone.
+const VERSION_4: &str = "
+ALTER TABLE shared ADD COLUMN origin TEXT;
 ";

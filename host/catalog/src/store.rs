@@ -3,6 +3,7 @@
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -15,12 +16,12 @@ use crate::error::{Abort, AppendError, CatalogError, OpenError, ResourceKind, St
 use crate::model::{TenantId, Time};
 use crate::name::Name;
 use crate::pending::PendingUpdates;
-use crate::shared::{self, Applied, Chained, Change, NotApplied, SharedLog};
+use crate::shared::{self, Applied, Chained, Change, NotApplied, Position, Preparation, SharedLog, Snapshot};
 use crate::{CatalogSettings, Clock, schema};
 use rollout_wire::digest::Digest;
 
 /// Maximum time for which a statement waits for another reader, such as a backup.
-const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
+pub(crate) const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum number of runs of a transaction while other processes change a shared catalog.
 const RUNS_MAX: u32 = 50;
@@ -42,16 +43,15 @@ pub(crate) struct Store {
     pub applied: Mutex<Applied>,
     /// Effects of applied changes that are not made yet.
     owed: Mutex<Applied>,
+    /// Sequence of the last change that this copy has.
+    sequence: AtomicU64,
+    /// The beginning of the log whose snapshot this process has read or written.
+    pub beginning: AtomicU64,
+    /// The last checkpoint that this process has seen, and when.
+    pub checkpoint: Mutex<Option<(u64, Time)>>,
     clock: Clock,
     connection: Mutex<Connection>,
     _lock: File,
-}
-
-/// The last change of the shared log that a copy has applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Position {
-    sequence: u64,
-    digest: Option<Digest>,
 }
 
 impl Store {
@@ -70,7 +70,8 @@ impl Store {
             error => at(&file)(error).into(),
         })?;
         sync_folder(&path)?;
-        let is_copy = position(&connection).map_err(at(&file))?.sequence > 0;
+        let sequence = position(&connection).map_err(at(&file))?.sequence;
+        let is_copy = sequence > 0;
         match &settings.shared {
             None if is_copy => return Err(OpenError::Shared(path)),
             Some(_) if !is_copy && has_rows(&connection).map_err(at(&file))? => {
@@ -82,6 +83,8 @@ impl Store {
         let connection = Mutex::new(connection);
         let (pending, pending_changed, effects, applied, owed) = Default::default();
         let (clock, shared) = (settings.clock, settings.shared);
+        let (sequence, beginning, checkpoint) =
+            (AtomicU64::new(sequence), AtomicU64::default(), Mutex::default());
         Ok(Self {
             path,
             pending,
@@ -90,6 +93,9 @@ impl Store {
             effects,
             applied,
             owed,
+            sequence,
+            beginning,
+            checkpoint,
             clock,
             connection,
             _lock: lock,
@@ -127,12 +133,27 @@ impl Store {
         let Some(log) = &self.shared else { return Ok(()) };
         loop {
             // The servers are asked without the lock.
-            let after = self.locked().position()?.sequence;
-            let changes = log.read(after)?;
+            let position = self.locked().position()?;
+            let changes = log.read(position.sequence)?;
             if changes.is_empty() {
                 return self.locked().make_effects();
             }
-            self.locked().apply(&changes)?;
+            let prepared = self.needed_snapshot(&**log, position, &changes)?;
+            let Preparation::Ready(snapshot) = prepared else { continue };
+            self.locked().apply(snapshot.as_ref(), &changes)?;
+        }
+    }
+
+    /// Returns the sequence of the last change that this copy has.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence.load(Ordering::Relaxed)
+    }
+
+    /// Notes that this copy has a change.
+    fn note_change(&self, sequence: u64, is_checkpoint: bool) {
+        self.sequence.fetch_max(sequence, Ordering::Relaxed);
+        if is_checkpoint {
+            *self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner) = Some((sequence, self.now()));
         }
     }
 
@@ -159,29 +180,67 @@ impl Locked<'_> {
 
     pub(crate) fn write<T>(
         &mut self,
+        change: impl FnMut(&Transaction<'_>) -> Result<T, Abort>,
+    ) -> Result<T, CatalogError> {
+        match self.store.shared.clone() {
+            None => self.write_own(change),
+            Some(log) => self.append(&*log, false, change),
+        }
+    }
+
+    /// Appends a checkpoint to a log that begins with this sequence. Returns false if another process has just done that.
+    pub(crate) fn append_checkpoint(&mut self, first: u64) -> Result<bool, CatalogError> {
+        let store = self.store;
+        let Some(log) = &store.shared else { return Ok(false) };
+        let mut is_expected = false;
+        let appended = self.append(&**log, true, |_| {
+            is_expected = store.is_snapshot_expected(first);
+            if is_expected {
+                return Err(CatalogError::Unavailable("another process stores a snapshot".to_owned()).into());
+            }
+            Ok(())
+        });
+        if is_expected { Ok(false) } else { appended.map(|()| true) }
+    }
+
+    /// Applies the changes of other processes.
+    pub(crate) fn catch_up(&mut self, log: &dyn SharedLog) -> Result<(), CatalogError> {
+        loop {
+            let position = self.position()?;
+            let changes = log.read(position.sequence)?;
+            if changes.is_empty() {
+                return Ok(());
+            }
+            let prepared = self.store.needed_snapshot(log, position, &changes)?;
+            let Preparation::Ready(snapshot) = prepared else { continue };
+            self.apply(snapshot.as_ref(), &changes)?;
+        }
+    }
+
+    /// Appends a change to the shared log, and applies it here when the log has it. A checkpoint has no rows.
+    fn append<T>(
+        &mut self,
+        log: &dyn SharedLog,
+        is_checkpoint: bool,
         mut change: impl FnMut(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
-        let Some(log) = self.store.shared.clone() else { return self.write_own(change) };
         for _ in 0..RUNS_MAX {
-            loop {
-                let changes = log.read(self.position()?.sequence)?;
-                if changes.is_empty() {
-                    break;
-                }
-                self.apply(&changes)?;
-            }
-            let mut is_behind = false;
+            self.catch_up(log)?;
+            let (mut is_behind, mut appended) = (false, None);
             let written = self.transact(TransactionBehavior::Immediate, |transaction| {
                 shared::clear(transaction)?;
                 let done = change(transaction)?;
                 let rows = shared::rows(transaction)?;
-                if rows.is_empty() {
+                if rows.is_empty() && !is_checkpoint {
                     return Ok(done);
                 }
-                let Position { sequence, digest: before } = position(transaction)?;
-                let (bytes, digest) = Change { before, rows }.encode();
-                match log.append(sequence, &bytes) {
-                    Ok(sequence) => set_position(transaction, sequence, digest)?,
+                let position = position(transaction)?;
+                let (bytes, digest) = Change { before: position.digest, rows }.encode();
+                match log.append(position.sequence, &bytes) {
+                    Ok(sequence) => {
+                        set_position(transaction, position.after(sequence, digest))?;
+                        appended = Some(sequence);
+                    }
                     Err(AppendError::Behind) => {
                         is_behind = true;
                         return Err(CatalogError::Unavailable("another process was faster".to_owned()).into());
@@ -191,6 +250,9 @@ impl Locked<'_> {
                 Ok(done)
             });
             if !is_behind {
+                if let Some(sequence) = appended.filter(|_| written.is_ok()) {
+                    self.store.note_change(sequence, is_checkpoint);
+                }
                 return written;
             }
         }
@@ -212,12 +274,44 @@ impl Locked<'_> {
         })
     }
 
-    fn position(&mut self) -> Result<Position, CatalogError> {
+    pub(crate) fn position(&mut self) -> Result<Position, CatalogError> {
         self.read(|transaction| Ok(position(transaction)?))
     }
 
-    /// Applies changes of the shared log, in order. Those that were applied before are left out.
-    fn apply(&mut self, changes: &[(u64, Vec<u8>)]) -> Result<(), CatalogError> {
+    /// Applies a snapshot, unless this copy has its checkpoint by now.
+    fn apply_snapshot(&mut self, snapshot: &Snapshot) -> Result<(), CatalogError> {
+        let (store, checkpoint) = (self.store, snapshot.checkpoint());
+        let applied = self.write_own(|transaction| {
+            if checkpoint.sequence <= position(transaction)?.sequence {
+                return Ok(None);
+            }
+            let applied = snapshot.apply(transaction).map_err(|error| store.snapshot_error(error))?;
+            set_position(transaction, checkpoint)?;
+            Ok(Some(applied))
+        })?;
+        if let Some(applied) = applied {
+            tracing::info!(change = checkpoint.sequence, "a snapshot of the shared catalog was applied");
+            self.note(checkpoint.sequence, true, &applied);
+        }
+        Ok(())
+    }
+
+    /// Notes an applied change, and makes its effects.
+    fn note(&mut self, sequence: u64, is_checkpoint: bool, applied: &Applied) {
+        self.store.note_change(sequence, is_checkpoint);
+        self.store.owed.lock().unwrap_or_else(PoisonError::into_inner).add(applied.clone());
+        self.store.applied.lock().unwrap_or_else(PoisonError::into_inner).add(applied.clone());
+        // The change is applied. What fails is tried again later.
+        if let Err(error) = self.make_effects() {
+            tracing::error!(%error, sequence, "effects of a change of the shared catalog are missing");
+        }
+    }
+
+    /// Applies a snapshot, and then changes of the shared log, in order. Those that were applied before are left out.
+    fn apply(&mut self, snapshot: Option<&Snapshot>, changes: &[(u64, Vec<u8>)]) -> Result<(), CatalogError> {
+        if let Some(snapshot) = snapshot {
+            self.apply_snapshot(snapshot)?;
+        }
         for (sequence, bytes) in changes {
             let damaged = |what: String| CatalogError::Damaged(format!("change {sequence}: {what}"));
             let Chained { change, digest } = Change::decode(bytes).map_err(damaged)?;
@@ -238,15 +332,11 @@ impl Locked<'_> {
                         damaged(what).into()
                     }
                 })?;
-                set_position(transaction, *sequence, digest)?;
+                set_position(transaction, position.after(*sequence, digest))?;
                 Ok(Some(applied))
             })?;
-            let Some(applied) = applied else { continue };
-            self.store.owed.lock().unwrap_or_else(PoisonError::into_inner).add(applied.clone());
-            self.store.applied.lock().unwrap_or_else(PoisonError::into_inner).add(applied);
-            // The change is applied. What fails is tried again later.
-            if let Err(error) = self.make_effects() {
-                tracing::error!(%error, sequence, "effects of a change of the shared catalog are missing");
+            if let Some(applied) = applied {
+                self.note(*sequence, change.rows.is_empty(), &applied);
             }
         }
         Ok(())
@@ -319,7 +409,8 @@ pub fn lock_copy(folder: &Path) -> Result<CopyLock, OpenError> {
 /// Returns whether a database of any version has tenants or keys and is no copy of a shared one.
 fn is_own(connection: &Connection) -> rusqlite::Result<bool> {
     connection.busy_timeout(BUSY_TIME_MAX)?;
-    if connection.table_exists(None, "shared")? && position(connection)?.sequence > 0 {
+    let is_copy = "SELECT EXISTS (SELECT 1 FROM shared WHERE sequence > 0)";
+    if connection.table_exists(None, "shared")? && connection.query_row(is_copy, [], |row| row.get(0))? {
         return Ok(false);
     }
     for table in ["tenants", "keys"] {
@@ -340,20 +431,25 @@ fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "trusted_schema", false)
 }
 
-fn position(connection: &Connection) -> rusqlite::Result<Position> {
+/// Returns the position of a copy.
+pub(crate) fn position(connection: &Connection) -> rusqlite::Result<Position> {
     let read = |row: &Row<'_>| {
-        let digest: String = row.get(1)?;
-        let digest = digest.parse().map_err(|error| no_value(1, error))?;
-        Ok(Position { sequence: row.get(0)?, digest: Some(digest) })
+        let digest = |at: usize| {
+            let text: Option<String> = row.get(at)?;
+            text.map(|text| text.parse().map_err(|error| no_value(at, error))).transpose()
+        };
+        Ok(Position { sequence: row.get(0)?, digest: digest(1)?, origin: digest(2)? })
     };
-    let found = connection.query_row("SELECT sequence, digest FROM shared", [], read).optional()?;
-    Ok(found.unwrap_or(Position { sequence: 0, digest: None }))
+    let found = connection.query_row("SELECT sequence, digest, origin FROM shared", [], read).optional()?;
+    Ok(found.unwrap_or_default())
 }
 
-fn set_position(connection: &Connection, sequence: u64, digest: Digest) -> rusqlite::Result<()> {
-    let upsert = "INSERT INTO shared (id, sequence, digest) VALUES (1, ?1, ?2)
-        ON CONFLICT (id) DO UPDATE SET sequence = excluded.sequence, digest = excluded.digest";
-    connection.execute(upsert, rusqlite::params![sequence, digest.to_string()]).map(drop)
+fn set_position(connection: &Connection, position: Position) -> rusqlite::Result<()> {
+    let Position { sequence, digest, origin } = position;
+    let upsert = "INSERT INTO shared (id, sequence, digest, origin) VALUES (1, ?1, ?2, ?3)
+        ON CONFLICT (id) DO UPDATE SET sequence = excluded.sequence, digest = excluded.digest, origin = excluded.origin";
+    let text = |digest: Option<Digest>| digest.map(|digest| digest.to_string());
+    connection.execute(upsert, rusqlite::params![sequence, text(digest), text(origin)]).map(drop)
 }
 
 /// Returns whether the database has tenants or keys.

@@ -57,7 +57,7 @@ pub(crate) fn touch(store: &Store, key: KeyId) {
 
 /// Returns the last uses that are not written yet. Call it before reading the database: an update that has
 /// left the memory by then is in the database.
-pub(crate) fn touches(store: &Store) -> HashMap<KeyId, i64> {
+pub(crate) fn unwritten_uses(store: &Store) -> HashMap<KeyId, i64> {
     pending(store).touched.clone()
 }
 

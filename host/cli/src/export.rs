@@ -228,7 +228,7 @@ impl Rows {
         self.counts.found += 1;
         self.bar.inc(1);
         let cells = row.cells();
-        if self.condition.as_ref().is_some_and(|condition| !condition.holds(&cells)) {
+        if self.condition.as_ref().is_some_and(|condition| !condition.selects(&cells)) {
             self.counts.left_out += 1;
             return Ok(());
         }

@@ -200,8 +200,8 @@ fn with_judge_of(raw: RawConfig, stored: &StoredRollout) -> RawConfig {
     let model = stored.grader.iter().find_map(|event| match event {
         Event::Started { request, .. } => {
             let StoredCall::Model(request) = StoredCall::read(request).ok()? else { return None };
-            let frame: Value = serde_json::from_str(&request.frame?.body).ok()?;
-            Some(frame.get("model")?.as_str()?.to_owned())
+            let body: Value = serde_json::from_str(&request.template?.body).ok()?;
+            Some(body.get("model")?.as_str()?.to_owned())
         }
         _ => None,
     });

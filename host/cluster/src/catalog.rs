@@ -2,29 +2,34 @@
 
 use std::future::Future;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::Subscriber;
-use async_nats::jetstream::object_store::{self, ObjectStore};
 use async_nats::jetstream::stream::{
     Config, DiscardPolicy, Info, LastRawMessageErrorKind, RetentionPolicy, StorageType, Stream,
 };
 use bytes::Bytes;
 use futures_util::StreamExt;
-use rollout_catalog::{AppendError, SharedError, SharedLog};
+use rollout_catalog::{AppendError, LogExtent, SharedError, SharedLog};
 use rollout_wire::digest::Digest;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
 use crate::connect::Cluster;
 use crate::error::{ClusterError, chain, unavailable};
 use crate::message::MESSAGE_BYTES_MAX;
+use crate::objects::{Objects, away};
 use crate::storage;
 use crate::writer::{Publish, publish};
 
 /// Maximum size of all changes together. A full log refuses changes; nothing is dropped.
 pub(crate) const CHANGES_BYTES_MAX: i64 = 256 << 20;
+
+/// Size of the log above which it is cut, whatever the number of changes.
+const LONG_BYTES: u64 = 32 << 20;
+
+/// Part of the maximum size that is left for checkpoints, with which a full log can be cut.
+const RESERVED_BYTES: u64 = 1 << 20;
 
 /// Number of bytes of changes that are read at once.
 const READ_BYTES_MAX: usize = 8 << 20;
@@ -32,8 +37,11 @@ const READ_BYTES_MAX: usize = 8 << 20;
 /// Time after which a request for changes fails.
 const TIME_MAX: Duration = Duration::from_secs(8);
 
-/// Time after which the transfer of a component fails.
-const COMPONENT_TIME_MAX: Duration = Duration::from_secs(600);
+/// Time after which the transfer of a component or a snapshot fails.
+const OBJECT_TIME_MAX: Duration = Duration::from_secs(600);
+
+/// Maximum size of a checkpoint, a change without rows.
+const CHECKPOINT_BYTES_MAX: usize = 256;
 
 /// Pause before a step is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -48,8 +56,10 @@ pub struct CatalogLog(Arc<Inner>);
 struct Inner {
     cluster: Cluster,
     stream: Stream<Info>,
-    objects: ObjectStore,
+    objects: Objects,
     subject: String,
+    /// The log as it was when it was read last, and its size in bytes.
+    extent: Mutex<(LogExtent, u64)>,
 }
 
 /// Notifications of changes of a catalog.
@@ -86,7 +96,8 @@ impl Cluster {
                 storage: StorageType::File,
                 num_replicas: settings.replicas,
                 deny_delete: true,
-                deny_purge: true,
+                // Purging removes the changes before a snapshot.
+                deny_purge: false,
                 ..Config::default()
             };
             let jetstream = &cluster.0.jetstream;
@@ -96,21 +107,9 @@ impl Cluster {
                 return Err(ClusterError::Differs { what: format!("stream {}", wanted.name), differences });
             }
             let bucket = format!("{}-components", settings.prefix);
-            let objects = match jetstream.get_object_store(&bucket).await {
-                Ok(objects) => objects,
-                // Creating it fails if it is there and could not be read.
-                Err(_) => {
-                    let config = object_store::Config {
-                        bucket,
-                        description: Some("Components of rollout-host by their SHA-256".to_owned()),
-                        storage: StorageType::File,
-                        num_replicas: settings.replicas,
-                        ..object_store::Config::default()
-                    };
-                    jetstream.create_object_store(config).await.map_err(unavailable)?
-                }
-            };
-            Ok(CatalogLog(Arc::new(Inner { cluster: cluster.clone(), stream, objects, subject })))
+            let objects = Objects::open(jetstream, bucket, settings.replicas).await?;
+            let (cluster, extent) = (cluster.clone(), Mutex::default());
+            Ok(CatalogLog(Arc::new(Inner { cluster, stream, objects, subject, extent })))
         })
         .await?
     }
@@ -135,27 +134,78 @@ impl CatalogLog {
         });
         match is_done.recv() {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) | Err(_) => Err(away("NATS did not answer in time".to_owned()).into()),
+            Ok(Err(_)) | Err(_) => {
+                Err(SharedError::Unavailable("NATS did not answer in time".to_owned()).into())
+            }
         }
+    }
+
+    /// Stores a file as an object.
+    fn put_file(&self, name: String, file: &Path) -> Result<(), SharedError> {
+        let (inner, file) = (self.0.clone(), file.to_owned());
+        self.block(OBJECT_TIME_MAX, async move {
+            let mut contents = tokio::fs::File::open(&file).await.map_err(away)?;
+            inner.objects.put(&name, &mut contents).await
+        })
+    }
+
+    /// Writes an object to a file. Returns false if there is none with this name.
+    fn fetch_file(&self, name: String, file: &Path) -> Result<bool, SharedError> {
+        let (inner, file) = (self.0.clone(), file.to_owned());
+        self.block(OBJECT_TIME_MAX, async move {
+            let mut to = tokio::fs::File::create(&file).await.map_err(away)?;
+            inner.objects.get(&name, &mut to).await
+        })
     }
 }
 
-fn away(why: String) -> SharedError {
-    SharedError::Unavailable(why)
-}
+/// Beginnings of the names of objects that are needed until the log begins after their sequence, which follows.
+const CHANGE_NAME: &str = "change-";
+const SNAPSHOT_NAME: &str = "snapshot-";
 
 /// Returns the name of an object with a change.
-fn change_name(digest: &str) -> String {
-    format!("change-{digest}")
+fn change_name(sequence: u64, digest: &str) -> String {
+    format!("{CHANGE_NAME}{sequence}-{digest}")
+}
+
+/// Returns the name of the object with the snapshot of a checkpoint.
+pub(crate) fn snapshot_name(checkpoint: u64) -> String {
+    format!("{SNAPSHOT_NAME}{checkpoint}")
+}
+
+/// Returns the sequence of the change or checkpoint that an object belongs to. Components belong to none.
+fn sequence_of(object: &str) -> Option<u64> {
+    let rest = object.strip_prefix(CHANGE_NAME).or_else(|| object.strip_prefix(SNAPSHOT_NAME))?;
+    rest.split('-').next()?.parse().ok()
 }
 
 impl Inner {
+    /// Reads the extent of the log from the stream's leader.
+    async fn read_extent(&self) -> Result<LogExtent, String> {
+        let info = self.stream.get_info().await.map_err(|error| chain(&error))?;
+        let state = info.state;
+        let extent = LogExtent {
+            first: state.first_sequence,
+            last: state.last_sequence,
+            is_long: state.messages > self.cluster.0.settings.catalog_changes_max || state.bytes > LONG_BYTES,
+        };
+        *self.extent.lock().unwrap_or_else(PoisonError::into_inner) = (extent, state.bytes);
+        Ok(extent)
+    }
+
     async fn append(&self, after: u64, change: Vec<u8>) -> Result<u64, AppendError> {
+        let (_, bytes) = *self.extent.lock().unwrap_or_else(PoisonError::into_inner);
+        // A checkpoint is short.
+        let bytes_max = CHANGES_BYTES_MAX.unsigned_abs() - RESERVED_BYTES;
+        if change.len() > CHECKPOINT_BYTES_MAX && bytes + change.len() as u64 > bytes_max {
+            let why = format!("its log has {bytes} bytes, which is the maximum, and no worker could cut it");
+            return Err(SharedError::Unavailable(why).into());
+        }
         let message: Bytes = if change.len() <= MESSAGE_BYTES_MAX {
             change.into()
         } else {
             let digest = Digest::of(&change).to_string();
-            self.put(&change_name(&digest), &mut &change[..]).await?;
+            self.objects.put(&change_name(after + 1, &digest), &mut &change[..]).await?;
             [REFERENCE, digest.as_bytes()].concat().into()
         };
         let until = Instant::now() + TIME_MAX / 2;
@@ -171,7 +221,7 @@ impl Inner {
                 Err(Publish::Unknown(why)) => why,
             };
             if Instant::now() > until {
-                return Err(away(why).into());
+                return Err(SharedError::Unavailable(why).into());
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
@@ -180,39 +230,49 @@ impl Inner {
     /// Reads changes until the deadline, but at least one if there is one.
     async fn read(&self, after: u64) -> Result<Vec<(u64, Vec<u8>)>, SharedError> {
         let until = Instant::now() + TIME_MAX / 2;
-        let last = loop {
-            let why = match self.stream.get_last_raw_message_by_subject(&self.subject).await {
-                Ok(message) if message.sequence >= after => break message.sequence,
-                Ok(message) => Err(format!(
-                    "the log of the catalog ends with change {}, and change {after} was applied here",
-                    message.sequence
+        let extent = loop {
+            let why = match self.read_extent().await {
+                Ok(LogExtent { last, .. }) if last < after => Err(format!(
+                    "the log of the catalog ends with change {last}, and change {after} was applied here"
                 )),
-                Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => {
-                    if after == 0 {
-                        return Ok(Vec::new());
-                    }
-                    Err(format!("the log of the catalog is empty, and change {after} was applied here"))
+                Ok(LogExtent { first, last, .. }) if first > last && last > 0 => {
+                    Err(format!("the log of the catalog is empty, and had {last} changes; it was purged"))
                 }
-                Err(error) => Ok(chain(&error)),
+                Ok(extent) => break extent,
+                Err(error) => Ok(error),
             };
             // A server that has just been elected may be behind.
             if Instant::now() > until {
-                return Err(why.map_or_else(SharedError::Damaged, away));
+                return Err(why.map_or_else(SharedError::Damaged, SharedError::Unavailable));
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         };
         let (mut changes, mut bytes) = (Vec::new(), 0);
-        for sequence in after + 1..=last {
+        for sequence in extent.first.max(after + 1)..=extent.last {
             let reading = self.read_one(sequence);
             let change = if changes.is_empty() {
-                reading.await?
+                reading.await
             } else {
                 // What was read is kept, so that a long log is read in several calls.
                 match tokio::time::timeout_at(until, reading).await {
-                    Ok(Ok(change)) => change,
                     Ok(Err(SharedError::Unavailable(_))) | Err(_) => break,
-                    Ok(Err(error)) => return Err(error),
+                    Ok(change) => change,
                 }
+            };
+            let change = match change {
+                Ok(change) => change,
+                // Another process may have cut the log meanwhile.
+                Err(error @ SharedError::Damaged(_)) => {
+                    let now = self.read_extent().await.map_err(SharedError::Unavailable)?;
+                    if now.first <= sequence {
+                        return Err(error);
+                    }
+                    if changes.is_empty() {
+                        return Box::pin(self.read(after)).await;
+                    }
+                    break;
+                }
+                Err(error) => return Err(error),
             };
             bytes += change.len();
             changes.push((sequence, change));
@@ -225,35 +285,30 @@ impl Inner {
 
     /// Reads the change with this sequence.
     async fn read_one(&self, sequence: u64) -> Result<Vec<u8>, SharedError> {
+        let missing = |what: &str| SharedError::Damaged(format!("change {sequence} of the catalog {what}"));
         let message = self.stream.get_raw_message(sequence).await.map_err(|error| match error.kind() {
-            LastRawMessageErrorKind::NoMessageFound => {
-                SharedError::Damaged(format!("change {sequence} of the catalog is missing"))
-            }
-            _ => away(chain(&error)),
+            LastRawMessageErrorKind::NoMessageFound => missing("is missing"),
+            _ => away(error),
         })?;
-        match message.payload.strip_prefix(REFERENCE) {
-            None => Ok(message.payload.to_vec()),
-            Some(digest) => self.get(&change_name(&String::from_utf8_lossy(digest))).await,
-        }
-    }
-
-    /// Stores an object, unless there is one with this name. Names have the digest of the contents.
-    async fn put(
-        &self,
-        name: &str,
-        contents: &mut (impl tokio::io::AsyncRead + Unpin),
-    ) -> Result<(), SharedError> {
-        if self.objects.info(name).await.is_ok() {
-            return Ok(());
-        }
-        self.objects.put(name, contents).await.map(drop).map_err(|error| away(chain(&error)))
-    }
-
-    async fn get(&self, name: &str) -> Result<Vec<u8>, SharedError> {
-        let mut object = self.objects.get(name).await.map_err(|error| away(chain(&error)))?;
+        let Some(digest) = message.payload.strip_prefix(REFERENCE) else {
+            return Ok(message.payload.to_vec());
+        };
         let mut bytes = Vec::new();
-        object.read_to_end(&mut bytes).await.map_err(|error| away(chain(&error)))?;
-        Ok(bytes)
+        let name = change_name(sequence, &String::from_utf8_lossy(digest));
+        if self.objects.get(&name, &mut bytes).await? {
+            return Ok(bytes);
+        }
+        Err(missing(&format!("is missing in the object store ({name})")))
+    }
+
+    /// Removes the changes before a checkpoint, and the objects of all that the log no longer has.
+    async fn cut(&self, checkpoint: u64) -> Result<(), SharedError> {
+        let purged = self.stream.purge().sequence(checkpoint).await;
+        purged.map_err(away)?;
+        let LogExtent { first, .. } = self.read_extent().await.map_err(SharedError::Unavailable)?;
+        // A change that is not in the log by now cannot get into it any more with this sequence.
+        let is_unneeded = |name: &str| sequence_of(name).is_some_and(|sequence| sequence < first);
+        self.objects.remove_all(is_unneeded).await
     }
 }
 
@@ -268,31 +323,50 @@ impl SharedLog for CatalogLog {
         self.block(TIME_MAX, async move { inner.read(after).await })
     }
 
-    fn put_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
-        let (inner, file) = (self.0.clone(), file.to_owned());
-        self.block(COMPONENT_TIME_MAX, async move {
-            let mut contents = tokio::fs::File::open(&file).await.map_err(|error| away(chain(&error)))?;
-            inner.put(&digest.to_string(), &mut contents).await
-        })
+    fn extent(&self) -> LogExtent {
+        self.0.extent.lock().unwrap_or_else(PoisonError::into_inner).0
     }
 
-    fn remove_component(&self, digest: Digest) -> Result<(), SharedError> {
+    fn put_snapshot(&self, checkpoint: u64, file: &Path) -> Result<(), SharedError> {
+        self.put_file(snapshot_name(checkpoint), file)
+    }
+
+    fn has_snapshot(&self, checkpoint: u64) -> Result<bool, SharedError> {
         let inner = self.0.clone();
-        self.block(TIME_MAX, async move {
-            let removed = inner.objects.delete(digest.to_string()).await;
-            removed.map_err(|error| away(chain(&error)))
-        })
+        self.block(TIME_MAX, async move { inner.objects.has(&snapshot_name(checkpoint)).await })
+    }
+
+    fn fetch_snapshot(&self, checkpoint: u64, file: &Path) -> Result<bool, SharedError> {
+        self.fetch_file(snapshot_name(checkpoint), file)
+    }
+
+    fn cut(&self, checkpoint: u64) -> Result<(), SharedError> {
+        let inner = self.0.clone();
+        self.block(OBJECT_TIME_MAX, async move { inner.cut(checkpoint).await })
+    }
+
+    fn put_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
+        let (inner, name) = (self.0.clone(), digest.to_string());
+        if self.block(TIME_MAX, async move { inner.objects.touch(&name).await })? {
+            return Ok(());
+        }
+        self.put_file(digest.to_string(), file)
+    }
+
+    fn component_version(&self, digest: Digest) -> Result<Option<u64>, SharedError> {
+        let inner = self.0.clone();
+        self.block(TIME_MAX, async move { inner.objects.version(&digest.to_string()).await })
+    }
+
+    fn remove_component(&self, digest: Digest, version: u64) -> Result<(), SharedError> {
+        let inner = self.0.clone();
+        self.block(TIME_MAX, async move { inner.objects.remove(&digest.to_string(), version).await })
     }
 
     fn fetch_component(&self, digest: Digest, file: &Path) -> Result<(), SharedError> {
-        let (inner, file) = (self.0.clone(), file.to_owned());
-        self.block(COMPONENT_TIME_MAX, async move {
-            let io = |error: std::io::Error| away(chain(&error));
-            let name = digest.to_string();
-            let mut object = inner.objects.get(&name).await.map_err(|error| away(chain(&error)))?;
-            let mut file = tokio::fs::File::create(&file).await.map_err(io)?;
-            tokio::io::copy(&mut object, &mut file).await.map_err(io)?;
-            file.flush().await.map_err(io)
-        })
+        if self.fetch_file(digest.to_string(), file)? {
+            return Ok(());
+        }
+        Err(SharedError::Unavailable(format!("the component {digest} is not in the object store")))
     }
 }

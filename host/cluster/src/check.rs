@@ -29,8 +29,8 @@ pub async fn check(settings: &ClusterSettings) -> Vec<Finding> {
     findings
 }
 
-/// Connects as [`Cluster::connect`] does, and returns the findings of [`check`], too, which uses the same connection. There
-/// is no cluster if the settings or the servers are refused: one of the findings is a failure then.
+/// Connects like [`Cluster::connect`], and also returns the findings of [`check`] over the same connection. The cluster is
+/// `None` if the settings or the servers are refused; then one of the findings is a failure.
 pub async fn connect_checked(settings: &ClusterSettings) -> (Vec<Finding>, Option<Cluster>) {
     let failure = |check, why: String| (vec![Finding::new(check, Severity::Failure, why)], None);
     if let Err(error) = settings.check() {

@@ -51,7 +51,7 @@ enum Condition {
 }
 
 impl Condition {
-    fn holds(self, found: Option<&(LogEntry, u64)>) -> bool {
+    fn is_met(self, found: Option<&(LogEntry, u64)>) -> bool {
         match self {
             Self::Any => true,
             Self::Revision(expected) => found.is_some_and(|(_, revision)| *revision == expected),
@@ -99,8 +99,8 @@ struct ClaimRun {
 impl ClaimRun {
     async fn run(self, condition: Condition) -> Result<ClaimedLog, ClaimError> {
         let before = self.entry().await?;
-        if !condition.holds(before.as_ref()) {
-            return Err(self.lost(before.as_ref().map(|(entry, _)| entry)));
+        if !condition.is_met(before.as_ref()) {
+            return Err(self.lost_to(before.as_ref().map(|(entry, _)| entry)));
         }
         let last = self.last().await?;
         let is_begun = before.as_ref().is_some_and(|(entry, _)| entry.is_begun);
@@ -156,8 +156,8 @@ impl ClaimRun {
         LogDamage { log: self.log.clone(), place: place.to_owned(), what: what.to_owned() }
     }
 
-    fn lost(&self, to: Option<&LogEntry>) -> ClaimError {
-        let owner = to.map_or("another worker".to_owned(), |entry| entry.owner.url.clone());
+    fn lost_to(&self, owner: Option<&LogEntry>) -> ClaimError {
+        let owner = owner.map_or("another worker".to_owned(), |entry| entry.owner.url.clone());
         ClaimError::Lost { log: self.log.clone(), owner }
     }
 
@@ -214,7 +214,7 @@ impl ClaimRun {
                             pause(&mut retries, "its owner sends heartbeats".to_owned()).await?;
                         }
                     }
-                    other => return Err(self.lost(other.as_ref().map(|(entry, _)| entry))),
+                    other => return Err(self.lost_to(other.as_ref().map(|(entry, _)| entry))),
                 },
             }
         }
@@ -241,7 +241,7 @@ impl ClaimRun {
                         time: last.time,
                     });
                 }
-                return Err(self.lost(self.entry().await?.as_ref().map(|(entry, _)| entry)));
+                return Err(self.lost_to(self.entry().await?.as_ref().map(|(entry, _)| entry)));
             }
             let number = last.map_or(0, |last| last.head.number) + 1;
             let time_before = last.map_or(0, |last| last.time);
@@ -363,7 +363,7 @@ impl Beating {
                         self.cluster.0.bucket.delete_expect_revision(&self.log, Some(self.revision));
                     return removing.await.map_err(unavailable);
                 }
-                // The process ends in any other way: its log is for the next owner.
+                // The process ends without retiring the log, which is left to the next owner.
                 Some(Err(_)) => return Ok(()),
             }
         }

@@ -64,7 +64,7 @@ impl ClusterThread {
     }
 
     pub(crate) fn handle(&self) -> Handle {
-        // It is taken when this is dropped only.
+        // The runtime is present until this is dropped.
         self.0.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
     }
 
@@ -103,7 +103,7 @@ impl Cluster {
         Ok(Self::of(settings, thread, parts))
     }
 
-    /// Creates it from what was connected on this thread.
+    /// Creates a cluster from the parts that were connected on this thread.
     pub(crate) fn of(settings: ClusterSettings, thread: ClusterThread, parts: Parts) -> Self {
         let Parts { jetstream, stream, bucket } = parts;
         Self(Arc::new(Inner { settings, jetstream, stream, bucket, thread }))

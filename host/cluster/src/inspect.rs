@@ -1,10 +1,11 @@
-//! Checks of what is stored on the servers: the account's limits, and the replicas and the room of each stream.
+//! Checks of the account's limits, and of the replicas and the room of each stream on the servers.
 
 use async_nats::jetstream::account::Account;
 use async_nats::jetstream::context::{Context, GetStreamErrorKind};
 use async_nats::jetstream::stream::{ClusterInfo, Info};
 
-use crate::catalog::CHANGES_BYTES_MAX;
+use crate::catalog::{CHANGES_BYTES_MAX, snapshot_name};
+use crate::error::chain;
 use crate::finding::{Finding, Severity};
 use crate::settings::ClusterSettings;
 
@@ -29,11 +30,16 @@ pub(crate) async fn inspect(jetstream: &Context, settings: &ClusterSettings) -> 
     }
     let logs = (settings.stream(), "nats log replicas", true);
     let owners = (format!("KV_{}", settings.bucket()), "nats bucket replicas", true);
-    let changes = (format!("{}-catalog", settings.prefix), "nats catalog", false);
+    let changes = (format!("{}-catalog", settings.prefix), CATALOG, false);
     let components = (format!("OBJ_{}-components", settings.prefix), "nats components", false);
     for (name, check, is_needed) in [logs, owners, changes, components] {
         match jetstream.get_stream(&name).await {
-            Ok(stream) => findings.push(of_stream(check, stream.cached_info(), settings)),
+            Ok(stream) => {
+                findings.push(of_stream(check, stream.cached_info(), settings));
+                if check == CATALOG {
+                    findings.extend(of_snapshot(jetstream, stream.cached_info(), settings).await);
+                }
+            }
             Err(error) if !is_needed && is_missing(&error.kind()) => {
                 let finding =
                     format!("stream {name} does not exist; the first worker with --catalog creates it");
@@ -48,6 +54,43 @@ pub(crate) async fn inspect(jetstream: &Context, settings: &ClusterSettings) -> 
     findings
 }
 
+/// Checks that the snapshot exists with which the log of a catalog begins. A log that was not cut has none.
+async fn of_snapshot(jetstream: &Context, log: &Info, settings: &ClusterSettings) -> Option<Finding> {
+    const CHECK: &str = "nats catalog snapshot";
+    let first = log.state.first_sequence;
+    if first <= 1 {
+        return None;
+    }
+    let name = snapshot_name(first);
+    let found = match jetstream.get_object_store(&format!("{}-components", settings.prefix)).await {
+        Ok(objects) => match objects.info(&name).await {
+            Ok(object) if object.deleted => Err("it was deleted".to_owned()),
+            found => found.map_err(|error| chain(&error)),
+        },
+        Err(error) => Err(chain(&error)),
+    };
+    Some(match found {
+        Ok(object) => {
+            let finding =
+                format!("the log begins with change {first}, whose snapshot has {} bytes", object.size);
+            Finding::new(CHECK, Severity::Good, finding)
+        }
+        Err(error) => {
+            let finding = format!(
+                "the log begins with change {first}, and its snapshot cannot be read: {error}; new workers and workers \
+                 that are behind cannot start"
+            );
+            Finding::new(CHECK, Severity::Failure, finding).with(format!(
+                "keep a worker running that has all changes: it stores a new snapshot. Without one, restore the stream and \
+                 the object {name} from a backup"
+            ))
+        }
+    })
+}
+
+/// Name of the check of a catalog's log.
+const CATALOG: &str = "nats catalog";
+
 /// The code of the servers for a stream that does not exist.
 const STREAM_NOT_FOUND: u64 = 10059;
 
@@ -55,7 +98,7 @@ fn is_missing(kind: &GetStreamErrorKind) -> bool {
     matches!(kind, GetStreamErrorKind::JetStream(error) if error.error_code().0 == STREAM_NOT_FOUND)
 }
 
-/// Checks that the account may store what the streams may hold, and may have all of them.
+/// Checks that the account's limits allow all streams, each at its maximum size.
 fn of_account(account: &Account, settings: &ClusterSettings) -> Vec<Finding> {
     const CHECK: &str = "nats account";
     let limits = &account.limits;

@@ -1,4 +1,4 @@
-//! Logs of workers, replicated on NATS JetStream, and who owns which.
+//! Logs of workers, replicated on NATS JetStream, and the owners of these logs.
 //!
 //! A worker's *log* has the records of all its journals, in order, in messages of one subject. [`Cluster::connect`]
 //! connects a process; [`Cluster::claim`] takes a log, its own at the start or that of a dead worker.
@@ -6,12 +6,12 @@
 //! [`LogWriter::replica`] is the replica in a journal's settings.
 //!
 //! A claim is a compare-and-set in a bucket, and then a *fence* in the log with a new epoch. Each message expects to
-//! follow the last one, so the former owner's next append fails, and [`LogWriter::fenced`] tells it to stop.
+//! follow the last one, so the former owner's next append fails, and [`LogWriter::fenced`] returns. That process stops.
 //!
 //! A catalog that several workers share has a log and an object store of its own: [`Cluster::catalog`].
 //!
-//! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches those of all workers, and says whose
-//! lease has expired.
+//! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches those of all workers, and lists the
+//! logs with an expired lease.
 
 mod catalog;
 mod check;
@@ -23,6 +23,7 @@ mod finding;
 mod inspect;
 mod members;
 mod message;
+mod objects;
 mod read;
 mod settings;
 mod storage;

@@ -1,4 +1,4 @@
-//! The owners of all logs, as their heartbeats tell.
+//! The owners of all logs, as their heartbeats report them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +50,7 @@ struct State {
 
 impl State {
     /// Records that the leader has answered.
-    fn reached(&mut self, now: Instant, gap_max: Duration) {
+    fn note_reply(&mut self, now: Instant, gap_max: Duration) {
         let has_gap = self.reached.is_none_or(|reached| now.duration_since(reached) > gap_max);
         if has_gap || self.reached_since.is_none() {
             self.reached_since = Some(now);
@@ -58,11 +58,11 @@ impl State {
         self.reached = Some(now);
     }
 
-    fn not_reached(&mut self) {
+    fn note_gap(&mut self) {
         self.reached_since = None;
     }
 
-    /// Returns whether a lease has expired: for its whole length there was no heartbeat although there could be.
+    /// Returns whether a lease has expired: no heartbeat arrived for the length of the lease, while the leader answered.
     fn is_expired(&self, member: &Member, now: Instant, lease: Duration, gap_max: Duration) -> bool {
         let (Some(since), Some(reached)) = (self.reached_since, self.reached) else { return false };
         if now.duration_since(reached) > gap_max {
@@ -183,7 +183,7 @@ impl Watching {
         }
     }
 
-    /// Begins to watch, and returns whether the bucket has no entries yet.
+    /// Begins to watch, and returns whether the bucket is still empty.
     async fn begin(&self) -> Result<(kv::Watch, bool), ClusterError> {
         let watch = self.bucket.watch_with_history(">").await.map_err(unavailable)?;
         let info = self.bucket.stream.get_info().await.map_err(unavailable)?;
@@ -226,9 +226,9 @@ impl Watching {
         match self.bucket.stream.get_info().await {
             // Without a leader the answer comes from a server that does not know the state.
             Ok(info) if info.cluster.as_ref().is_none_or(|cluster| cluster.leader.is_some()) => {
-                locked(&self.state).reached(Instant::now(), gap_max(self.heartbeat));
+                locked(&self.state).note_reply(Instant::now(), gap_max(self.heartbeat));
             }
-            Ok(_) | Err(_) => locked(&self.state).not_reached(),
+            Ok(_) | Err(_) => locked(&self.state).note_gap(),
         }
         self.changed.send_modify(|changes| *changes += 1);
     }
@@ -251,22 +251,22 @@ mod tests {
             |state: &State, seconds| state.is_expired(&member, at(seconds), SECOND * 30, SECOND * 15);
         assert!(!expired(&state, 100), "never reached");
         for second in (0..30).step_by(5) {
-            state.reached(at(second), SECOND * 15);
+            state.note_reply(at(second), SECOND * 15);
             assert!(!expired(&state, second), "after {second} s");
         }
-        state.reached(at(30), SECOND * 15);
+        state.note_reply(at(30), SECOND * 15);
         assert!(expired(&state, 30));
         assert!(!expired(&state, 46), "no answer for 16 s");
         // As after an outage, or when this process was stopped.
-        state.reached(at(60), SECOND * 15);
+        state.note_reply(at(60), SECOND * 15);
         assert!(!expired(&state, 60));
         for second in (65..90).step_by(5) {
-            state.reached(at(second), SECOND * 15);
+            state.note_reply(at(second), SECOND * 15);
             assert!(!expired(&state, second), "after {second} s");
         }
-        state.not_reached();
+        state.note_gap();
         assert!(!expired(&state, 90));
-        state.reached(at(91), SECOND * 15);
+        state.note_reply(at(91), SECOND * 15);
         assert!(!expired(&state, 91));
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Integers are little-endian. The epoch identifies the owner of the log; a new owner begins with a fence, whose body
 //! is a text about it. The number is that of the message before plus one, across owners, so that a hole is found. The
-//! time, in milliseconds since 1970, tells whether the message before may have been dropped because of its age.
+//! time, in milliseconds since 1970, shows whether the message before may have been dropped because of its age.
 //!
 //! The body of a batch is a list of chunks:
 //!
@@ -73,7 +73,7 @@ impl Draft {
         self.0.len() == HEADER_BYTES
     }
 
-    /// Returns the number of bytes that fit into the message yet.
+    /// Returns the number of bytes that still fit into the message.
     fn room(&self) -> usize {
         MESSAGE_BYTES_MAX.saturating_sub(self.0.len())
     }
@@ -92,7 +92,7 @@ impl Draft {
     }
 }
 
-/// Decodes a message into its head and body. Returns what is wrong with it otherwise.
+/// Decodes a message into its head and body. The error describes the damage.
 pub(crate) fn decode(message: &Bytes) -> Result<(Head, Bytes), &'static str> {
     let Some(header) = message.first_chunk::<HEADER_BYTES>() else {
         return Err("it is too short for a message of a log");
@@ -314,7 +314,7 @@ mod tests {
     fn records_are_cut_into_messages_and_joined() {
         assert_eq!(round(&[("a", &[1, 2, 3]), ("b", &[0])]).0, 1);
         assert_eq!(round(&[("a", &[500 << 10, 500 << 10]), ("b", &[10])]).0, 2);
-        // A record that is larger than a message begins one; what follows it shares a message with its rest.
+        // A record that is larger than a message begins a message; the next record shares a message with its rest.
         assert_eq!(round(&[("a", &[10, 2 << 20, 10]), ("b", &[10])]).0, 4);
         assert_eq!(round(&[("", &[700 << 10]), ("b", &[700 << 10]), ("a", &[1])]).0, 2);
     }

@@ -18,7 +18,7 @@ use crate::writer;
 /// Number of messages that the server sends at once. A message has at most 768 KiB.
 const MESSAGES_AT_ONCE: usize = 32;
 
-/// Time after which a request for messages ends with what was delivered.
+/// Time after which a request for messages ends with the messages delivered so far.
 const BATCH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Pause before reading continues with another consumer.
@@ -132,7 +132,7 @@ impl ClaimedLog {
             let mut batch = batch.messages().await.map_err(unavailable)?;
             let before = delivered;
             loop {
-                // The request's own expiry does not come from a server that is gone.
+                // A server that is gone does not report that the request has expired.
                 let next =
                     tokio::time::timeout(2 * BATCH_TIME_MAX, batch.next()).await.map_err(unavailable)?;
                 let Some(message) = next else { break };

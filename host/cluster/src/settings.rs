@@ -31,6 +31,8 @@ pub struct ClusterSettings {
     pub log_age_secs: u64,
     /// Maximum size of all logs together, in bytes. Appending waits when it is reached.
     pub log_bytes_max: u64,
+    /// Number of changes in the log of a shared catalog above which a worker stores a snapshot and removes them.
+    pub catalog_changes_max: u64,
     /// Time between two heartbeats of a worker, in seconds.
     pub heartbeat_secs: f64,
     /// Time after a worker's last heartbeat after which its log may be claimed, in seconds.
@@ -55,6 +57,7 @@ impl Default for ClusterSettings {
             replicas: 3,
             log_age_secs: 24 * 3600,
             log_bytes_max: 64 << 30,
+            catalog_changes_max: 10_000,
             heartbeat_secs: 5.0,
             lease_secs: 30.0,
             servers_sync_always: false,
@@ -104,6 +107,9 @@ impl ClusterSettings {
         }
         if self.log_bytes_max < 1 << 20 || i64::try_from(self.log_bytes_max).is_err() {
             return wrong("log-bytes-max", "must be at least 1048576");
+        }
+        if self.catalog_changes_max == 0 {
+            return wrong("catalog-changes-max", "must be at least 1");
         }
         if !(0.05..=3600.0).contains(&self.heartbeat_secs) {
             return wrong("heartbeat-secs", "must be from 0.05 to 3600");
@@ -180,6 +186,7 @@ mod tests {
         check(|settings| settings.replicas = 2, "replicas");
         check(|settings| settings.log_age_secs = 9, "log-age-secs");
         check(|settings| settings.log_bytes_max = u64::MAX, "log-bytes-max");
+        check(|settings| settings.catalog_changes_max = 0, "catalog-changes-max");
         check(|settings| settings.heartbeat_secs = f64::NAN, "heartbeat-secs");
         check(|settings| settings.lease_secs = 14.0, "lease-secs");
         check(|settings| settings.client_key = Some("key.pem".into()), "client-certificate");

@@ -17,7 +17,7 @@ pub(crate) type Stream = stream::Stream<Info>;
 /// Window in which the server recognizes repeated messages by an id, which no message here has.
 const DUPLICATES: Duration = Duration::from_secs(60);
 
-fn wanted(settings: &ClusterSettings) -> Config {
+fn desired_config(settings: &ClusterSettings) -> Config {
     Config {
         name: settings.stream(),
         description: Some("Logs of workers of rollout-host".to_owned()),
@@ -41,7 +41,7 @@ fn wanted(settings: &ClusterSettings) -> Config {
 
 /// Returns the stream, which is created if it does not exist, and checked otherwise.
 pub(crate) async fn stream(jetstream: &Context, settings: &ClusterSettings) -> Result<Stream, ClusterError> {
-    let wanted = wanted(settings);
+    let wanted = desired_config(settings);
     let stream = jetstream.get_or_create_stream(&wanted).await.map_err(unavailable)?;
     let differences = differences(&wanted, &stream.cached_info().config);
     if differences.is_empty() {
@@ -83,7 +83,7 @@ pub(crate) fn differences(wanted: &Config, is: &Config) -> Vec<String> {
     }
     compare("no_ack", is.no_ack.to_string(), "false".to_owned());
     compare("sealed", is.sealed.to_string(), "false".to_owned());
-    compare("deny_purge", is.deny_purge.to_string(), "true".to_owned());
+    compare("deny_purge", is.deny_purge.to_string(), wanted.deny_purge.to_string());
     compare("deny_delete", is.deny_delete.to_string(), "true".to_owned());
     let is_async = is.persist_mode == Some(PersistenceMode::Async);
     compare("persist_mode", if is_async { "async" } else { "default" }.to_owned(), "default".to_owned());
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn every_difference_is_reported_with_both_values() {
         let settings = ClusterSettings::default();
-        let good = wanted(&settings);
+        let good = desired_config(&settings);
         assert!(differences(&good, &good).is_empty());
         let check = |change: fn(&mut Config), expected: &str| {
             let mut is = good.clone();

@@ -259,7 +259,7 @@ impl Task {
         self.waiting.push_back((Outgoing::new(journal, records), pending));
     }
 
-    /// Returns the next message, and whom to notify when it is stored.
+    /// Returns the next message, and the waiters to notify when it is stored.
     fn next_message(&mut self) -> (Draft, Vec<Pending>) {
         let first = self.waiting.iter().take(BATCHES_COUNTED_MAX);
         let bytes = first.map(|(outgoing, _)| outgoing.message_bytes()).sum();
@@ -290,7 +290,7 @@ impl Task {
         let head = Head { is_fence: false, epoch, number: number + 1, time_before: time };
         let message = draft.finish(head);
         let (mut was_reported, mut pause) = (false, RETRY_PAUSE);
-        // Time since when all answers are older than what was acknowledged.
+        // Time since when every answer is older than the last acknowledged message.
         let mut older_since = None;
         loop {
             if let Some(error) = self.fenced.borrow().clone() {
@@ -335,7 +335,7 @@ impl Task {
         }
     }
 
-    /// Finds out who appended the last message.
+    /// Finds out which owner appended the last message.
     async fn resolve(&mut self, wanted: Head) -> Result<Resolved, ReplicaError> {
         let End { number, sequence, .. } = self.end;
         let last = match last_message(&self.stream, &self.subject).await {
@@ -356,7 +356,7 @@ impl Task {
         if last.head.epoch > wanted.epoch {
             return Err(ReplicaError::Fenced(format!("its epoch is {}", last.head.epoch)));
         }
-        // The server has not got the message, or its copy that was sent before is being stored.
+        // The server does not have the message, or is still storing the copy that was sent before.
         if last.sequence == sequence && last.head.number == number {
             return Ok(Resolved::NotStored);
         }
@@ -410,6 +410,16 @@ pub(crate) async fn publish(
 ) -> Result<u64, Publish> {
     let mut headers = HeaderMap::new();
     headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, after.to_string());
+    publish_with(jetstream, subject, headers, message).await
+}
+
+/// Publishes a message with headers, and returns its sequence.
+pub(crate) async fn publish_with(
+    jetstream: &Context,
+    subject: &str,
+    headers: HeaderMap,
+    message: &Bytes,
+) -> Result<u64, Publish> {
     let sent = jetstream.publish_with_headers(subject.to_owned(), headers, message.clone()).await;
     let acknowledged = match sent {
         Ok(acknowledgement) => acknowledgement.await,

@@ -128,7 +128,7 @@ impl StorageAccount {
     }
 
     /// Returns the reason if the rollout was ended for the quota.
-    pub fn over(&self) -> Option<OverStorage> {
+    pub fn excess(&self) -> Option<OverStorage> {
         self.over.get().copied()
     }
 
@@ -196,7 +196,7 @@ mod tests {
         let over = second.charge(11).unwrap_err();
         assert_eq!(over, OverStorage { used: 101, max: 100 });
         assert!(second_end.is_cancelled() && !first_end.is_cancelled());
-        assert_eq!((first.over(), second.over()), (None, Some(over)));
+        assert_eq!((first.excess(), second.excess()), (None, Some(over)));
         assert_eq!(quota.used(), 70, "the refused bytes are not charged");
         drop(held);
         assert!(second.charge(1).is_err(), "an ended rollout gets nothing");

@@ -219,7 +219,7 @@ impl ResultsDir {
         } else {
             files::write_json(&dir, MANIFEST_FILE, manifest)?;
         }
-        let found = Found::read(&dir, resume.retry_unscored)?;
+        let found = ResultsFile::read(&dir, resume.retry_unscored)?;
         let path = dir.join(RESULTS_FILE);
         if found.dropped > 0 {
             files::write_atomically(&dir, RESULTS_FILE, &found.kept)?;
@@ -328,7 +328,7 @@ enum Matches {
 /// Reads the manifest and the results of a directory, without locking it. The results are in the order in
 /// which they were written.
 pub fn read(dir: &Path) -> Result<(Manifest, Vec<ResultLine>), ResultsError> {
-    Ok((read_manifest(dir)?, Found::read(dir, false)?.lines))
+    Ok((read_manifest(dir)?, ResultsFile::read(dir, false)?.lines))
 }
 
 fn read_manifest(dir: &Path) -> Result<Manifest, ResultsError> {
@@ -348,7 +348,7 @@ fn check_manifest(dir: &Path, manifest: &Manifest) -> Result<Matches, ResultsErr
 
 /// Content of a results file.
 #[derive(Default)]
-struct Found {
+struct ResultsFile {
     lines: Vec<ResultLine>,
     /// The bytes of `lines`, as they were written.
     kept: Vec<u8>,
@@ -358,7 +358,7 @@ struct Found {
     torn: bool,
 }
 
-impl Found {
+impl ResultsFile {
     fn read(dir: &Path, retry_unscored: bool) -> Result<Self, ResultsError> {
         let path = dir.join(RESULTS_FILE);
         let bytes = match fs::read(&path) {

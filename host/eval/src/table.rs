@@ -218,7 +218,8 @@ fn warnings(table: &mut Table, summary: &Summary) {
         lines.extend(table.folded("    e.g. ", &format!("{place}{first_rollout}")));
     };
     for (kind, suspects) in &summary.refused_uses {
-        let (what, its) = (kind.what(), if suspects.rollouts == 1 { "its reward" } else { "their rewards" });
+        let (what, its) =
+            (kind.description(), if suspects.rollouts == 1 { "its reward" } else { "their rewards" });
         match kind.is_failure() {
             true => warn(&format!("{what}; {its} may mean nothing"), suspects),
             false => warn(what, suspects),

@@ -113,7 +113,7 @@ impl Condition {
     }
 
     /// Returns whether a row is selected.
-    pub fn holds(&self, row: &[Cell<'_>]) -> bool {
+    pub fn selects(&self, row: &[Cell<'_>]) -> bool {
         self.0.evaluate(row) == Some(true)
     }
 }
@@ -302,7 +302,7 @@ impl Comparison {
         })
     }
 
-    fn holds(self, order: Ordering) -> bool {
+    fn accepts(self, order: Ordering) -> bool {
         match self {
             Self::Equal => order.is_eq(),
             Self::NotEqual => order.is_ne(),
@@ -323,7 +323,7 @@ impl Predicate {
                 _ => None,
             },
             Self::Compare(one, comparison, other) => {
-                order(&one.evaluate(row), &other.evaluate(row)).map(|order| comparison.holds(order))
+                order(&one.evaluate(row), &other.evaluate(row)).map(|order| comparison.accepts(order))
             }
             Self::IsNull(operand) => Some(matches!(operand.evaluate(row), Cell::Null)),
             Self::Not(test) => test.evaluate(row).map(|holds| !holds),
@@ -423,7 +423,7 @@ mod tests {
     fn a_row_is_selected_if_the_condition_is_true() {
         let check = |condition: &str, expected: bool| {
             let parsed = Condition::parse(condition).unwrap_or_else(|error| panic!("{error}"));
-            assert_eq!(parsed.holds(&row()), expected, "{condition}");
+            assert_eq!(parsed.selects(&row()), expected, "{condition}");
         };
         for (condition, expected) in [
             ("reward >= 0.5", true),

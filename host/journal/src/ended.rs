@@ -8,16 +8,16 @@ use crate::index::{self, Index, Records};
 use crate::jobs::{Errand, Job, Level, Waiting};
 use crate::record::Kind;
 use crate::recover::{self, Located, Reader};
-use crate::{Entry, Event, Found, JournalStore, Location, found};
+use crate::{Entry, Event, JournalStore, LocatedRollout, Location, found};
 
-/// Hashes a rollout's name as in [`EndedRollout`].
+/// Hashes a rollout's name as in [`IndexedRollout`].
 pub fn name_hash(name: &str) -> u64 {
     index::hash(name.as_bytes())
 }
 
 /// A finished rollout according to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndedRollout {
+pub struct IndexedRollout {
     /// [Hash](name_hash) of the rollout's name.
     pub name: u64,
     /// Kind of the rollout's first event, if it has one.
@@ -28,7 +28,7 @@ pub struct EndedRollout {
     pub last_segment: u64,
 }
 
-impl EndedRollout {
+impl IndexedRollout {
     fn of(records: &Records) -> Option<Self> {
         // A copied record may be in a later segment than those after it.
         let first_segment = records.places.iter().map(|place| place.segment()).min()?;
@@ -68,7 +68,7 @@ impl JournalStore {
         };
         // The owner knows for the first time which segments it needs.
         if was_held {
-            shared.add([Job::Tell(Level::Written, Waiting::Errand(Errand::Retain))]);
+            shared.add([Job::Notify(Level::Written, Waiting::Errand(Errand::Retain))]);
         }
     }
 
@@ -79,13 +79,13 @@ impl JournalStore {
         &self,
         from: u64,
         wanted: impl Fn(u8) -> bool,
-        is_read: impl Fn(&EndedRollout) -> bool,
-        mut each: impl FnMut(EndedRollout, Vec<Event>),
+        is_read: impl Fn(&IndexedRollout) -> bool,
+        mut each: impl FnMut(IndexedRollout, Vec<Event>),
     ) -> io::Result<()> {
         let shared = &self.0.shared;
         let mut pass_on = |records: &[Records]| -> io::Result<()> {
             for records in records {
-                let Some(ended) = EndedRollout::of(records) else { continue };
+                let Some(ended) = IndexedRollout::of(records) else { continue };
                 if !ended.first_event.is_some_and(&wanted) {
                     continue;
                 }
@@ -121,7 +121,11 @@ impl JournalStore {
     }
 
     /// Finds the rollout of this name that ended last in these segments. Reads files.
-    pub fn find_ended(&self, name: &str, segments: RangeInclusive<u64>) -> io::Result<Option<Found>> {
+    pub fn find_ended(
+        &self,
+        name: &str,
+        segments: RangeInclusive<u64>,
+    ) -> io::Result<Option<LocatedRollout>> {
         let shared = &self.0.shared;
         let hash = name_hash(name);
         let is_it = |records: &&Records| records.name == hash;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-use crate::record::{self, FRAME_BYTES, Found, Kind};
+use crate::record::{self, FRAME_BYTES, Kind, Parsed};
 use crate::{Event, Written};
 
 /// Beginning of every file, followed by the version.
@@ -100,9 +100,9 @@ fn read_records(bytes: &Bytes) -> Result<Written, (usize, &'static str)> {
     loop {
         let rest = bytes.get(at..).unwrap_or_default();
         let (kind, payload, length) = match record::read(rest) {
-            Found::Record(read, length) => (read.kind, bytes.slice_ref(read.payload), length),
-            Found::Torn => return Err((at, wrong(rest))),
-            Found::End => return Err((at, "the file ends before its last record")),
+            Parsed::Record(read, length) => (read.kind, bytes.slice_ref(read.payload), length),
+            Parsed::Torn => return Err((at, wrong(rest))),
+            Parsed::End => return Err((at, "the file ends before its last record")),
         };
         let is_first = at == MAGIC.len() + 1;
         match kind {

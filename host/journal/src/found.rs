@@ -14,13 +14,13 @@ use crate::segment::Folder;
 use crate::{Event, Location, Written};
 
 /// A rollout that was found in a journal. Its events have not been read yet.
-pub struct Found {
+pub struct LocatedRollout {
     folder: Folder,
     located: Located,
     name: Bytes,
 }
 
-impl Found {
+impl LocatedRollout {
     /// Returns the rollout with records at these locations, or `None` if its first record was deleted.
     fn at(folder: &Folder, located: Located) -> io::Result<Option<Self>> {
         let first = |located: &Located| {
@@ -83,7 +83,7 @@ fn with_places<T>(
     }
 }
 
-impl Found {
+impl LocatedRollout {
     /// Returns the size of the events of the wanted kinds. Reads files.
     pub fn bytes_of(&self, wanted: impl Fn(u8) -> bool) -> io::Result<u64> {
         let lengths = |located: &Located| {
@@ -119,15 +119,15 @@ fn if_exists<T>(read: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 /// Returns the rollouts with this name. Others may have the same hash.
-pub(crate) fn named(folder: &Folder, all: Vec<Located>, name: &str) -> io::Result<Vec<Found>> {
-    let found = all.into_iter().map(|located| Found::at(folder, located));
+pub(crate) fn named(folder: &Folder, all: Vec<Located>, name: &str) -> io::Result<Vec<LocatedRollout>> {
+    let found = all.into_iter().map(|located| LocatedRollout::at(folder, located));
     let found = found.filter_map(Result::transpose);
     found.filter(|found| found.as_ref().map_or(true, |found| found.name() == name.as_bytes())).collect()
 }
 
 /// Returns the rollouts of this name in the journal in a directory, the latest first. Another process may
 /// have the journal open. Reads files and changes none.
-pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Found>> {
+pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<LocatedRollout>> {
     let folder = recover::unopened(path);
     let places = recover::find_unopened(&folder, index::hash(name.as_bytes()))?;
     named(&folder, places, name)
@@ -136,7 +136,7 @@ pub fn find_in(path: &Path, name: &str) -> io::Result<Vec<Found>> {
 /// Returns all rollouts in the journal in a directory, each once: finished ones in the order in which they ended,
 /// then unfinished ones. Another process may have the journal open; records that it writes in the meantime
 /// may be included. Reads one segment's index at a time and changes no files.
-pub fn all_in(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Found>> + use<>> {
+pub fn all_in(path: &Path) -> io::Result<impl Iterator<Item = io::Result<LocatedRollout>> + use<>> {
     let folder = recover::unopened(path);
     let segments = folder.numbers()?.into();
     let all = All { folder, segments, known: Index::default(), found: VecDeque::new(), is_over: false };
@@ -157,7 +157,7 @@ struct All {
 
 impl All {
     /// Finds the rollouts that ended in the next segment, or the unfinished ones after the last segment.
-    fn look(&mut self) -> io::Result<()> {
+    fn read_next_segment(&mut self) -> io::Result<()> {
         let Some(number) = self.segments.pop_front() else {
             self.is_over = true;
             let live = self.known.take_live().into_iter();
@@ -184,17 +184,17 @@ impl All {
 }
 
 impl Iterator for All {
-    type Item = io::Result<Option<Found>>;
+    type Item = io::Result<Option<LocatedRollout>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some(located) = self.found.pop_front() {
-                return Some(Found::at(&self.folder, located));
+                return Some(LocatedRollout::at(&self.folder, located));
             }
             if self.is_over {
                 return None;
             }
-            if let Err(error) = self.look() {
+            if let Err(error) = self.read_next_segment() {
                 self.is_over = true;
                 return Some(Err(error));
             }

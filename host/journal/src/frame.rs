@@ -44,7 +44,7 @@ pub(crate) struct Record<'a> {
 
 /// Contents at an offset of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
+pub(crate) enum Parsed<'a> {
     /// A complete record with its size.
     Record(Record<'a>, usize),
     /// A valid frame with a damaged body, with the record's size.
@@ -54,7 +54,7 @@ pub(crate) enum Found<'a> {
 }
 
 /// A frame with a valid mark.
-struct Frame {
+struct FrameHeader {
     length: usize,
     checksum: u32,
     sequence: u32,
@@ -107,7 +107,7 @@ impl Stamp {
 
     /// Parses the frame at the beginning of the bytes, which are at this offset. Returns `None` if its mark
     /// is wrong.
-    fn frame_at(self, bytes: &[u8], offset: u64) -> Option<Frame> {
+    fn frame_at(self, bytes: &[u8], offset: u64) -> Option<FrameHeader> {
         let frame = bytes.first_chunk::<FRAME_BYTES>()?;
         let word = |at: usize| u32::from_le_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
         let (length, checksum, sequence) = (word(0), word(4), word(8));
@@ -115,7 +115,7 @@ impl Stamp {
             return None;
         }
         let is_ours = *frame == self.frame(offset, length, checksum, sequence);
-        is_ours.then_some(Frame { length: length as usize, checksum, sequence })
+        is_ours.then_some(FrameHeader { length: length as usize, checksum, sequence })
     }
 
     /// Returns the size of the record whose frame is at the beginning of the bytes.
@@ -124,18 +124,18 @@ impl Stamp {
     }
 
     /// Parses the record at the beginning of the bytes, which are at this offset of the segment.
-    pub(crate) fn read(self, bytes: &[u8], offset: u64) -> Found<'_> {
-        let Some(Frame { length, checksum, sequence }) = self.frame_at(bytes, offset) else {
-            return Found::Nothing;
+    pub(crate) fn read(self, bytes: &[u8], offset: u64) -> Parsed<'_> {
+        let Some(FrameHeader { length, checksum, sequence }) = self.frame_at(bytes, offset) else {
+            return Parsed::Nothing;
         };
         let end = FRAME_BYTES + length;
         let body = bytes.get(FRAME_BYTES..end).filter(|body| crc32fast::hash(body) == checksum);
         let Some((rollout, [kind, payload @ ..])) = body.and_then(|body| body.split_first_chunk::<8>())
         else {
-            return Found::WrongBody(end);
+            return Parsed::WrongBody(end);
         };
         let rollout = u64::from_le_bytes(*rollout);
-        Found::Record(Record { rollout, sequence, kind: Kind::of(*kind), payload }, end)
+        Parsed::Record(Record { rollout, sequence, kind: Kind::of(*kind), payload }, end)
     }
 
     /// Finds the next frame of this journal from an offset on, with one comparison per byte.
@@ -160,20 +160,20 @@ mod tests {
             &[Bytes::from_static(b"ab"), Bytes::from_static(b"c")],
         );
         let whole = Record { rollout: 7, sequence: 2, kind: Kind::Event(3), payload: b"abc" };
-        assert_eq!(STAMP.read(&bytes[5..], 5), Found::Record(whole, framed_bytes(3)));
+        assert_eq!(STAMP.read(&bytes[5..], 5), Parsed::Record(whole, framed_bytes(3)));
         assert_eq!(STAMP.find(&bytes, 0), Some(5));
         assert_eq!(STAMP.find(&bytes, 6), None);
-        assert_eq!(STAMP.read(&bytes[5..], 6), Found::Nothing, "at another offset");
-        assert_eq!(Stamp { segment: 4, ..STAMP }.read(&bytes[5..], 5), Found::Nothing, "in another segment");
-        assert_eq!(Stamp { salt: 1, ..STAMP }.read(&bytes[5..], 5), Found::Nothing, "in another journal");
+        assert_eq!(STAMP.read(&bytes[5..], 6), Parsed::Nothing, "at another offset");
+        assert_eq!(Stamp { segment: 4, ..STAMP }.read(&bytes[5..], 5), Parsed::Nothing, "in another segment");
+        assert_eq!(Stamp { salt: 1, ..STAMP }.read(&bytes[5..], 5), Parsed::Nothing, "in another journal");
         for end in 5..bytes.len() {
-            assert!(!matches!(STAMP.read(&bytes[5..end], 5), Found::Record(..)), "cut at {end}");
+            assert!(!matches!(STAMP.read(&bytes[5..end], 5), Parsed::Record(..)), "cut at {end}");
         }
         for bit in 0..8 * (bytes.len() - 5) {
             let mut wrong = bytes.clone();
             wrong[5 + bit / 8] ^= 1 << (bit % 8);
-            assert!(!matches!(STAMP.read(&wrong[5..], 5), Found::Record(..)), "bit {bit} changed");
+            assert!(!matches!(STAMP.read(&wrong[5..], 5), Parsed::Record(..)), "bit {bit} changed");
         }
-        assert_eq!(STAMP.read(&[0; 64], 0), Found::Nothing);
+        assert_eq!(STAMP.read(&[0; 64], 0), Parsed::Nothing);
     }
 }

@@ -103,7 +103,7 @@ fn torn(input: &[u8]) {
         0..4 => is_cut(place, *how, doings, garbage),
         4 => is_damaged(place, *how, doings, false),
         5 => is_damaged(place, *how, doings, true),
-        _ => lost_power(place, doings),
+        _ => check_lost_blocks(place, doings),
     }
 }
 
@@ -132,7 +132,7 @@ fn is_cut(place: usize, how: u8, doings: &[u8], garbage: &[u8]) {
     let whole: Vec<&Record> = records.iter().take_while(is_whole).collect();
     let dir = temporary();
     std::fs::write(folder(dir.path()).segment(1), &bytes).expect("it can be written");
-    goes_on(dir.path(), &whole);
+    check_continues(dir.path(), &whole);
 }
 
 /// Checks that damage to durable records is reported and that a repair saves the readable ones.
@@ -150,7 +150,7 @@ fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
     if loses_nothing || (is_last && !is_synced) {
         let whole: Vec<&Record> =
             records.iter().take(if is_last { records.len() - 1 } else { records.len() }).collect();
-        return goes_on(dir.path(), &whole);
+        return check_continues(dir.path(), &whole);
     }
     let opened = recover::open(&mut folder(dir.path()));
     assert!(matches!(opened, Err(OpenError::Damaged { .. })), "damage at byte {at} is not reported");
@@ -186,7 +186,7 @@ fn is_damaged(place: usize, how: u8, doings: &[u8], is_synced: bool) {
 }
 
 /// Checks that unsynced blocks may be lost in any order.
-fn lost_power(place: usize, doings: &[u8]) {
+fn check_lost_blocks(place: usize, doings: &[u8]) {
     let (bytes, records) = written(doings, Progress::default());
     let from = HEADER_BYTES as usize + place % (bytes.len() - HEADER_BYTES as usize + 1);
     let synced = records.iter().map(|record| record.end).take_while(|end| *end <= from).last();
@@ -199,11 +199,11 @@ fn lost_power(place: usize, doings: &[u8]) {
     let whole: Vec<&Record> = records.iter().take_while(is_whole).collect();
     let dir = temporary();
     std::fs::write(folder(dir.path()).segment(1), &bytes).expect("it can be written");
-    goes_on(dir.path(), &whole);
+    check_continues(dir.path(), &whole);
 }
 
 /// Opens the journal, compares its records with these, and appends more.
-fn goes_on(path: &Path, whole: &[&Record]) {
+fn check_continues(path: &Path, whole: &[&Record]) {
     let mut folder = folder(path);
     let mut opened = recover::open(&mut folder).expect("no durable record is missing");
     let end = whole.last().map_or(HEADER_BYTES as usize, |record| record.end);

@@ -118,7 +118,7 @@ impl Index {
     }
 
     /// Updates the location of a record that was copied.
-    pub(crate) fn moved(&mut self, rollout: u64, sequence: u32, from: Location, to: Location) {
+    pub(crate) fn relocate(&mut self, rollout: u64, sequence: u32, from: Location, to: Location) {
         let places = self.live.get_mut(&rollout).map(|records| &mut records.places);
         if let Some(place) = places.and_then(|places| places.get_mut(sequence as usize))
             && *place == from

@@ -33,7 +33,8 @@ pub(crate) enum Job {
         kind: Kind,
         payload: Bytes,
     },
-    Tell(Level, Waiting),
+    /// Notifies a caller or runs an errand once the records before it reach this level.
+    Notify(Level, Waiting),
 }
 
 impl Job {
@@ -42,14 +43,14 @@ impl Job {
         let payload = match self {
             Self::Append { payload, .. } => framed_bytes(payload.iter().map(Bytes::len).sum()),
             Self::Copy { payload, .. } | Self::Refresh { payload, .. } => framed_bytes(payload.len()),
-            Self::Tell(..) => 0,
+            Self::Notify(..) => 0,
         };
         size_of::<Self>() + payload
     }
 
     /// Returns whether a caller waits for the job.
     pub(crate) fn is_urgent(&self) -> bool {
-        matches!(self, Self::Tell(_, Waiting::Caller(_)))
+        matches!(self, Self::Notify(_, Waiting::Caller(_)))
     }
 }
 

@@ -52,9 +52,9 @@ use sync::Syncs;
 use tables::Tables;
 use writer::Writer;
 
-pub use ended::{EndedRollout, name_hash};
+pub use ended::{IndexedRollout, name_hash};
 pub use file::{FileError, read_file, write_file};
-pub use found::{Found, all_in, find_in};
+pub use found::{LocatedRollout, all_in, find_in};
 pub use rebuild::Rebuild;
 pub use repair::{Damage, RepairError, Repaired, repair};
 pub use replica::{
@@ -508,16 +508,16 @@ impl JournalStore {
         self.0.close();
     }
 
-    async fn reaches(&self, level: Level) -> Result<(), Failed> {
+    async fn wait_for(&self, level: Level) -> Result<(), Failed> {
         let (sender, receiver) = oneshot::channel();
-        self.0.shared.add([Job::Tell(level, Waiting::Caller(sender))]);
+        self.0.shared.add([Job::Notify(level, Waiting::Caller(sender))]);
         let closed = |_| Failed::new("the journal is closed");
         receiver.await.map_err(closed)?
     }
 
     /// Waits until all records that were appended so far can be found.
     pub async fn written(&self) -> Result<(), Failed> {
-        self.reaches(Level::Written).await
+        self.wait_for(Level::Written).await
     }
 
     /// Waits while too many bytes are queued, or while the replica is [late](JournalRefused::Late).
@@ -572,7 +572,7 @@ impl JournalStore {
     pub fn set_total_bytes_max(&self, total_bytes_max: u64) {
         let shared = &self.0.shared;
         if shared.total_bytes_max.swap(total_bytes_max, Ordering::Relaxed) > total_bytes_max {
-            shared.add([Job::Tell(Level::Written, Waiting::Errand(Errand::Retain))]);
+            shared.add([Job::Notify(Level::Written, Waiting::Errand(Errand::Retain))]);
         }
     }
 
@@ -581,7 +581,7 @@ impl JournalStore {
     pub fn set_bytes_max(&self, bytes_max: u64) {
         let shared = &self.0.shared;
         if shared.bytes_max.swap(bytes_max, Ordering::Relaxed) > bytes_max {
-            shared.add([Job::Tell(Level::Written, Waiting::Errand(Errand::Retain))]);
+            shared.add([Job::Notify(Level::Written, Waiting::Errand(Errand::Retain))]);
         }
     }
 
@@ -600,7 +600,7 @@ impl JournalStore {
     }
 
     /// Returns the rollouts of this name, the latest first. Reads files.
-    pub fn find(&self, name: &str) -> io::Result<Vec<Found>> {
+    pub fn find(&self, name: &str) -> io::Result<Vec<LocatedRollout>> {
         let shared = &self.0.shared;
         let hash = index::hash(name.as_bytes());
         let mut found: Vec<Located> = Vec::new();
@@ -620,7 +620,7 @@ impl JournalStore {
             found.extend(ended.filter(is_it).map(|records| Located::ended(tables.readable(&records.places))));
             found.retain(|located| !located.places.is_empty());
         }
-        for places in recover::find_sealed(&shared.folder, hash)? {
+        for places in recover::find_sealed(&shared.folder, hash, u64::MAX)? {
             // The index may have been written to its file in the meantime.
             if !found.iter().any(|known| known.places == places) {
                 found.push(Located::ended(places));
@@ -712,17 +712,17 @@ impl Entry {
 
     /// Waits until the start of the rollout is durable according to the policy for syncing.
     pub async fn admitted(&self) -> Result<(), Failed> {
-        self.reaches(self.journal.0.shared.sync.level(true)).await
+        self.wait_for(self.journal.0.shared.sync.level(true)).await
     }
 
     /// Waits until all records that were appended so far survive a crash of the process, and of the machine
     /// if every write is synced.
     pub async fn written(&self) -> Result<(), Failed> {
-        self.reaches(self.journal.0.shared.sync.level(false)).await
+        self.wait_for(self.journal.0.shared.sync.level(false)).await
     }
 
-    async fn reaches(&self, level: Level) -> Result<(), Failed> {
-        self.journal.reaches(level).await
+    async fn wait_for(&self, level: Level) -> Result<(), Failed> {
+        self.journal.wait_for(level).await
     }
 
     /// Waits while too many bytes are queued. Appending never waits, so a caller that appends many events

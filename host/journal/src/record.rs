@@ -84,7 +84,7 @@ pub(crate) struct Read<'a> {
 
 /// Contents at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
+pub(crate) enum Parsed<'a> {
     /// A complete record with its size.
     Record(Read<'a>, usize),
     /// The end of the records.
@@ -94,24 +94,24 @@ pub(crate) enum Found<'a> {
 }
 
 /// Parses the record at the beginning of the bytes.
-pub(crate) fn read(bytes: &[u8]) -> Found<'_> {
+pub(crate) fn read(bytes: &[u8]) -> Parsed<'_> {
     let Some((frame, rest)) = bytes.split_first_chunk::<FRAME_BYTES>() else {
-        return if bytes.iter().all(|byte| *byte == 0) { Found::End } else { Found::Torn };
+        return if bytes.iter().all(|byte| *byte == 0) { Parsed::End } else { Parsed::Torn };
     };
     let [a, b, c, d, e, f, g, h] = *frame;
     let (length, checksum) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
     if length == 0 && checksum == 0 {
-        return Found::End;
+        return Parsed::End;
     }
     let Some(body) = usize::try_from(length).ok().and_then(|length| rest.get(..length)) else {
-        return Found::Torn;
+        return Parsed::Torn;
     };
     if crc32fast::hash(body) != checksum {
-        return Found::Torn;
+        return Parsed::Torn;
     }
-    let Some((rollout, [kind, payload @ ..])) = body.split_first_chunk::<8>() else { return Found::Torn };
+    let Some((rollout, [kind, payload @ ..])) = body.split_first_chunk::<8>() else { return Parsed::Torn };
     let read = Read { rollout: u64::from_le_bytes(*rollout), kind: Kind::of(*kind), payload };
-    Found::Record(read, FRAME_BYTES + body.len())
+    Parsed::Record(read, FRAME_BYTES + body.len())
 }
 
 #[cfg(test)]
@@ -123,16 +123,16 @@ mod tests {
         let mut bytes = Vec::new();
         write(&mut bytes, 7, Kind::Event(3), &[Bytes::from_static(b"ab"), Bytes::from_static(b"c")]);
         let whole = Read { rollout: 7, kind: Kind::Event(3), payload: b"abc" };
-        assert_eq!(read(&bytes), Found::Record(whole, framed_bytes(3)));
+        assert_eq!(read(&bytes), Parsed::Record(whole, framed_bytes(3)));
         for end in 1..bytes.len() {
-            assert_eq!(read(&bytes[..end]), Found::Torn, "cut at {end}");
+            assert_eq!(read(&bytes[..end]), Parsed::Torn, "cut at {end}");
         }
         for at in 0..bytes.len() {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x40;
-            assert_eq!(read(&wrong), Found::Torn, "changed at {at}");
+            assert_eq!(read(&wrong), Parsed::Torn, "changed at {at}");
         }
-        assert_eq!(read(&[]), Found::End);
-        assert_eq!(read(&[0; 32]), Found::End);
+        assert_eq!(read(&[]), Parsed::End);
+        assert_eq!(read(&[0; 32]), Parsed::End);
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use bytes::Bytes;
 use rustix::fs::{FlockOperation, flock, ftruncate};
 
-use crate::frame::{FRAME_BYTES, Found, Stamp};
+use crate::frame::{FRAME_BYTES, Parsed, Stamp};
 use crate::index::{self, Index};
 use crate::record::Kind;
 use crate::segment::{self, Folder, HEADER_BYTES, Header, InvalidSegment, Segment, Tail, scan};
@@ -34,7 +34,7 @@ pub(crate) fn open(folder: &mut Folder) -> Result<Opened, OpenError> {
     let lock = lock(folder)?;
     folder.salt = salt(folder).map_err(io)?;
     let (mut index, last) = loop {
-        if let Some(found) = look(folder)? {
+        if let Some(found) = try_index(folder)? {
             break found;
         }
     };
@@ -106,7 +106,7 @@ pub(crate) enum Verdict {
 }
 
 /// Interprets the end of a segment's records.
-pub(crate) fn verdict(header: &Header, (end, tail): (u64, Tail), later: &Later) -> Verdict {
+pub(crate) fn judge_end(header: &Header, (end, tail): (u64, Tail), later: &Later) -> Verdict {
     let has_all_synced = end >= header.synced();
     match (later.is_begun, tail) {
         (false, Tail::Clean) if has_all_synced => Verdict::Whole,
@@ -125,7 +125,7 @@ pub(crate) fn verdict(header: &Header, (end, tail): (u64, Tail), later: &Later) 
 /// missing indexes of sealed segments. Returns `None` after removing a damaged index; the caller then
 /// retries.
 #[expect(clippy::type_complexity, reason = "the only caller destructures it")]
-fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenError> {
+fn try_index(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenError> {
     let io = |error| OpenError::Io(folder.path.clone(), error);
     let numbers = folder.numbers().map_err(io)?;
     let indexed = indexed(folder, &numbers).map_err(io)?;
@@ -161,7 +161,7 @@ fn look(folder: &Folder) -> Result<Option<(Index, Option<(u64, u64)>)>, OpenErro
             index.note(record.rollout, record.sequence, record.kind, name, place);
         });
         let end = found.0;
-        let verdict = verdict(&header, found, &later);
+        let verdict = judge_end(&header, found, &later);
         if verdict == Verdict::Missing {
             let may_be_lost = end >= header.synced() && !later.is_synced && folder.may_have_stopped(&header);
             if !may_be_lost {
@@ -283,10 +283,10 @@ impl Located {
     }
 }
 
-/// Returns the locations of finished rollouts in sealed segments, the latest first.
-pub(crate) fn find_sealed(folder: &Folder, name: u64) -> io::Result<Vec<Vec<Location>>> {
+/// Returns the locations of finished rollouts in sealed segments up to this one, the latest first.
+pub(crate) fn find_sealed(folder: &Folder, name: u64, last: u64) -> io::Result<Vec<Vec<Location>>> {
     let mut found = Vec::new();
-    for number in folder.numbers()?.into_iter().rev() {
+    for number in folder.numbers()?.into_iter().rev().filter(|number| *number <= last) {
         match File::open(folder.index(number)) {
             Ok(file) => found.extend(index::find(&file, name)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -323,7 +323,8 @@ pub(crate) fn find_unopened(folder: &Folder, name: u64) -> io::Result<Vec<Locate
         found.push(Located { places: records.places, live: Some((number, name)) });
     }
     found.extend(ended);
-    found.extend(find_sealed(folder, name)?.into_iter().map(Located::ended));
+    // The rollouts of later segments were found above, also if the segments have been sealed since.
+    found.extend(find_sealed(folder, name, sealed.unwrap_or(0))?.into_iter().map(Located::ended));
     Ok(found)
 }
 
@@ -375,7 +376,7 @@ pub(crate) fn scan_unsealed(
                     records.push((record.rollout, record.sequence, record.kind, name, offset));
                 });
                 // The incomplete record is being written.
-                if verdict(&header, found, &later) != Verdict::Missing {
+                if judge_end(&header, found, &later) != Verdict::Missing {
                     for (rollout, sequence, kind, name, offset) in records {
                         index.note(rollout, sequence, kind, name, Location::new(number, kind, offset));
                     }
@@ -449,7 +450,7 @@ impl<'a> Reader<'a> {
         let (stamp, file) = self.file(place)?;
         let stamp = *stamp;
         file.read_exact_at(&mut bytes, place.offset).map_err(|error| cut(self.folder, place, error))?;
-        let Found::Record(read, _) = stamp.read(&bytes, place.offset) else {
+        let Parsed::Record(read, _) = stamp.read(&bytes, place.offset) else {
             return Err(damaged(self.folder, place));
         };
         let (rollout, kind, from) = (read.rollout, read.kind, bytes.len() - read.payload.len());

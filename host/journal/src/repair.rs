@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use crate::frame::{Found, JOURNAL_ROLLOUT, Stamp, framed_bytes};
+use crate::frame::{JOURNAL_ROLLOUT, Parsed, Stamp, framed_bytes};
 use crate::index::{self, Index};
 use crate::record::Kind;
 use crate::recover::{self, Later, Reader, Verdict};
@@ -58,7 +58,7 @@ pub fn repair(path: &Path) -> Result<Repaired, RepairError> {
     let first = repair.all()?;
     let damage = repair.damage;
     let io = |error| RepairError::Io(path.to_owned(), error);
-    let left_out = first.map(|first| left_out(&folder, first)).transpose().map_err(io)?;
+    let left_out = first.map(|first| lost_rollouts(&folder, first)).transpose().map_err(io)?;
     Ok(Repaired { damage, left_out: left_out.unwrap_or_default() })
 }
 
@@ -114,11 +114,11 @@ impl Repair<'_> {
                 let mut stamps = salts.map(|salt| Stamp { salt, segment: number });
                 let found = stamps.find(|stamp| stamp.find(&bytes, HEADER_BYTES as usize).is_some());
                 let Some(stamp) = found else {
-                    self.adds(&path, 0, bytes.len());
+                    self.add_damage(&path, 0, bytes.len());
                     std::fs::rename(&path, damaged_name(&path)).map_err(io)?;
                     return Ok(true);
                 };
-                self.adds(&path, 0, HEADER_BYTES as usize);
+                self.add_damage(&path, 0, HEADER_BYTES as usize);
                 Header { stamp, progress: None }
             }
         };
@@ -142,7 +142,7 @@ impl Repair<'_> {
         Ok(true)
     }
 
-    fn adds(&mut self, path: &Path, from: usize, to: usize) {
+    fn add_damage(&mut self, path: &Path, from: usize, to: usize) {
         self.damage.push(Damage { segment: path.to_owned(), from: from as u64, to: to as u64 });
     }
 
@@ -151,22 +151,22 @@ impl Repair<'_> {
         let stamp = header.stamp;
         let mut at = HEADER_BYTES as usize;
         loop {
-            while let Found::Record(_, length) = stamp.read(&bytes[at.min(bytes.len())..], at as u64) {
+            while let Parsed::Record(_, length) = stamp.read(&bytes[at.min(bytes.len())..], at as u64) {
                 at += length;
             }
             let next = stamp.find(bytes, at + 1);
             let Some(next) = next.filter(|next| next - at >= framed_bytes(0)) else { break };
-            self.adds(path, at, next);
+            self.add_damage(path, at, next);
             cover(bytes, stamp, at, next);
             at = next;
         }
         let rest = bytes.get(at..).unwrap_or_default();
         let written = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         let tail = if written == 0 { Tail::Clean } else { Tail::Torn };
-        if recover::verdict(header, (at as u64, tail), later) == Verdict::Missing {
+        if recover::judge_end(header, (at as u64, tail), later) == Verdict::Missing {
             let durable = later.end.unwrap_or(0).max(header.synced()) as usize;
             let to = (at + written).max(durable);
-            self.adds(path, at, to.max(at + 1));
+            self.add_damage(path, at, to.max(at + 1));
             // The next segment continues at the recorded end.
             if let Some(end) = later.end.map(|end| end as usize).filter(|end| *end >= at + framed_bytes(0)) {
                 bytes.resize(end.max(bytes.len()), 0);
@@ -191,7 +191,7 @@ fn damaged_name(path: &Path) -> PathBuf {
 }
 
 /// Returns the rollouts that lost records, in segments from this one on.
-fn left_out(folder: &Folder, first: u64) -> io::Result<Vec<String>> {
+fn lost_rollouts(folder: &Folder, first: u64) -> io::Result<Vec<String>> {
     let numbers = folder.numbers()?;
     let before = numbers.iter().rev().find(|number| **number < first && folder.index(**number).exists());
     let known = before.map(|number| std::fs::read(folder.index(*number))).transpose()?;

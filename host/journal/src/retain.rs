@@ -185,7 +185,7 @@ impl Files<'_> {
             }
         }
         if !jobs.is_empty() {
-            jobs.push(Job::Tell(Level::Written, Waiting::Errand(Errand::Refreshed)));
+            jobs.push(Job::Notify(Level::Written, Waiting::Errand(Errand::Refreshed)));
             self.shared.add(jobs);
         }
     }
@@ -244,7 +244,7 @@ impl Files<'_> {
         if !free.is_empty() {
             // The records that end the rollouts may be written but not yet synced.
             self.is_deleting = true;
-            self.shared.add([Job::Tell(Level::Synced, Waiting::Errand(Errand::Delete(free)))]);
+            self.shared.add([Job::Notify(Level::Synced, Waiting::Errand(Errand::Delete(free)))]);
             return Ok(());
         }
         for (number, bytes) in due {
@@ -343,9 +343,9 @@ impl Files<'_> {
             let number = emptying.number;
             self.emptying = None;
             self.is_deleting = true;
-            Job::Tell(Level::Synced, Waiting::Errand(Errand::Delete(vec![number])))
+            Job::Notify(Level::Synced, Waiting::Errand(Errand::Delete(vec![number])))
         } else {
-            Job::Tell(Level::Written, Waiting::Errand(Errand::Copied))
+            Job::Notify(Level::Written, Waiting::Errand(Errand::Copied))
         };
         jobs.push(then);
         self.shared.add(jobs);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, ftruncate, seek};
 use rustix::io::Errno;
 
-use crate::frame::{Found, JOURNAL_ROLLOUT, Record, Stamp};
+use crate::frame::{JOURNAL_ROLLOUT, Parsed, Record, Stamp};
 
 /// Beginning of every segment, followed by the version.
 const MAGIC: &[u8; 7] = b"ROLLSEG";
@@ -400,13 +400,13 @@ pub(crate) fn scan(bytes: &[u8], stamp: Stamp, mut take: impl FnMut(Record<'_>, 
     loop {
         let rest = bytes.get(at..).unwrap_or_default();
         match stamp.read(rest, at as u64) {
-            Found::Record(record, length) => {
+            Parsed::Record(record, length) => {
                 if record.rollout != JOURNAL_ROLLOUT {
                     take(record, at as u64);
                 }
                 at += length;
             }
-            Found::WrongBody(_) | Found::Nothing => {
+            Parsed::WrongBody(_) | Parsed::Nothing => {
                 if is_zero(rest) {
                     return (at as u64, Tail::Clean);
                 }

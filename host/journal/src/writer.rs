@@ -100,7 +100,7 @@ impl Writer {
                     Job::Refresh { rollout, sequence, kind, payload } => {
                         self.refresh((rollout, sequence, kind), payload);
                     }
-                    Job::Tell(level, who) => self.tell(level, who),
+                    Job::Notify(level, who) => self.notify(level, who),
                 }
             }
             self.flush();
@@ -225,7 +225,7 @@ impl Writer {
     }
 
     /// Notifies a caller when all records so far have reached the level, and the replica has acknowledged them.
-    fn tell(&mut self, level: Level, who: Waiting) {
+    fn notify(&mut self, level: Level, who: Waiting) {
         self.flush();
         let who = match (who, &self.shared.replication) {
             (Waiting::Caller(who), Some(replication)) => {
@@ -273,7 +273,7 @@ impl Writer {
             let mut tables = self.shared.tables();
             tables.flushed = (self.current.number, self.current.end);
             for Copied { rollout, sequence, from, to } in self.copied.drain(..) {
-                tables.index.moved(rollout, sequence, from, to);
+                tables.index.relocate(rollout, sequence, from, to);
             }
         }
         let took = began.elapsed();

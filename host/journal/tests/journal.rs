@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rollout_journal::{
-    Entry, Event, Found, JournalRefused, JournalSettings, JournalStore, OpenError, Operation, Retention,
-    Sync, Written,
+    Entry, Event, JournalRefused, JournalSettings, JournalStore, LocatedRollout, OpenError, Operation,
+    Retention, Sync, Written,
 };
 
 fn event(kind: u8, payload: &str) -> Event {
@@ -20,7 +20,7 @@ fn written(name: &str, events: &[Event], ended: bool) -> Written {
     Written { name: Bytes::copy_from_slice(name.as_bytes()), events: events.to_vec(), ended }
 }
 
-fn what(unfinished: &[Entry]) -> Vec<Written> {
+fn all_written(unfinished: &[Entry]) -> Vec<Written> {
     unfinished.iter().map(|entry| entry.read(|_| true).unwrap()).collect()
 }
 
@@ -29,7 +29,7 @@ fn found(journal: &JournalStore, name: &str) -> Vec<Written> {
     read(journal.find(name).unwrap())
 }
 
-fn read(found: Vec<Found>) -> Vec<Written> {
+fn read(found: Vec<LocatedRollout>) -> Vec<Written> {
     found.into_iter().map(|found| found.read().unwrap().unwrap()).collect()
 }
 
@@ -68,7 +68,7 @@ async fn written_rollouts_survive_a_restart_and_ended_ones_are_not_resumed() {
 
     let (journal, unfinished) = JournalStore::open(JournalSettings::new(dir.path())).unwrap();
     let all_of_a = [event(1, "xy"), event(3, "z")];
-    assert_eq!(what(&unfinished), [written("a", &all_of_a, false)]);
+    assert_eq!(all_written(&unfinished), [written("a", &all_of_a, false)]);
     let again = &unfinished[0];
     again.append(4, vec![]).unwrap();
     again.end();
@@ -117,12 +117,12 @@ async fn a_tail_truncated_at_any_byte_loses_only_the_records_after_it() {
                 None => Vec::new(),
                 Some(events_whole) => vec![written("a", &events[..events_whole], false)],
             };
-            assert_eq!(what(&unfinished), expected, "cut at {at}, then {garbage:?}");
+            assert_eq!(all_written(&unfinished), expected, "cut at {at}, then {garbage:?}");
             let b = journal.begin("b").unwrap();
             b.written().await.unwrap();
             drop((b, unfinished, journal));
             let (_, unfinished) = JournalStore::open(small(&cut)).unwrap();
-            assert_eq!(what(&unfinished).last(), Some(&written("b", &[], false)), "cut at {at}");
+            assert_eq!(all_written(&unfinished).last(), Some(&written("b", &[], false)), "cut at {at}");
             assert_eq!(unfinished.len(), expected.len() + 1);
         }
     }
@@ -152,7 +152,7 @@ async fn rollouts_are_found_across_segments_and_old_ones_are_deleted() {
     let keep = Retention { bytes_max: 10_000, age_max: Duration::MAX };
     let settings = || JournalSettings { retention: keep, ..small(dir.path()) };
     let (journal, mut unfinished) = JournalStore::open(settings()).unwrap();
-    assert_eq!(what(&unfinished), std::slice::from_ref(&of_long));
+    assert_eq!(all_written(&unfinished), std::slice::from_ref(&of_long));
     let long = unfinished.remove(0);
     let fill = async |from: u32| {
         for n in from..from + 20 {
@@ -279,7 +279,11 @@ async fn a_write_without_room_waits_and_a_failed_write_is_reported() {
     drop((entry, journal));
     *mode.lock().unwrap() = None;
     let (_, unfinished) = JournalStore::open(JournalSettings::new(dir.path())).unwrap();
-    assert_eq!(what(&unfinished), [written("a", &[event(1, "")], false)], "acknowledged records are durable");
+    assert_eq!(
+        all_written(&unfinished),
+        [written("a", &[event(1, "")], false)],
+        "acknowledged records are durable"
+    );
 }
 
 #[tokio::test]
@@ -586,9 +590,9 @@ async fn events_during_a_sync_are_written_at_once_across_segments() {
 
     // The state after a kill during the first sync.
     let (_, unfinished) = JournalStore::open(small(copy.path())).unwrap();
-    let names: Vec<Bytes> = what(&unfinished).into_iter().map(|written| written.name).collect();
+    let names: Vec<Bytes> = all_written(&unfinished).into_iter().map(|written| written.name).collect();
     assert_eq!(names, ["first", "second"]);
-    assert_eq!(what(&unfinished)[0].events.len(), 20);
+    assert_eq!(all_written(&unfinished)[0].events.len(), 20);
 }
 
 /// Polls a future once.
@@ -647,7 +651,7 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
         copy_to(&copied, &cut);
         std::fs::write(cut.join(of_copies.file_name().unwrap()), &bytes[..at]).unwrap();
         let (_, unfinished) = JournalStore::open(small(&cut)).unwrap();
-        assert_eq!(what(&unfinished), [written("long", &events, false)], "cut at {at}");
+        assert_eq!(all_written(&unfinished), [written("long", &events, false)], "cut at {at}");
     }
     gate.open();
     let mut pause = tokio::time::interval(Duration::from_millis(2));
@@ -655,7 +659,7 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
         pause.tick().await;
     }
     // The rollout is read from its new location and continues there.
-    assert_eq!(what(&unfinished), [written("long", &events, false)]);
+    assert_eq!(all_written(&unfinished), [written("long", &events, false)]);
     assert_eq!(found(&journal, "long"), [written("long", &events, false)]);
     assert_eq!(
         read(rollout_journal::find_in(dir.path(), "long").unwrap()),
@@ -666,7 +670,7 @@ async fn copying_records_out_of_old_segments_neither_loses_nor_duplicates_any_wh
     events.push(event(3, ""));
     drop((unfinished, journal));
     let (_, unfinished) = JournalStore::open(small(dir.path())).unwrap();
-    assert_eq!(what(&unfinished), [written("long", &events, false)]);
+    assert_eq!(all_written(&unfinished), [written("long", &events, false)]);
 }
 
 #[tokio::test]
@@ -722,7 +726,7 @@ async fn a_held_journal_deletes_no_segment_before_its_owner_names_those_that_it_
     let retention = Retention { bytes_max: 1, age_max: Duration::MAX };
     let held = || JournalSettings { is_held: true, retention, ..small(dir.path()) };
 
-    // The end of a journal deletes what is due.
+    // Closing a journal deletes the segments that are due.
     drop(JournalStore::open(held()).unwrap());
     assert_eq!(segments(), Some(1));
     let (journal, _) = JournalStore::open(held()).unwrap();

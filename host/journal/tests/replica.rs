@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rollout_journal::{
-    Acknowledge, Found, JournalRefused, JournalSettings, JournalStore, Rebuild, Replica, ReplicaError,
-    ReplicaSettings, Written, all_in, read_record,
+    Acknowledge, JournalRefused, JournalSettings, JournalStore, LocatedRollout, Rebuild, Replica,
+    ReplicaError, ReplicaSettings, Written, all_in, read_record,
 };
 use tokio::sync::watch;
 
@@ -96,7 +96,7 @@ fn settings(path: &Path, fake: &Arc<Fake>) -> JournalSettings {
     JournalSettings { segment_bytes: 4096, segments_ahead: 1, replica, ..JournalSettings::new(path) }
 }
 
-fn read(found: impl Iterator<Item = Found>) -> Vec<Written> {
+fn read(found: impl Iterator<Item = LocatedRollout>) -> Vec<Written> {
     found.map(|found| found.read().unwrap().unwrap()).collect()
 }
 

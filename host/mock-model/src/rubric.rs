@@ -29,8 +29,8 @@ pub(super) fn requested_range(response_format: Option<&RawValue>) -> Option<(f64
 
 /// Rates the candidate in the last user message. A slip gives the opposite score.
 pub(super) fn rate(text: &str, (low, high): (f64, f64), slip: bool) -> Reply {
-    let candidate = fenced(text, "CANDIDATE").unwrap_or_default();
-    let (good, why) = match fenced(text, "GROUND_TRUTH") {
+    let candidate = text_between(text, "CANDIDATE").unwrap_or_default();
+    let (good, why) = match text_between(text, "GROUND_TRUTH") {
         Some(truth) if contains_words(candidate, truth) => (true, "the ground truth is in the answer"),
         Some(_) => (false, "the ground truth is not in the answer"),
         None => (!candidate.is_empty(), "there is no ground truth, so any answer is as good as another"),
@@ -42,7 +42,7 @@ pub(super) fn rate(text: &str, (low, high): (f64, f64), slip: bool) -> Reply {
     Reply { message, finish_reason: "stop".to_owned() }
 }
 
-fn fenced<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+fn text_between<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(&format!("<<<BEGIN_{name}>>>"))?;
     let (inside, _) = rest.split_once(&format!("<<<END_{name}>>>"))?;
     Some(inside.trim())

@@ -155,13 +155,13 @@ impl Script {
         played: impl Fn(usize) -> u64,
     ) -> Option<(usize, &ScriptLine)> {
         self.lines.iter().enumerate().find(|(index, line)| {
-            line.when.holds(call_context) && line.times.is_none_or(|times| played(*index) < times)
+            line.when.is_met(call_context) && line.times.is_none_or(|times| played(*index) < times)
         })
     }
 }
 
 impl When {
-    fn holds(&self, call_context: &CallContext<'_>) -> bool {
+    fn is_met(&self, call_context: &CallContext<'_>) -> bool {
         let Self { contains, rollout_id, call, has_tools } = self;
         contains.as_ref().is_none_or(|text| call_context.text.contains(text.as_str()))
             && rollout_id.as_ref().is_none_or(|id| id.as_str() == call_context.rollout_id)

@@ -49,7 +49,7 @@ pub(crate) fn family_lines(links: &Links, id: &RolloutId, members: &[ForkMember]
         open.resize(depth, false);
         let mut branch = String::new();
         if depth > 0 {
-            open[1..].iter().for_each(|goes_on| branch.push_str(if *goes_on { "│  " } else { "   " }));
+            open[1..].iter().for_each(|continues| branch.push_str(if *continues { "│  " } else { "   " }));
             branch.push_str(if is_last { "└─ " } else { "├─ " });
         }
         open.push(!is_last);

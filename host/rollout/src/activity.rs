@@ -215,7 +215,7 @@ impl Activity {
     }
 
     /// Shows each listed rollout, the earliest first.
-    pub(super) fn each_ended(&self, show: impl FnMut(&EndedRollout)) {
+    pub(super) fn for_each_ended(&self, show: impl FnMut(&EndedRollout)) {
         self.lock().ended.iter().for_each(show);
     }
 

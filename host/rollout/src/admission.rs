@@ -65,7 +65,7 @@ impl Host {
                     past: PastLocation::Journal,
                 });
             }
-            entered.handle.is_kept_in(log);
+            entered.handle.set_log(log);
         }
         if let Some(seat) = &seat {
             seat.admitted(entered.handle.log());
@@ -86,8 +86,8 @@ impl Host {
             unfinished;
         let entered = self.0.runtime.slots().enter(&request.id, true)?;
         let groups = &self.0.runtime.groups;
-        let seat = request.group.as_ref().map(|seat| groups.take_again(seat, (&request.id, &log), group));
-        entered.handle.is_kept_in(log);
+        let seat = request.group.as_ref().map(|seat| groups.restore(seat, (&request.id, &log), group));
+        entered.handle.set_log(log);
         if is_cancelled {
             // The journal has the cancellation already.
             entered.handle.stop();
@@ -118,7 +118,7 @@ impl Host {
     /// the grader again with requests to its judge.
     pub fn regrade(&self, stored: StoredRollout, model: ModelEndpoint) -> Result<Replay, AdmitError> {
         let stored = StoredRollout { grader: Vec::new(), ..stored };
-        self.rerun(stored, model, [Then::Nothing, Then::GoesOn])
+        self.rerun(stored, model, [Then::Nothing, Then::Continues])
     }
 
     #[expect(clippy::disallowed_methods, reason = "the time of the rollout starts here")]

@@ -137,7 +137,7 @@ impl Host {
             started: Started::default(),
             differs: None,
             clock_begins,
-            past: PastLocation::Here { events, then: [Then::GoesOn; 2], end: Arc::default() },
+            past: PastLocation::Here { events, then: [Then::Continues; 2], end: Arc::default() },
         };
         Ok(Box::new(Rollout::new(self.clone(), request, resources, entered, Some(resumed))))
     }

@@ -263,7 +263,7 @@ impl Groups {
     }
 
     /// Takes the seat of a rollout that an earlier process admitted, with the events of its group in its log.
-    pub(crate) fn take_again(
+    pub(crate) fn restore(
         self: &Arc<Self>,
         seat: &GroupSeat,
         (rollout, log): (&RolloutId, &RolloutLog),

@@ -108,7 +108,7 @@ impl Host {
     }
 
     /// Checks whether rollouts are admitted, apart from their number. The check does not count as a request.
-    pub fn takes_rollouts(&self) -> Result<(), AdmitError> {
+    pub fn check_admission(&self) -> Result<(), AdmitError> {
         if !self.load().accepting {
             return Err(AdmitError::Closed);
         }
@@ -124,7 +124,7 @@ impl Host {
 
     /// Checks the journal for a driver that is about to refuse a rollout for another, less informative reason: its id
     /// may seem taken because its rollout could not be stored.
-    pub fn may_keep(&self) -> Result<(), AdmitError> {
+    pub fn check_journal_for_refusal(&self) -> Result<(), AdmitError> {
         self.check_journal().inspect_err(|error| self.metrics().refused(error.into()))
     }
 

@@ -48,10 +48,11 @@ pub use groups::GroupRefused;
 pub use host::Host;
 pub use journal::{
     Continuation, Damage as JournalDamage, DeploymentId, Failed, ForkPast, FoundRollout, Journal,
-    JournalRefused, JournalSettings, JournaledSecrets, KeptOutcome, KeptResult, KeptResults,
-    OpenError as JournalError, RepairError as JournalRepairError, Repaired as RepairedJournal,
-    ReplicaSettings, ResultOf, Retention as JournalRetention, RolloutLog, RunClock, ServedAs, StoredRollout,
-    Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout, repair as repair_journal,
+    JournalRefused, JournalSettings, JournaledSecrets, OpenError as JournalError,
+    RepairError as JournalRepairError, Repaired as RepairedJournal, ReplicaSettings, ResultOf,
+    Retention as JournalRetention, RolloutLog, RunClock, ServedAs, StoredOutcome, StoredResult,
+    StoredResults, StoredRollout, Sync as JournalSync, TooFewTurns, Unfinished, UnfinishedRollout,
+    repair as repair_journal,
 };
 pub use model::{
     AgentForm, EnvironmentFacts, ExtraFact, ExtraMember, FailedMember, Failure, FailureKind, Finished,

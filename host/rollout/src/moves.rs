@@ -7,15 +7,15 @@ use serde_json::{Map, Value, json};
 use super::model::EnvironmentFacts;
 use rollout_guest::instance::EpisodeAction;
 
-/// Names of the tool for actions that are values. The first that no tool of the environment has is used.
+/// Names for the tool whose arguments are an action. The first name that no tool of the environment has is used.
 const ACTION_TOOLS: [&str; 4] = ["step", "act", "take_action", "environment_step"];
 
-/// The tools through which an environment is acted in.
+/// The tools by which a model or a caller acts in an environment.
 #[derive(Clone, Debug)]
 pub struct Moves {
     /// The tools, each as the member `function` of OpenAI's function tools.
     functions: Vec<Map<String, Value>>,
-    /// Name of the tool that takes an action that is a value.
+    /// Name of the tool whose arguments are an action.
     action_tool: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl Moves {
         names.join(", ")
     }
 
-    /// Returns the action of a call, or the reason why it is none.
+    /// Returns the action that a call requests, or the reason why the call is invalid.
     pub fn action(&self, name: &str, arguments: &str) -> Result<EpisodeAction, String> {
         if !self.has(name) {
             return Err(format!("there is no tool '{name}'; there are: {}", self.names()));

@@ -327,7 +327,7 @@ impl Rollout {
         self.enter(Phase::Running);
         if let Some(conversation) = self.request.conversation.take() {
             self.take_task_label();
-            return self.settle_given(&conversation);
+            return self.settle_request(&conversation);
         }
 
         let began = self.record_start(Role::Workflow);
@@ -361,7 +361,7 @@ impl Rollout {
 
     /// Replaces the result if the rollout was evicted or ended for a quota, even if its guest handled the refusal.
     fn unless_evicted(&self, stage: Stage, result: Result<(), Failure>) -> Result<(), Failure> {
-        if let Some(OverStorage { used, max }) = self.storage.as_ref().and_then(|storage| storage.over()) {
+        if let Some(OverStorage { used, max }) = self.storage.as_ref().and_then(|storage| storage.excess()) {
             let reason = format!(
                 "{} was ended: the quota {} of this tenant is used up: its unfinished rollouts and unread results need \
                  {used} of {max} bytes; run fewer rollouts at once, or the operator can raise the quota",

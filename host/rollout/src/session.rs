@@ -8,7 +8,7 @@
 //! them, and the grader rates the episode when it ends. Its verdict is the reward of the last step.
 //!
 //! A session that its caller can name again is stored in the journal: each episode has a log with its calls, their answers and
-//! what the environment received from outside. A later process repeats the calls of the last episode in a new instance
+//! everything that the environment received from outside. A later process repeats the calls of the last episode in a new instance
 //! when the session is next used ([`StoredSession`]).
 
 #![expect(clippy::disallowed_types, reason = "a request is limited in size, and its arguments are changed")]
@@ -54,7 +54,7 @@ use rollout_wire::quota::Quota;
 pub use description::DescribeError;
 use history::History;
 pub use rollout_guest::instance::{EpisodeAction, SplitKind, TaskSplit};
-use stored::Kept;
+use stored::JournaledSession;
 pub use stored::StoredSession;
 
 /// Error of a session that was not opened.
@@ -90,13 +90,13 @@ pub enum SessionError {
     /// There is no episode, or it has ended.
     #[error("{0}")]
     NoEpisode(String),
-    /// The environment failed, or the request is not possible now. The episode goes on.
+    /// The environment failed, or the request is not possible now. The episode continues.
     #[error("{0}")]
     Failed(String),
-    /// A time limit of the environment's own passed. The episode goes on.
+    /// A time limit of the environment's own passed. The episode continues.
     #[error("{0}")]
     TimedOut(String),
-    /// The episode has ended without a result. The session goes on with the next reset.
+    /// The episode has ended without a result. The session continues with the next reset.
     #[error("{reason}; the episode has ended, send a reset to begin another")]
     EpisodeOver {
         /// The reason.
@@ -164,7 +164,7 @@ pub struct Session {
     /// Whether the grader runs when an episode ends, if there is one.
     is_rated: bool,
     /// The session in the journal, if it is there.
-    kept: Option<Kept>,
+    kept: Option<JournaledSession>,
     /// The last answers to calls that the caller named.
     answers: Answers,
     /// The account of the data that the session writes, if its tenant has a quota.
@@ -248,7 +248,7 @@ impl Host {
         session.is_named = true;
         if let Some(journal) = self.0.runtime.journal() {
             journal.check().map_err(AdmitError::from)?;
-            let kept = Kept::begin(journal, &session.host, &session.id, continuation);
+            let kept = JournaledSession::begin(journal, &session.host, &session.id, continuation);
             let kept = kept.map_err(AdmitError::from)?;
             kept.log().admitted().await.map_err(|error| AdmitError::NotKept(error.into()))?;
             session.kept = Some(kept);
@@ -264,7 +264,7 @@ impl Host {
     ) -> Result<Session, OpenSessionError> {
         let mut session = self.enter_session(stored.id().clone(), limits, Entry::Stored).await?;
         session.is_named = true;
-        session.kept = Some(Kept::found(stored));
+        session.kept = Some(JournaledSession::resume(stored));
         Ok(session)
     }
 
@@ -455,7 +455,7 @@ impl Session {
         // A caller may read the state before it repeats its call.
         let is_action = call != SessionCall::State;
         if let Some((interrupted, answer)) =
-            self.kept.as_mut().filter(|_| is_action).and_then(Kept::take_interrupted)
+            self.kept.as_mut().filter(|_| is_action).and_then(JournaledSession::take_interrupted)
             && interrupted == call
         {
             return answer;
@@ -768,7 +768,7 @@ fn quota_reason(OverStorage { used, max }: OverStorage) -> String {
 
 /// Returns the reason why the host ended the session of a holder.
 fn end_reason(holder: &Holder, storage: Option<&StorageAccount>) -> String {
-    if let Some(over) = storage.and_then(StorageAccount::over) {
+    if let Some(over) = storage.and_then(StorageAccount::excess) {
         quota_reason(over)
     } else if holder.evicted() {
         holder.why_evicted()

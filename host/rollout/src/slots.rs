@@ -116,7 +116,7 @@ impl Handle {
         self.log.get()
     }
 
-    pub(super) fn is_kept_in(&self, log: RolloutLog) {
+    pub(super) fn set_log(&self, log: RolloutLog) {
         // Called once, at admission.
         let _ = self.log.set(log);
     }
@@ -137,7 +137,7 @@ impl Handle {
     }
 
     /// Waits until the rollout has ended and its id is free.
-    pub async fn over(&self) {
+    pub async fn wait_for_end(&self) {
         let mut phases = self.phase.clone();
         while phases.changed().await.is_ok() {}
     }

@@ -20,6 +20,8 @@ use subtle::ConstantTimeEq;
 use super::error::RequestRefused;
 use super::worker::WorkerIdentity;
 use crate::connection::Crowded;
+use crate::dialect::ors;
+use crate::dialect::osmosis::a;
 use rollout_assembly::config::{AllowedHost, AllowedOrigin, Config};
 use rollout_core::telemetry::Metrics;
 use rollout_outbound::Secret;
@@ -97,6 +99,19 @@ pub(super) fn given_key(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     let credentials = String::from_utf8(credentials).ok()?;
     let (_, password) = credentials.split_once(':')?;
     Some(Cow::Owned(password.to_owned()))
+}
+
+/// Returns the key of a request, passed in the way of the protocol that has its path. The path is below a tenant's plugin.
+pub(super) fn key_for<'h>(path: &str, headers: &'h HeaderMap) -> Option<Cow<'h, str>> {
+    if a::has_path(path) {
+        std::str::from_utf8(a::given_key(headers)).ok().map(Cow::Borrowed)
+    } else if ors::has_path(path)
+        && let Some(key) = ors::given_key(headers)
+    {
+        Some(Cow::Borrowed(key))
+    } else {
+        given_key(headers)
+    }
 }
 
 /// Returns whether a request carries the server's key.

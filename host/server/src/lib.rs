@@ -120,14 +120,14 @@ impl Server {
         let ServerIdentity { agent_name, instance_id, server_key, worker } = identity;
         let serving = Serving::new(host.clone(), agent_name);
         let log = worker.as_ref().map(|worker| worker.log.clone());
-        let is_worker = log.is_some();
-        let osmosis = Self::osmosis(&serving, config, server_key.is_some(), log);
+        let osmosis = Self::osmosis(&serving, config, server_key.is_some(), log.clone());
         let access = Access::new(config, server_key.is_some(), server_key);
-        let open_env = OpenEnv::new(serving.clone(), config.sessions);
+        let open_env = OpenEnv::new(serving.clone(), config.sessions, log.clone());
         let mut dialects: Vec<Arc<dyn Dialect>> = vec![Arc::new(osmosis), Arc::new(open_env)];
         if !config.osmosis_init.alone {
-            dialects.push(Arc::new(NemoGym::new(serving.clone(), settings, config.sessions, is_worker)));
-            dialects.push(Arc::new(Ors::new(serving.clone(), config.sessions)));
+            let gym = NemoGym::new(serving.clone(), settings, config.sessions, log.clone());
+            dialects.push(Arc::new(gym));
+            dialects.push(Arc::new(Ors::new(serving.clone(), config.sessions, log)));
         }
         let is_encrypted = config.tls.is_some();
         Self::new(ServerSettings { serving, dialects, access, instance_id, worker, is_encrypted })
@@ -141,17 +141,16 @@ impl Server {
         settings: nemo_gym::Settings,
         log: Option<String>,
     ) -> Self {
-        let is_worker = log.is_some();
-        let osmosis = Self::osmosis(&serving, config, true, log);
+        let osmosis = Self::osmosis(&serving, config, true, log.clone());
         let access =
             Access { server_key: None, is_keyed: true, allowed_hosts: None, allowed_origins: Vec::new() };
         let limits = SessionLimits {
             slots_share: config.sessions.slots_share.min(TENANT_SHARE_MAX),
             ..config.sessions
         };
-        let gym = NemoGym::new(serving.clone(), settings, limits, is_worker);
-        let open_env = OpenEnv::new(serving.clone(), limits);
-        let ors = Ors::new(serving.clone(), limits);
+        let gym = NemoGym::new(serving.clone(), settings, limits, log.clone());
+        let open_env = OpenEnv::new(serving.clone(), limits, log.clone());
+        let ors = Ors::new(serving.clone(), limits, log);
         let dialects: Vec<Arc<dyn Dialect>> =
             vec![Arc::new(osmosis), Arc::new(open_env), Arc::new(ors), Arc::new(gym.clone())];
         let settings = ServerSettings {
@@ -294,7 +293,7 @@ impl Server {
                 .into_iter()
                 .collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            accepting: self.0.serving.host().takes_rollouts().is_ok(),
+            accepting: self.0.serving.host().check_admission().is_ok(),
             running: load.running,
             queued: load.queued,
             max_concurrent: load.max_concurrent,
@@ -401,7 +400,7 @@ async fn health(State(server): State<Server>) -> Json<Map<String, Value>> {
 /// only callers with it receive the reason.
 async fn ready(State(server): State<Server>, headers: HeaderMap) -> Response {
     let inner = &server.0;
-    let refused = inner.serving.host().takes_rollouts().err();
+    let refused = inner.serving.host().check_admission().err();
     // A tenant does not receive the reason, which is about the whole process.
     let shows_reason = match &inner.access.server_key {
         Some(key) => is_given(key, &headers),

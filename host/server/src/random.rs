@@ -20,6 +20,9 @@ pub(crate) fn token() -> String {
     hex(&bytes::<32>())
 }
 
+/// Number of characters of a UUID.
+pub(crate) const UUID_CHARS: usize = 36;
+
 /// Returns a random UUID of version 4.
 pub(crate) fn uuid4() -> String {
     let mut raw = bytes::<16>();

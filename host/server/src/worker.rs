@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use subtle::ConstantTimeEq;
 
+use crate::random;
 use rollout_outbound::Secret;
 
 /// Header with the key that gateways and workers share.
@@ -26,6 +27,9 @@ pub(crate) const REPEATED_HEADER: &str = "x-rollout-host-repeated";
 /// Header with the name of a worker: of one with room in an admission, and of the one that takes a rollout in the answer
 /// of a worker that does not.
 pub(crate) const PLACE_HEADER: &str = "x-rollout-host-place";
+
+/// Header of an answer with [`PLACE_HEADER`]: the request may choose another worker if the named one does not take the rollout.
+pub(crate) const CHOOSE_HEADER: &str = "x-rollout-host-choose";
 
 /// Header of an answer with the owner of the caller's key: the number of a tenant, or [`OPERATOR`].
 pub(crate) const OWNER_HEADER: &str = "x-rollout-host-owner";
@@ -116,26 +120,66 @@ pub(crate) fn log_of(lease: &str) -> Option<&str> {
     lease.split_once(LOG_END).map(|(log, _)| log)
 }
 
+/// Separator between the name of a session and its log.
+const SESSION_END: char = '@';
+
+/// Returns a new id of a session. That of a worker names its log.
+pub(crate) fn new_session(log: Option<&str>) -> String {
+    let id = random::uuid4();
+    log.map_or_else(|| id.clone(), |log| format!("{id}{SESSION_END}{log}"))
+}
+
+/// Returns the log that the id of a session names; none if the caller chose the id. The name of a plugin may precede it.
+pub(crate) fn log_of_session(id: &str) -> Option<&str> {
+    let (name, log) = id.rsplit_once(SESSION_END)?;
+    let own = name.rsplit_once('.').map_or(name, |(_, own)| own);
+    let is_digit = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    (own.len() == random::UUID_CHARS && own.bytes().all(is_digit)).then_some(log)
+}
+
 /// Choice of a gateway for a new rollout.
 pub(crate) struct Chosen {
     /// The token of its lease.
     pub token: String,
     /// A worker that takes the rollout if this one has no room.
     pub other: Option<String>,
+    /// Whether the answer to the same request was lost.
+    pub is_repeated: bool,
 }
 
 impl Chosen {
     /// Reads it from a request, if a gateway sent one.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let other = headers.get(PLACE_HEADER).and_then(|other| other.to_str().ok()).map(str::to_owned);
-        Some(Self { token: chosen_token(headers)?.to_owned(), other })
+        let token = chosen_token(headers)?.to_owned();
+        Some(Self { token, other, is_repeated: is_repeated(headers) })
     }
 }
 
-/// Returns the answer of a worker that does not take a rollout, with the name of the one that does. It is for gateways only.
-pub(crate) fn elsewhere(worker: Option<&str>) -> Response {
-    let name = HeaderValue::try_from(worker.unwrap_or_default()).unwrap_or(HeaderValue::from_static(""));
-    (StatusCode::MISDIRECTED_REQUEST, [(HeaderName::from_static(PLACE_HEADER), name)]).into_response()
+/// The place of a rollout that a worker does not take itself. As a response it is for gateways only.
+#[derive(Debug)]
+pub(crate) struct Elsewhere {
+    /// Name of the worker that takes it; none if another request has not found one yet.
+    pub worker: Option<String>,
+    /// Whether the request may choose another one if that one does not take it.
+    pub may_choose: bool,
+}
+
+impl IntoResponse for &Elsewhere {
+    fn into_response(self) -> Response {
+        let name = HeaderValue::try_from(self.worker.as_deref().unwrap_or_default());
+        let name = name.unwrap_or(HeaderValue::from_static(""));
+        let mut headers = HeaderMap::from_iter([(HeaderName::from_static(PLACE_HEADER), name)]);
+        if self.may_choose {
+            headers.insert(HeaderName::from_static(CHOOSE_HEADER), HeaderValue::from_static("1"));
+        }
+        (StatusCode::MISDIRECTED_REQUEST, headers).into_response()
+    }
+}
+
+/// Returns the path at which the place of a rollout is confirmed, below that at which rollouts start.
+pub(crate) fn placed_path(start: &str, id: &str) -> String {
+    format!("{start}/{id}/placed")
 }
 
 /// Returns the token that a gateway chose for the lease of a new rollout.
@@ -179,6 +223,15 @@ mod tests {
     fn a_lease_names_its_log() {
         assert_eq!(log_of(&lease("w1-0a", "token")), Some("w1-0a"));
         assert_eq!(log_of("token"), None);
+    }
+
+    #[test]
+    fn the_id_of_a_session_names_its_log() {
+        let id = new_session(Some("w1-0a"));
+        assert_eq!(log_of_session(&id), Some("w1-0a"), "{id}");
+        assert_eq!(log_of_session(&format!("a.b.{id}")), Some("w1-0a"));
+        assert_eq!(log_of_session(&new_session(None)), None);
+        assert_eq!(log_of_session("me@home"), None);
     }
 
     #[test]

@@ -9,14 +9,14 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use rollout_wire::id::SampleId;
 use rollout_wire::messages::Messages;
-use rollout_wire::openai::{Completion, Frame};
+use rollout_wire::openai::{BodyTemplate, Completion};
 
 use crate::labels::ModelRole;
 use crate::request::StoredRequest;
 use crate::result::{ChatFailure, ChatReply};
 use crate::sample::{MESSAGE_BYTES, SampleRecord};
 
-/// Number of bytes that an exchange counts for in the record, besides its messages, its frame and its reply: about its
+/// Number of bytes that an exchange counts for in the record, besides its messages, its template and its reply: about its
 /// size in memory. The number is fixed, so that a limit admits the same calls in every version.
 pub const EXCHANGE_BYTES: usize = 320;
 
@@ -32,7 +32,7 @@ pub struct Exchange {
     /// The messages of the request.
     pub(crate) sent: Sent,
     /// The rest of the request.
-    pub(crate) frame: Frame,
+    pub(crate) template: BodyTemplate,
     /// Time of the call.
     pub started_at: SystemTime,
     /// Time until the end of the last attempt.
@@ -47,12 +47,12 @@ pub struct Exchange {
 
 impl Exchange {
     /// Creates a call that has no answer yet.
-    pub fn new(sample: Option<SampleId>, sent: Sent, frame: Frame, started_at: SystemTime) -> Self {
+    pub fn new(sample: Option<SampleId>, sent: Sent, template: BodyTemplate, started_at: SystemTime) -> Self {
         Self {
             call: 0,
             sample,
             sent,
-            frame,
+            template,
             started_at,
             duration: Duration::ZERO,
             result: Err(ChatFailure::Abandoned),
@@ -65,12 +65,12 @@ impl Exchange {
     pub fn replied(sample: SampleId, messages: Messages, body: &str) -> Self {
         let sent = Sent { base: Base::Nothing, new: messages };
         let none = std::collections::BTreeMap::<String, ()>::new();
-        let frame = Frame::new("m", &none).unwrap_or_default();
+        let template = BodyTemplate::new("m", &none).unwrap_or_default();
         let result = match Completion::parse(&body.to_owned().into()) {
             Ok(completion) => Ok(ChatReply { completion, attempts: 1 }),
             Err(reason) => Err(ChatFailure::Unavailable { attempts: 1, reason }),
         };
-        let exchange = Self::new(Some(sample), sent, frame, SystemTime::UNIX_EPOCH);
+        let exchange = Self::new(Some(sample), sent, template, SystemTime::UNIX_EPOCH);
         Self { duration: Duration::from_millis(2), result, ..exchange }
     }
 
@@ -173,14 +173,14 @@ impl ModelCalls {
         Lists { calls: self, samples }
     }
 
-    /// Returns a frame and the bytes that it adds to the record. If the last call has the same frame, that one is
+    /// Returns a template and the bytes that it adds to the record. If the last call has the same template, that one is
     /// shared and adds none.
-    pub fn share(&self, frame: Frame) -> (Frame, usize) {
+    pub fn share(&self, template: BodyTemplate) -> (BodyTemplate, usize) {
         match self.exchanges.last() {
-            Some(last) if last.frame == frame => (last.frame.clone(), 0),
+            Some(last) if last.template == template => (last.template.clone(), 0),
             _ => {
-                let bytes = frame.bytes();
-                (frame, bytes)
+                let bytes = template.bytes();
+                (template, bytes)
             }
         }
     }
@@ -254,24 +254,26 @@ impl ModelCalls {
         request: StoredRequest<'_>,
         time: SystemTime,
     ) -> Result<(), String> {
-        let StoredRequest { asked: _, sample, before, shared, frame, new } = request;
+        let StoredRequest { asked: _, sample, before, shared, template, new } = request;
         let earlier = before.map(|index| {
             let earlier = self.exchanges.get(index).filter(|earlier| earlier.sent.len() >= shared);
             earlier
                 .map(|earlier| (index, earlier))
                 .ok_or("a request continues an earlier one that is missing")
         });
-        let (base, frame_before) = match earlier.transpose()? {
-            Some((index, earlier)) => (self.first_with(index, shared), Some(earlier.frame.clone())),
+        let (base, template_before) = match earlier.transpose()? {
+            Some((index, earlier)) => (self.first_with(index, shared), Some(earlier.template.clone())),
             None => (Base::Nothing, None),
         };
-        let frame = match frame {
-            Some(frame) => Frame::read(&frame).ok_or("a request has no position for its messages")?,
-            None => frame_before.ok_or("a request has messages only")?,
+        let template = match template {
+            Some(template) => {
+                BodyTemplate::read(&template).ok_or("a request has no position for its messages")?
+            }
+            None => template_before.ok_or("a request has messages only")?,
         };
         let sample = sample.map(|id| SampleId::parse(&id)).transpose()?;
         let sent = Sent { base, new: new.into_iter().collect() };
-        self.add(Exchange { call, ..Exchange::new(sample, sent, frame, time) });
+        self.add(Exchange { call, ..Exchange::new(sample, sent, template, time) });
         Ok(())
     }
 
@@ -426,7 +428,7 @@ impl<'a> Lists<'a> {
 
     /// Returns the request without its messages: a JSON object.
     pub fn rest(&self, exchange: &'a Exchange) -> Vec<u8> {
-        exchange.frame.around(std::iter::empty(), 0)
+        exchange.template.around(std::iter::empty(), 0)
     }
 
     /// Returns the size of the body in bytes.
@@ -443,13 +445,13 @@ impl<'a> Lists<'a> {
         let before = before.map(|index| (index, &exchanges[index]));
         let parts = self.messages(exchange);
         let shared = before.map_or(0, |(_, other)| in_common(&self.messages(other), &parts));
-        let has_frame = before.is_none_or(|(_, other)| other.frame != exchange.frame);
+        let has_template = before.is_none_or(|(_, other)| other.template != exchange.template);
         let stored = StoredRequest {
             asked: role,
             sample: exchange.sample.as_ref().map(|id| id.as_str().into()),
             before: before.map(|(index, _)| index),
             shared,
-            frame: has_frame.then(|| exchange.frame.written()),
+            template: has_template.then(|| exchange.template.written()),
             new: Vec::new(),
         };
         // Strings and numbers cannot fail to serialize. The messages are appended unchanged.
@@ -471,13 +473,13 @@ impl<'a> Lists<'a> {
 
     /// Returns the body in parts.
     pub fn unassembled(&self, exchange: &'a Exchange) -> UnassembledBody<'a> {
-        UnassembledBody { frame: &exchange.frame, parts: self.messages(exchange) }
+        UnassembledBody { template: &exchange.template, parts: self.messages(exchange) }
     }
 }
 
-/// A request's body in parts: its frame and its messages.
+/// A request's body in parts: its template and its messages.
 pub struct UnassembledBody<'a> {
-    frame: &'a Frame,
+    template: &'a BodyTemplate,
     parts: Vec<Part<'a>>,
 }
 
@@ -487,12 +489,12 @@ impl UnassembledBody<'_> {
         let (messages, texts) = self.parts.iter().fold((0, 0), |(messages, texts), part| {
             (messages + part.len(), texts + part.messages.text_bytes_of(part.from, part.to))
         });
-        self.frame.body_bytes(messages, texts)
+        self.template.body_bytes(messages, texts)
     }
 
     /// Appends the body.
     pub fn add_to(&self, request: &mut Vec<u8>) {
-        self.frame.add_around(self.parts.iter().flat_map(Part::iter), request);
+        self.template.add_around(self.parts.iter().flat_map(Part::iter), request);
     }
 }
 

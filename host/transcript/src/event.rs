@@ -119,7 +119,7 @@ impl Event {
     const CUT: u8 = 5;
 
     /// Returns whether events of this kind start or remove calls. They suffice to read the requests of a run.
-    pub fn decides_calls(kind: u8) -> bool {
+    pub fn is_start_or_cut(kind: u8) -> bool {
         kind == Self::STARTED || kind == Self::CUT
     }
 
@@ -279,7 +279,7 @@ mod tests {
         round(&failed(ChatFailure::OverLimit { reason: reason.clone() }));
         round(&failed(ChatFailure::Abandoned));
         round(&answered(CallResult::Tool(ToolAnswer::answered("5\n6".to_owned()))));
-        round(&answered(CallResult::Tool(ToolAnswer::over(Limit::ToolCalls, "enough"))));
+        round(&answered(CallResult::Tool(ToolAnswer::over_limit(Limit::ToolCalls, "enough"))));
         round(&Event::TimedOut { at: 9 });
         round(&Event::TimeLeft { at: 9, left: None });
         round(&Event::TimeLeft { at: 9, left: Some(Duration::from_millis(1)) });
@@ -287,7 +287,7 @@ mod tests {
         round(&ended(End::Kept { reply_at: Some(4) }));
         round(&ended(End::OverLimit { reason }));
         round(&ended(End::Abandoned));
-        round(&ended(End::Refused(ToolAnswer::over(Limit::ToolCalls, "a\nb"))));
+        round(&ended(End::Refused(ToolAnswer::over_limit(Limit::ToolCalls, "a\nb"))));
         round(&Event::Cut { at: 9, calls: 3 });
     }
 

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use rollout_wire::openai::WrittenFrame;
+use rollout_wire::openai::StoredTemplate;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -34,8 +34,8 @@ pub struct StoredRequest<'a> {
     /// Number of messages that both requests begin with.
     pub shared: usize,
     /// The request without its messages, if it differs from that of the previous request.
-    #[serde(borrow)]
-    pub frame: Option<WrittenFrame<'a>>,
+    #[serde(borrow, rename = "frame")]
+    pub template: Option<StoredTemplate<'a>>,
     /// The messages after the shared ones.
     #[serde(borrow)]
     pub new: Vec<&'a RawValue>,
@@ -82,10 +82,10 @@ impl StoredRequest<'_> {
     /// store a name, stay unchanged.
     pub(crate) fn with_model(request: &Bytes, name: &str) -> Bytes {
         let Ok(StoredCall::Model(stored)) = StoredCall::read(request) else { return request.clone() };
-        let StoredRequest { asked: ModelRole::Policy, frame: Some(frame), .. } = stored else {
+        let StoredRequest { asked: ModelRole::Policy, template: Some(template), .. } = stored else {
             return request.clone();
         };
-        let renamed = StoredRequest { frame: Some(frame.with_model(name)), ..stored };
+        let renamed = StoredRequest { template: Some(template.with_model(name)), ..stored };
         serde_json::to_vec(&renamed).map_or_else(|_| request.clone(), Bytes::from)
     }
 }

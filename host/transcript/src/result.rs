@@ -172,7 +172,7 @@ impl ToolAnswer {
     }
 
     /// Creates the result of a call that exceeded a limit, or whose result exceeded it.
-    pub fn over(limit: Limit, reason: impl std::fmt::Display) -> Self {
+    pub fn over_limit(limit: Limit, reason: impl std::fmt::Display) -> Self {
         Self { content: error_text(reason), outcome: ToolOutcome::OverLimit, limit: Some(limit) }
     }
 

@@ -246,7 +246,9 @@ impl Transcript {
                 tool.has_ended = true;
                 match end {
                     End::Kept { .. } => {}
-                    End::OverLimit { reason } => tool.answer = ToolAnswer::over(Limit::RecordBytes, reason),
+                    End::OverLimit { reason } => {
+                        tool.answer = ToolAnswer::over_limit(Limit::RecordBytes, reason);
+                    }
                     End::Abandoned => {
                         (tool.duration, tool.answer) = (Duration::ZERO, ToolAnswer::abandoned());
                     }
@@ -359,7 +361,7 @@ mod tests {
         check(&[called(2), gave(2), ended(2, kept())], "2 1s Answered 42");
         check(&[called(2), gave(2), ended(2, over())], "2 1s OverLimit Error: full");
         check(&[called(2), gave(2), ended(2, End::Abandoned)], "2 0ns Abandoned ");
-        let refused = ToolAnswer::over(Limit::ToolCalls, "enough");
+        let refused = ToolAnswer::over_limit(Limit::ToolCalls, "enough");
         check(&[called(2), ended(2, End::Refused(refused))], "2 0ns OverLimit Error: enough");
     }
 

@@ -8,7 +8,7 @@ use serde_json::Number;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::kind;
-use super::openai::Frame;
+use super::openai::BodyTemplate;
 use super::params::{AllowedParams, CallerParams, InvalidRequest, read_params};
 
 /// Maximum number of texts in a list parameter. Servers accept about four.
@@ -51,14 +51,14 @@ pub enum ToolsRule {
 impl ClosedBody {
     /// Builds a request without its messages. The value of a parameter is the guest's, or else the caller's, or else
     /// the default.
-    pub fn frame(
+    pub fn template(
         &self,
         model: &str,
         tools: &[String],
         params: Option<&str>,
         caller: &CallerParams,
         allowed: &AllowedParams,
-    ) -> Result<Frame, InvalidRequest> {
+    ) -> Result<BodyTemplate, InvalidRequest> {
         if !tools.is_empty() && self.tools == ToolsRule::Unknown {
             return Err(InvalidRequest::ToolsNotTaken);
         }
@@ -70,7 +70,7 @@ impl ClosedBody {
                 given.push((*name, value));
             }
         }
-        Frame::new(model, &Fields { fixed: &self.fixed, given })
+        BodyTemplate::new(model, &Fields { fixed: &self.fixed, given })
     }
 }
 
@@ -189,10 +189,10 @@ mod tests {
         let tools: Vec<String> = tools.iter().map(|tool| (*tool).to_owned()).collect();
         let caller = CallerParams::read(object(caller).unwrap());
         let form = form(ToolsRule::Known);
-        let frame = form.frame("m", &tools, Some(params), &caller, &AllowedParams::default());
+        let template = form.template("m", &tools, Some(params), &caller, &AllowedParams::default());
         let messages = || [r#"{"role":"user","x":1.10}"#].into_iter();
-        frame
-            .map(|frame| String::from_utf8(frame.around(messages(), 0)).unwrap())
+        template
+            .map(|template| String::from_utf8(template.around(messages(), 0)).unwrap())
             .map_err(|error| error.to_string())
     }
 
@@ -242,7 +242,8 @@ mod tests {
     fn tools_that_the_server_does_not_know_are_refused() {
         let tools = ["{}".to_owned()];
         let allowed = AllowedParams::default();
-        let frame = form(ToolsRule::Unknown).frame("m", &tools, None, &CallerParams::default(), &allowed);
-        assert_eq!(frame, Err(InvalidRequest::ToolsNotTaken));
+        let template =
+            form(ToolsRule::Unknown).template("m", &tools, None, &CallerParams::default(), &allowed);
+        assert_eq!(template, Err(InvalidRequest::ToolsNotTaken));
     }
 }

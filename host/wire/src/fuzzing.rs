@@ -48,9 +48,9 @@ fn chat_request(bytes: &[u8]) {
     let (caller, allowed) = (openai::CallerParams::default(), openai::AllowedParams::default());
     let messages: Vec<&str> =
         messages.iter().filter_map(|text| Some(crate::object(text).ok()?.get())).collect();
-    match openai::request_frame("a-model", &tools, params.as_deref(), &caller, &allowed) {
-        Ok(frame) => {
-            let body = frame.around(messages.iter().copied(), 0);
+    match openai::request_template("a-model", &tools, params.as_deref(), &caller, &allowed) {
+        Ok(template) => {
+            let body = template.around(messages.iter().copied(), 0);
             let sent = std::str::from_utf8(&body).expect("a body is text");
             // Compared as text, because a number may be one that no float represents; checking it is the server's task.
             let read: BTreeMap<String, &RawValue> = serde_json::from_str(sent).expect("a body is an object");

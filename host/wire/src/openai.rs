@@ -20,13 +20,13 @@ const MODEL: &str = "{\"model\":";
 
 /// The body of a request without its messages, which are in the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Frame {
+pub struct BodyTemplate {
     text: Bytes,
     messages_at: usize,
 }
 
-impl Frame {
-    /// Creates a frame with these fields after the messages.
+impl BodyTemplate {
+    /// Creates a template with these fields after the messages.
     pub fn new(model: &str, fields: &impl Serialize) -> Result<Self, InvalidRequest> {
         let wrong = |error: serde_json::Error| InvalidRequest::Params(error.to_string());
         let mut text = MODEL.as_bytes().to_vec();
@@ -49,14 +49,14 @@ impl Frame {
     }
 
     /// Returns the stored form.
-    pub fn written(&self) -> WrittenFrame<'static> {
+    pub fn written(&self) -> StoredTemplate<'static> {
         let body = String::from_utf8(self.around(std::iter::empty(), 0)).unwrap_or_default();
-        WrittenFrame { messages_at: self.messages_at, body: body.into() }
+        StoredTemplate { messages_at: self.messages_at, body: body.into() }
     }
 
     /// Reads the stored form. Returns `None` if the body has no empty list of messages at the stored position.
-    pub fn read(written: &WrittenFrame<'_>) -> Option<Self> {
-        let WrittenFrame { messages_at, body } = written;
+    pub fn read(written: &StoredTemplate<'_>) -> Option<Self> {
+        let StoredTemplate { messages_at, body } = written;
         let (before, rest) = body.as_bytes().split_at_checked(*messages_at)?;
         let text = [before, rest.strip_prefix(b"[]")?].concat();
         Some(Self { text: text.into(), messages_at: *messages_at })
@@ -90,9 +90,9 @@ impl Frame {
     }
 }
 
-/// The stored form of a frame.
+/// The stored form of a template.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct WrittenFrame<'a> {
+pub struct StoredTemplate<'a> {
     /// Position of the messages in the body.
     pub messages_at: usize,
     /// The body without messages, exactly as it is sent.
@@ -100,9 +100,9 @@ pub struct WrittenFrame<'a> {
     pub body: Cow<'a, str>,
 }
 
-impl WrittenFrame<'_> {
-    /// Returns the same frame with another model name. A frame that does not begin with a model stays unchanged.
-    pub fn with_model(self, name: &str) -> WrittenFrame<'static> {
+impl StoredTemplate<'_> {
+    /// Returns the same template with another model name. A template that does not begin with a model stays unchanged.
+    pub fn with_model(self, name: &str) -> StoredTemplate<'static> {
         let Self { messages_at, body } = self;
         let renamed = || {
             let rest = body.strip_prefix(MODEL)?;
@@ -111,21 +111,21 @@ impl WrittenFrame<'_> {
             let (old, rest) = rest.split_at(values.byte_offset());
             let new = serde_json::to_string(name).ok()?;
             let messages_at = (messages_at + new.len()).checked_sub(old.len())?;
-            Some(WrittenFrame { messages_at, body: format!("{MODEL}{new}{rest}").into() })
+            Some(StoredTemplate { messages_at, body: format!("{MODEL}{new}{rest}").into() })
         };
-        renamed().unwrap_or_else(|| WrittenFrame { messages_at, body: body.clone().into_owned().into() })
+        renamed().unwrap_or_else(|| StoredTemplate { messages_at, body: body.clone().into_owned().into() })
     }
 }
 
 /// Builds a request without its messages. Tools and parameters are unchanged; the caller's parameters apply unless the
 /// guest sets them.
-pub fn request_frame(
+pub fn request_template(
     model: &str,
     tools: &[String],
     params: Option<&str>,
     caller: &CallerParams,
     allowed: &AllowedParams,
-) -> Result<Frame, InvalidRequest> {
+) -> Result<BodyTemplate, InvalidRequest> {
     #[derive(Serialize)]
     struct Fields<'a> {
         #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -141,7 +141,7 @@ pub fn request_frame(
     for (name, value) in caller.defaults() {
         params.entry(name.into()).or_insert(value);
     }
-    Frame::new(model, &Fields { tools, stream: false, params })
+    BodyTemplate::new(model, &Fields { tools, stream: false, params })
 }
 
 /// Parses texts, each of which must be one JSON object.
@@ -395,13 +395,13 @@ mod tests {
         texts.iter().map(|text| (*text).to_owned()).collect()
     }
 
-    fn body(frame: &Frame, messages: &[&str]) -> String {
-        String::from_utf8(frame.around(messages.iter().copied(), 0)).unwrap()
+    fn body(template: &BodyTemplate, messages: &[&str]) -> String {
+        String::from_utf8(template.around(messages.iter().copied(), 0)).unwrap()
     }
 
     #[test]
     fn a_request_has_the_guests_unchanged_texts_and_the_hosts_fields() {
-        let frame = request_frame(
+        let template = request_template(
             "osmosis-rollout",
             &strings(&[r#"{"type":"function"}"#]),
             Some(r#"{"temperature":0.70,"seed":12345678901234567890123}"#),
@@ -409,7 +409,7 @@ mod tests {
             &AllowedParams::default(),
         );
         assert_eq!(
-            body(&frame.unwrap(), &[r#"{"role":"user","content":"hi","extra":1.10}"#]),
+            body(&template.unwrap(), &[r#"{"role":"user","content":"hi","extra":1.10}"#]),
             r#"{"model":"osmosis-rollout","messages":[{"role":"user","content":"hi","extra":1.10}],"tools":[{"type":"function"}],"stream":false,"seed":12345678901234567890123,"temperature":0.70}"#
         );
     }
@@ -419,9 +419,9 @@ mod tests {
         let caller = r#"{"temperature":0.1,"top_p":0.90,"model":"x","stream":true,"n":4}"#;
         let caller = CallerParams::read(serde_json::from_str(caller).unwrap());
         let allowed = AllowedParams::default();
-        let frame = request_frame("m", &[], Some(r#"{"temperature":0.7}"#), &caller, &allowed).unwrap();
+        let template = request_template("m", &[], Some(r#"{"temperature":0.7}"#), &caller, &allowed).unwrap();
         assert_eq!(
-            body(&frame, &[r#"{"role":"user"}"#, "{}"]),
+            body(&template, &[r#"{"role":"user"}"#, "{}"]),
             r#"{"model":"m","messages":[{"role":"user"},{}],"stream":false,"temperature":0.7,"top_p":0.90}"#
         );
     }
@@ -430,7 +430,8 @@ mod tests {
     fn an_invalid_request_is_refused_with_the_name_of_the_part() {
         fn check(tools: &[&str], params: Option<&str>, expected: &str) {
             let (tools, allowed) = (strings(tools), AllowedParams::default());
-            let error = request_frame("m", &tools, params, &CallerParams::default(), &allowed).unwrap_err();
+            let error =
+                request_template("m", &tools, params, &CallerParams::default(), &allowed).unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error} / {expected}");
         }
         check(&["3"], None, "tools[0] is not a JSON object but a number");

@@ -191,9 +191,9 @@ impl Quotas {
         self.get(quota).map(|value| value.try_into().unwrap_or(u32::MAX))
     }
 
-    /// Returns the part of one of several processes that share a tenant's rollouts, so that all together stay within the
-    /// quotas. A quota that is not used up by rollouts stays as it is. Each process may do something, so a quota that is
-    /// smaller than the number of processes is exceeded.
+    /// Returns the quotas of one of `count` processes that share a tenant's rollouts, so that all together stay within
+    /// the quotas. Quotas that rollouts do not use up are not divided. Each process gets at least 1 of a quota that is not
+    /// 0, so a quota that is smaller than the number of processes is exceeded.
     pub fn divided(&self, count: u32) -> Self {
         let part = |(quota, value): (Quota, u64)| match quota {
             Quota::Running

@@ -105,6 +105,8 @@ macro_rules! raw_limits {
                 long = concat!("limit-", $name),
                 value_name = setting::value_name($name),
                 help = setting::help(&[$($doc),*], &$group::default().$field, $name),
+                // Otherwise all paragraphs, without the default.
+                long_help = None::<&str>,
                 hide_short_help = true
             )]
             pub $field: Option<<$type as Setting>::Written>,)*)*

@@ -51,7 +51,7 @@ pub(crate) fn rows(transaction: &Transaction<'_>) -> rusqlite::Result<Vec<RowCha
 }
 
 /// Returns the values of a row by column, without those of each copy's own.
-fn values_of(table: &Table, row: &Row<'_>) -> rusqlite::Result<BTreeMap<String, Value>> {
+pub(super) fn values_of(table: &Table, row: &Row<'_>) -> rusqlite::Result<BTreeMap<String, Value>> {
     let mut values = BTreeMap::new();
     for (at, column) in row.as_ref().column_names().into_iter().enumerate() {
         if !table.local.contains(&column) {

@@ -17,7 +17,7 @@ use rollout_cluster::{
     WorkerState,
 };
 use rollout_core::capacity::{Machine, raise_descriptors};
-use rollout_core::telemetry::{Lag, Metrics, Replication};
+use rollout_core::telemetry::{Lag, Metrics, Replication, SharedCopy};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
@@ -319,11 +319,14 @@ impl CatalogShare {
             self;
         let replication = watch_log(writer.clone(), lost);
         tenants.metrics().add_replication(&replication);
+        tenants.metrics().add_shared_copy(&SharedCopy::new(tenants.copy_state()));
         let followed = tenants.clone();
         tokio::spawn(async move {
             loop {
                 changes.next(CATALOG_INTERVAL).await;
-                followed.refresh().await;
+                if followed.refresh().await {
+                    followed.shorten_log().await;
+                }
             }
         });
         tokio::spawn(async move {

@@ -143,7 +143,7 @@ impl Transcript {
         }
         for (kind, RefusedUse { count, first }) in finished.refused_uses.iter() {
             let times = if *count == 1 { String::new() } else { format!(", {count} times") };
-            let warning = printable(&format!("it {}{times}: {first}", kind.what()));
+            let warning = printable(&format!("it {}{times}: {first}", kind.description()));
             line("warning", &self.style.paint(Part::Bad, &warning));
         }
         if finished.refused_uses.failures() > 0 && matches!(finished.outcome, Outcome::Scored { .. }) {

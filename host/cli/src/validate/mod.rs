@@ -539,7 +539,7 @@ fn refused_uses(refused: &RefusedUses, report: &mut Report) {
                 "rely on the host's limit of CPU time, which stops a computation that takes too long"
             }
         };
-        report.warned("refused", format!("it {}{times}: {first}", kind.what()), advice);
+        report.warned("refused", format!("it {}{times}: {first}", kind.description()), advice);
     }
 }
 

@@ -168,9 +168,9 @@ impl Reader<'_> {
                     let parts: Vec<&str> = tokens[at..]
                         .chunks(2)
                         .take_while(|two| is_word(two[0]))
-                        .scan(true, |goes_on, two| {
-                            let now = *goes_on;
-                            *goes_on = two.get(1) == Some(&"::");
+                        .scan(true, |continues, two| {
+                            let now = *continues;
+                            *continues = two.get(1) == Some(&"::");
                             now.then_some(two[0])
                         })
                         .collect();

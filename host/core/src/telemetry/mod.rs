@@ -13,6 +13,7 @@ mod one_line;
 mod process;
 mod replication;
 mod series;
+mod shared_copy;
 mod traces;
 mod under_way;
 
@@ -24,6 +25,7 @@ pub use meter::{DayUse, Meter};
 pub use one_line::OneLineFields;
 pub use replication::{Lag, Replication};
 pub use rollout_transcript::ModelRole;
+pub use shared_copy::{CopyState, SharedCopy};
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 pub use under_way::{Callback, ModelCall, Timing, ToolCall};
 
@@ -151,6 +153,13 @@ impl Metrics {
     pub fn add_replication(&self, replication: &Replication) {
         if let Err(error) = self.registry.register(Box::new(replication.clone())) {
             tracing::error!(%error, "the metrics of the log are not shown");
+        }
+    }
+
+    /// Adds the metrics of a copy of a shared catalog. Only the first call has an effect.
+    pub fn add_shared_copy(&self, copy: &SharedCopy) {
+        if let Err(error) = self.registry.register(Box::new(copy.clone())) {
+            tracing::error!(%error, "the metrics of the catalog's copy are not shown");
         }
     }
 

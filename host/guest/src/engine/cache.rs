@@ -237,7 +237,7 @@ impl CodeCache {
             };
             if name != just_written && (name.ends_with(".code") || name.ends_with(".new")) {
                 #[allow(clippy::unnecessary_cast, reason = "the types differ between systems")]
-                found.push(Found { name, size: stat.st_size as u64, used_at: stat.st_mtime as u64 });
+                found.push(CachedFile { name, size: stat.st_size as u64, used_at: stat.st_mtime as u64 });
             }
         }
         let written = rustix::fs::statat(&self.0.dir, just_written, AtFlags::empty())?.st_size;
@@ -259,7 +259,7 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-struct Found {
+struct CachedFile {
     name: String,
     size: u64,
     used_at: u64,
@@ -267,7 +267,7 @@ struct Found {
 
 /// Returns the files to remove so that the rest fits in `room`: the least recently used entries, and temporary files
 /// older than `abandoned_before`.
-fn superfluous(mut found: Vec<Found>, room: u64, abandoned_before: u64) -> Vec<String> {
+fn superfluous(mut found: Vec<CachedFile>, room: u64, abandoned_before: u64) -> Vec<String> {
     let mut names = Vec::new();
     found.retain(|file| {
         if file.name.ends_with(".new") && file.used_at < abandoned_before {
@@ -478,7 +478,7 @@ mod tests {
         fn check(files: &[(&str, u64, u64)], room: u64, expected: &[&str]) {
             let found = files
                 .iter()
-                .map(|&(name, size, used_at)| Found { name: name.to_owned(), size, used_at })
+                .map(|&(name, size, used_at)| CachedFile { name: name.to_owned(), size, used_at })
                 .collect();
             assert_eq!(superfluous(found, room, 100), expected, "{files:?} in {room}");
         }

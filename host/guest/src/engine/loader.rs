@@ -1,5 +1,5 @@
 //! Loading of untrusted components: from the cache, or compiled in a separate process. Components with the same code share
-//! what is compiled ([`template`](super::template)).
+//! their compiled code ([`template`](super::template)).
 
 use std::fs::File;
 use std::hash::{Hash, Hasher};

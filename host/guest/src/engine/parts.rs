@@ -28,7 +28,7 @@ type Bytes = u64;
 
 /// A component that is being parsed.
 #[derive(Default)]
-struct Frame {
+struct OpenComponent {
     /// Bytes of an instance of each of its modules, or `None` for a module from outside the file.
     modules: Vec<Option<Bytes>>,
     /// Bytes of an instance of each of its components.
@@ -39,7 +39,7 @@ struct Frame {
 
 /// An item that is being parsed: modules nest in components, and components in components.
 enum Reading {
-    Component(Frame),
+    Component(OpenComponent),
     Module(Bytes),
 }
 
@@ -52,7 +52,7 @@ pub(super) fn bytes_kept(component: &[u8]) -> Result<Bytes, BinaryReaderError> {
     for payload in Parser::new(0).parse_all(component) {
         match payload? {
             Payload::Version { encoding: wasmparser::Encoding::Component, .. } => {
-                reading.push(Reading::Component(Frame::default()));
+                reading.push(Reading::Component(OpenComponent::default()));
             }
             Payload::Version { .. } => reading.push(Reading::Module(INSTANCE_BYTES)),
             Payload::End(_) => {
@@ -64,10 +64,10 @@ pub(super) fn bytes_kept(component: &[u8]) -> Result<Bytes, BinaryReaderError> {
                             around.modules.push(Some(bytes));
                         }
                     }
-                    (Some(Reading::Component(frame)), Some(Reading::Component(around))) => {
-                        around.components.push(Some(frame.total));
+                    (Some(Reading::Component(inner)), Some(Reading::Component(around))) => {
+                        around.components.push(Some(inner.total));
                     }
-                    (Some(Reading::Component(frame)), _) => whole = frame.total,
+                    (Some(Reading::Component(inner)), _) => whole = inner.total,
                     (None, _) => {}
                 }
             }
@@ -164,14 +164,14 @@ fn read_component_section(
         }
         _ => {}
     }
-    if let Some(Reading::Component(frame)) = reading.last_mut() {
+    if let Some(Reading::Component(component)) = reading.last_mut() {
         for definition in definitions {
             match definition {
-                Definition::Module(bytes) => frame.modules.push(bytes),
-                Definition::Component(bytes) => frame.components.push(bytes),
+                Definition::Module(bytes) => component.modules.push(bytes),
+                Definition::Component(bytes) => component.components.push(bytes),
             }
         }
-        frame.total = frame.total.saturating_add(total);
+        component.total = component.total.saturating_add(total);
     }
     Ok(())
 }
@@ -216,9 +216,9 @@ fn component(reading: &[Reading], count: u32, index: u32) -> Option<Bytes> {
 }
 
 /// Returns the `count`-th component around this one.
-fn outer(reading: &[Reading], count: u32) -> Option<&Frame> {
+fn outer(reading: &[Reading], count: u32) -> Option<&OpenComponent> {
     match reading.iter().rev().nth(count as usize)? {
-        Reading::Component(frame) => Some(frame),
+        Reading::Component(component) => Some(component),
         Reading::Module(_) => None,
     }
 }

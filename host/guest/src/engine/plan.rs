@@ -165,7 +165,7 @@ pub(super) fn config(
     config.allocation_strategy(match plan {
         MemoryPlan::Pooled | MemoryPlan::PooledEager => {
             let mut pool = pool(plan, instances_max, memory_bytes_max);
-            let kept = Kept::by_each(instances_max, idle_bytes_max);
+            let kept = ResidentBytes::by_each(instances_max, idle_bytes_max);
             pool.linear_memory_keep_resident(kept.memory)
                 .table_keep_resident(kept.table)
                 .async_stack_keep_resident(kept.stack);
@@ -184,14 +184,14 @@ fn slots(instances_max: u32) -> u32 {
 
 /// Bytes that an idle slot keeps resident, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Kept {
+struct ResidentBytes {
     memory: usize,
     /// The bytes of each table of the slot.
     table: usize,
     stack: usize,
 }
 
-impl Kept {
+impl ResidentBytes {
     /// Divides the bytes that all slots may keep: half for memory, a third for tables, an eighth for stacks.
     fn by_each(instances_max: u32, idle_bytes_max: usize) -> Self {
         const PAGE_BYTES: usize = 4096;
@@ -233,22 +233,22 @@ mod tests {
 
     #[test]
     fn idle_slots_keep_less_if_many_share_little_memory() {
-        let all = Kept {
+        let all = ResidentBytes {
             memory: KEEP_RESIDENT_BYTES,
             table: KEEP_RESIDENT_TABLE_BYTES,
             stack: KEEP_RESIDENT_STACK_BYTES,
         };
-        assert_eq!(Kept::by_each(64, usize::MAX), all);
+        assert_eq!(ResidentBytes::by_each(64, usize::MAX), all);
         for (instances, idle) in [(1000, 256 << 20), (64, 8 << 20), (10_000, 1 << 30), (10_000, 1 << 20)] {
-            let Kept { memory, table, stack } = Kept::by_each(instances, idle);
+            let ResidentBytes { memory, table, stack } = ResidentBytes::by_each(instances, idle);
             let each = memory + table * TABLES_MAX as usize + stack;
             assert!(each * slots(instances) as usize <= idle, "{instances} in {idle}: {each}");
             assert!([memory, table, stack].iter().all(|bytes| bytes.is_multiple_of(4096)));
         }
         // With a gibibyte for ten thousand Rust guests, the pages that one of them writes to in a turn stay resident.
         assert_eq!(
-            Kept::by_each(10_000, 1 << 30),
-            Kept { memory: 48 << 10, table: 4 << 10, stack: 12 << 10 }
+            ResidentBytes::by_each(10_000, 1 << 30),
+            ResidentBytes { memory: 48 << 10, table: 4 << 10, stack: 12 << 10 }
         );
     }
 

@@ -56,7 +56,7 @@ impl Template {
         let mut template = Self { component: component.get(..HEADER_BYTES)?.to_vec(), images: Vec::new() };
         for (id, range) in sections(component)? {
             let content = &component[range];
-            let module = (id == CORE_MODULE).then(|| template.replaced(content)).flatten();
+            let module = (id == CORE_MODULE).then(|| template.with_placeholder(content)).flatten();
             put(&mut template.component, id, module.as_deref().unwrap_or(content))?;
         }
         (!template.images.is_empty()).then_some(template)
@@ -67,8 +67,8 @@ impl Template {
         &self.component
     }
 
-    /// Returns a module with a placeholder.
-    fn replaced(&mut self, module: &[u8]) -> Option<Vec<u8>> {
+    /// Returns the module with a placeholder instead of its initial memory.
+    fn with_placeholder(&mut self, module: &[u8]) -> Option<Vec<u8>> {
         let inner = sections(module)?;
         let image = Image::read(module, &inner)?;
         let mut made = module[..HEADER_BYTES].to_vec();
@@ -89,8 +89,8 @@ impl Template {
         Some(made)
     }
 
-    /// Puts the component's initial memories into the compiler's output for the template. Returns `None` if a placeholder is
-    /// not exactly once where the compiler puts initial memory.
+    /// Puts the component's initial memories into the compiler's output for the template. Returns `None` unless each
+    /// placeholder occurs exactly once in the section for initial memory.
     pub(super) fn complete(&self, mut code: Vec<u8>) -> Option<Vec<u8>> {
         let section = memory_section(&code)?;
         for (number, image) in self.images.iter().enumerate() {
@@ -108,7 +108,7 @@ impl Template {
 }
 
 impl Image {
-    /// Reads the initial memory of a module, if it is large, and its own, and its code refers to no part of it.
+    /// Reads the initial memory of a module if the module defines it, it is large, and the code refers to no part of it.
     fn read(module: &[u8], sections: &[(u8, Range<usize>)]) -> Option<Self> {
         let content = |wanted: u8| {
             let range = sections.iter().find(|(id, _)| *id == wanted).map(|(_, range)| range.clone());

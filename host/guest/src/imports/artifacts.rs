@@ -85,7 +85,7 @@ impl artifacts::Host for Imports {
         let cost = |content: usize| ARTIFACT_BYTES + name.len() + content;
         kept.hold(cost(content.len())).map_err(|over| Error::OverLimit(over.0))?;
         if let Some(old) = old {
-            kept.let_go(cost(old));
+            kept.release_held(cost(old));
         }
         kept.artifact_bytes = total;
         kept.artifacts.insert(name, content.into());

@@ -86,7 +86,7 @@ impl Record {
         &self,
         run: Run,
         answered: Event,
-        keeps_reply: bool,
+        is_for_history: bool,
         limits: &Limits,
     ) -> (CallResult, Option<Event>) {
         let mut kept = self.lock();
@@ -103,7 +103,7 @@ impl Record {
         if let CallResult::Model(result) = &result {
             kept.note(run, call, result, retries);
         }
-        if end.is_none() && !(keeps_reply && matches!(result, CallResult::Model(Ok(_)))) {
+        if end.is_none() && !(is_for_history && matches!(result, CallResult::Model(Ok(_)))) {
             end = Some(End::Kept { reply_at: None });
         }
         let ended = end.map(|end| Event::Ended { call, end });
@@ -148,7 +148,7 @@ impl RecordState {
         }
         let over = self.charge(answer.content.len(), limits).err()?;
         let reason = format!("its result is not kept: {}", over.0);
-        *answer = ToolAnswer::over(Limit::RecordBytes, &reason);
+        *answer = ToolAnswer::over_limit(Limit::RecordBytes, &reason);
         Some(End::OverLimit { reason })
     }
 
@@ -309,9 +309,9 @@ impl Imports {
     }
 
     /// Checks that one more call may be pending.
-    pub(super) fn check_under_way(&self, under_way: u32) -> Result<(), String> {
+    pub(super) fn check_pending_calls(&self, pending: u32) -> Result<(), String> {
         let max = self.limits.concurrent_calls_max;
-        if under_way < max {
+        if pending < max {
             return Ok(());
         }
         Err(format!(
@@ -321,8 +321,8 @@ impl Imports {
 
     /// Checks that one more call may be pending, and counts a hit of the limit if not.
     pub(super) fn may_begin(&self) -> Result<(), String> {
-        self.check_under_way(self.calls_under_way).inspect_err(|_| {
-            let asked = self.calls_under_way as usize + 1;
+        self.check_pending_calls(self.pending_calls).inspect_err(|_| {
+            let asked = self.pending_calls as usize + 1;
             self.record.lock().hits.add_requested(Limit::ConcurrentCalls, asked);
         })
     }

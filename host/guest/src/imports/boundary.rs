@@ -56,7 +56,7 @@ pub(super) enum Taker {
 }
 
 /// A pending call, or one whose result the guest has not taken.
-struct UnderWay {
+struct PendingCall {
     taker: Taker,
     task: Option<AbortOnDropHandle<()>>,
     result: Option<CallResult>,
@@ -111,7 +111,7 @@ struct State {
     // Both are boxed: a list reserves four entries and a leaf of a map eleven, and most guests wait for one
     // call.
     arrived: VecDeque<Box<Arrival>>,
-    under_way: BTreeMap<u32, Box<UnderWay>>,
+    pending: BTreeMap<u32, Box<PendingCall>>,
     /// The move at which the guest's wait last timed out, if that is not logged yet. A guest may wait for no
     /// time a million times, so only a timeout that another event of the same move or the end of the run
     /// follows is logged.
@@ -156,7 +156,7 @@ impl Boundary {
     }
 
     /// Returns whether requests are logged or compared with the recorded history.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(super) fn is_recorded(&self) -> bool {
         self.log.is_some() || !self.state().past.is_over()
     }
 
@@ -192,7 +192,7 @@ impl Boundary {
 
     /// Counts the guest's next move. The caller then delivers the answers that arrived earlier; see
     /// [`Self::take_arrival`].
-    pub(super) fn moves(&self) -> Result<(), Diverged> {
+    pub(super) fn count_move(&self) -> Result<(), Diverged> {
         let mut state = self.state();
         let at = state.at;
         state.past.check_left_behind(at)?;
@@ -212,7 +212,7 @@ impl Boundary {
 
     /// Returns the next event for a guest that waits within its current move. `is_timed` says whether the
     /// wait has a timeout.
-    pub(super) fn look(&self, is_timed: bool) -> wasmtime::Result<News> {
+    pub(super) fn next_news(&self, is_timed: bool) -> wasmtime::Result<News> {
         let mut state = self.state();
         let at = state.at;
         if state.past.timed_out(at) {
@@ -229,7 +229,7 @@ impl Boundary {
             let difference = state.past.left().unwrap_or(Difference::Waited);
             return Err(wasmtime::Error::new(Diverged { at, difference }));
         }
-        if !state.past.goes_on() {
+        if !state.past.is_continued() {
             return Err(wasmtime::Error::new(PastOver));
         }
         Ok(News::None)
@@ -258,7 +258,7 @@ impl Boundary {
     }
 
     /// Notes that the guest's wait timed out. Returns whether it did: not if an answer has arrived.
-    pub(super) fn times_out(&self) -> bool {
+    pub(super) fn note_timeout(&self) -> bool {
         let mut state = self.state();
         if !state.arrived.is_empty() {
             return false;
@@ -292,16 +292,21 @@ impl Boundary {
         Ok(left)
     }
 
-    /// Starts a call of the guest. `what` holds all that determines the answer, if [requests are
-    /// kept](Self::is_kept).
-    pub(super) fn asks(&self, taker: Taker, mut time: SystemTime, what: Bytes) -> wasmtime::Result<Begun> {
+    /// Starts a call of the guest. `what` contains everything that determines the answer, if [requests are
+    /// recorded](Self::is_recorded).
+    pub(super) fn start_call(
+        &self,
+        taker: Taker,
+        mut time: SystemTime,
+        what: Bytes,
+    ) -> wasmtime::Result<Begun> {
         let mut state = self.state();
         let (at, call) = (state.at, state.calls + 1);
         let then = state.past.match_request(at, call, &what)?;
         state.calls = call;
         let is_live = !state.past.has_answer(call);
-        let under_way = UnderWay { taker, task: None, result: None, charge: None };
-        state.under_way.insert(call, Box::new(under_way));
+        let pending = PendingCall { taker, task: None, result: None, charge: None };
+        state.pending.insert(call, Box::new(pending));
         match then {
             Some(then) => {
                 time = then;
@@ -313,20 +318,25 @@ impl Boundary {
     }
 
     /// Numbers a tool call for which the record has no room, and stores its result for the guest.
-    pub(super) fn refuses(&self, call_id: String, result: CallResult, charge: Option<Charge>) -> u32 {
+    pub(super) fn add_refused_call(
+        &self,
+        call_id: String,
+        result: CallResult,
+        charge: Option<Charge>,
+    ) -> u32 {
         let mut state = self.state();
         state.calls += 1;
         let call = state.calls;
         let taker = Taker::Tool { call_id };
-        let under_way = UnderWay { taker, task: None, result: Some(result), charge };
-        state.under_way.insert(call, Box::new(under_way));
+        let pending = PendingCall { taker, task: None, result: Some(result), charge };
+        state.pending.insert(call, Box::new(pending));
         call
     }
 
-    /// Starts a call's request in a task of its own. A future that an import awaits is polled on the guest's
+    /// Sends a call's request in a task of its own. A future that an import awaits is polled on the guest's
     /// stack, where an HTTP exchange would keep 30 KiB in use while the guest waits. The task ends when the
     /// guest drops the call.
-    pub(super) fn makes(
+    pub(super) fn spawn_request(
         self: &Arc<Self>,
         call: u32,
         holder: Option<Holder>,
@@ -343,12 +353,12 @@ impl Boundary {
             if let Some(log) = &boundary.log {
                 log.room().await;
             }
-            boundary.arrives(call, took, result, charge);
+            boundary.receive(call, took, result, charge);
         };
         // The task's log lines belong to the rollout, as those of the guest's own calls do.
         let task = AbortOnDropHandle::new(tokio::spawn(task.in_current_span()));
-        if let Some(under_way) = self.state().under_way.get_mut(&call) {
-            under_way.task = Some(task);
+        if let Some(pending) = self.state().pending.get_mut(&call) {
+            pending.task = Some(task);
         }
     }
 
@@ -362,7 +372,7 @@ impl Boundary {
         }
     }
 
-    fn arrives(&self, call: u32, took: Duration, result: CallResult, charge: Option<Charge>) {
+    fn receive(&self, call: u32, took: Duration, result: CallResult, charge: Option<Charge>) {
         let mut state = self.state();
         if state.closed {
             return;
@@ -379,50 +389,50 @@ impl Boundary {
     }
 
     /// Stores the result of a call for the guest.
-    pub(super) fn settles(&self, call: u32, result: CallResult) {
-        if let Some(under_way) = self.state().under_way.get_mut(&call) {
-            under_way.result = Some(result);
-            under_way.task = None;
+    pub(super) fn set_result(&self, call: u32, result: CallResult) {
+        if let Some(pending) = self.state().pending.get_mut(&call) {
+            pending.result = Some(result);
+            pending.task = None;
         }
     }
 
     /// Returns whether the reply to a call goes into a history when the guest takes it.
-    pub(super) fn keeps_reply(&self, call: u32) -> bool {
+    pub(super) fn is_for_history(&self, call: u32) -> bool {
         let state = self.state();
-        let taker = state.under_way.get(&call).map(|under_way| &under_way.taker);
+        let taker = state.pending.get(&call).map(|pending| &pending.taker);
         matches!(taker, Some(Taker::Model { keep_for: Some(_) }))
     }
 
     /// Returns the indices of the calls that have a result.
     pub(super) fn ready_among(&self, calls: &[u32]) -> Vec<u32> {
         let state = self.state();
-        let is_ready = |call| state.under_way.get(call).is_some_and(|call| call.result.is_some());
+        let is_ready = |call| state.pending.get(call).is_some_and(|call| call.result.is_some());
         (0_u32..).zip(calls).filter(|(_, call)| is_ready(call)).map(|(place, _)| place).collect()
     }
 
     /// Takes the result of a call, if there is one.
-    pub(super) fn takes(&self, call: u32) -> Option<Taken> {
+    pub(super) fn take_result(&self, call: u32) -> Option<Taken> {
         let mut state = self.state();
-        state.under_way.get(&call)?.result.as_ref()?;
-        let UnderWay { taker, result, charge, .. } = *state.under_way.remove(&call)?;
+        state.pending.get(&call)?.result.as_ref()?;
+        let PendingCall { taker, result, charge, .. } = *state.pending.remove(&call)?;
         Some(Taken { taker, result: result?, _charge: charge })
     }
 
     /// Abandons a call that the guest dropped.
-    pub(super) fn gives_up(&self, call: u32) {
-        let under_way = self.state().under_way.remove(&call);
+    pub(super) fn abandon(&self, call: u32) {
+        let pending = self.state().pending.remove(&call);
         // Dropping the call aborts its task.
-        drop(under_way);
+        drop(pending);
     }
 
     /// Aborts the pending calls once the guest has ended. No further answer arrives.
-    pub(super) fn closes(&self) {
+    pub(super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         if let (Some(at), Some(log)) = (state.timed_out.take(), &self.log) {
             log.append(&Event::TimedOut { at });
         }
-        let tasks: Vec<_> = state.under_way.values_mut().filter_map(|call| call.task.take()).collect();
+        let tasks: Vec<_> = state.pending.values_mut().filter_map(|call| call.task.take()).collect();
         drop(state);
         drop(tasks);
     }

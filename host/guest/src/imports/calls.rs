@@ -37,19 +37,19 @@ impl Boundary {
         let Arrival { at, call, took, result, charge } = arrival;
         // The record charges the answer from here on.
         drop(charge);
-        let keeps_reply = self.keeps_reply(call);
+        let is_for_history = self.is_for_history(call);
         let answered = Event::Answered { at, call, took, result };
-        let (result, ended) = record.keep_answer(self.run(), answered, keeps_reply, limits);
+        let (result, ended) = record.keep_answer(self.run(), answered, is_for_history, limits);
         if let Some(ended) = ended {
             self.keep_end(&ended);
         }
-        self.settles(call, result);
+        self.set_result(call, result);
     }
 
     /// Ends the run: answers that arrived before its end are added to the transcript, and no further answer
     /// arrives.
-    pub fn ends(&self, record: &Record, limits: &Limits) {
-        self.closes();
+    pub fn end(&self, record: &Record, limits: &Limits) {
+        self.close();
         while let Some(arrival) = self.last() {
             self.deliver(arrival, record, limits);
         }
@@ -57,7 +57,7 @@ impl Boundary {
 
     /// Ends the calls of the run that are still open when the rollout is over.
     pub fn close_calls(&self, record: &Record) {
-        self.closes();
+        self.close();
         record.close_calls(self.run()).iter().for_each(|ended| self.keep_end(ended));
         if let Some(cut) = self.cut() {
             self.keep_end(&cut);
@@ -67,8 +67,8 @@ impl Boundary {
 
 impl Imports {
     /// Counts the guest's next action, and delivers the answers that arrived before it.
-    pub(super) fn moves(&self) -> wasmtime::Result<()> {
-        self.boundary.moves().map_err(wasmtime::Error::new)?;
+    pub(super) fn count_move(&self) -> wasmtime::Result<()> {
+        self.boundary.count_move().map_err(wasmtime::Error::new)?;
         while let Some(arrival) = self.boundary.take_arrival() {
             self.deliver(arrival);
         }
@@ -82,10 +82,10 @@ impl Imports {
     /// Waits for the result of a call.
     pub(super) async fn result(&mut self, call: u32) -> wasmtime::Result<Taken> {
         loop {
-            if let Some(taken) = self.boundary.takes(call) {
+            if let Some(taken) = self.boundary.take_result(call) {
                 return Ok(taken);
             }
-            match self.boundary.look(false)? {
+            match self.boundary.next_news(false)? {
                 News::Answer(arrival) => self.deliver(*arrival),
                 News::TimedOut | News::None => self.boundary.news().await,
             }
@@ -94,13 +94,13 @@ impl Imports {
 
     /// Gives the guest a handle on a call.
     pub(super) fn hand_over(&mut self, number: u32) -> wasmtime::Result<Resource<Call>> {
-        self.calls_under_way += 1;
+        self.pending_calls += 1;
         Ok(self.table.push(Call { number })?)
     }
 
     /// Removes the guest's handle on a call; returns the call's number.
     pub(super) fn take_back(&mut self, call: Resource<Call>) -> wasmtime::Result<u32> {
-        self.calls_under_way = self.calls_under_way.saturating_sub(1);
+        self.pending_calls = self.pending_calls.saturating_sub(1);
         Ok(self.table.delete(call)?.number)
     }
 
@@ -113,7 +113,7 @@ impl Imports {
             if !ready.is_empty() {
                 return Ok(ready);
             }
-            match self.boundary.look(time.is_some())? {
+            match self.boundary.next_news(time.is_some())? {
                 News::Answer(arrival) => {
                     self.deliver(*arrival);
                     continue;
@@ -125,7 +125,7 @@ impl Imports {
                 None => self.boundary.news().await,
                 Some(until) => {
                     let news = tokio::time::timeout_at(until, self.boundary.news()).await;
-                    if news.is_err() && self.boundary.times_out() {
+                    if news.is_err() && self.boundary.note_timeout() {
                         return Ok(Vec::new());
                     }
                 }
@@ -165,9 +165,9 @@ impl calls::Host for Imports {
 
 impl calls::HostCall for Imports {
     fn drop(&mut self, call: Resource<Call>) -> wasmtime::Result<()> {
-        self.moves()?;
+        self.count_move()?;
         let number = self.take_back(call)?;
-        self.boundary.gives_up(number);
+        self.boundary.abandon(number);
         Ok(())
     }
 }

@@ -88,7 +88,7 @@ impl Imports {
             self.record.limit_hit(Limit::HostCalls);
             return Err(wasmtime::Error::new(ContractViolation::HostCalls(self.limits.host_calls_max)));
         }
-        self.moves()?;
+        self.count_move()?;
         match only {
             Some(allowed) if !allowed.contains(&self.role) => {
                 // The first is the role that authors know the import by.

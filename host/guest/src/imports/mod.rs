@@ -276,7 +276,7 @@ pub struct Imports {
     outside: Arc<dyn Outside>,
     boundary: Arc<Boundary>,
     record: Arc<Record>,
-    calls_under_way: u32,
+    pending_calls: u32,
     host_calls: u64,
     clock: GuestClock,
     pub(crate) table: ResourceTable,
@@ -301,7 +301,7 @@ impl Imports {
             outside: Arc::new(outside),
             boundary: Arc::default(),
             record,
-            calls_under_way: 0,
+            pending_calls: 0,
             host_calls: 0,
             clock,
             table,
@@ -359,7 +359,7 @@ impl Imports {
 impl Drop for Imports {
     /// Aborts the guest's pending calls.
     fn drop(&mut self) {
-        self.boundary.closes();
+        self.boundary.close();
     }
 }
 

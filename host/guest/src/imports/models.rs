@@ -25,7 +25,7 @@ use rollout_core::limits::Limits;
 use rollout_core::telemetry::{Limit, ModelRole};
 use rollout_outbound::RoutingHeaders;
 use rollout_transcript::{CallResult, EXCHANGE_BYTES, Exchange, Owner, Sent, text_bytes};
-use rollout_wire::openai::{self, Frame, InvalidRequest};
+use rollout_wire::openai::{self, BodyTemplate, InvalidRequest};
 
 impl From<InvalidRequest> for ModelCallError {
     fn from(invalid: InvalidRequest) -> Self {
@@ -57,15 +57,15 @@ impl Imports {
         let question = self.question(&*outside, role, sample)?;
         let Question { asked, owner, .. } = question;
         if asked == ModelRole::Judge {
-            no_judges_business(&request)?;
+            check_judge_request(&request)?;
         }
         let Request { conversation, tools, params, keep_reply } = request;
         let (Conversation::History(texts) | Conversation::Messages(texts)) = &conversation;
         self.check_messages(texts).map_err(invalid_request)?;
-        let (frame, frame_bytes) = self.frame(&question, &tools, params.as_deref())?;
+        let (template, template_bytes) = self.template(&question, &tools, params.as_deref())?;
         let sent = match conversation {
-            Conversation::History(new) => self.send_history(&question, new, frame_bytes)?,
-            Conversation::Messages(all) => self.send_messages(&question, all, frame_bytes)?,
+            Conversation::History(new) => self.send_history(&question, new, template_bytes)?,
+            Conversation::Messages(all) => self.send_messages(&question, all, template_bytes)?,
         };
         let sample_id = question.sample.map(|sample| self.table.get(sample)).transpose()?;
         let sample_id = sample_id.map(|open| open.id.clone());
@@ -74,23 +74,23 @@ impl Imports {
             None => RoutingHeaders::for_rollout(&self.run.rollout_id),
         };
         #[expect(clippy::disallowed_methods, reason = "a time that is written, and not measured by")]
-        let exchange = Exchange::new(sample_id, sent, frame, SystemTime::now());
+        let exchange = Exchange::new(sample_id, sent, template, SystemTime::now());
         let place = self.record.lock().transcript.calls_mut(asked).add(exchange);
         let keep_for = match owner {
             Owner::Sample(sample) if keep_reply => Some(sample),
             Owner::Sample(_) | Owner::Judge => None,
         };
-        let Begun { call, is_live, .. } = self.asks_model(asked, place, keep_for)?;
+        let Begun { call, is_live, .. } = self.start_model_call(asked, place, keep_for)?;
         if is_live {
             let prepared = Prepared { asked, outside, routing, record: self.record.clone(), place };
             let holder = self.record.holder().cloned();
-            self.boundary.makes(call, holder, prepared.send(), Prepared::failed);
+            self.boundary.spawn_request(call, holder, prepared.send(), Prepared::failed);
         }
         Ok(call)
     }
 
     /// Passes the request at this index of the record to the boundary.
-    fn asks_model(
+    fn start_model_call(
         &self,
         asked: ModelRole,
         place: usize,
@@ -98,13 +98,13 @@ impl Imports {
     ) -> Result<Begun, ModelCallError> {
         let mut kept = self.record.lock();
         let transcript = &mut kept.transcript;
-        let what = match self.boundary.is_kept() {
+        let what = match self.boundary.is_recorded() {
             true => transcript.calls(asked).among(&transcript.samples).stored(asked, place),
             false => Bytes::new(),
         };
         let exchange = transcript.calls(asked).exchanges().get(place);
         let time = exchange.map_or(SystemTime::UNIX_EPOCH, |exchange| exchange.started_at);
-        match self.boundary.asks(Taker::Model { keep_for }, time, what) {
+        match self.boundary.start_call(Taker::Model { keep_for }, time, what) {
             Ok(begun) => {
                 transcript.number_model_call(asked, place, begun.call, begun.time);
                 Ok(begun)
@@ -155,12 +155,12 @@ impl Imports {
 
     /// Returns the request without its messages, and its cost to the record: 0 if it equals the previous one.
     /// The input is charged before the request is created.
-    fn frame(
+    fn template(
         &self,
         question: &Question<'_>,
         tools: &[String],
         params: Option<&str>,
-    ) -> Result<(Frame, usize), ModelCallError> {
+    ) -> Result<(BodyTemplate, usize), ModelCallError> {
         let ModelFacts { name, allowed, body } = question.facts;
         let none = openai::CallerParams::default();
         let caller = match question.asked {
@@ -169,13 +169,13 @@ impl Imports {
         };
         let given = tools.iter().map(String::len).chain(params.map(str::len)).fold(0, usize::saturating_add);
         self.record.lock().charge(given, &self.limits).map_err(|over| Error::BudgetSpent(over.0))?;
-        let frame = match body {
-            None => openai::request_frame(name, tools, params, caller, allowed),
-            Some(body) => body.frame(name, tools, params, caller, allowed),
+        let template = match body {
+            None => openai::request_template(name, tools, params, caller, allowed),
+            Some(body) => body.template(name, tools, params, caller, allowed),
         };
         let mut kept = self.record.lock();
         kept.release(given);
-        Ok(kept.transcript.calls(question.asked).share(frame?))
+        Ok(kept.transcript.calls(question.asked).share(template?))
     }
 
     /// Adds the new messages to the sample's history and sends the history.
@@ -183,7 +183,7 @@ impl Imports {
         &mut self,
         question: &Question<'_>,
         new: Vec<String>,
-        frame_bytes: usize,
+        template_bytes: usize,
     ) -> Result<Sent, ModelCallError> {
         let (Some(sample), Owner::Sample(place)) = (question.sample, question.owner) else {
             return Err(invalid_request("a judge has no history; give messages"));
@@ -203,7 +203,7 @@ impl Imports {
         if count == 0 {
             return Err(InvalidRequest::NoMessages.into());
         }
-        let cost = Cost { kept: EXCHANGE_BYTES + frame_bytes, sent: text_bytes + count };
+        let cost = Cost { kept: EXCHANGE_BYTES + template_bytes, sent: text_bytes + count };
         kept.charge_call(question.asked, &cost, &self.limits)?;
         Ok(kept.transcript.policy.send_history(place, count))
     }
@@ -214,7 +214,7 @@ impl Imports {
         &mut self,
         question: &Question<'_>,
         all: Vec<String>,
-        frame_bytes: usize,
+        template_bytes: usize,
     ) -> Result<Sent, ModelCallError> {
         let Question { asked, owner, .. } = *question;
         if all.is_empty() {
@@ -226,7 +226,7 @@ impl Imports {
         }
         let beginning = kept.transcript.calls(asked).begin(&kept.transcript.samples, owner, &all);
         let from = beginning.count();
-        let charged = text_bytes(&all[from..]) + EXCHANGE_BYTES + frame_bytes;
+        let charged = text_bytes(&all[from..]) + EXCHANGE_BYTES + template_bytes;
         let sent = all.iter().map(|text| text.len() + 1).sum();
         kept.charge_call(asked, &Cost { kept: charged, sent }, &self.limits)?;
         drop(kept);
@@ -269,12 +269,12 @@ impl Imports {
 struct Cost {
     /// Bytes that the record stores.
     kept: usize,
-    /// Bytes that are sent, without the frame.
+    /// Bytes that are sent, without the template.
     sent: usize,
 }
 
 /// Checks that a request to a judge has no history, no tools and no reply to store.
-fn no_judges_business(request: &Request) -> Result<(), ModelCallError> {
+fn check_judge_request(request: &Request) -> Result<(), ModelCallError> {
     match request {
         Request { conversation: Conversation::History(_), .. } => {
             Err(invalid_request("a judge has no history; give messages"))

@@ -35,7 +35,7 @@ pub struct Past {
 pub enum Then {
     /// The run continues with live requests.
     #[default]
-    GoesOn,
+    Continues,
     /// The run ended: the guest returned, or was stopped while it waited.
     Nothing,
     /// The continuation is unknown, and no live request may be sent.
@@ -148,7 +148,7 @@ impl Past {
     /// Marks these event indices as forks: the events before each belong to another rollout.
     pub fn forked_at(mut self, events: impl IntoIterator<Item = usize>) -> Self {
         self.forks.extend(events);
-        self.passes();
+        self.count_passed_forks();
         self
     }
 
@@ -157,7 +157,8 @@ impl Past {
         &self.era
     }
 
-    fn passes(&mut self) {
+    /// Counts the forks before the next recorded event.
+    fn count_passed_forks(&mut self) {
         let made = self.moves.front().map_or(usize::MAX, |(number, _)| *number);
         let next = self.answers.front().map_or(made, |(number, _)| made.min(*number));
         while self.forks.pop_front_if(|fork| *fork <= next).is_some() {
@@ -170,7 +171,7 @@ impl Past {
         if self.moves.is_empty() {
             self.charge = None;
         }
-        self.passes();
+        self.count_passed_forks();
     }
 
     /// Returns whether the history is exhausted.
@@ -179,8 +180,8 @@ impl Past {
     }
 
     /// Returns whether the run continues with live requests afterwards.
-    pub(super) fn goes_on(&self) -> bool {
-        self.then == Then::GoesOn
+    pub(super) fn is_continued(&self) -> bool {
+        self.then == Then::Continues
     }
 
     /// Returns whether the history has an answer to this call.
@@ -202,7 +203,7 @@ impl Past {
             }
         };
         let (_, arrival) = came.then(|| self.answers.pop_front()).flatten()?;
-        self.passes();
+        self.count_passed_forks();
         Some(arrival)
     }
 
@@ -236,7 +237,7 @@ impl Past {
                 self.pop_move();
                 Ok(Some(left))
             }
-            None if self.is_over() && self.then == Then::GoesOn => Ok(None),
+            None if self.is_over() && self.then == Then::Continues => Ok(None),
             None if self.is_over() && self.then == Then::Unknown => Err(wasmtime::Error::new(PastOver)),
             _ => match last {
                 Some(last) => Ok(Some(last)),
@@ -280,7 +281,7 @@ impl Past {
         let knows_later = self.answers.front().is_some_and(|(_, arrival)| arrival.at > at);
         match self.then {
             Then::Unknown if !knows_later => Err(wasmtime::Error::new(PastOver)),
-            Then::GoesOn if !knows_later => Ok(()),
+            Then::Continues if !knows_later => Ok(()),
             _ => Err(wasmtime::Error::new(Diverged { at, difference })),
         }
     }

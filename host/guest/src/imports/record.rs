@@ -295,7 +295,7 @@ impl RecordState {
     pub(super) fn release(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        self.let_go(bytes);
+        self.release_held(bytes);
     }
 
     /// Charges bytes to the host's memory budget and to the tenant's quota of stored bytes. If the budget is exhausted,
@@ -321,7 +321,7 @@ impl RecordState {
     }
 
     /// Releases bytes that are no longer held.
-    pub(super) fn let_go(&mut self, bytes: usize) {
+    pub(super) fn release_held(&mut self, bytes: usize) {
         if let Some(charge) = &mut self.charge {
             charge.shrink_to(charge.bytes().saturating_sub(bytes));
         }

@@ -54,7 +54,7 @@ impl RefusedKind {
     }
 
     /// Describes the guest's action for a reader, as the predicate of a sentence.
-    pub fn what(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::Process => "tried to start a process",
             Self::File => "tried to use a file that a component does not have",
@@ -142,7 +142,7 @@ impl RefusedUses {
     /// Describes the first kind that is a failure with its location, as the predicate of a sentence.
     pub fn first_failure(&self) -> Option<String> {
         let (kind, uses) = self.0.iter().find(|(kind, _)| kind.is_failure())?;
-        Some(format!("{} ({})", kind.what(), uses.first))
+        Some(format!("{} ({})", kind.description(), uses.first))
     }
 }
 

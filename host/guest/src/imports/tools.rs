@@ -63,45 +63,45 @@ struct Prepared {
 }
 
 impl Imports {
-    /// Starts a call while `under_way` others are pending. Returns its number, and whether it is pending too.
+    /// Starts a call while `pending` others are in progress. Returns its number, and whether it is in progress too.
     /// A refused call has its refusal as its result.
-    fn begin(&mut self, call: ToolCall, under_way: u32) -> wasmtime::Result<(u32, bool)> {
+    fn begin(&mut self, call: ToolCall, pending: u32) -> wasmtime::Result<(u32, bool)> {
         let ToolCall { id: call_id, name, arguments } = call;
         let place = match self.note_call(&call_id, &name, &arguments) {
             Ok(place) => place,
             Err(over) => {
-                let answer = ToolAnswer::over(Limit::RecordBytes, over);
+                let answer = ToolAnswer::over_limit(Limit::RecordBytes, over);
                 return Ok((self.refused(call_id, answer), false));
             }
         };
-        match self.prepare_call(&name, arguments, under_way, place) {
+        match self.prepare_call(&name, arguments, pending, place) {
             Ok(Ready { tool: HostTool { kind, .. }, request }) => {
-                let Begun { call, is_live, .. } = self.asks_tool(place, kind)?;
+                let Begun { call, is_live, .. } = self.start_tool_call(place, kind)?;
                 if is_live {
                     let (outside, record) = (self.outside.clone(), self.record.clone());
                     let (holder, metrics) = (self.record.holder().cloned(), self.run.metrics.clone());
                     let prepared = Prepared { outside, request, name, call_id, kind, record, metrics };
-                    self.boundary.makes(call, holder, prepared.make(), Prepared::failed);
+                    self.boundary.spawn_request(call, holder, prepared.make(), Prepared::failed);
                 }
                 Ok((call, true))
             }
             Err((kind, answer)) => {
                 self.run.metrics.tool_call(kind).ended(answer.outcome);
-                let Begun { call, .. } = self.asks_tool(place, kind)?;
+                let Begun { call, .. } = self.start_tool_call(place, kind)?;
                 let (answer, ended) = self.record.keep_refusal(call, answer, &self.limits);
                 self.boundary.keep_end(&ended);
-                self.boundary.settles(call, CallResult::Tool(answer));
+                self.boundary.set_result(call, CallResult::Tool(answer));
                 Ok((call, false))
             }
         }
     }
 
     /// Hands the call at this index of the transcript to the boundary.
-    fn asks_tool(&self, place: usize, kind: ToolKind) -> wasmtime::Result<Begun> {
+    fn start_tool_call(&self, place: usize, kind: ToolKind) -> wasmtime::Result<Begun> {
         let mut kept = self.record.lock();
         let entry = kept.transcript.tools.get_mut(place).ok_or(ContractViolation::RolloutOver)?;
         entry.kind = kind;
-        let what = match self.boundary.is_kept() {
+        let what = match self.boundary.is_recorded() {
             true => {
                 let stored = StoredToolCall {
                     tool: entry.name.as_str().into(),
@@ -115,7 +115,7 @@ impl Imports {
             false => Bytes::new(),
         };
         let taker = Taker::Tool { call_id: entry.call_id.clone() };
-        match self.boundary.asks(taker, entry.started_at, what) {
+        match self.boundary.start_call(taker, entry.started_at, what) {
             Ok(begun) => {
                 kept.transcript.number_tool_call(place, begun.call, begun.time);
                 Ok(begun)
@@ -136,7 +136,7 @@ impl Imports {
             // If the memory budget is exhausted too, a rollout is ended.
             let _ = charge.grow(CALL_BYTES + call_id.len() + answer.content.len());
         }
-        self.boundary.refuses(call_id, CallResult::Tool(answer), charge)
+        self.boundary.add_refused_call(call_id, CallResult::Tool(answer), charge)
     }
 
     /// Records a call before it is made. Returns its index, or the reason why the record has no room.
@@ -156,7 +156,7 @@ impl Imports {
         &self,
         name: &str,
         arguments: String,
-        under_way: u32,
+        pending: u32,
         place: usize,
     ) -> Result<Ready, (ToolKind, ToolAnswer)> {
         let Some(tool) = self.outside.tool(name) else {
@@ -164,9 +164,9 @@ impl Imports {
             let reason = format!("no tool '{name}' is provided to this plugin");
             return Err((ToolKind::None, ToolAnswer::unavailable(reason)));
         };
-        if let Err(limit) = self.check_under_way(under_way) {
+        if let Err(limit) = self.check_pending_calls(pending) {
             let reason = format!("not called: {limit}");
-            return Err((tool.kind, ToolAnswer::over(Limit::ConcurrentCalls, reason)));
+            return Err((tool.kind, ToolAnswer::over_limit(Limit::ConcurrentCalls, reason)));
         }
         if has_more_parts(&arguments, ARGUMENT_PARTS_MAX) {
             let reason = format!("not called: its arguments have more than {ARGUMENT_PARTS_MAX} values");
@@ -178,7 +178,7 @@ impl Imports {
             let max = tool.calls_max;
             let reason =
                 format!("not called: calls-max of {max} calls of this tool in one rollout; go on without it");
-            return Err((tool.kind, ToolAnswer::over(Limit::ToolCalls, reason)));
+            return Err((tool.kind, ToolAnswer::over_limit(Limit::ToolCalls, reason)));
         }
         *made += 1;
         let seed = seed_of(&self.run, self.boundary.era().load(Ordering::Relaxed), Role::Tool, "call");
@@ -244,11 +244,11 @@ impl tools::Host for Imports {
             }));
         }
         calls.iter().try_for_each(check_id)?;
-        let mut under_way = self.calls_under_way;
+        let mut pending = self.pending_calls;
         let mut begun = Vec::with_capacity(calls.len());
         for call in calls {
-            let (call, is_under_way) = self.begin(call, under_way)?;
-            under_way += u32::from(is_under_way);
+            let (call, is_pending) = self.begin(call, pending)?;
+            pending += u32::from(is_pending);
             begun.push(call);
         }
         let mut results = Vec::with_capacity(begun.len());
@@ -262,7 +262,7 @@ impl tools::Host for Imports {
     fn start(&mut self, tool_call: ToolCall) -> wasmtime::Result<Resource<Call>> {
         self.enter(Import::TOOL_START)?;
         check_id(&tool_call)?;
-        let (call, _) = self.begin(tool_call, self.calls_under_way)?;
+        let (call, _) = self.begin(tool_call, self.pending_calls)?;
         self.hand_over(call)
     }
 

@@ -90,7 +90,9 @@ pub struct ClockStart(i64);
 
 /// Error of a text that is neither a date nor a date and time.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("'{0}' is no date such as 2026-11-23, and no time such as 2026-11-23T09:30:00Z, from 1970 to 2199")]
+#[error(
+    "'{0}' is neither a date such as 2026-11-23 nor a time such as 2026-11-23T09:30:00Z, from 1970 to 2199"
+)]
 pub struct InvalidClockStart(String);
 
 impl ClockStart {

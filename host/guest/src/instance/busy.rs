@@ -37,16 +37,16 @@ pub(super) async fn run<R: Send + 'static>(
     loop {
         let step = std::future::poll_fn(|cx| {
             if meter.is_heavy(threads.share()) {
-                return Poll::Ready(Step::Goes);
+                return Poll::Ready(Step::Interrupted);
             }
             match meter.poll(&mut run, cx, PolledOn::Runtime(threads.share()), threads.ticker()) {
-                Step::Waits => Poll::Pending,
+                Step::Waiting => Poll::Pending,
                 // The interruption has woken its task.
-                Step::Goes if !meter.is_heavy(threads.share()) => Poll::Pending,
+                Step::Interrupted if !meter.is_heavy(threads.share()) => Poll::Pending,
                 step => Poll::Ready(step),
             }
         });
-        if let Step::Over(result) = step.await {
+        if let Step::Ended(result) = step.await {
             return result;
         }
         while meter.is_heavy(threads.share()) {
@@ -158,7 +158,7 @@ impl<R: Send + 'static> TakesTurns for Seat<R> {
             meter.poll(&mut run, &mut Context::from_waker(&waker), polled_on, ticker)
         }));
         let result = match polled {
-            Ok(Step::Goes) => {
+            Ok(Step::Interrupted) => {
                 let (rank, going) = (meter.rank(), Going { meter, run, back });
                 let mut seat = self.lock();
                 if !self.link.stopped.load(Ordering::SeqCst) {
@@ -169,8 +169,8 @@ impl<R: Send + 'static> TakesTurns for Seat<R> {
                 self.discard(going);
                 return None;
             }
-            Ok(Step::Waits) => Back::Waits(meter, run),
-            Ok(Step::Over(result)) => {
+            Ok(Step::Waiting) => Back::Waits(meter, run),
+            Ok(Step::Ended(result)) => {
                 drop(run);
                 Back::Over(result)
             }

@@ -114,11 +114,11 @@ pub(super) struct CpuMeter {
 /// Result of one poll.
 pub(super) enum Step<R> {
     /// The run has ended.
-    Over(Result<R, Exhausted>),
+    Ended(Result<R, Exhausted>),
     /// The guest waits.
-    Waits,
+    Waiting,
     /// The guest was interrupted and has more work.
-    Goes,
+    Interrupted,
 }
 
 /// Error of a guest that used up its CPU time.
@@ -135,7 +135,7 @@ pub(super) enum PolledOn<'a> {
 }
 
 /// The poll of a guest in progress on a thread.
-struct UnderWay {
+struct CurrentPoll {
     began: Instant,
     /// Maximum length of the poll.
     turn: Duration,
@@ -146,13 +146,13 @@ struct UnderWay {
 }
 
 thread_local! {
-    static UNDER_WAY: RefCell<Option<UnderWay>> = const { RefCell::new(None) };
+    static CURRENT_POLL: RefCell<Option<CurrentPoll>> = const { RefCell::new(None) };
 }
 
 /// Decides whether a guest that is running at a tick continues.
 pub(super) fn at_tick() -> UpdateDeadline {
     crate::stack::note_place();
-    let goes_on = UNDER_WAY.with_borrow_mut(|poll| {
+    let continues = CURRENT_POLL.with_borrow_mut(|poll| {
         let Some(poll) = poll else { return false };
         if let Some(stopped) = &poll.stopped {
             if stopped.load(Ordering::SeqCst) {
@@ -164,7 +164,7 @@ pub(super) fn at_tick() -> UpdateDeadline {
         // until the next one.
         poll.began.elapsed() < poll.turn
     });
-    if goes_on {
+    if continues {
         return UpdateDeadline::Continue(TICKS);
     }
     UpdateDeadline::YieldCustom(TICKS, Box::pin(interruption()))
@@ -172,7 +172,7 @@ pub(super) fn at_tick() -> UpdateDeadline {
 
 /// Interrupts the poll of a guest, and marks for [`CpuMeter::poll`] that the guest does not wait.
 pub(super) async fn interruption() {
-    UNDER_WAY.with_borrow_mut(|poll| {
+    CURRENT_POLL.with_borrow_mut(|poll| {
         if let Some(poll) = poll {
             poll.interrupted = true;
         }
@@ -202,7 +202,7 @@ impl CpuMeter {
         polled_on: PolledOn<'_>,
         ticker: &Ticker,
     ) -> Step<R> {
-        let Some(mut guest) = run.awake(cx) else { return Step::Waits };
+        let Some(mut guest) = run.awake(cx) else { return Step::Waiting };
         let _watched = ticker.watch();
         let began = Instant::now();
         let (turn, stopped) = match polled_on {
@@ -212,12 +212,12 @@ impl CpuMeter {
             }
             PolledOn::Busy(stopped) => (TURN, Some(stopped.clone())),
         };
-        UNDER_WAY.set(Some(UnderWay { began, turn, stopped, interrupted: false }));
+        CURRENT_POLL.set(Some(CurrentPoll { began, turn, stopped, interrupted: false }));
         crate::stack::forget_place();
         let before = thread_cpu_time();
         let polled = guest.poll(cx);
         let took = thread_cpu_time().saturating_sub(before);
-        let interrupted = UNDER_WAY.take().is_some_and(|poll| poll.interrupted);
+        let interrupted = CURRENT_POLL.take().is_some_and(|poll| poll.interrupted);
         self.used += took;
         self.record.meter().add_cpu(took);
         let now = Instant::now();
@@ -226,15 +226,15 @@ impl CpuMeter {
             share.add(now, took);
         }
         if polled.is_pending() {
-            self.stack.look(&self.record);
+            self.stack.charge_growth(&self.record);
         }
         match polled {
-            Poll::Ready(result) => Step::Over(Ok(result)),
-            Poll::Pending if self.used > self.budget => Step::Over(Err(Exhausted)),
-            Poll::Pending if interrupted => Step::Goes,
+            Poll::Ready(result) => Step::Ended(Ok(result)),
+            Poll::Pending if self.used > self.budget => Step::Ended(Err(Exhausted)),
+            Poll::Pending if interrupted => Step::Interrupted,
             Poll::Pending => {
-                guest.waits();
-                Step::Waits
+                guest.mark_waiting();
+                Step::Waiting
             }
         }
     }

@@ -59,7 +59,7 @@ impl StackCharge {
     }
 
     /// Charges the resident bytes of the stack that was just left, if there are more than before.
-    pub(super) fn look(&mut self, record: &Record) {
+    pub(super) fn charge_growth(&mut self, record: &Record) {
         let Some(bytes) = stack::resident_bytes(ASYNC_STACK_BYTES).filter(|bytes| *bytes > self.bytes) else {
             return;
         };

@@ -57,7 +57,7 @@ impl NativeAgent {
         Resource::new_borrow(self.sample)
     }
 
-    /// Appends messages to the sample, JSON objects. Returns the name of the budget if it is spent, and appends nothing.
+    /// Appends messages, which are JSON objects, to the sample. Appends nothing if a budget is spent, and returns its name.
     pub fn push(&mut self, messages: Vec<String>) -> Result<Option<String>, RunError> {
         let sample = self.sample();
         match self.imports.push(sample, messages) {

@@ -52,7 +52,7 @@ impl Ticker {
             while let Some(engine) = engine.upgrade() {
                 engine.increment_epoch();
                 drop(engine);
-                idle_ticks = if ticker.anyone_at_work() { 0 } else { idle_ticks.saturating_add(1) };
+                idle_ticks = if ticker.is_any_running() { 0 } else { idle_ticks.saturating_add(1) };
                 if idle_ticks < IDLE_TICKS {
                     std::thread::sleep(if idle_ticks < QUICK_TICKS { TICK } else { SLOW_TICK });
                 } else if ticker.sleep() {
@@ -74,7 +74,7 @@ impl Ticker {
 }
 
 impl Shared {
-    fn anyone_at_work(&self) -> bool {
+    fn is_any_running(&self) -> bool {
         self.at_work.load(Ordering::SeqCst) > 0
     }
 
@@ -82,7 +82,7 @@ impl Shared {
     /// is read, and `watch` increments the count before it reads the flag, so one of the two sees the other.
     fn sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
-        if !self.anyone_at_work() {
+        if !self.is_any_running() {
             std::thread::park_timeout(SLEEP);
         }
         !self.asleep.swap(false, Ordering::SeqCst)
@@ -119,7 +119,7 @@ mod tests {
 
         assert_eq!(ended.downcast_ref(), Some(&Trap::Interrupt));
         drop(watched);
-        assert!(!ticker.shared.anyone_at_work());
+        assert!(!ticker.shared.is_any_running());
     }
 
     /// A module with a start function that never ends: `(module (func loop br 0 end) (start 0))`.

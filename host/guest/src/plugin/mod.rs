@@ -1,8 +1,7 @@
 //! A component that was checked, compiled and linked and can be instantiated any number of times.
 //!
-//! The exports of a component tell what it is: an agent in one of two forms, a grader, an environment,
-//! or tools for others. Nothing is
-//! registered. This module knows no rollouts.
+//! The exports of a component determine its kind: an agent in one of two forms, a grader, an environment,
+//! or tools for others. There is no registration. This module knows no rollouts.
 
 mod contract;
 mod settings;

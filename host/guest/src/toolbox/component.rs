@@ -140,20 +140,22 @@ impl ComponentTools {
 fn explain(error: &RunError, record: &Record) -> ToolAnswer {
     let was_hit = |limit| record.limits_hit().0.iter().any(|(hit, _)| hit == limit);
     match error {
-        RunError::Memory { max } => ToolAnswer::over(
+        RunError::Memory { max } => ToolAnswer::over_limit(
             Limit::ToolMemory,
             format!("the tool needed more memory than memory-bytes-max, {max} bytes"),
         ),
-        RunError::Cpu(max) => ToolAnswer::over(
+        RunError::Cpu(max) => ToolAnswer::over_limit(
             Limit::ToolCpu,
             format!("the tool used more CPU time than cpu-secs-max, {max} s"),
         ),
-        RunError::Limit(_) if was_hit(Limit::HostCallBytes) => {
-            ToolAnswer::over(Limit::ToolResultBytes, "the tool's result is far longer than result-bytes-max")
-        }
-        RunError::Contract(_) if was_hit(Limit::HostCalls) => {
-            ToolAnswer::over(Limit::HostCalls, format!("the tool made more than {HOST_CALLS_MAX} host calls"))
-        }
+        RunError::Limit(_) if was_hit(Limit::HostCallBytes) => ToolAnswer::over_limit(
+            Limit::ToolResultBytes,
+            "the tool's result is far longer than result-bytes-max",
+        ),
+        RunError::Contract(_) if was_hit(Limit::HostCalls) => ToolAnswer::over_limit(
+            Limit::HostCalls,
+            format!("the tool made more than {HOST_CALLS_MAX} host calls"),
+        ),
         RunError::Trapped { .. } => match record.last_panic() {
             Some(panic) => ToolAnswer::unavailable(format!("the tool {panic}")),
             None => ToolAnswer::unavailable(format!("the tool {error}")),

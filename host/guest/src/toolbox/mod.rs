@@ -175,14 +175,14 @@ impl CallLimits {
     /// Returns the answer for a call without a result in time.
     fn late(&self) -> ToolAnswer {
         let secs = self.deadline.as_secs_f64();
-        ToolAnswer::over(Limit::ToolTime, format!("no result within deadline-secs, {secs} s"))
+        ToolAnswer::over_limit(Limit::ToolTime, format!("no result within deadline-secs, {secs} s"))
     }
 
     /// Returns the answer for a call that waited too long for other calls.
     fn busy(&self) -> ToolAnswer {
         let max = self.concurrent_max;
         let reason = format!("busy: concurrent-max of {max} calls at once, and none ended in time");
-        ToolAnswer::over(Limit::ToolConcurrent, reason)
+        ToolAnswer::over_limit(Limit::ToolConcurrent, reason)
     }
 
     /// Waits for a call and returns its answer, or [`late`](Self::late) if the deadline passes first.
@@ -198,7 +198,7 @@ impl CallLimits {
             Ok(Err(RemoteFailure::TooLong)) => {
                 let max = self.result_bytes_max;
                 let reason = format!("the result is longer than result-bytes-max, {max} bytes");
-                ToolAnswer::over(Limit::ToolResultBytes, reason)
+                ToolAnswer::over_limit(Limit::ToolResultBytes, reason)
             }
             Err(_) => self.late(),
         }
@@ -211,7 +211,7 @@ impl CallLimits {
             return answer;
         }
         let reason = format!("the result has {bytes} bytes, more than result-bytes-max, {max} bytes");
-        ToolAnswer::over(Limit::ToolResultBytes, reason)
+        ToolAnswer::over_limit(Limit::ToolResultBytes, reason)
     }
 }
 

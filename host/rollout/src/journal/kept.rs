@@ -59,7 +59,7 @@ impl ResultOf<'_> {
 
 /// A reference to a stored result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptResult {
+pub struct StoredResult {
     key: u64,
     serial: u32,
 }
@@ -103,7 +103,7 @@ struct Table {
 }
 
 /// The stored results of a journal.
-pub struct KeptResults {
+pub struct StoredResults {
     table: Mutex<Table>,
     clock: Arc<RunClock>,
     awaited: watch::Sender<usize>,
@@ -202,7 +202,7 @@ impl Table {
     }
 }
 
-impl KeptResults {
+impl StoredResults {
     /// Finds the results that an earlier process stored in a journal. Reads files.
     pub(super) fn find(store: &store::JournalStore, dir: &Path, ttl: Duration) -> io::Result<Self> {
         let from_file = dir.join("results-from");
@@ -213,7 +213,7 @@ impl KeptResults {
         };
         let mut table = Table { stored_from: from, ..Table::default() };
         let batch = store::name_hash(BATCH_NAME);
-        let is_batch = |ended: &store::EndedRollout| {
+        let is_batch = |ended: &store::IndexedRollout| {
             ended.name == batch && matches!(ended.first_event, Some(kind::READ | kind::RELEASED))
         };
         let is_note = |kind| matches!(kind, kind::KEPT | kind::READ | kind::RELEASED);
@@ -235,7 +235,7 @@ impl KeptResults {
     }
 }
 
-impl KeptResults {
+impl StoredResults {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -261,15 +261,15 @@ impl KeptResults {
     }
 
     /// Returns whether a result is still stored.
-    pub fn has(&self, kept: KeptResult) -> bool {
+    pub fn has(&self, kept: StoredResult) -> bool {
         self.table().locations.get(&kept.key).is_some_and(|location| location.serial == kept.serial)
     }
 
     /// Returns the result of a rollout, if it is stored.
-    pub fn of(&self, result: ResultOf<'_>) -> Option<KeptResult> {
+    pub fn of(&self, result: ResultOf<'_>) -> Option<StoredResult> {
         let key = store::name_hash(&result.name());
         let serial = self.table().locations.get(&key)?.serial;
-        Some(KeptResult { key, serial })
+        Some(StoredResult { key, serial })
     }
 
     /// Publishes a change of the table.
@@ -280,14 +280,14 @@ impl KeptResults {
 }
 
 /// The data of a stored result.
-pub struct KeptOutcome {
+pub struct StoredOutcome {
     /// The driver's data for rebuilding the result.
     pub facts: Bytes,
     /// The outcome, which is not read yet.
-    outcome: store::Found,
+    outcome: store::LocatedRollout,
 }
 
-impl KeptOutcome {
+impl StoredOutcome {
     /// Returns the size of the outcome in files, including the requests that it refers to. Reads files.
     pub fn bytes(&self) -> io::Result<u64> {
         self.outcome.bytes_of(outcome::is_part)
@@ -303,19 +303,19 @@ impl KeptOutcome {
 
 impl Journal {
     /// Returns the stored results.
-    pub fn results(&self) -> &KeptResults {
+    pub fn results(&self) -> &StoredResults {
         &self.results
     }
 
     /// Ends a rollout whose outcome is in its log, and stores the result for the given time. It is awaited only if a
     /// caller may fetch it. Waits until all of it survives a crash of the process.
-    pub async fn keep_result(
+    pub async fn store_result(
         &self,
         log: &RolloutLog,
         of: ResultOf<'_>,
         facts: &impl Serialize,
         (ttl, is_awaited): (Duration, bool),
-    ) -> Result<KeptResult, Failed> {
+    ) -> Result<StoredResult, Failed> {
         let results = &self.results;
         results.clock.start();
         let name = of.name();
@@ -340,7 +340,7 @@ impl Journal {
             // The facts are a few words and a label. A label fits in a request, and so in an event.
             let _ = note.append(kind::KEPT, vec![json(facts)]);
             note.end();
-            KeptResult { key, serial }
+            StoredResult { key, serial }
         };
         log.end();
         log.written().await?;
@@ -355,7 +355,7 @@ impl Journal {
 
     /// Returns the data of a result, or `None` if it is forgotten. Fails if the data of an unread result is missing.
     /// Reads files and blocks.
-    pub fn read_kept(&self, kept: KeptResult, of: ResultOf<'_>) -> io::Result<Option<KeptOutcome>> {
+    pub fn read_result(&self, kept: StoredResult, of: ResultOf<'_>) -> io::Result<Option<StoredOutcome>> {
         let location = self.results.table().locations.get(&kept.key).copied();
         let Some(location) = location.filter(|location| location.serial == kept.serial) else {
             return Ok(None);
@@ -368,7 +368,7 @@ impl Journal {
         let facts = note.as_ref().map(|note| note.events(|kind| kind == kind::KEPT)).transpose()?.flatten();
         let facts = facts.and_then(|events| events.into_iter().next());
         match (facts, find(of.id.as_str(), last + 1)?) {
-            (Some(facts), Some(outcome)) => Ok(Some(KeptOutcome { facts: facts.payload, outcome })),
+            (Some(facts), Some(outcome)) => Ok(Some(StoredOutcome { facts: facts.payload, outcome })),
             // The segments of a read result may be deleted.
             _ if !location.is_awaited => Ok(None),
             _ => Err(io::Error::other("the journal has lost a stored result")),
@@ -376,7 +376,7 @@ impl Journal {
     }
 
     /// Records that a caller has read a result completely. Returns whether it is the first time.
-    pub fn was_read(&self, kept: KeptResult) -> bool {
+    pub fn was_read(&self, kept: StoredResult) -> bool {
         let results = &self.results;
         let mut table = results.table();
         if table.locations.get(&kept.key).is_none_or(|location| location.serial != kept.serial) {
@@ -483,9 +483,9 @@ mod tests {
         log
     }
 
-    async fn keep(journal: &Journal, id: &RolloutId) -> KeptResult {
+    async fn keep(journal: &Journal, id: &RolloutId) -> StoredResult {
         let of = ResultOf { id, plugin: None };
-        journal.keep_result(&append_rollout(journal, id), of, &"facts", (TTL, true)).await.unwrap()
+        journal.store_result(&append_rollout(journal, id), of, &"facts", (TTL, true)).await.unwrap()
     }
 
     fn id(text: impl Into<String>) -> RolloutId {
@@ -509,7 +509,7 @@ mod tests {
         let of = |id| ResultOf { id, plugin: None };
         let found = |journal: &Journal, id| {
             let kept = journal.results().of(ResultOf { id, plugin: None })?;
-            let found = journal.read_kept(kept, ResultOf { id, plugin: None }).unwrap()?;
+            let found = journal.read_result(kept, ResultOf { id, plugin: None }).unwrap()?;
             assert_eq!(
                 (found.facts, found.outcome.name()),
                 (Bytes::from_static(b"\"facts\""), id.as_str().as_bytes())
@@ -557,7 +557,7 @@ mod tests {
         fill(0).await;
         assert!(first.exists() && journal.store.position() > 4);
         let of = id("kept");
-        assert!(journal.read_kept(kept, ResultOf { id: &of, plugin: None }).unwrap().is_some());
+        assert!(journal.read_result(kept, ResultOf { id: &of, plugin: None }).unwrap().is_some());
         journal.was_read(kept);
         fill(200).await;
         let gone = async {
@@ -566,7 +566,7 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), gone).await.unwrap();
-        assert!(journal.read_kept(kept, ResultOf { id: &of, plugin: None }).unwrap().is_none());
+        assert!(journal.read_result(kept, ResultOf { id: &of, plugin: None }).unwrap().is_none());
     }
 
     /// Number of results in the test below. `docs/understand/performance.md` has the figures for a million.
@@ -600,7 +600,7 @@ mod tests {
         let opened = began.elapsed();
         let last = id(format!("rollout-{:08}", count - 1));
         let kept = journal.results().of(ResultOf { id: &last, plugin: None }).unwrap();
-        let found = journal.read_kept(kept, ResultOf { id: &last, plugin: None }).unwrap().unwrap();
+        let found = journal.read_result(kept, ResultOf { id: &last, plugin: None }).unwrap().unwrap();
         let (answered, more) = (began.elapsed(), rss() - before);
         let mib = more >> 20;
         println!(

@@ -41,7 +41,7 @@ use admission::AdmissionLine;
 pub use admission::{Continuation, DeploymentId, JournaledSecrets, ServedAs};
 pub use fork_history::{ForkPast, TooFewTurns};
 pub(super) use fork_history::{NoParent, Parent};
-pub use kept::{KeptOutcome, KeptResult, KeptResults, ResultOf};
+pub use kept::{ResultOf, StoredOutcome, StoredResult, StoredResults};
 pub use run_clock::RunClock;
 pub(super) use session_log::{SessionEvent, SessionHistory};
 pub use store::{
@@ -85,7 +85,7 @@ mod kind {
 pub struct Journal {
     store: store::JournalStore,
     seal: Arc<Seal>,
-    results: KeptResults,
+    results: StoredResults,
     /// Permits for reading whole rollouts to fork them: each reader takes a thread and some files.
     pub(super) readers: Semaphore,
     /// Whether all unfinished rollouts of an earlier process were read.
@@ -106,7 +106,7 @@ impl Journal {
         let path = settings.path.clone();
         // Segments with results that no caller has read are found first, and then held.
         let (store, entries) = store::JournalStore::open(JournalSettings { is_held: true, ..settings })?;
-        let results = KeptResults::find(&store, &path, results_ttl);
+        let results = StoredResults::find(&store, &path, results_ttl);
         let results = results.map_err(|error| OpenError::Io(path, error))?;
         let readers = Semaphore::new(READERS_MAX);
         let resumed = watch::Sender::new(false);

@@ -21,7 +21,7 @@ use rollout_wire as wire;
 
 /// Returns whether an event of this kind is needed to read an outcome.
 pub(super) fn is_part(kind: u8) -> bool {
-    let of_workflow = kind.checked_sub(kind::OF_WORKFLOW).is_some_and(Event::decides_calls);
+    let of_workflow = kind.checked_sub(kind::OF_WORKFLOW).is_some_and(Event::is_start_or_cut);
     kind == kind::OUTCOME || of_workflow
 }
 
@@ -46,7 +46,7 @@ pub(super) fn read(events: &[store::Event]) -> io::Result<Option<Finished>> {
     let mut finished: Finished = serde_json::from_slice(&rest).map_err(io::Error::other)?;
     if carried.iter().any(Option::is_some) {
         let workflow = events_of(events, Role::Workflow).map_err(io::Error::other)?;
-        let started = workflow.iter().filter(|event| Event::decides_calls(event.kind()));
+        let started = workflow.iter().filter(|event| Event::is_start_or_cut(event.kind()));
         let requests = Transcript::read(started, []).map_err(io::Error::other)?;
         for (sample, carried) in finished.samples.iter_mut().zip(carried) {
             if let Some(carried) = carried {

@@ -34,7 +34,7 @@ fn is_part(event: u8) -> bool {
 
 impl RolloutLog {
     /// Appends a call of a session's caller, if `storage` has room for it. Returns its size in bytes.
-    pub(crate) fn called(
+    pub(crate) fn append_call(
         &self,
         call: &impl Serialize,
         storage: Option<&Arc<StorageAccount>>,
@@ -43,7 +43,7 @@ impl RolloutLog {
     }
 
     /// Appends the answer to the last call, if `storage` has room for it. Returns its size in bytes.
-    pub(crate) fn answered(
+    pub(crate) fn append_call_answer(
         &self,
         answer: &impl Serialize,
         storage: Option<&Arc<StorageAccount>>,
@@ -65,7 +65,7 @@ impl RolloutLog {
         Ok(bytes)
     }
 
-    /// Waits while too much data is to be written.
+    /// Waits while too much data is unwritten.
     pub(crate) async fn room(&self) {
         self.0.room().await;
     }

@@ -15,7 +15,7 @@ use rollout_transcript::Event;
 use rollout_wire::id::RolloutId;
 
 /// A rollout in a journal that is not read yet.
-pub struct FoundRollout(pub(super) store::Found);
+pub struct FoundRollout(pub(super) store::LocatedRollout);
 
 impl FoundRollout {
     /// Returns whether its outcome is stored.
@@ -97,11 +97,11 @@ impl StoredRollout {
     /// order in which they ended. Reads files on demand and holds one rollout at a time, so that a journal of millions
     /// takes no more memory.
     pub fn all(journal: &Path) -> io::Result<impl Iterator<Item = io::Result<Self>> + use<>> {
-        let is_over = |found: &io::Result<store::Found>| match found {
+        let is_over = |found: &io::Result<store::LocatedRollout>| match found {
             Ok(found) => found.has(kind::OUTCOME),
             Err(_) => true,
         };
-        let read = |found: io::Result<store::Found>| -> io::Result<Option<Self>> {
+        let read = |found: io::Result<store::LocatedRollout>| -> io::Result<Option<Self>> {
             found?.read()?.map(|written| Self::read(&written)).transpose()
         };
         Ok(store::all_in(journal)?.filter(is_over).map(read).filter_map(Result::transpose))

@@ -24,7 +24,7 @@ pub struct GroupSeat {
     pub size: u32,
     /// Number of the member, from 0.
     pub member: u32,
-    /// Seconds for which the group waits for members that no request began; the first member's are valid.
+    /// Seconds for which the group waits for members that no request began. The first member's value applies to all.
     pub join_secs: u32,
 }
 

@@ -128,7 +128,7 @@ impl Rollout {
     }
 
     /// Stores the conversation of a request that is only graded.
-    pub(super) fn settle_given(&mut self, conversation: &Messages) -> Result<(), Failure> {
+    pub(super) fn settle_request(&mut self, conversation: &Messages) -> Result<(), Failure> {
         let texts: Vec<String> = conversation.iter().map(ToOwned::to_owned).collect();
         self.settle("caller", Some(&texts), Vec::new())
     }

@@ -209,7 +209,7 @@ impl Rollout {
         let copied = self.host.budget().charge_anyway(Use::Record, bytes);
         let ran = instance::run_group_grader(plugin.linked(), imports, bounds, to_rate(place, ready)).await;
         drop(copied);
-        boundary.ends(&record, &limits);
+        boundary.end(&record, &limits);
         let mut entries = Vec::new();
         record.with_remains(|remains| entries.extend_from_slice(remains.log));
         self.record.add_log(entries, &limits);

@@ -44,7 +44,7 @@ impl PastLocation {
     /// Returns whether this is a rerun that was cut. A fork, which continues after its history, is not.
     pub(super) fn is_cut(&self) -> bool {
         match self {
-            Self::Journal | Self::Here { then: [Then::GoesOn, _], .. } => false,
+            Self::Journal | Self::Here { then: [Then::Continues, _], .. } => false,
             Self::Here { end, .. } => end.get().is_some(),
         }
     }
@@ -100,7 +100,7 @@ impl Rollout {
             let mut both = events.lock().unwrap_or_else(PoisonError::into_inner);
             let run = usize::from(role == Role::Grader);
             let events = std::mem::take(&mut both[run]);
-            return Ok(Arc::new(Boundary::new(of, None, self.past(role, events, then[run]))));
+            return Ok(Arc::new(Boundary::new(of, None, self.make_past(role, events, then[run]))));
         }
         let Some(log) = self.handle.log().cloned() else {
             return Ok(Arc::new(Boundary::new(of, None, Past::default())));
@@ -120,23 +120,23 @@ impl Rollout {
                     let reason = format!("its recorded history cannot be read: {error}");
                     Failure::new(stage, FailureKind::Resume, Fault::Host, reason)
                 })?;
-                self.past(role, events, Then::GoesOn)
+                self.make_past(role, events, Then::Continues)
             }
         };
         Ok(Arc::new(Boundary::new(of, Some(of_run), past)))
     }
 
-    fn past(&self, role: Role, events: Vec<Event>, then: Then) -> Past {
+    fn make_past(&self, role: Role, events: Vec<Event>, then: Then) -> Past {
         let fork = self.request.fork.as_ref().filter(|_| role == Role::Workflow);
         let ancestors = fork.map(|fork| fork.ancestors.as_slice()).unwrap_or_default();
         let past = Past::new(events, then).charged_to(&self.holder);
         past.forked_at(ancestors.iter().map(|ancestor| ancestor.events))
     }
 
-    /// Ends a run: stores what arrived until then. A run that ended by itself must have consumed its whole history;
+    /// Ends a run: stores the answers that arrived until then. A run that ended by itself must have consumed its whole history;
     /// otherwise it diverged.
     pub(super) fn end_run<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
-        boundary.ends(&self.record, &self.host.0.deployment.limits);
+        boundary.end(&self.record, &self.host.0.deployment.limits);
         let ended_by_itself = match &ran {
             Ok(_) => true,
             Err(error) => {

@@ -124,7 +124,7 @@ impl Rollout {
         }
     }
 
-    /// Makes the label in the task of an environment the request's, for a conversation that was held elsewhere.
+    /// Moves the label from the environment's task to the request, for a conversation that was held elsewhere.
     pub(super) fn take_task_label(&mut self) {
         if self.host.form() == AgentForm::Environment && !grades_itself(&self.host) {
             self.episode_start();

@@ -95,7 +95,8 @@ pub(super) enum AnswerLine {
 }
 
 impl AnswerLine {
-    /// Returns the line of an answer. The end of a session is no answer, and a call without an episode is not made.
+    /// Returns the line of an answer. Returns `None` for the end of the session and for a call without an episode, which
+    /// are not stored.
     pub(super) fn of(answer: &Result<Answer, SessionError>) -> Option<Self> {
         Some(match answer.clone() {
             Ok(Answer::Observed(Observed { observation, reward, done, metadata })) => Self::Observed {

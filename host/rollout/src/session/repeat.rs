@@ -7,6 +7,7 @@
 use std::io;
 
 use super::call::{Answer, AnswerLine, CallLine, SessionCall};
+use super::stored::UnrepeatedEpisode;
 use super::{Session, SessionError};
 use crate::journal::{SessionEvent, SessionHistory};
 use rollout_core::budget::Use;
@@ -25,11 +26,8 @@ struct PastCall {
 impl Session {
     /// Repeats the last episode of an earlier process, unless that is done.
     pub(super) async fn repeat_past(&mut self) -> Result<(), SessionError> {
-        let Some((log, differs)) =
-            self.kept.as_ref().and_then(|kept| Some((kept.log().clone(), kept.past()?)))
-        else {
-            return Ok(());
-        };
+        let unrepeated = self.kept.as_ref().and_then(|kept| kept.unrepeated());
+        let Some(UnrepeatedEpisode { log, differs }) = unrepeated else { return Ok(()) };
         let bytes = {
             let log = log.clone();
             read(move || log.session_bytes()).await?
@@ -50,7 +48,7 @@ impl Session {
         let is_over = calls.last().is_none_or(|PastCall { line, answer }| {
             answer.as_ref().is_some_and(|answer| answer.ends_episode(&line.call))
         });
-        let past = Past::new(run, Then::GoesOn).charged_to(&self.holder);
+        let past = Past::new(run, Then::Continues).charged_to(&self.holder);
         let repeated = match differs {
             _ if is_over => Ok(()),
             Some(differs) => Err(format!("the plugin is another one: {differs}")),

@@ -60,21 +60,29 @@ impl StoredSession {
     }
 }
 
+/// An episode that an earlier process stored and this one has not repeated yet.
+#[derive(Clone)]
+pub(super) struct UnrepeatedEpisode {
+    pub log: RolloutLog,
+    /// The difference between the deployments, if there is one.
+    pub differs: Option<String>,
+}
+
 /// A session in the journal.
-pub(super) struct Kept {
+pub(super) struct JournaledSession {
     log: RolloutLog,
     continuation: Continuation,
     /// Whether the log has a reset, so that the next one begins another.
     has_reset: bool,
     /// Bytes of calls and answers in the log.
     bytes: usize,
-    /// Whether the episode in the log is not repeated yet, and the difference between the deployments.
-    past: Option<Option<String>>,
+    /// The episode in the log, until it is repeated.
+    unrepeated: Option<UnrepeatedEpisode>,
     /// The call that the process before was stopped in, and its answer, which no caller has received.
     interrupted: Option<(SessionCall, Result<Answer, SessionError>)>,
 }
 
-impl Kept {
+impl JournaledSession {
     /// Begins the log of a new session.
     pub(super) fn begin(
         journal: &Journal,
@@ -83,18 +91,18 @@ impl Kept {
         continuation: Continuation,
     ) -> Result<Self, JournalRefused> {
         let log = admit(journal, host, id, 0, &continuation)?;
-        Ok(Self { log, continuation, has_reset: false, bytes: 0, past: None, interrupted: None })
+        Ok(Self { log, continuation, has_reset: false, bytes: 0, unrepeated: None, interrupted: None })
     }
 
     /// Continues a log.
-    pub(super) fn found(stored: &StoredSession) -> Self {
+    pub(super) fn resume(stored: &StoredSession) -> Self {
         let StoredSession { log, continuation, differs, .. } = stored;
         Self {
             log: log.clone(),
             continuation: continuation.clone(),
             has_reset: false,
             bytes: 0,
-            past: Some(differs.clone()),
+            unrepeated: Some(UnrepeatedEpisode { log: log.clone(), differs: differs.clone() }),
             interrupted: None,
         }
     }
@@ -104,14 +112,14 @@ impl Kept {
         &self.log
     }
 
-    /// Returns the difference between the deployments if the episode in the log is not repeated yet.
-    pub(super) fn past(&self) -> Option<Option<String>> {
-        self.past.clone()
+    /// Returns the episode in the log if it is not repeated yet.
+    pub(super) fn unrepeated(&self) -> Option<UnrepeatedEpisode> {
+        self.unrepeated.clone()
     }
 
     /// Records that the episode in the log is repeated.
     pub(super) fn set_repeated(&mut self, has_reset: bool, bytes: usize) {
-        (self.past, self.has_reset, self.bytes) = (None, has_reset, bytes);
+        (self.unrepeated, self.has_reset, self.bytes) = (None, has_reset, bytes);
     }
 
     /// Stores the answer to the call that the process before was stopped in.
@@ -140,13 +148,13 @@ impl Kept {
             let next = admit(journal, host, id, line.resets, &self.continuation);
             let next = next.map_err(|error| refused(&error))?;
             // The episode before stays in the journal until the session is ended for the quota.
-            let bytes = next.called(line, storage).inspect_err(|_| next.end()).map_err(over_quota)?;
+            let bytes = next.append_call(line, storage).inspect_err(|_| next.end()).map_err(over_quota)?;
             let before = std::mem::replace(&mut self.log, next);
             self.bytes = bytes;
             // After the call, so that no crash leaves the session without a log.
             before.end();
         } else {
-            self.bytes += self.log.called(line, storage).map_err(over_quota)?;
+            self.bytes += self.log.append_call(line, storage).map_err(over_quota)?;
         }
         self.has_reset |= is_reset;
         Ok(())
@@ -159,7 +167,7 @@ impl Kept {
         bytes_max: usize,
         storage: Option<&Arc<StorageAccount>>,
     ) -> Result<bool, OverStorage> {
-        self.bytes += self.log.answered(line, storage)?;
+        self.bytes += self.log.append_call_answer(line, storage)?;
         Ok(self.bytes <= bytes_max)
     }
 }

@@ -87,13 +87,14 @@ impl Forks {
 }
 
 impl TenantSlots {
-    /// Returns the tree of forks that a rollout belongs to, each rollout before its forks; empty if it is no fork and has none.
+    /// Returns the tree of forks that a rollout belongs to, each rollout before its forks. The tree is empty if the rollout
+    /// is not a fork and has no forks.
     ///
-    /// `point` is where the rollout itself was forked. Other rollouts are known while they are alive, and as long as they are in
-    /// the list of finished ones.
+    /// `point` is the point at which the rollout itself was forked. Other rollouts are known while they are alive, and as long
+    /// as they are in the list of finished ones.
     pub fn family(&self, id: &RolloutId, point: Option<&ForkPoint>) -> Vec<ForkMember> {
         let mut forks = Forks::default();
-        self.activity().each_ended(|rollout: &EndedRollout| {
+        self.activity().for_each_ended(|rollout: &EndedRollout| {
             if let Some(point) = &rollout.fork {
                 forks.add(rollout.id.clone(), point.clone(), ForkState::Ended(rollout.outcome.clone()));
             }
@@ -117,7 +118,7 @@ impl TenantSlots {
         members
     }
 
-    /// Adds the states of rollouts that are no forks.
+    /// Adds the states of rollouts that are not forks.
     fn complete(&self, members: &mut [ForkMember]) {
         let mut unknown: HashMap<RolloutId, &mut ForkState> = members
             .iter_mut()
@@ -127,7 +128,7 @@ impl TenantSlots {
         if unknown.is_empty() {
             return;
         }
-        self.activity().each_ended(|rollout| {
+        self.activity().for_each_ended(|rollout| {
             if let Some(state) = unknown.get_mut(&rollout.id) {
                 **state = ForkState::Ended(rollout.outcome.clone());
             }

@@ -249,7 +249,7 @@ impl State {
     fn take_next(&mut self) -> Option<Waiter> {
         let turn = self.number();
         let all = AllSlots::of(self);
-        let may_have_one = |tenant: &TenantQueue| tenant.can_run_one() && all.may_go_to(&tenant.counts);
+        let may_have_one = |tenant: &TenantQueue| tenant.can_run_one() && all.may_use_slot(&tenant.counts);
         let (_, tenant) =
             self.tenants.iter_mut().filter(|(_, tenant)| may_have_one(tenant)).reduce(|first, other| {
                 if other.1.counts.precedes(&first.1.counts) { other } else { first }
@@ -328,7 +328,7 @@ impl AllSlots {
     }
 
     /// Returns whether a free slot may go to a tenant: one of the reserve only if the tenant is below its share.
-    fn may_go_to(self, tenant: &Counts) -> bool {
+    fn may_use_slot(self, tenant: &Counts) -> bool {
         let share = u64::from(self.total) * u64::from(tenant.share.weight.max(1));
         !self.only_reserve || u64::from(tenant.running) * self.weights < share
     }

@@ -96,7 +96,7 @@ impl AliveFolder {
     }
 
     /// Writes the files with `write` and counts the change. A failure leaves no files. Blocks.
-    pub(super) fn written_by<T>(&self, write: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn write<T>(&self, write: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
         let path = self.path();
         let before = bytes_of(&path);
         let written = write(&path);

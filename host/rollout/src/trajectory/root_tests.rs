@@ -9,7 +9,7 @@ fn id(name: &str) -> RolloutId {
 
 fn rollout(root: &Arc<ArtifactRoot>, name: &str) {
     let alive = root.alive(&id(name));
-    let written = alive.written_by(|folder| {
+    let written = alive.write(|folder| {
         fs::create_dir_all(folder.join("artifacts"))?;
         fs::write(folder.join("artifacts/a"), "artifact")?;
         fs::write(folder.join("trajectory.json"), vec![b'x'; FILE_BYTES])
@@ -118,7 +118,7 @@ fn limits_that_are_set_later_apply_to_existing_folders() {
     rollout(&root, "b");
     let alive = root.alive(&id("c"));
     alive
-        .written_by(|folder| {
+        .write(|folder| {
             fs::create_dir_all(folder)?;
             fs::write(folder.join("trajectory.json"), vec![b'x'; FILE_BYTES])
         })
@@ -147,7 +147,7 @@ fn a_failed_write_leaves_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(2, None));
     let alive = root.alive(&id("a"));
-    let written = alive.written_by(|folder| {
+    let written = alive.write(|folder| {
         fs::create_dir_all(folder)?;
         fs::write(folder.join("log.jsonl"), "half")?;
         Err::<(), _>(io::Error::from(io::ErrorKind::StorageFull))

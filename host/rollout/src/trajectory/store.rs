@@ -16,7 +16,7 @@ pub(crate) async fn write(folder: AliveFolder, job: Job, finished: Finished, met
     let finished = Arc::new(finished);
     let writing = finished.clone();
     let written = tokio::task::spawn_blocking(move || {
-        let written = folder.written_by(|path| write_all(path, &job, &writing));
+        let written = folder.write(|path| write_all(path, &job, &writing));
         written.map_err(|error| (folder.path(), error))
     });
     let written = written.await;

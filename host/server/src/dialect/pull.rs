@@ -121,7 +121,7 @@ enum Wait {
 /// Returns the number of rollouts that could start at once.
 fn room(host: &Host) -> usize {
     let load = host.load();
-    match host.takes_rollouts() {
+    match host.check_admission() {
         Ok(()) => load.max_concurrent.saturating_sub(load.running + load.queued) as usize,
         Err(_) => 0,
     }

@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::random;
 use crate::serving::Serving;
+use crate::worker;
 use rollout_core::limits::SessionLimits;
 use rollout_rollout::{
     Continuation, DescribeError, EnvironmentFacts, Host, OpenSessionError, Session, StoredSession,
@@ -32,6 +33,8 @@ struct Inner {
     limits: SessionLimits,
     /// The protocol's name in the journal.
     driver: &'static str,
+    /// Name of the server's log if it is a worker. The ids of sessions name it.
+    log: Option<String>,
     /// The protocol's tasks, among them one for each session with a name.
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -203,9 +206,14 @@ impl Opening {
 }
 
 impl Sessions {
-    pub(super) fn new(serving: Serving, limits: SessionLimits, driver: &'static str) -> Self {
+    pub(super) fn new(
+        serving: Serving,
+        limits: SessionLimits,
+        driver: &'static str,
+        log: Option<String>,
+    ) -> Self {
         let (tasks, closing, named) = (TaskTracker::new(), CancellationToken::new(), Mutex::default());
-        Self(Arc::new(Inner { serving, limits, driver, tasks, closing, named }))
+        Self(Arc::new(Inner { serving, limits, driver, log, tasks, closing, named }))
     }
 
     pub(super) fn serving(&self) -> &Serving {
@@ -258,9 +266,14 @@ impl Sessions {
         if self.0.closing.is_cancelled() { Err(SessionsError::Closing) } else { Ok(()) }
     }
 
+    /// Returns a new name, by which gateways find this server.
+    pub(super) fn new_name(&self) -> String {
+        worker::new_session(self.0.log.as_deref())
+    }
+
     /// Opens a session with a new name.
     pub(super) async fn create(&self) -> Result<Arc<str>, SessionsError> {
-        let name: Arc<str> = random::uuid4().into();
+        let name: Arc<str> = self.new_name().into();
         self.find_or_open(&name).await?;
         Ok(name)
     }

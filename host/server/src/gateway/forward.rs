@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::TryStreamExt;
 use hyper::upgrade::OnUpgrade;
@@ -13,10 +13,13 @@ use rollout_core::budget::Charge;
 use rollout_outbound::{Secret, describe};
 
 use super::workers::Worker;
-use crate::worker::{ADMISSION_HEADER, KEY_HEADER, OWNER_HEADER, PLACE_HEADER, REPEATED_HEADER};
+use crate::error::RequestRefused;
+use crate::worker::{
+    ADMISSION_HEADER, CHOOSE_HEADER, KEY_HEADER, OWNER_HEADER, PLACE_HEADER, REPEATED_HEADER, placed_path,
+};
 
 /// Headers that belong to one connection, and those that only a gateway may send.
-const NOT_FORWARDED: [HeaderName; 11] = [
+const NOT_FORWARDED: [HeaderName; 13] = [
     header::CONNECTION,
     header::TE,
     header::TRAILER,
@@ -28,6 +31,8 @@ const NOT_FORWARDED: [HeaderName; 11] = [
     HeaderName::from_static("keep-alive"),
     header::CONTENT_LENGTH,
     HeaderName::from_static(OWNER_HEADER),
+    HeaderName::from_static(PLACE_HEADER),
+    HeaderName::from_static(CHOOSE_HEADER),
 ];
 
 /// Error of sending a request to a worker.
@@ -59,8 +64,7 @@ impl Forwarded {
         let mut headers = HeaderMap::with_capacity(parts.headers.len() + 2);
         for (name, value) in &parts.headers {
             let is_upgrade = upgrade.is_some() && (name == header::UPGRADE || name == header::CONNECTION);
-            let is_own =
-                [KEY_HEADER, ADMISSION_HEADER, PLACE_HEADER, REPEATED_HEADER].contains(&name.as_str());
+            let is_own = [KEY_HEADER, ADMISSION_HEADER, REPEATED_HEADER].contains(&name.as_str());
             if is_upgrade || !(NOT_FORWARDED.contains(name) || is_own) {
                 headers.append(name.clone(), value.clone());
             }
@@ -85,6 +89,34 @@ impl Forwarded {
         };
     }
 
+    /// Returns the path.
+    pub(super) fn path(&self) -> &str {
+        self.path_and_query.split('?').next().unwrap_or_default()
+    }
+
+    /// Returns the path and the query.
+    pub(super) fn uri(&self) -> Option<Uri> {
+        self.path_and_query.parse().ok()
+    }
+
+    /// Returns a request that confirms the place of the rollout that this request starts.
+    pub(super) fn confirmation(&self, id: &str, place: &str) -> Self {
+        let mut headers = self.headers.clone();
+        // The confirmation has no body.
+        headers.remove(header::CONTENT_TYPE);
+        headers.remove(header::CONTENT_ENCODING);
+        let mut confirmation = Self {
+            method: Method::PUT,
+            path_and_query: placed_path(self.path(), &rollout_page::path_segment(id)),
+            headers,
+            body: Bytes::new(),
+            upgrade: None,
+            _charge: None,
+        };
+        confirmation.set_other(Some(place));
+        confirmation
+    }
+
     /// Returns whether the caller asks for another protocol on its connection.
     pub(super) fn is_upgrade(&self) -> bool {
         self.upgrade.is_some()
@@ -97,9 +129,14 @@ impl Forwarded {
         }
     }
 
-    /// Marks the request as sent before, with an answer that was lost.
-    pub(super) fn set_repeated(&mut self) {
-        self.headers.insert(HeaderName::from_static(REPEATED_HEADER), HeaderValue::from_static("1"));
+    /// Sets whether the request was sent to the worker before, with an answer that was lost.
+    pub(super) fn set_repeated(&mut self, is_repeated: bool) {
+        let name = HeaderName::from_static(REPEATED_HEADER);
+        if is_repeated {
+            self.headers.insert(name, HeaderValue::from_static("1"));
+        } else {
+            self.headers.remove(name);
+        }
     }
 
     /// Returns the headers that are sent.
@@ -174,8 +211,24 @@ impl Forwarded {
 }
 
 /// Passes a worker's answer on, as it arrives. A connection that the worker upgrades is joined with the caller's.
+///
+/// The status 421 is between gateways and workers; a caller gets one that it repeats.
 pub(super) fn pass_on(answer: reqwest::Response, upgrade: Option<OnUpgrade>) -> Response {
-    let status = answer.status();
+    match answer.status() {
+        StatusCode::MISDIRECTED_REQUEST => {
+            let detail = "another worker may have this rollout, and does not name it yet; retry later";
+            RequestRefused::NotAdmitted(detail.to_owned()).into_response()
+        }
+        status => passed_on(status, answer, upgrade),
+    }
+}
+
+/// Passes a worker's answer on with another status.
+pub(super) fn pass_on_as(status: StatusCode, answer: reqwest::Response) -> Response {
+    passed_on(status, answer, None)
+}
+
+fn passed_on(status: StatusCode, answer: reqwest::Response, upgrade: Option<OnUpgrade>) -> Response {
     let mut headers = HeaderMap::with_capacity(answer.headers().len());
     let is_upgraded = status == StatusCode::SWITCHING_PROTOCOLS;
     for (name, value) in answer.headers() {

@@ -3,8 +3,9 @@
 //! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`). If that one has no
 //! free slot, it decides which other one takes the rollout, and remembers it. Requests without an id go to the worker with
 //! most room. Members of a group go to the worker that the group's id prefers, and forks to the one that has their parent. The
-//! lease of a rollout names the log of its worker, so polls find it also after a restart. While a worker is away, its polls
-//! wait within the protocol's long poll instead of failing, because a missing rollout is final for clients.
+//! lease of a rollout and the id of a session name the log of their worker, so that requests find them also after a restart.
+//! While a worker is away, its polls wait within the protocol's long poll instead of failing, because a missing rollout is final
+//! for clients.
 //!
 //! A gateway knows neither plugins nor the keys of tenants, which workers check (`owners` has what they answered).
 
@@ -13,6 +14,7 @@ mod forward;
 mod owners;
 mod pages;
 mod placement;
+mod sessions;
 mod target;
 mod workers;
 
@@ -39,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 use crate::access::{Access, is_given};
 use crate::connection::{Caller, Crowded, Owner};
 use crate::dialect::body::{Bodies, Body, HoldsBodies};
+use crate::dialect::ors;
 use crate::dialect::osmosis::{self, a};
 use crate::error::RequestRefused;
 use crate::{random, readiness, ui, worker};
@@ -46,6 +49,7 @@ use forward::{Forwarded, SendError, StreamError, pass_on};
 use owners::Owners;
 use pages::Pages;
 use placement::Candidate;
+use sessions::SessionName;
 use target::Target;
 use workers::{LogPlace, Worker, Workers};
 
@@ -63,6 +67,9 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Maximum time for an answer that is combined with others.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Time that an admitted rollout's answer waits until its place is confirmed.
+const CONFIRM_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum number of requests to all workers at once, such as cancellations. More wait.
 const COMBINED_MAX: usize = 16;
@@ -192,6 +199,11 @@ fn is_refusal(status: StatusCode) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE
 }
 
+/// Returns whether a caller must repeat a request, because the worker refused it or has sent it elsewhere.
+fn must_be_repeated(status: StatusCode) -> bool {
+    is_refusal(status) || status == StatusCode::MISDIRECTED_REQUEST
+}
+
 /// Returns whether a URL with this path would have another one, because a segment stands for the folder or its parent.
 fn has_dot_segments(path: &str) -> bool {
     let plain = path.replace("%2e", ".").replace("%2E", ".");
@@ -233,9 +245,10 @@ impl Gateway {
             return Ok(self.page(request).await);
         }
         if let Some(key) = &access.server_key {
-            let (is_right, refusal) = match a::has_path(&path) {
-                true => (a::is_authorised(key, request.headers()), a::KEY_REFUSAL),
-                false => (is_given(key, request.headers()), "unauthorized"),
+            let (is_right, refusal) = match (a::has_path(&path), ors::has_path(&path)) {
+                (true, _) => (a::is_authorised(key, request.headers()), a::KEY_REFUSAL),
+                (_, true) => (ors::is_given(key, request.headers()), ors::KEY_REFUSAL),
+                _ => (is_given(key, request.headers()), "unauthorized"),
             };
             if !is_right {
                 return Err(RequestRefused::Unauthorized(refusal));
@@ -247,7 +260,7 @@ impl Gateway {
         // Tenants share connections and memory. Without tenants, all callers have the server's key.
         let (budget, owner) = match has_tenants {
             true => {
-                let digest = owners::digest_of(request.headers());
+                let digest = owners::digest_of(route, request.headers());
                 (self.0.owners.budget(digest.as_deref()), self.0.owners.tenant(digest.as_deref()))
             }
             false => (self.0.budget.clone(), None),
@@ -283,6 +296,11 @@ impl Gateway {
             return Ok(no_memory(&target, route));
         }
         let request = Forwarded::new(&mut parts, body.into(), Some(charge));
+        if matches!(target, Target::New | Target::Any)
+            && let Some(name) = SessionName::of(route, &request)
+        {
+            return Ok(self.in_session(name, request).await);
+        }
         Ok(match target {
             Target::New => {
                 let answer = self.start(route, request).await;
@@ -296,6 +314,12 @@ impl Gateway {
             Target::Cancel => self.cancel(&request).await,
             Target::Any => self.any(request).await,
         })
+    }
+
+    /// Returns whether the gateway knows who checks keys: it does itself, or a worker has said whether it does.
+    fn knows_checks(&self) -> bool {
+        let access = &self.0.settings.access;
+        access.server_key.is_some() || self.0.workers.all().iter().any(|worker| worker.status().0.is_some())
     }
 
     /// Returns whether the workers serve tenants.
@@ -319,7 +343,10 @@ impl Gateway {
     async fn send(&self, request: &Forwarded, worker: &Arc<Worker>) -> Result<reqwest::Response, SendError> {
         let sent = request.send(&self.0.client, &self.0.settings.key, worker).await;
         match &sent {
-            Ok(answer) => self.0.owners.learn(owners::digest_of(request.headers()), answer.headers()),
+            Ok(answer) => {
+                let digest = owners::digest_of(target::below(request.path()), request.headers());
+                self.0.owners.learn(digest, answer.headers());
+            }
             Err(SendError::NotSent(why) | SendError::NoAnswer(why)) => self.0.workers.suspect(worker, why),
         }
         sent
@@ -331,7 +358,7 @@ impl Gateway {
             return not_admitted("this gateway is stopping; retry at another one");
         }
         request.set_admission(&random::token());
-        let tenant = self.0.owners.tenant(owners::digest_of(request.headers()).as_deref());
+        let tenant = self.0.owners.tenant(owners::digest_of(path, request.headers()).as_deref());
         let candidates = self.0.workers.candidates(tenant);
         let place = Place::of(path, request.body());
         let mut order = match place.id() {
@@ -345,29 +372,29 @@ impl Gateway {
             Place::Parent(_) => {}
             Place::Own(_) => order.truncate(TRIED_MAX),
         }
-        if matches!(place, Place::Own(Some(_))) && path == "/rollout" {
-            let others = placement::others(&order);
-            if let Some(answer) = self.place(&mut request, &order, others, tenant).await {
-                return answer;
-            }
+        if let (Place::Own(Some(id)), "/rollout") = (&place, path)
+            && let Some(answer) = self.place(&mut request, (id, &order), tenant).await
+        {
+            return answer;
         }
         self.start_in_order(path, request, &order, tenant).await
     }
 
     /// Sends a request that starts a rollout to the worker that its id prefers. That one takes it, or names the one that
-    /// takes it in its place. Returns `None` if it cannot be reached, or has refused a rollout with callbacks.
+    /// takes it in its place, and learns whether that one did. Returns `None` if it cannot be reached, or has refused the
+    /// rollout without placing it, as all with callbacks.
     async fn place(
         &self,
         request: &mut Forwarded,
-        order: &[Candidate<Arc<Worker>>],
-        mut others: Vec<String>,
+        (id, order): (&str, &[Candidate<Arc<Worker>>]),
         tenant: Option<i64>,
     ) -> Option<Response> {
+        let mut others = placement::others(order);
         let home = &order.first()?.worker;
         let had_others = !others.is_empty();
         let mut refused = Vec::new();
         loop {
-            let other = if others.is_empty() { None } else { Some(others.remove(0)) };
+            let other = others.first().cloned();
             request.set_other(other.as_deref());
             let answer = match self.start_at("/rollout", request, home, tenant).await {
                 Ok(answer) => answer,
@@ -383,12 +410,21 @@ impl Gateway {
                     ));
                 }
                 StatusCode::MISDIRECTED_REQUEST => {}
-                // It is known to be full, and so are the others.
-                StatusCode::TOO_MANY_REQUESTS if had_others => return Some(pass_on(answer, None)),
+                // It is known to be full, and all others that were named to it have refused.
+                StatusCode::TOO_MANY_REQUESTS if had_others && other.is_none() => {
+                    return Some(pass_on(answer, None));
+                }
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => return None,
                 _ => return Some(pass_on(answer, None)),
             }
+            let may_choose = answer.headers().contains_key(worker::CHOOSE_HEADER);
             let placed = order.iter().find(|candidate| candidate.name == place);
+            others.retain(|other| *other != place);
+            if placed.is_none() && may_choose && !refused.contains(&place) {
+                // It is away, and may never have taken the rollout.
+                refused.push(place);
+                continue;
+            }
             let Some(placed) = placed.filter(|_| !refused.contains(&place)) else {
                 return Some(not_admitted(
                     "the worker of this rollout has no room or cannot be reached; retry later",
@@ -396,13 +432,16 @@ impl Gateway {
             };
             request.set_other(None);
             match self.start_at("/rollout", request, &placed.worker, tenant).await {
-                Ok(answer) if !is_refusal(answer.status()) => {
-                    let is_taken = u64::from(answer.status().is_success());
-                    self.0.placed_elsewhere.fetch_add(is_taken, Ordering::Relaxed);
+                Ok(answer) if !must_be_repeated(answer.status()) => {
+                    let is_taken = answer.status().is_success();
+                    self.0.placed_elsewhere.fetch_add(u64::from(is_taken), Ordering::Relaxed);
+                    if may_choose && (is_taken || answer.status() == StatusCode::CONFLICT) {
+                        self.confirm(request, id, &place, home).await;
+                    }
                     return Some(pass_on(answer, None));
                 }
-                // It was placed there by another request, and may be there.
-                Ok(answer) if other.as_deref() != Some(&*place) => {
+                // It was placed there by another request, and is there.
+                Ok(answer) if !may_choose => {
                     return Some(match answer.status() {
                         StatusCode::TOO_MANY_REQUESTS => pass_on(answer, None),
                         _ => not_admitted("the worker of this rollout has no room at present; retry later"),
@@ -411,6 +450,20 @@ impl Gateway {
                 Ok(_) | Err(SendError::NotSent(_)) => refused.push(place),
                 Err(SendError::NoAnswer(why)) => return Some(not_known(&placed.name, &why)),
             }
+        }
+    }
+
+    /// Tells the worker that an id prefers that the one in its place has the rollout. Without this, the next request for the
+    /// id may choose again.
+    async fn confirm(&self, request: &Forwarded, id: &str, place: &str, home: &Arc<Worker>) {
+        let confirmation = request.confirmation(id, place);
+        let sent = tokio::time::timeout(CONFIRM_TIME_MAX, self.send_while_up(&confirmation, home)).await;
+        match sent {
+            Ok(Ok(answer)) if answer.status().is_success() => {}
+            Ok(Ok(answer)) => {
+                tracing::debug!(status = %answer.status(), worker = home.name(), "a place was not confirmed");
+            }
+            Ok(Err(_)) | Err(_) => tracing::debug!(worker = home.name(), "a place was not confirmed in time"),
         }
     }
 
@@ -445,9 +498,7 @@ impl Gateway {
                     let why = "do not answer, and the rollout to continue may be there";
                     return not_admitted(&format!("these workers {why}: {away}; retry later"));
                 }
-                let mut response = pass_on(answer, None);
-                *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
-                response
+                forward::pass_on_as(StatusCode::UNPROCESSABLE_ENTITY, answer)
             }
             (Some(answer), _)
                 if answer.status() == StatusCode::TOO_MANY_REQUESTS || !starts_rollouts(path) =>
@@ -509,6 +560,8 @@ impl Gateway {
     ) -> Result<reqwest::Response, SendError> {
         let until = Instant::now() + self.0.settings.result_wait;
         let mut is_repeated = false;
+        // It may have been sent to another worker before.
+        request.set_repeated(false);
         loop {
             let mut changes = self.0.workers.changes();
             // Other requests that start a rollout are answered when it is over.
@@ -529,7 +582,7 @@ impl Gateway {
                 sent => return sent,
             };
             is_repeated = true;
-            request.set_repeated();
+            request.set_repeated(true);
             let has_changed = tokio::time::timeout_at(until, changes.changed());
             if self.0.stopping.is_cancelled() || has_changed.await.is_err() {
                 return Err(SendError::NoAnswer(why));

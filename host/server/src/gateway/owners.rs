@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use rollout_core::budget::Budget;
 use rollout_wire::digest::sha256_hex;
 
+use crate::access::key_for;
 use crate::worker::OWNER_HEADER;
 
 /// Maximum number of keys. When there are more, all are forgotten and learnt again.
@@ -20,9 +21,9 @@ pub(super) struct Owners {
     unknown: Budget,
 }
 
-/// Returns the digest of a request's key.
-pub(super) fn digest_of(headers: &HeaderMap) -> Option<String> {
-    headers.get(header::AUTHORIZATION).map(|key| sha256_hex(key.as_bytes()))
+/// Returns the digest of a request's key, however the request passes it. The path is below a tenant's plugin.
+pub(super) fn digest_of(path: &str, headers: &HeaderMap) -> Option<String> {
+    key_for(path, headers).map(|key| sha256_hex(key.as_bytes()))
 }
 
 impl Owners {
@@ -69,6 +70,34 @@ impl Owners {
 mod tests {
     use super::*;
     use rollout_core::budget::Use;
+
+    #[test]
+    fn a_key_has_one_digest_however_it_is_passed() {
+        let of = |path: &str, name: &str, value: &str| {
+            let headers = HeaderMap::from_iter([(
+                name.parse::<axum::http::HeaderName>().unwrap(),
+                value.parse().unwrap(),
+            )]);
+            digest_of(path, &headers)
+        };
+        let plain = of("/rollout", "authorization", "Bearer k");
+        assert!(plain.is_some());
+        // rollout:k and other:k
+        for value in ["Basic cm9sbG91dDpr", "Basic b3RoZXI6aw=="] {
+            assert_eq!(of("/rollout", "authorization", value), plain, "{value}");
+        }
+        assert_eq!(of("/call", "x-api-key", "k"), plain);
+        assert_eq!(of("/call", "authorization", "Bearer k"), plain);
+        assert_eq!(of("/v1/rollout/init", "authorization", "bearer  k "), plain);
+        // No key, so no entry.
+        for (path, name, value) in [
+            ("/rollout", "authorization", "bearer k"),
+            ("/rollout", "authorization", "Digest k"),
+            ("/rollout", "x-api-key", "k"),
+        ] {
+            assert_eq!(of(path, name, value), None, "{value}");
+        }
+    }
 
     #[test]
     fn a_tenant_is_learnt_from_an_answer_and_operators_have_none() {

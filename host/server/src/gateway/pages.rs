@@ -3,6 +3,7 @@
 //! A browser signs in at the gateway, which sends the key of its session to the workers. They check it with each request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -19,7 +20,12 @@ use super::workers::Worker;
 use super::{Gateway, REQUEST_BYTES, decoded, headers_bytes, own_headers};
 use crate::access::given_key;
 use crate::error::RequestRefused;
-use crate::ui::{self, ROOT, Sessions, asset, form, html, local, protected};
+use crate::ui::events::{self, News};
+use crate::ui::shares::Shares;
+use crate::ui::{
+    self, EVENT_INTERVAL, INTERVALS_PER_TIME, ROOT, STREAMS_MAX, Sessions, asset, form, html, local,
+    protected,
+};
 use crate::worker::OWNER_HEADER;
 use rollout_core::budget::{Charge, Use};
 use rollout_outbound::Secret;
@@ -27,6 +33,9 @@ use rollout_page::{
     ClusterPage, Frame, Gauge, HostData, Links, NoticePage, SignInPage, WorkerLine, merged, number,
     path_segment,
 };
+
+/// Maximum time of a page's events for a key that is in no session. The browser or program asks again.
+const STREAM_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Maximum number of bytes of a form.
 const FORM_BYTES_MAX: usize = 8 << 10;
@@ -48,6 +57,16 @@ struct Answered {
     charge: Charge,
 }
 
+/// The numbers of a worker, by which a change is noticed.
+#[derive(PartialEq)]
+struct Numbers {
+    /// Whether it admits rollouts; none if it does not answer.
+    is_accepting: Option<bool>,
+    /// Number of its rollouts that run or wait.
+    busy: u32,
+    health: serde_json::Map<String, serde_json::Value>,
+}
+
 /// The answers of all workers.
 struct AllAnswered {
     answered: Vec<Answered>,
@@ -57,9 +76,17 @@ struct AllAnswered {
 }
 
 /// The state of the pages.
-#[derive(Default)]
 pub(super) struct Pages {
     sessions: Sessions,
+    /// Permits of open pages that show changes.
+    streams: Arc<Shares>,
+}
+
+impl Default for Pages {
+    fn default() -> Self {
+        let [each_max, all_max] = STREAMS_MAX;
+        Self { sessions: Sessions::default(), streams: Shares::new(each_max, all_max) }
+    }
 }
 
 impl Gateway {
@@ -79,6 +106,7 @@ impl Gateway {
         }
         match (&parts.method, below) {
             (&Method::GET, "") => return Redirect::permanent(&format!("{ROOT}/")).into_response(),
+            _ if !self.knows_checks() => return self.no_checks(below),
             (&Method::GET, "/sign-in") => return self.sign_in_page(None, local(query.next)),
             (&Method::POST, "/sign-in") => return self.sign_in(&parts.headers, body).await,
             (&Method::POST, "/sign-out") => return self.sign_out(&parts.headers),
@@ -99,6 +127,7 @@ impl Gateway {
         };
         match (&parts.method, below) {
             (&Method::GET, "/") => self.home(key, query.tenant, &path, &parts.headers).await,
+            (&Method::GET, "/events") => self.events(key, query.tenant, &parts.headers).await,
             (&Method::GET, "/data") => self.data(key, query.tenant).await,
             (_, below) if below.starts_with("/rollouts/") || below.starts_with("/plugins/") => {
                 self.worker_page(parts, body, key.as_ref(), below).await
@@ -108,6 +137,21 @@ impl Gateway {
                 self.notice(StatusCode::NOT_FOUND, "No such page", reason, key.is_some())
             }
         }
+    }
+
+    /// Refuses a page as long as it is not known whether workers check keys.
+    fn no_checks(&self, below: &str) -> Response {
+        let reason = "no worker has answered this gateway yet, so it cannot check keys; retry later";
+        let refused = RequestRefused::NoRoom(reason.to_owned()).into_response();
+        if below.ends_with("/data") || below.ends_with("/events") {
+            return refused;
+        }
+        let (title, reason) = ("No worker has answered", "This gateway cannot check keys yet.");
+        let mut response = self.notice(StatusCode::SERVICE_UNAVAILABLE, title, reason.to_owned(), false);
+        response.headers_mut().extend(
+            refused.headers().get(header::RETRY_AFTER).map(|after| (header::RETRY_AFTER, after.clone())),
+        );
+        response
     }
 
     /// Returns whether browsers must sign in.
@@ -312,8 +356,62 @@ impl Gateway {
         }
         let (data, workers, missing, _charges) = self.merge(all);
         let rights = if workers.is_empty() { "tenant" } else { "operator" };
-        let frame = self.frame(tenant, key.is_some().then_some(rights));
+        let mut frame = self.frame(tenant, key.is_some().then_some(rights));
+        frame.events = Some(frame.links.with_query(format!("{ROOT}/events"), ""));
         html(StatusCode::OK, &ClusterPage::new(frame, workers, missing, data))
+    }
+
+    /// Answers with the events of the first page. The gateway knows nothing of a tenant's rollouts, so the page of a tenant is
+    /// requested again at intervals, and that of all when a worker's numbers have changed.
+    async fn events(&self, key: Option<Secret>, tenant: Option<String>, headers: &HeaderMap) -> Response {
+        let owner = match &key {
+            Some(key) if self.has_tenants() => match self.owner_of(key).await {
+                Ok(Some(owner)) => owner,
+                Ok(None) => return StatusCode::UNAUTHORIZED.into_response(),
+                Err(response) => return *response,
+            },
+            _ => None,
+        };
+        let Some(held) = self.0.pages.streams.take(owner.unwrap_or(ui::PROCESS)) else {
+            return events::full();
+        };
+        let is_of_tenant = owner.is_some() || tenant.is_some_and(|tenant| !tenant.is_empty());
+        // A key in the request itself is checked once, so its stream ends after a while.
+        let session = ui::token_of(headers).filter(|_| given_key(headers).is_none());
+        let (gateway, began) = (self.clone(), Instant::now());
+        let (mut interval, mut shown) = (0_u32, gateway.numbers());
+        events::response(held, EVENT_INTERVAL, move || {
+            interval = interval.wrapping_add(1);
+            let is_signed_in = match (&key, &session) {
+                (None, _) => !gateway.is_keyed(),
+                (Some(_), Some(token)) => gateway.0.pages.sessions.key(token, Instant::now()).is_some(),
+                (Some(_), None) => began.elapsed() < STREAM_TIME_MAX,
+            };
+            if gateway.0.stopping.is_cancelled() || !is_signed_in {
+                return News::Closed;
+            }
+            if !interval.is_multiple_of(INTERVALS_PER_TIME) {
+                return News::None;
+            }
+            let now = gateway.numbers();
+            let is_changed = is_of_tenant || now != shown || now.iter().any(|worker| worker.busy > 0);
+            shown = now;
+            if is_changed { News::Changed } else { News::None }
+        })
+    }
+
+    /// Returns the numbers of all workers that the page shows.
+    fn numbers(&self) -> Vec<Numbers> {
+        let of = |worker: Arc<Worker>| {
+            let (status, is_up) = worker.status();
+            let status = status.filter(|_| is_up);
+            Numbers {
+                is_accepting: status.as_ref().map(|status| status.accepting),
+                busy: status.as_ref().map_or(0, |status| status.running.saturating_add(status.queued)),
+                health: status.map(|status| status.health).unwrap_or_default(),
+            }
+        };
+        self.0.workers.all().into_iter().map(of).collect()
     }
 
     /// Answers with the data of all workers, for programs.

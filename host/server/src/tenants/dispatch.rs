@@ -1,13 +1,12 @@
 //! Dispatches requests to tenants and plugins, by the head of a request and before its body is read.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use tower::ServiceExt;
@@ -15,7 +14,7 @@ use tower::ServiceExt;
 use super::plugin::LoadedPlugin;
 use super::viewed::ViewedTenants;
 use super::{TenantError, Tenants};
-use crate::access::given_key;
+use crate::access::{given_key, key_for};
 use crate::admin;
 use crate::admin::Admin;
 use crate::connection::{Below, Caller, Crowded, Owner};
@@ -95,19 +94,6 @@ impl<'a> Target<'a> {
         Self { plugin: Some(name), path: if path.is_empty() { "/" } else { path } }
     }
 
-    /// Returns the key in the headers, passed in the protocol's way.
-    fn key<'h>(&self, headers: &'h HeaderMap) -> Option<Cow<'h, str>> {
-        if a::has_path(self.path) {
-            std::str::from_utf8(a::given_key(headers)).ok().map(Cow::Borrowed)
-        } else if ors::has_path(self.path)
-            && let Some(key) = ors::given_key(headers)
-        {
-            Some(Cow::Borrowed(key))
-        } else {
-            given_key(headers)
-        }
-    }
-
     /// Returns the protocol's error text for a missing or wrong key.
     fn refusal(&self) -> &'static str {
         if a::has_path(self.path) {
@@ -170,7 +156,7 @@ impl Dispatcher {
             }
             return Ok(infallible(self.pages.oneshot(request).await));
         }
-        let key = target.key(request.headers());
+        let key = key_for(target.path, request.headers());
         let identity = match key {
             Some(key) => self.tenants.authenticate(&key).await,
             None => None,

@@ -10,6 +10,7 @@ use super::tenant::OpenTenant;
 use crate::admin::Deployments;
 use crate::worker::{ServedLog, TENANTS_MAX, TenantRoom, WorkerStatus};
 use rollout_catalog::{CatalogError, Identity, TenantId};
+use rollout_core::telemetry::CopyState;
 use serde_json::json;
 
 impl Tenants {
@@ -43,6 +44,27 @@ impl Tenants {
             tokio::spawn(async move { tenants.apply_catalog(id).await });
         }
         is_current
+    }
+
+    /// Cuts the log of a shared catalog if it is long. What fails is tried again at the next call.
+    pub async fn shorten_log(&self) {
+        let catalog = self.0.catalog.clone();
+        match tokio::task::spawn_blocking(move || catalog.shorten_log()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the log of the shared catalog was not cut"),
+            Err(error) => tracing::error!(%error, "the log of the shared catalog was not cut"),
+        }
+    }
+
+    /// Returns a function that returns the state of this copy of a shared catalog, as of the last time when its log was read. The
+    /// function does not keep the catalog open.
+    pub fn copy_state(&self) -> impl Fn() -> CopyState + Send + Sync + 'static {
+        let tenants = Arc::downgrade(&self.0);
+        move || {
+            let position = tenants.upgrade().and_then(|tenants| tenants.catalog.log_position());
+            let (applied, extent) = position.unwrap_or_default();
+            CopyState { applied, first: extent.first, last: extent.last }
+        }
     }
 
     /// Returns the identity that a key proves. Refreshes the catalog first if the key is unknown, because another process may

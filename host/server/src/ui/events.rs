@@ -19,7 +19,7 @@ const BEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The next event of a page's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(crate) enum News {
     /// Nothing has changed.
     None,
     /// The page has changed.
@@ -31,7 +31,7 @@ pub(super) enum News {
 }
 
 /// Returns the response with a page's events. `news` is called in each interval.
-pub(super) fn response(
+pub(crate) fn response(
     held: Held,
     interval: Duration,
     news: impl FnMut() -> News + Send + 'static,
@@ -50,7 +50,7 @@ pub(super) fn response(
 }
 
 /// Returns the response of a page that cannot have a stream.
-pub(super) fn full() -> Response {
+pub(crate) fn full() -> Response {
     let text = "event: full\ndata: not live: too many pages are open; reload to see changes\n\n";
     body(Body::from(text))
 }

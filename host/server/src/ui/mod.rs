@@ -6,11 +6,11 @@
 #[cfg(test)]
 mod bench;
 mod data;
-mod events;
+pub(crate) mod events;
 mod history;
 mod read;
 mod sessions;
-mod shares;
+pub(crate) mod shares;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -54,13 +54,13 @@ pub(crate) fn has_path(path: &str) -> bool {
 }
 
 /// Interval of a page's events.
-const EVENT_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of intervals after which a page with running rollouts shows their times again.
-const INTERVALS_PER_TIME: u32 = 5;
+pub(crate) const INTERVALS_PER_TIME: u32 = 5;
 
 /// Maximum numbers of pages with events, of one tenant and of all.
-const STREAMS_MAX: [usize; 2] = [32, 512];
+pub(crate) const STREAMS_MAX: [usize; 2] = [32, 512];
 
 /// Maximum numbers of rollouts that are read for pages at once, of one tenant and of all.
 const READS_MAX: [usize; 2] = [2, 4];

@@ -4,21 +4,21 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Permits that are limited in number, per owner and in total.
-pub(super) struct Shares {
+pub(crate) struct Shares {
     used: Mutex<HashMap<i64, usize>>,
     each_max: usize,
     all_max: usize,
 }
 
 /// A permit, returned when it is dropped.
-pub(super) struct Held {
+pub(crate) struct Held {
     shares: Arc<Shares>,
     owner: i64,
 }
 
 impl Shares {
     /// Creates permits: at most `each_max` of an owner, and `all_max` of all owners.
-    pub(super) fn new(each_max: usize, all_max: usize) -> Arc<Self> {
+    pub(crate) fn new(each_max: usize, all_max: usize) -> Arc<Self> {
         Arc::new(Self { used: Mutex::default(), each_max, all_max })
     }
 
@@ -27,7 +27,7 @@ impl Shares {
     }
 
     /// Takes a permit, unless the owner or all owners together have reached their limit.
-    pub(super) fn take(self: &Arc<Self>, owner: i64) -> Option<Held> {
+    pub(crate) fn take(self: &Arc<Self>, owner: i64) -> Option<Held> {
         let mut used = self.lock();
         let own = used.get(&owner).copied().unwrap_or(0);
         if own >= self.each_max || used.values().sum::<usize>() >= self.all_max {

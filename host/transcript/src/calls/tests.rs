@@ -35,8 +35,8 @@ impl Rollout {
 
     fn add(&mut self, sent: Sent) {
         let none = BTreeMap::<String, ()>::new();
-        let (frame, _) = self.calls.share(Frame::new("m", &none).unwrap());
-        self.calls.add(Exchange::new(None, sent, frame, SystemTime::UNIX_EPOCH));
+        let (template, _) = self.calls.share(BodyTemplate::new("m", &none).unwrap());
+        self.calls.add(Exchange::new(None, sent, template, SystemTime::UNIX_EPOCH));
     }
 
     fn ask_history(&mut self) {

@@ -60,7 +60,7 @@ struct QueueState {
 }
 
 impl Rester {
-    /// Starts the thread. Where the kernel does not provide what it needs, no memory is put to rest.
+    /// Starts the thread. If the kernel lacks a feature that it needs, no memory is put to rest.
     pub(crate) fn start() -> std::io::Result<Self> {
         Self::after(DELAY)
     }
@@ -76,7 +76,7 @@ impl Rester {
         Ok(Self(Some(Arc::new(owner))))
     }
 
-    /// Returns one that puts no memory to rest: for an engine whose memory is not mapped from a file, or may move.
+    /// Returns a `Rester` that puts no memory to rest: for an engine whose memory is not mapped from a file, or may move.
     pub(crate) fn off() -> Self {
         Self(None)
     }
@@ -293,7 +293,7 @@ impl<R> Run<R> {
     }
 }
 
-/// A guest whose memory is its own.
+/// A guest whose memory is in place, so that it can be polled.
 pub(super) struct Awake<'a, R>(&'a mut Run<R>);
 
 impl<R> Awake<'_, R> {
@@ -308,8 +308,8 @@ impl<R> Awake<'_, R> {
         polled
     }
 
-    /// Notes that the guest waits. Its memory is put to rest if it does so for long.
-    pub(super) fn waits(self) {
+    /// Marks the guest as waiting. Its memory is put to rest if it does so for long.
+    pub(super) fn mark_waiting(self) {
         let MemoryOfRun { rester: Rester(rester), waiting } = &self.0.memory;
         let (Some(rester), Some(waiting)) = (rester, waiting) else { return };
         let mut state = waiting.lock();

@@ -1,7 +1,7 @@
 //! Addresses of linear memories, noted when a guest calls an import in which it may wait.
 //!
 //! The engine has no function that returns a component's memory. An import's parameters are read from it, however, so
-//! the type of a parameter learns where it is.
+//! the type of a parameter can note its address.
 
 use std::cell::Cell;
 

@@ -207,7 +207,7 @@ async fn a_guest_that_waits_is_put_to_rest_and_woken_by_its_reply() {
         std::future::poll_fn(|cx| {
             let Some(mut guest) = run.awake(cx) else { return Poll::Pending };
             assert!(guest.poll(cx).is_pending(), "wait {wait}");
-            guest.waits();
+            guest.mark_waiting();
             Poll::Ready(())
         })
         .await;

@@ -1,7 +1,7 @@
 //! Results for which callers poll, each protected by a lease.
 //!
 //! With a journal, a result is stored there when the rollout ends, and is read from there when its caller polls. A copy in
-//! memory saves the read as long as all copies together are small; see `rollout::KeptResults`. Without a journal, results are
+//! memory saves the read as long as all copies together are small; see `rollout::StoredResults`. Without a journal, results are
 //! in memory only.
 
 use std::io;
@@ -19,7 +19,7 @@ use super::{HeldBody, Inner, Ledger, LedgerEntry, Name, PublicOutcome, Slot};
 use crate::connection::Caller;
 use rollout_core::budget::Charge;
 use rollout_rollout::{
-    Failed, Finished, Journal, KeptOutcome, KeptResult, Phase, ResultOf, RolloutLog, RunClock,
+    Failed, Finished, Journal, Phase, ResultOf, RolloutLog, RunClock, StoredOutcome, StoredResult,
 };
 use rollout_wire::digest::sha256_hex;
 use rollout_wire::id::RolloutId;
@@ -95,7 +95,7 @@ pub(crate) struct Polled {
     status: watch::Sender<PollStatus>,
     polls: Mutex<Polls>,
     /// Its result in the journal, once it is stored there.
-    kept: OnceLock<KeptResult>,
+    kept: OnceLock<StoredResult>,
 }
 
 struct Polls {
@@ -121,13 +121,13 @@ impl Polled {
     }
 
     /// Returns its result in the journal, if it is stored there.
-    pub(crate) fn kept_result(&self) -> Option<KeptResult> {
+    pub(crate) fn stored_result(&self) -> Option<StoredResult> {
         self.kept.get().copied()
     }
 
     /// Drops the copy of a result in the journal, or ends the rollout in the journal.
     pub(super) fn forget(&self) {
-        match (self.kept_result(), &self.log) {
+        match (self.stored_result(), &self.log) {
             // Waiting polls still receive the result; later ones do not.
             (Some(_), _) => self.set(PollStatus::Journaled),
             (None, Some(log)) => log.end(),
@@ -261,7 +261,7 @@ impl LedgerEntry {
         let Some(polled) = &self.polled else { return Ok(()) };
         let stored = StoredForm { lease: polled.lease.clone(), form, status: over.status.to_owned() };
         let (of, ttl) = (self.ledger.result_of(&polled.id), self.ledger.times.result_ttl);
-        let kept = journal.keep_result(log, of, &stored, (ttl, is_awaited)).await?;
+        let kept = journal.store_result(log, of, &stored, (ttl, is_awaited)).await?;
         self.end(over);
         let _ = polled.kept.set(kept);
         let now = self.ledger.clock.now();
@@ -300,7 +300,7 @@ impl Inner {
 impl Ledger {
     /// Reserves an id. Fails if a known rollout has the id or a result with this id is stored.
     pub(crate) fn reserve(self: &Arc<Self>, id: &RolloutId) -> Result<LedgerEntry, Taken> {
-        if self.kept_result(id).is_some() {
+        if self.stored_result(id).is_some() {
             return Err(Taken);
         }
         self.reserve_anyway(id)
@@ -324,7 +324,7 @@ impl Ledger {
 
     /// Returns false if the result of an entry was stored in the journal and has expired there.
     pub(super) fn has(&self, slot: &Slot) -> bool {
-        let kept = slot.polled.as_ref().and_then(|polled| polled.kept_result());
+        let kept = slot.polled.as_ref().and_then(|polled| polled.stored_result());
         kept.zip(self.journal.as_ref()).is_none_or(|(kept, journal)| journal.results().has(kept))
     }
 
@@ -383,7 +383,7 @@ impl Ledger {
     }
 
     /// Returns the result of this rollout in the journal, if one is stored there.
-    pub(crate) fn kept_result(&self, id: &RolloutId) -> Option<KeptResult> {
+    pub(crate) fn stored_result(&self, id: &RolloutId) -> Option<StoredResult> {
         let journal = self.journal.as_ref()?;
         journal.forget_results();
         journal.results().of(self.result_of(id))
@@ -392,7 +392,7 @@ impl Ledger {
     /// Records that a caller has read a result in full.
     pub(crate) fn was_read(&self, polled: &Polled) {
         let bytes = polled.result_bytes();
-        if let Some((kept, journal)) = polled.kept_result().zip(self.journal.as_ref()) {
+        if let Some((kept, journal)) = polled.stored_result().zip(self.journal.as_ref()) {
             if journal.was_read(kept) && bytes >= LEFT_BYTES_MIN {
                 self.lock().forget(Expiring::Copy, polled.number);
             }
@@ -407,7 +407,7 @@ impl Ledger {
     }
 
     /// Records that a caller has read a result from the journal in full.
-    pub(crate) fn was_read_from_journal(&self, kept: KeptResult) {
+    pub(crate) fn was_read_from_journal(&self, kept: StoredResult) {
         if let Some(journal) = &self.journal {
             journal.was_read(kept);
         }
@@ -424,7 +424,7 @@ impl Ledger {
     pub(crate) async fn read_stored<F: DeserializeOwned + 'static>(
         self: &Arc<Self>,
         id: &RolloutId,
-        kept: KeptResult,
+        kept: StoredResult,
         lease: Lease,
         render: fn(&F, &Finished) -> Bytes,
     ) -> Result<HeldBody, ReadError> {
@@ -453,7 +453,7 @@ impl Ledger {
 
     /// Returns the status of a rollout whose result is in the journal.
     pub(crate) async fn stored_status(self: &Arc<Self>, id: &RolloutId) -> Option<String> {
-        let (journal, kept) = self.journal.clone().zip(self.kept_result(id))?;
+        let (journal, kept) = self.journal.clone().zip(self.stored_result(id))?;
         let turn = self.reader().await;
         let (ledger, id) = (self.clone(), id.clone());
         let read = tokio::task::spawn_blocking(move || {
@@ -468,10 +468,10 @@ impl Ledger {
     fn stored<F: DeserializeOwned>(
         &self,
         journal: &Journal,
-        kept: KeptResult,
+        kept: StoredResult,
         id: &RolloutId,
-    ) -> Result<Option<(StoredForm<F>, KeptOutcome)>, ReadError> {
-        let Some(found) = journal.read_kept(kept, self.result_of(id)).map_err(unreadable)? else {
+    ) -> Result<Option<(StoredForm<F>, StoredOutcome)>, ReadError> {
+        let Some(found) = journal.read_result(kept, self.result_of(id)).map_err(unreadable)? else {
             return Ok(None);
         };
         let stored =

@@ -22,6 +22,7 @@ use super::{ADMISSION_PAUSE, ADMISSION_TIME_MAX, NemoGym, outcome, refused};
 use crate::connection::WhenWritten;
 use crate::dialect::body::Body;
 use crate::random;
+use crate::worker;
 use rollout_core::budget::Charge;
 use rollout_core::limits::SessionLimits;
 use rollout_rollout::{
@@ -133,18 +134,21 @@ impl Drop for Receiver {
     }
 }
 
-/// A seed in progress, for which other seeds of the same id wait.
+/// A seed that is in progress, or waits for another one of the same id. It exists before it waits, so that a seed whose
+/// caller hangs up meanwhile leaves no entry behind.
 struct Seeding<'a> {
     episodes: &'a Episodes,
     id: String,
-    _turn: OwnedMutexGuard<()>,
+    turn: Option<Arc<tokio::sync::Mutex<()>>>,
+    guard: Option<OwnedMutexGuard<()>>,
 }
 
 impl Drop for Seeding<'_> {
     fn drop(&mut self) {
         let mut state = self.episodes.lock();
-        // The table and this seed have a reference each.
-        if state.seeding.get(&self.id).is_some_and(|turn| Arc::strong_count(turn) <= 2) {
+        // Under the lock, so that the last of several seeds sees that it is the last.
+        drop((self.guard.take(), self.turn.take()));
+        if state.seeding.get(&self.id).is_some_and(|turn| Arc::strong_count(turn) == 1) {
             state.seeding.remove(&self.id);
         }
     }
@@ -162,7 +166,10 @@ impl Episodes {
     /// Waits until no other seed of this id is in progress.
     async fn seed(&self, id: &str) -> Seeding<'_> {
         let turn = self.lock().seeding.entry(id.to_owned()).or_default().clone();
-        Seeding { episodes: self, id: id.to_owned(), _turn: turn.lock_owned().await }
+        let mut seeding =
+            Seeding { episodes: self, id: id.to_owned(), turn: Some(turn.clone()), guard: None };
+        seeding.guard = Some(turn.lock_owned().await);
+        seeding
     }
 
     /// Ends all episodes, because the server stops.
@@ -195,9 +202,10 @@ impl Episodes {
         drop(ended);
     }
 
-    /// Ends the episode of a session, identified by its cookie or by the id that the caller chose.
+    /// Ends the episode of a session, identified by the id that the caller chose, or else by its cookie. The cookie may be that of
+    /// another session of the caller.
     pub(super) fn close(&self, headers: &HeaderMap, id: Option<&str>) {
-        let cookie = id.and_then(|id| self.given(id)).or_else(|| cookie_of(headers));
+        let cookie = id.map_or_else(|| cookie_of(headers), |id| self.given(id));
         if let Some(cookie) = cookie {
             self.end(&cookie);
         }
@@ -222,7 +230,7 @@ impl Episodes {
 }
 
 /// Returns the cookie of this server's session. Callers also send the cookies of other servers.
-fn cookie_of(headers: &HeaderMap) -> Option<String> {
+pub(super) fn cookie_of(headers: &HeaderMap) -> Option<String> {
     let given = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs = given.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value.to_owned())
@@ -253,7 +261,8 @@ pub(super) async fn begin(gym: &NemoGym, given: Option<&str>, reset: Reset) -> R
         };
         refused(status, format!("the reset failed: {error}"))
     })?;
-    let cookie = random::id();
+    let id = random::id();
+    let cookie = inner.log.as_deref().map_or_else(|| id.clone(), |log| worker::lease(log, &id));
     let (gone, cancelled) = (CancellationToken::new(), session.cancelled());
     let episode = OpenEpisode { session, facts, reward: first.reward, failure: None, last: None };
     let named = Named {
@@ -457,6 +466,7 @@ async fn reward(gym: &NemoGym, headers: &HeaderMap) -> Result<f64, RowFailure> {
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;
+    use futures_util::FutureExt;
 
     use super::*;
 
@@ -473,6 +483,23 @@ mod tests {
         check(&["other=1; my_rollout_host_session=2"], None);
         check(&["other=1; rollout_host_session=abc; more=2"], Some("abc"));
         check(&["other=1", "rollout_host_session=abc"], Some("abc"));
+    }
+
+    #[tokio::test]
+    async fn a_seed_that_is_dropped_while_it_waits_leaves_nothing_behind() {
+        let episodes = Episodes::new(SessionLimits::default());
+        let first = episodes.seed("a").await;
+        let mut second = Box::pin(episodes.seed("a"));
+        let mut third = Box::pin(episodes.seed("a"));
+        assert!((&mut second).now_or_never().is_none() && (&mut third).now_or_never().is_none());
+        drop(second);
+        assert!((&mut third).now_or_never().is_none(), "the first is in progress");
+        drop(first);
+        assert_eq!(episodes.lock().seeding.len(), 1, "the third waits");
+        drop(third);
+        assert!(episodes.lock().seeding.is_empty());
+        drop(episodes.seed("a").await);
+        assert!(episodes.lock().seeding.is_empty());
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod tools;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -56,6 +56,24 @@ const ADMISSION_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Maximum pause between two attempts to be admitted.
 const ADMISSION_PAUSE: Duration = Duration::from_millis(500);
+
+/// Paths of requests that belong to no session, even if they have the cookie of one.
+const WITHOUT_SESSION: [&str; 4] = ["rollout", "run", "aggregate_metrics", "seed_session"];
+
+/// Field of a row with the id of a session that the caller chose.
+const CHOSEN_SESSION: &str = "resources_session_id";
+
+/// Returns the cookie of the session to which a request belongs. The path is below a tenant's plugin.
+pub(crate) fn session_of(path: &str, headers: &HeaderMap) -> Option<String> {
+    let name = path.strip_prefix('/')?;
+    let is_in_session = !name.contains('/') && !WITHOUT_SESSION.contains(&name);
+    is_in_session.then(|| episode::cookie_of(headers)).flatten()
+}
+
+/// Returns the field with the id of a session that the caller chose, if requests with this path may have one.
+pub(crate) fn chosen_session_in(path: &str) -> Option<&'static str> {
+    ["/seed_session", "/close_session"].contains(&path).then_some(CHOSEN_SESSION)
+}
 
 /// The settings of a plugin for this protocol.
 #[derive(Default)]
@@ -103,8 +121,8 @@ pub struct NemoGym(Arc<Inner>);
 struct Inner {
     serving: Serving,
     settings: RwLock<Arc<Settings>>,
-    /// Whether the server is a worker behind gateways.
-    is_worker: bool,
+    /// Name of the server's log if it is a worker behind gateways. The cookies of episodes name it.
+    log: Option<String>,
     budget: Budget,
     ledger: Arc<Ledger>,
     /// One task for each rollout until its caller has the result, and one for each episode.
@@ -118,9 +136,9 @@ struct Inner {
 }
 
 impl NemoGym {
-    /// Creates the dialect of a host. `limits` are those of the sessions of environments, and `is_worker` is
-    /// whether the server is behind gateways.
-    pub fn new(serving: Serving, settings: Settings, limits: SessionLimits, is_worker: bool) -> Self {
+    /// Creates the dialect of a host. `limits` are those of the sessions of environments, and `log` is the log of
+    /// a worker.
+    pub fn new(serving: Serving, settings: Settings, limits: SessionLimits, log: Option<String>) -> Self {
         let host = serving.host();
         let times = LedgerTimes::without_polls(STATUS_TTL);
         Self(Arc::new(Inner {
@@ -129,7 +147,7 @@ impl NemoGym {
             ledger: Ledger::new(times, &host),
             serving,
             settings: RwLock::new(Arc::new(settings)),
-            is_worker,
+            log,
             tasks: TaskTracker::new(),
             bodies: Bodies::default(),
             meetings: Meetings::default(),

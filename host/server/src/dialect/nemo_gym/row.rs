@@ -133,7 +133,7 @@ impl Row {
 
     /// Returns the session id that the caller chose.
     pub(super) fn session(&self) -> Option<String> {
-        field(self.body.get(), "resources_session_id").and_then(text_of)
+        field(self.body.get(), super::CHOSEN_SESSION).and_then(text_of)
     }
 
     /// Returns the reset with which a seed begins its episode. The arguments are those of a rollout of the same row.

@@ -163,7 +163,7 @@ async fn admitted(
     };
     let seat =
         settings.group_size.map(|size| row.seat(size)).transpose().map_err(RowFailure::of_row)?.flatten();
-    if seat.is_some() && gym.0.is_worker {
+    if seat.is_some() && gym.0.log.is_some() {
         let why = "group-size needs a server of its own: a gateway does not know which rows are a group";
         return Err(RowFailure::of_row(why));
     }

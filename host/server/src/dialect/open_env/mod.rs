@@ -35,6 +35,9 @@ use rollout_rollout::{EnvironmentFacts, Host, UnfinishedRollout};
 /// Name of the dialect in the journal.
 const DRIVER: &str = "open-env";
 
+/// Prefix of the protocol's paths.
+pub(crate) const PREFIX: &str = "/openenv/";
+
 /// Memory of a parsed request, in multiples of its bytes: a value takes up to 32 bytes and has at least two of text.
 const PARSED_BYTES_PER_BYTE: usize = 16;
 
@@ -47,10 +50,10 @@ pub struct OpenEnv {
 }
 
 impl OpenEnv {
-    /// Creates the dialect of a host.
-    pub fn new(serving: Serving, limits: SessionLimits) -> Self {
+    /// Creates the dialect of a host. `log` is the log of a worker.
+    pub fn new(serving: Serving, limits: SessionLimits, log: Option<String>) -> Self {
         let lingering = Arc::new(Semaphore::new(socket::LINGERING_MAX));
-        Self { sessions: Sessions::new(serving, limits, DRIVER), lingering }
+        Self { sessions: Sessions::new(serving, limits, DRIVER, log), lingering }
     }
 
     /// Opens a session on the current host that ends with its owner.

@@ -177,8 +177,8 @@ async fn serve(server: OpenEnv, mut socket: Socket, wanted: Wanted, framing: Fra
                 None => session.lock().await.session.id().as_str().to_owned(),
             };
             let is_named = name.is_some();
-            let played = SocketSession { server: &server, session: &session, id, is_named, framing };
-            let ended = played.play(&mut socket).await;
+            let socket_session = SocketSession { server: &server, session: &session, id, is_named, framing };
+            let ended = socket_session.play(&mut socket).await;
             if let Some(name) = &name {
                 if matches!(ended, SocketEnd::Idle(_)) || is_own_name && matches!(ended, SocketEnd::Closed) {
                     sessions.close(name).await;
@@ -348,7 +348,7 @@ impl SocketSession<'_> {
         let idle_time_max = self.server.sessions.limits().idle_time_max;
         let idle_at = Instant::now() + idle_time_max;
         // A session in the middle of an episode may continue until the server cancels it.
-        let may_go_on = self.session.lock().await.session.is_in_episode();
+        let may_continue = self.session.lock().await.session.is_in_episode();
         let refused = |refusal| Next::Ended(SocketEnd::Refused(refusal));
         loop {
             tokio::select! {
@@ -356,7 +356,7 @@ impl SocketSession<'_> {
                 () = cancelled.cancelled() => {
                     return refused(Refusal::session(self.session.lock().await.session.end_reason()));
                 }
-                () = self.server.sessions.closing().cancelled(), if !may_go_on => {
+                () = self.server.sessions.closing().cancelled(), if !may_continue => {
                     return refused(Refusal::session("the server is shutting down"));
                 }
                 message = socket.next() => match message {

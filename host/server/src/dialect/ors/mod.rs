@@ -68,9 +68,9 @@ pub struct Ors {
 }
 
 impl Ors {
-    /// Creates the dialect of a host.
-    pub fn new(serving: Serving, limits: SessionLimits) -> Self {
-        Self { sessions: Sessions::new(serving, limits, DRIVER) }
+    /// Creates the dialect of a host. `log` is the log of a worker.
+    pub fn new(serving: Serving, limits: SessionLimits, log: Option<String>) -> Self {
+        Self { sessions: Sessions::new(serving, limits, DRIVER, log) }
     }
 }
 
@@ -87,12 +87,16 @@ pub(crate) fn has_path(path: &str) -> bool {
 /// Returns the name of the plugin that a request at the root of a server with tenants addresses: the beginning of its
 /// session's id, or else the name of the environment for which the client was created.
 pub(crate) fn plugin_of(headers: &HeaderMap) -> Option<String> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    if let Some((plugin, _)) = text(SESSION_HEADER).and_then(|id| id.rsplit_once('.')) {
+    if let Some((plugin, _)) = session_of(headers).and_then(|id| id.rsplit_once('.')) {
         return Some(plugin.to_owned());
     }
-    let name = text(DEPLOYMENT_HEADER)?;
+    let name = headers.get(DEPLOYMENT_HEADER)?.to_str().ok()?;
     Some(name.rsplit_once('/').map_or(name, |(_, name)| name).to_owned())
+}
+
+/// Returns the id of the session that a request names.
+pub(crate) fn session_of(headers: &HeaderMap) -> Option<&str> {
+    headers.get(SESSION_HEADER).and_then(|id| id.to_str().ok()).filter(|id| !id.is_empty())
 }
 
 /// Returns the key that a request passes in this protocol's way.
@@ -100,7 +104,8 @@ pub(crate) fn given_key(headers: &HeaderMap) -> Option<&str> {
     headers.get(KEY_HEADER)?.to_str().ok()
 }
 
-fn is_given(key: &Secret, headers: &HeaderMap) -> bool {
+/// Returns whether a request has the server's key, in a header of this protocol or after `Bearer `.
+pub(crate) fn is_given(key: &Secret, headers: &HeaderMap) -> bool {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let is_key = |given: &str| bool::from(given.as_bytes().ct_eq(key.expose().as_bytes()));
     given_key(headers).is_some_and(is_key) || bearer.is_some_and(is_key)

@@ -10,11 +10,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::error::OrsError;
-use super::{Ors, SESSION_HEADER};
+use super::{Ors, session_of};
 use crate::connection::Below;
 use crate::dialect::sessions::Turn;
 use crate::dialect::tasks::{count_of, in_slice, task_of, tasks_of};
-use crate::random;
 use rollout_core::budget::{Charge, Use};
 use rollout_rollout::{EnvironmentFacts, Moves, Reset, SplitKind};
 
@@ -53,8 +52,7 @@ impl Ors {
 
 /// Returns the id of the session that a request names.
 fn session_id(headers: &HeaderMap) -> Result<&str, OrsError> {
-    let id = headers.get(SESSION_HEADER).and_then(|id| id.to_str().ok()).filter(|id| !id.is_empty());
-    let id = id.ok_or_else(|| OrsError::invalid("X-Session-ID header is required"))?;
+    let id = session_of(headers).ok_or_else(|| OrsError::invalid("X-Session-ID header is required"))?;
     if id.chars().count() > SESSION_ID_CHARS_MAX {
         let detail = format!("X-Session-ID has more than {SESSION_ID_CHARS_MAX} characters");
         return Err(OrsError::invalid(detail));
@@ -79,8 +77,8 @@ pub(super) async fn read<T: for<'a> Deserialize<'a>>(ors: &Ors, body: Body) -> R
 }
 
 /// Answers `POST /create_session` with a new id. The session begins with `POST /create`.
-pub(super) async fn create_session(below: Option<Extension<Below>>) -> Response {
-    let id = random::uuid4();
+pub(super) async fn create_session(State(ors): State<Ors>, below: Option<Extension<Below>>) -> Response {
+    let id = ors.sessions.new_name();
     // On a server with tenants the id names the plugin, because not every request of the client does.
     let plugin =
         below.and_then(|Extension(Below(path))| path.rsplit_once('/').map(|(_, name)| name.to_owned()));

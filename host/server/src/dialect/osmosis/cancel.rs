@@ -104,8 +104,8 @@ pub(super) async fn cancel(
     }
     // A reported cancellation is final. The response does not wait for a rollout that ends slowly, such as one that writes
     // its trajectory to a slow disk.
-    let over = join_all(stopping.iter().map(Handle::over));
-    if tokio::time::timeout(STOP_WAIT_MAX, over).await.is_err() {
+    let ended = join_all(stopping.iter().map(Handle::wait_for_end));
+    if tokio::time::timeout(STOP_WAIT_MAX, ended).await.is_err() {
         tracing::warn!("cancelled rollouts are slow to end");
     }
     Ok(Json(Cancelled { dispositions: Dispositions(dispositions) }))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -22,12 +22,12 @@ use crate::dialect::delivery::{Delivery, Message};
 use crate::dialect::driver::{Addresses, Renderer, Source};
 use crate::dialect::ledger::{HeldBody, Lease, LedgerEntry, PollStatus, Polled, PublicOutcome, phase_status};
 use crate::random;
-use crate::worker::{self, Chosen};
+use crate::worker::{self, Chosen, Elsewhere};
 use rollout_core::budget::Use;
 use rollout_core::telemetry::{Refusal, TraceParent};
 use rollout_rollout::{
     AdmitError, Failure, FailureKind, Finished, ForkPoint, GroupReport, GroupSeat, Handle, Host, JOIN_SECS,
-    KeptResult, Outcome, Rollout, Stage, UnfinishedRollout, drive,
+    Outcome, Rollout, Stage, StoredResult, UnfinishedRollout, drive,
 };
 use rollout_wire as wire;
 use rollout_wire::digest::{hex, sha256_parts};
@@ -121,19 +121,18 @@ pub(super) async fn start(
     check_group(osmosis, &parsed)?;
     let id = parsed.rollout.id.clone();
     let host = inner.serving.host();
-    host.may_keep()?;
+    host.check_journal_for_refusal()?;
     // A stored result reserves its id, so that no caller reads the result of another.
-    let is_repeated = chosen.is_some();
-    let (token, other) =
-        chosen.map_or_else(|| (random::token(), None), |chosen| (chosen.token, chosen.other));
-    let chosen = token.clone();
+    let is_chosen = chosen.is_some();
+    let chosen = chosen.unwrap_or_else(|| Chosen { token: random::token(), other: None, is_repeated: false });
+    let token = chosen.token.clone();
     let token = inner.log.as_ref().map_or_else(|| token.clone(), |log| worker::lease(log, &token));
     let admission = Admission::new(osmosis, id.clone(), token);
     let token = &admission.polling_lease_token;
     let entry = match inner.ledger.reserve(&id) {
         Ok(entry) => entry,
         // The gateway did not receive the first answer.
-        Err(_) if is_repeated && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) => {
+        Err(_) if is_chosen && inner.ledger.find(&id).is_some_and(|polled| polled.is_lease(token)) => {
             return Ok(admission);
         }
         Err(_) => {
@@ -141,14 +140,19 @@ pub(super) async fn start(
             return Err(ApiError::Registered);
         }
     };
-    if is_repeated {
+    if is_chosen {
         let has_room = host.room() > 0;
-        let placing = Placing { id: &id, token: &chosen, other: other.as_deref(), has_room };
+        let Chosen { token, other, is_repeated } = &chosen;
+        let placing =
+            Placing { id: &id, token, other: other.as_deref(), has_room, is_repeated: *is_repeated };
         let time_max = host.time_max() + inner.ledger.times().result_ttl;
-        match inner.placed.place(&placing, host.budget(), time_max) {
-            Place::Here => {}
-            Place::At(worker) => return Err(ApiError::Elsewhere(Some(worker))),
-            Place::Undecided => return Err(ApiError::Elsewhere(None)),
+        let elsewhere = match inner.placed.place(&placing, host.budget(), time_max) {
+            Place::Here => None,
+            Place::At { worker, may_choose } => Some(Elsewhere { worker: Some(worker), may_choose }),
+            Place::Undecided => Some(Elsewhere { worker: None, may_choose: false }),
+        };
+        if let Some(elsewhere) = elsewhere {
+            return Err(ApiError::Elsewhere(elsewhere));
         }
     }
     let parsed = parsed.forked(&host).await?;
@@ -172,7 +176,7 @@ pub(super) async fn start_tree(
     let missing = || ApiError::Invalid(vec![Problem::invalid_value("fork_of", "is missing")]);
     let fork_of = fork_of.ok_or_else(missing)?;
     let host = inner.serving.host();
-    host.may_keep()?;
+    host.check_journal_for_refusal()?;
     let (mut forks, mut known) = (Vec::new(), Vec::new());
     for member in 0..count {
         let too_long = |why: InvalidRolloutId| {
@@ -421,6 +425,18 @@ fn failure<'a>(id: &'a RolloutId, failure: &'a Failure, sample: Option<WireSampl
     ResultBody { sample, err_message, err_category, ..ResultBody::bare(id, "failure") }
 }
 
+/// Records that another worker has the rollout that a gateway placed there. Only gateways have the request's token.
+pub(super) async fn confirm_place(
+    State(osmosis): State<Osmosis>,
+    path: Path<String>,
+    headers: HeaderMap,
+) -> Result<StatusCode, ApiError> {
+    let chosen = osmosis.0.log.as_ref().and_then(|_| Chosen::of(&headers));
+    let (id, chosen) = id_in_path(path).zip(chosen).ok_or(ApiError::UnknownRollout)?;
+    let is_there = chosen.other.is_some_and(|worker| osmosis.0.placed.confirm(&id, &chosen.token, &worker));
+    if is_there { Ok(StatusCode::NO_CONTENT) } else { Err(ApiError::UnknownRollout) }
+}
+
 /// Renews the lease and returns the result, or waits for it and returns the status.
 pub(super) async fn result(
     State(osmosis): State<Osmosis>,
@@ -463,7 +479,7 @@ pub(super) async fn result(
             PollStatus::Journaled => {}
         }
     }
-    let kept = polled.and_then(|polled| polled.kept_result()).or_else(|| ledger.kept_result(&id));
+    let kept = polled.and_then(|polled| polled.stored_result()).or_else(|| ledger.stored_result(&id));
     let kept = kept.ok_or(ApiError::UnknownRollout)?;
     let render = |form: &Form, finished: &Finished| form.result(finished).bytes();
     let copy = ledger.read_stored(&id, kept, Lease::of(lease), render).await?;
@@ -475,7 +491,7 @@ enum Read {
     /// A result with a copy in memory.
     Here(Arc<Polled>),
     /// A result in the journal only.
-    Journaled(KeptResult),
+    Journaled(StoredResult),
 }
 
 /// Returns the response with a result. The result counts as read once all of it was sent.

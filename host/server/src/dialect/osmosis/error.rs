@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Problem;
 use crate::dialect::body::BodyRefused;
 use crate::dialect::ledger::{NoAnswer, ReadError};
-use crate::worker;
+use crate::worker::Elsewhere;
 use rollout_rollout::{AdmitError, ForkError, JournalRefused, OverQuota};
 
 /// Seconds of `Retry-After` in a refusal.
@@ -54,8 +54,8 @@ pub(super) enum ApiError {
     Crowded,
     /// The host is shutting down.
     Closed,
-    /// Another worker takes the rollout in this one's place; none if another request for it has not found one yet.
-    Elsewhere(Option<String>),
+    /// Another worker takes the rollout in this one's place.
+    Elsewhere(Elsewhere),
 }
 
 impl From<AdmitError> for ApiError {
@@ -127,8 +127,8 @@ impl IntoResponse for ApiError {
             Self::Quota(over) => over.retry_after.map(|time| time.as_secs_f64().ceil().max(1.0) as u64),
             _ => None,
         };
-        if let Self::Elsewhere(worker) = &self {
-            return worker::elsewhere(worker.as_deref());
+        if let Self::Elsewhere(elsewhere) = &self {
+            return elsewhere.into_response();
         }
         let (status, detail): (_, Value) = match self {
             // Answered above.

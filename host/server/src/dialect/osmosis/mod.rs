@@ -29,7 +29,7 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -198,6 +198,7 @@ impl super::Dialect for Osmosis {
             .route("/rollout/cancel", post(cancel::cancel))
             .route("/rollout/{id}/result", get(d::result))
             .route("/rollout/{id}/status", get(c::status))
+            .route(&worker::placed_path("/rollout", "{id}"), put(d::confirm_place))
             .with_state(self.clone());
         let short = vec![(Method::POST, "/rollout/cancel")];
         vec![Routes { router, key: KeyRule::Bearer, short }, of_a]

@@ -1,10 +1,11 @@
 //! Rollouts that this worker would have, and that gateways send to another one because this one has no room.
 //!
 //! The id of a rollout determines its worker. That worker decides which other one takes the rollout in its place, and
-//! remembers it, so that a second request for the id is sent there, too, through whichever gateway it comes.
+//! remembers it, so that a second request for the id is sent there, too, through whichever gateway it comes. The gateway
+//! confirms that the other worker has the rollout. If it is killed before, the next request for the id finds out.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,8 +19,8 @@ const PLACED_MAX: usize = 100_000;
 /// Memory of one besides its id and the name of its worker.
 const ENTRY_BYTES: usize = 256;
 
-/// Time in which the gateway that began to place a rollout may choose another worker. Other requests for the id have to
-/// come back later.
+/// Time in which only the request that began to place a rollout may choose another worker. Other requests for the id have to
+/// come back later. If no gateway has confirmed the place by then, the next request takes over.
 const PLACING_TIME: Duration = Duration::from_secs(10);
 
 /// Rollouts that are sent to other workers.
@@ -28,9 +29,11 @@ pub(super) struct Placed(Mutex<HashMap<RolloutId, Entry>>);
 
 struct Entry {
     worker: String,
-    /// The token of the request that placed it.
+    /// The token of the request that places it.
     token: String,
     since: Instant,
+    /// Whether the worker is known to have the rollout.
+    is_confirmed: bool,
     _charge: Charge,
 }
 
@@ -39,8 +42,13 @@ struct Entry {
 pub(super) enum Place {
     /// This worker.
     Here,
-    /// Another one, by its name.
-    At(String),
+    /// Another one.
+    At {
+        /// Its name.
+        worker: String,
+        /// Whether the request may choose again if that one does not take the rollout.
+        may_choose: bool,
+    },
     /// Another request for the same id has not found a worker yet.
     Undecided,
 }
@@ -55,31 +63,42 @@ pub(super) struct Placing<'a> {
     pub other: Option<&'a str>,
     /// Whether this worker has a free slot.
     pub has_room: bool,
+    /// Whether the answer to the same request was lost.
+    pub is_repeated: bool,
 }
 
 impl Placed {
+    fn all(&self) -> MutexGuard<'_, HashMap<RolloutId, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the place of a rollout that is not here. Must be called while its id is reserved.
     pub(super) fn place(&self, placing: &Placing<'_>, budget: &Budget, time_max: Duration) -> Place {
-        let Placing { id, token, other, has_room } = *placing;
+        let Placing { id, token, other, has_room, is_repeated } = *placing;
         let now = Instant::now();
-        let mut placed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut placed = self.all();
         if placed.len() >= PLACED_MAX {
             placed.retain(|_, entry| now < entry.since + time_max);
         }
         if let Some(entry) = placed.get_mut(id).filter(|entry| now < entry.since + time_max) {
-            if now >= entry.since + PLACING_TIME {
-                return Place::At(entry.worker.clone());
+            if entry.is_confirmed {
+                return Place::At { worker: entry.worker.clone(), may_choose: false };
             }
             if entry.token != token {
-                return Place::Undecided;
+                if now < entry.since + PLACING_TIME {
+                    return Place::Undecided;
+                }
+                // The gateway that placed it is gone, so this request finds out whether the worker has the rollout.
+                (entry.token, entry.since) = (token.to_owned(), now);
+            } else if !is_repeated {
+                // The worker that the request was sent to has refused it.
+                let Some(other) = other else {
+                    placed.remove(id);
+                    return Place::Here;
+                };
+                other.clone_into(&mut entry.worker);
             }
-            // Its first choice has refused it.
-            let Some(other) = other else {
-                placed.remove(id);
-                return Place::Here;
-            };
-            other.clone_into(&mut entry.worker);
-            return Place::At(entry.worker.clone());
+            return Place::At { worker: entry.worker.clone(), may_choose: true };
         }
         let Some(other) = other.filter(|_| !has_room && placed.len() < PLACED_MAX) else {
             placed.remove(id);
@@ -87,9 +106,17 @@ impl Placed {
         };
         let bytes = ENTRY_BYTES + id.as_str().len() + other.len();
         let Ok(charge) = budget.charge(Use::Request, bytes) else { return Place::Here };
-        let entry = Entry { worker: other.to_owned(), token: token.to_owned(), since: now, _charge: charge };
+        let (worker, token) = (other.to_owned(), token.to_owned());
+        let entry = Entry { worker, token, since: now, is_confirmed: false, _charge: charge };
         placed.insert(id.clone(), entry);
-        Place::At(other.to_owned())
+        Place::At { worker: other.to_owned(), may_choose: true }
+    }
+
+    /// Records that the worker has the rollout, for the request with this token. Returns whether the rollout is placed there.
+    pub(super) fn confirm(&self, id: &RolloutId, token: &str, worker: &str) -> bool {
+        let mut placed = self.all();
+        let entry = placed.get_mut(id).filter(|entry| entry.token == token && entry.worker == worker);
+        entry.map(|entry| entry.is_confirmed = true).is_some()
     }
 }
 
@@ -99,27 +126,56 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
+    fn check(
+        placed: &Placed,
+        budget: &Budget,
+        (token, other, has_room): (&str, Option<&str>, bool),
+    ) -> Place {
+        let id = &RolloutId::parse("r").unwrap();
+        placed.place(&Placing { id, token, other, has_room, is_repeated: false }, budget, HOUR)
+    }
+
+    fn at(worker: &str, may_choose: bool) -> Place {
+        Place::At { worker: worker.to_owned(), may_choose }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn only_the_request_that_placed_a_rollout_may_choose_again_and_others_follow_it() {
         let (placed, budget) = (Placed::default(), Budget::default());
         let id = RolloutId::parse("r").unwrap();
-        let place = |token, other, has_room| {
-            placed.place(&Placing { id: &id, token, other, has_room }, &budget, HOUR)
-        };
-        let at = |worker: &str| Place::At(worker.to_owned());
+        let place = |token, other, has_room| check(&placed, &budget, (token, other, has_room));
         assert_eq!(place("a", None, false), Place::Here, "the gateway knows no worker with room");
         assert_eq!(place("a", Some("w2"), true), Place::Here);
-        assert_eq!(place("a", Some("w2"), false), at("w2"));
+        assert_eq!(place("a", Some("w2"), false), at("w2", true));
+        let repeated = Placing { id: &id, token: "a", other: None, has_room: false, is_repeated: true };
+        assert_eq!(placed.place(&repeated, &budget, HOUR), at("w2", true), "its answer was lost");
         assert_eq!(place("b", Some("w3"), true), Place::Undecided);
-        assert_eq!(place("a", Some("w3"), false), at("w3"), "w2 has refused it");
+        assert_eq!(place("a", Some("w3"), false), at("w3", true), "w2 has refused it");
+        assert!(!placed.confirm(&id, "b", "w3") && !placed.confirm(&id, "a", "w2"));
+        assert!(placed.confirm(&id, "a", "w3"));
         tokio::time::advance(PLACING_TIME).await;
-        assert_eq!(place("a", Some("w2"), false), at("w3"), "too late to choose again");
-        assert_eq!(place("b", None, true), at("w3"));
+        assert_eq!(place("a", Some("w2"), false), at("w3", false), "the rollout is there");
+        assert_eq!(place("b", None, true), at("w3", false));
         tokio::time::advance(HOUR).await;
         assert_eq!(place("b", None, true), Place::Here);
-        assert_eq!(place("b", Some("w2"), false), at("w2"));
+        assert_eq!(place("b", Some("w2"), false), at("w2", true));
         assert_eq!(place("b", None, false), Place::Here, "no worker has taken it");
         assert_eq!(place("c", None, false), Place::Here);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_no_gateway_confirms_is_taken_over_by_the_next_request() {
+        let (placed, budget) = (Placed::default(), Budget::default());
+        let id = RolloutId::parse("r").unwrap();
+        let place = |token, other, has_room| check(&placed, &budget, (token, other, has_room));
+        assert_eq!(place("a", Some("w2"), false), at("w2", true));
+        tokio::time::advance(PLACING_TIME).await;
+        // The gateway of the first request is gone. It may have reached the worker.
+        assert_eq!(place("b", Some("w3"), true), at("w2", true));
+        assert_eq!(place("c", Some("w3"), true), Place::Undecided, "the second request is on its way");
+        assert!(!placed.confirm(&id, "a", "w2"));
+        assert_eq!(place("b", None, true), Place::Here, "w2 has refused it");
         assert_eq!(budget.used(), 0);
     }
 }

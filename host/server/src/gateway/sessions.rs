@@ -1,0 +1,165 @@
+//! The worker that has the session of a request.
+//!
+//! Workers name their log in the ids of the sessions that they open, as in leases. A session whose caller chose the id is at
+//! the worker that the id prefers, and at no other: another one would begin a second session.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, extract::Query};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::forward::{Forwarded, SendError, pass_on};
+use super::workers::{LogPlace, Worker};
+use super::{Gateway, decoded, member, not_known, placement};
+use crate::dialect::{nemo_gym, open_env, ors};
+use crate::error::RequestRefused;
+use crate::worker::{log_of, log_of_session};
+
+/// The name of a session in a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum SessionName {
+    /// The session is at the worker that serves this log.
+    Log(String),
+    /// The caller chose this id.
+    Chosen(String),
+}
+
+impl SessionName {
+    fn of_id(id: &str) -> Self {
+        log_of_session(id).map_or_else(|| Self::Chosen(id.to_owned()), |log| Self::Log(log.to_owned()))
+    }
+
+    /// Reads it from a request; none if the request belongs to no session. The path is below a tenant's plugin.
+    pub(super) fn of(path: &str, request: &Forwarded) -> Option<Self> {
+        if ors::has_path(path)
+            && let Some(id) = ors::session_of(request.headers())
+        {
+            return Some(Self::of_id(id));
+        }
+        if let Some(below) = path.strip_prefix(open_env::PREFIX) {
+            return Self::of_open_env(below, request);
+        }
+        // An id is one session, and a caller may send the cookie of another.
+        let chosen = nemo_gym::chosen_session_in(path).and_then(|name| member(request.body(), name));
+        if let Some(id) = chosen.and_then(|id| serde_json::from_str(id.get()).ok()) {
+            return Some(Self::Chosen(id));
+        }
+        let cookie = nemo_gym::session_of(path, request.headers())?;
+        log_of(&cookie).map(|log| Self::Log(log.to_owned()))
+    }
+
+    fn of_open_env(below: &str, request: &Forwarded) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct InSession {
+            session_id: String,
+        }
+        if let Some((name, _)) = below.strip_prefix("sessions/").and_then(|rest| rest.split_once('/')) {
+            return Some(Self::of_id(&decoded(name)));
+        }
+        let in_session: InSession = match below {
+            "ws" => Query::try_from_uri(&request.uri()?).ok()?.0,
+            "mcp" => serde_json::from_str(member(request.body(), "params")?.get()).ok()?,
+            _ => return None,
+        };
+        Some(Self::of_id(&in_session.session_id))
+    }
+}
+
+impl Gateway {
+    /// Passes a request to the worker that has its session.
+    pub(super) async fn in_session(&self, name: SessionName, mut request: Forwarded) -> Response {
+        let worker = match name {
+            SessionName::Log(log) => match self.0.workers.find(&log) {
+                LogPlace::At(worker) => worker,
+                LogPlace::Nowhere { since } => return self.session_away(&log, since),
+            },
+            SessionName::Chosen(id) => {
+                let order = placement::order(&id, self.0.workers.candidates(None));
+                match order.into_iter().next() {
+                    Some(first) => first.worker,
+                    None => return self.not_all("the session may be there"),
+                }
+            }
+        };
+        self.send_in_session(&worker, &mut request).await
+    }
+
+    async fn send_in_session(&self, worker: &Arc<Worker>, request: &mut Forwarded) -> Response {
+        match self.send_while_up(request, worker).await {
+            Ok(answer) => pass_on(answer, request.upgrade.take()),
+            Err(SendError::NotSent(why)) => RequestRefused::NoRoom(format!(
+                "the worker {} of this session cannot be reached ({why}); retry later",
+                worker.name()
+            ))
+            .into_response(),
+            Err(SendError::NoAnswer(why)) => not_known(&worker.name(), &why),
+        }
+    }
+
+    /// Refuses a request for a session whose log no worker serves.
+    fn session_away(&self, log: &str, since: std::time::Duration) -> Response {
+        if self.0.settings.lost_after.is_some_and(|lost_after| since >= lost_after) {
+            let detail =
+                format!("the session was lost with the log {log} of its worker; open another session");
+            return (StatusCode::NOT_FOUND, Json(json!({ "detail": detail }))).into_response();
+        }
+        RequestRefused::NoRoom(format!(
+            "no worker serves the log {log} of this session at present; retry later, or open another session if its \
+             worker was started again without a journal"
+        ))
+        .into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Bytes;
+    use axum::http::Request;
+
+    #[test]
+    fn a_request_names_its_session_in_the_way_of_its_protocol() {
+        let check = |path: &str, header: (&str, &str), body: &str, expected: Option<SessionName>| {
+            let request = Request::builder().uri(path).header(header.0, header.1).body(()).unwrap();
+            let (mut parts, ()) = request.into_parts();
+            let request = Forwarded::new(&mut parts, Bytes::from(body.to_owned()), None);
+            assert_eq!(SessionName::of(request.path(), &request), expected, "{path} {header:?} {body}");
+        };
+        let (none, uuid) = (("x-other", "1"), "3f2b8c1e-9f60-4a7e-8a55-0123456789ab");
+        let id = format!("{uuid}@w0-a");
+        let log = || Some(SessionName::Log("w0-a".to_owned()));
+        let chosen = |id: &str| Some(SessionName::Chosen(id.to_owned()));
+        // ORS
+        check("/create_session", none, "", None);
+        check("/create", ("x-session-id", &id), "", log());
+        check("/hunt/call", ("x-session-id", &format!("hunt.{id}")), "", log());
+        check("/call", ("x-session-id", uuid), "", chosen(uuid));
+        check("/call", ("x-session-id", "me@home"), "", chosen("me@home"));
+        check("/rollout", ("x-session-id", &id), "", None);
+        // OpenEnv
+        let call = format!(r#"{{"method": "tools/call", "params": {{"name": "x", "session_id": "{id}"}}}}"#);
+        check("/openenv/mcp", none, &call, log());
+        check("/openenv/mcp", none, r#"{"method": "openenv/session/create"}"#, None);
+        check(&format!("/openenv/ws?session_id={uuid}%40w0-a"), none, "", log());
+        check("/openenv/ws", none, "", None);
+        check("/openenv/sessions/a%20b/ws", none, "", chosen("a b"));
+        check(&format!("/openenv/sessions/{uuid}%40w0-a/ws"), none, "", log());
+        check("/openenv/reset", none, "{}", None);
+        // NeMo Gym
+        let cookie = ("cookie", "other=1; rollout_host_session=w0-a.123");
+        check("/step", cookie, "{}", log());
+        check("/verify", cookie, "{}", log());
+        check("/close_session", cookie, "{}", log());
+        check("/verify", ("cookie", "rollout_host_session=123"), "{}", None);
+        check("/run", cookie, "{}", None);
+        check("/seed_session", cookie, "{}", None);
+        let seed = r#"{"resources_session_id": "s1"}"#;
+        check("/seed_session", cookie, seed, chosen("s1"));
+        check("/close_session", none, seed, chosen("s1"));
+        check("/close_session", cookie, seed, chosen("s1"));
+        check("/verify", none, seed, None);
+    }
+}
