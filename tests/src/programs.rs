@@ -249,7 +249,7 @@ pub fn native_wheels() -> PathBuf {
 pub fn python_guest(project: &str) -> PathBuf {
     let project = project_root().join(project);
     let mut made_of = DefaultHasher::new();
-    let builder = ["guest-sdk/python/src", "host/cli/src/build", "host/fuse/src", "wit"]
+    let builder = ["guest-sdk/python/src", "host/cli/src/build", "host/fuse/src", "host/snapshot/src", "wit"]
         .map(|dir| project_root().join(dir));
     let files = builder.iter().chain([&project]);
     let mut files: Vec<PathBuf> = files.flat_map(|dir| files_in(dir)).collect();

@@ -40,7 +40,7 @@ pub(super) fn logs(format: LogFormat, server: bool) {
 }
 
 /// Crates of this program, as they appear in log targets.
-const CRATES: [&str; 20] = [
+const CRATES: [&str; 21] = [
     "rollout_host",
     "rollout_assembly",
     "rollout_bench",
@@ -59,6 +59,7 @@ const CRATES: [&str; 20] = [
     "rollout_registry",
     "rollout_rollout",
     "rollout_server",
+    "rollout_snapshot",
     "rollout_transcript",
     "rollout_wire",
 ];

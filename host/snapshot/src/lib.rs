@@ -22,7 +22,7 @@ use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtx, WasiCtxBuilder, 
 use wasmtime_wizer::{ComponentContext, ComponentInstanceState, Wizer};
 
 /// Maximum memory of the instance, in bytes.
-pub const MEMORY_BYTES_MAX: usize = 1 << 30;
+const MEMORY_BYTES_MAX: usize = 1 << 30;
 
 /// Maximum size of the instance's output, which explains a failure, in bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;

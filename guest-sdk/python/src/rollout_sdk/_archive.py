@@ -21,7 +21,7 @@ import sys
 import tokenize
 import zlib
 from bisect import insort
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.resources.abc import Traversable, TraversableResources
 from importlib.util import spec_from_file_location
@@ -50,6 +50,9 @@ _files: dict[str, bytes] = {}
 
 _sizes: dict[str, int] = {}
 """Unpacked sizes, by path."""
+
+_left_out: dict[str, bool] = {}
+"""Files of the project that a build has not passed, with whether the author's modules need them."""
 
 _dirs: dict[str, list[str]] = {}
 """Sorted names in each directory, by its path."""
@@ -95,22 +98,47 @@ def pack(roots: Iterable[str]) -> None:
     loader.get_data = _data
 
 
-def add(root: str, files: Mapping[str, bytes], level: int = LEVEL) -> None:
-    """Adds files of a project that is loaded after the others were packed. `level` is that of their compression."""
-    for path, content in files.items():
-        if path not in _native:
-            _files[path], _sizes[path] = zlib.compress(content, level), len(content)
-        while path != root:
-            path, _, name = path.rpartition("/")
-            inside = _dirs.setdefault(path, [])
-            if name not in inside:
-                insort(inside, name)
+def compressor(level: int) -> Any:
+    """Returns an object that compresses a file for `add`."""
+    return zlib.compressobj(level)
+
+
+def add(root: str, path: str, packed: bytes, size: int) -> None:
+    """Adds a compressed file of a project whose files come after the others were packed; `added` ends this."""
+    if path not in _native:
+        _files[path], _sizes[path] = packed, size
+    _list_in_directories(root, path)
+
+
+def leave_out(root: str, path: str, size: int) -> None:
+    """Adds a file of a project without its content. `needed` returns those that were opened."""
+    _left_out[path] = False
+    _sizes[path] = size
+    _list_in_directories(root, path)
+
+
+def needed() -> list[str]:
+    """Returns the files that were left out and are needed."""
+    return [path for path, is_needed in _left_out.items() if is_needed]
+
+
+def added(root: str) -> None:
+    """Makes importers find the files that were added."""
     for path in [known for known in sys.path_importer_cache if known == root or known.startswith(f"{root}/")]:
         del sys.path_importer_cache[path]
 
 
+def _list_in_directories(root: str, path: str) -> None:
+    while path != root:
+        path, _, name = path.rpartition("/")
+        inside = _dirs.setdefault(path, [])
+        if name not in inside:
+            insort(inside, name)
+
+
 def keep_what_is_built(root: str) -> None:
     """Removes files that exist during the build but are not part of the component."""
+    _left_out.clear()
     for path in [known for known in _files if known.startswith(f"{root}/")]:
         directory, _, name = path.rpartition("/")
         in_package = "__init__.py" in _dirs[directory] or _in_package(root, directory)
@@ -183,6 +211,9 @@ def _content(path: str) -> bytes:
 
 def _read(path: str) -> bytes | None:
     packed = _files.get(_plain(path))
+    if packed is None and _left_out and (place := _plain(path)) in _left_out:
+        _left_out[place] = True
+        raise FileNotFoundError(f"{path} is passed to the next try of this build")
     return None if packed is None else zlib.decompress(packed)
 
 
@@ -395,7 +426,7 @@ def _place(path: Any) -> str | None:
         return None
     given: os.PathLike[str] | str = path
     place = os.path.normpath(os.path.join("/", str(os.fspath(given))))
-    return place if place in _files or place in _dirs else None
+    return place if place in _files or place in _dirs or place in _left_out else None
 
 
 def _stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:

@@ -863,6 +863,8 @@ def main() -> int:
     parser.add_argument("--program-options", default="")
     # File for the project's files, which the base of its component takes in.
     parser.add_argument("--files", type=Path)
+    # A large file that the author's modules open while they are imported.
+    parser.add_argument("--also", action="append", default=[])
     # The component's exports, if they are not those that its text has.
     parser.add_argument("--exports", default="")
     # The report of a base that has taken in the project's files.

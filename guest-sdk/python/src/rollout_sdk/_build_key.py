@@ -31,6 +31,22 @@ def kept_at(of: Any, project: Project, arguments: argparse.Namespace, tools: Too
     return Path(arguments.cache, "python", f"built-{_key(of, project, arguments, tools, source)}.kept")
 
 
+def base_at(
+    of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, exports: list[str], imports: list[str], native: list[Path]
+) -> Path:
+    """Returns the path in the cache for a base with these exports, which imports these modules and has these native modules
+    of the project."""
+    parts = [
+        sys.version,
+        exports,
+        imports,
+        project.imports,
+        [digest(file) for file in native],
+        *_environment(of, project, arguments, tools),
+    ]
+    return Path(arguments.cache, "python", f"base-{_digest_of(parts)}.kept")
+
+
 def _key(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, source: Path) -> str:
     settings = {each.name: getattr(project, each.name) for each in dataclasses.fields(project)}
     for name in _OF_PLACES:
@@ -41,13 +57,24 @@ def _key(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools,
         sys.version,
         settings,
         of.shown_source(project),
+        *_environment(of, project, arguments, tools),
+        list(_digests(source)),
+    ]
+    return _digest_of(parts)
+
+
+def _environment(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools) -> list[Any]:
+    """Returns the inputs other than the project's files and settings."""
+    return [
         of.tag_of(project, arguments.wheels),
         _tool(),
         [] if tools.bundled is None else list(_times(tools.bundled)),
         list(_digests(Path(__file__).resolve().parent)),
         list(_digests(tools.wit)),
-        list(_digests(source)),
     ]
+
+
+def _digest_of(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

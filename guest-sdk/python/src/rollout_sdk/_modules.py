@@ -120,3 +120,69 @@ def _name_of(what: ast.expr) -> str:
     if isinstance(what, ast.Subscript):
         what = what.value
     return what.attr if isinstance(what, ast.Attribute) else what.id if isinstance(what, ast.Name) else ""
+
+
+def first_imports(source: Path, entry: str) -> list[str]:
+    """Returns the modules of other packages that are imported before any other code of the project can change how, in the
+    order of their imports. Later imports may depend on that code: it may set a variable of the environment, or replace a
+    function."""
+    found: list[str] = []
+    _first_imports(source, entry, found, set())
+    return list(dict.fromkeys(found))
+
+
+def _first_imports(source: Path, name: str, found: list[str], seen: set[str]) -> bool:
+    """Adds what this module imports first. Returns whether it has only statements that change nothing outside of it."""
+    # A package is imported before its modules.
+    for each in [name.rpartition(".")[0]] if "." in name else []:
+        if not _first_imports(source, each, found, seen):
+            return False
+    if name in seen:
+        return True
+    seen.add(name)
+    file = _file_of(source, name)
+    if file is None:
+        # A directory without `__init__.py` imports nothing.
+        if not (source / Path(*name.split("."))).is_dir():
+            found.append(name)
+        return True
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    try:
+        tree = ast.parse(file.read_text())
+    except (OSError, ValueError, SyntaxError):
+        return False
+    return all(_only_imports(source, each, package, found, seen) for each in tree.body)
+
+
+def _only_imports(source: Path, node: ast.stmt, package: str, found: list[str], seen: set[str]) -> bool:
+    """Adds what a statement imports. Returns whether it changes nothing outside of its module."""
+    match node:
+        case ast.Import():
+            return all(_first_imports(source, each.name, found, seen) for each in node.names)
+        case ast.ImportFrom():
+            base = _imported_from(node, package)
+            names = (f"{base}.{each.name}" for each in node.names)
+            # A name of a dependency may be a module, which `_build_base.py` finds out.
+            return all(_first_imports(source, each, found, seen) for each in (base, *names))
+        case ast.Try():
+            return all(_only_imports(source, each, package, found, seen) for each in node.body)
+        case ast.If():
+            return _name_of(node.test) == "TYPE_CHECKING"
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Pass():
+            return True
+        case ast.Expr():
+            return isinstance(node.value, ast.Constant)
+        case ast.Assign() | ast.AnnAssign():
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return all(isinstance(each, ast.Name) for each in targets) and _changes_nothing(node.value)
+        case _:
+            return False
+
+
+_PURE = ("getLogger", "compile", "TypeVar", "Path", "frozenset", "namedtuple", "dedent", "field")
+"""Functions whose calls change nothing that an import could depend on."""
+
+
+def _changes_nothing(value: ast.expr | None) -> bool:
+    calls = [each for each in ast.walk(value) if isinstance(each, ast.Call | ast.Await)] if value is not None else []
+    return all(isinstance(each, ast.Call) and _name_of(each.func) in _PURE for each in calls)

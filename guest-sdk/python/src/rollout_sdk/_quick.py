@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 from collections.abc import Callable
-from typing import Any
 
 from . import _archive, _discover, _export, _failure, _refused, _rehearse
+from ._incoming import Incoming
 from .errors import Failed
 
 AUTHORS = "/0"
@@ -66,17 +65,14 @@ def stand_ins() -> list[Callable[[], None]]:
 
 def load() -> _discover.Found:
     """Loads the author's modules from standard input."""
-    given = _read()
-    head, _, contents = given.partition(b"\n")
-    if not head:
+    incoming = Incoming(AUTHORS, _FAST)
+    is_empty = True
+    while part := os.read(0, _SEEN_BYTES):
+        is_empty = False
+        incoming.add(part)
+    if is_empty:
         raise Failed("this component is for `rollout-host test FILE.py`: it has no workflow of its own")
-    header: dict[str, Any] = json.loads(head)
-    files: dict[str, bytes] = {}
-    begin = 0
-    for path, size in header["files"]:
-        files[f"{AUTHORS}/{path}"] = contents[begin : begin + size]
-        begin += size
-    _archive.add(AUTHORS, files, _FAST)
+    header = incoming.header()
     _failure.set_roots([(f"{AUTHORS}/", header["shown"]), *_failure.roots()[1:]])
     _refused.importing(True)
     module = importlib.import_module(header["entry"])
@@ -89,10 +85,3 @@ def load() -> _discover.Found:
         raise WrongExports(declared, exports)
     _archive.keep_what_is_built(AUTHORS)
     return found
-
-
-def _read() -> bytes:
-    parts: list[bytes] = []
-    while part := os.read(0, _SEEN_BYTES):
-        parts.append(part)
-    return b"".join(parts)

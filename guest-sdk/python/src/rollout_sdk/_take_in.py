@@ -3,7 +3,8 @@
 Nearly all of a build is the same for each project with the same dependencies: to link the interpreter, to start it, to
 import the SDK and the dependencies. So componentize-py makes a *base*, a component with all of this and without the author's
 modules, once. `rollout-host build` runs the base, passes the project's files to its export `take-in`, which imports the
-author's modules and arranges the memory, and stores the memory in the component.
+author's modules and arranges the memory, and stores the memory in the component. Large files are passed only in another try,
+if the modules open them while they are imported.
 
 Nothing here may use a file or a stream of the system: a handle of this instance would stay in the memory, and no other
 instance has it.
@@ -21,6 +22,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from . import _archive, _export, _failure, _host
+from ._incoming import Incoming
 
 if TYPE_CHECKING:
     from componentize_py_types import Err
@@ -31,11 +33,9 @@ AUTHORS = "/0"
 """The directory of the author's modules in a component."""
 
 _exports: list[str] = []
-_parts: list[bytes] = []
+
 _before: str = ""
 """Output of the dependencies when they were imported."""
-
-_is_done = False
 
 
 class _Recorded:
@@ -73,59 +73,70 @@ def _recorded() -> Generator[io.StringIO, None, None]:
 
 
 def prepare(*, exports: list[str], imports: list[str], roots: list[tuple[str, str]]) -> None:
-    """Imports the modules of other packages that the author's modules import."""
+    """Imports the modules of other packages that the author's modules import before they do anything else."""
     global _before
     _exports[:] = exports
     _failure.set_roots(roots)
     with _recorded() as text:
         for name in imports:
-            # An import that fails here fails again for the author's module, with the author's lines.
-            with contextlib.suppress(Exception):
+            # An import that fails here fails again for the author's module, with the author's lines. A module may also end
+            # the program.
+            with contextlib.suppress(BaseException):
                 importlib.import_module(name)
     _before = text.getvalue()
+
+
+_incoming: Incoming | None = Incoming(AUTHORS)
+
+_is_loaded = False
 
 
 class RolloutWit:
     """The functions that the component exports by themselves."""
 
     def take_in(self, part: bytes) -> str:
-        """Takes the next part of the project: a line with a list of the files, followed by their contents. An empty part
-        ends the project. Returns a report in JSON."""
-        global _is_done
-        if _is_done:
-            raise Err("the component has its modules already")
-        if part:
-            _parts.append(part)
+        """Takes the next part of the project, and returns an empty text. The first empty part ends the project: the
+        author's modules are imported, and a report in JSON is returned. A second one arranges the memory: in a call of its
+        own, because whatever is freed after that leaves gaps in which rollouts allocate."""
+        global _incoming, _is_loaded
+        if part and _incoming is not None:
+            _incoming.add(part)
             return ""
-        _is_done = True
-        given = b"".join(_parts)
-        _parts.clear()
-        with _recorded() as text:
-            report = _load_project(given)
-        return json.dumps({**report, "said": _before + text.getvalue()})
+        if _incoming is not None:
+            header = _incoming.header()
+            _incoming = None
+            return _report(header)
+        if _is_loaded and not part:
+            _is_loaded = False
+            _export.settle()
+            return ""
+        raise Err("the component has its modules already")
 
 
-def _load_project(given: bytes) -> dict[str, Any]:
-    head, _, contents = given.partition(b"\n")
-    header: dict[str, Any] = json.loads(head)
+def _report(header: dict[str, Any]) -> str:
+    global _is_loaded
+    with _recorded() as text:
+        report = _load_project(header)
+    _is_loaded = "complete" in report
+    return json.dumps({**report, "said": _before + text.getvalue()})
+
+
+def _load_project(header: dict[str, Any]) -> dict[str, Any]:
+    """Imports the author's modules. Returns their exports, the exception if they could not be imported, and the files that
+    they need."""
     roots = [(f"{AUTHORS}/", header["shown"]), *_failure.roots()[1:]]
-    files: dict[str, bytes] = {}
-    begin = 0
-    for path, size in header["files"]:
-        files[f"{AUTHORS}/{path}"] = contents[begin : begin + size]
-        begin += size
-    del given, contents
-    _archive.add(AUTHORS, files)
-    del files
     _failure.set_roots(roots)
+    report: dict[str, Any] = {}
     try:
         entry = importlib.import_module(header["entry"])
         _export.load(entry, only_grader=header["only_grader"], exports=_exports, roots=roots)
+        report = {"exports": _exports, "complete": True}
     except _export.OtherExports as other:
-        return {"exports": other.exports}
+        report = {"exports": other.exports}
     except BaseException as error:
-        return {"error": "".join(traceback.format_exception(error))}
-    del entry
-    _archive.keep_what_is_built(AUTHORS)
-    _export.settle()
-    return {"exports": _exports, "complete": True}
+        report = {"error": "".join(traceback.format_exception(error))}
+    if needed := _archive.needed():
+        return {"needed": [path.removeprefix(f"{AUTHORS}/") for path in needed]}
+    if "complete" in report:
+        _archive.keep_what_is_built(AUTHORS)
+    return report

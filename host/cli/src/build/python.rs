@@ -91,12 +91,15 @@ struct BuildReport {
 /// Report of a base that was given the author's modules.
 #[derive(Deserialize, Serialize)]
 struct TakenIn {
-    /// Whether the component is complete. Otherwise the modules have other exports than the base, or an error.
+    /// Whether the modules are imported. Otherwise they have other exports than the base, need more files, or have an error.
     #[serde(rename = "complete", default)]
     is_complete: bool,
     /// The component's exports.
     #[serde(default)]
     exports: Vec<String>,
+    /// Large files that the modules opened, and that were not passed to the base.
+    #[serde(default)]
+    needed: Vec<String>,
     /// Text of the exception if the modules could not be imported.
     #[serde(default)]
     error: Option<String>,
@@ -143,37 +146,62 @@ pub(super) fn compile(
 ) -> Result<Built> {
     let component = work.join("component.wasm");
     let building = Building { project, options, loader, use_cache, component };
-    let mut exports = String::new();
-    // The text of the modules may suggest other exports than those that they have.
-    for _ in 0..TRIES {
+    let mut wanted = Wanted::default();
+    let mut other_exports = 0;
+    loop {
         let work = WorkDir::new()?;
-        match building.once(&work.0, &exports)? {
+        match building.once(&work.0, &wanted)? {
             Done::Built(built) => return Ok(built),
-            Done::OtherExports(others) => exports = others,
+            // The text of the modules may suggest other exports than those that they have.
+            Done::OtherExports(_) if other_exports == OTHER_EXPORTS_MAX => break,
+            Done::OtherExports(exports) => {
+                other_exports += 1;
+                wanted.exports = exports;
+            }
+            Done::NeedsFiles(files) if files.iter().all(|file| wanted.files.contains(file)) => {
+                bail!("{} of {} is passed and cannot be opened", files.join(", "), project.display());
+            }
+            Done::NeedsFiles(files) => wanted.files.extend(files),
         }
     }
     bail!("the exports of {} differ each time its modules are imported", project.display())
 }
 
-/// Maximum number of tries to build a component.
-const TRIES: usize = 4;
+/// Maximum number of times that the modules may have other exports than those that a base was made for.
+const OTHER_EXPORTS_MAX: usize = 3;
+
+/// Facts about the modules that are known only when they are imported.
+#[derive(Default)]
+struct Wanted {
+    /// Names of the exports, separated by commas. Empty: those that the modules' text suggests.
+    exports: String,
+    /// Large files that the modules open.
+    files: Vec<String>,
+}
 
 enum Done {
     Built(Built),
     /// The modules have these exports, and the base has others.
     OtherExports(String),
+    /// The modules open these files, which were not passed to the base.
+    NeedsFiles(Vec<String>),
 }
 
 impl Building<'_> {
-    fn run<T: for<'de> Deserialize<'de>>(&self, work: &Path, more: &[&OsStr]) -> Result<T> {
-        run_builder(self.project, &self.options.tool, work, &self.component, more)
+    /// Runs the SDK's builder, which writes a base to `made` if it makes one.
+    fn run<T: for<'de> Deserialize<'de>>(&self, work: &Path, made: &Path, more: &[&OsStr]) -> Result<T> {
+        run_builder(self.project, &self.options.tool, work, made, more)
     }
 
-    fn once(&self, work: &Path, exports: &str) -> Result<Done> {
+    fn once(&self, work: &Path, wanted: &Wanted) -> Result<Done> {
         let files = work.join("files");
+        let made = work.join("base.wasm");
         let mut arguments = vec![OsStr::new("--files"), files.as_os_str()];
-        if !exports.is_empty() {
-            arguments.extend([OsStr::new("--exports"), OsStr::new(exports)]);
+        if !wanted.exports.is_empty() {
+            arguments.extend([OsStr::new("--exports"), OsStr::new(&wanted.exports)]);
+        }
+        for file in &wanted.files {
+            arguments.extend([OsStr::new("--also"), OsStr::new(file)]);
         }
         let program = if self.use_cache { running_program() } else { None };
         if let Some(program) = &program {
@@ -181,7 +209,7 @@ impl Building<'_> {
             arguments.extend([OsStr::new("--program"), program.as_os_str()]);
             arguments.extend([OsStr::new("--program-options"), OsStr::new(how)]);
         }
-        let mut report: BuildReport = self.run(work, &arguments)?;
+        let mut report: BuildReport = self.run(work, &made, &arguments)?;
         if let (false, Some(cached)) = (report.is_new, &report.cached) {
             match component_cache::read(cached) {
                 Ok(CachedComponent { output, component: bytes }) => {
@@ -196,12 +224,15 @@ impl Building<'_> {
                 Err(reason) => errln!("{reason}; building again"),
             }
             let again = WorkDir::new()?;
-            report = self.run(&again.0, &arguments)?;
+            report = self.run(&again.0, &made, &arguments)?;
         }
-        let base = self.base(&report, &arguments)?;
+        let base = self.base(&report, &made, &arguments)?;
         let given = std::fs::read(&files).context("the SDK's builder wrote no files")?;
         let (taken, component) = self.take_in(&base, &given)?;
         let Some(component) = component else {
+            if !taken.needed.is_empty() {
+                return Ok(Done::NeedsFiles(taken.needed));
+            }
             if taken.error.is_none() {
                 return Ok(Done::OtherExports(taken.exports.join(",")));
             }
@@ -224,17 +255,17 @@ impl Building<'_> {
     }
 
     /// Returns the base: the cached one, or the one that the builder has created, which is stored now.
-    fn base(&self, report: &BuildReport, arguments: &[&OsStr]) -> Result<Vec<u8>> {
-        let fresh = || std::fs::read(&self.component).context("the SDK's builder created no component");
+    fn base(&self, report: &BuildReport, made: &Path, arguments: &[&OsStr]) -> Result<Vec<u8>> {
+        let fresh = || std::fs::read(made).context("the SDK's builder created no component");
         let Some(cached) = &report.cached_base else { return fresh() };
-        if !self.component.is_file() {
+        if !made.is_file() {
             match component_cache::read(cached) {
                 Ok(base) => return Ok(base.component),
                 // The damaged file was removed, so the builder creates a base.
                 Err(reason) => errln!("{reason}; building again"),
             }
             let again = WorkDir::new()?;
-            let _report: BuildReport = self.run(&again.0, arguments)?;
+            let _report: BuildReport = self.run(&again.0, made, arguments)?;
         }
         let entry = CachedComponent { output: String::new(), component: fresh()? };
         if let Err(error) = component_cache::write(cached, &entry) {
@@ -245,23 +276,30 @@ impl Building<'_> {
 
     /// Runs the base and gives it the author's modules. Returns its report, and the component that has them.
     fn take_in(&self, base: &[u8], given: &[u8]) -> Result<(TakenIn, Option<Vec<u8>>)> {
-        let engine = Engine::new(1, rollout_snapshot::MEMORY_BYTES_MAX)?;
+        let engine = Engine::for_build()?;
         let instrumented = Instrumented::new(base).context("the interpreter cannot be prepared")?;
         let compiled = self.loader.compiled(&engine, instrumented.bytes());
         let compiled = compiled.context("the interpreter cannot be compiled")?;
         let work = async |store: &mut BuildStore, instance: Instance| {
             let call =
                 instance.get_typed_func::<(&[u8],), (Result<String, String>,)>(&mut *store, TAKE_IN)?;
-            for part in given.chunks(PART_BYTES).chain([&[][..]]) {
+            let mut take_in = async |part: &[u8]| {
                 let (answer,) = call.call_async(&mut *store, (part,)).await?;
-                let report = answer.map_err(anyhow::Error::msg)?;
-                if part.is_empty() {
-                    return serde_json::from_str(&report).context("the interpreter's report is invalid");
-                }
+                answer.map_err(anyhow::Error::msg)
+            };
+            for part in given.chunks(PART_BYTES) {
+                take_in(part).await?;
             }
-            bail!("the interpreter gives no report")
+            let report = take_in(&[]).await?;
+            let taken: TakenIn =
+                serde_json::from_str(&report).context("the interpreter's report is invalid")?;
+            if taken.is_complete {
+                // The memory is arranged in a call of its own, which frees little after it.
+                take_in(&[]).await?;
+            }
+            Ok(taken)
         };
-        let is_kept = |taken: &TakenIn| taken.error.is_none() && taken.is_complete;
+        let is_kept = |taken: &TakenIn| taken.is_complete;
         let about = || format!("the modules of {} cannot be imported", self.project.display());
         instrumented.run(&compiled, work, is_kept).with_context(about)
     }
@@ -276,7 +314,7 @@ impl Building<'_> {
         if !exports.is_empty() {
             arguments.extend([OsStr::new("--exports"), OsStr::new(&exports)]);
         }
-        self.run(&work.0, &arguments)
+        self.run(&work.0, &work.0.join("nothing"), &arguments)
     }
 }
 

@@ -37,6 +37,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_history.py",
     "rollout_sdk/_host.py",
     "rollout_sdk/_image.py",
+    "rollout_sdk/_incoming.py",
     "rollout_sdk/_json.py",
     "rollout_sdk/_loop.py",
     "rollout_sdk/_memory.py",

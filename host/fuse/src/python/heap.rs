@@ -6,9 +6,10 @@
 //! afterwards. A rollout would get these chunks first, and would need its own copy of the page of each. Here they are
 //! marked as used. They are never freed, because they are in the image, which all instances share.
 //!
-//! The heap is that of wasi-libc, Doug Lea's `dlmalloc`: chunks one after another from its least address to the topmost
-//! chunk. Each begins with its size and two flags: whether it is used, and whether the chunk before it is used. Lists
-//! and trees contain the free chunks, by size. If the chunks differ from the lists anywhere, the allocator is another
+//! The heap is that of wasi-libc, Doug Lea's `dlmalloc`: segments of chunks one after another. A segment ends with the topmost
+//! chunk of the heap, or, if another part of the component has grown the memory meanwhile, with a word that marks its end.
+//! Each chunk begins with its size and two flags: whether it is used, and whether the chunk before it is used. Lists and
+//! trees contain the free chunks, by size. If the chunks differ from the lists anywhere, the allocator is another
 //! one or another version, and the image does not change.
 
 use std::collections::BTreeSet;
@@ -33,11 +34,22 @@ const LISTS_THERE: u32 = 0;
 const TREES_THERE: u32 = 4;
 const VICTIM_SIZE: u32 = 8;
 const TOP_SIZE: u32 = 12;
-const LEAST_ADDRESS: u32 = 16;
 const VICTIM: u32 = 20;
 const TOP: u32 = 24;
 const LIST_HEADS: u32 = 40;
 const TREE_ROOTS: u32 = LIST_HEADS + 8 * (LISTS + 1);
+/// The newest segment. Four words about the size of the heap are between.
+const SEGMENT: u32 = TREE_ROOTS + 4 * TREES + 16;
+
+/// Offsets of the members of `struct malloc_segment`: the address of the segment, and the older segment's description.
+const SEGMENT_BEGIN: u32 = 0;
+const SEGMENT_NEXT: u32 = 8;
+
+/// The word of a size that ends a segment.
+const END_OF_SEGMENT: u32 = 7;
+
+/// Maximum number of segments that are read. A heap has few, unless the words are not those of a heap.
+const SEGMENTS_MAX: usize = 1000;
 
 /// Members of `struct malloc_chunk` and `struct malloc_tree_chunk`.
 const HEAD: u32 = 4;
@@ -110,7 +122,7 @@ fn find_heap(image: &Image) -> Option<(u32, BTreeSet<(u32, u32)>)> {
         let head = state + LIST_HEADS + 8 * list;
         image.word_at(head + NEXT) == Some(head) && image.word_at(head + PREVIOUS) == Some(head)
     };
-    let end = image.len().saturating_sub(TREE_ROOTS + 4 * TREES);
+    let end = image.len().saturating_sub(SEGMENT + SEGMENT_NEXT + 4);
     let states = (4..end).step_by(4).filter(|state| is_empty(*state, 0) && is_empty(*state, 1));
     let mut heaps = states.filter_map(|state| {
         let free = free_chunks(image, state)?;
@@ -130,25 +142,42 @@ fn top_of(image: &Image, state: u32) -> Option<u32> {
 /// Returns the free chunks and their sizes, found among all chunks.
 fn free_chunks(image: &Image, state: u32) -> Option<BTreeSet<(u32, u32)>> {
     let top = top_of(image, state)?;
-    let least = image.word_at(state + LEAST_ADDRESS)?;
-    let mut chunk =
-        least.checked_add(CHUNK_HEADER_BYTES)?.checked_next_multiple_of(ALIGNED_BYTES)? - CHUNK_HEADER_BYTES;
     let mut free = BTreeSet::new();
+    let mut has_top = false;
+    let mut segment = state + SEGMENT;
+    for _ in 0..SEGMENTS_MAX {
+        let begin = image.word_at(segment + SEGMENT_BEGIN)?;
+        has_top |= add_free_chunks(image, begin, top, &mut free)?;
+        segment = image.word_at(segment + SEGMENT_NEXT)?;
+        if segment == 0 {
+            return has_top.then_some(free);
+        }
+    }
+    None
+}
+
+/// Adds the free chunks of the segment that begins at an address. Returns whether it ends with the topmost chunk.
+fn add_free_chunks(image: &Image, begin: u32, top: u32, free: &mut BTreeSet<(u32, u32)>) -> Option<bool> {
+    let mut chunk =
+        begin.checked_add(CHUNK_HEADER_BYTES)?.checked_next_multiple_of(ALIGNED_BYTES)? - CHUNK_HEADER_BYTES;
     let mut before_used = true;
-    while chunk < top {
-        let head = image.word_at(chunk + HEAD)?;
+    while chunk != top {
+        let head = image.word_at(chunk.checked_add(HEAD)?)?;
+        if head == END_OF_SEGMENT {
+            return before_used.then_some(false);
+        }
         let size = head & !FLAGS;
         let is_sound = size >= ALIGNED_BYTES && size.is_multiple_of(ALIGNED_BYTES);
         if !is_sound || (head & BEFORE_USED != 0) != before_used {
             return None;
         }
         before_used = head & USED != 0;
-        if !before_used {
-            free.insert((chunk, size));
+        if !before_used && !free.insert((chunk, size)) {
+            return None;
         }
         chunk = chunk.checked_add(size)?;
     }
-    (chunk == top && before_used).then_some(free)
+    before_used.then_some(true)
 }
 
 /// Returns the free chunks and their sizes, found in the allocator's lists, trees and the chunk that it uses first.
@@ -217,7 +246,7 @@ mod tests {
             image.set_word(head + PREVIOUS, head);
         }
         let (mut at, mut before) = (HEAP + 8, BEFORE_USED);
-        set(&mut image, LEAST_ADDRESS, HEAP);
+        set(&mut image, SEGMENT + SEGMENT_BEGIN, HEAP);
         for (size, used) in chunks {
             image.set_word(at + HEAD, size | before | if *used { USED } else { 0 });
             before = if *used { BEFORE_USED } else { 0 };
@@ -274,6 +303,34 @@ mod tests {
         assert_eq!(listed_chunks(&image, STATE), Some(BTreeSet::new()));
         assert_eq!(image.word_at(STATE + VICTIM_SIZE), Some(0));
         assert_eq!(take_free(&mut image), Some(0));
+    }
+
+    #[test]
+    fn free_chunks_of_an_older_segment_are_used_afterwards() {
+        const OLDER: u32 = 0x1800;
+        let mut image = heap(&CHUNKS);
+        // The older segment has a used chunk, a free one of 48 bytes, and a used one with the segment's description.
+        let (free, last) = (OLDER + 8 + 32, OLDER + 8 + 32 + 48);
+        for (at, head) in [
+            (OLDER + 8, 32 | USED | BEFORE_USED),
+            (free, 48 | BEFORE_USED),
+            (last, 32 | USED),
+            (last + 32, END_OF_SEGMENT),
+        ] {
+            image.set_word(at + HEAD, head);
+        }
+        image.set_word(STATE + SEGMENT + SEGMENT_NEXT, last + 8);
+        image.set_word(last + 8 + SEGMENT_BEGIN, OLDER);
+        image.set_word(STATE + VICTIM, free);
+        image.set_word(STATE + VICTIM_SIZE, 48);
+        let mut unlisted = image.clone();
+        unlisted.set_word(STATE + VICTIM, 0);
+
+        assert_eq!(take_free(&mut unlisted), None);
+        assert_eq!(take_free(&mut image), Some(5));
+
+        assert_eq!(free_chunks(&image, STATE), Some(BTreeSet::new()));
+        assert_eq!(image.word_at(last + HEAD), Some(32 | USED | BEFORE_USED));
     }
 
     #[test]

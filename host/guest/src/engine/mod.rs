@@ -13,6 +13,7 @@ mod template;
 
 use std::sync::Arc;
 
+use wasmtime::Config;
 use wasmtime::component::{Component, Linker};
 
 use crate::instance::{BusyThreads, InstanceState, Rester, Ticker};
@@ -55,9 +56,22 @@ impl Engine {
         memory_bytes_max: usize,
         idle_bytes_max: usize,
     ) -> Result<Self, EngineError> {
+        Self::configured(
+            &plan::config(plan, instances_max, memory_bytes_max, idle_bytes_max),
+            plan,
+            instances_max,
+        )
+    }
+
+    /// Creates an engine for an instance that a build needs. Its component may have more parts than that of a rollout, and
+    /// its memory is limited by its store only.
+    pub fn for_build() -> Result<Self, EngineError> {
+        Self::configured(&plan::unpooled(), MemoryPlan::Pooled, 1)
+    }
+
+    fn configured(config: &Config, plan: MemoryPlan, instances_max: u32) -> Result<Self, EngineError> {
         let fail = |source| EngineError { instances_max, source };
-        let config = plan::config(plan, instances_max, memory_bytes_max, idle_bytes_max);
-        let engine = wasmtime::Engine::new(&config).map_err(fail)?;
+        let engine = wasmtime::Engine::new(config).map_err(fail)?;
         let linker = crate::instance::linker(&engine).map_err(fail)?;
         let ticker = Ticker::start(&engine).map_err(|error| fail(error.into()))?;
         let rester = match plan {

@@ -151,6 +151,14 @@ pub(super) fn code(plan: MemoryPlan) -> Config {
     config
 }
 
+/// Returns the options for the code of [`MemoryPlan::Pooled`], whose memory is allocated from the kernel as needed: for
+/// components of any number of parts.
+pub(super) fn unpooled() -> Config {
+    let mut config = code(MemoryPlan::Pooled);
+    config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
+    config
+}
+
 /// Returns the options for the same code, with memory for `instances_max` instances. Idle ones keep at most
 /// `idle_bytes_max` bytes together.
 pub(super) fn config(

@@ -1,0 +1,71 @@
+"""Receives the files of a project from the builder: a line in JSON with a list of the files, followed by their contents.
+
+The line has the names and sizes of the files (`files`), and of those whose contents are not passed (`left_out`). Each file is
+compressed as its parts arrive, because the memory of a component never becomes smaller.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from . import _archive
+
+
+class Incoming:
+    """A project that arrives in parts, with the directory that it gets in the archive and the level of its compression."""
+
+    def __init__(self, root: str, level: int = _archive.LEVEL) -> None:
+        self._root = root
+        self._level = level
+        self._head = bytearray()
+        self._header: dict[str, Any] | None = None
+        self._files: Iterator[tuple[str, int]] = iter(())
+        self._path = ""
+        self._size = self._left = 0
+        self._packing: Any = None
+        self._packed: list[bytes] = []
+
+    def add(self, part: bytes) -> None:
+        """Takes the next part."""
+        if self._header is None:
+            end = part.find(b"\n")
+            self._head += part if end < 0 else part[:end]
+            if end < 0:
+                return
+            part = part[end + 1 :]
+            self._header = json.loads(self._head)
+            self._files = iter(self._header["files"])
+            self._next_file()
+        while part and self._packing is not None:
+            taken = part[: self._left]
+            part = part[self._left :]
+            self._left -= len(taken)
+            self._packed.append(self._packing.compress(taken))
+            if not self._left:
+                self._finish_file()
+                self._next_file()
+
+    def header(self) -> dict[str, Any]:
+        """Returns the first line when all parts were added, and makes importers find the files."""
+        if self._header is None or self._packing is not None:
+            raise ValueError("a part of the project is missing")
+        for path, size in self._header.get("left_out", ()):
+            _archive.leave_out(self._root, f"{self._root}/{path}", size)
+        _archive.added(self._root)
+        return self._header
+
+    def _next_file(self) -> None:
+        for self._path, self._size in self._files:
+            self._left = self._size
+            self._packing = _archive.compressor(self._level)
+            if self._left:
+                return
+            self._finish_file()
+        self._packing = None
+
+    def _finish_file(self) -> None:
+        packed = b"".join((*self._packed, self._packing.flush()))
+        self._packed.clear()
+        _archive.add(self._root, f"{self._root}/{self._path}", packed, self._size)
