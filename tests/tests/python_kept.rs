@@ -43,17 +43,28 @@ impl Builds {
 
     /// Builds a project with a separate component cache. The cache of compiled code is that of all tests.
     async fn build(&self, dir: &Path, options: &[&str]) -> (Ran, Vec<u8>) {
-        let made = dir.join("made.wasm");
+        let ran = self.run(dir, options).await;
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let bytes = std::fs::read(dir.join("made.wasm")).expect("the component is there");
+        (ran, bytes)
+    }
+
+    /// Builds a project that cannot be built.
+    async fn refused(&self, dir: &Path) -> Ran {
+        let ran = self.run(dir, &[]).await;
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        ran
+    }
+
+    async fn run(&self, dir: &Path, options: &[&str]) -> Ran {
         let mut command = rollout_host(["build"]);
-        command.arg(dir).arg("-o").arg(&made).arg("--componentize-py").arg(python_program("componentize-py"));
+        command.arg(dir).arg("-o").arg(dir.join("made.wasm"));
+        command.arg("--componentize-py").arg(python_program("componentize-py"));
         command.env("XDG_CACHE_HOME", self.root.path().join("cache")).args(options);
         if options.is_empty() {
             command.arg("--cache-dir").arg(target_dir().join("test-cache/rollout-host/compiled"));
         }
-        let ran = command.start().ended_within(BUILD).await;
-        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-        let bytes = std::fs::read(&made).expect("the component is there");
-        (ran, bytes)
+        command.start().ended_within(BUILD).await
     }
 
     /// Returns the files of stored components.
@@ -196,4 +207,34 @@ async fn an_edit_of_the_authors_file_compiles_no_code_again() {
 
     assert_ne!(first, second);
     assert_eq!(code(), before, "the code of both components was compiled once");
+}
+
+#[tokio::test]
+async fn modules_may_open_large_files_while_they_are_imported_and_set_variables_before_an_import() {
+    let builds = Builds::new();
+    let dir = builds.project("agent", "float(READ == 2 * (1 << 21) and len(SEEN) == 4)");
+    let text = std::fs::read_to_string(dir.join("agent.py")).expect("it can be read");
+    let reading = "import os\n\nPLACE = os.path.dirname(__file__)\nREAD = 0\n\
+                   for name in ('one', 'two'):\n    with open(f'{PLACE}/data/{name}.bin', 'rb') as file:\n        \
+                   READ += len(file.read())\nSEEN = [f'{each.name} {each.stat().st_size}' for each in \
+                   os.scandir(f'{PLACE}/data')]\nprint(READ, sorted(SEEN))\n";
+    std::fs::write(dir.join("agent.py"), format!("{reading}{text}")).expect("it can be written");
+    std::fs::create_dir(dir.join("data")).expect("it can be made");
+    for (name, bytes) in [("one.bin", 1 << 21), ("two.bin", 1 << 21), ("unread.bin", 80 << 20), ("small.txt", 3)] {
+        std::fs::File::create(dir.join("data").join(name)).and_then(|file| file.set_len(bytes)).expect("a file");
+    }
+
+    let (ran, component) = builds.build(&dir, &[]).await;
+    std::fs::File::options()
+        .write(true)
+        .open(dir.join("data/one.bin"))
+        .and_then(|file| file.set_len(80 << 20))
+        .expect("a file");
+    let refused = builds.refused(&dir).await;
+
+    let seen = "4194304 ['one.bin 2097152', 'small.txt 3', 'two.bin 2097152', 'unread.bin 83886080']";
+    assert!(ran.stderr.contains(seen), "{}", ran.stderr);
+    assert!(component.len() < 40 << 20, "{} bytes", component.len());
+    let reason = "its modules open files of 80 MiB while they are imported, and 64 MiB is the limit; data/one.bin";
+    assert!(refused.stderr.contains(reason), "{}", refused.stderr);
 }

@@ -35,8 +35,9 @@ class Incoming:
             if end < 0:
                 return
             part = part[end + 1 :]
-            self._header = json.loads(self._head)
-            self._files = iter(self._header["files"])
+            header: dict[str, Any] = json.loads(self._head)
+            self._header = header
+            self._files = iter(header["files"])
             self._next_file()
         while part and self._packing is not None:
             taken = part[: self._left]
