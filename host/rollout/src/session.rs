@@ -7,9 +7,9 @@
 //! With a grader in the deployment, the host removes the label from the arguments of a reset before the environment sees
 //! them, and the grader rates the episode when it ends. Its verdict is the reward of the last step.
 //!
-//! A session that its caller can name again is stored in the journal: each episode has a log with its calls, their answers and
-//! everything that the environment received from outside. A later process repeats the calls of the last episode in a new instance
-//! when the session is next used ([`StoredSession`]).
+//! A session that its caller can name again is stored in the journal: each episode has a log with its calls, their
+//! answers and all data that the environment received from outside. When the session is next used after a restart, the
+//! new process repeats the calls of the last episode in a new instance ([`StoredSession`]).
 
 #![expect(clippy::disallowed_types, reason = "a request is limited in size, and its arguments are changed")]
 
@@ -84,7 +84,7 @@ pub enum OpenSessionError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The request or the action does not fit.
+    /// The request or the action is invalid.
     #[error("{0}")]
     Invalid(String),
     /// There is no episode, or it has ended.
@@ -256,7 +256,7 @@ impl Host {
         Ok(session)
     }
 
-    /// Opens a session again that an earlier process stored. Its last episode is repeated at its next call.
+    /// Reopens a session that an earlier process stored. Its last episode is repeated at the next call.
     pub async fn open_stored_session(
         &self,
         stored: &StoredSession,
@@ -407,8 +407,8 @@ impl Session {
         self.call(action.into(), Some(name)).await.and_then(observed)
     }
 
-    /// Returns the answer of a named call, or `None` if it was not made. Fails if the call may be one whose answer is not
-    /// stored any more.
+    /// Returns the answer of a named call, or `None` if the call was not made. Fails if the call may have been made
+    /// and its answer is no longer stored.
     pub async fn answer_of(
         &mut self,
         name: &str,
@@ -448,8 +448,8 @@ impl Session {
         Ok(state)
     }
 
-    /// Makes a call, and stores it and its answer. The answer to a call that the process before was stopped in belongs to the
-    /// caller that repeats the call.
+    /// Makes a call, and stores it and its answer. If the earlier process was stopped during this call, the
+    /// repetition of the episode has completed it, and its stored answer is returned.
     async fn call(&mut self, call: SessionCall, name: Option<&str>) -> Result<Answer, SessionError> {
         self.repeat_past().await?;
         // A caller may read the state before it repeats its call.
@@ -602,7 +602,7 @@ impl Session {
         self.rated(observed, stored).await.map(Answer::Observed)
     }
 
-    /// Takes a step in the current episode. Its end without a result drops the episode.
+    /// Takes a step in the current episode. An episode that ends without a result is dropped.
     async fn take_step(
         &mut self,
         call: &SessionCall,

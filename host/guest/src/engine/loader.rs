@@ -127,7 +127,7 @@ impl Loader {
                     self.store(&key, &code);
                     code
                 }
-                // The reason is that of the component itself, with its offsets.
+                // Compiling the component itself reports the error with the right offsets.
                 Err(CompileError::Invalid(_)) => return Ok(None),
                 Err(error) => return Err(error.into()),
             },

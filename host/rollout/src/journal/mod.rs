@@ -180,7 +180,7 @@ impl Journal {
         let name = request.id.as_str();
         let line = AdmissionLine::new(request, deployment, driver, facts);
         let sealed = secrets.seal(&self.seal, name.as_bytes());
-        // Neither numbers nor texts fail to serialize, and random numbers are available.
+        // Numbers and strings always serialize, and random numbers are available.
         let sealed = sealed.map_err(|error| JournalRefused::from(Failed::new(error.to_string())))?;
         let log = RolloutLog(Arc::new(self.store.begin(name)?));
         log.append(kind::ADMITTED, vec![json_line(&line), sealed.into()]);
@@ -240,7 +240,7 @@ impl RolloutLog {
         self.0.written().await
     }
 
-    /// Appends a driver's note, which it needs to resume the rollout.
+    /// Appends a note that the driver needs to resume the rollout.
     pub fn note(&self, note: &impl Serialize) {
         self.append(kind::NOTED, vec![json(note)]);
     }

@@ -60,8 +60,8 @@ pub enum ReplayEnd {
 }
 
 impl Rollout {
-    /// Returns the time when a run first started. If no earlier process started it, that is now, and the journal
-    /// records it.
+    /// Returns the time when a run first started. If no earlier process started it, returns the current time, which the
+    /// journal records.
     #[expect(clippy::disallowed_methods, reason = "another process measures from this time")]
     pub(super) fn record_start(&self, role: Role) -> Instant {
         let started = self.resumed.as_ref().map(|resumed| resumed.started).unwrap_or_default();
@@ -79,8 +79,8 @@ impl Rollout {
         Ok(boundary)
     }
 
-    /// Appends an end for each call without one, so that journal and record have the same calls. A run that this
-    /// process did not start has none.
+    /// Appends an end for each call without one, so that journal and record have the same calls. If this process did
+    /// not repeat a run of an earlier process, all calls of that run are cut, because the record has none of them.
     pub(super) fn close_calls(&self) {
         let Some(log) = self.handle.log() else { return };
         for (role, boundary) in [Role::Workflow, Role::Grader].into_iter().zip(&self.boundaries) {
