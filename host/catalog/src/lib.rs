@@ -73,7 +73,7 @@ pub struct CatalogSettings {
     pub path: PathBuf,
     /// Source of the current time; tests replace it.
     pub clock: Clock,
-    /// The log that all processes with the catalog share. Without it, the catalog is that of one process.
+    /// The log that all processes with the catalog share. Without it, the catalog belongs to one process.
     pub shared: Option<Arc<dyn SharedLog>>,
 }
 
@@ -145,8 +145,8 @@ impl Catalog {
         self.0.store.shorten_log()
     }
 
-    /// Returns the sequence of the last change of a shared catalog that this copy has, and the extent of the log as it was read
-    /// last. Returns `None` if no other process shares the catalog.
+    /// Returns the sequence of the last change of a shared catalog that this copy has, and the extent of the log when
+    /// it was last read. Returns `None` if no other process shares the catalog.
     pub fn log_position(&self) -> Option<(u64, LogExtent)> {
         let log = self.0.store.shared.as_ref()?;
         Some((self.0.store.sequence(), log.extent()))
