@@ -23,7 +23,7 @@ use rollout_rollout::{Share, SlotPool, Slots};
 /// Environment variable with the numbers of finished and running rollouts and of seconds.
 const SIZES: &str = "ROLLOUT_BENCH_PAGES";
 
-/// Number of tenants with finished rollouts, which a tenant has at most 20,000 of.
+/// Number of tenants with finished rollouts. A tenant has at most 20,000 of them.
 const TENANTS: usize = 5;
 
 /// Number of rollouts that end, and of those that start, in a second of live updates.
@@ -149,7 +149,7 @@ fn thread_cpu() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap(), u32::try_from(time.tv_nsec).unwrap())
 }
 
-/// Serves the pages in a thread of its own, whose CPU time a later message asks for.
+/// Serves the pages in a thread of its own. Each message to the returned sender asks for the thread's CPU time.
 fn serve(
     generated: Generated,
 ) -> (String, tokio::sync::mpsc::UnboundedSender<oneshot::Sender<Duration>>, std::thread::JoinHandle<()>) {

@@ -130,7 +130,7 @@ pub(crate) trait Viewed: Send + Sync + 'static {
 /// The rights of a browser.
 #[derive(Clone, Debug)]
 pub(crate) struct Viewer {
-    /// The tenant; none for operators and on a server of one plugin.
+    /// The tenant; `None` for operators and on a server of one plugin.
     pub tenant: Option<i64>,
     /// Whether it may see all tenants.
     pub is_operator: bool,
@@ -163,9 +163,9 @@ pub(crate) struct Scope {
 /// The reason why a page cannot be shown.
 #[derive(Debug)]
 pub(crate) enum NotShown {
-    /// There is no such thing.
+    /// The subject of the page does not exist.
     Missing { title: &'static str, reason: String },
-    /// The browser's key has no right to it, or the form is another site's.
+    /// The browser's key lacks a right, or another site sent the form.
     Forbidden(String),
     /// The state of the plugin does not allow it.
     Refused(String),
@@ -184,7 +184,7 @@ pub(crate) struct Ui {
     histories: Histories,
 }
 
-/// The rights of a request, and the key that it has them from.
+/// The rights of a request, and the key that grants them.
 struct Seen {
     viewer: Viewer,
     key: Option<Secret>,
@@ -251,7 +251,7 @@ pub(crate) fn html(status: StatusCode, page: &impl Template) -> Response {
 }
 
 impl Ui {
-    /// Returns the rights of a request; none if its browser must sign in.
+    /// Returns the rights of a request; `None` if its browser must sign in.
     fn seen(&self, headers: &HeaderMap) -> Option<Seen> {
         if !self.viewed.is_keyed() {
             return Some(Seen { viewer: self.viewed.anyone(), key: None });
