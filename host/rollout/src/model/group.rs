@@ -11,7 +11,7 @@ use rollout_wire::id::{RolloutId, SampleId};
 /// Maximum number of members of a group.
 pub const GROUP_SIZE_MAX: u32 = 128;
 
-/// Default and maximum of [`GroupSeat::join_secs`].
+/// Default of [`GroupSeat::join_secs`]. Its maximum follows.
 pub const JOIN_SECS: u32 = 600;
 const JOIN_SECS_MAX: u32 = 3600;
 

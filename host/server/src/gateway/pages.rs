@@ -362,7 +362,8 @@ impl Gateway {
     }
 
     /// Answers with the events of the first page. The gateway knows nothing of a tenant's rollouts, so a tenant's
-    /// page is requested again at intervals, and the page of all tenants when a worker's numbers have changed.
+    /// page is requested again at intervals, and the page of all tenants if a worker is busy or its numbers have
+    /// changed.
     async fn events(&self, key: Option<Secret>, tenant: Option<String>, headers: &HeaderMap) -> Response {
         let owner = match &key {
             Some(key) if self.has_tenants() => match self.owner_of(key).await {
