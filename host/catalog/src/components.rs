@@ -32,7 +32,7 @@ pub struct Component {
     pub bytes: u64,
 }
 
-/// An upload in progress. Dropping it before [`finish`](Self::finish) removes what was written.
+/// An upload in progress. Dropping it before [`finish`](Self::finish) removes the bytes that were written.
 pub struct ComponentUpload {
     catalog: Catalog,
     tenant: TenantId,

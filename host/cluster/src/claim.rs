@@ -64,7 +64,7 @@ impl Condition {
 pub struct ClaimedLog {
     cluster: Cluster,
     log: String,
-    /// The end of the log as it was claimed.
+    /// The end of the log at the time of the claim.
     end: End,
     /// The end of the acknowledged messages.
     ends: watch::Sender<End>,
@@ -302,7 +302,7 @@ impl ClaimedLog {
         &self.cluster
     }
 
-    /// Returns the end of the log as it was claimed.
+    /// Returns the end of the log at the time of the claim.
     pub(crate) fn end(&self) -> End {
         self.end
     }

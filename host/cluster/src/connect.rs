@@ -25,7 +25,7 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Interval of the client's pings, by which it finds a dead connection.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A connection to the NATS servers of a cluster. Cheap to clone. Once connected, it connects again by itself.
+/// A connection to the NATS servers of a cluster. Cheap to clone. Reconnects on its own after the first connection.
 #[derive(Clone)]
 pub struct Cluster(pub(crate) Arc<Inner>);
 

@@ -16,7 +16,7 @@ pub enum Severity {
 /// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Name of what was checked.
+    /// Name of the check.
     pub check: &'static str,
     /// Severity.
     pub severity: Severity,

@@ -72,7 +72,7 @@ impl Default for ClusterSettings {
 pub struct WrongSetting {
     /// Name of the setting.
     pub name: &'static str,
-    /// Description of the problem and of what to do.
+    /// Description of the problem and of its solution.
     pub problem: String,
 }
 

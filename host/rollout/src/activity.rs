@@ -185,7 +185,7 @@ impl Activity {
         }
     }
 
-    /// Notes that a live rollout was admitted or entered another phase.
+    /// Records that a live rollout was admitted or entered another phase.
     pub(super) fn changed(&self) {
         self.changes.send_modify(|changes| *changes += 1);
     }

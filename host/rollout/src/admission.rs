@@ -156,6 +156,6 @@ impl Host {
 pub struct Replay {
     /// The rollout, to be driven.
     pub rollout: Box<Rollout>,
-    /// The reason why it stopped, after it has ended, unless it ended by itself.
+    /// The reason why the replay stopped; set when it has ended, unless it ended on its own.
     pub end: Arc<OnceLock<ReplayEnd>>,
 }

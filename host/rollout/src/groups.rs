@@ -224,8 +224,8 @@ impl Groups {
         self.resumed.as_ref().is_none_or(|resumed| *resumed.borrow())
     }
 
-    /// Changes a group, and removes it if nothing needs it any more: it has no members, and none is still to be read
-    /// from the journal.
+    /// Changes a group, and removes it if it is no longer needed: it has no members, and the journal has no further
+    /// members to read.
     fn change<T>(&self, id: &RolloutId, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
         let mut groups = self.lock();
         let group = groups.get_mut(id)?;
@@ -416,7 +416,7 @@ impl Seat {
         left.unwrap_or(true)
     }
 
-    /// Stores the decision in the rollout's own log, unless it is there.
+    /// Stores the decision in the rollout's own log, unless the log has it already.
     pub(crate) fn store(&self, decision: &GroupDecision) {
         self.groups.change(&self.place.id, |group| {
             let Some(member) = self.member(group) else { return };

@@ -163,7 +163,7 @@ pub struct Session {
     is_named: bool,
     /// Whether the grader runs when an episode ends, if there is one.
     is_rated: bool,
-    /// The session in the journal, if it is there.
+    /// The session in the journal, if it is stored.
     kept: Option<JournaledSession>,
     /// The last answers to calls that the caller named.
     answers: Answers,
@@ -378,7 +378,7 @@ impl Session {
         }
     }
 
-    /// Begins an episode in a new instance. The one before is dropped.
+    /// Begins an episode in a new instance. The previous episode is dropped.
     pub async fn reset(&mut self, reset: Reset) -> Result<Observed, SessionError> {
         let call = self.reset_call(reset);
         self.call(call, None).await.and_then(observed)

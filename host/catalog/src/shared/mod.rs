@@ -113,7 +113,7 @@ pub trait SharedLog: Send + Sync {
     /// An error of the store.
     fn component_version(&self, digest: Digest) -> Result<Option<u64>, SharedError>;
 
-    /// Removes a component that no tenant has any more, if it still has this version.
+    /// Removes a component that no tenant has any longer, if it still has this version.
     ///
     /// # Errors
     ///

@@ -31,7 +31,7 @@ pub enum Difference {
     },
     /// The guest waits where it did not in the recorded run, or does not wait where it did.
     Waited,
-    /// The guest asks for its time left where it did not in the recorded run, or does not where it did.
+    /// The guest reads its remaining time at a point where it did not in the recorded run, or the other way round.
     TimeLeft,
 }
 

@@ -91,7 +91,7 @@ pub struct EpisodeOutcome {
     pub metadata: Option<String>,
 }
 
-/// Failure of a call that the guest reports. The episode goes on.
+/// Failure of a call that the guest reports. The episode continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EpisodeFailure {
     /// The environment could not do its work.
@@ -179,7 +179,7 @@ pub(super) async fn serve(
         }};
     }
     while let Some(call) = calls.recv().await {
-        // A caller that is gone needs no reply.
+        // The send fails only if the caller no longer waits for the reply.
         match call {
             EpisodeCall::Reset(start, reply) => {
                 let result = within!(guest.call_reset(&mut *store, &start.into()));

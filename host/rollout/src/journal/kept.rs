@@ -68,7 +68,7 @@ pub struct StoredResult {
 struct ResultLocation {
     /// The first segment with records of the rollout.
     first: u32,
-    /// The segment with its note, or the one before; `UNKNOWN` while the note is being written.
+    /// The segment with the note, or the previous segment; `UNKNOWN` while the note is being written.
     last: u32,
     /// Distinguishes results with the same name; 0 for one of an earlier process.
     serial: u32,

@@ -126,7 +126,7 @@ impl Journal {
         self.store.close();
     }
 
-    /// Returns the last rollout with this id, as far as it is in files. Reads files and blocks.
+    /// Returns the last rollout with this id, with the events that are in files already. Reads files and blocks.
     pub fn find(&self, id: &RolloutId) -> io::Result<Option<FoundRollout>> {
         Ok(self.store.find(id.as_str())?.into_iter().next().map(FoundRollout))
     }

@@ -50,7 +50,7 @@ impl PastLocation {
     }
 }
 
-/// Reason why a rerun rollout did not end by itself.
+/// Reason why a rerun rollout did not end on its own.
 #[derive(Clone, Debug)]
 pub enum ReplayEnd {
     /// It diverged from its recorded history.
@@ -133,8 +133,8 @@ impl Rollout {
         past.forked_at(ancestors.iter().map(|ancestor| ancestor.events))
     }
 
-    /// Ends a run: stores the answers that arrived until then. A run that ended by itself must have consumed its whole history;
-    /// otherwise it diverged.
+    /// Ends a run, and stores the answers that have arrived. A run that ended on its own must have consumed its whole
+    /// history; otherwise it diverged.
     pub(super) fn end_run<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
         boundary.end(&self.record, &self.host.0.deployment.limits);
         let ended_by_itself = match &ran {

@@ -774,7 +774,7 @@ impl Gateway {
         if has_tenants && texts.is_empty() {
             return Err(RequestRefused::Unauthorized("unauthorized"));
         }
-        // The gateway's own series tell about all workers and all callers, so only operators receive them.
+        // The gateway's own series count the requests of all callers at all workers, so only operators receive them.
         let mut text = match has_tenants && !are_operator.contains(&true) {
             true => String::new(),
             false => self.own_metrics(),

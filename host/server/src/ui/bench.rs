@@ -1,6 +1,7 @@
 //! Measures the first page and its live updates with many generated rollouts.
 //!
-//! As a test, with few rollouts, it checks what is shown. `scripts/bench-pages` runs it with many and prints what it measured.
+//! As a test, with few rollouts, it checks the content of the page. `scripts/bench-pages` runs it with many rollouts
+//! and prints the measurements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! The pages below `/ui`, for people who look at a running server.
 //!
 //! A [`Viewed`] is the server that the pages show: one plugin, or the plugins of many tenants. The pages are made by
-//! `rollout-page`; this module has their routes, the sign-in, and the limits on what open pages hold.
+//! `rollout-page`; this module has their routes, the sign-in, and the limits on the resources of open pages.
 
 #[cfg(test)]
 mod bench;
@@ -363,7 +363,7 @@ fn page_request_of(ui: &Ui, request: &Request, seen: Seen, query: PageQuery) -> 
     {
         caller.set_owner(seen.viewer.tenant.map_or(Owner::Operators, Owner::Tenant));
     }
-    // A tenant's key selects the tenant, whatever the query says.
+    // A tenant's key selects the tenant, even if the query names another one.
     let tenant = query.tenant.clone().filter(|name| seen.viewer.is_operator && !name.is_empty());
     PageRequest { seen, query, tenant }
 }

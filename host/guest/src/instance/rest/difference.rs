@@ -13,8 +13,8 @@ const PART_BYTES: usize = 64;
 
 const WORD_BYTES: usize = 4;
 
-/// Content of memory that differs from what is mapped: runs of words, each with its distance from the end of the
-/// previous one, its number of bytes, and its bytes. The first distance is an address.
+/// Content of memory that differs from the mapped file: runs of words, each with its distance from the end of the
+/// previous run, its number of bytes, and its bytes. The first distance is an address.
 #[derive(Debug)]
 pub(super) struct Difference {
     encoded: Box<[u8]>,

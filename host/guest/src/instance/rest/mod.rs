@@ -308,7 +308,7 @@ impl<R> Awake<'_, R> {
         polled
     }
 
-    /// Marks the guest as waiting. Its memory is put to rest if it does so for long.
+    /// Marks the guest as waiting. Its memory is put to rest if it waits for long.
     pub(super) fn mark_waiting(self) {
         let MemoryOfRun { rester: Rester(rester), waiting } = &self.0.memory;
         let (Some(rester), Some(waiting)) = (rester, waiting) else { return };
