@@ -142,7 +142,7 @@ impl ClaimRun {
         }
         let Some(last) = last.filter(|last| last.head.number < acknowledged) else { return Ok(()) };
         let what = format!(
-            "it ends with number {}, and number {acknowledged} was acknowledged; the servers lost what is between",
+            "it ends with number {}, and number {acknowledged} was acknowledged; the servers lost the rest",
             last.head.number
         );
         Err(self.damage(&format!("sequence {}", last.sequence), &what).into())

@@ -144,7 +144,7 @@ fn of_stream(check: &'static str, info: &Info, settings: &ClusterSettings) -> Fi
     let max = u64::try_from(config.max_bytes).unwrap_or(0);
     if max > 0 && state.bytes > max / 100 * NEARLY_FULL_PERCENT {
         return Finding::new(check, Severity::Warning, format!("{finding} of at most {max}"))
-            .with("raise its limit; a full stream refuses what is new");
+            .with("raise its limit; a full stream refuses new messages");
     }
     Finding::new(check, Severity::Good, finding)
 }

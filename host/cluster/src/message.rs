@@ -98,7 +98,7 @@ pub(crate) fn decode(message: &Bytes) -> Result<(Head, Bytes), &'static str> {
         return Err("it is too short for a message of a log");
     };
     if header[..8] != *MAGIC {
-        return Err("it does not begin as a message of this version does");
+        return Err("it does not begin like a message of this version");
     }
     let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
     if crc32fast::hash(&message[12..]).to_le_bytes() != header[8..12] {
@@ -133,7 +133,7 @@ pub(crate) fn chunks(mut body: Bytes) -> Result<Vec<Chunk>, &'static str> {
         if body.remaining() < length {
             return Err(SHORT);
         }
-        let journal = std::str::from_utf8(&name).map_err(|_| "the name of a journal in it is no text")?;
+        let journal = std::str::from_utf8(&name).map_err(|_| "the name of a journal in it is not text")?;
         chunks.push(Chunk {
             journal: journal.to_owned(),
             begins_inside: flags & BEGINS_INSIDE != 0,
@@ -241,7 +241,7 @@ impl Joined {
             }
             (None, true) => return Err("it continues a record whose beginning is missing"),
             (Some(_), false) => {
-                return Err("it does not continue the record that the message before has cut");
+                return Err("it does not continue the record that the previous message has split");
             }
         };
         if ends_inside {

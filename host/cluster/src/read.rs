@@ -141,7 +141,7 @@ impl ClaimedLog {
                 delivered += 1;
                 // A message that was lost in transit is not missing in the log.
                 if about.consumer_sequence != delivered {
-                    return Err(ClusterError::Unavailable("a message was lost on its way".to_owned()));
+                    return Err(ClusterError::Unavailable("a message was lost in transit".to_owned()));
                 }
                 if self.take(position, about.stream_sequence, &message.payload, sender).await? {
                     return Ok(());
@@ -185,12 +185,12 @@ impl ClaimedLog {
     fn check(&self, sequence: u64, before: Option<Head>, head: Head) -> Result<(), ClusterError> {
         let Some(before) = before else { return self.check_first(sequence, head) };
         if head.number != before.number + 1 {
-            let what = format!("its number is {} and that before is {}", head.number, before.number);
+            let what = format!("its number is {} and the previous one is {}", head.number, before.number);
             return Err(self.damage(sequence, what));
         }
         let may_be = if head.is_fence { head.epoch > before.epoch } else { head.epoch == before.epoch };
         if !may_be {
-            let what = format!("its epoch is {} and that before is {}", head.epoch, before.epoch);
+            let what = format!("its epoch is {} and the previous one is {}", head.epoch, before.epoch);
             return Err(self.damage(sequence, what));
         }
         Ok(())

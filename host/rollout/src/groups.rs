@@ -2,11 +2,11 @@
 //!
 //! A rollout takes its [`Seat`] when it is admitted and [arrives](Seat::arrive) when it has ended, with samples or
 //! with a failure. When every member has arrived, one of them [leads](Turn::Lead): it grades the group. The decision is
-//! stored in the log of every member before any of them ends, so that after a crash the group can be rebuilt from the
-//! members that have not ended: either all of them are there, or one has the decision. A cancelled member leaves at
-//! once; the others' logs record that first.
+//! stored in the log of every member before any of them ends. So a group can be rebuilt after a crash from the
+//! members that have not ended: either these are all members, or one of them has the decision. A cancelled member
+//! leaves at once, and the logs of the others record that first.
 //!
-//! A group is held by its members' seats only. There are at most as many as live rollouts.
+//! A group exists as long as one of its members has a seat, so there are at most as many groups as live rollouts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +91,7 @@ struct Group {
     decision: Option<Arc<GroupDecision>>,
     /// Whether the decision is stored, so that members may end.
     is_stored: bool,
-    /// Whether missing members are no longer waited for.
+    /// Whether the group no longer waits for missing members.
     is_closed: bool,
     closes_at: Instant,
     changed: watch::Sender<()>,
@@ -158,8 +158,8 @@ impl Group {
         }
     }
 
-    /// Returns whether the group can be decided: every member has arrived or left, or is no longer waited for. While
-    /// rollouts of an earlier process are read, one that left may still take its seat again.
+    /// Returns whether the group can be decided: every member has arrived or left, or the group no longer waits for it.
+    /// While rollouts of an earlier process are read, a member that left may still take its seat again.
     fn is_complete(&self, is_resumed: bool) -> bool {
         let is_gone = |number: &&u32| is_resumed && !self.seats.contains_key(number);
         let left = self.left.keys().filter(is_gone).count();
@@ -276,7 +276,7 @@ impl Groups {
             for event in events {
                 match event {
                     GroupEvent::Left(left) => drop(group.left.insert(left.member, left)),
-                    // All decisions of a group that any member was reported with are the same.
+                    // All decisions of a group that were reported with any member are the same.
                     GroupEvent::Decided(decision) => {
                         has_decision = true;
                         group.decision.get_or_insert_with(|| Arc::new(decision));

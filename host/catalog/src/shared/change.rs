@@ -57,7 +57,7 @@ impl Change {
             return Err("it is too short".to_owned());
         };
         if head[..MAGIC.len()] != *MAGIC {
-            return Err("it does not begin as a change of this version does".to_owned());
+            return Err("it does not begin like a change of this version".to_owned());
         }
         let digest = Digest::of(body);
         if head[MAGIC.len()..] != digest.as_bytes()[..] {

@@ -133,9 +133,9 @@ impl Loader {
             },
         };
         let Some(code) = template.complete(code) else { return Ok(None) };
-        // SAFETY: `map` requires the output of this version of the engine. The code of the template is that, for the same
-        // reasons as in `component` and `cached`. It was changed only within the section that has the initial memories of
-        // modules and nothing else, and any bytes are valid there.
+        // SAFETY: `map` requires the output of this version of the engine. The code of the template is such an
+        // output, for the same reasons as in `component` and `cached`. It was changed only within the section that
+        // contains the initial memories of modules and nothing else, and any bytes are valid there.
         match unsafe { map(&engine.engine, &code) } {
             Ok(component) => Ok(Some(component)),
             Err(error) => Err(refused(engine.plan, &code, error)),
