@@ -170,7 +170,7 @@ impl Snapshot {
         let mut start = Vec::new();
         (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut start)?;
         let expected = start.strip_prefix(MAGIC).filter(|digest| digest.len() == 32);
-        let expected = expected.ok_or_else(|| damaged("it does not begin like a snapshot of this version"))?;
+        let expected = expected.ok_or_else(|| damaged("it does not begin like one of this version"))?;
         let mut hashed = Hashed { to: io::sink(), hash: Sha256::new() };
         io::copy(&mut file, &mut hashed)?;
         if hashed.hash.finalize()[..] != *expected {
