@@ -32,7 +32,7 @@ use rollout_wire::id::RolloutId;
 /// Time for which a result is stored after it was read, in case the caller lost it.
 const READ_KEPT: Duration = Duration::from_secs(60);
 
-/// Number of results that are forgotten at once, so that a million of them do not delay requests.
+/// Maximum number of results that are forgotten at once, so that a million of them do not delay requests.
 const FORGOTTEN_AT_ONCE: usize = 10_000;
 
 /// Memory of a stored result in bytes: in the table and in the queue of expiry times.

@@ -1,5 +1,5 @@
-//! Sessions in the journal. Each episode has a log of its own, with the session's id: a reset begins a log and ends the one
-//! before, so that the journal may delete past episodes.
+//! Sessions in the journal. Each episode has a log of its own, with the session's id: a reset begins a log and ends the
+//! previous one, so that the journal may delete past episodes.
 
 use std::sync::Arc;
 
