@@ -11,8 +11,10 @@ use rollout_wire::id::{RolloutId, SampleId};
 /// Maximum number of members of a group.
 pub const GROUP_SIZE_MAX: u32 = 128;
 
-/// Default of [`GroupSeat::join_secs`]. Its maximum follows.
+/// Default of [`GroupSeat::join_secs`].
 pub const JOIN_SECS: u32 = 600;
+
+/// Maximum of [`GroupSeat::join_secs`].
 const JOIN_SECS_MAX: u32 = 3600;
 
 /// Seat of a rollout in a group.
