@@ -418,8 +418,7 @@ pub struct Heartbeats {
 }
 
 impl Heartbeats {
-    /// Ends the heartbeats and removes the log's entry. To be called when all rollouts of the log have ended and their
-    /// results were read.
+    /// Removes the log from the list, when all its rollouts have ended and their results were read.
     pub async fn retire(self) -> Result<(), ClusterError> {
         let Self { retire, mut task, cluster } = self;
         let _ = retire.send(());

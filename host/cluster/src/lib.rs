@@ -10,8 +10,8 @@
 //!
 //! A catalog that several workers share has a log and an object store of its own: [`Cluster::catalog`].
 //!
-//! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches the heartbeats of all workers and lists
-//! the logs with an expired lease.
+//! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches those of all workers, and lists the
+//! logs with an expired lease.
 
 mod catalog;
 mod check;

@@ -117,7 +117,7 @@ impl Members {
         locked(&self.state).reached.is_some_and(|reached| reached.elapsed() <= gap_max(self.heartbeat))
     }
 
-    /// Waits for the next heartbeat of any owner, or until it is time to look for expired leases again.
+    /// Waits for the next heartbeat of any owner, or for the next time to look for expired leases.
     pub async fn changed(&mut self) {
         let _ = self.changes.changed().await;
     }

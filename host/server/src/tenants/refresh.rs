@@ -81,7 +81,7 @@ impl Tenants {
         catalog.authenticate(key)
     }
 
-    /// Applies a tenant's state in the catalog to the running tenant.
+    /// Brings a running tenant to its state in the catalog.
     async fn apply_catalog(&self, id: TenantId) {
         let catalog = self.0.catalog.clone();
         let found = tokio::task::spawn_blocking(move || catalog.tenant(id)).await;
