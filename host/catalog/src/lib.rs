@@ -134,13 +134,14 @@ impl Catalog {
     }
 
     /// Applies the changes that other processes have made to a shared catalog. Blocks on the servers. [`Self::changed`]
-    /// returns the tenants.
+    /// then returns the changed tenants.
     pub fn catch_up(&self) -> Result<(), CatalogError> {
         self.0.store.catch_up()
     }
 
-    /// Cuts the log of a shared catalog if it is long: stores a snapshot of this copy, and removes the changes before it from the
-    /// log. Returns whether it did. Blocks on the servers. Call it after [`Self::catch_up`].
+    /// Cuts the log of a shared catalog if it is long: stores a snapshot of this copy, and removes the changes before
+    /// it from the log. Returns whether the log was cut. Blocks on the servers. To be called after
+    /// [`Self::catch_up`].
     pub fn shorten_log(&self) -> Result<bool, CatalogError> {
         self.0.store.shorten_log()
     }

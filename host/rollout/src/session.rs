@@ -1,8 +1,8 @@
 //! Sessions of environments: a caller's model acts, one episode after the other.
 //!
-//! A [`Session`] holds a slot from its start to its end, as a running rollout does, so slots, quotas and shares limit both
-//! together. Each episode has an instance of its own: a reset drops the instance of the episode before. An instance makes
-//! progress only during a call.
+//! A [`Session`] holds a slot from its start to its end, as a running rollout does, so slots, quotas and shares limit
+//! sessions and rollouts together. Each episode has an instance of its own: a reset drops the instance of the previous
+//! episode. An instance makes progress only during a call.
 //!
 //! With a grader in the deployment, the host removes the label from the arguments of a reset before the environment sees
 //! them, and the grader rates the episode when it ends. Its verdict is the reward of the last step.
@@ -355,7 +355,7 @@ impl Session {
         end_reason(&self.holder, self.storage.as_deref())
     }
 
-    /// Returns whether an episode runs that has not ended.
+    /// Returns whether an episode has begun and not ended.
     pub fn is_in_episode(&self) -> bool {
         self.episode.as_ref().is_some_and(|episode| !episode.is_done)
     }
@@ -542,7 +542,7 @@ impl Session {
         }
     }
 
-    /// Begins an episode whose run has this past.
+    /// Begins an episode. Its run repeats the given past, if there is one.
     async fn begin_episode(
         &mut self,
         call: &SessionCall,

@@ -26,7 +26,7 @@ pub(crate) fn install(connection: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Forgets the rows that earlier transactions have changed.
+/// Clears the record of rows that earlier transactions have changed.
 pub(crate) fn clear(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     transaction.execute("DELETE FROM temp.changed_rows", []).map(drop)
 }
