@@ -475,7 +475,7 @@ async fn a_hole_and_a_flipped_bit_are_found() {
     }
     let hole = cluster.claim(Claim::Own("hole"), &owner("b")).await.unwrap();
     let found = damage(&hole).await;
-    assert!(found.ends_with("its number is 4 and that before is 2"), "{found}");
+    assert!(found.ends_with("its number is 4 and the previous one is 2"), "{found}");
 
     publish("bit", copy(1, |_| {}).await).await;
     publish("bit", copy(2, |bytes| bytes[60] ^= 4).await).await;

@@ -32,7 +32,7 @@ pub struct Component {
     pub bytes: u64,
 }
 
-/// An upload in progress. Dropping it before [`finish`](Self::finish) removes what was written.
+/// An upload in progress. Dropping it before [`finish`](Self::finish) removes the bytes that were written.
 pub struct ComponentUpload {
     catalog: Catalog,
     tenant: TenantId,
@@ -72,7 +72,7 @@ pub(crate) fn new_part(catalog: &Path) -> PathBuf {
     folder(catalog).join(format!("{}.part", PART.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Fetches a component that another process was given, and checks its digest.
+/// Fetches a component that was uploaded to another process, and checks its digest.
 fn fetch(store: &Store, log: &dyn SharedLog, digest: Digest, to: &Path) -> Result<(), CatalogError> {
     let part = new_part(&store.path);
     let fetched = log.fetch_component(digest, &part).map_err(CatalogError::from).and_then(|()| {
@@ -141,8 +141,8 @@ impl Catalog {
         Ok(bytes.map(|bytes| Component { digest, bytes }))
     }
 
-    /// Returns the path of a component's file, whichever tenant owns the component. A component that another process was
-    /// given is fetched first.
+    /// Returns the path of a component's file, whichever tenant owns the component. A component that was uploaded to
+    /// another process is fetched first.
     pub fn component_path(&self, digest: Digest) -> Result<PathBuf, CatalogError> {
         let store = &self.0.store;
         let path = path(&store.path, digest);
@@ -171,7 +171,8 @@ impl ComponentUpload {
         Ok(())
     }
 
-    /// Finishes the upload: the tenant owns the component if the digest and the quota hold.
+    /// Finishes the upload. Afterwards the tenant owns the component, provided that its digest is the announced one
+    /// and the quota allows it.
     pub fn finish(self) -> Result<Component, CatalogError> {
         let found = Digest::from_bytes(self.hash.clone().finalize().into());
         if found != self.expected {
@@ -181,7 +182,7 @@ impl ComponentUpload {
         let store = &self.catalog.0.store;
         let to = path(&store.path, found);
         if let Some(log) = &store.shared {
-            // Before its row, which other processes find at once.
+            // Stored before its row, because other processes find the row at once.
             log.put_component(found, &self.part)?;
         }
         let (tenant, bytes) = (self.tenant, self.bytes);
@@ -193,7 +194,7 @@ impl ComponentUpload {
             quota(transaction, tenant, found)?.check(bytes)?;
             let now = store.now().timestamp();
             transaction.execute(upsert, params![tenant.0, found.to_string(), bytes, now])?;
-            // The work may run again.
+            // The transaction may run several times.
             if self.part.exists() {
                 put(&self.part, &to)?;
             }
@@ -205,7 +206,7 @@ impl ComponentUpload {
         }
         drop(locked);
         if let Some(log) = &store.shared {
-            // Another process may have removed it before it had an owner, or be about to.
+            // Another process may have removed the component before it had an owner, or be about to remove it.
             log.put_component(found, &to)?;
         }
         Ok(Component { digest: found, bytes })
@@ -214,7 +215,7 @@ impl ComponentUpload {
 
 impl Drop for ComponentUpload {
     fn drop(&mut self) {
-        // A finished upload has another name. If removal fails, the next start tries again.
+        // The file of a finished upload has another name. If removal fails, the next start tries again.
         let _ = std::fs::remove_file(&self.part);
     }
 }
@@ -275,10 +276,11 @@ pub(crate) fn disown_unused(transaction: &Transaction<'_>, now: i64) -> Result<V
     Ok(digests.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Removes the files of those of the components that no tenant owns, here and for other processes.
+/// Removes the files of those components that no tenant owns, here and in the shared store.
 ///
-/// Another process may be given a component at the same time. It stores the component after the row again, which changes the
-/// version. So either this process sees the row, or the version that it has read before is an old one.
+/// A component may be uploaded to another process at the same time. That process stores the component once more after
+/// its row, which changes the version. So this process either sees the row, or has read an outdated version and removes
+/// nothing.
 pub(crate) fn remove_everywhere(
     store: &Store,
     locked: &mut Locked<'_>,
@@ -311,7 +313,7 @@ pub(crate) fn remove_everywhere(
     Ok(())
 }
 
-/// Removes the files of those of the components that no tenant owns, and returns their digests.
+/// Removes the files of those components that no tenant owns, and returns their digests.
 pub(crate) fn remove_unowned(
     catalog: &Path,
     locked: &mut Locked<'_>,
@@ -346,7 +348,7 @@ pub(crate) fn sweep_all(store: &Store) -> Result<(), StorageError> {
     let folder = folder(&store.path);
     std::fs::create_dir_all(&folder).map_err(at(&folder))?;
     let owned = store.locked().write_own(|transaction| {
-        // In a shared catalog, the next push of any process does that.
+        // In a shared catalog, the next push to any process does that.
         if store.shared.is_none() {
             disown_unused(transaction, store.now().timestamp())?;
         }

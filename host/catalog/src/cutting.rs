@@ -1,4 +1,4 @@
-//! Cuts the log of a shared catalog, and continues a copy that needs what was cut off.
+//! Cuts the log of a shared catalog, and finds the snapshot for a copy that needs changes that were cut off.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use crate::error::{CatalogError, StorageError, at};
 use crate::shared::{self, Chained, Change, Position, Preparation, SharedLog, Snapshot, SnapshotError};
 use crate::store::{BUSY_TIME_MAX, Store, position};
 
-/// Time that the process that has appended a checkpoint has to store its snapshot before another one tries, in seconds.
+/// Time in seconds after which another process cuts the log if the one that appended a checkpoint has stored no
+/// snapshot.
 const SNAPSHOT_SECS_MAX: i64 = 60;
 
 impl Store {
@@ -45,7 +46,7 @@ impl Store {
             error => error,
         })?;
         let Some(snapshot) = snapshot else {
-            // Another process may have replaced it.
+            // Another process may have replaced the snapshot by a later one.
             let again = log.read(position.sequence)?;
             if again.first().is_some_and(|(now, _)| now != first) {
                 return Ok(Preparation::ReadAgain);
@@ -54,18 +55,18 @@ impl Store {
         };
         let found = snapshot.checkpoint();
         if (found.sequence, found.digest) != (*first, Some(digest)) {
-            return Err(damaged("the snapshot of the change is that of another one".to_owned()));
+            return Err(damaged("the snapshot of the change is that of another change".to_owned()));
         }
         if position.origin.zip(found.origin).is_some_and(|(own, of_log)| own != of_log) {
-            let what = "the log does not begin as the one of this copy did; another log has its name";
+            let what = "the log does not begin like the log of this copy; another log has its name";
             return Err(CatalogError::Damaged(what.to_owned()));
         }
         self.beginning.store(*first, Ordering::Relaxed);
         Ok(Preparation::Ready(Some(snapshot)))
     }
 
-    /// Fetches the snapshot of a checkpoint, and checks it as far as that is possible without the log. Returns `None` if
-    /// there is none.
+    /// Fetches the snapshot of a checkpoint, and checks everything that can be checked without the log. Returns
+    /// `None` if there is no snapshot.
     fn fetch_snapshot(&self, log: &dyn SharedLog, checkpoint: u64) -> Result<Option<Snapshot>, CatalogError> {
         let part = TemporaryFile::in_catalog(&self.path)?;
         if !log.fetch_snapshot(checkpoint, &part.0)? {
@@ -106,8 +107,9 @@ impl Store {
         }
     }
 
-    /// Cuts the shared log if it is long or its beginning is damaged: appends a checkpoint, stores a snapshot of this copy as it
-    /// is there, and removes the changes before it. Returns whether it did. Call it after [`Self::catch_up`].
+    /// Cuts the shared log if it is long or its beginning is damaged: appends a checkpoint, stores a snapshot of this
+    /// copy at the checkpoint, and removes the changes before it. Returns whether the log was cut. To be called after
+    /// [`Self::catch_up`].
     pub(crate) fn shorten_log(&self) -> Result<bool, CatalogError> {
         let Some(log) = &self.shared else { return Ok(false) };
         let extent = log.extent();
@@ -119,7 +121,7 @@ impl Store {
         if !locked.append_checkpoint(extent.first)? {
             return Ok(false);
         }
-        // Otherwise another process may just have cut the log.
+        // Logged only now: if the checkpoint cannot be appended, another process may just have cut the log.
         if !is_whole {
             tracing::error!(
                 change = extent.first,

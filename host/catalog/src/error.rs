@@ -192,7 +192,7 @@ pub enum CatalogError {
     /// A key that an operator supplied has been revoked.
     #[error("key {0} was revoked; use another one")]
     Revoked(String),
-    /// The tenant does not fit the key's rights.
+    /// The key's rights need a tenant and none is given, or the other way round.
     #[error("a key for an operator must have no tenant, and any other key must have one")]
     TenantMismatch,
     /// The servers of a shared catalog did not answer, or other processes change it all the time.

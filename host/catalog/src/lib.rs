@@ -73,7 +73,7 @@ pub struct CatalogSettings {
     pub path: PathBuf,
     /// Source of the current time; tests replace it.
     pub clock: Clock,
-    /// The log that all processes with the catalog share. Without it, the catalog is that of one process.
+    /// The log that all processes with the catalog share. Without it, the catalog belongs to one process.
     pub shared: Option<Arc<dyn SharedLog>>,
 }
 
@@ -134,19 +134,20 @@ impl Catalog {
     }
 
     /// Applies the changes that other processes have made to a shared catalog. Blocks on the servers. [`Self::changed`]
-    /// returns the tenants.
+    /// then returns the changed tenants.
     pub fn catch_up(&self) -> Result<(), CatalogError> {
         self.0.store.catch_up()
     }
 
-    /// Cuts the log of a shared catalog if it is long: stores a snapshot of this copy, and removes the changes before it from the
-    /// log. Returns whether it did. Blocks on the servers. Call it after [`Self::catch_up`].
+    /// Cuts the log of a shared catalog if it is long: stores a snapshot of this copy, and removes the changes before
+    /// it from the log. Returns whether the log was cut. Blocks on the servers. To be called after
+    /// [`Self::catch_up`].
     pub fn shorten_log(&self) -> Result<bool, CatalogError> {
         self.0.store.shorten_log()
     }
 
-    /// Returns the sequence of the last change of a shared catalog that this copy has, and the extent of the log as it was read
-    /// last. Returns `None` if no other process shares the catalog.
+    /// Returns the sequence of the last change of a shared catalog that this copy has, and the extent of the log when
+    /// it was last read. Returns `None` if no other process shares the catalog.
     pub fn log_position(&self) -> Option<(u64, LogExtent)> {
         let log = self.0.store.shared.as_ref()?;
         Some((self.0.store.sequence(), log.extent()))

@@ -25,7 +25,7 @@ impl TenantUsage {
 /// Updates in memory.
 #[derive(Default)]
 pub(crate) struct PendingUpdates {
-    /// Last use of keys, as far as it is not written yet.
+    /// Last uses of keys that are not written yet.
     pub touched: HashMap<KeyId, i64>,
     pub touches_written: Option<Instant>,
     /// Totals of today and of days that are not written yet.

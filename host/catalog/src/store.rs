@@ -26,7 +26,7 @@ pub(crate) const BUSY_TIME_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of runs of a transaction while other processes change a shared catalog.
 const RUNS_MAX: u32 = 50;
 
-/// Function that makes the effects of applied changes outside the database.
+/// Function that carries out the effects of applied changes outside the database.
 pub(crate) type Effects = dyn Fn(&mut Locked<'_>, &Applied) -> Result<(), CatalogError> + Send + Sync;
 
 /// The database, its lock and the state that exists once per catalog.
@@ -39,15 +39,15 @@ pub(crate) struct Store {
     pub shared: Option<Arc<dyn SharedLog>>,
     /// Set once, when the catalog is open.
     pub effects: OnceLock<Box<Effects>>,
-    /// Effects of changes that were applied since the owner of the catalog has asked.
+    /// Effects of changes that were applied since the catalog's owner last requested them.
     pub applied: Mutex<Applied>,
-    /// Effects of applied changes that are not made yet.
+    /// Effects of applied changes that are not carried out yet.
     owed: Mutex<Applied>,
     /// Sequence of the last change that this copy has.
     sequence: AtomicU64,
     /// The beginning of the log whose snapshot this process has read or written.
     pub beginning: AtomicU64,
-    /// The last checkpoint that this process has seen, and when.
+    /// The last checkpoint that this process has seen, and the time when it saw it.
     pub checkpoint: Mutex<Option<(u64, Time)>>,
     clock: Clock,
     connection: Mutex<Connection>,
@@ -132,7 +132,7 @@ impl Store {
     pub(crate) fn catch_up(&self) -> Result<(), CatalogError> {
         let Some(log) = &self.shared else { return Ok(()) };
         loop {
-            // The servers are asked without the lock.
+            // The log is read without holding the lock.
             let position = self.locked().position()?;
             let changes = log.read(position.sequence)?;
             if changes.is_empty() {
@@ -149,7 +149,7 @@ impl Store {
         self.sequence.load(Ordering::Relaxed)
     }
 
-    /// Notes that this copy has a change.
+    /// Records that this copy has a change.
     fn note_change(&self, sequence: u64, is_checkpoint: bool) {
         self.sequence.fetch_max(sequence, Ordering::Relaxed);
         if is_checkpoint {
@@ -278,7 +278,7 @@ impl Locked<'_> {
         self.read(|transaction| Ok(position(transaction)?))
     }
 
-    /// Applies a snapshot, unless this copy has its checkpoint by now.
+    /// Applies a snapshot, unless this copy already has its checkpoint.
     fn apply_snapshot(&mut self, snapshot: &Snapshot) -> Result<(), CatalogError> {
         let (store, checkpoint) = (self.store, snapshot.checkpoint());
         let applied = self.write_own(|transaction| {
@@ -296,18 +296,18 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Notes an applied change, and makes its effects.
+    /// Records an applied change, and carries out its effects.
     fn note(&mut self, sequence: u64, is_checkpoint: bool, applied: &Applied) {
         self.store.note_change(sequence, is_checkpoint);
         self.store.owed.lock().unwrap_or_else(PoisonError::into_inner).add(applied.clone());
         self.store.applied.lock().unwrap_or_else(PoisonError::into_inner).add(applied.clone());
-        // The change is applied. What fails is tried again later.
+        // The change is applied. Effects that fail are retried later.
         if let Err(error) = self.make_effects() {
             tracing::error!(%error, sequence, "effects of a change of the shared catalog are missing");
         }
     }
 
-    /// Applies a snapshot, and then changes of the shared log, in order. Those that were applied before are left out.
+    /// Applies a snapshot, and then changes of the shared log, in order. Changes that were applied before are skipped.
     fn apply(&mut self, snapshot: Option<&Snapshot>, changes: &[(u64, Vec<u8>)]) -> Result<(), CatalogError> {
         if let Some(snapshot) = snapshot {
             self.apply_snapshot(snapshot)?;
@@ -342,7 +342,7 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Makes the effects of applied changes that were not made. They are kept if they fail.
+    /// Carries out the pending effects of applied changes. Effects that fail stay pending.
     fn make_effects(&mut self) -> Result<(), CatalogError> {
         let store = self.store;
         let owed = || store.owed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -352,7 +352,8 @@ impl Locked<'_> {
         effects(self, &now).inspect_err(|_| owed().add(now))
     }
 
-    /// Changes what is not shared in one transaction, which survives a crash of the process, but possibly not of the machine.
+    /// Changes data that is not shared, in one transaction that survives a crash of the process, but possibly not of
+    /// the machine.
     pub(crate) fn write_without_sync<T>(
         &mut self,
         change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
@@ -381,13 +382,13 @@ impl Locked<'_> {
     }
 }
 
-/// Keeps every process from opening a catalog until it is dropped.
+/// Keeps all processes from opening a catalog until the lock is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct CopyLock(#[expect(dead_code, reason = "closing the file unlocks it")] File);
 
-/// Locks a folder that exists, and checks that it may have a copy of a shared catalog: it has one, or no catalog, or one
-/// without tenants and keys. Drop the lock before the catalog is opened.
+/// Locks an existing folder, and checks that it may hold a copy of a shared catalog: it holds one already, or no
+/// catalog, or a catalog without tenants and keys. Drop the lock before the catalog is opened.
 ///
 /// # Errors
 ///

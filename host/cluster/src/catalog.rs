@@ -22,13 +22,13 @@ use crate::objects::{Objects, away};
 use crate::storage;
 use crate::writer::{Publish, publish};
 
-/// Maximum size of all changes together. A full log refuses changes; nothing is dropped.
+/// Maximum size of all changes together. A full log refuses changes instead of dropping old ones.
 pub(crate) const CHANGES_BYTES_MAX: i64 = 256 << 20;
 
 /// Size of the log above which it is cut, whatever the number of changes.
 const LONG_BYTES: u64 = 32 << 20;
 
-/// Part of the maximum size that is left for checkpoints, with which a full log can be cut.
+/// Part of the maximum size that is reserved for checkpoints, so that a full log can still be cut.
 const RESERVED_BYTES: u64 = 1 << 20;
 
 /// Number of bytes of changes that are read at once.
@@ -46,7 +46,8 @@ const CHECKPOINT_BYTES_MAX: usize = 256;
 /// Pause before a step is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Beginning of a message whose change is too large for it, and in the object store. Its digest follows.
+/// Beginning of a message that stands for a change in the object store, because the change is larger than a message. The
+/// change's digest follows.
 const REFERENCE: &[u8] = b"ROLLREF1";
 
 /// The shared log of a catalog, on NATS. Cheap to clone.
@@ -58,7 +59,7 @@ struct Inner {
     stream: Stream<Info>,
     objects: Objects,
     subject: String,
-    /// The log as it was when it was read last, and its size in bytes.
+    /// State and size in bytes of the log when it was last read.
     extent: Mutex<(LogExtent, u64)>,
 }
 
@@ -66,7 +67,7 @@ struct Inner {
 pub struct CatalogChanges(Subscriber);
 
 impl CatalogChanges {
-    /// Waits for the next change, or until this time is over. Notifications may be lost.
+    /// Waits for the next change, but at most this time. Notifications may be lost.
     pub async fn next(&mut self, time_max: Duration) {
         let next = tokio::time::timeout(time_max, self.0.next()).await;
         // The client has ended.
@@ -122,7 +123,7 @@ impl CatalogLog {
         Ok(CatalogChanges(client.subscribe(self.0.subject.clone()).await.map_err(unavailable)?))
     }
 
-    /// Runs a future on the cluster's thread, and blocks this one until it has ended.
+    /// Runs a future on the cluster's thread, and blocks the calling thread until it has ended.
     fn block<T: Send + 'static, E: From<SharedError> + Send + 'static>(
         &self,
         time_max: Duration,
@@ -159,7 +160,8 @@ impl CatalogLog {
     }
 }
 
-/// Beginnings of the names of objects that are needed until the log begins after their sequence, which follows.
+/// Prefixes of the names of objects that belong to a sequence of the log, which follows. Such an object is needed until the
+/// log begins after the sequence.
 const CHANGE_NAME: &str = "change-";
 const SNAPSHOT_NAME: &str = "snapshot-";
 
@@ -173,7 +175,7 @@ pub(crate) fn snapshot_name(checkpoint: u64) -> String {
     format!("{SNAPSHOT_NAME}{checkpoint}")
 }
 
-/// Returns the sequence of the change or checkpoint that an object belongs to. Components belong to none.
+/// Returns the sequence of the change or checkpoint that an object belongs to, or `None` for a component.
 fn sequence_of(object: &str) -> Option<u64> {
     let rest = object.strip_prefix(CHANGE_NAME).or_else(|| object.strip_prefix(SNAPSHOT_NAME))?;
     rest.split('-').next()?.parse().ok()
@@ -253,7 +255,7 @@ impl Inner {
             let change = if changes.is_empty() {
                 reading.await
             } else {
-                // What was read is kept, so that a long log is read in several calls.
+                // The changes that were read are returned, so that several calls can read a long log.
                 match tokio::time::timeout_at(until, reading).await {
                     Ok(Err(SharedError::Unavailable(_))) | Err(_) => break,
                     Ok(change) => change,
@@ -301,12 +303,12 @@ impl Inner {
         Err(missing(&format!("is missing in the object store ({name})")))
     }
 
-    /// Removes the changes before a checkpoint, and the objects of all that the log no longer has.
+    /// Removes the changes before a checkpoint, and the objects of all changes and checkpoints that the log no longer has.
     async fn cut(&self, checkpoint: u64) -> Result<(), SharedError> {
         let purged = self.stream.purge().sequence(checkpoint).await;
         purged.map_err(away)?;
         let LogExtent { first, .. } = self.read_extent().await.map_err(SharedError::Unavailable)?;
-        // A change that is not in the log by now cannot get into it any more with this sequence.
+        // A change that is not yet in the log can no longer be stored with a sequence before the checkpoint.
         let is_unneeded = |name: &str| sequence_of(name).is_some_and(|sequence| sequence < first);
         self.objects.remove_all(is_unneeded).await
     }

@@ -10,10 +10,10 @@ use crate::message::MESSAGE_BYTES_MAX;
 use crate::settings::ClusterSettings;
 use crate::storage::{self, Stream};
 
-/// Room for headers beside the largest message.
+/// Bytes for headers in addition to the largest message.
 const HEADERS_BYTES: usize = 16 << 10;
 
-/// Time of a request above which admissions are slow, in milliseconds.
+/// Round-trip time above which admissions are slow, in milliseconds.
 const ROUND_TRIP_SLOW_MILLIS: u128 = 20;
 
 /// Checks the settings, the connection, the servers' and the account's limits, the stream and the bucket with their replicas,
@@ -51,7 +51,7 @@ pub async fn connect_checked(settings: &ClusterSettings) -> (Vec<Finding>, Optio
     }
 }
 
-/// Returns all findings, and the parts of the cluster as far as they can be used.
+/// Returns all findings, and the parts of the cluster if all of them can be used.
 async fn found(settings: &ClusterSettings) -> (Vec<Finding>, Option<Parts>) {
     let mut findings = vec![durability(settings)];
     let client = match client(settings).await {

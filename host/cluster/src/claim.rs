@@ -19,10 +19,10 @@ use crate::writer::{self, End, Last, LastError, LogWriter, Publish};
 /// Pause before a step of a claim is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Number of repetitions of a step, which is more than an election of a leader takes.
+/// Maximum number of repetitions of a step. They take longer than the election of a leader.
 const RETRIES_MAX: u32 = 100;
 
-/// Number of repetitions while a server has an older end of the log than was acknowledged.
+/// Maximum number of repetitions while a server has an older end of the log than was acknowledged.
 const OLDER_RETRIES_MAX: u32 = 20;
 
 /// A log to claim.
@@ -64,7 +64,7 @@ impl Condition {
 pub struct ClaimedLog {
     cluster: Cluster,
     log: String,
-    /// The end of the log as it was claimed.
+    /// The end of the log at the time of the claim.
     end: End,
     /// The end of the acknowledged messages.
     ends: watch::Sender<End>,
@@ -110,7 +110,7 @@ impl ClaimRun {
         let acknowledged = before.as_ref().map_or(0, |(entry, _)| entry.acknowledged);
         self.require_end(acknowledged, last).await?;
         let epoch_before = before.as_ref().map_or(0, |(entry, _)| entry.epoch);
-        // A bucket that was lost does not make an epoch come again.
+        // The log's own epoch counts too, so that no epoch is used twice after the bucket was lost.
         let epoch = epoch_before.max(last.map_or(0, |last| last.head.epoch)) + 1;
         let mut entry = LogEntry {
             owner: self.owner.clone(),
@@ -142,7 +142,7 @@ impl ClaimRun {
         }
         let Some(last) = last.filter(|last| last.head.number < acknowledged) else { return Ok(()) };
         let what = format!(
-            "it ends with number {}, and number {acknowledged} was acknowledged; the servers lost what is between",
+            "it ends with number {}, and number {acknowledged} was acknowledged; the servers lost the rest",
             last.head.number
         );
         Err(self.damage(&format!("sequence {}", last.sequence), &what).into())
@@ -161,7 +161,7 @@ impl ClaimRun {
         ClaimError::Lost { log: self.log.clone(), owner }
     }
 
-    /// Reads the log's entry and its revision. A claim of an outdated one fails later.
+    /// Reads the log's entry and its revision. With an outdated revision, the claim fails later.
     async fn entry(&self) -> Result<Option<(LogEntry, u64)>, ClaimError> {
         read_entry(self.bucket(), &self.log).await
     }
@@ -180,8 +180,8 @@ impl ClaimRun {
         }
     }
 
-    /// Sets the log's entry if its revision is this one, or if there is none yet. Returns the new revision. If
-    /// `outbids` is set, heartbeats of an earlier owner do not prevent that.
+    /// Sets the log's entry if it has this revision, or creates it if `revision` is `None`. Returns the new revision. If
+    /// `outbids` is set, the claim wins over heartbeats of an earlier owner.
     async fn set(
         &self,
         entry: &LogEntry,
@@ -232,7 +232,7 @@ impl ClaimRun {
             if let Some(last) = last
                 && last.head.epoch >= epoch
             {
-                // The fence of an attempt that was not answered.
+                // An earlier attempt, which was not answered, has appended this fence.
                 if last.head.epoch == epoch && last.head.is_fence {
                     return Ok(End {
                         epoch,
@@ -250,7 +250,7 @@ impl ClaimRun {
             let after = last.map_or(0, |last| last.sequence);
             match writer::publish(&self.cluster.0.jetstream, &subject, after, &message).await {
                 Ok(sequence) => return Ok(End { epoch, number, sequence, time: writer::now() }),
-                // The former owner appends still.
+                // The former owner still appends.
                 Err(Publish::WrongLast) => pause(&mut retries, "it is being appended to".to_owned()).await?,
                 Err(Publish::Unknown(why)) => pause(&mut retries, why).await?,
             }
@@ -277,7 +277,7 @@ async fn read_entry(bucket: &kv::Store, log: &str) -> Result<Option<(LogEntry, u
     }
 }
 
-/// Waits before a repetition, or gives up.
+/// Waits before a repetition. Fails after [`RETRIES_MAX`] repetitions.
 async fn pause(retries: &mut u32, why: String) -> Result<(), ClusterError> {
     *retries += 1;
     if *retries > RETRIES_MAX {
@@ -302,7 +302,7 @@ impl ClaimedLog {
         &self.cluster
     }
 
-    /// Returns the end of the log as it was claimed.
+    /// Returns the end of the log at the time of the claim.
     pub(crate) fn end(&self) -> End {
         self.end
     }
@@ -363,7 +363,7 @@ impl Beating {
                         self.cluster.0.bucket.delete_expect_revision(&self.log, Some(self.revision));
                     return removing.await.map_err(unavailable);
                 }
-                // The process ends without retiring the log, which is left to the next owner.
+                // The process ends without retiring the log, so another process may claim it.
                 Some(Err(_)) => return Ok(()),
             }
         }
@@ -381,8 +381,8 @@ impl Beating {
         true
     }
 
-    /// Returns whether another process has claimed the log, and reports it. Otherwise a heartbeat without an answer
-    /// was stored.
+    /// Returns whether another process has claimed the log, and reports the claim. If none has, an earlier heartbeat was
+    /// stored although it was not answered.
     async fn is_claimed_by_another(&mut self) -> bool {
         match read_entry(&self.cluster.0.bucket, &self.log).await {
             Ok(Some((entry, revision))) if entry.epoch == self.entry.epoch => {
@@ -410,7 +410,7 @@ impl Beating {
     }
 }
 
-/// The heartbeats of a log's owner. They end when this is dropped, and the lease expires.
+/// The heartbeats of a log's owner. They end when this value is dropped; then the lease expires.
 pub struct Heartbeats {
     retire: oneshot::Sender<()>,
     task: AbortOnDropHandle<Result<(), ClusterError>>,

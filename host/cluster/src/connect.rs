@@ -25,7 +25,7 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Interval of the client's pings, by which it finds a dead connection.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A connection to the NATS servers of a cluster. Cheap to clone. Once connected, it connects again by itself.
+/// A connection to the NATS servers of a cluster. Cheap to clone. Reconnects on its own after the first connection.
 #[derive(Clone)]
 pub struct Cluster(pub(crate) Arc<Inner>);
 
@@ -53,7 +53,7 @@ impl Parts {
     }
 }
 
-/// A runtime with a thread of its own. A worker that computes, or that waits for its journal to close, does not delay
+/// A runtime with a thread of its own, so that a worker that computes, or waits for its journal to close, does not delay
 /// heartbeats and acknowledgements.
 pub(crate) struct ClusterThread(Option<Runtime>);
 
@@ -64,7 +64,7 @@ impl ClusterThread {
     }
 
     pub(crate) fn handle(&self) -> Handle {
-        // The runtime is present until this is dropped.
+        // The runtime is present until `drop`.
         self.0.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
     }
 
@@ -80,7 +80,7 @@ impl ClusterThread {
 impl Drop for ClusterThread {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // Dropping it would block, which is not allowed in a task.
+            // Dropping a runtime blocks, which is not allowed in a task.
             runtime.shutdown_background();
         }
     }
@@ -114,7 +114,7 @@ impl Cluster {
         &self.0.settings
     }
 
-    /// Returns the JetStream context, for other data of the cluster.
+    /// Returns the JetStream context, for data other than workers' logs.
     pub fn jetstream(&self) -> &jetstream::Context {
         &self.0.jetstream
     }
@@ -178,7 +178,7 @@ pub(crate) async fn client(settings: &ClusterSettings) -> Result<Client, Cluster
     })
 }
 
-/// Checks that a file can be read, because the client's own error does not name it.
+/// Checks that a file can be read, because the client's own error does not name the file.
 async fn readable(path: &Path) -> Result<(), ClusterError> {
     tokio::fs::read(path).await.map(drop).map_err(|error| wrong_file(path, error))
 }

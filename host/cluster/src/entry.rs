@@ -1,4 +1,4 @@
-//! Entries of logs in the bucket.
+//! Entries of logs in the bucket: for each log, its owner.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Owner of a log, as its heartbeats report it. Its load is in its status, which gateways read every second.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerState {
-    /// URL under which gateways reach it.
+    /// URL under which gateways reach the owner.
     pub url: String,
     /// Version of the program.
     pub version: String,
@@ -35,7 +35,7 @@ impl LogEntry {
     }
 
     pub(crate) fn write(&self) -> Bytes {
-        // Neither texts nor numbers fail to serialize.
+        // Strings and numbers always serialize.
         serde_json::to_vec(self).map(Bytes::from).unwrap_or_default()
     }
 }

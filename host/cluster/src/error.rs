@@ -1,4 +1,4 @@
-//! Errors.
+//! Errors of a cluster, of its logs and of claims.
 
 use std::error::Error as StdError;
 
@@ -42,7 +42,7 @@ pub enum ClusterError {
     Io(#[from] std::io::Error),
 }
 
-/// Damage of a log. Nothing is read as if it were whole.
+/// Damage of a log. A damaged log is refused as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the log '{log}' is damaged at {place}: {what}")]
 pub struct LogDamage {
@@ -96,13 +96,13 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Returns the error of servers that did not answer.
+/// Converts a client's error to that of servers that did not answer.
 pub(crate) fn unavailable(error: impl std::error::Error + 'static) -> ClusterError {
     ClusterError::Unavailable(chain(&error))
 }
 
-/// Returns whether the server refused a message because of the sequence that it expects. Servers have two codes for it, of
-/// which the client's kinds of errors know one.
+/// Returns whether the server refused a message because of the sequence that it expects. Servers have two codes for this
+/// error, and the client recognizes one of them.
 pub(crate) fn is_wrong_last(error: &(dyn StdError + 'static)) -> bool {
     let is_one = |error: &(dyn StdError + 'static)| {
         let kind = error.downcast_ref::<PublishError>().map(PublishError::kind);

@@ -1,13 +1,13 @@
-//! Results of checks, and the one of the settings alone.
+//! Results of checks, and the check of durability, which needs only the settings.
 
 use crate::settings::ClusterSettings;
 
-/// Weight of a finding.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// Nothing to do.
+    /// There is nothing to do.
     Good,
-    /// Works, with a disadvantage.
+    /// The cluster works, with a disadvantage.
     Warning,
     /// The server refuses to start.
     Failure,
@@ -16,9 +16,9 @@ pub enum Severity {
 /// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Name of what was checked.
+    /// Name of the check.
     pub check: &'static str,
-    /// Weight.
+    /// Severity.
     pub severity: Severity,
     /// Description.
     pub finding: String,
@@ -36,7 +36,7 @@ impl Finding {
     }
 }
 
-/// Returns whether acknowledged records survive, by the settings alone. A client cannot ask a server for its
+/// Checks by the settings alone whether acknowledged records survive. A client cannot ask a server for its
 /// `sync_interval`, so the operator states it.
 pub(crate) fn durability(settings: &ClusterSettings) -> Finding {
     const CHECK: &str = "nats durability";

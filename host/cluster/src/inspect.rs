@@ -9,7 +9,7 @@ use crate::error::chain;
 use crate::finding::{Finding, Severity};
 use crate::settings::ClusterSettings;
 
-/// Part of a stream's room above which there is little left, in percent.
+/// Fill level above which a stream is nearly full, in percent of its maximum size.
 const NEARLY_FULL_PERCENT: u64 = 80;
 
 /// Number of streams that workers with a shared catalog have: logs, owners, changes, components.
@@ -54,7 +54,7 @@ pub(crate) async fn inspect(jetstream: &Context, settings: &ClusterSettings) -> 
     findings
 }
 
-/// Checks that the snapshot exists with which the log of a catalog begins. A log that was not cut has none.
+/// Checks that the snapshot at the beginning of a catalog's log exists. A log that was never cut has none.
 async fn of_snapshot(jetstream: &Context, log: &Info, settings: &ClusterSettings) -> Option<Finding> {
     const CHECK: &str = "nats catalog snapshot";
     let first = log.state.first_sequence;
@@ -91,7 +91,7 @@ async fn of_snapshot(jetstream: &Context, log: &Info, settings: &ClusterSettings
 /// Name of the check of a catalog's log.
 const CATALOG: &str = "nats catalog";
 
-/// The code of the servers for a stream that does not exist.
+/// Error code of the servers for a stream that does not exist.
 const STREAM_NOT_FOUND: u64 = 10059;
 
 fn is_missing(kind: &GetStreamErrorKind) -> bool {
@@ -144,7 +144,7 @@ fn of_stream(check: &'static str, info: &Info, settings: &ClusterSettings) -> Fi
     let max = u64::try_from(config.max_bytes).unwrap_or(0);
     if max > 0 && state.bytes > max / 100 * NEARLY_FULL_PERCENT {
         return Finding::new(check, Severity::Warning, format!("{finding} of at most {max}"))
-            .with("raise its limit; a full stream refuses what is new");
+            .with("raise its limit; a full stream refuses new messages");
     }
     Finding::new(check, Severity::Good, finding)
 }

@@ -1,9 +1,9 @@
 //! Logs of workers, replicated on NATS JetStream, and the owners of these logs.
 //!
 //! A worker's *log* has the records of all its journals, in order, in messages of one subject. [`Cluster::connect`]
-//! connects a process; [`Cluster::claim`] takes a log, its own at the start or that of a dead worker.
-//! [`ClaimedLog::rebuild`] writes the journals' directories from the log, and [`ClaimedLog::writer`] continues it:
-//! [`LogWriter::replica`] is the replica in a journal's settings.
+//! connects a process. [`Cluster::claim`] claims a log: the process's own when it starts, or that of a dead worker.
+//! [`ClaimedLog::rebuild`] writes the journals' directories from the log. [`ClaimedLog::writer`] returns a writer that
+//! continues the log, and [`LogWriter::replica`] returns the replica for a journal's settings.
 //!
 //! A claim is a compare-and-set in a bucket, and then a *fence* in the log with a new epoch. Each message expects to
 //! follow the last one, so the former owner's next append fails, and [`LogWriter::fenced`] returns. That process stops.

@@ -13,7 +13,7 @@ use crate::connect::Cluster;
 use crate::entry::{LogEntry, WorkerState};
 use crate::error::{ClusterError, unavailable};
 
-/// Pause before a watch that has ended is begun again.
+/// Pause before a watch that has ended is started again.
 const WATCH_PAUSE: Duration = Duration::from_millis(200);
 
 /// A log and its owner.
@@ -26,11 +26,11 @@ pub struct Member {
     /// Epoch of the owner's claim.
     pub epoch: u64,
     pub(crate) revision: u64,
-    /// Time when this process received the last heartbeat. No clocks of other machines are compared.
+    /// Time when this process received the last heartbeat. Clocks of other machines are not compared.
     seen: Instant,
 }
 
-/// A watch of the owners of all logs. It ends when this is dropped.
+/// A watch of the owners of all logs, which ends when this value is dropped.
 pub struct Members {
     state: Arc<Mutex<State>>,
     changes: watch::Receiver<u64>,
@@ -44,7 +44,7 @@ struct State {
     members: BTreeMap<String, Member>,
     /// Time of the last answer of the bucket's leader.
     reached: Option<Instant>,
-    /// Time since when the leader has answered without a gap. Leases do not run in a gap.
+    /// Beginning of the current time without a gap between the leader's answers. Leases do not run in a gap.
     reached_since: Option<Instant>,
 }
 
@@ -103,8 +103,8 @@ impl Members {
         locked(&self.state).members.get(log).cloned()
     }
 
-    /// Returns the logs that may be claimed: those without a heartbeat for the length of a lease. Time in which NATS cannot
-    /// be reached from here does not count.
+    /// Returns the logs that may be claimed: those without a heartbeat for the length of a lease. Time in which this
+    /// process cannot reach NATS does not count.
     pub fn expired(&self) -> Vec<Member> {
         let (state, now) = (locked(&self.state), Instant::now());
         let is_expired =
@@ -145,7 +145,7 @@ impl Watching {
         loop {
             let mut watch = match self.begin().await {
                 Ok((watch, is_empty)) => {
-                    // An empty bucket sends nothing.
+                    // The watch of an empty bucket delivers no entry.
                     if is_empty {
                         known.take().map(|known| known.send(Ok(())));
                     }
@@ -183,7 +183,7 @@ impl Watching {
         }
     }
 
-    /// Begins to watch, and returns whether the bucket is still empty.
+    /// Starts a watch, and returns it with whether the bucket is still empty.
     async fn begin(&self) -> Result<(kv::Watch, bool), ClusterError> {
         let watch = self.bucket.watch_with_history(">").await.map_err(unavailable)?;
         let info = self.bucket.stream.get_info().await.map_err(unavailable)?;
@@ -257,7 +257,7 @@ mod tests {
         state.note_reply(at(30), SECOND * 15);
         assert!(expired(&state, 30));
         assert!(!expired(&state, 46), "no answer for 16 s");
-        // As after an outage, or when this process was stopped.
+        // The gap of an outage, or of a process that was stopped.
         state.note_reply(at(60), SECOND * 15);
         assert!(!expired(&state, 60));
         for second in (65..90).step_by(5) {

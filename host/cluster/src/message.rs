@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Integers are little-endian. The epoch identifies the owner of the log; a new owner begins with a fence, whose body
-//! is a text about it. The number is that of the message before plus one, across owners, so that a hole is found. The
-//! time, in milliseconds since 1970, shows whether the message before may have been dropped because of its age.
+//! is the owner's URL. Each number is the previous message's number plus one, also across owners, so a gap is detected. The
+//! time, in milliseconds since 1970, shows whether the previous message may have been dropped because of its age.
 //!
 //! The body of a batch is a list of chunks:
 //!
@@ -15,9 +15,9 @@
 //! u8 length of the name | name of the journal | u8 flags | u32 length | records, framed as in the journal's crate
 //! ```
 //!
-//! A record that is larger than a message is cut. Flag 1 marks a chunk that begins inside of a record, flag 2 one that
-//! ends inside of a record. The next chunk of the same journal continues it, unless a fence is in between: then the
-//! record was never acknowledged.
+//! A record that is larger than a message is split. Flag 1 marks a chunk that begins inside a record, and flag 2 a chunk
+//! that ends inside a record. The next chunk of the same journal continues the record, unless a fence is in between: then
+//! the record was never acknowledged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub(crate) struct Head {
     pub(crate) is_fence: bool,
     pub(crate) epoch: u64,
     pub(crate) number: u64,
-    /// Time of the message before in milliseconds since 1970; 0 for the first message of a log.
+    /// Time of the previous message in milliseconds since 1970; 0 for the first message of a log.
     pub(crate) time_before: u64,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn decode(message: &Bytes) -> Result<(Head, Bytes), &'static str> {
         return Err("it is too short for a message of a log");
     };
     if header[..8] != *MAGIC {
-        return Err("it does not begin as a message of this version does");
+        return Err("it does not begin like a message of this version");
     }
     let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
     if crc32fast::hash(&message[12..]).to_le_bytes() != header[8..12] {
@@ -133,7 +133,7 @@ pub(crate) fn chunks(mut body: Bytes) -> Result<Vec<Chunk>, &'static str> {
         if body.remaining() < length {
             return Err(SHORT);
         }
-        let journal = std::str::from_utf8(&name).map_err(|_| "the name of a journal in it is no text")?;
+        let journal = std::str::from_utf8(&name).map_err(|_| "the name of a journal in it is not text")?;
         chunks.push(Chunk {
             journal: journal.to_owned(),
             begins_inside: flags & BEGINS_INSIDE != 0,
@@ -161,7 +161,7 @@ impl Outgoing {
         self.records.is_empty()
     }
 
-    /// Returns the number of bytes that they take in messages, at least.
+    /// Returns the minimum number of bytes that the records take in messages.
     pub(crate) fn message_bytes(&self) -> usize {
         self.head_bytes() + self.records.len()
     }
@@ -170,7 +170,7 @@ impl Outgoing {
         1 + self.journal.len() + 5
     }
 
-    /// Moves records into a message, as many as there is room for. Returns whether the message is full.
+    /// Moves as many records into a message as fit. Returns whether the message is full.
     pub(crate) fn fill(&mut self, draft: &mut Draft) -> bool {
         let room = draft.room().saturating_sub(self.head_bytes());
         let Some((bytes, ends_inside)) = self.part(room, draft.is_empty()) else { return true };
@@ -186,13 +186,13 @@ impl Outgoing {
         !self.records.is_empty()
     }
 
-    /// Returns how many bytes go into a message with this room and whether they end inside of a record.
+    /// Returns how many bytes go into a message with this room, and whether they end inside a record.
     fn part(&self, room: usize, is_first: bool) -> Option<(usize, bool)> {
         if self.records.len() <= room {
             return Some((self.records.len(), false));
         }
         let mut end = 0;
-        // The rest of a record that was cut has no length at its beginning, and fills messages of its own.
+        // The rest of a split record has no length at its beginning.
         while !self.is_inside
             && let Ok(Some(next)) = record_bytes(&self.records[end..])
             && end + next <= room
@@ -207,7 +207,7 @@ impl Outgoing {
     }
 }
 
-/// Joins chunks to whole records, for each journal.
+/// Joins the chunks of each journal to whole records.
 #[derive(Default)]
 pub(crate) struct Joined {
     cut: HashMap<String, Vec<u8>>,
@@ -221,7 +221,7 @@ impl Joined {
         self.cut.clear();
     }
 
-    /// Returns the whole records of a chunk. `is_after_drop` says that messages before were dropped because of their age.
+    /// Returns the whole records of a chunk. `is_after_drop` is set if earlier messages were dropped because of their age.
     pub(crate) fn add(&mut self, chunk: Chunk, is_after_drop: bool) -> Result<Option<Bytes>, &'static str> {
         let Chunk { journal, begins_inside, ends_inside, records } = chunk;
         let is_first = self.begun.insert(journal.clone(), true).is_none();
@@ -241,7 +241,7 @@ impl Joined {
             }
             (None, true) => return Err("it continues a record whose beginning is missing"),
             (Some(_), false) => {
-                return Err("it does not continue the record that the message before has cut");
+                return Err("it does not continue the record that the previous message has split");
             }
         };
         if ends_inside {

@@ -24,17 +24,17 @@ pub(crate) struct Objects {
     jetstream: Context,
     bucket: String,
     objects: ObjectStore,
-    /// The stream in which the objects are.
+    /// The stream that contains the objects.
     stream: Stream,
 }
 
-/// Returns the error of servers that did not answer, or of a file.
+/// Converts an error of the client or of a file to that of servers that did not answer.
 pub(crate) fn away(error: impl std::error::Error + 'static) -> SharedError {
     SharedError::Unavailable(chain(&error))
 }
 
 impl Objects {
-    /// Opens the store, which is created if it does not exist.
+    /// Opens the store, and creates it if it does not exist.
     pub(crate) async fn open(
         jetstream: &Context,
         bucket: String,
@@ -42,7 +42,7 @@ impl Objects {
     ) -> Result<Self, ClusterError> {
         let objects = match jetstream.get_object_store(&bucket).await {
             Ok(objects) => objects,
-            // Creating it fails if it is there and could not be read.
+            // Creation fails if the store exists and only could not be read.
             Err(_) => {
                 let config = Config {
                     bucket: bucket.clone(),
@@ -58,7 +58,7 @@ impl Objects {
         Ok(Self { jetstream: jetstream.clone(), bucket, objects, stream })
     }
 
-    /// Stores an object. Replaces an earlier one.
+    /// Stores an object, and replaces an earlier one with this name.
     pub(crate) async fn put(
         &self,
         name: &str,
@@ -122,7 +122,7 @@ impl Objects {
         Ok(self.find(name).await?.map(|(version, _)| version))
     }
 
-    /// Replaces the description of an object if it has this version. Returns whether it had.
+    /// Replaces the description of an object if the object has this version. Returns whether it had.
     async fn describe(&self, version: u64, info: &ObjectInfo) -> Result<bool, SharedError> {
         let description = serde_json::to_vec(info).map_err(away)?;
         let mut headers = HeaderMap::new();
@@ -160,7 +160,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes all objects of which this function says so, and whose names are never used again.
+    /// Removes all objects for whose names the function returns true. These names must not be used again.
     pub(crate) async fn remove_all(
         &self,
         is_unneeded: impl Fn(&str) -> bool + Send,

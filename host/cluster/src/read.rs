@@ -58,7 +58,7 @@ struct Position {
     before: Option<Head>,
     /// Sequence from which reading continues.
     next: u64,
-    /// Time of the last message.
+    /// Time when the last message was received.
     since: Instant,
 }
 
@@ -101,7 +101,7 @@ impl ClaimedLog {
                 Err(ClusterError::Unavailable(why)) => why,
                 Err(error) => return Err(error),
             };
-            // The consumer is lost with its server.
+            // A consumer is lost together with its server.
             if position.since.elapsed() > SILENCE_MAX {
                 return Err(ClusterError::Unavailable(why));
             }
@@ -110,7 +110,7 @@ impl ClaimedLog {
         }
     }
 
-    /// Reads with one consumer, for as long as it delivers.
+    /// Reads with one consumer, until the last message or the consumer's failure.
     async fn read_on(
         &self,
         position: &mut Position,
@@ -132,16 +132,16 @@ impl ClaimedLog {
             let mut batch = batch.messages().await.map_err(unavailable)?;
             let before = delivered;
             loop {
-                // A server that is gone does not report that the request has expired.
+                // A dead server does not report that the request has expired.
                 let next =
                     tokio::time::timeout(2 * BATCH_TIME_MAX, batch.next()).await.map_err(unavailable)?;
                 let Some(message) = next else { break };
                 let message = message.map_err(|error| ClusterError::Unavailable(error.to_string()))?;
                 let about = message.info().map_err(|error| ClusterError::Unavailable(error.to_string()))?;
                 delivered += 1;
-                // A message that was lost on its way is not missing in the log.
+                // A message that was lost in transit is not missing in the log.
                 if about.consumer_sequence != delivered {
-                    return Err(ClusterError::Unavailable("a message was lost on its way".to_owned()));
+                    return Err(ClusterError::Unavailable("a message was lost in transit".to_owned()));
                 }
                 if self.take(position, about.stream_sequence, &message.payload, sender).await? {
                     return Ok(());
@@ -153,7 +153,7 @@ impl ClaimedLog {
         }
     }
 
-    /// Checks a message and hands it over. Returns whether it is the last one.
+    /// Checks a message and sends it to the thread that writes. Returns whether it is the last one.
     async fn take(
         &self,
         position: &mut Position,
@@ -166,7 +166,7 @@ impl ClaimedLog {
         *position = Position { before: Some(head), next: sequence + 1, since: Instant::now() };
         let chunks = if head.is_fence { Vec::new() } else { self.chunks(sequence, body)? };
         let read = Read { sequence, number: head.number, is_fence: head.is_fence, chunks };
-        // The other side has failed, and has the reason.
+        // The receiver has failed, and its error is the reason.
         if sender.send(read).await.is_err() {
             return Ok(true);
         }
@@ -181,16 +181,16 @@ impl ClaimedLog {
         message::chunks(body).map_err(|what| self.damage(sequence, what))
     }
 
-    /// Checks that a message follows the one before.
+    /// Checks that a message follows the previous one.
     fn check(&self, sequence: u64, before: Option<Head>, head: Head) -> Result<(), ClusterError> {
         let Some(before) = before else { return self.check_first(sequence, head) };
         if head.number != before.number + 1 {
-            let what = format!("its number is {} and that before is {}", head.number, before.number);
+            let what = format!("its number is {} and the previous one is {}", head.number, before.number);
             return Err(self.damage(sequence, what));
         }
         let may_be = if head.is_fence { head.epoch > before.epoch } else { head.epoch == before.epoch };
         if !may_be {
-            let what = format!("its epoch is {} and that before is {}", head.epoch, before.epoch);
+            let what = format!("its epoch is {} and the previous one is {}", head.epoch, before.epoch);
             return Err(self.damage(sequence, what));
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Connection and limits. All processes of a cluster have the same, except for files.
+/// Settings of the connection and its limits. They are the same in all processes of a cluster, except for paths.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ClusterSettings {
@@ -13,7 +13,7 @@ pub struct ClusterSettings {
     pub urls: Vec<String>,
     /// Credentials file of a NATS account: a JWT and the seed of its key.
     pub credentials: Option<PathBuf>,
-    /// User, instead of credentials.
+    /// Name of the user, if there is no credentials file.
     pub user: Option<String>,
     /// File with the user's password.
     pub password_file: Option<PathBuf>,
@@ -37,7 +37,7 @@ pub struct ClusterSettings {
     pub heartbeat_secs: f64,
     /// Time after a worker's last heartbeat after which its log may be claimed, in seconds.
     pub lease_secs: f64,
-    /// The operator's statement that every NATS server has `sync_interval: always`. A client cannot find out.
+    /// The operator's statement that every NATS server has `sync_interval: always`, which a client cannot check.
     pub servers_sync_always: bool,
     /// Accepts fewer than three replicas without `sync_interval: always`, so that acknowledged records may be lost.
     pub accept_weak_durability: bool,
@@ -72,7 +72,7 @@ impl Default for ClusterSettings {
 pub struct WrongSetting {
     /// Name of the setting.
     pub name: &'static str,
-    /// Description of the problem and of what to do.
+    /// Description of the problem and of its solution.
     pub problem: String,
 }
 
@@ -86,7 +86,7 @@ impl ClusterSettings {
         if self.urls.is_empty() {
             return wrong("urls", "name at least one server, such as nats://nats.example:4222");
         }
-        // Addresses are logged, and the client would not use it.
+        // Addresses are logged, and the client does not use a password in them.
         if self.urls.iter().any(|url| url.contains('@')) {
             return wrong("urls", "an address has no user and no password; set user and password-file");
         }

@@ -11,10 +11,10 @@ use crate::error::{ClusterError, unavailable};
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::settings::ClusterSettings;
 
-/// The stream of all logs.
+/// Returns the configuration of the stream of all logs.
 pub(crate) type Stream = stream::Stream<Info>;
 
-/// Window in which the server recognizes repeated messages by an id, which no message here has.
+/// Window in which the server recognizes repeated messages by their ids. The host's messages have no ids.
 const DUPLICATES: Duration = Duration::from_secs(60);
 
 fn desired_config(settings: &ClusterSettings) -> Config {
@@ -39,7 +39,7 @@ fn desired_config(settings: &ClusterSettings) -> Config {
     }
 }
 
-/// Returns the stream, which is created if it does not exist, and checked otherwise.
+/// Returns the stream. Creates it if it does not exist, and checks its configuration otherwise.
 pub(crate) async fn stream(jetstream: &Context, settings: &ClusterSettings) -> Result<Stream, ClusterError> {
     let wanted = desired_config(settings);
     let stream = jetstream.get_or_create_stream(&wanted).await.map_err(unavailable)?;
@@ -93,7 +93,7 @@ pub(crate) fn differences(wanted: &Config, is: &Config) -> Vec<String> {
     all
 }
 
-/// Returns the bucket, which is created if it does not exist, and checked otherwise.
+/// Returns the bucket. Creates it if it does not exist, and checks its configuration otherwise.
 pub(crate) async fn bucket(
     jetstream: &Context,
     settings: &ClusterSettings,
@@ -101,7 +101,7 @@ pub(crate) async fn bucket(
     let name = settings.bucket();
     let bucket = match jetstream.get_key_value(&name).await {
         Ok(bucket) => bucket,
-        // Creating it fails if it is there and could not be read.
+        // Creation fails if the bucket exists and only could not be read.
         Err(_) => {
             let config = kv::Config {
                 bucket: name.clone(),
@@ -119,7 +119,7 @@ pub(crate) async fn bucket(
     if is.num_replicas != settings.replicas {
         differences.push(format!("replicas is {} and should be {}", is.num_replicas, settings.replicas));
     }
-    // A worker that stops for a while must be found again.
+    // The entry of a worker that stops for a while must not expire.
     if is.max_age != Duration::ZERO {
         differences.push(format!("max_age is {} and should be unlimited", secs(is.max_age)));
     }

@@ -18,12 +18,12 @@ use crate::error::{chain, is_wrong_last};
 use crate::message::{self, Draft, Head, NAME_BYTES_MAX, Outgoing};
 use crate::storage::Stream;
 
-/// Pause before an append is repeated, which doubles up to the maximum.
+/// Pause before an append is repeated. It doubles with each repetition, up to the maximum.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Time for which servers may answer with an older end of the log than they have acknowledged, as a server does that has
-/// just been elected. After it, the acknowledged messages are lost.
+/// Time for which servers may answer with an older end of the log than they have acknowledged, as a newly elected server
+/// may. After this time, the acknowledged messages count as lost.
 const OLDER_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Number of unacknowledged bytes of each journal above which its writer waits. A process has many journals.
@@ -32,7 +32,7 @@ const JOURNAL_BYTES_MAX: usize = 8 << 20;
 /// Number of unacknowledged bytes of all journals above which their writers wait.
 const LOG_BYTES_MAX: usize = 64 << 20;
 
-/// Number of batches that the size of the next message is computed from. It grows if it has more.
+/// Number of batches from which the size of the next message is computed. A message with more batches grows.
 const BATCHES_COUNTED_MAX: usize = 256;
 
 /// The position of a log's end.
@@ -57,7 +57,7 @@ pub struct LogWriter {
     /// The end of the acknowledged messages.
     end: watch::Receiver<End>,
     _task: AbortOnDropHandle<()>,
-    /// Keeps the connection.
+    /// Keeps the connection open.
     _cluster: Cluster,
 }
 
@@ -94,7 +94,7 @@ impl Budget {
         self.changed.notify_all();
     }
 
-    /// Waits for room for at most this time, and returns whether there is some.
+    /// Waits at most this time until there is room, and returns whether there is.
     fn wait(&self, time_max: Duration) -> bool {
         let is_full = |held: &mut Held| held.bytes > LOG_BYTES_MAX;
         let waited = self.changed.wait_timeout_while(self.held(), time_max, is_full);
@@ -109,7 +109,7 @@ struct Appended {
     pending: Pending,
 }
 
-/// A batch that waits to be stored. Its journal is notified in any case.
+/// A batch that waits to be stored. Its journal is always notified, if only by `Drop`.
 struct Pending {
     done: Option<Acknowledge>,
     bytes: usize,
@@ -160,8 +160,8 @@ impl LogWriter {
         Self { records, budget, fenced, refresh_every, end: end_now, _task: task, _cluster: cluster.clone() }
     }
 
-    /// Returns the settings of a journal's replica. The name, of at most 255 bytes, identifies the journal in the log;
-    /// one process has one journal of each name.
+    /// Returns the settings of a journal's replica. The name, of at most 255 bytes, identifies the journal in the log,
+    /// so each journal of a process needs a name of its own.
     pub fn replica(&self, journal: &str) -> ReplicaSettings {
         debug_assert!(journal.len() <= NAME_BYTES_MAX, "the name of a journal is too long");
         let (records, budget) = (self.records.clone(), self.budget.clone());
@@ -173,8 +173,8 @@ impl LogWriter {
         }
     }
 
-    /// Waits until another process has taken the log over, or until it cannot be continued. Nothing is stored from then
-    /// on: the process stops its guests and exits.
+    /// Waits until another process has claimed the log, or until the log cannot be continued. No record is stored from then
+    /// on: the caller stops its guests and exits.
     pub async fn fenced(&self) -> ReplicaError {
         let mut fenced = self.fenced.subscribe();
         let found = fenced.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
@@ -290,7 +290,7 @@ impl Task {
         let head = Head { is_fence: false, epoch, number: number + 1, time_before: time };
         let message = draft.finish(head);
         let (mut was_reported, mut pause) = (false, RETRY_PAUSE);
-        // Time since when every answer is older than the last acknowledged message.
+        // Time of the first of the consecutive answers that are older than the last acknowledged message.
         let mut older_since = None;
         loop {
             if let Some(error) = self.fenced.borrow().clone() {
@@ -335,7 +335,7 @@ impl Task {
         }
     }
 
-    /// Finds out which owner appended the last message.
+    /// Reads the last message of the log, to find out whether the refused one is stored.
     async fn resolve(&mut self, wanted: Head) -> Result<Resolved, ReplicaError> {
         let End { number, sequence, .. } = self.end;
         let last = match last_message(&self.stream, &self.subject).await {
@@ -393,15 +393,15 @@ pub(crate) fn now() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Result of publishing that is not an acknowledgement.
+/// Failure of publishing a message.
 pub(crate) enum Publish {
     /// The last message of the subject is another one.
     WrongLast,
-    /// The message may be stored or not.
+    /// The message may or may not have been stored.
     Unknown(String),
 }
 
-/// Publishes a message that follows the one with this sequence, and returns its own.
+/// Publishes a message that must follow the one with sequence `after`, and returns its own sequence.
 pub(crate) async fn publish(
     jetstream: &Context,
     subject: &str,
@@ -447,7 +447,7 @@ pub(crate) enum LastError {
     Damaged { sequence: u64, what: &'static str },
 }
 
-/// Reads the last message of a log from the stream's leader. Others may be behind.
+/// Reads the last message of a log from the stream's leader. Other servers may be behind.
 pub(crate) async fn last_message(stream: &Stream, subject: &str) -> Result<Option<Last>, LastError> {
     let message = match stream.get_last_raw_message_by_subject(subject).await {
         Ok(message) => message,

@@ -23,7 +23,7 @@ const ENDED_MAX: usize = 20_000;
 /// Number of summaries of all tenants above which a tenant that adds one loses its oldest.
 const ENDED_TOTAL_MAX: usize = 100_000;
 
-/// Number of summaries that a tenant keeps even then.
+/// Number of summaries that a tenant keeps even above [`ENDED_TOTAL_MAX`].
 const ENDED_MIN: usize = 100;
 
 /// Maximum number of bytes of a failure's reason in a summary.
@@ -92,7 +92,7 @@ impl EndedRollout {
 pub struct FailureCount {
     /// Number of rollouts since the start of the process.
     pub count: u64,
-    /// The latest of them.
+    /// The latest of these rollouts.
     pub examples: VecDeque<RolloutId>,
 }
 
@@ -104,7 +104,7 @@ pub type FailureCause = (Stage, FailureKind, Fault);
 pub struct EndedCounts {
     /// Rollouts with a reward.
     pub scored: u64,
-    /// Sum of their rewards.
+    /// Sum of these rollouts' rewards.
     pub reward_sum: f64,
     /// Rollouts without a reward.
     pub unscored: u64,
@@ -124,7 +124,7 @@ pub struct Activity {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The latest last.
+    /// The summaries, the latest last.
     ended: VecDeque<EndedRollout>,
     failures: BTreeMap<FailureCause, FailureCount>,
     counts: EndedCounts,
@@ -185,7 +185,7 @@ impl Activity {
         }
     }
 
-    /// Notes that a live rollout was admitted or entered another phase.
+    /// Records that a live rollout was admitted or entered another phase.
     pub(super) fn changed(&self) {
         self.changes.send_modify(|changes| *changes += 1);
     }
@@ -214,7 +214,7 @@ impl Activity {
         (page, found)
     }
 
-    /// Shows each listed rollout, the earliest first.
+    /// Calls `show` for each listed rollout, the earliest first.
     pub(super) fn for_each_ended(&self, show: impl FnMut(&EndedRollout)) {
         self.lock().ended.iter().for_each(show);
     }
@@ -260,7 +260,8 @@ pub struct LiveFacts {
 }
 
 impl LiveFacts {
-    /// Shows the data that its guests left so far, unless the rollout is over. Holds the record's lock meanwhile.
+    /// Passes the data that the rollout's guests have left so far to `show`, and holds the record's lock meanwhile.
+    /// Returns `None` if the rollout is over.
     pub fn with_remains<T>(&self, show: impl FnOnce(&Remains<'_>) -> T) -> Option<T> {
         let record = self.record.upgrade()?;
         let mut shown = None;
@@ -268,7 +269,7 @@ impl LiveFacts {
         shown
     }
 
-    /// Returns the resources that it has used so far, unless it is over.
+    /// Returns the resources that the rollout has used so far, unless it is over.
     pub fn usage(&self) -> Option<RolloutUsage> {
         Some(self.record.upgrade()?.usage())
     }

@@ -14,8 +14,8 @@ use rollout_guest::imports::Then;
 use rollout_outbound::ModelEndpoint;
 
 impl Host {
-    /// Admits a rollout or fails immediately. The rollout is boxed, because every future that holds it would have its
-    /// size again for as long as it waits.
+    /// Admits a rollout or fails immediately. The rollout is boxed, so that the futures that hold it while they wait
+    /// are small.
     pub fn admit(&self, request: RolloutRequest, resources: Resources) -> Result<Box<Rollout>, AdmitError> {
         let admitted = self.enter_and_journal(request, resources);
         match &admitted {
@@ -156,6 +156,6 @@ impl Host {
 pub struct Replay {
     /// The rollout, to be driven.
     pub rollout: Box<Rollout>,
-    /// The reason why it stopped, after it has ended, unless it ended by itself.
+    /// The reason why the replay stopped; set when it has ended, unless it ended on its own.
     pub end: Arc<OnceLock<ReplayEnd>>,
 }

@@ -35,7 +35,7 @@ pub struct DeploymentSettings {
     pub tools: Option<Arc<dyn HostTools>>,
     /// The model that graders may use as a judge.
     pub judge: Option<ModelAccess>,
-    /// Its name, if several plugins are served.
+    /// Name of the deployment, if several plugins are served.
     pub served_as: Option<ServedAs>,
     /// The date that the clocks of rollouts start with.
     pub clock_begins: ClockStart,
@@ -53,7 +53,7 @@ pub struct Deployment {
     pub(super) judge: Option<ModelAccess>,
     id: DeploymentId,
     plugin_name: Option<Arc<str>>,
-    /// The description of the environment, once it was asked for.
+    /// The description of the environment, once a caller has requested it.
     pub(super) environment: OnceCell<Arc<EnvironmentFacts>>,
 }
 

@@ -79,7 +79,7 @@ pub enum RolloutEnd {
     Finished(Box<Finished>),
     /// The rollout was cancelled. The outcome has the results of its workflow or grader up to then.
     Cancelled(Box<Finished>),
-    /// The host panicked in the rollout. Nothing else is known of it.
+    /// The host panicked in the rollout, so nothing else is known about it.
     Crashed(Failure),
 }
 
@@ -98,7 +98,8 @@ pub async fn drive<S: Steps>(rollout: Box<Rollout>, steps: Box<S>) -> S::End {
     let span = rollout.span();
     let driven = async move {
         let ended = watched(rollout, &*steps).await;
-        // Boxed, so that a rollout that waits in an earlier step does not hold its size.
+        // Boxed, so that the memory of this future is allocated only now, and not while the rollout waits in earlier
+        // steps.
         Box::pin(steps.finished(ended)).await
     };
     driven.instrument(span).await
@@ -138,7 +139,7 @@ async fn run<S: Steps>(mut rollout: Box<Rollout>, steps: &S) -> RolloutEnd {
     }
 }
 
-/// Runs the steps except the last. The outcome has the error as well.
+/// Runs the steps except the last. The error is also a part of the rollout's outcome.
 async fn run_steps<S: Steps>(rollout: &mut Rollout, steps: &S) -> Result<(), Failure> {
     if steps.before_workflow(rollout).await.is_break() {
         return Ok(());

@@ -26,8 +26,8 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Returns the observation as a text for a model or a person: a text as it is, the text of an object that has nothing
-    /// else, and otherwise JSON.
+    /// Returns the observation as text for a model or a person: a string as it is, the string `text` of an object
+    /// without other members, and any other value as JSON.
     pub fn text(&self) -> String {
         let value = serde_json::from_str(self.observation.get());
         match value {
@@ -41,7 +41,7 @@ impl Observed {
     }
 }
 
-/// Part of a message.
+/// Fields of a message that the arguments of a reset are taken from.
 #[derive(Deserialize)]
 pub(crate) struct MessagePart<'a> {
     #[serde(borrow)]
@@ -56,9 +56,9 @@ impl<'a> MessagePart<'a> {
     }
 }
 
-/// Returns the seed and the arguments of a reset for a row of a data set. They are the member `task` of the metadata if it
-/// has one, and otherwise all of the metadata and `user_prompt`, the text of the last message of the user. `ground_truth`
-/// is the label.
+/// Returns the seed and the arguments of a reset for a row of a data set. The arguments are the member `task` of the
+/// metadata if there is one, and otherwise all metadata and `user_prompt`, the text of the user's last message. The
+/// argument `ground_truth` is the label.
 pub fn reset_arguments<'a>(
     prompt: impl DoubleEndedIterator<Item = &'a str>,
     metadata: Option<&str>,

@@ -1,4 +1,4 @@
-//! Rollouts that never run, to measure what pages cost with many of them.
+//! Rollouts that never run, for measuring the cost of pages with many rollouts.
 
 use std::collections::VecDeque;
 use std::sync::Weak;

@@ -2,11 +2,11 @@
 //!
 //! A rollout takes its [`Seat`] when it is admitted and [arrives](Seat::arrive) when it has ended, with samples or
 //! with a failure. When every member has arrived, one of them [leads](Turn::Lead): it grades the group. The decision is
-//! stored in the log of every member before any of them ends, so that after a crash the group can be rebuilt from the
-//! members that have not ended: either all of them are there, or one has the decision. A cancelled member leaves at
-//! once; the others' logs record that first.
+//! stored in the log of every member before any of them ends. So a group can be rebuilt after a crash from the
+//! members that have not ended: either these are all members, or one of them has the decision. A cancelled member
+//! leaves at once, and the logs of the others record that first.
 //!
-//! A group is held by its members' seats only. There are at most as many as live rollouts.
+//! A group exists as long as one of its members has a seat, so there are at most as many groups as live rollouts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +91,7 @@ struct Group {
     decision: Option<Arc<GroupDecision>>,
     /// Whether the decision is stored, so that members may end.
     is_stored: bool,
-    /// Whether missing members are no longer waited for.
+    /// Whether the group no longer waits for missing members.
     is_closed: bool,
     closes_at: Instant,
     changed: watch::Sender<()>,
@@ -158,8 +158,8 @@ impl Group {
         }
     }
 
-    /// Returns whether the group can be decided: every member has arrived or left, or is no longer waited for. While
-    /// rollouts of an earlier process are read, one that left may still take its seat again.
+    /// Returns whether the group can be decided: every member has arrived or left, or the group no longer waits for it.
+    /// While rollouts of an earlier process are read, a member that left may still take its seat again.
     fn is_complete(&self, is_resumed: bool) -> bool {
         let is_gone = |number: &&u32| is_resumed && !self.seats.contains_key(number);
         let left = self.left.keys().filter(is_gone).count();
@@ -224,8 +224,8 @@ impl Groups {
         self.resumed.as_ref().is_none_or(|resumed| *resumed.borrow())
     }
 
-    /// Changes a group, and removes it if nothing needs it any more: it has no members, and none is still to be read
-    /// from the journal.
+    /// Changes a group, and removes it if it is no longer needed: it has no members, and the journal has no further
+    /// members to read.
     fn change<T>(&self, id: &RolloutId, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
         let mut groups = self.lock();
         let group = groups.get_mut(id)?;
@@ -276,7 +276,7 @@ impl Groups {
             for event in events {
                 match event {
                     GroupEvent::Left(left) => drop(group.left.insert(left.member, left)),
-                    // All decisions of a group that any member was reported with are the same.
+                    // All decisions of a group that were reported with any member are the same.
                     GroupEvent::Decided(decision) => {
                         has_decision = true;
                         group.decision.get_or_insert_with(|| Arc::new(decision));
@@ -416,7 +416,7 @@ impl Seat {
         left.unwrap_or(true)
     }
 
-    /// Stores the decision in the rollout's own log, unless it is there.
+    /// Stores the decision in the rollout's own log, unless the log has it already.
     pub(crate) fn store(&self, decision: &GroupDecision) {
         self.groups.change(&self.place.id, |group| {
             let Some(member) = self.member(group) else { return };

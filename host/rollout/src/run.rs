@@ -85,7 +85,7 @@ pub struct Rollout {
     loop_report: Option<LoopReport>,
     /// The boundaries of its runs, of the workflow and the grader.
     boundaries: [Option<Arc<Boundary>>; 2],
-    /// Shared with the instance, which may live a moment longer.
+    /// The permit of its slot, shared with the instance, which may live a moment longer.
     slot: Option<Permit>,
     account: OutcomeCounter,
     /// The folder of its files, if it has any.
@@ -94,7 +94,7 @@ pub struct Rollout {
     seat: Option<Seat>,
     /// The decision of its group when it ran before, for a rollout that is rerun.
     decided: Option<GroupDecision>,
-    /// Its part of the group.
+    /// Its part in the outcome of the group.
     group: Option<GroupOutcome>,
     // Dropped last: the rollout counts as alive until all fields above are dropped, and only then does closing `phase`
     // wake the tasks that wait for its end.
@@ -392,7 +392,7 @@ impl Rollout {
         deadline.exceeded(stage, queued)
     }
 
-    /// Converts the error of a workflow. It is not at fault if it failed because the model's server or the host did.
+    /// Converts the error of a workflow. The workflow is not at fault if the model's server or the host failed it.
     fn blame(&self, error: &RunError) -> Failure {
         let failure = self.explain(Stage::Workflow, error);
         match self.record.model_failure() {
@@ -406,7 +406,7 @@ impl Rollout {
         }
     }
 
-    /// Converts the error of a grader. It is not at fault if it failed because its judge did.
+    /// Converts the error of a grader. The grader is not at fault if its judge failed it.
     fn blame_judge(&self, error: &RunError) -> Failure {
         let failure = self.explain(Stage::Grader, error);
         match self.record.judge_failure() {

@@ -1,15 +1,15 @@
 //! Sessions of environments: a caller's model acts, one episode after the other.
 //!
-//! A [`Session`] holds a slot from its start to its end, as a running rollout does, so slots, quotas and shares limit both
-//! together. Each episode has an instance of its own: a reset drops the instance of the episode before. An instance makes
-//! progress only during a call.
+//! A [`Session`] holds a slot from its start to its end, as a running rollout does, so slots, quotas and shares limit
+//! sessions and rollouts together. Each episode has an instance of its own: a reset drops the instance of the previous
+//! episode. An instance makes progress only during a call.
 //!
 //! With a grader in the deployment, the host removes the label from the arguments of a reset before the environment sees
 //! them, and the grader rates the episode when it ends. Its verdict is the reward of the last step.
 //!
-//! A session that its caller can name again is stored in the journal: each episode has a log with its calls, their answers and
-//! everything that the environment received from outside. A later process repeats the calls of the last episode in a new instance
-//! when the session is next used ([`StoredSession`]).
+//! A session that its caller can name again is stored in the journal: each episode has a log with its calls, their
+//! answers and all data that the environment received from outside. When the session is next used after a restart, the
+//! new process repeats the calls of the last episode in a new instance ([`StoredSession`]).
 
 #![expect(clippy::disallowed_types, reason = "a request is limited in size, and its arguments are changed")]
 
@@ -84,7 +84,7 @@ pub enum OpenSessionError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The request or the action does not fit.
+    /// The request or the action is invalid.
     #[error("{0}")]
     Invalid(String),
     /// There is no episode, or it has ended.
@@ -163,7 +163,7 @@ pub struct Session {
     is_named: bool,
     /// Whether the grader runs when an episode ends, if there is one.
     is_rated: bool,
-    /// The session in the journal, if it is there.
+    /// The session in the journal, if it is stored.
     kept: Option<JournaledSession>,
     /// The last answers to calls that the caller named.
     answers: Answers,
@@ -256,7 +256,7 @@ impl Host {
         Ok(session)
     }
 
-    /// Opens a session again that an earlier process stored. Its last episode is repeated at its next call.
+    /// Reopens a session that an earlier process stored. Its last episode is repeated at the next call.
     pub async fn open_stored_session(
         &self,
         stored: &StoredSession,
@@ -355,7 +355,7 @@ impl Session {
         end_reason(&self.holder, self.storage.as_deref())
     }
 
-    /// Returns whether an episode runs that has not ended.
+    /// Returns whether an episode has begun and not ended.
     pub fn is_in_episode(&self) -> bool {
         self.episode.as_ref().is_some_and(|episode| !episode.is_done)
     }
@@ -378,7 +378,7 @@ impl Session {
         }
     }
 
-    /// Begins an episode in a new instance. The one before is dropped.
+    /// Begins an episode in a new instance. The previous episode is dropped.
     pub async fn reset(&mut self, reset: Reset) -> Result<Observed, SessionError> {
         let call = self.reset_call(reset);
         self.call(call, None).await.and_then(observed)
@@ -407,8 +407,8 @@ impl Session {
         self.call(action.into(), Some(name)).await.and_then(observed)
     }
 
-    /// Returns the answer of a named call, or `None` if it was not made. Fails if the call may be one whose answer is not
-    /// stored any more.
+    /// Returns the answer of a named call, or `None` if the call was not made. Fails if the call may have been made
+    /// and its answer is no longer stored.
     pub async fn answer_of(
         &mut self,
         name: &str,
@@ -448,8 +448,8 @@ impl Session {
         Ok(state)
     }
 
-    /// Makes a call, and stores it and its answer. The answer to a call that the process before was stopped in belongs to the
-    /// caller that repeats the call.
+    /// Makes a call, and stores it and its answer. If the earlier process was stopped during this call, the
+    /// repetition of the episode has completed it, and its stored answer is returned.
     async fn call(&mut self, call: SessionCall, name: Option<&str>) -> Result<Answer, SessionError> {
         self.repeat_past().await?;
         // A caller may read the state before it repeats its call.
@@ -542,7 +542,7 @@ impl Session {
         }
     }
 
-    /// Begins an episode whose run has this past.
+    /// Begins an episode. Its run repeats the given past, if there is one.
     async fn begin_episode(
         &mut self,
         call: &SessionCall,
@@ -602,7 +602,7 @@ impl Session {
         self.rated(observed, stored).await.map(Answer::Observed)
     }
 
-    /// Takes a step in the current episode. Its end without a result drops the episode.
+    /// Takes a step in the current episode. An episode that ends without a result is dropped.
     async fn take_step(
         &mut self,
         call: &SessionCall,

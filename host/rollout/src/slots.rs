@@ -322,7 +322,7 @@ impl TenantSlots {
     }
 }
 
-/// An open session in its tenant's number of sessions, until it is dropped.
+/// Counts as an open session of its tenant until it is dropped.
 #[derive(Debug)]
 pub(super) struct SessionCount(TenantSlots);
 
@@ -445,7 +445,7 @@ impl Slots {
         self.0.membership.slot(QueueKind::New).await
     }
 
-    /// Waits for a slot before those in the queue, for a rollout that released its own. The queue does not starve,
+    /// Waits for a slot ahead of the queue, for a rollout that has released its own slot. The queue does not starve,
     /// because each such rollout has waited in it before and returns only once.
     pub(super) async fn next(&self) -> Option<Slot> {
         self.0.membership.slot(QueueKind::Returning).await

@@ -49,7 +49,7 @@ pub use tokens::{ReplyTokens, SampleTokens};
 pub(crate) use fuzzing::trajectory as fuzzing_trajectory;
 
 impl TrajectoryFile {
-    /// Prepares the file for amendments. Each replaces the one before.
+    /// Prepares the file for amendments. Each amendment replaces the previous one.
     pub fn amendable(&self) -> io::Result<Amendable> {
         Ok(Amendable { file: self.clone(), original: Original::keep(self.path())? })
     }

@@ -60,8 +60,8 @@ use trajectory_route::TrajectoryPermits;
 use viewed::ViewedServer;
 use worker::{ServedLog, WorkerStatus};
 
-/// Maximum share of the slots that the sessions of one tenant hold. Sessions hold theirs while a model is trained, and the
-/// others must not wait for that.
+/// Maximum share of the slots for the sessions of one tenant, on a server of tenants. A session holds its slot while
+/// its caller trains a model, and other tenants must not wait for that.
 const TENANT_SHARE_MAX: f64 = 0.5;
 
 /// The parts of a server.

@@ -1,7 +1,7 @@
-//! A server as a worker of a cluster: gateways send it rollouts, and nothing else may reach it.
+//! A server as a worker of a cluster: gateways send rollouts to it, and other callers are refused.
 //!
 //! A worker is an ordinary server with a name, a key that its gateways share, and a *log*: the identity of its journal.
-//! Leases name the log, so every gateway finds the worker of a rollout without a lookup, also after a restart.
+//! Leases name the log, so every gateway finds the worker of a rollout without a lookup, even after a restart.
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -24,8 +24,8 @@ pub(crate) const ADMISSION_HEADER: &str = "x-rollout-host-admission";
 /// Header of a request whose first answer was lost.
 pub(crate) const REPEATED_HEADER: &str = "x-rollout-host-repeated";
 
-/// Header with the name of a worker: of one with room in an admission, and of the one that takes a rollout in the answer
-/// of a worker that does not.
+/// Header with the name of another worker. In an admission, this worker has room; in the answer of a worker that does
+/// not take a rollout, it takes the rollout.
 pub(crate) const PLACE_HEADER: &str = "x-rollout-host-place";
 
 /// Header of an answer with [`PLACE_HEADER`]: the request may choose another worker if the named one does not take the rollout.
@@ -82,10 +82,10 @@ pub(crate) struct WorkerStatus {
     /// Whether it serves the plugins of tenants, whose keys it checks.
     #[serde(default)]
     pub has_tenants: bool,
-    /// Number of further rollouts that would have a slot. Negative if rollouts wait. Older workers do not tell it.
+    /// Number of further rollouts that would have a slot. Negative if rollouts wait. Older workers do not report it.
     #[serde(default)]
     pub room: Option<i64>,
-    /// The room of tenants that have less than that, at most [`TENANTS_MAX`].
+    /// The room of at most [`TENANTS_MAX`] tenants that have less room than the worker.
     #[serde(default)]
     pub tenants: Vec<TenantRoom>,
     /// Its answer to `GET /health`.
@@ -106,11 +106,12 @@ pub(crate) struct TenantRoom {
 pub(crate) struct ServedLog {
     /// Name of the log.
     pub name: String,
-    /// Epoch of the worker's claim. A worker with a smaller one than another's has lost the log and does not know it yet.
+    /// Epoch of the worker's claim. A worker with a smaller epoch than another one has lost the log without knowing
+    /// it yet.
     pub epoch: u64,
 }
 
-/// Returns a lease that names its log.
+/// Returns a lease that names the log of its worker.
 pub(crate) fn lease(log: &str, token: &str) -> String {
     format!("{log}{LOG_END}{token}")
 }
@@ -123,13 +124,14 @@ pub(crate) fn log_of(lease: &str) -> Option<&str> {
 /// Separator between the name of a session and its log.
 const SESSION_END: char = '@';
 
-/// Returns a new id of a session. That of a worker names its log.
+/// Returns a new id of a session. On a worker, the id names the worker's log.
 pub(crate) fn new_session(log: Option<&str>) -> String {
     let id = random::uuid4();
     log.map_or_else(|| id.clone(), |log| format!("{id}{SESSION_END}{log}"))
 }
 
-/// Returns the log that the id of a session names; none if the caller chose the id. The name of a plugin may precede it.
+/// Returns the log that the id of a session names; `None` if the caller chose the id. The name of a plugin may precede
+/// the id.
 pub(crate) fn log_of_session(id: &str) -> Option<&str> {
     let (name, log) = id.rsplit_once(SESSION_END)?;
     let own = name.rsplit_once('.').map_or(name, |(_, own)| own);
@@ -137,7 +139,7 @@ pub(crate) fn log_of_session(id: &str) -> Option<&str> {
     (own.len() == random::UUID_CHARS && own.bytes().all(is_digit)).then_some(log)
 }
 
-/// Choice of a gateway for a new rollout.
+/// The part of a new rollout's admission that a gateway decides.
 pub(crate) struct Chosen {
     /// The token of its lease.
     pub token: String,
@@ -148,7 +150,7 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
-    /// Reads it from a request, if a gateway sent one.
+    /// Reads the gateway's choice from a request, if a gateway sent the request.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let other = headers.get(PLACE_HEADER).and_then(|other| other.to_str().ok()).map(str::to_owned);
         let token = chosen_token(headers)?.to_owned();
@@ -159,9 +161,9 @@ impl Chosen {
 /// The place of a rollout that a worker does not take itself. As a response it is for gateways only.
 #[derive(Debug)]
 pub(crate) struct Elsewhere {
-    /// Name of the worker that takes it; none if another request has not found one yet.
+    /// Name of the worker that takes the rollout; `None` if another request has not found one yet.
     pub worker: Option<String>,
-    /// Whether the request may choose another one if that one does not take it.
+    /// Whether the request may choose another worker if the named one does not take the rollout.
     pub may_choose: bool,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Applied {
 #[derive(Debug)]
 pub(crate) enum NotApplied {
     Sql(rusqlite::Error),
-    /// The change is not one of this version.
+    /// Another version of the program wrote the change.
     Unknown(String),
 }
 
@@ -87,7 +87,7 @@ fn upsert(transaction: &Transaction<'_>, table: &Table, row: &RowChange) -> Opti
     Some(transaction.execute(&upsert, params_from_iter(sql)).map(drop))
 }
 
-/// Notes the effects of a row, before it is changed.
+/// Records the effects of changing a row, before it is changed.
 fn note(
     transaction: &Transaction<'_>,
     table: &Table,

@@ -1,4 +1,4 @@
-//! Notes which rows a transaction changes, by triggers that exist for one connection.
+//! Records the rows that a transaction changes, by triggers that exist for one connection.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub(crate) fn install(connection: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Forgets the rows that earlier transactions have changed.
+/// Clears the record of rows that earlier transactions have changed.
 pub(crate) fn clear(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     transaction.execute("DELETE FROM temp.changed_rows", []).map(drop)
 }
@@ -40,7 +40,7 @@ pub(crate) fn rows(transaction: &Transaction<'_>) -> rusqlite::Result<Vec<RowCha
     let mut changes = Vec::with_capacity(keys.len());
     for (name, key) in keys {
         let key: Vec<Value> = serde_json::from_str(&key).map_err(|error| invalid(1, error))?;
-        // The triggers write names of the list only.
+        // The triggers write only names of shared tables.
         let Some(table) = Table::named(&name) else { continue };
         let select = format!("SELECT * FROM main.{name} WHERE {}", table.condition());
         let values: Vec<_> = key.iter().filter_map(from_json).collect();
@@ -50,7 +50,7 @@ pub(crate) fn rows(transaction: &Transaction<'_>) -> rusqlite::Result<Vec<RowCha
     Ok(changes)
 }
 
-/// Returns the values of a row by column, without those of each copy's own.
+/// Returns the values of a row by column, without the columns that are not shared.
 pub(super) fn values_of(table: &Table, row: &Row<'_>) -> rusqlite::Result<BTreeMap<String, Value>> {
     let mut values = BTreeMap::new();
     for (at, column) in row.as_ref().column_names().into_iter().enumerate() {

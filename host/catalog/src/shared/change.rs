@@ -1,10 +1,10 @@
-//! Changes as they are in the log.
+//! The encoding of changes in the log.
 //!
 //! ```text
 //! "ROLLCAT1" | SHA-256 of the rest, 32 bytes | JSON: {"before": digest of the change before, "rows": [...]}
 //! ```
 //!
-//! Each change names the one before by its digest, so a log with other changes than those that a copy has applied is found.
+//! Each change contains the digest of the previous one, so a copy detects a log with other changes than it has applied.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ const HEAD_BYTES: usize = MAGIC.len() + 32;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Change {
-    /// Digest of the change before, or nothing for the first one.
+    /// Digest of the previous change; `None` for the first one.
     pub before: Option<Digest>,
     pub rows: Vec<RowChange>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct RowChange {
     pub table: String,
     /// Values of the primary key.
     pub key: Vec<Value>,
-    /// Values of all columns by name; nothing if the row was deleted.
+    /// Values of all columns by name; `None` if the row was deleted.
     pub row: Option<BTreeMap<String, Value>>,
 }
 
@@ -43,21 +43,21 @@ pub(crate) struct Chained {
 }
 
 impl Change {
-    /// Encodes the change, and returns its digest, too.
+    /// Returns the encoded change and its digest.
     pub(crate) fn encode(&self) -> (Vec<u8>, Digest) {
-        // Texts and integers do not fail to serialize.
+        // Strings and integers always serialize.
         let body = serde_json::to_vec(self).unwrap_or_default();
         let digest = Digest::of(&body);
         ([&MAGIC[..], digest.as_bytes(), &body].concat(), digest)
     }
 
-    /// Decodes a change, or returns what is wrong with it.
+    /// Decodes a change. The error describes the damage.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Chained, String> {
         let Some((head, body)) = bytes.split_at_checked(HEAD_BYTES) else {
             return Err("it is too short".to_owned());
         };
         if head[..MAGIC.len()] != *MAGIC {
-            return Err("it does not begin as a change of this version does".to_owned());
+            return Err("it does not begin like a change of this version".to_owned());
         }
         let digest = Digest::of(body);
         if head[MAGIC.len()..] != digest.as_bytes()[..] {

@@ -1,14 +1,14 @@
 //! A catalog that several processes share: each has a copy, and all changes are in one log.
 //!
-//! A change is the rows that a transaction has changed. It is appended to the log after the change that the copy has
-//! applied last, and the transaction is committed when the log has it. If another process was faster, the copy applies its
-//! changes, and the transaction runs again. So all copies have the same rows in the same order, and reading needs no
-//! network.
+//! A change consists of the rows that a transaction has changed. It is appended to the log after the last change that the
+//! copy has applied, and the transaction is committed when the log has stored the change. If another process was
+//! faster, the copy applies that process's changes, and the transaction runs again. So all copies have the same rows
+//! in the same order, and reading needs no network.
 //!
-//! A change without rows is a checkpoint. A process that finds the log long appends one, stores a snapshot of its copy as it is
-//! there, and then removes the changes before it. A copy that is behind the beginning of the log takes the snapshot of the
-//! checkpoint with which the log begins. A process may die after each of these steps: the log is only cut where there is a
-//! snapshot, and until then nothing has changed.
+//! A change without rows is a checkpoint. If the log is long, a process appends a checkpoint, stores a snapshot of
+//! its copy at this point, and then removes the changes before it. A copy that is behind the beginning of the log
+//! applies the snapshot of the checkpoint with which the log begins. A process may die after each of these steps,
+//! because the log is cut only at a checkpoint with a snapshot.
 //!
 //! Last uses of keys and the usage of tenants are not shared: each copy has those of its own process.
 
@@ -29,7 +29,7 @@ pub(crate) use capture::{clear, install, rows};
 pub(crate) use change::{Chained, Change};
 pub(crate) use snapshot::{Position, Preparation, Snapshot, SnapshotError, write as write_snapshot};
 
-/// The log as it was when it was read last.
+/// Extent of the log when it was last read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogExtent {
     /// Sequence of the first change that is in the log. Those before it are in a snapshot.
@@ -40,8 +40,8 @@ pub struct LogExtent {
     pub is_long: bool,
 }
 
-/// The log of changes and the store of components and snapshots that all copies of a catalog share. All functions block: for a
-/// few seconds at most, and for the transfer of a component or a snapshot.
+/// The log of changes and the store of components and snapshots that all copies of a catalog share. All functions
+/// block: for a few seconds at most, or for as long as the transfer of a component or a snapshot takes.
 pub trait SharedLog: Send + Sync {
     /// Appends a change after the one with this sequence; 0 stands for the beginning. Returns the change's sequence.
     ///
@@ -50,15 +50,16 @@ pub trait SharedLog: Send + Sync {
     /// [`AppendError::Behind`] if another change was appended meanwhile.
     fn append(&self, after: u64, change: &[u8]) -> Result<u64, AppendError>;
 
-    /// Returns the changes after the one with this sequence, in order, as many as fit into an answer. None are left if it
-    /// returns none. If some of them were removed, the answer begins with the first one that is in the log.
+    /// Returns the changes after the one with this sequence, in order, as many as fit into an answer. An empty answer
+    /// means that there are no more. If some of the changes were removed, the answer begins with the first one that
+    /// is in the log.
     ///
     /// # Errors
     ///
     /// [`SharedError::Damaged`] if the log ends before that sequence or has a hole.
     fn read(&self, after: u64) -> Result<Vec<(u64, Vec<u8>)>, SharedError>;
 
-    /// Returns the extent of the log, as it was when it was read last.
+    /// Returns the extent of the log when it was last read.
     fn extent(&self) -> LogExtent;
 
     /// Stores the snapshot of the checkpoint with this sequence. Replaces an earlier file.
@@ -82,14 +83,16 @@ pub trait SharedLog: Send + Sync {
     /// An error of the store, or of writing the file.
     fn fetch_snapshot(&self, checkpoint: u64, file: &Path) -> Result<bool, SharedError>;
 
-    /// Removes all changes before this checkpoint, whose snapshot is stored, and everything that only they need.
+    /// Removes all changes before this checkpoint, whose snapshot is stored, and the objects that only those changes
+    /// need.
     ///
     /// # Errors
     ///
     /// An error of the log. The changes may have been removed nevertheless.
     fn cut(&self, checkpoint: u64) -> Result<(), SharedError>;
 
-    /// Stores a component's file for all processes, unless it is there. The component has another version then in either case.
+    /// Stores a component's file for all processes, unless it is stored already. The component gets a new version in
+    /// both cases.
     ///
     /// # Errors
     ///
@@ -110,7 +113,7 @@ pub trait SharedLog: Send + Sync {
     /// An error of the store.
     fn component_version(&self, digest: Digest) -> Result<Option<u64>, SharedError>;
 
-    /// Removes a component that no tenant has any more, if it still has this version.
+    /// Removes a component that no tenant has any longer, if it still has this version.
     ///
     /// # Errors
     ///
@@ -123,7 +126,7 @@ pub(crate) struct Table {
     name: &'static str,
     /// Columns of the primary key.
     key: &'static [&'static str],
-    /// Columns of each copy's own.
+    /// Columns that are not shared: each copy has its own values.
     local: &'static [&'static str],
     /// Column with the tenant that a row belongs to.
     tenant: Option<&'static str>,
@@ -146,7 +149,7 @@ impl Table {
         TABLES.iter().find(|table| table.name == name)
     }
 
-    /// Returns the condition for a row, with its key as parameters from the first one on.
+    /// Returns the SQL condition that selects a row by its key, whose values are the first parameters.
     fn condition(&self) -> String {
         let columns = self.key.iter().enumerate();
         columns.map(|(at, column)| format!("{column} = ?{}", at + 1)).collect::<Vec<_>>().join(" AND ")

@@ -1,4 +1,4 @@
-//! Snapshots of all shared rows, from which copies continue that are behind the beginning of the log.
+//! Snapshots of all shared rows. A copy that is behind the beginning of the log continues from a snapshot.
 //!
 //! ```text
 //! "ROLLSNP1" | SHA-256 of the rest, 32 bytes | gzip of lines of JSON: the head, then a row each
@@ -36,7 +36,7 @@ const HEAD_BYTES: usize = MAGIC.len() + 32;
 pub(crate) struct Position {
     pub sequence: u64,
     pub digest: Option<Digest>,
-    /// Digest of the first change ever, by which a copy recognizes its log although the beginning is gone.
+    /// Digest of the very first change, by which a copy recognizes its log even after the beginning was cut off.
     pub origin: Option<Digest>,
 }
 
@@ -62,9 +62,9 @@ struct Head {
 pub(crate) enum SnapshotError {
     Sql(rusqlite::Error),
     Io(io::Error),
-    /// Description of wrong contents.
+    /// The contents are wrong, as the text describes.
     Damaged(String),
-    /// The snapshot is not one of this version.
+    /// Another version of the program wrote the snapshot.
     Unknown(String),
 }
 
@@ -152,7 +152,7 @@ fn write_line(lines: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
 pub(crate) enum Preparation {
     /// The changes can be applied, after this snapshot if there is one.
     Ready(Option<Snapshot>),
-    /// The log has another beginning meanwhile, and is to be read again.
+    /// The log was cut meanwhile and must be read again.
     ReadAgain,
 }
 
@@ -170,7 +170,7 @@ impl Snapshot {
         let mut start = Vec::new();
         (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut start)?;
         let expected = start.strip_prefix(MAGIC).filter(|digest| digest.len() == 32);
-        let expected = expected.ok_or_else(|| damaged("it does not begin as one of this version does"))?;
+        let expected = expected.ok_or_else(|| damaged("it does not begin like one of this version"))?;
         let mut hashed = Hashed { to: io::sink(), hash: Sha256::new() };
         io::copy(&mut file, &mut hashed)?;
         if hashed.hash.finalize()[..] != *expected {
@@ -195,7 +195,8 @@ impl Snapshot {
         }))
     }
 
-    /// Changes the shared rows of a copy to those of the snapshot. Columns and tables of the copy's own stay as they are.
+    /// Changes the shared rows of a copy to those of the snapshot. Columns and tables that are not shared stay as
+    /// they are.
     pub(crate) fn apply(&self, transaction: &Transaction<'_>) -> Result<Applied, SnapshotError> {
         // A new row may have the unique name of a deleted one.
         let mut applied = apply(transaction, &self.missing(transaction)?)?;

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use rusqlite::types::{Type, Value as Sql, ValueRef};
 use serde_json::{Value, json};
 
-/// Converts a value of a column. Returns `None` for a number that is no integer, which no table has.
+/// Converts a value of a column to JSON. Returns `None` for a value of a kind that no table has, such as a fraction.
 pub(super) fn to_json(value: ValueRef<'_>) -> Option<Value> {
     Some(match value {
         ValueRef::Null => Value::Null,
@@ -24,7 +24,7 @@ pub(super) fn invalid(
     rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error))
 }
 
-/// Converts it back. Returns `None` for a value that [`to_json`] does not return.
+/// Converts JSON back to a value of a column. Returns `None` for JSON that [`to_json`] never returns.
 pub(super) fn from_json(value: &Value) -> Option<Sql> {
     Some(match value {
         Value::Null => Sql::Null,

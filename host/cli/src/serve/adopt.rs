@@ -75,7 +75,7 @@ pub(super) fn change_config(raw: &mut RawConfig, log: &str, has_catalog: bool) {
 /// Environment variable with the log that a child process continues.
 const LOG_VARIABLE: &str = "ROLLOUT_HOST_ADOPTED_LOG";
 
-/// Returns the log that this process continues; none if it is an ordinary worker.
+/// Returns the log that this process continues; `None` if it is an ordinary worker.
 pub(super) fn adopted_log() -> Option<String> {
     std::env::var(LOG_VARIABLE).ok().filter(|log| !log.is_empty())
 }
@@ -178,7 +178,7 @@ impl Adopter {
 
     /// Starts the process for a log, unless another worker was faster.
     async fn adopt(&self, cluster: &Cluster, member: &Member) -> Result<Option<OwnedChild>> {
-        // The process that continues the log gives its own address.
+        // The process that continues the log sets its own address when it claims the log in turn.
         let epoch = match cluster.claim(Claim::Expired(member), &member.owner).await {
             Ok(claimed) => claimed.epoch(),
             Err(rollout_cluster::ClaimError::Lost { .. }) => return Ok(None),
@@ -200,7 +200,7 @@ impl Adopter {
     }
 }
 
-/// Reads what the process for a log prints, and counts its rollouts when they go on.
+/// Reads the output of the process for a log, and counts its rollouts when they continue.
 async fn count_continued(output: ChildStdout, replication: Replication) {
     let began = Instant::now();
     let mut lines = BufReader::new(output).lines();
@@ -216,7 +216,7 @@ fn expired(members: &Members, own: &str) -> Vec<Member> {
     members.expired().into_iter().filter(|member| member.log != own).collect()
 }
 
-/// Beginning of the line with which the process for a log tells its parent how many rollouts go on.
+/// Beginning of the line with which the process for a log reports to its parent how many rollouts continue.
 const CONTINUING: &str = "continuing rollouts: ";
 
 /// Serves until the adopted log has no live rollouts and no unread results.

@@ -39,7 +39,8 @@ const OTHER_FILES: u64 = 64;
 /// Maximum number of callers' connections of a gateway.
 const CALLERS_MAX: u64 = 65_536;
 
-/// Divisor of that number for the idle connections to each worker, which use open files, too.
+/// Divisor of the number of connections that gives the maximum of idle connections to each worker, which use open
+/// files, too.
 const IDLE_PART: usize = 8;
 const IDLE_MIN: usize = 4;
 const IDLE_MAX: usize = 256;
@@ -95,7 +96,7 @@ pub(super) fn callers_max() -> usize {
     usize::try_from(descriptors.clamp(1, CALLERS_MAX)).unwrap_or(usize::MAX)
 }
 
-/// Returns the identity of this server as a worker; none if it is alone.
+/// Returns the identity of this server as a worker; `None` if the server is alone.
 pub(super) fn worker_identity(
     config: &Config,
     artifact_root: &Path,
@@ -209,7 +210,7 @@ async fn claim(config: &Config, nats: &ClusterSettings, listen: SocketAddr) -> R
     Ok(Claimed { name, cluster, claimed, heartbeats })
 }
 
-/// Interval at which the catalog is read although no change was reported. Reports may be lost.
+/// Interval at which the catalog is read even if no change was reported, because reports may be lost.
 const CATALOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// This worker's part in a catalog that all workers share, and its replicated log.
@@ -246,7 +247,8 @@ pub(super) async fn share_catalog(
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.with_context(|| format!("cannot create {}", dir.display()))?;
     let lock = lock(dir)?;
-    // Journals in a catalog of its own are in no log. Held until they are written, so that no server uses them meanwhile.
+    // The lock refuses a folder with a catalog of its own, whose journals are in no log. It is held until the
+    // journals are written, so that no other server uses them meanwhile.
     let _copy = rollout_catalog::lock_copy(dir)?;
     // Reading the log may take longer than a lease.
     let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen).await?;

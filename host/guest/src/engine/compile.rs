@@ -1,7 +1,7 @@
 //! Compilation of untrusted components in a separate process, which has limits and an empty environment and ends after
 //! one component.
 //!
-//! [`Compiler`] is the side of the host. It starts the same program with the command `compile-component`, which
+//! [`Compiler`] is the host's side. It starts the same program with the command `compile-component`, which
 //! [confines] itself and calls [`compile`]: the component arrives on standard input, and the code is written to
 //! standard output.
 //!

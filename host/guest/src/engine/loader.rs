@@ -132,15 +132,15 @@ impl Loader {
                     self.store(&key, &code);
                     code
                 }
-                // The reason is that of the component itself, with its offsets.
+                // Compiling the component itself reports the error with the right offsets.
                 Err(CompileError::Invalid(_)) => return Ok(None),
                 Err(error) => return Err(error.into()),
             },
         };
         let Some(code) = template.complete(code) else { return Ok(None) };
-        // SAFETY: `map` requires the output of this version of the engine. The code of the template is that, for the same
-        // reasons as in `component` and `cached`. It was changed only within the section that has the initial memories of
-        // modules and nothing else, and any bytes are valid there.
+        // SAFETY: `map` requires the output of this version of the engine. The code of the template is such an
+        // output, for the same reasons as in `component` and `cached`. It was changed only within the section that
+        // contains the initial memories of modules and nothing else, and any bytes are valid there.
         match unsafe { map(&engine.engine, &code) } {
             Ok(component) => Ok(Some(component)),
             Err(error) => Err(refused(engine.plan, &code, error)),

@@ -152,7 +152,7 @@ impl RecordState {
         Some(End::OverLimit { reason })
     }
 
-    /// Notes the effect of a model's result on the budgets and on the fault if the guest fails.
+    /// Records the effect of a model's result on the budgets and on the fault if the guest fails.
     fn note(&mut self, run: Run, call: u32, result: &Result<ChatReply, ChatFailure>, retries: u32) {
         match run.model() {
             ModelRole::Policy => self.note_policy(result, retries),
@@ -186,7 +186,7 @@ impl RecordState {
         }
     }
 
-    /// Notes a failure of the judge, which explains a failure of the grader from now on.
+    /// Records a failure of the judge, which explains a failure of the grader from now on.
     pub(super) fn judge_failed(&mut self, fault: Fault, reason: String) {
         self.judge_failure = Some((JudgeFailure { fault, reason }, self.transcript.judge.exchanges().len()));
     }

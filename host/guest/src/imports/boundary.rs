@@ -257,7 +257,7 @@ impl Boundary {
         self.news.notified().await;
     }
 
-    /// Notes that the guest's wait timed out. Returns whether it did: not if an answer has arrived.
+    /// Records that the guest's wait timed out. Returns false if an answer has arrived instead.
     pub(super) fn note_timeout(&self) -> bool {
         let mut state = self.state();
         if !state.arrived.is_empty() {

@@ -31,7 +31,7 @@ pub enum Difference {
     },
     /// The guest waits where it did not in the recorded run, or does not wait where it did.
     Waited,
-    /// The guest asks for its time left where it did not in the recorded run, or does not where it did.
+    /// The guest reads its remaining time at a point where it did not in the recorded run, or the other way round.
     TimeLeft,
 }
 
@@ -40,24 +40,24 @@ impl Diverged {
         let at = self.at;
         match &self.difference {
             Difference::Asked { call, then: Some((then, _)), now: Some(_) } if *then == at => {
-                format!("call {call}, at move {at}, asks something else than it did then")
+                format!("the request of call {call}, at move {at}, differs from the recorded one")
             }
             Difference::Asked { call, then: Some((then, _)), now: Some(_) } => {
-                format!("call {call} was made at move {then} then and at move {at} now")
+                format!("call {call} was recorded at move {then} and is now made at move {at}")
             }
             Difference::Asked { call, then: Some((then, _)), now: None } => {
-                format!("call {call}, which was made at move {then} then, was not made by move {at} now")
+                format!("call {call}, recorded at move {then}, has not been made by move {at}")
             }
-            Difference::Asked { call, .. } => format!("call {call}, at move {at}, was not made then"),
-            Difference::Waited => format!("move {at} waits for something else than it did then"),
-            Difference::TimeLeft => format!("move {at} asks for the time that is left, or did so only then"),
+            Difference::Asked { call, .. } => format!("call {call}, at move {at}, is not in the record"),
+            Difference::Waited => format!("the wait at move {at} differs from the recorded one"),
+            Difference::TimeLeft => format!("move {at} reads the remaining time in only one of the two runs"),
         }
     }
 }
 
 /// Error of a replay whose recorded history is exhausted and which may not send new requests.
 #[derive(Debug, thiserror::Error)]
-#[error("the run is made again, and its past is over")]
+#[error("the recorded history of the run is exhausted")]
 pub(crate) struct PastOver;
 
 /// An answer that is not delivered to the guest yet.

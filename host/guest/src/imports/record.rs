@@ -590,7 +590,7 @@ impl Record {
         change(&mut self.read().transcript.samples)
     }
 
-    /// Notes the amount that a guest requested when a limit stopped it, without counting a hit.
+    /// Records the amount that a guest requested when a limit stopped it, without counting a hit.
     pub(crate) fn note_requested(&self, limit: Limit, asked: usize) {
         self.read().hits.note_requested(limit, asked);
     }

@@ -60,8 +60,8 @@ impl DecayingCpuTime {
         self.at = now;
     }
 
-    /// Returns the rank. If one guest's use exceeds another's at any time it does so at all times, because all decay at
-    /// the same rate.
+    /// Returns the rank. If one guest's use exceeds another's at any time, it exceeds it at all times, because all uses
+    /// decay at the same rate.
     fn rank(&self) -> Rank {
         static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
         let since = self.at.saturating_duration_since(*ORIGIN).div_duration_f64(DECAY);
@@ -139,7 +139,7 @@ struct CurrentPoll {
     began: Instant,
     /// Maximum length of the poll.
     turn: Duration,
-    /// Set when no task waits for the guest any more. Exists only on a busy thread.
+    /// Set when no task waits for the guest any longer. Exists only on a busy thread.
     stopped: Option<Arc<AtomicBool>>,
     /// Whether a tick interrupted the poll.
     interrupted: bool,

@@ -91,12 +91,12 @@ pub struct EpisodeOutcome {
     pub metadata: Option<String>,
 }
 
-/// Failure of a call that the guest reports. The episode goes on.
+/// Failure of a call that the guest reports. The episode continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EpisodeFailure {
     /// The environment could not do its work.
     Failed(String),
-    /// The request or the action does not fit.
+    /// The request or the action is invalid.
     Invalid(String),
     /// A time limit of the environment's own passed.
     TimedOut(String),
@@ -112,7 +112,8 @@ pub(super) enum EpisodeCall {
     State(Reply<String>),
 }
 
-/// The instance of one episode. It makes progress only while a call waits for its result, and is dropped with this.
+/// The instance of one episode. It makes progress only while a call waits for its result, and is dropped with this
+/// value.
 pub struct Episode {
     calls: mpsc::Sender<EpisodeCall>,
     run: Pin<Box<dyn Future<Output = Result<(), RunError>> + Send>>,
@@ -126,7 +127,7 @@ impl Episode {
         Self { calls, run: Box::pin(run) }
     }
 
-    /// Begins the episode. To be called once, first. After a [`RunError`], the episode is over.
+    /// Begins the episode. To be called once, before all other calls. After a [`RunError`], the episode is over.
     pub async fn reset(
         &mut self,
         start: EpisodeStart,
@@ -163,7 +164,7 @@ impl Episode {
     }
 }
 
-/// Calls the guest for one request after the other, until there are no more.
+/// Makes the requested calls of the guest one after the other, until the sender of requests is dropped.
 pub(super) async fn serve(
     guest: &contract::Guest,
     store: &mut wasmtime::Store<super::InstanceState>,
@@ -178,7 +179,7 @@ pub(super) async fn serve(
         }};
     }
     while let Some(call) = calls.recv().await {
-        // A caller that is gone needs no reply.
+        // The send fails only if the caller no longer waits for the reply.
         match call {
             EpisodeCall::Reset(start, reply) => {
                 let result = within!(guest.call_reset(&mut *store, &start.into()));

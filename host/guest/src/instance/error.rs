@@ -55,7 +55,7 @@ pub enum RunError {
     /// The guest was rerun from a record and behaved differently.
     #[error("diverged from its recorded history: {0}")]
     Diverged(Diverged),
-    /// The guest was rerun from a record and has reached its end.
+    /// The guest was rerun from a record and has reached the end of the record.
     #[error("reached the end of its recorded history")]
     PastOver,
     /// The plugin has no such export.

@@ -218,7 +218,7 @@ macro_rules! in_guest {
         let stack = StackCharge::new(charge.clone());
         let starting = Box::pin(start(linked.clone(), $imports, memory_bytes_max, charge.clone()));
         let run = Box::pin(async move {
-            // First, so that they are dropped last, after the store.
+            // Declared first, so that they are dropped last, after the store.
             let _held = (charge, permit);
             let indices = linked.$form.as_ref().ok_or(RunError::Missing($missing))?;
             let (mut $store, instance) = starting.await?;

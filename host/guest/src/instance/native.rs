@@ -1,7 +1,7 @@
 //! An agent that is the host's own code, such as the loop in which a model plays an environment.
 //!
-//! It uses the imports of a workflow, so its conversation, its calls of the policy, their limits and their recorded history are
-//! those of any other workflow.
+//! It uses the imports of a workflow, so its conversation and its calls of the policy are limited, recorded and
+//! replayed like those of any other workflow.
 
 use wasmtime::component::Resource;
 
@@ -57,7 +57,8 @@ impl NativeAgent {
         Resource::new_borrow(self.sample)
     }
 
-    /// Appends messages, which are JSON objects, to the sample. Appends nothing if a budget is spent, and returns its name.
+    /// Appends messages, which are JSON objects, to the sample. If a budget is spent, appends nothing and returns the
+    /// budget's name.
     pub fn push(&mut self, messages: Vec<String>) -> Result<Option<String>, RunError> {
         let sample = self.sample();
         match self.imports.push(sample, messages) {

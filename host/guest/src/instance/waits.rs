@@ -1,7 +1,7 @@
 //! The imports in which a guest may wait.
 //!
-//! They replace those that the bindings add, and do the same. In addition, the addresses of the guest's memory and stack
-//! are noted.
+//! The functions here replace those that the bindings add. They behave the same, and also note the addresses of the
+//! guest's memory and stack.
 
 use wasmtime::StoreContextMut;
 use wasmtime::component::{Linker, Resource};

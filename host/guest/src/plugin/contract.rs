@@ -7,9 +7,9 @@ use wasmtime::component::types::ComponentItem;
 /// Published versions of the package `rollout:plugin`, from the oldest. This host serves plugins of all of them. Each has
 /// a frozen folder in `wit/`.
 ///
-/// A version that only adds to the one before (0.1.1 after 0.1.0) needs no code: the linker serves an import of 0.1.0 from
-/// 0.1.1. A version that changes something (0.2.0) needs the imports and exports of the one before as an adapter over its
-/// own, as `docs/adr/0124` describes.
+/// A version that only adds to the previous one (0.1.1 after 0.1.0) needs no code: the linker serves an import of 0.1.0
+/// from 0.1.1. A version that changes something (0.2.0) needs the imports and exports of the previous version as an
+/// adapter over its own, as `docs/adr/0124` describes.
 pub const CONTRACT_VERSIONS: [&str; 1] = [CONTRACT_VERSION];
 
 /// Newest version of the package `rollout:plugin`.
@@ -182,7 +182,7 @@ fn split_contract_name(name: &str) -> Option<(&str, &str)> {
     Some(rest.split_once('@').unwrap_or((rest, "")))
 }
 
-/// Returns whether a version is newer than all that this host knows.
+/// Returns whether a version is newer than all versions that this host knows.
 fn is_newer(version: &str) -> bool {
     let numbers = |version: &str| {
         let parts: Result<Vec<u64>, _> = version.split('.').map(str::parse).collect();

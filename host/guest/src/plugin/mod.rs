@@ -57,7 +57,7 @@ pub struct Description {
 }
 
 impl Description {
-    /// Returns its parts, in words.
+    /// Returns the component's parts in words, for messages.
     pub fn parts(&self) -> Vec<&'static str> {
         [
             (self.workflow, "a workflow"),
@@ -143,7 +143,7 @@ impl Plugin {
         Self { about: self.about.clone(), linked: self.linked.with_input(input) }
     }
 
-    /// Returns its description.
+    /// Returns the component's description.
     pub fn about(&self) -> &Description {
         &self.about
     }

@@ -21,7 +21,7 @@ use rollout_wire::openai::CallerParams;
 const LOG_LINES_MAX: usize = 100;
 const LOG_BYTES_MAX: usize = 16 << 10;
 
-/// Host calls of one call of a tool, which can only read the clock and write log lines.
+/// Maximum number of host calls in one call of a tool. A tool can only read the clock and write log lines.
 const HOST_CALLS_MAX: u64 = 10_000;
 
 /// Bytes that a call may pass to the host at once in addition to its result: a log line.

@@ -35,7 +35,8 @@ pub struct DeploymentId {
     pub grader: Option<String>,
     /// Digest of the components' configuration and of the provided tools.
     pub settings: String,
-    /// Its name, if several plugins are served, by which it is found again. It does not affect behaviour.
+    /// Name by which the next process finds the deployment again, if several plugins are served. It does not affect
+    /// behaviour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_as: Option<ServedAs>,
     /// The date that its rollouts' clocks start with. A rollout keeps it when it is resumed or rerun.

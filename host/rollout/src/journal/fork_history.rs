@@ -68,7 +68,7 @@ impl Journal {
         let found = found.ok_or(NoParent::Unknown)?;
         let bytes = usize::try_from(found.bytes()?.saturating_mul(MEMORY_FACTOR)).unwrap_or(usize::MAX);
         let mut charge = budget.charge(Use::Request, bytes).map_err(NoParent::NoRoom)?;
-        // The journal may have dropped it since, as its oldest.
+        // The journal may have deleted the rollout in the meantime, as its oldest one.
         let mut written = found.read()?.ok_or(NoParent::Unknown)?;
         let of_workflow = kinds(Role::Workflow);
         written.events.retain(|event| event.kind == kind::ADMITTED || of_workflow.contains(&event.kind));
@@ -94,7 +94,7 @@ impl StoredRollout {
         }
         let point = ForkPoint { rollout_id: request.id.clone(), turn };
         request.fork = Some(origin(&request, point, count));
-        // The seat is the other rollout's.
+        // The seat belongs to the other rollout.
         request.group = None;
         Ok((request, workflow))
     }

@@ -32,7 +32,7 @@ use rollout_wire::id::RolloutId;
 /// Time for which a result is stored after it was read, in case the caller lost it.
 const READ_KEPT: Duration = Duration::from_secs(60);
 
-/// Number of results that are forgotten at once, so that a million of them do not delay requests.
+/// Maximum number of results that are forgotten at once, so that a million of them do not delay requests.
 const FORGOTTEN_AT_ONCE: usize = 10_000;
 
 /// Memory of a stored result in bytes: in the table and in the queue of expiry times.
@@ -68,7 +68,7 @@ pub struct StoredResult {
 struct ResultLocation {
     /// The first segment with records of the rollout.
     first: u32,
-    /// The segment with its note, or the one before; `UNKNOWN` while the note is being written.
+    /// The segment with the note, or the previous segment; `UNKNOWN` while the note is being written.
     last: u32,
     /// Distinguishes results with the same name; 0 for one of an earlier process.
     serial: u32,

@@ -126,7 +126,7 @@ impl Journal {
         self.store.close();
     }
 
-    /// Returns the last rollout with this id, as far as it is in files. Reads files and blocks.
+    /// Returns the last rollout with this id, with the events that are in files already. Reads files and blocks.
     pub fn find(&self, id: &RolloutId) -> io::Result<Option<FoundRollout>> {
         Ok(self.store.find(id.as_str())?.into_iter().next().map(FoundRollout))
     }
@@ -180,7 +180,7 @@ impl Journal {
         let name = request.id.as_str();
         let line = AdmissionLine::new(request, deployment, driver, facts);
         let sealed = secrets.seal(&self.seal, name.as_bytes());
-        // Neither numbers nor texts fail to serialize, and random numbers are available.
+        // Numbers and strings always serialize, and random numbers are available.
         let sealed = sealed.map_err(|error| JournalRefused::from(Failed::new(error.to_string())))?;
         let log = RolloutLog(Arc::new(self.store.begin(name)?));
         log.append(kind::ADMITTED, vec![json_line(&line), sealed.into()]);
@@ -240,7 +240,7 @@ impl RolloutLog {
         self.0.written().await
     }
 
-    /// Appends a driver's note, which it needs to resume the rollout.
+    /// Appends a note that the driver needs to resume the rollout.
     pub fn note(&self, note: &impl Serialize) {
         self.append(kind::NOTED, vec![json(note)]);
     }

@@ -11,7 +11,7 @@ use rollout_core::storage::{OverStorage, StorageAccount};
 use rollout_guest::imports::Role;
 use rollout_transcript::Event;
 
-/// A part of an episode's history, as it was written.
+/// A part of an episode's history.
 pub(crate) enum SessionEvent {
     /// A call of the caller.
     Called(Bytes),

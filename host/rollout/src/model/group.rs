@@ -11,8 +11,10 @@ use rollout_wire::id::{RolloutId, SampleId};
 /// Maximum number of members of a group.
 pub const GROUP_SIZE_MAX: u32 = 128;
 
-/// Default and maximum of [`GroupSeat::join_secs`].
+/// Default of [`GroupSeat::join_secs`].
 pub const JOIN_SECS: u32 = 600;
+
+/// Maximum of [`GroupSeat::join_secs`].
 const JOIN_SECS_MAX: u32 = 3600;
 
 /// Seat of a rollout in a group.

@@ -38,7 +38,7 @@ impl Rollout {
             return through;
         }
         let Some(mut seat) = self.seat.take() else { return through };
-        // Other members may need it.
+        // Other members may need the slot.
         drop(self.slot.take());
         self.take_own_reward();
         let place = seat.place().clone();
@@ -69,8 +69,8 @@ impl Rollout {
         counted.filter_map(|sample| self.rewards.get(&sample.id).copied()).collect::<Moments>().mean()
     }
 
-    /// Waits for the decision, and makes it if it is this member's turn. The error is the failure of a rollout that was
-    /// cancelled before.
+    /// Waits for the decision, and makes it if this member leads. The error is the failure of a rollout that was
+    /// cancelled before the decision.
     async fn wait_for_group(&mut self, seat: &mut Seat) -> Result<Arc<GroupDecision>, Failure> {
         let cancel = self.handle.cancel.clone();
         if !cancel.is_cancelled() {
@@ -96,7 +96,7 @@ impl Rollout {
                     };
                     lead.decide(graded);
                     if let Some(journal) = self.host.0.runtime.journal() {
-                        // Without it nothing can be reported either, which the driver says.
+                        // If the journal fails, no result can be reported either, and the driver reports that.
                         let _ = journal.written().await;
                     }
                 }
@@ -230,7 +230,7 @@ impl Rollout {
         checked(ready, ratings).map(Some).map_err(|reason| fail(FailureKind::Invalid, reason))
     }
 
-    /// Converts the error of a group grader. It is not at fault if it failed because its judge did.
+    /// Converts the error of a group grader. The grader is not at fault if its judge failed it.
     fn blame_group_grader(&self, record: &Record, error: &RunError) -> Failure {
         let failure = self.explain(Stage::Grader, error);
         let reason = match failure.reason.strip_prefix("grader ") {

@@ -50,7 +50,7 @@ impl PastLocation {
     }
 }
 
-/// Reason why a rerun rollout did not end by itself.
+/// Reason why a rerun rollout did not end on its own.
 #[derive(Clone, Debug)]
 pub enum ReplayEnd {
     /// It diverged from its recorded history.
@@ -60,8 +60,8 @@ pub enum ReplayEnd {
 }
 
 impl Rollout {
-    /// Returns the time when a run first started. If no earlier process started it, that is now, and the journal
-    /// records it.
+    /// Returns the time when a run first started. If no earlier process started it, returns the current time, which the
+    /// journal records.
     #[expect(clippy::disallowed_methods, reason = "another process measures from this time")]
     pub(super) fn record_start(&self, role: Role) -> Instant {
         let started = self.resumed.as_ref().map(|resumed| resumed.started).unwrap_or_default();
@@ -79,8 +79,8 @@ impl Rollout {
         Ok(boundary)
     }
 
-    /// Appends an end for each call without one, so that journal and record have the same calls. A run that this
-    /// process did not start has none.
+    /// Appends an end for each call without one, so that journal and record have the same calls. If this process did
+    /// not repeat a run of an earlier process, all calls of that run are cut, because the record has none of them.
     pub(super) fn close_calls(&self) {
         let Some(log) = self.handle.log() else { return };
         for (role, boundary) in [Role::Workflow, Role::Grader].into_iter().zip(&self.boundaries) {
@@ -133,8 +133,8 @@ impl Rollout {
         past.forked_at(ancestors.iter().map(|ancestor| ancestor.events))
     }
 
-    /// Ends a run: stores the answers that arrived until then. A run that ended by itself must have consumed its whole history;
-    /// otherwise it diverged.
+    /// Ends a run, and stores the answers that have arrived. A run that ended on its own must have consumed its whole
+    /// history; otherwise it diverged.
     pub(super) fn end_run<T>(&self, boundary: &Boundary, ran: Result<T, RunError>) -> Result<T, RunError> {
         boundary.end(&self.record, &self.host.0.deployment.limits);
         let ended_by_itself = match &ran {

@@ -29,7 +29,7 @@ const IDLE_REPLIES_MAX: u32 = 3;
 /// Reason of the end of an episode that the environment ended.
 const DONE: &str = "done";
 
-/// Reason of the end of an episode in which the policy did not act any more.
+/// Reason of the end of an episode in which the policy no longer acted.
 const NO_ACTION: &str = "no_action";
 
 /// Reason of the end of an episode in which a budget of the rollout was spent.
@@ -87,7 +87,8 @@ impl Rollout {
         self.own_reward = reward;
         let is_over = finish_reason == DONE;
         if reward.is_none() && !is_over && self.host.grader().is_none() {
-            // The environment rates only what it sees.
+            // The environment can rate only the actions that it receives, so an episode that the model left has no
+            // reward.
             let why = match finish_reason {
                 NO_ACTION => "calling no tool".to_owned(),
                 MAX_TURNS => {
@@ -264,7 +265,7 @@ impl Game {
         }
     }
 
-    /// Adds a result to the episode's, and returns its observation for the policy.
+    /// Adds the result of a reset or a step to the episode, and returns its observation for the policy.
     fn take(&mut self, observed: Observed) -> Result<String, RunError> {
         let text = observed.text();
         let Observed { reward, done, .. } = observed;

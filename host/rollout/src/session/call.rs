@@ -1,4 +1,4 @@
-//! Calls of a session's caller and their answers, as the journal and the session have them.
+//! Calls of a session's caller and their answers, in memory and in the journal.
 
 use std::sync::Arc;
 
@@ -148,8 +148,8 @@ impl AnswerLine {
         }
     }
 
-    /// Returns whether the environment gave the same answer again. The reward may come from the grader, which is not asked
-    /// again.
+    /// Returns whether the environment gave the same answer again. The reward is not compared, because it may come from
+    /// the grader, which does not run again.
     pub(super) fn is_repeated_by(&self, again: &Self) -> bool {
         match (self, again) {
             (

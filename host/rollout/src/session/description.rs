@@ -53,7 +53,7 @@ impl DescribeError {
 }
 
 impl Host {
-    /// Returns the environment's description. The guest is asked once for each deployment.
+    /// Returns the environment's description. The guest is called only once for each deployment.
     pub async fn environment(&self) -> Result<Arc<EnvironmentFacts>, DescribeError> {
         let cell = &self.0.deployment.environment;
         let facts = cell.get_or_try_init(async || {

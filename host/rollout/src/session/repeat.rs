@@ -1,8 +1,8 @@
 //! Repeats the last episode of a session that an earlier process stored.
 //!
 //! The calls in the log are made again in a new instance, which receives the recorded answers from outside at its own calls,
-//! and draws the same random numbers. Each answer must be the stored one. The call that the process was stopped in has no
-//! answer yet: it is completed, and its answer goes to the caller that repeats it.
+//! and draws the same random numbers. Each answer must equal the stored one. The call during which the process was
+//! stopped has no answer yet: it is completed, and its answer goes to the caller that repeats it.
 
 use std::io;
 
@@ -24,7 +24,7 @@ struct PastCall {
 }
 
 impl Session {
-    /// Repeats the last episode of an earlier process, unless that is done.
+    /// Repeats the last episode of an earlier process, unless it was repeated before.
     pub(super) async fn repeat_past(&mut self) -> Result<(), SessionError> {
         let unrepeated = self.kept.as_ref().and_then(|kept| kept.unrepeated());
         let Some(UnrepeatedEpisode { log, differs }) = unrepeated else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Sessions in the journal. Each episode has a log of its own, with the session's id: a reset begins a log and ends the one
-//! before, so that the journal may delete past episodes.
+//! Sessions in the journal. Each episode has a log of its own, with the session's id: a reset begins a log and ends the
+//! previous one, so that the journal may delete past episodes.
 
 use std::sync::Arc;
 
@@ -44,7 +44,8 @@ impl StoredSession {
         &self.continuation.facts
     }
 
-    /// Returns whether this is a later log of a session than the other. Both exist if the process was stopped in a reset.
+    /// Returns whether this log of a session is later than the other. Both exist if the process was stopped during a
+    /// reset.
     pub fn is_later_than(&self, other: &Self) -> bool {
         self.resets > other.resets
     }
@@ -78,7 +79,7 @@ pub(super) struct JournaledSession {
     bytes: usize,
     /// The episode in the log, until it is repeated.
     unrepeated: Option<UnrepeatedEpisode>,
-    /// The call that the process before was stopped in, and its answer, which no caller has received.
+    /// The call during which the earlier process was stopped, and its answer, which no caller has received.
     interrupted: Option<(SessionCall, Result<Answer, SessionError>)>,
 }
 
@@ -122,12 +123,12 @@ impl JournaledSession {
         (self.unrepeated, self.has_reset, self.bytes) = (None, has_reset, bytes);
     }
 
-    /// Stores the answer to the call that the process before was stopped in.
+    /// Stores the answer to the call during which the earlier process was stopped.
     pub(super) fn set_interrupted(&mut self, call: SessionCall, answer: Result<Answer, SessionError>) {
         self.interrupted = Some((call, answer));
     }
 
-    /// Takes the call that the process before was stopped in, with its answer.
+    /// Takes the call during which the earlier process was stopped, with its answer.
     pub(super) fn take_interrupted(&mut self) -> Option<(SessionCall, Result<Answer, SessionError>)> {
         self.interrupted.take()
     }

@@ -1,4 +1,4 @@
-//! Trees of forks: a rollout, the rollouts that it descends from, and all that descend from them.
+//! Trees of forks: a rollout, its ancestors, and all their descendants.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -215,7 +215,7 @@ impl Pool {
             let result = change(&mut state);
             (result, state.grant())
         };
-        // Their waiters are gone; dropping each slot grants it to the next one.
+        // The waiters of these slots are gone. Dropping a slot grants it to the next waiter.
         drop(unwanted);
         result
     }

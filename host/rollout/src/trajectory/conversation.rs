@@ -89,12 +89,12 @@ pub(super) struct Conversation<'a> {
     replies: &'a [Reply<'a>],
     /// The messages of the agent whose reply is known, in order, with the index of the reply.
     known: Vec<(usize, usize)>,
-    /// For each reply, the index of the message that it is, if the workflow registered it.
+    /// For each reply, the index of its message, if the workflow registered it.
     pub(super) message_of_reply: Vec<Option<usize>>,
 }
 
 impl<'a> Conversation<'a> {
-    /// Reads the messages and finds the reply that each of them was. If no message is an unchanged reply, and there are
+    /// Reads the messages and finds the reply behind each of them. If no message is an unchanged reply, and there are
     /// as many replies as steps of the agent, each step gets the usage of the reply at its position.
     pub(super) fn new(messages: Vec<&'a str>, replies: &'a [Reply<'a>]) -> Self {
         let mut matcher = Matcher::new(&messages, replies);
@@ -148,7 +148,7 @@ impl<'a> Conversation<'a> {
             let kind = *self.kinds.get(start)?;
             at += 1;
             match kind {
-                // A result without a step of the agent before it: an empty step carries it.
+                // A result without an agent's step before it gets an empty step.
                 Kind::Result => Some((None, start..at)),
                 Kind::Agent => {
                     let results = self.kinds[at..].iter().take_while(|kind| **kind == Kind::Result).count();

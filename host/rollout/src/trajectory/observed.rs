@@ -115,7 +115,7 @@ impl Serialize for New<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut list = to.serialize_seq(None)?;
         for message in self.messages.iter().flat_map(Part::iter).skip(self.repeated) {
-            // It was checked when it was sent.
+            // The message was checked when it was sent.
             let message: &RawValue = serde_json::from_str(message).map_err(S::Error::custom)?;
             list.serialize_element(message)?;
         }

@@ -89,7 +89,7 @@ impl Matcher {
         self.hasher.hash_one(&*call.id(at))
     }
 
-    /// Notes the message of the agent at this index. Its content is read only if that is needed.
+    /// Records the agent's message at this index. Its content is read only if needed.
     pub(super) fn note<'t>(
         &mut self,
         at: usize,
@@ -111,7 +111,8 @@ impl Matcher {
         }
     }
 
-    /// Returns for each reply the index of its message, if there is one. All messages of the agent were noted.
+    /// Returns for each reply the index of its message, if there is one. To be called when all messages of the agent
+    /// are recorded.
     pub(super) fn finish(mut self, replies: &[Reply<'_>]) -> Vec<Option<usize>> {
         let mut found = vec![None; replies.len()];
         self.known.iter().for_each(|(at, reply)| found[*reply] = Some(*at));

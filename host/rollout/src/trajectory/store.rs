@@ -58,7 +58,7 @@ pub(super) fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Re
     if !recorded.log.is_empty() || recorded.log_dropped > 0 {
         replace(&folder.join("log.jsonl"), |to| write_log(to, &recorded.log, recorded.log_dropped))?;
     }
-    // Written last, because an evaluator takes it as the sign that all files exist.
+    // The trajectories are written last, because an evaluator takes a trajectory as the sign that all files exist.
     let mut files = Vec::with_capacity(documents.len());
     for document in &documents {
         let path = folder.join(&document.file_name);

@@ -5,8 +5,7 @@ use serde_json::{Map, Value, json};
 use super::workers::Worker;
 use std::sync::Arc;
 
-/// Returns the answer to `GET /health`: the sums of the workers' numbers, their other fields as one of them has them, and a
-/// list of workers.
+/// Returns the answer to `GET /health`: the fields of all workers, [added up](add), and a list of the workers.
 pub(super) fn health(workers: &[Arc<Worker>]) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut list = Vec::new();
@@ -40,7 +39,8 @@ pub(super) fn health(workers: &[Arc<Worker>]) -> Map<String, Value> {
     fields
 }
 
-/// Adds the fields of a worker to those of others: numbers are summed, and of other values the first one stays.
+/// Adds the fields of a worker to those of others. Whole numbers are added up, a boolean is true if any of them is, and
+/// of other values the first one stays.
 pub(super) fn add(to: &mut Map<String, Value>, fields: Map<String, Value>) {
     for (name, value) in fields {
         match (to.get_mut(&name), value) {
@@ -107,8 +107,8 @@ pub(super) fn labelled(line: &str, worker: &str) -> String {
     }
 }
 
-/// Merges the answers of workers to a cancellation. Returns the dispositions in the order in which the workers name them; a
-/// rollout that one of them has is not missing.
+/// Merges the answers of workers to a cancellation. Returns the dispositions in the order in which the workers name
+/// them. A rollout is missing only if no worker has it.
 pub(super) fn dispositions(answers: &[Value]) -> Map<String, Value> {
     let mut merged = Map::new();
     for answer in answers {

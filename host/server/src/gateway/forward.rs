@@ -50,14 +50,14 @@ pub(super) struct Forwarded {
     path_and_query: String,
     headers: HeaderMap,
     body: Bytes,
-    /// The upgrade of the caller's connection to another protocol, if the caller asks for one.
+    /// The upgrade of the caller's connection to another protocol, if the caller requests one.
     pub upgrade: Option<OnUpgrade>,
     /// The body's share of the memory budget.
     _charge: Option<Charge>,
 }
 
 impl Forwarded {
-    /// Creates it from a request whose body was read.
+    /// Creates the request to forward from a caller's request, whose body was read.
     pub(super) fn new(parts: &mut Parts, body: Bytes, charge: Option<Charge>) -> Self {
         let upgrade =
             parts.headers.contains_key(header::UPGRADE).then(|| parts.extensions.remove::<OnUpgrade>());
@@ -74,14 +74,14 @@ impl Forwarded {
         Self { method: parts.method.clone(), path_and_query, headers, body, upgrade, _charge: charge }
     }
 
-    /// Adds the token of the lease that the rollout shall have.
+    /// Sets the token of the lease that the rollout will have.
     pub(super) fn set_admission(&mut self, token: &str) {
         if let Ok(token) = token.parse() {
             self.headers.insert(HeaderName::from_static(ADMISSION_HEADER), token);
         }
     }
 
-    /// Names the worker that takes the rollout if the first one has no room, or none.
+    /// Sets the worker that takes the rollout if the receiving one has no room. `None` removes it.
     pub(super) fn set_other(&mut self, worker: Option<&str>) {
         match worker.and_then(|worker| worker.parse().ok()) {
             Some(worker) => self.headers.insert(HeaderName::from_static(PLACE_HEADER), worker),
@@ -99,7 +99,7 @@ impl Forwarded {
         self.path_and_query.parse().ok()
     }
 
-    /// Returns a request that confirms the place of the rollout that this request starts.
+    /// Returns a request that confirms the place of the rollout that this request has started.
     pub(super) fn confirmation(&self, id: &str, place: &str) -> Self {
         let mut headers = self.headers.clone();
         // The confirmation has no body.
@@ -117,7 +117,7 @@ impl Forwarded {
         confirmation
     }
 
-    /// Returns whether the caller asks for another protocol on its connection.
+    /// Returns whether the caller requests another protocol on its connection.
     pub(super) fn is_upgrade(&self) -> bool {
         self.upgrade.is_some()
     }
@@ -170,7 +170,7 @@ impl Forwarded {
     }
 }
 
-/// Error of passing a body on while it arrives.
+/// Error of forwarding a body while it arrives.
 #[derive(Debug)]
 pub(super) enum StreamError {
     /// The caller's body broke off or was too slow.
@@ -180,7 +180,7 @@ pub(super) enum StreamError {
 }
 
 impl Forwarded {
-    /// Sends the request with a body that is read as the worker takes it, and returns the worker's answer.
+    /// Sends the request with a body that is read no faster than the worker receives it. Returns the worker's answer.
     pub(super) async fn stream(
         &self,
         client: &reqwest::Client,
@@ -212,7 +212,7 @@ impl Forwarded {
 
 /// Passes a worker's answer on, as it arrives. A connection that the worker upgrades is joined with the caller's.
 ///
-/// The status 421 is between gateways and workers; a caller gets one that it repeats.
+/// The status 421 has its meaning only between gateways and workers; the caller receives one after which it retries.
 pub(super) fn pass_on(answer: reqwest::Response, upgrade: Option<OnUpgrade>) -> Response {
     match answer.status() {
         StatusCode::MISDIRECTED_REQUEST => {

@@ -1,13 +1,13 @@
 //! A gateway: the entrance to several workers, without state of its own.
 //!
-//! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`). If that one has no
-//! free slot, it decides which other one takes the rollout, and remembers it. Requests without an id go to the worker with
-//! most room. Members of a group go to the worker that the group's id prefers, and forks to the one that has their parent. The
-//! lease of a rollout and the id of a session name the log of their worker, so that requests find them also after a restart.
-//! While a worker is away, its polls wait within the protocol's long poll instead of failing, because a missing rollout is final
-//! for clients.
+//! Any gateway answers any request. A new rollout goes to the worker that its id prefers (`placement`). If that
+//! worker has no free slot, it decides which other one takes the rollout, and remembers the decision. Requests
+//! without an id go to the worker with the most room. Members of a group go to the worker that the group's id
+//! prefers, and forks to the worker of their parent. The lease of a rollout and the id of a session name the log of
+//! their worker, so requests find them even after a restart. While a worker is away, its polls wait within the
+//! protocol's long poll instead of failing, because a missing rollout is final for clients.
 //!
-//! A gateway knows neither plugins nor the keys of tenants, which workers check (`owners` has what they answered).
+//! A gateway knows neither plugins nor the keys of tenants. Workers check keys, and `owners` remembers their answers.
 
 mod combined;
 mod forward;
@@ -59,7 +59,7 @@ use rollout_outbound::{ClientError, Secret, cluster_client};
 use rollout_wire::id::RolloutId;
 use rollout_wire::stream;
 
-/// Maximum size of a request in bytes, that of the largest of the protocols.
+/// Maximum size of a request in bytes: the largest limit of all protocols.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// Maximum size of an answer that is combined with others, in bytes.
@@ -80,7 +80,8 @@ const UPLOADS: &str = "/admin/v1/components/";
 /// Memory of an upload besides that of a request: the parts of its body that are in progress.
 const UPLOAD_BYTES: usize = 512 << 10;
 
-/// Maximum number of workers that are asked to start a rollout, if the ones before have no room.
+/// Maximum number of workers that a request to start a rollout is sent to, one after the other, while they have no
+/// room.
 const TRIED_MAX: usize = 8;
 
 /// Memory of a request besides its headers and its body: its tasks, and the buffers of its connection to a worker.
@@ -94,7 +95,8 @@ pub struct GatewaySettings {
     pub key: Secret,
     /// The rules that every request is checked against.
     pub access: Access,
-    /// Time after which the rollouts of a worker that does not answer are lost. Without it they are waited for.
+    /// Time after which the rollouts of a worker that does not answer count as lost. Without it, polls wait for the
+    /// worker.
     pub lost_after: Option<Duration>,
     /// Maximum time for which a poll waits.
     pub result_wait: Duration,
@@ -127,7 +129,7 @@ struct Inner {
     stopping: CancellationToken,
 }
 
-/// A request whose body is read.
+/// The limits of a request whose body is being read.
 struct Reading<'a> {
     /// The budget of its owner.
     budget: &'a Budget,
@@ -164,12 +166,12 @@ impl Gateway {
         })))
     }
 
-    /// Watches the workers, without end.
+    /// Watches the configured workers. Returns only if none are configured.
     pub async fn watch(&self) {
         self.0.workers.watch(&self.0.settings.workers).await;
     }
 
-    /// Watches the workers with these addresses, too, as the list changes.
+    /// Watches the workers whose addresses are in a list that changes. Returns when the list's sender is dropped.
     pub async fn watch_list(&self, list: watch::Receiver<BTreeSet<String>>) {
         self.0.workers.watch_list(list).await;
     }
@@ -204,7 +206,7 @@ fn must_be_repeated(status: StatusCode) -> bool {
     is_refusal(status) || status == StatusCode::MISDIRECTED_REQUEST
 }
 
-/// Returns whether a URL with this path would have another one, because a segment stands for the folder or its parent.
+/// Returns whether a URL parser would change this path, because one of its segments is `.` or `..`.
 fn has_dot_segments(path: &str) -> bool {
     let plain = path.replace("%2e", ".").replace("%2E", ".");
     plain.split(['/', '\\']).any(|segment| segment == "." || segment == "..")
@@ -254,7 +256,7 @@ impl Gateway {
                 return Err(RequestRefused::Unauthorized(refusal));
             }
         }
-        // Workers with tenants check their keys. Only they know who is an operator.
+        // Workers with tenants check the keys, and only they know which keys belong to operators.
         let has_tenants = access.server_key.is_none() && self.has_tenants();
         let caller = request.extensions().get::<Caller>().cloned();
         // Tenants share connections and memory. Without tenants, all callers have the server's key.
@@ -291,7 +293,7 @@ impl Gateway {
             Ok(body) => body.into_parts(),
             Err(refused) => return Ok(osmosis::body_refused(refused)),
         };
-        // A poll waits with all of this.
+        // A poll holds all of this memory while it waits.
         if charge.grow(REQUEST_BYTES + headers_bytes(&parts.headers)).is_err() {
             return Ok(no_memory(&target, route));
         }
@@ -316,7 +318,8 @@ impl Gateway {
         })
     }
 
-    /// Returns whether the gateway knows who checks keys: it does itself, or a worker has said whether it does.
+    /// Returns whether the gateway knows which side checks keys: the gateway has a key of its own, or a worker has
+    /// answered.
     fn knows_checks(&self) -> bool {
         let access = &self.0.settings.access;
         access.server_key.is_some() || self.0.workers.all().iter().any(|worker| worker.status().0.is_some())
@@ -380,9 +383,10 @@ impl Gateway {
         self.start_in_order(path, request, &order, tenant).await
     }
 
-    /// Sends a request that starts a rollout to the worker that its id prefers. That one takes it, or names the one that
-    /// takes it in its place, and learns whether that one did. Returns `None` if it cannot be reached, or has refused the
-    /// rollout without placing it, as all with callbacks.
+    /// Sends a request that starts a rollout to the worker that its id prefers. That worker takes the rollout or
+    /// names another one, and receives a confirmation if the other one has taken it. Returns `None` if the preferred
+    /// worker cannot be reached or has refused the rollout without placing it, as it does with all rollouts that have
+    /// callbacks.
     async fn place(
         &self,
         request: &mut Forwarded,
@@ -410,7 +414,7 @@ impl Gateway {
                     ));
                 }
                 StatusCode::MISDIRECTED_REQUEST => {}
-                // It is known to be full, and all others that were named to it have refused.
+                // The preferred worker is full, and all others that were named to it have refused.
                 StatusCode::TOO_MANY_REQUESTS if had_others && other.is_none() => {
                     return Some(pass_on(answer, None));
                 }
@@ -421,7 +425,7 @@ impl Gateway {
             let placed = order.iter().find(|candidate| candidate.name == place);
             others.retain(|other| *other != place);
             if placed.is_none() && may_choose && !refused.contains(&place) {
-                // It is away, and may never have taken the rollout.
+                // The other worker is away, and may never have taken the rollout.
                 refused.push(place);
                 continue;
             }
@@ -440,7 +444,7 @@ impl Gateway {
                     }
                     return Some(pass_on(answer, None));
                 }
-                // It was placed there by another request, and is there.
+                // Another request has placed the rollout at this worker, so no other one is tried.
                 Ok(answer) if !may_choose => {
                     return Some(match answer.status() {
                         StatusCode::TOO_MANY_REQUESTS => pass_on(answer, None),
@@ -453,8 +457,8 @@ impl Gateway {
         }
     }
 
-    /// Tells the worker that an id prefers that the one in its place has the rollout. Without this, the next request for the
-    /// id may choose again.
+    /// Confirms to the worker that an id prefers that another one has taken the rollout. Without the confirmation,
+    /// the next request for the id may choose a worker again.
     async fn confirm(&self, request: &Forwarded, id: &str, place: &str, home: &Arc<Worker>) {
         let confirmation = request.confirmation(id, place);
         let sent = tokio::time::timeout(CONFIRM_TIME_MAX, self.send_while_up(&confirmation, home)).await;
@@ -523,7 +527,7 @@ impl Gateway {
         let mut changes = self.0.workers.changes();
         let went_down = async {
             while worker.status().1 {
-                // The sender is in `self`.
+                // `self` holds the sender, so it cannot be dropped.
                 let _ = changes.changed().await;
             }
         };
@@ -533,8 +537,8 @@ impl Gateway {
         }
     }
 
-    /// Sends it to one worker. An admission whose answer was lost is repeated once the worker is back: it has the same token,
-    /// so that the worker recognizes it.
+    /// Sends a request that starts a rollout to one worker. An admission whose answer was lost is repeated once the
+    /// worker is back, with the same token, by which the worker recognizes it.
     async fn start_at(
         &self,
         path: &str,
@@ -560,17 +564,17 @@ impl Gateway {
     ) -> Result<reqwest::Response, SendError> {
         let until = Instant::now() + self.0.settings.result_wait;
         let mut is_repeated = false;
-        // It may have been sent to another worker before.
+        // The mark of a repetition that an earlier worker received is removed.
         request.set_repeated(false);
         loop {
             let mut changes = self.0.workers.changes();
-            // Other requests that start a rollout are answered when it is over.
+            // Other requests that start a rollout are answered only when the rollout is over.
             let sent = match path {
                 "/rollout" => self.send_while_up(request, worker).await,
                 _ => self.send(request, worker).await,
             };
             let why = match sent {
-                // The worker may have admitted it before, and cannot tell or refused to look.
+                // The worker may have admitted the first copy, and this answer does not say whether it did.
                 Ok(answer)
                     if is_repeated
                         && (answer.status() == StatusCode::CONFLICT || is_refusal(answer.status())) =>
@@ -595,7 +599,7 @@ impl Gateway {
         let lease = request.headers().get(osmosis::LEASE_HEADER).and_then(|lease| lease.to_str().ok());
         let log = lease.and_then(worker::log_of);
         let (Some(log), Ok(rollout)) = (log, RolloutId::parse(id)) else {
-            // A worker says what is wrong with the lease or the id.
+            // A worker answers with the problem of the lease or the id.
             return self.find(id, request).await;
         };
         let unfinished = || osmosis::unfinished(&rollout);
@@ -606,7 +610,7 @@ impl Gateway {
             }
         };
         match caller {
-            // The connection is needed for another caller.
+            // The wait may end early, because the connection is needed for another caller.
             Some(caller) => caller.wait(polling).await.unwrap_or_else(unfinished),
             None => polling.await,
         }
@@ -756,7 +760,8 @@ impl Gateway {
                 Some((is_operator, (worker.name(), String::from_utf8_lossy(&text).into_owned())))
             }
         };
-        // Without a permit, the gateway's own series are all there is.
+        // Without a permit, no worker is read. The gateway's own series need no permit, but for tenants only workers
+        // check keys.
         let Some(_permit) = self.combined().await else {
             return match has_tenants {
                 true => Err(RequestRefused::NoRoom("too many requests for metrics; retry later".to_owned())),
@@ -769,7 +774,7 @@ impl Gateway {
         if has_tenants && texts.is_empty() {
             return Err(RequestRefused::Unauthorized("unauthorized"));
         }
-        // Workers, and what others send, are the operator's business.
+        // The gateway's own series count the requests of all callers at all workers, so only operators receive them.
         let mut text = match has_tenants && !are_operator.contains(&true) {
             true => String::new(),
             false => self.own_metrics(),
@@ -925,7 +930,7 @@ impl Gateway {
     }
 }
 
-/// Returns an id in a path as its rollout has it.
+/// Returns the percent-decoded id of a path.
 fn decoded(id: &str) -> Cow<'_, str> {
     percent_encoding::percent_decode_str(id).decode_utf8_lossy()
 }
@@ -973,7 +978,7 @@ enum Place {
 }
 
 impl Place {
-    /// Reads it from a body in JSON. Workers check what it says.
+    /// Reads the id from a JSON body, which workers validate.
     fn of(path: &str, body: &[u8]) -> Self {
         #[derive(Deserialize)]
         struct Group {

@@ -10,11 +10,11 @@ use rollout_wire::digest::sha256_hex;
 use crate::access::key_for;
 use crate::worker::OWNER_HEADER;
 
-/// Maximum number of keys. When there are more, all are forgotten and learnt again.
+/// Maximum number of keys. When there are more, all are forgotten and learned again.
 const KEYS_MAX: usize = 16_384;
 
-/// The tenants of keys that workers have accepted. They tell which worker has room, and whose requests use memory and
-/// connections; workers check the keys.
+/// The tenants of keys that workers have accepted. The gateway needs them to choose a worker with room for the
+/// tenant, and to charge memory and connections to it. Workers check the keys.
 pub(super) struct Owners {
     keys: Mutex<HashMap<String, (i64, Budget)>>,
     /// The budget of requests whose key no worker has accepted yet.
@@ -27,7 +27,7 @@ pub(super) fn digest_of(path: &str, headers: &HeaderMap) -> Option<String> {
 }
 
 impl Owners {
-    /// Creates it for requests that are charged to this budget.
+    /// Creates an empty table for a gateway whose requests are charged to this budget.
     pub(super) fn new(budget: &Budget) -> Self {
         Self { keys: Mutex::default(), unknown: budget.for_others() }
     }
@@ -48,7 +48,7 @@ impl Owners {
         known.map_or_else(|| self.unknown.clone(), |(_, budget)| budget.clone())
     }
 
-    /// Notes the owner that a worker has named in its answer to a request with this key.
+    /// Records the owner that a worker has named in its answer to a request with this key.
     pub(super) fn learn(&self, digest: Option<String>, answer: &HeaderMap) {
         let owner = answer.get(OWNER_HEADER).and_then(|owner| owner.to_str().ok()?.parse().ok());
         let (Some(digest), Some(owner)) = (digest, owner) else { return };

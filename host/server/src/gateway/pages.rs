@@ -34,7 +34,7 @@ use rollout_page::{
     path_segment,
 };
 
-/// Maximum time of a page's events for a key that is in no session. The browser or program asks again.
+/// Maximum time of a page's events for a key that is in no session. The browser or program requests them again.
 const STREAM_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Maximum number of bytes of a form.
@@ -60,7 +60,7 @@ struct Answered {
 /// The numbers of a worker, by which a change is noticed.
 #[derive(PartialEq)]
 struct Numbers {
-    /// Whether it admits rollouts; none if it does not answer.
+    /// Whether it admits rollouts; `None` if it does not answer.
     is_accepting: Option<bool>,
     /// Number of its rollouts that run or wait.
     busy: u32,
@@ -139,7 +139,7 @@ impl Gateway {
         }
     }
 
-    /// Refuses a page as long as it is not known whether workers check keys.
+    /// Refuses a page while the gateway does not know whether workers check keys.
     fn no_checks(&self, below: &str) -> Response {
         let reason = "no worker has answered this gateway yet, so it cannot check keys; retry later";
         let refused = RequestRefused::NoRoom(reason.to_owned()).into_response();
@@ -267,7 +267,7 @@ impl Gateway {
                 let is_operator =
                     answer.headers().get(OWNER_HEADER).is_none_or(|owner| owner == crate::worker::OPERATOR);
                 let (bytes, mut charge) = self.read(answer).await?;
-                // The texts of the data, which are in the bytes, and what is made of them.
+                // For the texts of the parsed data and the page made of them, each about as large as the bytes.
                 charge.grow(2 * bytes.len()).ok()?;
                 let data = serde_json::from_slice(&bytes).ok()?;
                 Some(Ok(Answered { data, is_operator, charge }))
@@ -361,8 +361,9 @@ impl Gateway {
         html(StatusCode::OK, &ClusterPage::new(frame, workers, missing, data))
     }
 
-    /// Answers with the events of the first page. The gateway knows nothing of a tenant's rollouts, so the page of a tenant is
-    /// requested again at intervals, and that of all when a worker's numbers have changed.
+    /// Answers with the events of the first page. The gateway knows nothing of a tenant's rollouts, so a tenant's
+    /// page is requested again at intervals, and the page of all tenants if a worker is busy or its numbers have
+    /// changed.
     async fn events(&self, key: Option<Secret>, tenant: Option<String>, headers: &HeaderMap) -> Response {
         let owner = match &key {
             Some(key) if self.has_tenants() => match self.owner_of(key).await {

@@ -18,7 +18,7 @@ pub(super) struct Candidate<T> {
     pub name: String,
     /// Relative number of rollouts that it should have.
     pub weight: u32,
-    /// Number of further rollouts that would have a slot, if the worker tells it.
+    /// Number of further rollouts that would have a slot, if the worker reports it.
     pub room: Option<i64>,
     /// The worker.
     pub worker: T,
@@ -39,15 +39,16 @@ pub(super) fn order<T>(id: &str, mut candidates: Vec<Candidate<T>>) -> Vec<Candi
     candidates
 }
 
-/// Sorts the workers by their room, the one with most first. Workers with the same room are in the order of a new id.
+/// Sorts the workers by their room, the one with the most room first. Workers with equal room are in the order of a
+/// random id.
 pub(super) fn by_room<T>(candidates: Vec<Candidate<T>>) -> Vec<Candidate<T>> {
     let mut sorted = order(&random::id(), candidates);
     sorted.sort_by_key(|candidate| Reverse(candidate.room.unwrap_or(0)));
     sorted
 }
 
-/// Returns the names of the workers that may take a rollout in the place of the first one, which has no room; at most
-/// [`OTHERS_MAX`], the one with most room first. None if the first one has room.
+/// Returns the names of at most [`OTHERS_MAX`] workers that may take a rollout in the place of the first one, the one
+/// with the most room first. Returns no names if the first worker has room.
 pub(super) fn others<T>(order: &[Candidate<T>]) -> Vec<String> {
     let has_room = |candidate: &&Candidate<T>| candidate.room.is_some_and(|room| room > 0);
     let Some((first, rest)) = order.split_first() else { return Vec::new() };

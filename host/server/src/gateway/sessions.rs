@@ -32,7 +32,8 @@ impl SessionName {
         log_of_session(id).map_or_else(|| Self::Chosen(id.to_owned()), |log| Self::Log(log.to_owned()))
     }
 
-    /// Reads it from a request; none if the request belongs to no session. The path is below a tenant's plugin.
+    /// Reads the name of the session from a request. Returns `None` if the request belongs to no session. The path is
+    /// relative to a tenant's plugin.
     pub(super) fn of(path: &str, request: &Forwarded) -> Option<Self> {
         if ors::has_path(path)
             && let Some(id) = ors::session_of(request.headers())
@@ -42,7 +43,7 @@ impl SessionName {
         if let Some(below) = path.strip_prefix(open_env::PREFIX) {
             return Self::of_open_env(below, request);
         }
-        // An id is one session, and a caller may send the cookie of another.
+        // An id in the body names one session, even if the caller also sends the cookie of another one.
         let chosen = nemo_gym::chosen_session_in(path).and_then(|name| member(request.body(), name));
         if let Some(id) = chosen.and_then(|id| serde_json::from_str(id.get()).ok()) {
             return Some(Self::Chosen(id));

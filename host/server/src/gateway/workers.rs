@@ -92,13 +92,13 @@ impl Worker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns its last status and whether it answers at present.
+    /// Returns the worker's last status, and whether the worker answers at present.
     pub(super) fn status(&self) -> (Option<WorkerStatus>, bool) {
         let state = self.state();
         (state.last.clone(), state.is_up)
     }
 
-    /// Notes that a rollout is sent to it.
+    /// Records that a rollout is sent to the worker.
     pub(super) fn sent(&self, tenant: Option<i64>) {
         let mut state = self.state();
         let [_, later] = &mut state.sent;
@@ -106,7 +106,7 @@ impl Worker {
         later.add(tenant, 1);
     }
 
-    /// Notes that it has not taken a rollout that was sent.
+    /// Records that the worker has not taken a rollout that was sent.
     pub(super) fn not_taken(&self, tenant: Option<i64>) {
         let mut state = self.state();
         let [_, later] = &mut state.sent;
@@ -114,7 +114,8 @@ impl Worker {
         later.add(tenant, -1);
     }
 
-    /// Notes that it has refused a rollout that was sent. Until its next status it has no room for this tenant.
+    /// Records that the worker has refused a rollout that was sent. Until its next status it has no room for this
+    /// tenant.
     pub(super) fn refused(&self, tenant: Option<i64>) {
         self.not_taken(tenant);
         let mut state = self.state();
@@ -127,12 +128,12 @@ impl Worker {
         }
     }
 
-    /// Returns its name, or its address as long as the name is unknown.
+    /// Returns the worker's name, or its address while the name is unknown.
     pub(super) fn name(&self) -> String {
         self.state().last.as_ref().map_or_else(|| self.base.clone(), |status| status.worker.clone())
     }
 
-    /// Returns the reason why it does not answer.
+    /// Returns the reason why the worker does not answer.
     pub(super) fn problem(&self) -> Option<String> {
         self.state().problem.clone()
     }
@@ -162,7 +163,7 @@ pub(super) struct Workers {
 #[derive(Default)]
 struct Table {
     by_base: BTreeMap<String, Arc<Worker>>,
-    /// The worker of each log, with the epoch of its claim.
+    /// The worker of each log, with the epoch of the worker's claim.
     by_log: HashMap<String, (u64, Arc<Worker>)>,
     /// Time at which a log without a worker was last served.
     gone: HashMap<String, Instant>,
@@ -214,13 +215,13 @@ impl Workers {
         self.changes.subscribe()
     }
 
-    /// Notes that a worker did not answer a request, and reads its status at once.
+    /// Records that a worker did not answer a request, and reads its status at once.
     pub(super) fn suspect(&self, worker: &Arc<Worker>, problem: &str) {
         self.note(worker, Err(problem.to_owned()));
         worker.check.notify_one();
     }
 
-    /// Reads the status of the workers in a list that changes, until the list has no owner any more.
+    /// Reads the status of the workers in a list that changes, until the list's sender is dropped.
     pub(super) async fn watch_list(self: &Arc<Self>, mut list: watch::Receiver<BTreeSet<String>>) {
         let mut tasks = HashMap::new();
         let mut watching = JoinSet::new();
@@ -233,7 +234,7 @@ impl Workers {
         }
     }
 
-    /// Reads the status of the workers at these addresses at intervals, without end.
+    /// Reads the status of the workers at these addresses at intervals. Returns only if there are no addresses.
     pub(super) async fn watch(self: &Arc<Self>, addresses: &[Url]) {
         let mut watching = JoinSet::new();
         for address in addresses {
@@ -256,7 +257,7 @@ impl Workers {
         }
     }
 
-    /// Starts the tasks of new workers, and stops those of workers that are not among these any more.
+    /// Starts the tasks of new workers, and stops those of workers that are no longer among these.
     fn watch_only(
         self: &Arc<Self>,
         bases: &BTreeSet<String>,
@@ -283,7 +284,7 @@ impl Workers {
     async fn watch_worker(&self, worker: &Arc<Worker>) {
         loop {
             {
-                // What is sent from now on may be missing in this status.
+                // Rollouts that are sent from now on may be missing in this status.
                 let mut state = worker.state();
                 let later = std::mem::take(&mut state.sent[1]);
                 let [now, _] = &mut state.sent;
@@ -325,7 +326,8 @@ impl Workers {
         }
     }
 
-    /// Notes what is known of a worker now. Waiting requests continue if that changes where logs are.
+    /// Records a worker's status, or the reason why it could not be read. Waiting requests continue if a log has
+    /// another place now.
     fn note(&self, worker: &Arc<Worker>, read: Result<WorkerStatus, String>) {
         let mut table = self.table();
         let before = table.by_log.values().filter(|(_, known)| Arc::ptr_eq(known, worker)).count();
@@ -342,7 +344,7 @@ impl Workers {
                 if !was_up {
                     tracing::info!(worker = name, url = worker.base, "a worker answers");
                 }
-                // A worker that has lost its log says so late.
+                // A worker that has lost its log reports that late.
                 let of_others = |log: &ServedLog| {
                     let known = table.by_log.get(&log.name);
                     known.is_some_and(|(epoch, known)| *epoch > log.epoch && !Arc::ptr_eq(known, worker))
@@ -383,7 +385,7 @@ impl Workers {
 }
 
 impl Table {
-    /// Forgets where the logs of a worker are, and notes when they were last there.
+    /// Removes the places of a worker's logs, and records the time when they were last served.
     fn forget(&mut self, worker: &Arc<Worker>) {
         let now = Instant::now();
         let gone = &mut self.gone;
@@ -403,7 +405,7 @@ impl Table {
     }
 }
 
-/// Returns the bases of the URLs of the workers at an address; none if its name does not resolve at present.
+/// Returns the bases of the URLs of the workers at an address. Returns `None` if its name does not resolve at present.
 async fn resolve(address: &Url) -> Option<Vec<String>> {
     let base = address.as_str().trim_end_matches('/').to_owned();
     let Some(name) = address.domain().filter(|_| address.scheme() == "http") else {

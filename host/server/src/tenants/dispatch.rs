@@ -119,7 +119,7 @@ impl<'a> Target<'a> {
 }
 
 impl Dispatcher {
-    /// Answers a request, and notes the owner of its key: a tenant, or none for operators.
+    /// Answers a request, and stores the owner of its key in `owner`: a tenant, or `Some(None)` for operators.
     async fn dispatch(
         self,
         mut request: Request,

@@ -214,7 +214,7 @@ impl Tenants {
         let slots = platform.room(config.max_concurrent, config.queue_max, 0);
         for id in catalog.tenants_being_deleted()? {
             match catalog.finish_deleting(id) {
-                // Another process that shares the catalog has finished it.
+                // Another process that shares the catalog has finished the deletion.
                 Err(CatalogError::NotFound { .. }) => {}
                 finished => finished?,
             }
@@ -318,7 +318,7 @@ impl Tenants {
         let opened = tokio::task::spawn_blocking(move || OpenTenant::open(&tenants, id, &runtime)).await;
         let opened = opened.unwrap_or_else(|error| Err(TenantError::Other(error.to_string())));
         match &opened {
-            // The tenant has noted the number itself.
+            // The tenant has recorded the number itself.
             Ok(_) => {}
             Err(TenantError::NotFound(_)) => self.note_left(Some(id), 0),
             Err(_) => self.note_left(Some(id), 1),
@@ -330,7 +330,7 @@ impl Tenants {
         self.0.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes how many rollouts of a tenant stay in its journal.
+    /// Records how many rollouts of a tenant stay in its journal.
     fn note_left(&self, id: Option<TenantId>, count: usize) {
         let mut left = self.lock_left();
         match count {
@@ -362,8 +362,8 @@ impl Tenants {
         self.open_tenants().iter().flat_map(|tenant| tenant.loaded_plugins()).collect()
     }
 
-    /// Continues the rollouts that an earlier process admitted, for all tenants with a journal. Then notes usage, counts
-    /// stored files and unloads idle plugins, at intervals and without end.
+    /// Continues the rollouts that an earlier process admitted, for all tenants with a journal. Then adds usage to
+    /// the catalog, counts stored files and unloads idle plugins at intervals. Never returns.
     pub async fn run(&self) {
         let tenants = self.clone();
         let listed = tokio::task::spawn_blocking(move || tenants.tenants_with_journal()).await;
@@ -519,7 +519,7 @@ impl Tenants {
         self.loaded_plugins().iter().map(|plugin| plugin.server().log_unreported()).sum()
     }
 
-    /// Notes the last usage in the catalog and closes the journals. Call it at the end of the process.
+    /// Adds the last usage to the catalog and closes the journals. To be called at the end of the process.
     pub fn close(&self) {
         for tenant in self.open_tenants() {
             tenant.note_usage(&self.0.catalog);

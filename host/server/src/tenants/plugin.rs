@@ -166,7 +166,7 @@ impl LoadedPlugin {
         self.state().code_bytes
     }
 
-    /// Notes a use.
+    /// Records a use.
     pub(super) fn touch(&self) {
         self.last_used.store(CLOCK.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     }

@@ -46,7 +46,7 @@ impl Tenants {
         is_current
     }
 
-    /// Cuts the log of a shared catalog if it is long. What fails is tried again at the next call.
+    /// Cuts the log of a shared catalog if it is long. A failure is logged, and the next call tries again.
     pub async fn shorten_log(&self) {
         let catalog = self.0.catalog.clone();
         match tokio::task::spawn_blocking(move || catalog.shorten_log()).await {
@@ -56,7 +56,7 @@ impl Tenants {
         }
     }
 
-    /// Returns a function that returns the state of this copy of a shared catalog, as of the last time when its log was read. The
+    /// Returns a function that returns the state of this copy of a shared catalog when its log was last read. The
     /// function does not keep the catalog open.
     pub fn copy_state(&self) -> impl Fn() -> CopyState + Send + Sync + 'static {
         let tenants = Arc::downgrade(&self.0);
@@ -107,13 +107,14 @@ impl Tenants {
         }
     }
 
-    /// Brings a loaded plugin to its active version in the catalog. Returns whether another version was loaded.
+    /// Loads the version of a loaded plugin that is active in the catalog. Returns whether it was another version.
     async fn apply_catalog_to_plugin(&self, tenant: &Arc<OpenTenant>, plugin: &LoadedPlugin) -> bool {
         let (catalog, id, name) = (self.0.catalog.clone(), tenant.id, plugin.name().to_owned());
         let found = tokio::task::spawn_blocking(move || catalog.plugin(id, &name)).await;
         let active = match found {
             Ok(Ok(info)) if info.id == plugin.id() => info.active,
-            // It was deleted, and another plugin may have its name and version. That one is loaded for its first request.
+            // The plugin was deleted, and another one may have its name and version. That one is loaded for its first
+            // request.
             Ok(Ok(_) | Err(CatalogError::NotFound { .. })) => {
                 tenant.remove(plugin.name()).await;
                 None
@@ -151,7 +152,7 @@ impl Tenants {
         let of = |tenant: Arc<OpenTenant>| TenantRoom { tenant: tenant.id.0, room: tenant.slots.room() };
         let mut tenants: Vec<TenantRoom> =
             self.open_tenants().into_iter().map(of).filter(|tenant| tenant.room < room).collect();
-        // Those with the least room are the ones for which it matters most.
+        // Tenants with the least room come first, because the choice of a worker matters most for them.
         tenants.sort_unstable_by_key(|tenant| tenant.room);
         tenants.truncate(TENANTS_MAX);
         WorkerStatus {

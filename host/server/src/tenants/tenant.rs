@@ -221,7 +221,7 @@ impl OpenTenant {
         self.add_loaded(tenants, name, loaded, &loading)
     }
 
-    /// Returns a loaded plugin and notes its use.
+    /// Returns a loaded plugin and records its use.
     fn use_loaded(&self, name: &str) -> Option<Arc<LoadedPlugin>> {
         let plugin = lock(&self.plugins).get(name).cloned()?;
         plugin.touch();

@@ -1,4 +1,4 @@
-//! The pages' view of a server of many tenants.
+//! A server of many tenants, as its pages show it.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
 //! Measures the first page and its live updates with many generated rollouts.
 //!
-//! As a test, with few rollouts, it checks what is shown. `scripts/bench-pages` runs it with many and prints what it measured.
+//! As a test, with few rollouts, it checks the content of the page. `scripts/bench-pages` runs it with many rollouts
+//! and prints the measurements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +24,7 @@ use rollout_rollout::{Share, SlotPool, Slots};
 /// Environment variable with the numbers of finished and running rollouts and of seconds.
 const SIZES: &str = "ROLLOUT_BENCH_PAGES";
 
-/// Number of tenants with finished rollouts, which a tenant has at most 20,000 of.
+/// Number of tenants with finished rollouts. A tenant has at most 20,000 of them.
 const TENANTS: usize = 5;
 
 /// Number of rollouts that end, and of those that start, in a second of live updates.
@@ -149,7 +150,7 @@ fn thread_cpu() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap(), u32::try_from(time.tv_nsec).unwrap())
 }
 
-/// Serves the pages in a thread of its own, whose CPU time a later message asks for.
+/// Serves the pages in a thread of its own. Each message to the returned sender asks for the thread's CPU time.
 fn serve(
     generated: Generated,
 ) -> (String, tokio::sync::mpsc::UnboundedSender<oneshot::Sender<Duration>>, std::thread::JoinHandle<()>) {

@@ -69,7 +69,7 @@ struct Stream<F> {
 }
 
 impl<F: FnMut() -> News> Stream<F> {
-    /// Returns the next part; none at the end.
+    /// Returns the next part; `None` at the end.
     async fn next(&mut self) -> Option<&'static [u8]> {
         if self.is_over {
             return None;

@@ -26,7 +26,7 @@ impl Histories {
         Self { began: Instant::now(), samples: Mutex::default() }
     }
 
-    /// Adds a sample of each. Forgets tenants that are gone.
+    /// Adds a sample of the process and of each tenant. Removes the samples of tenants that are gone.
     fn add(&self, now: Instant, loads: Vec<(i64, LoadSample)>) {
         let at = now.saturating_duration_since(self.began);
         let mut before = self.samples.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! The pages below `/ui`, for people who look at a running server.
 //!
 //! A [`Viewed`] is the server that the pages show: one plugin, or the plugins of many tenants. The pages are made by
-//! `rollout-page`; this module has their routes, the sign-in, and the limits on what open pages hold.
+//! `rollout-page`; this module has their routes, the sign-in, and the limits on the resources of open pages.
 
 #[cfg(test)]
 mod bench;
@@ -130,7 +130,7 @@ pub(crate) trait Viewed: Send + Sync + 'static {
 /// The rights of a browser.
 #[derive(Clone, Debug)]
 pub(crate) struct Viewer {
-    /// The tenant; none for operators and on a server of one plugin.
+    /// The tenant; `None` for operators and on a server of one plugin.
     pub tenant: Option<i64>,
     /// Whether it may see all tenants.
     pub is_operator: bool,
@@ -163,9 +163,9 @@ pub(crate) struct Scope {
 /// The reason why a page cannot be shown.
 #[derive(Debug)]
 pub(crate) enum NotShown {
-    /// There is no such thing.
+    /// The subject of the page does not exist.
     Missing { title: &'static str, reason: String },
-    /// The browser's key has no right to it, or the form is another site's.
+    /// The browser's key lacks a right, or another site sent the form.
     Forbidden(String),
     /// The state of the plugin does not allow it.
     Refused(String),
@@ -184,7 +184,7 @@ pub(crate) struct Ui {
     histories: Histories,
 }
 
-/// The rights of a request, and the key that it has them from.
+/// The rights of a request, and the key that grants them.
 struct Seen {
     viewer: Viewer,
     key: Option<Secret>,
@@ -251,7 +251,7 @@ pub(crate) fn html(status: StatusCode, page: &impl Template) -> Response {
 }
 
 impl Ui {
-    /// Returns the rights of a request; none if its browser must sign in.
+    /// Returns the rights of a request; `None` if its browser must sign in.
     fn seen(&self, headers: &HeaderMap) -> Option<Seen> {
         if !self.viewed.is_keyed() {
             return Some(Seen { viewer: self.viewed.anyone(), key: None });
@@ -363,7 +363,7 @@ fn page_request_of(ui: &Ui, request: &Request, seen: Seen, query: PageQuery) -> 
     {
         caller.set_owner(seen.viewer.tenant.map_or(Owner::Operators, Owner::Tenant));
     }
-    // A tenant's key selects the tenant, whatever the query says.
+    // A tenant's key selects the tenant, even if the query names another one.
     let tenant = query.tenant.clone().filter(|name| seen.viewer.is_operator && !name.is_empty());
     PageRequest { seen, query, tenant }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Sessions(Mutex<HashMap<String, Session>>);
 
 struct Session {
     key: Secret,
-    /// The key's tenant; none for operators and on a server of one plugin.
+    /// The key's tenant; `None` for operators and on a server of one plugin.
     tenant: Option<i64>,
     began: Instant,
 }

@@ -13,8 +13,8 @@ const PART_BYTES: usize = 64;
 
 const WORD_BYTES: usize = 4;
 
-/// Content of memory that differs from what is mapped: runs of words, each with its distance from the end of the
-/// previous one, its number of bytes, and its bytes. The first distance is an address.
+/// Content of memory that differs from the mapped file: runs of words, each with its distance from the end of the
+/// previous run, its number of bytes, and its bytes. The first distance is an address.
 #[derive(Debug)]
 pub(super) struct Difference {
     encoded: Box<[u8]>,
@@ -67,24 +67,24 @@ impl Scratch {
                 break;
             }
             copy.clear();
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees it.
             copy.extend_from_slice(unsafe { memory(&batch) });
-            // SAFETY: the caller's. All of the content is in the copy.
+            // SAFETY: the caller guarantees it. All of the content is in the copy.
             let returned = unsafe { give_back(batch.clone()) };
             if let Err(error) = returned {
-                // SAFETY: the caller's. Some of the pages may have been returned.
+                // SAFETY: the caller guarantees it. Some of the pages may have been returned.
                 unsafe { write(batch.start, &copy) };
                 tracing::debug!(%error, "the kernel does not take back the memory of a waiting guest");
                 break;
             }
             for (start, copy) in batch.step_by(page_bytes).zip(copy.chunks_exact(page_bytes)) {
                 let (length, end) = (self.encoded.len(), self.end);
-                // SAFETY: the caller's.
+                // SAFETY: the caller guarantees it.
                 self.add(start, copy, unsafe { memory(&(start..start + page_bytes)) });
                 if self.encoded.len() - length > page_bytes / 4 * 3 {
                     self.encoded.truncate(length);
                     self.end = end;
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller guarantees it.
                     unsafe { write(start, copy) };
                     taken.dense_pages += 1;
                 } else {
@@ -135,7 +135,7 @@ impl Scratch {
 }
 
 impl Difference {
-    /// Returns its size in bytes.
+    /// Returns the size of the encoded difference in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.encoded.len()
     }
@@ -152,7 +152,7 @@ impl Difference {
             address += number(&mut rest);
             let length = number(&mut rest);
             let (run, after) = rest.split_at(length);
-            // SAFETY: the caller's; the run was read from this address.
+            // SAFETY: the caller guarantees it; the run was read from this address.
             unsafe { write(address, run) };
             address += length;
             rest = after;
@@ -160,7 +160,7 @@ impl Difference {
     }
 }
 
-/// Reads a number of [`Scratch::push_number`].
+/// Reads a number that [`Scratch::push_number`] wrote.
 fn number(from: &mut &[u8]) -> usize {
     let mut number = 0;
     let mut shift = 0;
@@ -179,7 +179,7 @@ fn number(from: &mut &[u8]) -> usize {
 ///
 /// The addresses are mapped and readable, and nothing writes them while the slice exists.
 unsafe fn memory<'a>(addresses: &Range<usize>) -> &'a [u8] {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(addresses.start), addresses.len()) }
 }
 
@@ -187,7 +187,7 @@ unsafe fn memory<'a>(addresses: &Range<usize>) -> &'a [u8] {
 ///
 /// The addresses from `start` on are mapped and writable, and nothing else uses them.
 unsafe fn write(start: usize, bytes: &[u8]) {
-    // SAFETY: the caller's; a guest's memory does not overlap the host's.
+    // SAFETY: the caller guarantees it; a guest's memory does not overlap the host's.
     unsafe {
         ptr::copy_nonoverlapping(bytes.as_ptr(), ptr::with_exposed_provenance_mut(start), bytes.len());
     }

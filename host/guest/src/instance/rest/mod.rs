@@ -26,13 +26,13 @@ use pages::PageMap;
 pub(super) use place::Placed;
 use place::{Noting, Place};
 
-/// Time that a guest waits before its memory is put to rest, at least. It is at most twice as long.
+/// Minimum time that a guest waits before its memory is put to rest. The maximum is twice as long.
 const DELAY: Duration = Duration::from_secs(1);
 
 /// Time between two rounds of the thread, so that thousands of guests do not wake it thousands of times a second.
 const ROUND: Duration = Duration::from_millis(50);
 
-/// Number of private pages that are worth the work.
+/// Minimum number of private pages for which putting a guest to rest is worth the work.
 const PAGES_MIN: usize = 8;
 
 /// Maximum number of pages of one guest that rest. Each is copied by the kernel when the guest is woken, on a thread for
@@ -54,7 +54,7 @@ struct Queue {
 
 #[derive(Default)]
 struct QueueState {
-    /// Guests that began to wait, and the time at which each is looked at, in order.
+    /// Guests that began to wait, and the time at which each is checked, in order.
     due: VecDeque<(Instant, Weak<WaitingMemory>)>,
     closed: bool,
 }
@@ -156,7 +156,7 @@ struct WaitingMemory {
 struct MemoryState {
     /// The memories from which an import's parameters were read, in the order of their addresses.
     places: Vec<Place>,
-    /// Time since which the guest waits. `None` while it is polled, and once it is being dropped.
+    /// Start of the guest's current wait. `None` while it is polled, and once it is being dropped.
     since: Option<Instant>,
     at_rest: Option<Difference>,
     /// Whether it is in the thread's queue.
@@ -222,7 +222,7 @@ impl MemoryState {
         if private < PAGES_MIN {
             return Ok(());
         }
-        // SAFETY: the caller's; all pages of these memories are mapped and writable.
+        // SAFETY: the caller guarantees it; all pages of these memories are mapped and writable.
         let (difference, taken) = unsafe { scratch.take(pages, is_wanted) };
         let (pages, dense_pages, bytes) = (taken.pages, taken.dense_pages, difference.bytes());
         tracing::trace!(pages, dense_pages, bytes, "put the memory of a waiting guest to rest");
@@ -308,7 +308,7 @@ impl<R> Awake<'_, R> {
         polled
     }
 
-    /// Marks the guest as waiting. Its memory is put to rest if it does so for long.
+    /// Marks the guest as waiting. Its memory is put to rest if it waits for long.
     pub(super) fn mark_waiting(self) {
         let MemoryOfRun { rester: Rester(rester), waiting } = &self.0.memory;
         let (Some(rester), Some(waiting)) = (rester, waiting) else { return };

@@ -105,7 +105,7 @@ impl PageMap {
 /// The addresses belong to a private mapping that nothing else uses, and whose content nothing relies on.
 pub(super) unsafe fn give_back(addresses: Range<usize>) -> std::io::Result<()> {
     let start = ptr::with_exposed_provenance_mut(addresses.start);
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     match unsafe { libc::madvise(start, addresses.len(), libc::MADV_DONTNEED) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),

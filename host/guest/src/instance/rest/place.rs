@@ -52,7 +52,7 @@ fn note(memory: &[u8]) {
     }
 }
 
-// SAFETY: everything about the type is that of the type inside.
+// SAFETY: every item is that of the inner type's implementation.
 unsafe impl<T: ComponentType> ComponentType for Placed<T> {
     type Lower = T::Lower;
 
@@ -65,7 +65,7 @@ unsafe impl<T: ComponentType> ComponentType for Placed<T> {
     }
 }
 
-// SAFETY: the value is read as the type inside reads it, from the same place.
+// SAFETY: the value is read by the inner type's implementation, from the same address.
 unsafe impl<T: Lift> Lift for Placed<T> {
     fn linear_lift_from_flat(
         cx: &mut LiftContext<'_>,

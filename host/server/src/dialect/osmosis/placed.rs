@@ -1,8 +1,10 @@
-//! Rollouts that this worker would have, and that gateways send to another one because this one has no room.
+//! Rollouts that belong to this worker by their ids, and that gateways send to another worker because this one has no
+//! room.
 //!
 //! The id of a rollout determines its worker. That worker decides which other one takes the rollout in its place, and
-//! remembers it, so that a second request for the id is sent there, too, through whichever gateway it comes. The gateway
-//! confirms that the other worker has the rollout. If it is killed before, the next request for the id finds out.
+//! remembers the decision, so that a second request for the id is also sent there, through any gateway. The gateway
+//! confirms that the other worker has the rollout. If the gateway is killed before it confirms, the next request for
+//! the id finds out whether the other worker has the rollout.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,11 +18,11 @@ use rollout_wire::id::RolloutId;
 /// Maximum number of placed rollouts of a plugin. Beyond it, rollouts wait here.
 const PLACED_MAX: usize = 100_000;
 
-/// Memory of one besides its id and the name of its worker.
+/// Memory of a placed rollout besides its id and the name of its worker.
 const ENTRY_BYTES: usize = 256;
 
-/// Time in which only the request that began to place a rollout may choose another worker. Other requests for the id have to
-/// come back later. If no gateway has confirmed the place by then, the next request takes over.
+/// Time in which only the request that began to place a rollout may choose another worker. Other requests for the id
+/// are refused and may be repeated later. If no gateway has confirmed the place by then, the next request takes over.
 const PLACING_TIME: Duration = Duration::from_secs(10);
 
 /// Rollouts that are sent to other workers.
@@ -42,11 +44,11 @@ struct Entry {
 pub(super) enum Place {
     /// This worker.
     Here,
-    /// Another one.
+    /// Another worker.
     At {
         /// Its name.
         worker: String,
-        /// Whether the request may choose again if that one does not take the rollout.
+        /// Whether the request may choose again if this worker does not take the rollout.
         may_choose: bool,
     },
     /// Another request for the same id has not found a worker yet.
