@@ -220,8 +220,12 @@ async fn modules_may_open_large_files_while_they_are_imported_and_set_variables_
                    os.scandir(f'{PLACE}/data')]\nprint(READ, sorted(SEEN))\n";
     std::fs::write(dir.join("agent.py"), format!("{reading}{text}")).expect("it can be written");
     std::fs::create_dir(dir.join("data")).expect("it can be made");
-    for (name, bytes) in [("one.bin", 1 << 21), ("two.bin", 1 << 21), ("unread.bin", 80 << 20), ("small.txt", 3)] {
-        std::fs::File::create(dir.join("data").join(name)).and_then(|file| file.set_len(bytes)).expect("a file");
+    for (name, bytes) in
+        [("one.bin", 1 << 21), ("two.bin", 1 << 21), ("unread.bin", 80 << 20), ("small.txt", 3)]
+    {
+        std::fs::File::create(dir.join("data").join(name))
+            .and_then(|file| file.set_len(bytes))
+            .expect("a file");
     }
 
     let (ran, component) = builds.build(&dir, &[]).await;
@@ -235,6 +239,7 @@ async fn modules_may_open_large_files_while_they_are_imported_and_set_variables_
     let seen = "4194304 ['one.bin 2097152', 'small.txt 3', 'two.bin 2097152', 'unread.bin 83886080']";
     assert!(ran.stderr.contains(seen), "{}", ran.stderr);
     assert!(component.len() < 40 << 20, "{} bytes", component.len());
-    let reason = "its modules open files of 80 MiB while they are imported, and 64 MiB is the limit; data/one.bin";
+    let reason =
+        "its modules open files of 80 MiB while they are imported, and 64 MiB is the limit; data/one.bin";
     assert!(refused.stderr.contains(reason), "{}", refused.stderr);
 }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::component_cache::{self, CachedComponent};
 use super::{Built, PluginFault, WorkDir, python_sdk};
 use crate::plugin_file;
+use rollout_fuse::python::Places;
 use rollout_guest::engine::{Engine, Loader};
 use rollout_snapshot::{BuildStore, Instance, Instrumented};
 
@@ -226,7 +227,7 @@ impl Building<'_> {
             let again = WorkDir::new()?;
             report = self.run(&again.0, &made, &arguments)?;
         }
-        let base = self.base(&report, &made, &arguments)?;
+        let base = Base::of(&self.base(&report, &made, &arguments)?, self.options.no_fuse)?;
         let given = std::fs::read(&files).context("the SDK's builder wrote no files")?;
         let (taken, component) = self.take_in(&base, &given)?;
         let Some(component) = component else {
@@ -241,7 +242,7 @@ impl Building<'_> {
         };
         let is_quiet = taken.output.is_empty() && !report.has_late;
         let output = if is_quiet { String::new() } else { self.about_modules(&taken)?.output };
-        let bytes = finished(&component, Some(&base), self.options.no_fuse)?;
+        let bytes = base.finish(&component)?;
         std::fs::write(&self.component, &bytes).context("cannot write the component")?;
         if let Some(cached) = &report.cached {
             let output =
@@ -275,9 +276,10 @@ impl Building<'_> {
     }
 
     /// Runs the base and gives it the author's modules. Returns its report, and the component that has them.
-    fn take_in(&self, base: &[u8], given: &[u8]) -> Result<(TakenIn, Option<Vec<u8>>)> {
+    fn take_in(&self, base: &Base, given: &[u8]) -> Result<(TakenIn, Option<Vec<u8>>)> {
         let engine = Engine::for_build()?;
-        let instrumented = Instrumented::new(base).context("the interpreter cannot be prepared")?;
+        let instrumented =
+            Instrumented::new(&base.component).context("the interpreter cannot be prepared")?;
         let compiled = self.loader.compiled(&engine, instrumented.bytes());
         let compiled = compiled.context("the interpreter cannot be compiled")?;
         let work = async |store: &mut BuildStore, instance: Instance| {
@@ -327,13 +329,34 @@ fn running_program() -> Option<PathBuf> {
 /// Finishes a component file: finalizes its memory and joins its core modules.
 pub(super) fn finish(component: &Path, no_fuse: bool) -> Result<()> {
     let bytes = std::fs::read(component).context("the SDK's builder created no component")?;
-    std::fs::write(component, finished(&bytes, None, no_fuse)?).context("cannot write the component")
+    let settled = rollout_fuse::python::settle(&bytes, &Places::of(&bytes)?)?;
+    let finished = if no_fuse { settled } else { rollout_fuse::python::level(&fuse(settled), None)? };
+    std::fs::write(component, finished).context("cannot write the component")
 }
 
-/// Finalizes the memory of a component and joins its core modules. `base` is the component that has been given the modules.
-fn finished(component: &[u8], base: Option<&[u8]>, no_fuse: bool) -> Result<Vec<u8>> {
-    let settled = rollout_fuse::python::settle(component)?;
-    Ok(if no_fuse { settled } else { rollout_fuse::python::level(&fuse(settled), base)? })
+/// A base in the form in which it runs: as one core module, with the code that other bases of the same libraries have.
+struct Base {
+    component: Vec<u8>,
+    places: Places,
+    is_fused: bool,
+}
+
+impl Base {
+    fn of(made: &[u8], no_fuse: bool) -> Result<Self> {
+        let places = Places::of(made)?;
+        let component =
+            if no_fuse { made.to_vec() } else { rollout_fuse::python::level(&fuse(made.to_vec()), None)? };
+        Ok(Self { component, places, is_fused: !no_fuse })
+    }
+
+    /// Finishes the component that was made of this base: finalizes its memory.
+    fn finish(&self, component: &[u8]) -> Result<Vec<u8>> {
+        let settled = rollout_fuse::python::settle(component, &self.places)?;
+        if !self.is_fused {
+            return Ok(settled);
+        }
+        Ok(rollout_fuse::python::level(&settled, Some(&self.component))?)
+    }
 }
 
 /// Returns the cache directory of builds, if one is known.

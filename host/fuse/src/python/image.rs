@@ -9,7 +9,7 @@ use wasmparser::{
 };
 
 use super::error::{Result, unknown};
-use super::sections::{EXPORTS, GLOBALS, sections};
+use super::sections::{CORE_MODULE, EXPORTS, GLOBALS, sections};
 
 /// Mark at the beginning of the list of objects. The number of addresses, the addresses and their sum follow it.
 pub(super) const MARK: &[u8] = b"ROLLOUT-OBJECTS:";
@@ -26,6 +26,9 @@ const GAP_BYTES: usize = 32;
 /// the segments of native packages.
 const SEGMENTS_MAX: usize = 80_000;
 
+/// A name that each component of componentize-py has.
+const STACK: &str = "__stack_low";
+
 /// Maximum size of a component's initial memory.
 const IMAGE_BYTES_MAX: usize = 1 << 30;
 
@@ -34,12 +37,29 @@ const IMAGE_BYTES_MAX: usize = 1 << 30;
 pub(super) struct Image(Vec<u8>);
 
 /// Addresses that componentize-py names: those of each library's memory, of the stack, and of variables that libraries
-/// share.
-pub(super) struct Places(HashMap<String, u32>);
+/// share. They are the same in a component that was made of the one that names them.
+pub struct Places(HashMap<String, u32>);
 
 impl Places {
+    /// Reads the names from a component as componentize-py makes it, before its modules are joined.
+    ///
+    /// # Errors
+    ///
+    /// The component is invalid or has no such names.
+    pub fn of(component: &[u8]) -> Result<Self> {
+        for (_, range) in sections(component)?.into_iter().filter(|(id, _)| *id == CORE_MODULE) {
+            let places = Self::read(&component[range])?;
+            if places.0.contains_key(STACK) {
+                return Ok(places);
+            }
+        }
+        Err(unknown(format!(
+            "no module of the component names `{STACK}`; was it made by another componentize-py?"
+        )))
+    }
+
     /// Reads the names of a module's constant globals.
-    pub(super) fn read(module: &[u8]) -> Result<Self> {
+    fn read(module: &[u8]) -> Result<Self> {
         let (mut constants, mut named) = (Vec::new(), HashMap::new());
         for (id, range) in sections(module)? {
             let reader = BinaryReader::new(&module[range], 0);

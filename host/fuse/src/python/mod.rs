@@ -15,7 +15,8 @@ mod sections;
 
 pub use error::ImageError;
 use error::{Result, unknown};
-use image::{Image, Places};
+use image::Image;
+pub use image::Places;
 pub use level::level;
 use sections::{CORE_MODULE, DATA, sections, with_data, with_module};
 
@@ -23,15 +24,14 @@ use sections::{CORE_MODULE, DATA, sections, with_data, with_module};
 const UNKNOWN_PYTHON: &str = "the component's Python is not the one that this program knows";
 
 /// Returns the component with the reference counts set, without the list of objects, and without bytes that differ from
-/// build to build.
+/// build to build. `places` are those of the component as componentize-py made it.
 ///
 /// # Errors
 ///
 /// Fails if the component was built with another version of the SDK, of componentize-py or of Python.
-pub fn settle(component: &[u8]) -> Result<Vec<u8>> {
-    with_image(component, |image, module| {
-        let places = Places::read(module)?;
-        repeat::forget(image, &places)?;
+pub fn settle(component: &[u8], places: &Places) -> Result<Vec<u8>> {
+    with_image(component, |image| {
+        repeat::forget(image, places)?;
         heap::take_free(image);
         let freed = heap::take_freed_objects(image, places.named("libpython3.14.so:memory_base")?);
         freed.map(|_| ()).ok_or_else(|| unknown(UNKNOWN_PYTHON))
@@ -39,7 +39,7 @@ pub fn settle(component: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// Sets the reference counts, removes the list of objects and applies `change` to the image.
-fn with_image(component: &[u8], change: impl FnOnce(&mut Image, &[u8]) -> Result<()>) -> Result<Vec<u8>> {
+fn with_image(component: &[u8], change: impl FnOnce(&mut Image) -> Result<()>) -> Result<Vec<u8>> {
     let outer = sections(component)?;
     for (at, (id, range)) in outer.iter().enumerate() {
         if *id != CORE_MODULE {
@@ -52,7 +52,7 @@ fn with_image(component: &[u8], change: impl FnOnce(&mut Image, &[u8]) -> Result
         let Some(list) = image.find_list() else { continue };
         image.stop_counting(&list.addresses);
         image.fill(list.place, 0);
-        change(&mut image, module)?;
+        change(&mut image)?;
         let module = with_data(module, &inner, &image.segments());
         return Ok(with_module(component, &outer, at, &module));
     }
@@ -123,7 +123,7 @@ mod tests {
             (0x5000, &[0x4F4C_4C4F]),
         ]);
 
-        let after = with_image(&before, |_, _| Ok(())).unwrap();
+        let after = with_image(&before, |_| Ok(())).unwrap();
 
         wasmparser::Validator::new().validate_all(&after).unwrap();
         let image = image(&after);
@@ -147,10 +147,11 @@ mod tests {
         let mut broken = list(&[TYPE]);
         *broken.last_mut().unwrap() += 1;
         for words in [broken, vec![1, 2, 3]] {
-            let error = settle(&component(&[(0x4000, &words)])).unwrap_err().to_string();
+            let error = with_image(&component(&[(0x4000, &words)]), |_| Ok(())).unwrap_err().to_string();
 
             assert!(error.contains("no list of its objects"), "{error}");
         }
-        assert!(settle(b"\0asm").is_err());
+        assert!(with_image(b"\0asm", |_| Ok(())).is_err());
+        assert!(Places::of(&component(&[])).is_err());
     }
 }
