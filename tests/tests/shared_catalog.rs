@@ -367,7 +367,7 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
     assert!(error.contains("has a copy of a catalog that several processes share"), "{error}");
 }
 
-fn section(nats: &TestNats) -> String {
+pub(crate) fn section(nats: &TestNats) -> String {
     format!(
         "[cluster.nats]\nurls = {:?}\nreplicas = 1\naccept-weak-durability = true\nlog-bytes-max = 268435456\n\
          heartbeat-secs = 0.5\nlease-secs = 2.5\n",
@@ -395,7 +395,7 @@ async fn cluster(nats: &TestNats) -> (TestCatalog, TestCatalog, TestHost) {
 }
 
 /// Returns the greeting in the configuration of the version that ran a rollout of `tunable`.
-fn greeting(result: &Value) -> String {
+pub(crate) fn greeting(result: &Value) -> String {
     let last = result["sample"]["messages"].as_array().and_then(|all| all.last());
     let text = last.and_then(|message| message["content"].as_str()).unwrap_or_else(|| panic!("{result:#}"));
     let config: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
