@@ -579,8 +579,14 @@ async fn a_plugin_that_is_deleted_and_pushed_again_has_its_new_code_on_a_worker_
     other.process().signal(Signal::STOP);
     let reply = one.ask(&tenant.author, Method::DELETE, "/admin/v1/plugins/p", Value::Null).await;
     assert!(reply.status < 300, "{}", reply.text);
-    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'after'\n").await;
-    other.process().signal(Signal::CONT);
+    let learns = async {
+        // The first worker has loaded the new code, and waits for the second one.
+        let staged = || one.process().stderr().matches("a version is staged").count();
+        until("the push to be staged", async || (staged() == 2).then_some(())).await;
+        other.process().signal(Signal::CONT);
+    };
+    let pushing = one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'after'\n");
+    futures_util::future::join(pushing, learns).await;
 
     until("the second worker to serve the new code", async || runs("after").await).await;
 }

@@ -317,7 +317,7 @@ impl ClaimedLog {
     /// a lease.
     pub fn announce(&self) -> Heartbeats {
         let (retire, retires) = oneshot::channel();
-        let (take_part, taking_part) = mpsc::channel(1);
+        let (set_staging, staging_set) = mpsc::channel(1);
         let beating = Beating {
             cluster: self.cluster.clone(),
             log: self.log.clone(),
@@ -327,8 +327,8 @@ impl ClaimedLog {
             stored: 0,
             fenced: self.fenced.clone(),
         };
-        let task = self.cluster.handle().spawn(beating.run(retires, taking_part));
-        Heartbeats { retire, take_part, task: AbortOnDropHandle::new(task), cluster: self.cluster.clone() }
+        let task = self.cluster.handle().spawn(beating.run(retires, staging_set));
+        Heartbeats { retire, set_staging, task: AbortOnDropHandle::new(task), cluster: self.cluster.clone() }
     }
 }
 
@@ -351,7 +351,7 @@ impl Beating {
     async fn run(
         mut self,
         mut retires: oneshot::Receiver<()>,
-        mut taking_part: mpsc::Receiver<oneshot::Sender<()>>,
+        mut staging_set: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
     ) -> Result<(), ClusterError> {
         let mut is_stored = None;
         let mut ticks = tokio::time::interval(self.cluster.0.settings.heartbeat());
@@ -360,8 +360,8 @@ impl Beating {
             let stopped = tokio::select! {
                 biased;
                 stopped = &mut retires => Some(stopped),
-                Some(stored) = taking_part.recv() => {
-                    self.entry.is_staging = true;
+                Some((is_staging, stored)) = staging_set.recv() => {
+                    self.entry.is_staging = is_staging;
                     is_stored = Some(stored);
                     None
                 }
@@ -432,18 +432,18 @@ impl Beating {
 /// The heartbeats of a log's owner. They end when this is dropped, and the lease expires.
 pub struct Heartbeats {
     retire: oneshot::Sender<()>,
-    take_part: mpsc::Sender<oneshot::Sender<()>>,
+    set_staging: mpsc::Sender<(bool, oneshot::Sender<()>)>,
     task: AbortOnDropHandle<Result<(), ClusterError>>,
     cluster: Cluster,
 }
 
 impl Heartbeats {
-    /// Announces that this process takes part in [staged activations](crate::Staging), and waits until that is stored. From then
-    /// on no version becomes active that this process has not loaded.
-    pub async fn take_part(&self) {
+    /// Announces whether this process takes part in [staged activations](crate::Staging), and waits until that is stored. As
+    /// long as it does, no version becomes active that this process has not loaded.
+    pub async fn set_staging(&self, is_staging: bool) {
         let (stored, is_stored) = oneshot::channel();
         // Without a task, the log belongs to another process, and this one ends.
-        if self.take_part.send(stored).await.is_ok() {
+        if self.set_staging.send((is_staging, stored)).await.is_ok() {
             let _ = is_stored.await;
         }
     }

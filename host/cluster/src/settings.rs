@@ -155,6 +155,10 @@ impl ClusterSettings {
         format!("{}-workers", self.prefix)
     }
 
+    pub(crate) fn activations_bucket(&self) -> String {
+        format!("{}-activations", self.prefix)
+    }
+
     /// Returns the subject of a log.
     pub(crate) fn subject(&self, log: &str) -> String {
         format!("{}.log.{log}", self.prefix)

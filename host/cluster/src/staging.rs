@@ -9,7 +9,7 @@
 //! answer.TENANT.PLUGIN.LOG     the answer of the worker with this log and epoch: loaded, or the reason why not
 //! ```
 //!
-//! A worker takes part from its first [heartbeat](crate::Heartbeats::take_part) that says so. It keeps a loaded version until
+//! A worker takes part from its first [heartbeat](crate::Heartbeats::set_staging) that says so. It keeps a loaded version until
 //! the reservation ends: when its entry is removed, when the lease of its worker expires, or after its time. A reservation
 //! whose worker died is removed by any other worker, and the bucket drops entries after two hours in any case.
 
@@ -89,9 +89,9 @@ pub enum StagingError {
     },
     /// Live workers have not answered in time.
     #[error(
-        "no answer from worker {} within {} s; look at its log, stop it if it hangs, or raise \
+        "no answer from {} within {} s; look at its log, stop it if it hangs, or raise \
          cluster.nats.activation-secs, and activate again",
-        .workers.iter().map(|worker| format!("'{worker}'")).collect::<Vec<_>>().join(", "), .time_max.as_secs_f64()
+        .workers.iter().map(|worker| format!("worker '{worker}'")).collect::<Vec<_>>().join(", "), .time_max.as_secs_f64()
     )]
     Late {
         /// Names of the workers.
@@ -180,13 +180,13 @@ impl Cluster {
 
 async fn open_bucket(cluster: &Cluster) -> Result<kv::Store, ClusterError> {
     let (settings, jetstream) = (&cluster.0.settings, &cluster.0.jetstream);
-    let name = format!("{}-activations", settings.prefix);
-    match jetstream.get_key_value(&name).await {
-        Ok(bucket) => Ok(bucket),
+    let name = settings.activations_bucket();
+    let bucket = match jetstream.get_key_value(&name).await {
+        Ok(bucket) => bucket,
         // Creating it fails if it is there and could not be read.
         Err(_) => {
             let config = kv::Config {
-                bucket: name,
+                bucket: name.clone(),
                 description: "Staged activations of rollout-host".to_owned(),
                 history: 1,
                 max_age: ENTRY_AGE_MAX,
@@ -194,9 +194,15 @@ async fn open_bucket(cluster: &Cluster) -> Result<kv::Store, ClusterError> {
                 num_replicas: settings.replicas,
                 ..kv::Config::default()
             };
-            jetstream.create_key_value(config).await.map_err(unavailable)
+            jetstream.create_key_value(config).await.map_err(unavailable)?
         }
+    };
+    let replicas = bucket.stream.cached_info().config.num_replicas;
+    if replicas == settings.replicas {
+        return Ok(bucket);
     }
+    let differences = vec![format!("replicas is {replicas} and should be {}", settings.replicas)];
+    Err(ClusterError::Differs { what: format!("bucket {name}"), differences })
 }
 
 impl Inner {

@@ -355,8 +355,8 @@ impl CatalogShare {
         });
         let own = claimed.log().to_owned();
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        heartbeats.take_part().await;
-        Ok(Announced { heartbeats, adopting, _staging: Some(serving), _writer: writer, _lock: lock })
+        heartbeats.set_staging(true).await;
+        Ok(Announced { heartbeats, adopting, staging: Some(serving), _writer: writer, _lock: lock })
     }
 }
 
@@ -456,12 +456,15 @@ impl OwnLog {
         let replication = watch_log(writer.clone(), lost);
         metrics.add_replication(&replication);
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        Announced { heartbeats, adopting, _staging: None, _writer: writer, _lock: lock }
+        Announced { heartbeats, adopting, staging: None, _writer: writer, _lock: lock }
     }
 }
 
 /// Exit code of a worker whose log was taken over or cannot be continued.
 const EXIT_FENCED: i32 = 3;
+
+/// Maximum time in which a worker that ends announces that it loads no more versions.
+const LEAVING_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum time for the last lines of the log.
 const LAST_LINES_TIME_MAX: Duration = Duration::from_secs(1);
@@ -485,7 +488,7 @@ pub(super) struct Announced {
     heartbeats: Heartbeats,
     adopting: Option<JoinHandle<()>>,
     /// Loads staged versions until it is dropped.
-    _staging: Option<AbortOnDropHandle<()>>,
+    staging: Option<AbortOnDropHandle<()>>,
     _writer: Arc<LogWriter>,
     _lock: File,
 }
@@ -498,8 +501,14 @@ impl Announced {
         if let Some(adopting) = self.adopting {
             adopting.abort();
         }
-        if is_idle && let Err(error) = self.heartbeats.retire().await {
-            tracing::warn!(%error, "the log stays in the list of workers");
+        if is_idle {
+            if let Err(error) = self.heartbeats.retire().await {
+                tracing::warn!(%error, "the log stays in the list of workers");
+            }
+        } else if self.staging.is_some() {
+            // Otherwise activations wait for this worker until its lease expires.
+            let leaving = self.heartbeats.set_staging(false);
+            let _ = tokio::time::timeout(LEAVING_TIME_MAX, leaving).await;
         }
     }
 }

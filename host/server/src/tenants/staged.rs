@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rollout_catalog::TenantId;
 
 /// Maximum number of staged versions of a tenant, one for each plugin.
-const STAGED_PER_TENANT_MAX: usize = 4;
+const STAGED_PER_TENANT_MAX: usize = 8;
 
 /// Maximum number of staged versions of all tenants.
-const STAGED_MAX: usize = 16;
+const STAGED_MAX: usize = 64;
 
 /// Divisor of the maximum size of loaded code that gives the part for staged versions, and of that part for one tenant.
 const CODE_PART: u64 = 2;
@@ -110,14 +110,17 @@ impl<C> StagedVersions<C> {
     }
 
     /// Takes a loaded version for its activation.
-    pub(super) fn take(&self, tenant: TenantId, name: &str, version: u32) -> Option<(i64, C)> {
+    pub(super) fn take(&self, tenant: TenantId, plugin: i64, version: u32) -> Option<C> {
         let mut slots = self.slots();
-        let is_found = |slot: &Slot<C>| slot.name == name && slot.version == version && slot.code.is_some();
-        let key = *slots.iter().find(|((owner, _), slot)| *owner == tenant && is_found(slot))?.0;
-        Some((key.1, slots.remove(&key)?.code?))
+        let is_found = |slot: &Slot<C>| slot.version == version && slot.code.is_some();
+        if slots.get(&(tenant, plugin)).is_some_and(is_found) {
+            slots.remove(&(tenant, plugin))?.code
+        } else {
+            None
+        }
     }
 
-    /// Removes a version that was not activated.
+    /// Removes a version that was not activated, even if it is not loaded yet.
     pub(super) fn remove(&self, tenant: TenantId, plugin: i64, version: u32) -> Option<C> {
         let mut slots = self.slots();
         let is_found = slots.get(&(tenant, plugin)).is_some_and(|slot| slot.version == version);
@@ -149,18 +152,19 @@ mod tests {
     fn staged_versions_are_bounded_by_number_for_a_tenant_and_for_all() {
         let table = StagedVersions::<()>::new(u64::MAX);
         let begin = |tenant: i64, plugin: i64| table.begin(TenantId(tenant), staged(plugin));
-        for tenant in 0..4 {
-            for plugin in 0..4 {
+        for tenant in 0..8 {
+            for plugin in 0..8 {
                 begin(tenant, plugin).unwrap();
             }
-            assert!(begin(tenant, 4).unwrap_err().starts_with("4 versions of this tenant"));
+            assert!(begin(tenant, 8).unwrap_err().starts_with("8 versions of this tenant"));
         }
-        assert!(begin(4, 0).unwrap_err().starts_with("16 versions of all tenants"));
+        assert!(begin(8, 0).unwrap_err().starts_with("64 versions of all tenants"));
         assert_eq!(table.remove(TenantId(0), 0, 2), None, "another version has the place");
+        assert_eq!(table.take(TenantId(0), 0, 1), None, "it is being loaded");
         table.complete(TenantId(0), 0, (), 1).unwrap();
-        assert_eq!(table.take(TenantId(0), "p0", 2), None);
-        assert_eq!(table.take(TenantId(0), "p0", 1), Some((0, ())));
-        begin(4, 0).unwrap();
+        assert_eq!(table.take(TenantId(0), 0, 2), None);
+        assert_eq!(table.take(TenantId(0), 0, 1), Some(()));
+        begin(8, 0).unwrap();
     }
 
     #[test]

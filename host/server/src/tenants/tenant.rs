@@ -220,7 +220,10 @@ impl OpenTenant {
         if let Some(plugin) = self.use_loaded(name) {
             return Ok(plugin);
         }
-        let loaded = LoadedPlugin::load(tenants, self, name, None, Purpose::Use).await;
+        let loaded = match self.take_staged(tenants, name).await {
+            Some(plugin) => Ok(plugin),
+            None => LoadedPlugin::load(tenants, self, name, None, Purpose::Use).await,
+        };
         self.add_loaded(tenants, name, loaded, &loading)
     }
 
@@ -287,21 +290,38 @@ impl OpenTenant {
         version: u32,
         loading: &LoadingLock,
     ) -> Result<(), TenantError> {
-        let staged = tenants.0.staged.take(self.id, name, version);
-        match (self.use_loaded(name), staged) {
-            (Some(plugin), Some((_, StagedCode::Next(of, deployment)))) if Arc::ptr_eq(&plugin, &of) => {
+        let Some(plugin) = self.use_loaded(name) else {
+            let loaded = match self.take_staged(tenants, name).await {
+                Some(plugin) => Ok(plugin),
+                None => LoadedPlugin::load(tenants, self, name, Some(version), Purpose::Use).await,
+            };
+            return self.add_loaded(tenants, name, loaded, loading).map(|_| ());
+        };
+        match tenants.0.staged.take(self.id, plugin.id(), version) {
+            Some(StagedCode::Next(of, deployment)) if Arc::ptr_eq(&plugin, &of) => {
                 plugin.replace(self, version, deployment);
                 Ok(())
             }
             // If the plugin was loaded meanwhile, its version is loaded again, normally from the cache.
-            (Some(plugin), _) => plugin.activate(tenants, self, version).await,
-            (None, Some((_, StagedCode::New(plugin)))) => {
-                self.add_loaded(tenants, name, Ok(plugin), loading).map(|_| ())
+            other => {
+                drop(other);
+                plugin.activate(tenants, self, version).await
             }
-            (None, _) => {
-                let loaded = LoadedPlugin::load(tenants, self, name, Some(version), Purpose::Use).await;
-                self.add_loaded(tenants, name, loaded, loading).map(|_| ())
-            }
+        }
+    }
+
+    /// Takes the staged version of a plugin that is not loaded, if it is active in the catalog.
+    async fn take_staged(&self, tenants: &Tenants, name: &str) -> Option<Arc<LoadedPlugin>> {
+        let staged = tenants.0.staged.of(self.id);
+        if staged.iter().all(|staged| staged.name != name) {
+            return None;
+        }
+        let (catalog, id, found) = (tenants.0.catalog.clone(), self.id, name.to_owned());
+        let info = tokio::task::spawn_blocking(move || catalog.plugin(id, &found)).await.ok()?.ok()?;
+        match tenants.0.staged.take(self.id, info.id, info.active?)? {
+            StagedCode::New(plugin) => Some(plugin),
+            // The plugin was removed.
+            StagedCode::Next(..) => None,
         }
     }
 
