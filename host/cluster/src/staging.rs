@@ -519,12 +519,13 @@ impl StageOne {
         if self.inner.is_orphaned(&self.request) {
             return self.inner.remove(&self.key, self.revision).await;
         }
-        let until = Instant::now() + Duration::from_millis(self.request.millis_max) + KEPT_BEYOND;
+        let time_max = Duration::from_millis(self.request.millis_max).min(ENTRY_AGE_MAX);
+        let until = Instant::now() + time_max + KEPT_BEYOND;
         let staged = self.stages.stage(self.version.clone()).await;
         let StagedVersion { tenant, name, version, .. } = &self.version;
         match &staged {
             Ok(()) => {
-                tracing::info!(tenant, plugin = name, version, by = self.request.log, "a version is staged")
+                tracing::info!(tenant, plugin = name, version, by = self.request.log, "a version is staged");
             }
             Err(reason) => tracing::warn!(
                 tenant,

@@ -56,7 +56,7 @@ struct PluginState {
 /// A version that is loaded and not active yet.
 pub(super) enum StagedCode {
     /// The next version of a loaded plugin.
-    Next(Arc<LoadedPlugin>, LoadedDeployment),
+    Next(Arc<LoadedPlugin>, Box<LoadedDeployment>),
     /// A plugin that was not loaded.
     New(Arc<LoadedPlugin>),
 }
@@ -222,7 +222,7 @@ impl LoadedPlugin {
         version: u32,
     ) -> Result<StagedCode, TenantError> {
         let deployment = deploy(tenants, tenant, &self.shared, &self.name, version, Purpose::Staging).await?;
-        Ok(StagedCode::Next(self, deployment))
+        Ok(StagedCode::Next(self, Box::new(deployment)))
     }
 
     /// Makes a loaded version of this plugin the active one.

@@ -299,7 +299,7 @@ impl OpenTenant {
         };
         match tenants.0.staged.take(self.id, plugin.id(), version) {
             Some(StagedCode::Next(of, deployment)) if Arc::ptr_eq(&plugin, &of) => {
-                plugin.replace(self, version, deployment);
+                plugin.replace(self, version, *deployment);
                 Ok(())
             }
             // If the plugin was loaded meanwhile, its version is loaded again, normally from the cache.
