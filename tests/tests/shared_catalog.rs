@@ -367,7 +367,7 @@ fn damage_of_the_log_is_found_and_an_own_catalog_is_not_mixed_with_a_shared_one(
     assert!(error.contains("has a copy of a catalog that several processes share"), "{error}");
 }
 
-fn section(nats: &TestNats) -> String {
+pub(crate) fn section(nats: &TestNats) -> String {
     format!(
         "[cluster.nats]\nurls = {:?}\nreplicas = 1\naccept-weak-durability = true\nlog-bytes-max = 268435456\n\
          heartbeat-secs = 0.5\nlease-secs = 2.5\n",
@@ -395,7 +395,7 @@ async fn cluster(nats: &TestNats) -> (TestCatalog, TestCatalog, TestHost) {
 }
 
 /// Returns the greeting in the configuration of the version that ran a rollout of `tunable`.
-fn greeting(result: &Value) -> String {
+pub(crate) fn greeting(result: &Value) -> String {
     let last = result["sample"]["messages"].as_array().and_then(|all| all.last());
     let text = last.and_then(|message| message["content"].as_str()).unwrap_or_else(|| panic!("{result:#}"));
     let config: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
@@ -579,8 +579,14 @@ async fn a_plugin_that_is_deleted_and_pushed_again_has_its_new_code_on_a_worker_
     other.process().signal(Signal::STOP);
     let reply = one.ask(&tenant.author, Method::DELETE, "/admin/v1/plugins/p", Value::Null).await;
     assert!(reply.status < 300, "{}", reply.text);
-    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'after'\n").await;
-    other.process().signal(Signal::CONT);
+    let learns = async {
+        // The first worker has loaded the new code, and waits for the second one.
+        let staged = || one.process().stderr().matches("a version is staged").count();
+        until("the push to be staged", async || (staged() == 2).then_some(())).await;
+        other.process().signal(Signal::CONT);
+    };
+    let pushing = one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'after'\n");
+    futures_util::future::join(pushing, learns).await;
 
     until("the second worker to serve the new code", async || runs("after").await).await;
 }

@@ -139,6 +139,8 @@ mod slots;
 mod small_json;
 #[path = "small_parts.rs"]
 mod small_parts;
+#[path = "staged_activation.rs"]
+mod staged_activation;
 #[path = "tools.rs"]
 mod tools;
 #[path = "tools_http.rs"]

@@ -137,6 +137,14 @@ pub enum CatalogError {
         /// The name.
         name: String,
     },
+    /// The plugin is not as it was when the activation of the version was planned.
+    #[error("plugin '{plugin}' was changed while version {version} was loaded; activate it again")]
+    ActivatedMeanwhile {
+        /// Name of the plugin.
+        plugin: String,
+        /// The version.
+        version: u32,
+    },
     /// A quota of the tenant is exceeded.
     #[error(transparent)]
     Quota(#[from] QuotaExceeded),

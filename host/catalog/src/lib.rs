@@ -54,7 +54,7 @@ pub use model::{
 };
 pub use name::{InvalidName, Name};
 pub use pending::TenantUsage;
-pub use plugins::VERSIONS_MAX;
+pub use plugins::{PlannedActivation, VERSIONS_MAX};
 pub use secrets::SECRET_NAME_BYTES_MAX;
 pub use shared::{LogExtent, SharedLog};
 pub use store::{CopyLock, lock_copy};

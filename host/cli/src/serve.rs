@@ -383,10 +383,10 @@ impl Serve {
         runtime.spawn(async move { resumed.run().await });
         let callers_max = callers_max(tenants.slots());
         let worker = share.map(|share| {
-            let _within = runtime.enter();
             let adopter = (!is_adopted).then(|| adopt::Adopter::new(tenants.budget().clone()));
-            share.follow(tenants.clone(), adopter)
+            runtime.block_on(share.follow(tenants.clone(), adopter))
         });
+        let worker = worker.transpose()?;
         let serves = AnyServer::Many(tenants.clone(), admin);
         let serving = serve(&config, &serves, callers_max, socket, traces);
         let exit = if is_adopted {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::kv::{self, CreateErrorKind};
 use rollout_journal::ReplicaError;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::connect::Cluster;
@@ -119,6 +119,7 @@ impl ClaimRun {
             claim: RandomState::new().build_hasher().finish(),
             is_begun: is_begun || last.is_some(),
             acknowledged,
+            is_staging: false,
         };
         let is_own = matches!(condition, Condition::Any);
         let revision = self.set(&entry, before.as_ref().map(|(_, revision)| *revision), is_own).await?;
@@ -316,16 +317,18 @@ impl ClaimedLog {
     /// a lease.
     pub fn announce(&self) -> Heartbeats {
         let (retire, retires) = oneshot::channel();
+        let (set_staging, staging_set) = mpsc::channel(1);
         let beating = Beating {
             cluster: self.cluster.clone(),
             log: self.log.clone(),
             entry: self.entry.clone(),
             ends: self.ends.subscribe(),
             revision: self.revision,
+            stored: 0,
             fenced: self.fenced.clone(),
         };
-        let task = self.cluster.handle().spawn(beating.run(retires));
-        Heartbeats { retire, task: AbortOnDropHandle::new(task), cluster: self.cluster.clone() }
+        let task = self.cluster.handle().spawn(beating.run(retires, staging_set));
+        Heartbeats { retire, set_staging, task: AbortOnDropHandle::new(task), cluster: self.cluster.clone() }
     }
 }
 
@@ -337,25 +340,41 @@ struct Beating {
     ends: watch::Receiver<End>,
     /// Revision of the log's entry, which changes with each heartbeat.
     revision: u64,
+    /// Number of heartbeats that were stored.
+    stored: u64,
     fenced: watch::Sender<Option<ReplicaError>>,
 }
 
 impl Beating {
     /// Sends heartbeats until the log is retired or its heartbeats are dropped. Returns an error if the entry of a retired log
     /// was not removed.
-    async fn run(mut self, mut retires: oneshot::Receiver<()>) -> Result<(), ClusterError> {
+    async fn run(
+        mut self,
+        mut retires: oneshot::Receiver<()>,
+        mut staging_set: mpsc::Receiver<(bool, oneshot::Sender<()>)>,
+    ) -> Result<(), ClusterError> {
+        let mut is_stored = None;
         let mut ticks = tokio::time::interval(self.cluster.0.settings.heartbeat());
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let stopped = tokio::select! {
                 biased;
                 stopped = &mut retires => Some(stopped),
+                Some((is_staging, stored)) = staging_set.recv() => {
+                    self.entry.is_staging = is_staging;
+                    is_stored = Some(stored);
+                    None
+                }
                 _ = ticks.tick() => None,
             };
             match stopped {
                 None => {
+                    let before = self.stored;
                     if !self.beat().await {
                         return Ok(());
+                    }
+                    if self.stored != before {
+                        is_stored.take().map(|stored| stored.send(()));
                     }
                 }
                 Some(Ok(())) => {
@@ -374,7 +393,7 @@ impl Beating {
         self.entry.heartbeat = writer::now();
         self.entry.acknowledged = self.ends.borrow().number;
         match self.cluster.0.bucket.update(&self.log, self.entry.write(), self.revision).await {
-            Ok(revision) => self.revision = revision,
+            Ok(revision) => (self.revision, self.stored) = (revision, self.stored + 1),
             Err(error) if is_wrong_last(&error) => return !self.is_claimed_by_another().await,
             Err(error) => tracing::warn!(%error, log = self.log, "a heartbeat was not stored"),
         }
@@ -413,14 +432,25 @@ impl Beating {
 /// The heartbeats of a log's owner. They end when this value is dropped; then the lease expires.
 pub struct Heartbeats {
     retire: oneshot::Sender<()>,
+    set_staging: mpsc::Sender<(bool, oneshot::Sender<()>)>,
     task: AbortOnDropHandle<Result<(), ClusterError>>,
     cluster: Cluster,
 }
 
 impl Heartbeats {
+    /// Announces whether this process takes part in [staged activations](crate::Staging), and waits until that is stored. As
+    /// long as it does, no version becomes active that this process has not loaded.
+    pub async fn set_staging(&self, is_staging: bool) {
+        let (stored, is_stored) = oneshot::channel();
+        // Without a task, the log belongs to another process, and this one ends.
+        if self.set_staging.send((is_staging, stored)).await.is_ok() {
+            let _ = is_stored.await;
+        }
+    }
+
     /// Removes the log from the list, when all its rollouts have ended and their results were read.
     pub async fn retire(self) -> Result<(), ClusterError> {
-        let Self { retire, mut task, cluster } = self;
+        let Self { retire, mut task, cluster, .. } = self;
         let _ = retire.send(());
         match tokio::time::timeout(cluster.0.settings.lease(), &mut task).await {
             Ok(ended) => ended.map_err(unavailable)?,

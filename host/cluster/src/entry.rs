@@ -27,6 +27,9 @@ pub(crate) struct LogEntry {
     /// Number of the last message that was acknowledged by the time of the heartbeat. A log that ends before it is damaged.
     #[serde(default)]
     pub(crate) acknowledged: u64,
+    /// Whether the owner loads versions before they are activated.
+    #[serde(default)]
+    pub(crate) is_staging: bool,
 }
 
 impl LogEntry {

@@ -32,7 +32,8 @@ pub(crate) async fn inspect(jetstream: &Context, settings: &ClusterSettings) -> 
     let owners = (format!("KV_{}", settings.bucket()), "nats bucket replicas", true);
     let changes = (format!("{}-catalog", settings.prefix), CATALOG, false);
     let components = (format!("OBJ_{}-components", settings.prefix), "nats components", false);
-    for (name, check, is_needed) in [logs, owners, changes, components] {
+    let activations = (format!("KV_{}", settings.activations_bucket()), "nats activations", false);
+    for (name, check, is_needed) in [logs, owners, changes, components, activations] {
         match jetstream.get_stream(&name).await {
             Ok(stream) => {
                 findings.push(of_stream(check, stream.cached_info(), settings));

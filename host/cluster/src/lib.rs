@@ -8,7 +8,8 @@
 //! A claim is a compare-and-set in a bucket, and then a *fence* in the log with a new epoch. Each message expects to
 //! follow the last one, so the former owner's next append fails, and [`LogWriter::fenced`] returns. That process stops.
 //!
-//! A catalog that several workers share has a log and an object store of its own: [`Cluster::catalog`].
+//! A catalog that several workers share has a log and an object store of its own: [`Cluster::catalog`]. Its workers load a
+//! version of a plugin before it becomes active: [`Cluster::staging`].
 //!
 //! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches those of all workers, and lists the
 //! logs with an expired lease.
@@ -26,6 +27,7 @@ mod message;
 mod objects;
 mod read;
 mod settings;
+mod staging;
 mod storage;
 mod writer;
 
@@ -39,4 +41,5 @@ pub use finding::{Finding, Severity};
 pub use members::{Member, Members};
 pub use read::RebuiltJournal;
 pub use settings::{ClusterSettings, WrongSetting};
+pub use staging::{Reservation, StageVersions, StagedVersion, Staging, StagingError};
 pub use writer::LogWriter;

@@ -25,6 +25,8 @@ pub struct Member {
     pub owner: WorkerState,
     /// Epoch of the owner's claim.
     pub epoch: u64,
+    /// Whether the owner loads versions before they are activated.
+    pub(crate) is_staging: bool,
     pub(crate) revision: u64,
     /// Time when this process received the last heartbeat. Clocks of other machines are not compared.
     seen: Instant,
@@ -117,6 +119,11 @@ impl Members {
         locked(&self.state).reached.is_some_and(|reached| reached.elapsed() <= gap_max(self.heartbeat))
     }
 
+    /// Returns a counter that changes with each heartbeat of any owner, and when it is time to look for expired leases.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.clone()
+    }
+
     /// Waits for the next heartbeat of any owner, or for the next time to look for expired leases.
     pub async fn changed(&mut self) {
         let _ = self.changes.changed().await;
@@ -198,7 +205,7 @@ impl Watching {
         }
         match entry.operation {
             kv::Operation::Put => {
-                let Some(LogEntry { owner, epoch, .. }) = LogEntry::read(&entry.value) else {
+                let Some(LogEntry { owner, epoch, is_staging, .. }) = LogEntry::read(&entry.value) else {
                     tracing::warn!(
                         key = entry.key,
                         revision = entry.revision,
@@ -210,6 +217,7 @@ impl Watching {
                     log: entry.key.clone(),
                     owner,
                     epoch,
+                    is_staging,
                     revision: entry.revision,
                     seen: Instant::now(),
                 };
@@ -244,8 +252,8 @@ mod tests {
     fn a_lease_runs_only_while_nats_can_be_reached() {
         let start = Instant::now();
         let at = |seconds: u32| start + SECOND * seconds;
-        let member =
-            Member { log: "a".to_owned(), owner: WorkerState::default(), epoch: 1, revision: 1, seen: at(0) };
+        let (log, owner) = ("a".to_owned(), WorkerState::default());
+        let member = Member { log, owner, epoch: 1, is_staging: false, revision: 1, seen: at(0) };
         let mut state = State { members: BTreeMap::new(), reached: None, reached_since: None };
         let expired =
             |state: &State, seconds| state.is_expired(&member, at(seconds), SECOND * 30, SECOND * 15);

@@ -33,6 +33,8 @@ pub struct ClusterSettings {
     pub log_bytes_max: u64,
     /// Number of changes in the log of a shared catalog above which a worker stores a snapshot and removes them.
     pub catalog_changes_max: u64,
+    /// Time in which all workers have to load a version before it becomes active, in seconds.
+    pub activation_secs: f64,
     /// Time between two heartbeats of a worker, in seconds.
     pub heartbeat_secs: f64,
     /// Time after a worker's last heartbeat after which its log may be claimed, in seconds.
@@ -58,6 +60,7 @@ impl Default for ClusterSettings {
             log_age_secs: 24 * 3600,
             log_bytes_max: 64 << 30,
             catalog_changes_max: 10_000,
+            activation_secs: 300.0,
             heartbeat_secs: 5.0,
             lease_secs: 30.0,
             servers_sync_always: false,
@@ -111,6 +114,9 @@ impl ClusterSettings {
         if self.catalog_changes_max == 0 {
             return wrong("catalog-changes-max", "must be at least 1");
         }
+        if !(1.0..=3600.0).contains(&self.activation_secs) {
+            return wrong("activation-secs", "must be from 1 to 3600");
+        }
         if !(0.05..=3600.0).contains(&self.heartbeat_secs) {
             return wrong("heartbeat-secs", "must be from 0.05 to 3600");
         }
@@ -129,6 +135,10 @@ impl ClusterSettings {
         Duration::from_secs(self.log_age_secs)
     }
 
+    pub(crate) fn activation(&self) -> Duration {
+        Duration::from_secs_f64(self.activation_secs)
+    }
+
     pub(crate) fn heartbeat(&self) -> Duration {
         Duration::from_secs_f64(self.heartbeat_secs)
     }
@@ -143,6 +153,10 @@ impl ClusterSettings {
 
     pub(crate) fn bucket(&self) -> String {
         format!("{}-workers", self.prefix)
+    }
+
+    pub(crate) fn activations_bucket(&self) -> String {
+        format!("{}-activations", self.prefix)
     }
 
     /// Returns the subject of a log.
@@ -187,6 +201,7 @@ mod tests {
         check(|settings| settings.log_age_secs = 9, "log-age-secs");
         check(|settings| settings.log_bytes_max = u64::MAX, "log-bytes-max");
         check(|settings| settings.catalog_changes_max = 0, "catalog-changes-max");
+        check(|settings| settings.activation_secs = 0.5, "activation-secs");
         check(|settings| settings.heartbeat_secs = f64::NAN, "heartbeat-secs");
         check(|settings| settings.lease_secs = 14.0, "lease-secs");
         check(|settings| settings.client_key = Some("key.pem".into()), "client-certificate");

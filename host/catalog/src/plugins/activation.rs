@@ -11,7 +11,55 @@ use crate::{Catalog, LIST_MAX};
 /// Maximum number of activations in a plugin's history.
 const ACTIVATIONS_MAX: u32 = 1000;
 
+/// An activation as it was planned, which other workers prepare before the catalog is changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedActivation {
+    /// Id of the plugin.
+    pub plugin: i64,
+    /// Version that becomes active.
+    pub version: u32,
+    /// Version that is active now.
+    pub before: Option<u32>,
+}
+
 impl Catalog {
+    /// Checks an activation of a version, by default of the previously active one, without making it.
+    pub fn plan_activation(
+        &self,
+        tenant: TenantId,
+        plugin: &str,
+        version: Option<u32>,
+    ) -> Result<PlannedActivation, CatalogError> {
+        self.0.store.read(|transaction| {
+            let plugin = named(transaction, tenant, plugin)?;
+            let version = match version {
+                Some(version) => version,
+                None => previous(transaction, &plugin)?,
+            };
+            check(transaction, &plugin, version)?;
+            Ok(PlannedActivation { plugin: plugin.id, version, before: plugin.active })
+        })
+    }
+
+    /// Makes a planned activation. Fails if another version was activated since, or another plugin has the name.
+    pub fn activate_planned(
+        &self,
+        tenant: TenantId,
+        plugin: &str,
+        planned: &PlannedActivation,
+        by: &str,
+    ) -> Result<Activation, CatalogError> {
+        let now = self.0.store.now();
+        self.0.store.write(|transaction| {
+            let plugin = named(transaction, tenant, plugin)?;
+            if (plugin.id, plugin.active) != (planned.plugin, planned.before) {
+                let (plugin, version) = (plugin.name.to_string(), planned.version);
+                return Err(CatalogError::ActivatedMeanwhile { plugin, version }.into());
+            }
+            activate(transaction, &plugin, planned.version, now, by)
+        })
+    }
+
     /// Activates a version that passed its checks.
     pub fn activate(
         &self,
@@ -32,8 +80,7 @@ impl Catalog {
         let now = self.0.store.now();
         self.0.store.write(|transaction| {
             let plugin = named(transaction, tenant, plugin)?;
-            let before = before(transaction, &plugin)?;
-            let version = before.ok_or_else(|| CatalogError::NoEarlierVersion(plugin.name.to_string()))?;
+            let version = previous(transaction, &plugin)?;
             activate(transaction, &plugin, version, now, by)
         })
     }
@@ -79,13 +126,14 @@ impl Catalog {
     }
 }
 
-fn activate(
-    transaction: &Transaction<'_>,
-    plugin: &PluginInfo,
-    version: u32,
-    now: Time,
-    by: &str,
-) -> Result<Activation, Abort> {
+/// Returns the version that was active before the current one.
+fn previous(transaction: &Transaction<'_>, plugin: &PluginInfo) -> Result<u32, Abort> {
+    let before = before(transaction, plugin)?;
+    before.ok_or_else(|| CatalogError::NoEarlierVersion(plugin.name.to_string()).into())
+}
+
+/// Checks that a version may become active.
+fn check(transaction: &Transaction<'_>, plugin: &PluginInfo, version: u32) -> Result<(), Abort> {
     let select = "SELECT passed, component_origin, grader IS NOT NULL, grader_origin
         FROM deployments WHERE plugin = ?1 AND version = ?2";
     let found = transaction.query_row(select, params![plugin.id, version], |row| {
@@ -109,6 +157,17 @@ fn activate(
     if !keys.is_empty() && !are_signed {
         return Err(CatalogError::Untrusted { plugin: name, version }.into());
     }
+    Ok(())
+}
+
+fn activate(
+    transaction: &Transaction<'_>,
+    plugin: &PluginInfo,
+    version: u32,
+    now: Time,
+    by: &str,
+) -> Result<Activation, Abort> {
+    check(transaction, plugin, version)?;
     transaction.execute("UPDATE plugins SET active = ?2 WHERE id = ?1", params![plugin.id, version])?;
     transaction.execute(
         "INSERT INTO activations (plugin, version, before, at, by) VALUES (?1, ?2, ?3, ?4, ?5)",

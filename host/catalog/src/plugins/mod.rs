@@ -13,6 +13,7 @@ use crate::name::Name;
 use crate::store::{json, name_of, parsed, require_tenant, time};
 use crate::{Catalog, LIST_MAX};
 
+pub use activation::PlannedActivation;
 pub use deployments::VERSIONS_MAX;
 
 /// Maximum number of plugins of a tenant, whatever its quota.

@@ -14,7 +14,7 @@ use rollout_assembly::config::{Advertised, ClusterSettings, Config, Role, is_wor
 use rollout_catalog::SharedLog;
 use rollout_cluster::{
     CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity,
-    WorkerState,
+    Staging, WorkerState,
 };
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_core::telemetry::{Lag, Metrics, Replication, SharedCopy};
@@ -25,6 +25,7 @@ use rollout_server::tenants::{self, Replicas, Tenants};
 use rollout_server::{Access, WorkerIdentity};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Serve;
 use super::adopt::{self, Adopter};
@@ -217,7 +218,8 @@ const CATALOG_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct CatalogShare {
     log: CatalogLog,
     changes: CatalogChanges,
-    members: Members,
+    members: Arc<Members>,
+    staging: Staging,
     cluster: Cluster,
     claimed: ClaimedLog,
     heartbeats: Heartbeats,
@@ -272,10 +274,22 @@ pub(super) async fn share_catalog(
     let log = cluster.catalog().await?;
     // Before the catalog is read, so that no change is missed.
     let changes = log.changes().await?;
-    let members = cluster.members().await?;
+    let members = Arc::new(cluster.members().await?);
+    let staging = cluster.staging(&claimed, members.clone()).await?;
     let writer = Arc::new(claimed.writer());
     let lost = dir.join(TIMES_LOST_FILE);
-    Ok(Some(CatalogShare { log, changes, members, cluster, claimed, heartbeats, writer, lock, lost }))
+    Ok(Some(CatalogShare {
+        log,
+        changes,
+        members,
+        staging,
+        cluster,
+        claimed,
+        heartbeats,
+        writer,
+        lock,
+        lost,
+    }))
 }
 
 /// Removes the journals of all tenants, which are written from the log.
@@ -315,13 +329,15 @@ impl CatalogShare {
     }
 
     /// Follows the changes of other workers, stops this process when its log is taken over, and takes over the logs of dead
-    /// workers if there is an adopter. Must be called within the runtime.
-    pub(super) fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Announced {
-        let Self { log: _, mut changes, mut members, cluster, claimed, heartbeats, writer, lock, lost } =
+    /// workers if there is an adopter. Returns when this worker takes part in staged activations. Must be called within the
+    /// runtime, and before requests are accepted.
+    pub(super) async fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Result<Announced> {
+        let Self { log: _, mut changes, members, staging, cluster, claimed, heartbeats, writer, lock, lost } =
             self;
         let replication = watch_log(writer.clone(), lost);
         tenants.metrics().add_replication(&replication);
         tenants.metrics().add_shared_copy(&SharedCopy::new(tenants.copy_state()));
+        let serving = tenants.take_part(staging).await?;
         let followed = tenants.clone();
         tokio::spawn(async move {
             loop {
@@ -332,8 +348,8 @@ impl CatalogShare {
             }
         });
         tokio::spawn(async move {
-            loop {
-                members.changed().await;
+            let mut changes = members.changes();
+            while changes.changed().await.is_ok() {
                 let expired = members.expired().len();
                 let alive = members.list().len().saturating_sub(expired).max(1);
                 tenants.set_workers(u32::try_from(alive).unwrap_or(u32::MAX));
@@ -341,7 +357,8 @@ impl CatalogShare {
         });
         let own = claimed.log().to_owned();
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
+        heartbeats.set_staging(true).await;
+        Ok(Announced { heartbeats, adopting, staging: Some(serving), _writer: writer, _lock: lock })
     }
 }
 
@@ -441,12 +458,15 @@ impl OwnLog {
         let replication = watch_log(writer.clone(), lost);
         metrics.add_replication(&replication);
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
+        Announced { heartbeats, adopting, staging: None, _writer: writer, _lock: lock }
     }
 }
 
 /// Exit code of a worker whose log was taken over or cannot be continued.
 const EXIT_FENCED: i32 = 3;
+
+/// Maximum time in which a worker that ends announces that it loads no more versions.
+const LEAVING_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum time for the last lines of the log.
 const LAST_LINES_TIME_MAX: Duration = Duration::from_secs(1);
@@ -469,6 +489,8 @@ fn exit_fenced(lost: &Path) -> ! {
 pub(super) struct Announced {
     heartbeats: Heartbeats,
     adopting: Option<JoinHandle<()>>,
+    /// Loads staged versions until it is dropped.
+    staging: Option<AbortOnDropHandle<()>>,
     _writer: Arc<LogWriter>,
     _lock: File,
 }
@@ -481,8 +503,14 @@ impl Announced {
         if let Some(adopting) = self.adopting {
             adopting.abort();
         }
-        if is_idle && let Err(error) = self.heartbeats.retire().await {
-            tracing::warn!(%error, "the log stays in the list of workers");
+        if is_idle {
+            if let Err(error) = self.heartbeats.retire().await {
+                tracing::warn!(%error, "the log stays in the list of workers");
+            }
+        } else if self.staging.is_some() {
+            // Otherwise activations wait for this worker until its lease expires.
+            let leaving = self.heartbeats.set_staging(false);
+            let _ = tokio::time::timeout(LEAVING_TIME_MAX, leaving).await;
         }
     }
 }

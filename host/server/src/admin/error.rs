@@ -56,6 +56,7 @@ impl From<CatalogError> for ApiError {
             CatalogError::Exists { .. }
             | CatalogError::ChecksFailed { .. }
             | CatalogError::Untrusted { .. }
+            | CatalogError::ActivatedMeanwhile { .. }
             | CatalogError::UnknownComponent(_)
             | CatalogError::Revoked(_) => Self::Conflict(message),
             // Not `TooMany`, because a retry does not help.

@@ -34,6 +34,7 @@ use error::ApiError;
 use keyed_locks::KeyedLocks;
 use request_limits::RequestLimits;
 use rollout_catalog::{Catalog, CatalogError, KeyId, Name, TenantId};
+use rollout_cluster::Staging;
 use rollout_core::budget::Budget;
 use rollout_outbound::{NetworkRules, Reach};
 use rollout_rollout::seal::Seal;
@@ -116,6 +117,12 @@ pub trait Deployments: Send + Sync + 'static {
         plugin: &Name,
         version: u32,
     ) -> BoxFuture<'static, Result<(), String>>;
+
+    /// Returns this worker's part in staged activations, if other workers share the catalog. [`activate`](Self::activate) is then
+    /// called for a version that all of them have loaded.
+    fn staging(&self) -> Option<Staging> {
+        None
+    }
 
     /// Returns the active version of a loaded plugin and those on which rollouts still run.
     fn in_use(&self, tenant: TenantId, plugin: &Name) -> Vec<u32>;

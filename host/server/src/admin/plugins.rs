@@ -8,7 +8,8 @@ use super::Admin;
 use super::error::ApiError;
 use super::extract::{Author, JsonBody, Params, Path, Viewer};
 use super::wire::{Activate, Activation, List, Page, Plugin, PluginChange, TenantParam};
-use rollout_catalog::{self as catalog, KeyId, Name, ResourceKind, TenantId};
+use rollout_catalog::{self as catalog, CatalogError, KeyId, Name, ResourceKind, TenantId};
+use rollout_cluster::{Reservation, StagedVersion, Staging, StagingError};
 
 /// Lists the plugins of a tenant by name.
 #[utoipa::path(get, path = "/plugins", tag = "plugins", params(TenantParam, Page),
@@ -196,16 +197,75 @@ impl Admin {
     ) -> Result<Activation, ApiError> {
         let _guard = self.0.activations.lock((tenant, name.to_string())).await;
         let plugin = name.clone();
-        let activation = self
-            .on_disk(move |catalog| match target {
-                ActivationTarget::Version(version) => catalog.activate(tenant, &plugin, version, &by),
-                ActivationTarget::Previous => catalog.rollback(tenant, &plugin, &by),
-            })
-            .await?;
+        // The other workers keep the version loaded until this is dropped.
+        let (activation, _reservation) = match self.0.settings.deployments.staging() {
+            Some(staging) => {
+                let (activation, reservation) =
+                    self.activate_everywhere(&staging, tenant, plugin, target, by).await?;
+                (activation, Some(reservation))
+            }
+            None => {
+                let activate = move |catalog: &catalog::Catalog| match target {
+                    ActivationTarget::Version(version) => catalog.activate(tenant, &plugin, version, &by),
+                    ActivationTarget::Previous => catalog.rollback(tenant, &plugin, &by),
+                };
+                (self.on_disk(activate).await?, None)
+            }
+        };
         let version = activation.version;
         let loaded = self.0.settings.deployments.activate(tenant, &name, version).await;
         let Err(reason) = loaded else { return Ok(activation.into()) };
         self.on_disk(move |catalog| catalog.undo(&activation)).await?;
         Err(ApiError::Conflict(format!("version {version} of plugin '{name}' cannot be loaded: {reason}")))
+    }
+
+    /// Activates a version in the catalog that several workers share, when all of them have loaded it.
+    async fn activate_everywhere(
+        &self,
+        staging: &Staging,
+        tenant: TenantId,
+        name: Name,
+        target: ActivationTarget,
+        by: String,
+    ) -> Result<(catalog::Activation, Reservation), ApiError> {
+        let target = match target {
+            ActivationTarget::Version(version) => Some(version),
+            ActivationTarget::Previous => None,
+        };
+        let plugin = name.to_string();
+        let plan = {
+            let plugin = plugin.clone();
+            move |catalog: &catalog::Catalog| {
+                catalog.catch_up()?;
+                catalog.plan_activation(tenant, &plugin, target)
+            }
+        };
+        let id = self.on_disk(plan.clone()).await?.plugin;
+        let mut reservation =
+            staging.reserve(tenant.0, id).await.map_err(|error| not_staged(&name, target, error))?;
+        // Another worker may have activated a version before.
+        let planned = self.on_disk(plan).await?;
+        let version = planned.version;
+        if planned.plugin != id {
+            return Err(CatalogError::ActivatedMeanwhile { plugin, version }.into());
+        }
+        let staged =
+            StagedVersion { tenant: tenant.0, plugin: planned.plugin, name: plugin.clone(), version };
+        let refused = |error| not_staged(&name, Some(version), error);
+        reservation.stage(staged).await.map_err(refused)?;
+        reservation.confirm().await.map_err(refused)?;
+        let activate =
+            move |catalog: &catalog::Catalog| catalog.activate_planned(tenant, &plugin, &planned, &by);
+        Ok((self.on_disk(activate).await?, reservation))
+    }
+}
+
+/// Returns the error of a version that is not activated because not all workers have loaded it.
+fn not_staged(plugin: &Name, version: Option<u32>, error: StagingError) -> ApiError {
+    let what = version.map_or("the previous version".to_owned(), |version| format!("version {version}"));
+    let message = format!("{what} of plugin '{plugin}' is not activated: {error}");
+    match error {
+        StagingError::Unavailable(_) => ApiError::NoRoom(message),
+        _ => ApiError::Conflict(message),
     }
 }

@@ -13,6 +13,8 @@ mod dispatch;
 mod loading;
 mod plugin;
 mod refresh;
+mod staged;
+mod staging;
 mod tenant;
 mod viewed;
 
@@ -33,6 +35,7 @@ use crate::{Server, ShutdownDeadlines, WorkerIdentity};
 use rollout_assembly::config::{Config, JournalConfig, RawConfig};
 use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
+use rollout_cluster::Staging;
 use rollout_core::budget::Budget;
 use rollout_core::capacity::{Slots, raise_descriptors};
 use rollout_core::telemetry::{Metrics, Traces};
@@ -46,7 +49,8 @@ use rollout_wire::quota::Quotas;
 pub use check::{CheckMemory, Checks};
 use descriptors::{HeldFiles, NoFiles, PluginFiles};
 use loading::LoadPermits;
-use plugin::LoadedPlugin;
+use plugin::{LoadedPlugin, StagedCode};
+use staged::StagedVersions;
 use tenant::OpenTenant;
 pub use tenant::SEGMENT_BYTES;
 
@@ -185,6 +189,10 @@ struct Inner {
     left: Mutex<HashMap<Option<TenantId>, usize>>,
     /// Start of the last refresh of a shared catalog, and whether the servers answered. Locked during a refresh.
     refreshed: tokio::sync::Mutex<Option<(Instant, bool)>>,
+    /// Versions that other workers or this one are about to activate.
+    staged: StagedVersions<StagedCode>,
+    /// This worker's part in staged activations, if other workers share the catalog.
+    staging: std::sync::OnceLock<Staging>,
     loading: LoadPermits,
     starting: Semaphore,
     checking: Semaphore,
@@ -221,6 +229,7 @@ impl Tenants {
         }
         let checks_at_once = checks.at_once as usize;
         let access = Access::new(&config, true, None);
+        let staged = StagedVersions::new(config.catalog.code_bytes_max);
         Ok(Self(Arc::new(Inner {
             pool: SlotPool::new(slots.running_max, slots.queue_max),
             transport: Transport::new(slots.connections.outbound_max)?,
@@ -238,6 +247,8 @@ impl Tenants {
             is_resumed: AtomicBool::new(false),
             left: Mutex::default(),
             refreshed: tokio::sync::Mutex::default(),
+            staged,
+            staging: std::sync::OnceLock::new(),
             loading: LoadPermits::new(LOADING_MAX),
             starting: Semaphore::new(STARTING_MAX as usize),
             checking: Semaphore::new(checks_at_once),
@@ -553,6 +564,10 @@ impl Deployments for Tenants {
             let tenant = tenants.tenant(id).await.map_err(|error| error.to_string())?;
             tenant.activate(&tenants, &plugin, version).await.map_err(|error| error.to_string())
         })
+    }
+
+    fn staging(&self) -> Option<Staging> {
+        self.0.staging.get().cloned()
     }
 
     fn in_use(&self, id: TenantId, plugin: &Name) -> Vec<u32> {

@@ -53,8 +53,34 @@ struct PluginState {
     others: Vec<(u32, Weak<rollout_rollout::Deployment>)>,
 }
 
+/// A version that is loaded and not active yet.
+pub(super) enum StagedCode {
+    /// The next version of a loaded plugin.
+    Next(Arc<LoadedPlugin>, Box<LoadedDeployment>),
+    /// A plugin that was not loaded.
+    New(Arc<LoadedPlugin>),
+}
+
+impl StagedCode {
+    pub(super) fn code_bytes(&self) -> u64 {
+        match self {
+            Self::Next(_, deployment) => deployment.code_bytes,
+            Self::New(plugin) => plugin.code_bytes(),
+        }
+    }
+}
+
+/// Purpose for which a deployment is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Rollouts wait for it, or it becomes active.
+    Use,
+    /// It may become active. Loads of the tenant that rollouts wait for do not wait for it.
+    Staging,
+}
+
 /// A deployment in memory.
-struct LoadedDeployment {
+pub(super) struct LoadedDeployment {
     host: Host,
     agent_name: String,
     running_max: u32,
@@ -80,6 +106,7 @@ impl LoadedPlugin {
         tenant: &Arc<OpenTenant>,
         name: &str,
         version: Option<u32>,
+        purpose: Purpose,
     ) -> Result<Arc<Self>, TenantError> {
         let (catalog, id, plugin) = (tenants.0.catalog.clone(), tenant.id, name.to_owned());
         let mut info = spawn_blocking(move || Ok(catalog.plugin(id, &plugin)?)).await?;
@@ -100,7 +127,7 @@ impl LoadedPlugin {
             shared.metrics.trace_with(traces.clone());
         }
         let LoadedDeployment { host, agent_name, running_max, code_bytes, nemo_gym } =
-            deploy(tenants, tenant, &shared, name, version).await?;
+            deploy(tenants, tenant, &shared, name, version, purpose).await?;
         let log = tenants.0.worker.as_ref().map(|worker| worker.log.clone());
         let server = Server::for_plugin(Serving::new(host, agent_name), &tenants.0.config, nemo_gym, log);
         let plugin = Self {
@@ -120,7 +147,6 @@ impl LoadedPlugin {
             last_used: AtomicU64::new(CLOCK.fetch_add(1, Ordering::Relaxed)),
         };
         plugin.update_share();
-        tracing::info!(tenant = %tenant.name, plugin = name, version, "plugin loaded");
         Ok(Arc::new(plugin))
     }
 
@@ -183,8 +209,25 @@ impl LoadedPlugin {
         tenant: &Arc<OpenTenant>,
         version: u32,
     ) -> Result<(), TenantError> {
-        let LoadedDeployment { host, agent_name, running_max, code_bytes, nemo_gym } =
-            deploy(tenants, tenant, &self.shared, &self.name, version).await?;
+        let deployment = deploy(tenants, tenant, &self.shared, &self.name, version, Purpose::Use).await?;
+        self.replace(tenant, version, deployment);
+        Ok(())
+    }
+
+    /// Loads a version without using it.
+    pub(super) async fn stage(
+        self: Arc<Self>,
+        tenants: &Tenants,
+        tenant: &Arc<OpenTenant>,
+        version: u32,
+    ) -> Result<StagedCode, TenantError> {
+        let deployment = deploy(tenants, tenant, &self.shared, &self.name, version, Purpose::Staging).await?;
+        Ok(StagedCode::Next(self, Box::new(deployment)))
+    }
+
+    /// Makes a loaded version of this plugin the active one.
+    pub(super) fn replace(&self, tenant: &OpenTenant, version: u32, deployment: LoadedDeployment) {
+        let LoadedDeployment { host, agent_name, running_max, code_bytes, nemo_gym } = deployment;
         let before = {
             let mut state = self.state();
             (state.code_bytes, state.running_max) = (code_bytes, running_max);
@@ -196,7 +239,6 @@ impl LoadedPlugin {
         };
         self.update_share();
         tracing::info!(tenant = %tenant.name, plugin = self.name, before, version, "another version was activated");
-        Ok(())
     }
 
     /// Returns the host of a version, for rollouts that began with it. Loads the version if it is not the active one.
@@ -213,7 +255,7 @@ impl LoadedPlugin {
             }
         }
         let LoadedDeployment { host, .. } =
-            deploy(tenants, tenant, &self.shared, &self.name, version).await?;
+            deploy(tenants, tenant, &self.shared, &self.name, version, Purpose::Use).await?;
         self.state().add_inactive(version, Arc::downgrade(host.deployment()));
         Ok(host)
     }
@@ -272,9 +314,14 @@ async fn deploy(
     shared: &SharedParts,
     name: &str,
     version: u32,
+    purpose: Purpose,
 ) -> Result<LoadedDeployment, TenantError> {
     let closed = |_| TenantError::Other("the server is shutting down".to_owned());
-    let _tenant_lock = tenant.deploying.lock().await;
+    let of_tenant = match purpose {
+        Purpose::Use => &tenant.deploying,
+        Purpose::Staging => &tenant.staging,
+    };
+    let _tenant_lock = of_tenant.lock().await;
     let _permit = tenants.0.starting.acquire().await.map_err(closed)?;
     let (tenants, tenant, metrics) = (tenants.clone(), tenant.clone(), shared.metrics.clone());
     let (slots, quotas, name) = (shared.slots.clone(), shared.quotas.clone(), name.to_owned());

@@ -6,10 +6,11 @@ use tokio::time::Instant;
 
 use super::Tenants;
 use super::plugin::LoadedPlugin;
+use super::staged::StagedName;
 use super::tenant::OpenTenant;
 use crate::admin::Deployments;
 use crate::worker::{ServedLog, TENANTS_MAX, TenantRoom, WorkerStatus};
-use rollout_catalog::{CatalogError, Identity, TenantId};
+use rollout_catalog::{CatalogError, Identity, PluginInfo, TenantId};
 use rollout_core::telemetry::CopyState;
 use serde_json::json;
 
@@ -82,7 +83,7 @@ impl Tenants {
     }
 
     /// Brings a running tenant to its state in the catalog.
-    async fn apply_catalog(&self, id: TenantId) {
+    pub(super) async fn apply_catalog(&self, id: TenantId) {
         let catalog = self.0.catalog.clone();
         let found = tokio::task::spawn_blocking(move || catalog.tenant(id)).await;
         match found {
@@ -104,6 +105,22 @@ impl Tenants {
         for plugin in tenant.loaded_plugins() {
             // The active version may change again while one is loaded.
             while self.apply_catalog_to_plugin(&tenant, &plugin).await {}
+        }
+        self.use_staged(&tenant).await;
+    }
+
+    /// Uses the staged versions that are active in the catalog, of plugins that are not loaded.
+    async fn use_staged(&self, tenant: &Arc<OpenTenant>) {
+        for StagedName { plugin, name, version } in self.0.staged.of(tenant.id) {
+            let (catalog, id, found) = (self.0.catalog.clone(), tenant.id, name.clone());
+            let found = tokio::task::spawn_blocking(move || catalog.plugin(id, &found)).await;
+            let is_active = |info: &PluginInfo| info.id == plugin && info.active == Some(version);
+            if let Ok(Ok(info)) = found
+                && is_active(&info)
+                && let Err(error) = tenant.follow_active(self, &name, version).await
+            {
+                tracing::error!(tenant = %tenant.name, plugin = name, version, %error, "a staged version cannot be used");
+            }
         }
     }
 
@@ -129,7 +146,7 @@ impl Tenants {
             }
         };
         let Some(version) = active.filter(|version| *version != plugin.version()) else { return false };
-        let activated = tenant.activate(self, plugin.name(), version).await;
+        let activated = tenant.follow_active(self, plugin.name(), version).await;
         if let Err(error) = &activated {
             tracing::error!(
                 tenant = %tenant.name, plugin = plugin.name(), version, %error,

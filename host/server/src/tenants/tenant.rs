@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::plugin::LoadedPlugin;
+use super::plugin::{LoadedPlugin, Purpose, StagedCode};
 use super::{Inner, TenantError, Tenants};
 use crate::admin::{Deployments, network_rules};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId, TenantUsage};
@@ -46,6 +46,8 @@ pub(super) struct OpenTenant {
     plugins: Mutex<HashMap<String, Arc<LoadedPlugin>>>,
     /// Held while a deployment is loaded, so that the tenant uses one of the process's permits at a time.
     pub(super) deploying: tokio::sync::Mutex<()>,
+    /// The same for versions that are staged, for which rollouts do not wait.
+    pub(super) staging: tokio::sync::Mutex<()>,
     /// A lock for each plugin that is being loaded, so that it is loaded once.
     loading: Mutex<HashMap<String, LoadingLock>>,
 }
@@ -126,6 +128,7 @@ impl OpenTenant {
             noted: Mutex::new(noted),
             plugins: Mutex::default(),
             deploying: tokio::sync::Mutex::default(),
+            staging: tokio::sync::Mutex::default(),
             loading: Mutex::default(),
             name: info.name,
         });
@@ -217,7 +220,10 @@ impl OpenTenant {
         if let Some(plugin) = self.use_loaded(name) {
             return Ok(plugin);
         }
-        let loaded = LoadedPlugin::load(tenants, self, name, None).await;
+        let loaded = match self.take_staged(tenants, name).await {
+            Some(plugin) => Ok(plugin),
+            None => LoadedPlugin::load(tenants, self, name, None, Purpose::Use).await,
+        };
         self.add_loaded(tenants, name, loaded, &loading)
     }
 
@@ -242,6 +248,7 @@ impl OpenTenant {
             loading.remove(name);
         }
         let plugin = loaded?;
+        tracing::info!(tenant = %self.name, plugin = name, version = plugin.version(), "plugin loaded");
         lock(&self.plugins).insert(name.to_owned(), plugin.clone());
         // The plugin's quotas may have changed since they were read.
         tenants.tenant_changed(self.id);
@@ -257,11 +264,80 @@ impl OpenTenant {
     ) -> Result<(), TenantError> {
         let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
         let _guard = loading.lock().await;
-        match self.use_loaded(name) {
-            Some(plugin) => plugin.activate(tenants, self, version).await,
+        self.activate_locked(tenants, name, version, &loading).await
+    }
+
+    /// Makes the version active here that is active in the catalog, unless it is.
+    pub(super) async fn follow_active(
+        self: &Arc<Self>,
+        tenants: &Tenants,
+        name: &str,
+        version: u32,
+    ) -> Result<(), TenantError> {
+        let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
+        let _guard = loading.lock().await;
+        if self.loaded_plugin(name).is_some_and(|plugin| plugin.version() == version) {
+            return Ok(());
+        }
+        self.activate_locked(tenants, name, version, &loading).await
+    }
+
+    /// Activates a version while the plugin's lock is held. A staged version is not loaded again.
+    async fn activate_locked(
+        self: &Arc<Self>,
+        tenants: &Tenants,
+        name: &str,
+        version: u32,
+        loading: &LoadingLock,
+    ) -> Result<(), TenantError> {
+        let Some(plugin) = self.use_loaded(name) else {
+            let loaded = match self.take_staged(tenants, name).await {
+                Some(plugin) => Ok(plugin),
+                None => LoadedPlugin::load(tenants, self, name, Some(version), Purpose::Use).await,
+            };
+            return self.add_loaded(tenants, name, loaded, loading).map(|_| ());
+        };
+        match tenants.0.staged.take(self.id, plugin.id(), version) {
+            Some(StagedCode::Next(of, deployment)) if Arc::ptr_eq(&plugin, &of) => {
+                plugin.replace(self, version, *deployment);
+                Ok(())
+            }
+            // If the plugin was loaded meanwhile, its version is loaded again, normally from the cache.
+            other => {
+                drop(other);
+                plugin.activate(tenants, self, version).await
+            }
+        }
+    }
+
+    /// Takes the staged version of a plugin that is not loaded, if it is active in the catalog.
+    async fn take_staged(&self, tenants: &Tenants, name: &str) -> Option<Arc<LoadedPlugin>> {
+        let staged = tenants.0.staged.of(self.id);
+        if staged.iter().all(|staged| staged.name != name) {
+            return None;
+        }
+        let (catalog, id, found) = (tenants.0.catalog.clone(), self.id, name.to_owned());
+        let info = tokio::task::spawn_blocking(move || catalog.plugin(id, &found)).await.ok()?.ok()?;
+        match tenants.0.staged.take(self.id, info.id, info.active?)? {
+            StagedCode::New(plugin) => Some(plugin),
+            // The plugin was removed.
+            StagedCode::Next(..) => None,
+        }
+    }
+
+    /// Loads a version of the plugin with this id without using it. Requests for the plugin do not wait for it.
+    pub(super) async fn stage(
+        self: &Arc<Self>,
+        tenants: &Tenants,
+        name: &str,
+        id: i64,
+        version: u32,
+    ) -> Result<StagedCode, TenantError> {
+        match self.loaded_plugin(name).filter(|plugin| plugin.id() == id) {
+            Some(plugin) => plugin.stage(tenants, self, version).await,
             None => {
-                let loaded = LoadedPlugin::load(tenants, self, name, Some(version)).await;
-                self.add_loaded(tenants, name, loaded, &loading).map(|_| ())
+                let loaded = LoadedPlugin::load(tenants, self, name, Some(version), Purpose::Staging).await;
+                loaded.map(StagedCode::New)
             }
         }
     }
