@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail};
 use rollout_assembly::config::{Advertised, ClusterSettings, Config, Role, is_worker_name};
 use rollout_catalog::SharedLog;
 use rollout_cluster::{
-    CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity,
-    WorkerState,
+    CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, QuotaLeases,
+    Severity, SharedQuotas, WorkerState,
 };
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_core::telemetry::{Lag, Metrics, Replication, SharedCopy};
@@ -28,6 +28,7 @@ use tokio::task::JoinHandle;
 
 use super::Serve;
 use super::adopt::{self, Adopter};
+use super::leases::TenantsSlots;
 use crate::setup;
 
 /// File with the name of a journal's log.
@@ -216,7 +217,7 @@ const CATALOG_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct CatalogShare {
     log: CatalogLog,
     changes: CatalogChanges,
-    members: Members,
+    quotas: SharedQuotas,
     cluster: Cluster,
     claimed: ClaimedLog,
     heartbeats: Heartbeats,
@@ -270,10 +271,10 @@ pub(super) async fn share_catalog(
     let log = cluster.catalog().await?;
     // Before the catalog is read, so that no change is missed.
     let changes = log.changes().await?;
-    let members = cluster.members().await?;
+    let quotas = claimed.quotas().await?;
     let writer = Arc::new(claimed.writer());
     let lost = dir.join(TIMES_LOST_FILE);
-    Ok(Some(CatalogShare { log, changes, members, cluster, claimed, heartbeats, writer, lock, lost }))
+    Ok(Some(CatalogShare { log, changes, quotas, cluster, claimed, heartbeats, writer, lock, lost }))
 }
 
 /// Removes the journals of all tenants, which are written from the log.
@@ -315,8 +316,7 @@ impl CatalogShare {
     /// Follows the changes of other workers, stops this process when its log is taken over, and takes over the logs of dead
     /// workers if there is an adopter. Must be called within the runtime.
     pub(super) fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Announced {
-        let Self { log: _, mut changes, mut members, cluster, claimed, heartbeats, writer, lock, lost } =
-            self;
+        let Self { log: _, mut changes, quotas, cluster, claimed, heartbeats, writer, lock, lost } = self;
         let replication = watch_log(writer.clone(), lost);
         tenants.metrics().add_replication(&replication);
         tenants.metrics().add_shared_copy(&SharedCopy::new(tenants.copy_state()));
@@ -329,17 +329,10 @@ impl CatalogShare {
                 }
             }
         });
-        tokio::spawn(async move {
-            loop {
-                members.changed().await;
-                let expired = members.expired().len();
-                let alive = members.list().len().saturating_sub(expired).max(1);
-                tenants.set_workers(u32::try_from(alive).unwrap_or(u32::MAX));
-            }
-        });
+        let leases = Some(quotas.lease(TenantsSlots::new(tenants)));
         let own = claimed.log().to_owned();
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
+        Announced { heartbeats, leases, adopting, _writer: writer, _lock: lock }
     }
 }
 
@@ -439,7 +432,7 @@ impl OwnLog {
         let replication = watch_log(writer.clone(), lost);
         metrics.add_replication(&replication);
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        Announced { heartbeats, adopting, _writer: writer, _lock: lock }
+        Announced { heartbeats, leases: None, adopting, _writer: writer, _lock: lock }
     }
 }
 
@@ -466,6 +459,8 @@ fn exit_fenced(lost: &Path) -> ! {
 /// A worker that sends heartbeats.
 pub(super) struct Announced {
     heartbeats: Heartbeats,
+    /// The leased quotas of a worker with tenants.
+    leases: Option<QuotaLeases>,
     adopting: Option<JoinHandle<()>>,
     _writer: Arc<LogWriter>,
     _lock: File,
@@ -478,6 +473,12 @@ impl Announced {
     pub(super) async fn leave(self, is_idle: bool) {
         if let Some(adopting) = self.adopting {
             adopting.abort();
+        }
+        // Leases stay with a log that has rollouts.
+        if let Some(leases) = self.leases.filter(|_| is_idle)
+            && let Err(error) = leases.release().await
+        {
+            tracing::warn!(%error, "leased quotas are free only when other workers find that this one has left");
         }
         if is_idle && let Err(error) = self.heartbeats.retire().await {
             tracing::warn!(%error, "the log stays in the list of workers");
