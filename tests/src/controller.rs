@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
@@ -70,6 +70,8 @@ struct Shared {
     /// Number of chat calls that are answered before the rest is held; `None` holds none.
     held_after: watch::Sender<Option<usize>>,
     chats_open: watch::Sender<usize>,
+    /// Largest number of chat calls that were open at once.
+    chats_open_max: AtomicUsize,
     /// Whether callbacks stay unanswered.
     callbacks_held: watch::Sender<bool>,
     callbacks_open: watch::Sender<usize>,
@@ -197,6 +199,13 @@ impl Controller {
         let reached =
             in_time(&format!("{count} open chat calls"), open.wait_for(|open| *open == count)).await;
         reached.expect("the sender is in `self`");
+    }
+
+    /// Returns the largest number of chat calls that were open at once since the last call.
+    pub fn chats_open_max(&self) -> usize {
+        // Both are changed under this lock.
+        let open = self.shared.chats_open.borrow();
+        self.shared.chats_open_max.swap(*open, Ordering::SeqCst)
     }
 
     /// Returns the outcome of a rollout for a controller of generation B: the rewards by sample id, or the reason why
@@ -376,7 +385,10 @@ impl Drop for Open<'_> {
 }
 
 async fn chat(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
-    shared.chats_open.send_modify(|open| *open += 1);
+    shared.chats_open.send_modify(|open| {
+        *open += 1;
+        shared.chats_open_max.fetch_max(*open, Ordering::SeqCst);
+    });
     let _open = Open(&shared.chats_open);
     let (place, (body, answer)) = {
         let mut chats = shared.chats();

@@ -453,7 +453,7 @@ async fn a_tenants_rollout_goes_to_the_worker_that_has_room_for_it() {
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
     let (catalog, _other, _gateway) = cluster(&nats).await;
-    // One running rollout at each worker.
+    // A rollout takes a part of the quota at its worker, and the rest stays free for the other one.
     let tenant = catalog.tenant("t", json!({"running": 2, "queued": 20})).await;
     catalog.serve(&tenant, "p", "conform", "").await;
     let plugin = catalog.plugin(&tenant, "p");
@@ -686,6 +686,50 @@ async fn a_gateway_shows_operators_its_workers_and_tenants_their_own() {
         catalog.operate(Method::DELETE, &format!("/keys/{}", key["id"]), Value::Null).await;
     }
     until("the session to end", async || (page(&of_two, "/ui/").await.0 == 303).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_gateway_without_workers_answers_with_its_own_facts() {
+    let nats = TestNats::start().await;
+    let section = section(&nats);
+    let gateway = ServeCatalog::gateway().config(&section).start().await;
+    let keyed = ServeCatalog::gateway()
+        .config(&section)
+        .option("--server-key-env", "SERVER_KEY")
+        .variable("SERVER_KEY", "the-key-of-the-server")
+        .start()
+        .await;
+    let health = gateway.get("/health").await;
+    let lifecycle = json!({"accepting_rollouts": false, "active_rollouts": 0});
+    assert_eq!((health.status, health.body), (200, json!({"status": "no_workers", "lifecycle": lifecycle})));
+    const NONE: &str = "rollout_host_gateway_workers 0\n";
+    let metrics = gateway.get("/metrics").await;
+    assert!(metrics.status == 200 && metrics.text.ends_with(NONE), "{}", metrics.text);
+    assert_eq!(gateway.get("/ready").await.status, 503);
+    // With a key of its own, a gateway checks it with and without workers.
+    for path in ["/health", "/metrics"] {
+        assert_eq!(keyed.get(path).await.status, 401);
+    }
+    let keyed = keyed.with_key("the-key-of-the-server");
+    assert_eq!(keyed.health().await["status"], "no_workers");
+    assert!(keyed.get("/metrics").await.text.contains(NONE));
+
+    let worker = ServeCatalog::worker("w1", &section).start().await.behind(gateway.url());
+    let as_operator = async |path: &str| worker.as_operator(Method::GET, path, Value::Null).await;
+    until("the worker", async || {
+        let health = as_operator("/health").await.body;
+        (health["status"] == "ok" && health["workers"][0]["is_up"] == true).then_some(())
+    })
+    .await;
+    assert_eq!(gateway.get("/metrics").await.status, 401);
+    assert!(as_operator("/metrics").await.text.contains("rollout_host_gateway_workers 1\n"));
+
+    let operator = worker.operator_key();
+    worker.stop().await;
+    until("no worker", async || (gateway.health().await["status"] == "no_workers").then_some(())).await;
+    assert_eq!(gateway.get("/metrics").await.status, 401, "the next worker checks keys again");
+    let metrics = gateway.with_key(operator).get("/metrics").await;
+    assert!(metrics.text.ends_with(NONE) && !metrics.text.contains("worker_up"), "{}", metrics.text);
 }
 
 #[tokio::test]

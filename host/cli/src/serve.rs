@@ -3,6 +3,7 @@
 mod adopt;
 mod catalog;
 mod cluster;
+mod leases;
 
 use crate::print::outln;
 use std::net::SocketAddr;

@@ -12,7 +12,7 @@
 //! version of a plugin before it becomes active: [`Cluster::staging`].
 //!
 //! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches those of all workers, and lists the
-//! logs with an expired lease.
+//! logs with an expired lease. [`ClaimedLog::quotas`] leases parts of tenants' quotas for a worker.
 
 mod catalog;
 mod check;
@@ -22,6 +22,7 @@ mod entry;
 mod error;
 mod finding;
 mod inspect;
+mod leases;
 mod members;
 mod message;
 mod objects;
@@ -38,6 +39,7 @@ pub use connect::Cluster;
 pub use entry::WorkerState;
 pub use error::{ClaimError, ClusterError, LogDamage};
 pub use finding::{Finding, Severity};
+pub use leases::{LeasedSlots, QuotaLeases, SharedQuotas, SlotDemand};
 pub use members::{Member, Members};
 pub use read::RebuiltJournal;
 pub use settings::{ClusterSettings, WrongSetting};

@@ -68,8 +68,8 @@ pub use session::{
     TaskSplit,
 };
 pub use slots::{
-    AdmissionQuotas, AdmitError, ForkMember, ForkState, Handle, Load, OverQuota, QuotaOwner, Share, SlotPool,
-    Slots, StoredBytes, TenantSlots,
+    AdmissionQuotas, AdmitError, ForkMember, ForkState, Handle, LeaseDemand, Load, OverQuota, QuotaOwner,
+    Share, SlotPool, Slots, StoredBytes, TenantSlots,
 };
 pub use trajectory::{
     Amendable, AmendedDocument, Amendment, ArtifactBounds, ArtifactRoot, Member, NoTrajectory, ReplyTokens,

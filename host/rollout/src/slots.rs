@@ -1,6 +1,8 @@
 //! Admission to slots and the queue, quotas, and ids in use.
 
+mod demand;
 mod family;
+mod lease;
 mod pool;
 mod quota;
 
@@ -11,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
+pub use demand::LeaseDemand;
 pub use family::{ForkMember, ForkState};
 use pool::{PluginMembership, QueueKind, Slot, TenantMembership};
 pub use pool::{Share, SlotPool};
@@ -237,6 +240,12 @@ impl TenantSlots {
     /// Changes the share from here on.
     pub fn set_share(&self, share: Share) {
         self.0.membership.set_share(share);
+    }
+
+    /// Sets the key of the tenant's lease: it then runs only as many rollouts as [`SlotPool::set_lease`] allows. `None`
+    /// means that it needs no lease.
+    pub fn set_lease_key(&self, key: Option<i64>) {
+        self.0.membership.set_lease(key);
     }
 
     /// Returns the number of further rollouts of the tenant that would have a slot.

@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail};
 use rollout_assembly::config::{Advertised, ClusterSettings, Config, Role, is_worker_name};
 use rollout_catalog::SharedLog;
 use rollout_cluster::{
-    CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, Severity,
-    Staging, WorkerState,
+    CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, QuotaLeases,
+    Severity, SharedQuotas, Staging, WorkerState,
 };
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_core::telemetry::{Lag, Metrics, Replication, SharedCopy};
@@ -29,6 +29,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Serve;
 use super::adopt::{self, Adopter};
+use super::leases::TenantsSlots;
 use crate::setup;
 
 /// File with the name of a journal's log.
@@ -218,8 +219,8 @@ const CATALOG_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct CatalogShare {
     log: CatalogLog,
     changes: CatalogChanges,
-    members: Arc<Members>,
     staging: Staging,
+    quotas: SharedQuotas,
     cluster: Cluster,
     claimed: ClaimedLog,
     heartbeats: Heartbeats,
@@ -275,14 +276,15 @@ pub(super) async fn share_catalog(
     // Before the catalog is read, so that no change is missed.
     let changes = log.changes().await?;
     let members = Arc::new(cluster.members().await?);
-    let staging = cluster.staging(&claimed, members.clone()).await?;
+    let staging = cluster.staging(&claimed, members).await?;
+    let quotas = claimed.quotas().await?;
     let writer = Arc::new(claimed.writer());
     let lost = dir.join(TIMES_LOST_FILE);
     Ok(Some(CatalogShare {
         log,
         changes,
-        members,
         staging,
+        quotas,
         cluster,
         claimed,
         heartbeats,
@@ -332,7 +334,7 @@ impl CatalogShare {
     /// workers if there is an adopter. Returns when this worker takes part in staged activations. Must be called within the
     /// runtime, and before requests are accepted.
     pub(super) async fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Result<Announced> {
-        let Self { log: _, mut changes, members, staging, cluster, claimed, heartbeats, writer, lock, lost } =
+        let Self { log: _, mut changes, staging, quotas, cluster, claimed, heartbeats, writer, lock, lost } =
             self;
         let replication = watch_log(writer.clone(), lost);
         tenants.metrics().add_replication(&replication);
@@ -347,18 +349,11 @@ impl CatalogShare {
                 }
             }
         });
-        tokio::spawn(async move {
-            let mut changes = members.changes();
-            while changes.changed().await.is_ok() {
-                let expired = members.expired().len();
-                let alive = members.list().len().saturating_sub(expired).max(1);
-                tenants.set_workers(u32::try_from(alive).unwrap_or(u32::MAX));
-            }
-        });
+        let leases = Some(quotas.lease(TenantsSlots::new(tenants)));
         let own = claimed.log().to_owned();
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
         heartbeats.set_staging(true).await;
-        Ok(Announced { heartbeats, adopting, staging: Some(serving), _writer: writer, _lock: lock })
+        Ok(Announced { heartbeats, leases, adopting, staging: Some(serving), _writer: writer, _lock: lock })
     }
 }
 
@@ -458,7 +453,7 @@ impl OwnLog {
         let replication = watch_log(writer.clone(), lost);
         metrics.add_replication(&replication);
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        Announced { heartbeats, adopting, staging: None, _writer: writer, _lock: lock }
+        Announced { heartbeats, leases: None, adopting, staging: None, _writer: writer, _lock: lock }
     }
 }
 
@@ -488,6 +483,8 @@ fn exit_fenced(lost: &Path) -> ! {
 /// A worker that sends heartbeats.
 pub(super) struct Announced {
     heartbeats: Heartbeats,
+    /// The leased quotas of a worker with tenants.
+    leases: Option<QuotaLeases>,
     adopting: Option<JoinHandle<()>>,
     /// Loads staged versions until it is dropped.
     staging: Option<AbortOnDropHandle<()>>,
@@ -502,6 +499,12 @@ impl Announced {
     pub(super) async fn leave(self, is_idle: bool) {
         if let Some(adopting) = self.adopting {
             adopting.abort();
+        }
+        // Leases stay with a log that has rollouts.
+        if let Some(leases) = self.leases.filter(|_| is_idle)
+            && let Err(error) = leases.release().await
+        {
+            tracing::warn!(%error, "leased quotas are free only when other workers find that this one has left");
         }
         if is_idle {
             if let Err(error) = self.heartbeats.retire().await {

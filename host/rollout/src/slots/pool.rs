@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::lease::{Lease, LeaseChanges};
 use super::quota::{OverQuota, QuotaOwner};
 use super::{AdmitError, DECLARATIONS_MAX};
 use crate::activity::EndedTotal;
@@ -58,14 +59,15 @@ pub(super) struct Pool {
     pub closed: AtomicBool,
     pub stop: CancellationToken,
     pub ended_total: Arc<EndedTotal>,
+    pub lease_changes: LeaseChanges,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// Number of all slots.
     total: u32,
-    free: u32,
+    pub free: u32,
     /// Number of running and queued rollouts.
     live: u64,
     /// Number of rollouts that wait for their first slot.
@@ -74,33 +76,43 @@ struct State {
     next: u64,
     /// Number of waiters for a slot.
     waiting: usize,
-    tenants: BTreeMap<u64, TenantQueue>,
+    pub tenants: BTreeMap<u64, TenantQueue>,
+    /// Tenants with a lease, by its key.
+    pub leases: BTreeMap<i64, u64>,
 }
 
 /// Counts of a tenant or a plugin.
 #[derive(Debug)]
-struct Counts {
-    share: Share,
-    running: u32,
+pub(super) struct Counts {
+    pub share: Share,
+    /// The part of a tenant's quota that this process has leased; none if it needs no lease.
+    pub lease: Option<Lease>,
+    pub running: u32,
     live: u64,
     queued: u64,
     /// Number of waiters for a slot.
-    waiting: usize,
+    pub waiting: usize,
     /// Number of its last grant.
     served: u64,
 }
 
 impl Counts {
     fn new(share: Share) -> Self {
-        Self { share, running: 0, live: 0, queued: 0, waiting: 0, served: 0 }
+        Self { share, lease: None, running: 0, live: 0, queued: 0, waiting: 0, served: 0 }
+    }
+
+    /// Returns the number of rollouts that could run here, with leases that nothing else uses.
+    fn running_max(&self) -> u32 {
+        self.lease.map_or(u32::MAX, |lease| lease.reachable).min(self.share.running_max)
     }
 
     fn room(&self) -> i64 {
-        room(self.share.running_max, self.live)
+        room(self.running_max(), self.live)
     }
 
     fn can_run_one(&self) -> bool {
-        self.waiting > 0 && self.running < self.share.running_max
+        let leased = self.lease.map_or(u32::MAX, |lease| lease.granted);
+        self.waiting > 0 && self.running < self.share.running_max.min(leased)
     }
 
     /// Returns whether it has fewer slots relative to its weight than the other, or as many and an older last grant.
@@ -113,8 +125,8 @@ impl Counts {
 }
 
 #[derive(Debug)]
-struct TenantQueue {
-    counts: Counts,
+pub(super) struct TenantQueue {
+    pub counts: Counts,
     plugins: BTreeMap<u64, PluginQueue>,
 }
 
@@ -168,6 +180,7 @@ impl SlotPool {
             closed: AtomicBool::new(false),
             stop: CancellationToken::new(),
             ended_total: Arc::default(),
+            lease_changes: LeaseChanges::default(),
             state: Mutex::new(State { total: running_max, free: running_max, ..State::default() }),
         }))
     }
@@ -199,7 +212,7 @@ impl Pool {
         u64::from(self.running_max) + u64::from(self.queue_max)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -209,11 +222,13 @@ impl Pool {
     }
 
     /// Changes the counts, and grants slots that may be granted afterwards.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let (result, unwanted) = {
             let mut state = self.lock();
             let result = change(&mut state);
-            (result, state.grant())
+            let unwanted = state.grant();
+            state.note_blocked(&self.lease_changes);
+            (result, unwanted)
         };
         // The waiters of these slots are gone. Dropping a slot grants it to the next waiter.
         drop(unwanted);
@@ -245,6 +260,22 @@ impl State {
         unwanted
     }
 
+    /// Notes the tenants with rollouts that wait for a lease only.
+    fn note_blocked(&self, changes: &LeaseChanges) {
+        if self.leases.is_empty() || self.free == 0 {
+            return;
+        }
+        for (key, number) in &self.leases {
+            let Some(tenant) = self.tenants.get(number).filter(|tenant| tenant.counts.waiting > 0) else {
+                continue;
+            };
+            let is_news = |lease: Lease| !lease.is_waiting_known && tenant.counts.running >= lease.granted;
+            if tenant.counts.lease.is_some_and(is_news) && tenant.runnable() > 0 {
+                changes.note(*key);
+            }
+        }
+    }
+
     /// Removes the next waiter and counts a slot for it.
     fn take_next(&mut self) -> Option<Waiter> {
         let turn = self.number();
@@ -264,6 +295,7 @@ impl State {
             counts.waiting -= 1;
             counts.running += 1;
             counts.served = turn;
+            counts.note_running();
         }
         self.waiting -= 1;
         self.free -= 1;
@@ -337,17 +369,36 @@ impl AllSlots {
 impl Counts {
     /// Checks that one more rollout may run or wait.
     fn check(&self, owner: QuotaOwner, running_max: u32) -> Result<(), AdmitError> {
-        let max = self.share.live_max(running_max);
+        let max = self.share.live_max(running_max.min(self.running_max()));
         if self.live < max {
             return Ok(());
         }
         // Without a queue of its own, the limit is on running rollouts.
         let quota = if self.share.queue_max == 0 { Quota::Running } else { Quota::Queued };
-        Err(OverQuota::until_less(quota, owner, self.live, max).into())
+        // Other processes have leased the rest.
+        let elsewhere = u64::from(self.share.running_max.saturating_sub(self.running_max()));
+        let (used, max) = (self.live.saturating_add(elsewhere), max.saturating_add(elsewhere));
+        Err(OverQuota::until_less(quota, owner, used, max).into())
+    }
+
+    /// Records the number of running rollouts of a lease.
+    fn note_running(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            lease.peak = lease.peak.max(self.running);
+        }
     }
 }
 
 impl TenantQueue {
+    /// Returns the number of waiters that only a slot and a lease prevent from running.
+    pub(super) fn runnable(&self) -> u32 {
+        let of_plugin = |plugin: &PluginQueue| {
+            let room = plugin.counts.share.running_max.saturating_sub(plugin.counts.running);
+            room.min(u32::try_from(plugin.counts.waiting).unwrap_or(u32::MAX))
+        };
+        self.plugins.values().map(of_plugin).fold(0, u32::saturating_add)
+    }
+
     fn can_run_one(&self) -> bool {
         self.counts.can_run_one() && self.plugins.values().any(|plugin| plugin.counts.can_run_one())
     }
@@ -391,13 +442,19 @@ impl TenantMembership {
         self.pool.change(|state| {
             if let Some(tenant) = state.tenants.get_mut(&self.number) {
                 tenant.counts.share = share;
+                tenant.counts.lease.inspect(|lease| self.pool.lease_changes.note(lease.key));
             }
         });
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 }
 
 impl Drop for TenantMembership {
     fn drop(&mut self) {
+        self.set_lease(None);
         // The shares of the remaining tenants grow.
         self.pool.change(|state| state.tenants.remove(&self.number));
     }
@@ -531,6 +588,9 @@ impl Drop for Slot {
             if let Some((tenant, plugin)) = state.of(&self.0) {
                 tenant.running -= 1;
                 plugin.counts.running -= 1;
+                let is_beyond = |lease: &Lease| tenant.running >= lease.granted;
+                let returned = tenant.lease.filter(is_beyond).map(|lease| lease.key);
+                returned.inspect(|key| self.0.pool().lease_changes.note(*key));
             }
         });
     }

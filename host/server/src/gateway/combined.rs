@@ -5,12 +5,15 @@ use serde_json::{Map, Value, json};
 use super::workers::Worker;
 use std::sync::Arc;
 
+/// Status of a gateway without a worker that answers. It is alive: only `GET /ready` fails.
+pub(super) const NO_WORKERS: &str = "no_workers";
+
 /// Returns the answer to `GET /health`: the fields of all workers, [added up](add), and a list of the workers.
 pub(super) fn health(workers: &[Arc<Worker>]) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut list = Vec::new();
     let mut running_and_queued = 0;
-    let mut is_accepting = false;
+    let (mut is_accepting, mut has_worker) = (false, false);
     for worker in workers {
         let (status, is_up) = worker.status();
         let mut entry = json!({"worker": worker.name(), "url": worker.base, "is_up": is_up});
@@ -18,6 +21,7 @@ pub(super) fn health(workers: &[Arc<Worker>]) -> Map<String, Value> {
             entry["version"] = status.version.into();
             entry["logs"] = json!(status.logs);
             if is_up {
+                has_worker = true;
                 add(&mut fields, status.health);
                 running_and_queued += status.running + status.queued;
                 is_accepting |= status.accepting;
@@ -32,7 +36,7 @@ pub(super) fn health(workers: &[Arc<Worker>]) -> Map<String, Value> {
         }
         list.push(entry);
     }
-    fields.insert("status".to_owned(), "ok".into());
+    fields.insert("status".to_owned(), if has_worker { "ok" } else { NO_WORKERS }.into());
     let lifecycle = json!({"accepting_rollouts": is_accepting, "active_rollouts": running_and_queued});
     fields.insert("lifecycle".to_owned(), lifecycle);
     fields.insert("workers".to_owned(), list.into());

@@ -21,8 +21,8 @@ mod workers;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::{FromRequest, Request, State};
@@ -38,7 +38,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{Access, is_given};
+use crate::access::{Access, given_key, is_given};
 use crate::connection::{Caller, Crowded, Owner};
 use crate::dialect::body::{Bodies, Body, HoldsBodies};
 use crate::dialect::ors;
@@ -118,6 +118,8 @@ struct Inner {
     workers: Arc<Workers>,
     owners: Owners,
     pages: Pages,
+    /// Whether the last workers that have answered served tenants; none before the first answer.
+    served_tenants: Mutex<Option<bool>>,
     /// Number of rollouts that a worker has left to another one, and of those that none has taken.
     placed_elsewhere: AtomicU64,
     not_admitted: AtomicU64,
@@ -158,6 +160,7 @@ impl Gateway {
             budget,
             bodies: Bodies::default(),
             pages: Pages::default(),
+            served_tenants: Mutex::default(),
             placed_elsewhere: AtomicU64::default(),
             not_admitted: AtomicU64::default(),
             combined: Semaphore::new(COMBINED_MAX),
@@ -224,6 +227,14 @@ fn starts_rollouts(path: &str) -> bool {
     path == "/rollout" || a::has_path(path)
 }
 
+/// Returns the series with the number of workers.
+fn workers_series(count: usize) -> String {
+    format!(
+        "# HELP rollout_host_gateway_workers Number of workers that answer.\n\
+         # TYPE rollout_host_gateway_workers gauge\nrollout_host_gateway_workers {count}\n"
+    )
+}
+
 impl Gateway {
     /// Checks the head of a request, then reads the body and answers.
     async fn answer(&self, request: Request) -> Result<Response, RequestRefused> {
@@ -255,6 +266,11 @@ impl Gateway {
             if !is_right {
                 return Err(RequestRefused::Unauthorized(refusal));
             }
+        }
+        if method == Method::GET
+            && let Some(answer) = self.without_workers(&path, request.headers())
+        {
+            return answer;
         }
         // Workers with tenants check the keys, and only they know which keys belong to operators.
         let has_tenants = access.server_key.is_none() && self.has_tenants();
@@ -321,14 +337,52 @@ impl Gateway {
     /// Returns whether the gateway knows which side checks keys: the gateway has a key of its own, or a worker has
     /// answered.
     fn knows_checks(&self) -> bool {
-        let access = &self.0.settings.access;
-        access.server_key.is_some() || self.0.workers.all().iter().any(|worker| worker.status().0.is_some())
+        self.0.settings.access.server_key.is_some() || self.served_tenants().is_some()
     }
 
     /// Returns whether the workers serve tenants.
     fn has_tenants(&self) -> bool {
-        let has_tenants = |worker: &Arc<Worker>| worker.status().0.is_some_and(|status| status.has_tenants);
-        self.0.workers.all().iter().any(has_tenants)
+        self.served_tenants() == Some(true)
+    }
+
+    /// Returns whether the workers serve tenants, or did so when they were there. Returns `None` before the first answer of a
+    /// worker.
+    fn served_tenants(&self) -> Option<bool> {
+        let workers = self.0.workers.all();
+        let mut known = workers.iter().filter_map(|worker| Some(worker.status().0?.has_tenants)).peekable();
+        let now = known.peek().is_some().then(|| known.any(|has_tenants| has_tenants));
+        let mut served = self.0.served_tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        *served = now.or(*served);
+        *served
+    }
+
+    /// Answers requests for health and metrics as long as no worker can check the caller's key: with the gateway's own facts
+    /// that need no protection. Returns `None` if workers answer, or if keys are not theirs to check.
+    fn without_workers(&self, path: &str, headers: &HeaderMap) -> Option<Result<Response, RequestRefused>> {
+        if !["/health", "/metrics"].contains(&path) {
+            return None;
+        }
+        let served_tenants = self.served_tenants();
+        let is_checked = self.0.settings.access.server_key.is_some() || served_tenants == Some(false);
+        if is_checked || !self.0.workers.candidates(None).is_empty() {
+            return None;
+        }
+        match path {
+            "/health" => {
+                let lifecycle = json!({"accepting_rollouts": false, "active_rollouts": 0});
+                Some(
+                    Ok(Json(json!({"status": combined::NO_WORKERS, "lifecycle": lifecycle})).into_response()),
+                )
+            }
+            "/metrics" if served_tenants == Some(true) && given_key(headers).is_none() => {
+                Some(Err(RequestRefused::Unauthorized("unauthorized")))
+            }
+            "/metrics" => {
+                let text = workers_series(0);
+                Some(Ok(([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response()))
+            }
+            _ => None,
+        }
     }
 
     /// Answers `GET /ready`: whether one of the workers admits rollouts.
@@ -785,7 +839,8 @@ impl Gateway {
 
     /// Returns the gateway's own series.
     fn own_metrics(&self) -> String {
-        let mut text = String::from(
+        let mut text = workers_series(self.0.workers.candidates(None).len());
+        text.push_str(
             "# HELP rollout_host_gateway_worker_up Shows whether a worker answers (1) or not (0).\n\
              # TYPE rollout_host_gateway_worker_up gauge\n",
         );

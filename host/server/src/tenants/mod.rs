@@ -10,6 +10,7 @@
 mod check;
 mod descriptors;
 mod dispatch;
+mod leased;
 mod loading;
 mod plugin;
 mod refresh;

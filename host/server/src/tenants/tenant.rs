@@ -94,7 +94,7 @@ impl OpenTenant {
     pub(super) fn open(tenants: &Tenants, id: TenantId, runtime: &Handle) -> Result<Arc<Self>, TenantError> {
         let inner = &tenants.0;
         let mut info = inner.catalog.tenant(id)?;
-        info.quotas = tenants.own_part(&info.quotas);
+        info.quotas = tenants.own_part_of_tenant(&info.quotas);
         let folder = inner.catalog.tenant_folder(id);
         let writes_files = inner.config.writes_files();
         let (journal, journal_bytes_max, unfinished) = match open_journal(inner, id)? {
@@ -132,6 +132,7 @@ impl OpenTenant {
             loading: Mutex::default(),
             name: info.name,
         });
+        tenant.slots.set_lease_key(tenants.lease_key(id, &info.quotas));
         tenant.set_retention(info.quotas.get(Quota::StoredBytes));
         tenant.count_stored_bytes();
         let left = match unfinished {
@@ -421,7 +422,8 @@ impl OpenTenant {
         // The lock is held, so that an older state never replaces a newer one.
         let mut state = lock(&self.state);
         let mut now = catalog.tenant(self.id)?;
-        now.quotas = tenants.own_part(&now.quotas);
+        now.quotas = tenants.own_part_of_tenant(&now.quotas);
+        self.slots.set_lease_key(tenants.lease_key(self.id, &now.quotas));
         self.slots.set_share(share(&now.quotas));
         self.quotas.set(now.quotas.clone());
         self.transport.set_rules(network_rules(&now.network));

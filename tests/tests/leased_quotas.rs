@@ -1,0 +1,193 @@
+//! The quota of running rollouts of a tenant that several workers share, in real processes. The model counts the calls that are
+//! open at once.
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use rollout_tests::{Admitted, Controller, ServeCatalog, TestCatalog, TestHost, TestNats, TestTenant, until};
+use serde_json::{Value, json};
+
+fn section(nats: &TestNats) -> String {
+    format!(
+        "[cluster.nats]\nurls = {:?}\nreplicas = 1\naccept-weak-durability = true\nlog-bytes-max = 268435456\n\
+         heartbeat-secs = 0.5\nlease-secs = 2.5\n",
+        nats.urls()
+    )
+}
+
+/// Workers, each of which has a gateway of its own, so that a test chooses the worker of a rollout.
+struct Cluster {
+    workers: Vec<TestCatalog>,
+    gateways: Vec<TestHost>,
+    _nats: TestNats,
+}
+
+impl Cluster {
+    async fn start(count: usize) -> Self {
+        let nats = TestNats::start().await;
+        let section = section(&nats);
+        let starting =
+            (1..=count).map(|number| ServeCatalog::worker(&format!("w{number}"), &section).start());
+        let workers = join_all(starting).await;
+        let gateways =
+            workers.iter().map(|worker| ServeCatalog::gateway().option("--worker", worker.own_url()).start());
+        let gateways = join_all(gateways).await;
+        let behind = workers.into_iter().zip(&gateways).map(|(worker, gateway)| worker.behind(gateway.url()));
+        let cluster = Self { workers: behind.collect(), gateways, _nats: nats };
+        for worker in &cluster.workers {
+            until("a worker behind its gateway", async || {
+                let health = worker.as_operator(Method::GET, "/health", Value::Null).await.body;
+                (health["workers"][0]["is_up"] == true).then_some(())
+            })
+            .await;
+        }
+        cluster
+    }
+
+    /// Creates a tenant with a plugin of one model call, and waits until all workers serve it.
+    async fn tenant(&self, name: &str, quotas: Value) -> TestTenant {
+        let tenant = self.workers[0].tenant(name, quotas).await;
+        self.workers[0].serve(&tenant, "p", "conform", "").await;
+        for worker in &self.workers {
+            let plugin = worker.plugin(&tenant, "p");
+            until("a worker to serve the plugin", async || {
+                (plugin.get("/health").await.status == 200).then_some(())
+            })
+            .await;
+        }
+        tenant
+    }
+
+    /// Admits rollouts of a tenant at one worker.
+    async fn admit(
+        &self,
+        at: usize,
+        tenant: &TestTenant,
+        controller: &Controller,
+        count: usize,
+    ) -> Vec<(TestHost, Admitted)> {
+        let mut all = Vec::new();
+        for _ in 0..count {
+            let plugin = self.workers[at].plugin(tenant, "p");
+            let admitted = plugin.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+            assert!(admitted.lease.starts_with(&format!("w{}.", at + 1)), "{}", admitted.lease);
+            all.push((plugin, admitted));
+        }
+        all
+    }
+}
+
+async fn check_scored(admitted: &[(TestHost, Admitted)]) {
+    let results = join_all(admitted.iter().map(|(plugin, admitted)| plugin.result(admitted))).await;
+    assert!(results.iter().all(|result| result["sample"]["reward"] == 1.0), "{results:#?}");
+}
+
+#[tokio::test]
+async fn a_tenant_reaches_its_quota_at_whichever_worker_its_load_is() {
+    let cluster = Cluster::start(2).await;
+    let controller = Controller::start().await;
+    let tenant = cluster.tenant("t", json!({"running": 6, "queued": 40})).await;
+    for (at, before) in [(0, 0), (1, 9)] {
+        controller.hold_after(before);
+        let admitted = cluster.admit(at, &tenant, &controller, 9).await;
+        // The other worker returns what it has not used for a while.
+        controller.chats_open(6).await;
+        controller.release();
+        check_scored(&admitted).await;
+    }
+    assert_eq!(controller.chats_open_max(), 6);
+    assert_eq!(cluster.gateways.len(), 2);
+}
+
+#[tokio::test]
+async fn workers_together_never_run_more_than_the_quota_of_a_tenant() {
+    const EACH: usize = 6;
+    let cluster = Cluster::start(3).await;
+    let check = async |quota: usize| {
+        let controller = Controller::start().await;
+        let tenant = cluster.tenant(&format!("t{quota}"), json!({"running": quota, "queued": 60})).await;
+        controller.hold();
+        let each = (0..3).map(|at| cluster.admit(at, &tenant, &controller, EACH));
+        let admitted: Vec<_> = join_all(each).await.into_iter().flatten().collect();
+        for ended in 0..=admitted.len() {
+            controller.hold_after(ended);
+            let arrived = (ended + quota).min(admitted.len());
+            controller.chats_arrived(arrived).await;
+        }
+        check_scored(&admitted).await;
+        assert_eq!(controller.chats_open_max(), quota);
+    };
+    tokio::join!(check(1), check(2), check(4));
+}
+
+#[tokio::test]
+async fn the_part_of_a_killed_worker_is_free_when_another_one_has_continued_its_rollouts() {
+    let mut cluster = Cluster::start(2).await;
+    let controller = Controller::start().await;
+    let tenant = cluster.tenant("t", json!({"running": 4, "queued": 40})).await;
+    controller.hold();
+    let of_dead = cluster.admit(0, &tenant, &controller, 3).await;
+    controller.chats_open(3).await;
+    let of_other = cluster.admit(1, &tenant, &controller, 4).await;
+    controller.chats_open(4).await;
+
+    cluster.workers.remove(0).stop_at_once().await;
+    // Its calls are made again by the process that continues its log, and by no other within its part.
+    controller.chats_arrived(4 + 3).await;
+    controller.chats_open(4).await;
+    assert_eq!(controller.chats_open_max(), 4);
+    controller.release();
+    check_scored(&of_other).await;
+
+    let before = controller.chats().len();
+    controller.hold_after(before);
+    let plugin = cluster.workers[0].plugin(&tenant, "p");
+    let mut admitted = Vec::new();
+    for _ in 0..6 {
+        let one = plugin.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        admitted.push((cluster.workers[0].plugin(&tenant, "p"), one));
+    }
+    controller.chats_open(4).await;
+    controller.release();
+    check_scored(&admitted).await;
+    assert!(controller.chats_open_max() <= 4);
+    drop(of_dead);
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_again_has_its_part_and_a_reduced_quota_is_obeyed() {
+    let mut cluster = Cluster::start(2).await;
+    let controller = Controller::start().await;
+    let tenant = cluster.tenant("t", json!({"running": 6, "queued": 40})).await;
+    controller.hold();
+    let mut admitted = cluster.admit(0, &tenant, &controller, 5).await;
+    controller.chats_open(5).await;
+    admitted.extend(cluster.admit(1, &tenant, &controller, 6).await);
+    controller.chats_open(6).await;
+    let first = cluster.workers.remove(0).killed().await;
+    cluster.workers.insert(0, first);
+    controller.chats_arrived(6 + 5).await;
+    controller.chats_open(6).await;
+    assert_eq!(controller.chats_open_max(), 6);
+
+    let quotas = json!({"quotas": {"running": 2}});
+    cluster.workers[0].operate(Method::PATCH, "/tenants/t", quotas).await;
+    for worker in &cluster.workers {
+        let plugin = worker.plugin(&tenant, "p");
+        until("the worker to know the quota", async || {
+            let health = plugin.get("/health").await.body;
+            (health["concurrency"]["max_concurrent"] == 2).then_some(())
+        })
+        .await;
+    }
+    let before = controller.chats().len();
+    controller.hold_after(before - 2);
+    controller.chats_open(2).await;
+    assert_eq!(controller.chats().len(), before, "none started while more ran");
+    controller.chats_open_max();
+    for ended in before - 1..=before + 5 {
+        controller.hold_after(ended);
+        controller.chats_arrived((ended + 2).min(before + 5)).await;
+    }
+    check_scored(&admitted).await;
+    assert_eq!(controller.chats_open_max(), 2);
+}
