@@ -11,7 +11,7 @@
 //! A catalog that several workers share has a log and an object store of its own: [`Cluster::catalog`]. Its workers load a
 //! version of a plugin before it becomes active: [`Cluster::staging`].
 //!
-//! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches those of all workers, and lists the
+//! A worker sends [heartbeats](ClaimedLog::announce). [`Cluster::members`] watches the heartbeats of all workers, and lists the
 //! logs with an expired lease. [`ClaimedLog::quotas`] leases parts of tenants' quotas for a worker.
 
 mod catalog;

@@ -12,6 +12,7 @@ mod descriptors;
 mod dispatch;
 mod leased;
 mod loading;
+mod parts;
 mod plugin;
 mod refresh;
 mod staged;
@@ -426,21 +427,22 @@ impl Tenants {
     /// Unloads idle plugins until the rest have at most `bytes_max` bytes of code. The next one is always the plugin of the
     /// tenant with the most code that has been idle for longest, so a tenant never loses plugins to a tenant with more code.
     fn unload_beyond(&self, bytes_max: u64) {
-        let mut by_tenant: Vec<(u64, Vec<Arc<LoadedPlugin>>)> = Vec::new();
+        let mut by_tenant: Vec<(u64, Arc<OpenTenant>, Vec<Arc<LoadedPlugin>>)> = Vec::new();
         for tenant in self.open_tenants() {
             let mut plugins = tenant.loaded_plugins();
             plugins.sort_by_key(|plugin| std::cmp::Reverse(plugin.last_used()));
-            by_tenant.push((plugins.iter().map(|plugin| plugin.code_bytes()).sum(), plugins));
+            by_tenant.push((plugins.iter().map(|plugin| plugin.code_bytes()).sum(), tenant, plugins));
         }
-        let mut bytes: u64 = by_tenant.iter().map(|(bytes, _)| bytes).sum();
+        let mut bytes: u64 = by_tenant.iter().map(|(bytes, ..)| bytes).sum();
         while bytes > bytes_max {
-            let with_plugins = by_tenant.iter_mut().filter(|(_, plugins)| !plugins.is_empty());
-            let Some((own_bytes, plugins)) = with_plugins.max_by_key(|(own_bytes, _)| *own_bytes) else {
+            let with_plugins = by_tenant.iter_mut().filter(|(.., plugins)| !plugins.is_empty());
+            let Some((own_bytes, tenant, plugins)) = with_plugins.max_by_key(|(own_bytes, ..)| *own_bytes)
+            else {
                 return;
             };
             let Some(plugin) = plugins.pop() else { return };
             let plugin_bytes = plugin.code_bytes();
-            if plugin.unload() {
+            if tenant.unload(&plugin) {
                 *own_bytes = own_bytes.saturating_sub(plugin_bytes);
                 bytes = bytes.saturating_sub(plugin_bytes);
             }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use axum::Router;
 use tokio::time::Instant;
 
-use super::tenant::{OpenTenant, share};
+use super::parts::{TenantParts, share};
 use super::{TenantError, Tenants};
 use crate::Server;
 use crate::admin::open_secrets;
@@ -27,7 +27,6 @@ pub(super) struct LoadedPlugin {
     /// Id in the catalog.
     id: i64,
     name: String,
-    tenant: Weak<OpenTenant>,
     shared: SharedParts,
     server: Server,
     router: Router,
@@ -103,7 +102,7 @@ impl LoadedPlugin {
     /// Loads a version of a plugin, by default the active one.
     pub(super) async fn load(
         tenants: &Tenants,
-        tenant: &Arc<OpenTenant>,
+        tenant: &Arc<TenantParts>,
         name: &str,
         version: Option<u32>,
         purpose: Purpose,
@@ -133,7 +132,6 @@ impl LoadedPlugin {
         let plugin = Self {
             id: info.id,
             name: name.to_owned(),
-            tenant: Arc::downgrade(tenant),
             router: server.plugin_router(),
             server,
             state: Mutex::new(PluginState {
@@ -206,7 +204,7 @@ impl LoadedPlugin {
     pub(super) async fn activate(
         &self,
         tenants: &Tenants,
-        tenant: &Arc<OpenTenant>,
+        tenant: &Arc<TenantParts>,
         version: u32,
     ) -> Result<(), TenantError> {
         let deployment = deploy(tenants, tenant, &self.shared, &self.name, version, Purpose::Use).await?;
@@ -218,7 +216,7 @@ impl LoadedPlugin {
     pub(super) async fn stage(
         self: Arc<Self>,
         tenants: &Tenants,
-        tenant: &Arc<OpenTenant>,
+        tenant: &Arc<TenantParts>,
         version: u32,
     ) -> Result<StagedCode, TenantError> {
         let deployment = deploy(tenants, tenant, &self.shared, &self.name, version, Purpose::Staging).await?;
@@ -226,7 +224,7 @@ impl LoadedPlugin {
     }
 
     /// Makes a loaded version of this plugin the active one.
-    pub(super) fn replace(&self, tenant: &OpenTenant, version: u32, deployment: LoadedDeployment) {
+    pub(super) fn replace(&self, tenant: &TenantParts, version: u32, deployment: LoadedDeployment) {
         let LoadedDeployment { host, agent_name, running_max, code_bytes, nemo_gym } = deployment;
         let before = {
             let mut state = self.state();
@@ -245,7 +243,7 @@ impl LoadedPlugin {
     pub(super) async fn host_of(
         &self,
         tenants: &Tenants,
-        tenant: &Arc<OpenTenant>,
+        tenant: &Arc<TenantParts>,
         version: u32,
     ) -> Result<Host, TenantError> {
         {
@@ -281,14 +279,9 @@ impl LoadedPlugin {
         self.shared.slots.set_share(Share { running_max: share.running_max.min(state.running_max), ..share });
     }
 
-    /// Unloads the plugin if it is idle. Returns whether it did.
-    pub(super) fn unload(&self) -> bool {
-        let Some(tenant) = self.tenant.upgrade() else { return false };
-        let is_unloaded = tenant.unload(self, || self.server.is_idle());
-        if is_unloaded {
-            tracing::debug!(tenant = %tenant.name, plugin = self.name, "idle plugin unloaded");
-        }
-        is_unloaded
+    /// Returns whether no rollout runs and no result waits for its caller.
+    pub(super) fn is_idle(&self) -> bool {
+        self.server.is_idle()
     }
 
     /// Cancels the plugin's rollouts and waits, at most until `until`, until they are reported.
@@ -310,7 +303,7 @@ async fn spawn_blocking<T: Send + 'static>(
 /// Loads a deployment.
 async fn deploy(
     tenants: &Tenants,
-    tenant: &Arc<OpenTenant>,
+    tenant: &Arc<TenantParts>,
     shared: &SharedParts,
     name: &str,
     version: u32,
@@ -411,7 +404,7 @@ async fn deploy(
 /// host's.
 fn find_secret(
     tenants: &Tenants,
-    tenant: &OpenTenant,
+    tenant: &TenantParts,
     setting: &str,
     name: &str,
 ) -> Result<Secret, TenantError> {

@@ -1,25 +1,24 @@
 //! An open tenant: its journal, its quotas, and its loaded plugins.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::parts::{TenantParts, share};
 use super::plugin::{LoadedPlugin, Purpose, StagedCode};
 use super::{Inner, TenantError, Tenants};
 use crate::admin::{Deployments, network_rules};
-use rollout_catalog::{Catalog, CatalogError, Name, TenantId, TenantUsage};
-use rollout_core::budget::Budget;
+use rollout_catalog::{Catalog, CatalogError, TenantId, TenantUsage};
 use rollout_core::storage::StorageQuota;
 use rollout_core::telemetry::{DayUse, Meter, Metrics};
-use rollout_outbound::Transport;
 use rollout_rollout::{
-    AdmissionQuotas, ArtifactRoot, Host, Journal, JournalSettings, QuotaOwner, Share, StoredBytes,
-    TenantSlots, Unfinished,
+    AdmissionQuotas, ArtifactRoot, Host, Journal, JournalSettings, QuotaOwner, StoredBytes, Unfinished,
 };
-use rollout_wire::quota::{Quota, Quotas};
+use rollout_wire::quota::Quota;
 
 /// Number of bytes of a segment of a tenant's journal. Smaller than in a server of one plugin, because each tenant has
 /// at least two segments on disk.
@@ -30,26 +29,23 @@ type LoadingLock = Arc<tokio::sync::Mutex<()>>;
 
 /// A tenant in memory.
 pub(super) struct OpenTenant {
-    pub(super) id: TenantId,
-    pub(super) name: Name,
-    pub(super) slots: TenantSlots,
-    pub(super) quotas: Arc<AdmissionQuotas>,
-    pub(super) transport: Transport,
-    pub(super) budget: Budget,
-    pub(super) journal: Option<Arc<Journal>>,
-    pub(super) artifact_root: Option<Arc<ArtifactRoot>>,
+    parts: Arc<TenantParts>,
     retention: RetentionBounds,
     folder: PathBuf,
     state: Mutex<TenantState>,
     /// The part of today's usage that is in the catalog.
     noted: Mutex<DayUse>,
     plugins: Mutex<HashMap<String, Arc<LoadedPlugin>>>,
-    /// Held while a deployment is loaded, so that the tenant uses one of the process's permits at a time.
-    pub(super) deploying: tokio::sync::Mutex<()>,
-    /// The same for versions that are staged, for which rollouts do not wait.
-    pub(super) staging: tokio::sync::Mutex<()>,
     /// A lock for each plugin that is being loaded, so that it is loaded once.
     loading: Mutex<HashMap<String, LoadingLock>>,
+}
+
+impl Deref for OpenTenant {
+    type Target = TenantParts;
+
+    fn deref(&self) -> &TenantParts {
+        &self.parts
+    }
 }
 
 /// The tenant's settings from the catalog that are in no other field.
@@ -74,15 +70,6 @@ struct RetentionBounds {
 /// Returns the folder of a tenant's journal.
 pub(super) fn journal_folder(catalog: &Catalog, id: TenantId) -> PathBuf {
     catalog.tenant_folder(id).join("journal")
-}
-
-/// Returns the share of slots that quotas permit.
-pub(super) fn share(quotas: &Quotas) -> Share {
-    Share {
-        weight: quotas.weight(),
-        running_max: quotas.get_u32(Quota::Running).unwrap_or(u32::MAX),
-        queue_max: quotas.get_u32(Quota::Queued).unwrap_or(u32::MAX),
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -114,7 +101,7 @@ impl OpenTenant {
         let storage =
             StorageQuota::new(move || kept_in.as_ref().map_or(0, |journal| journal.retained_bytes()));
         let quotas = AdmissionQuotas::new(QuotaOwner::Tenant, info.quotas.clone(), meter);
-        let tenant = Arc::new(Self {
+        let parts = TenantParts {
             id,
             slots: inner.pool.tenant(share(&info.quotas)),
             quotas: Arc::new(quotas.with_storage(storage)),
@@ -122,15 +109,18 @@ impl OpenTenant {
             budget: inner.platform.budget().for_others(),
             journal,
             artifact_root: writes_files.then(|| ArtifactRoot::new(folder.join("rollouts"), artifacts)),
+            deploying: tokio::sync::Mutex::default(),
+            staging: tokio::sync::Mutex::default(),
+            name: info.name.clone(),
+        };
+        let tenant = Arc::new(Self {
+            parts: Arc::new(parts),
             retention: RetentionBounds { journal_bytes_max, artifact_bytes_max: artifacts.bytes_max },
             folder,
             state: Mutex::new(TenantState::of(&info)),
             noted: Mutex::new(noted),
             plugins: Mutex::default(),
-            deploying: tokio::sync::Mutex::default(),
-            staging: tokio::sync::Mutex::default(),
             loading: Mutex::default(),
-            name: info.name,
         });
         tenant.slots.set_lease_key(tenants.lease_key(id, &info.quotas));
         tenant.set_retention(info.quotas.get(Quota::StoredBytes));
@@ -203,7 +193,7 @@ impl OpenTenant {
         version: u32,
     ) -> Result<(Arc<LoadedPlugin>, Host), TenantError> {
         let plugin = self.plugin(tenants, name).await?;
-        let host = plugin.host_of(tenants, self, version).await?;
+        let host = plugin.host_of(tenants, &self.parts, version).await?;
         Ok((plugin, host))
     }
 
@@ -223,7 +213,7 @@ impl OpenTenant {
         }
         let loaded = match self.take_staged(tenants, name).await {
             Some(plugin) => Ok(plugin),
-            None => LoadedPlugin::load(tenants, self, name, None, Purpose::Use).await,
+            None => LoadedPlugin::load(tenants, &self.parts, name, None, Purpose::Use).await,
         };
         self.add_loaded(tenants, name, loaded, &loading)
     }
@@ -294,19 +284,19 @@ impl OpenTenant {
         let Some(plugin) = self.use_loaded(name) else {
             let loaded = match self.take_staged(tenants, name).await {
                 Some(plugin) => Ok(plugin),
-                None => LoadedPlugin::load(tenants, self, name, Some(version), Purpose::Use).await,
+                None => LoadedPlugin::load(tenants, &self.parts, name, Some(version), Purpose::Use).await,
             };
             return self.add_loaded(tenants, name, loaded, loading).map(|_| ());
         };
         match tenants.0.staged.take(self.id, plugin.id(), version) {
             Some(StagedCode::Next(of, deployment)) if Arc::ptr_eq(&plugin, &of) => {
-                plugin.replace(self, version, *deployment);
+                plugin.replace(&self.parts, version, *deployment);
                 Ok(())
             }
             // If the plugin was loaded meanwhile, its version is loaded again, normally from the cache.
             other => {
                 drop(other);
-                plugin.activate(tenants, self, version).await
+                plugin.activate(tenants, &self.parts, version).await
             }
         }
     }
@@ -335,9 +325,9 @@ impl OpenTenant {
         version: u32,
     ) -> Result<StagedCode, TenantError> {
         match self.loaded_plugin(name).filter(|plugin| plugin.id() == id) {
-            Some(plugin) => plugin.stage(tenants, self, version).await,
+            Some(plugin) => plugin.stage(tenants, &self.parts, version).await,
             None => {
-                let loaded = LoadedPlugin::load(tenants, self, name, Some(version), Purpose::Staging).await;
+                let loaded = LoadedPlugin::load(tenants, &self.parts, name, Some(version), Purpose::Staging).await;
                 loaded.map(StagedCode::New)
             }
         }
@@ -364,14 +354,17 @@ impl OpenTenant {
         lock(&self.plugins).values().cloned().collect()
     }
 
-    /// Unloads a plugin that no request holds, if `is_idle` returns true. Returns whether it did.
-    pub(super) fn unload(&self, plugin: &LoadedPlugin, is_idle: impl FnOnce() -> bool) -> bool {
+    /// Unloads a plugin if it is idle and no request holds it. Returns whether it did.
+    pub(super) fn unload(&self, plugin: &LoadedPlugin) -> bool {
         let mut plugins = lock(&self.plugins);
         // Two references: the map's and the caller's. A request holds another one until it is answered.
         let is_unused = plugins.get(plugin.name()).is_some_and(|found| Arc::strong_count(found) <= 2);
-        let is_unloadable = is_unused && is_idle();
+        let is_unloadable = is_unused && plugin.is_idle();
         let unloaded = if is_unloadable { plugins.remove(plugin.name()) } else { None };
         drop(plugins);
+        if unloaded.is_some() {
+            tracing::debug!(tenant = %self.name, plugin = plugin.name(), "idle plugin unloaded");
+        }
         unloaded.is_some()
     }
 
@@ -379,7 +372,7 @@ impl OpenTenant {
     pub(super) fn unload_longest_idle(&self) -> bool {
         let mut plugins = self.loaded_plugins();
         plugins.sort_by_key(|plugin| plugin.last_used());
-        plugins.into_iter().any(|plugin| plugin.unload())
+        plugins.into_iter().any(|plugin| self.unload(&plugin))
     }
 
     /// Cancels the rollouts of a removed plugin and unloads it.
