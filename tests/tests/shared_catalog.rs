@@ -701,7 +701,10 @@ async fn a_gateway_without_workers_answers_with_its_own_facts() {
         .await;
     let health = gateway.get("/health").await;
     let lifecycle = json!({"accepting_rollouts": false, "active_rollouts": 0});
-    assert_eq!((health.status, health.body), (200, json!({"status": "no_workers", "lifecycle": lifecycle})));
+    assert_eq!(
+        (health.status, health.body),
+        (200, json!({"status": "no_workers", "lifecycle": lifecycle, "workers": []}))
+    );
     const NONE: &str = "rollout_host_gateway_workers 0\n";
     let metrics = gateway.get("/metrics").await;
     assert!(metrics.status == 200 && metrics.text.ends_with(NONE), "{}", metrics.text);

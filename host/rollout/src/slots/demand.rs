@@ -86,7 +86,10 @@ impl SlotPool {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
     use super::super::Share;
+    use super::super::pool::Slot;
     use super::*;
     use crate::slots::Slots;
     use rollout_wire::id::RolloutId;
@@ -102,11 +105,14 @@ mod tests {
         (pool, plugin)
     }
 
+    async fn poll<F: Future<Output = Option<Slot>>>(slot: &mut Pin<Box<F>>) -> Option<Slot> {
+        futures_util::future::poll_immediate(slot.as_mut()).await.flatten()
+    }
+
     #[tokio::test]
     async fn a_tenant_runs_as_many_rollouts_as_it_has_leased() {
         let (pool, slots) = leased(10);
         let demand = |running, peak, waiting| LeaseDemand { quota: 3, running, peak, waiting };
-        let poll = |slot: &mut std::pin::Pin<Box<_>>| futures_util::future::poll_immediate(slot.as_mut());
         assert_eq!(pool.changed_leases().await, [KEY].into(), "the lease is new");
         let mut first = Box::pin(slots.first());
         let mut second = Box::pin(slots.first());
@@ -115,7 +121,7 @@ mod tests {
         assert_eq!(pool.lease_demand(KEY), Some(demand(0, 0, 2)));
 
         assert_eq!(pool.set_lease(KEY, 1, 1), 0);
-        let slot = poll(&mut first).await.flatten().expect("one may run");
+        let slot = poll(&mut first).await.expect("one may run");
         assert!(poll(&mut second).await.is_none());
         assert_eq!(pool.lease_demand(KEY), Some(demand(1, 1, 1)));
 
@@ -129,7 +135,7 @@ mod tests {
         assert_eq!(pool.lease_demand(KEY), Some(demand(0, 0, 1)));
 
         slots.tenant().set_lease_key(None);
-        assert!(poll(&mut second).await.flatten().is_some(), "no lease is needed any more");
+        assert!(poll(&mut second).await.is_some(), "no lease is needed any more");
         assert_eq!(pool.lease_demand(KEY), None);
     }
 

@@ -370,9 +370,8 @@ impl Gateway {
         match path {
             "/health" => {
                 let lifecycle = json!({"accepting_rollouts": false, "active_rollouts": 0});
-                Some(
-                    Ok(Json(json!({"status": combined::NO_WORKERS, "lifecycle": lifecycle})).into_response()),
-                )
+                Some(Ok(Json(json!({"status": combined::NO_WORKERS, "lifecycle": lifecycle, "workers": []}))
+                    .into_response()))
             }
             "/metrics" if served_tenants == Some(true) && given_key(headers).is_none() => {
                 Some(Err(RequestRefused::Unauthorized("unauthorized")))
