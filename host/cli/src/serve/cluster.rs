@@ -280,18 +280,7 @@ pub(super) async fn share_catalog(
     let quotas = claimed.quotas().await?;
     let writer = Arc::new(claimed.writer());
     let lost = dir.join(TIMES_LOST_FILE);
-    Ok(Some(CatalogShare {
-        log,
-        changes,
-        staging,
-        quotas,
-        cluster,
-        claimed,
-        heartbeats,
-        writer,
-        lock,
-        lost,
-    }))
+    Ok(Some(CatalogShare { log, changes, staging, quotas, cluster, claimed, heartbeats, writer, lock, lost }))
 }
 
 /// Removes the journals of all tenants, which are written from the log.

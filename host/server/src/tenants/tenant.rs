@@ -327,7 +327,8 @@ impl OpenTenant {
         match self.loaded_plugin(name).filter(|plugin| plugin.id() == id) {
             Some(plugin) => plugin.stage(tenants, &self.parts, version).await,
             None => {
-                let loaded = LoadedPlugin::load(tenants, &self.parts, name, Some(version), Purpose::Staging).await;
+                let loaded =
+                    LoadedPlugin::load(tenants, &self.parts, name, Some(version), Purpose::Staging).await;
                 loaded.map(StagedCode::New)
             }
         }
