@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
-from rollout_sdk import _build, _build_base, _build_late, _modules, _resolve
+from rollout_sdk import _build, _build_late, _modules, _resolve
 
 # The build backend of a package, which is part of the package: building it downloads nothing.
 BACKEND = '''
@@ -310,67 +310,6 @@ class Releases(unittest.TestCase):
         self.assertEqual(self.gathered("thing", "other"), {"thing": "1.0", "other": "1.0"})
         now = hashlib.sha256(file.read_bytes()).hexdigest()
         self.assertIn(f"thing==1.0 --hash=sha256:{now}\n", lock.read_text())
-
-
-class FirstImports(unittest.TestCase):
-    """Imports that a base may have before the author's modules."""
-
-    def found(self, **modules: str) -> list[str]:
-        """Returns the imports of `agent`. A name with `__` is that of a module in a package."""
-        with tempfile.TemporaryDirectory() as held:
-            for name, text in modules.items():
-                file = Path(held, *name.split("__")).with_suffix(".py")
-                if "__" in name:
-                    file = file.with_stem(file.stem.replace("init", "__init__"))
-                file.parent.mkdir(exist_ok=True)
-                file.write_text(text)
-            return _modules.first_imports(Path(held), "agent")
-
-    def test_imports_have_the_order_in_which_they_run(self) -> None:
-        found = self.found(
-            agent='"""Text."""\nfrom __future__ import annotations\nimport zeta.part\nfrom helper import f\nimport alpha\n',
-            helper="import middle\n\ndef f():\n    import late\n\nclass A:\n    X = 1\n",
-        )
-        self.assertEqual([each for each in found if each.partition(".")[0] in ("zeta", "middle", "alpha", "late")],
-                         ["zeta", "zeta.part", "middle", "alpha"])
-
-    def test_imports_after_code_that_they_could_depend_on_are_left_to_the_module(self) -> None:
-        for code in (
-            "import os\nos.environ['X'] = '1'",
-            "import os\nos.environ.setdefault('X', '1')",
-            "import sys\nsys.path.insert(0, 'x')",
-            "import first\nfirst.flag = True",
-            "from first import patch\nDONE = patch()",
-            "import first\nif first:\n    pass",
-            "import helper",
-        ):
-            found = self.found(agent=f"{code}\nimport second\n", helper="import first\nfirst.patch()\n")
-            self.assertNotIn("second", found, code)
-        found = self.found(agent="import logging\nlog = logging.getLogger(__name__)\nMOST = 3\nimport second\n")
-        self.assertIn("second", found)
-
-    def test_imports_in_try_and_of_packages_count_and_those_for_types_do_not(self) -> None:
-        found = self.found(
-            agent="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import typed\n"
-            "try:\n    import maybe\nexcept ImportError:\n    maybe = None\nfrom inner.part import x\nimport last\n",
-            inner__init="import outer\n",
-            inner__part="from . import other\n",
-            inner__other="import deep\n",
-        )
-        kept = [each for each in found if each in ("typed", "maybe", "outer", "deep", "last")]
-        self.assertEqual(kept, ["maybe", "outer", "deep", "last"])
-
-    def test_a_project_that_takes_the_place_of_a_dependencys_module_has_a_base_without_imports(self) -> None:
-        with tempfile.TemporaryDirectory() as held:
-            source, bundled = Path(held, "source"), Path(held, "bundled")
-            for file in (source / "agent.py", bundled / "first" / "__init__.py", bundled / "helper.py"):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text("import first\n" if file.name == "agent.py" else "")
-            project = _build.Project(source, "agent", "agent", source, [])
-            tools = _build.Tools("", source, source / "work", source / "made.wasm", bundled)
-            self.assertEqual(_build_base._imports(_build, project, tools, source), ["first"])
-            (source / "helper.py").write_text("")
-            self.assertEqual(_build_base._imports(_build, project, tools, source), [])
 
 
 class LateImports(unittest.TestCase):

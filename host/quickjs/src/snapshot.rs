@@ -23,7 +23,8 @@ fn evaluate(component: &[u8], program: &str) -> Result<Vec<u8>, Error> {
     let instrumented = Instrumented::new(component).map_err(Error::Link)?;
     let compiled = compile(instrumented.bytes()).map_err(Error::Evaluate)?;
     let call = async |store: &mut BuildStore, instance: Instance| call_init(store, instance, program).await;
-    let (outcome, component) = instrumented.run(&compiled, call, Result::is_ok).map_err(Error::Evaluate)?;
+    let (outcome, component) =
+        instrumented.run(&compiled, call, |done, _| Ok(done.is_ok())).map_err(Error::Evaluate)?;
     outcome.map_err(Error::Program)?;
     Ok(component.unwrap_or_default())
 }

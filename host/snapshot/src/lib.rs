@@ -1,12 +1,13 @@
 //! Runs a component while it is built, and stores the resulting memory in it.
 //!
 //! An interpreter starts and imports modules once, in an instance of [`Instrumented`]. Each rollout then begins with the
-//! memory that this instance had at its end. The instance has no files, arguments or environment variables, its clocks stand
-//! still, and its random numbers are constant: the same input results in the same bytes on any machine. Functions of the
-//! contract fail.
+//! memory that this instance had at its end. The instance has no files, arguments or environment variables, its clocks only
+//! count how often they are read, and its random numbers are constant: the same input results in the same bytes on any
+//! machine. Functions of the contract fail.
 //!
 //! This crate knows no language and no engine: its callers compile the instrumented component.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -27,7 +28,7 @@ const MEMORY_BYTES_MAX: usize = 1 << 30;
 /// Maximum size of the instance's output, which explains a failure, in bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
-/// Time of all clocks: 2025-01-01, at which the clock of a rollout begins.
+/// Time at which the clock begins: 2025-01-01, as in a rollout.
 const NOW: Duration = Duration::from_secs(1_735_689_600);
 
 /// The store of an instance.
@@ -58,7 +59,7 @@ impl<'a> Instrumented<'a> {
     }
 
     /// Runs `work` in an instance of the compiled component. Returns its result, and the component with the instance's
-    /// memory if `is_kept` is true for the result.
+    /// memory if `is_kept` is true for the result and the instance's output.
     ///
     /// # Errors
     ///
@@ -67,7 +68,7 @@ impl<'a> Instrumented<'a> {
         &self,
         compiled: &Component,
         work: impl AsyncFnOnce(&mut BuildStore, Instance) -> Result<T> + Send,
-        is_kept: impl FnOnce(&T) -> bool + Send,
+        is_kept: impl FnOnce(&T, &[u8]) -> Result<bool> + Send,
     ) -> Result<(T, Option<Vec<u8>>)> {
         let run = async {
             let output = MemoryOutputPipe::new(OUTPUT_BYTES_MAX);
@@ -76,15 +77,17 @@ impl<'a> Instrumented<'a> {
                 let written = String::from_utf8_lossy(&output.contents()).trim().to_owned();
                 if written.is_empty() { error } else { error.context(written) }
             })?;
-            if !is_kept(&done) {
+            if !is_kept(&done, &output.contents())? {
                 return Ok((done, None));
             }
             let mut memory = InstanceMemory { store: &mut store, instance };
             let component = self.wizer.snapshot_component(&self.context, &mut memory).await?;
             Ok((done, Some(component)))
         };
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().build().context("cannot start a runtime")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .context("cannot start a runtime")?;
         runtime.block_on(run)
     }
 }
@@ -129,8 +132,8 @@ fn refuse_contract(linker: &mut Linker<State>, component: &Component) -> Result<
     Ok(())
 }
 
-/// State of the instance's store. The instance has no files, arguments or environment variables, and its clocks stand
-/// still.
+/// State of the instance's store. The instance has no files, arguments or environment variables, and its clocks only
+/// count how often they are read.
 pub struct State {
     wasi: WasiCtx,
     table: ResourceTable,
@@ -146,8 +149,8 @@ impl State {
             .secure_random(random(0))
             .insecure_random(random(1))
             .insecure_random_seed(0)
-            .wall_clock(Clock)
-            .monotonic_clock(Clock)
+            .wall_clock(Clock::default())
+            .monotonic_clock(Clock::default())
             .allow_tcp(false)
             .allow_udp(false)
             .build();
@@ -162,26 +165,33 @@ impl WasiView for State {
     }
 }
 
-/// A clock that stands still.
-struct Clock;
+/// A clock that advances by a microsecond each time that it is read, so that a program that waits for a time goes on.
+#[derive(Default)]
+struct Clock(AtomicU64);
+
+impl Clock {
+    fn advance(&self) -> Duration {
+        Duration::from_micros(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 impl HostWallClock for Clock {
     fn resolution(&self) -> Duration {
-        Duration::from_millis(1)
+        Duration::from_micros(1)
     }
 
     fn now(&self) -> Duration {
-        NOW
+        NOW + self.advance()
     }
 }
 
 impl HostMonotonicClock for Clock {
     fn resolution(&self) -> u64 {
-        1_000_000
+        1_000
     }
 
     fn now(&self) -> u64 {
-        0
+        u64::try_from(self.advance().as_nanos()).unwrap_or(u64::MAX)
     }
 }
 

@@ -118,6 +118,82 @@ async fn a_native_dependency_is_named_with_what_to_do() {
     }
 }
 
+/// A package that depends on what the project did before it was imported, and reads a table.
+const ORDERED: &str = "import os\\nMODE = os.environ.get('ORDERED_MODE')\\ntry:\\n    import of_the_author\\n\
+                       except ImportError:\\n    of_the_author = None\\ndef check():\\n    return 'function'\\n\
+                       def table():\\n    with open(os.path.dirname(__file__) + '/table.txt') as file:\\n        \
+                       return len(file.read())\\n";
+
+#[tokio::test]
+async fn dependencies_find_their_files_and_what_the_project_did_before_while_its_modules_are_imported() {
+    let dir = temporary();
+    let wheel = wheel_of(dir.path(), "ordered", ORDERED, false).await;
+    let add = "import sys, zipfile\nwith zipfile.ZipFile(sys.argv[1], 'a') as wheel:\n    \
+               wheel.writestr('ordered/table.txt', 'x' * (2 << 20))\n    \
+               wheel.writestr('ordered/check.py', '')\n";
+    let added = Command::new(python_program("python")).args(["-c", add]).arg(&wheel).status().await.unwrap();
+    assert!(added.success());
+    let entry = r#"
+import logging
+import os
+import sys
+
+os.environ["ORDERED_MODE"] = "set"
+
+import ordered
+from ordered import check
+import of_the_author
+
+from rollout_sdk import *
+
+assert ordered.MODE == "set" and ordered.of_the_author is of_the_author and check() == "function"
+assert ordered.table() == 2 << 20 and "table.txt" in os.listdir(os.path.dirname(ordered.__file__))
+HERE = os.path.dirname(__file__)
+sys.stderr.buffer.write(b"bytes, ")
+sys.stdout.writelines(["lines\n"])
+logging.StreamHandler(sys.__stderr__).emit(logging.makeLogRecord({"msg": "logged"}))
+
+
+class Reading(AgentWorkflow):
+    async def run(self, ctx):
+        ctx.sample.push(message.assistant(str(sorted(os.listdir(HERE + "/inner")))))
+        print("and later")
+
+
+class Files(Grader):
+    async def grade(self, ctx):
+        table = os.path.join(os.path.dirname(ordered.__file__), "table.txt")
+        return float(os.path.isfile(HERE + "/data/tasks.json") and not os.path.exists(table))
+"#;
+    let dependencies = format!("dependencies = [\"ordered @ file://{}\"]\n", wheel.display());
+    let project = project(entry, &(dependencies + "[tool.rollout-host]\nimports = [\"of_the_author\"]\n"));
+    for (place, name, text) in [
+        ("", "__init__.py", ""),
+        ("", "of_the_author.py", "X = 1\n"),
+        ("data", "tasks.json", "[]"),
+        ("inner", "__init__.py", ""),
+        ("inner", ".env", "KEY=secret"),
+        ("inner", "notes.txt", "packaged"),
+    ] {
+        let place = project.path().join(place);
+        std::fs::create_dir_all(&place).expect("it can be made");
+        write(&place, name, text);
+    }
+
+    let ran = build(project.path()).await;
+
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for text in ["bytes, ", "lines", "logged"] {
+        assert!(ran.stderr.contains(text), "{text}: {}", ran.stderr);
+    }
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(project.path().join("made.wasm")).start().await;
+    let result = host.run(&asking(&controller, "anything")).await;
+    assert_eq!(result["status"], "success", "{result:#}");
+    assert_eq!(last_text(&result), "['__init__.py', 'notes.txt']");
+    assert_eq!(result["sample"]["reward"], 1.0, "{result:#}");
+}
+
 #[tokio::test]
 async fn a_slow_import_in_a_function_is_measured_and_the_build_says_how_to_have_it_done_at_the_build() {
     let dir = temporary();

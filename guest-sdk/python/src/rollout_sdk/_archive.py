@@ -52,7 +52,10 @@ _sizes: dict[str, int] = {}
 """Unpacked sizes, by path."""
 
 _left_out: dict[str, bool] = {}
-"""Files of the project that a build has not passed, with whether the author's modules need them."""
+"""Files of the project and of dependencies that a build has not passed, with whether the author's modules need them."""
+
+_passed: set[str] = set()
+"""Files of dependencies that a build has passed because the modules need them."""
 
 _dirs: dict[str, list[str]] = {}
 """Sorted names in each directory, by its path."""
@@ -71,11 +74,12 @@ _real_access = os.access
 _real_data = SourceFileLoader.get_data
 
 
-def pack(roots: Iterable[str]) -> None:
-    """Packs these directories and the standard library, and makes modules load from the archive from now on."""
+def pack(roots: Iterable[str], *, is_base: bool = False) -> None:
+    """Packs these directories and the standard library, and makes modules load from the archive from now on. In a base, other
+    files of the directories are listed as [left out](leave_out)."""
     _roots[:] = (LIBRARY, *roots)
     for root in _roots:
-        _pack_directory(root, of_library=root == LIBRARY, in_package=False)
+        _pack_directory(root, of_library=root == LIBRARY, in_package=False, lists_others=is_base and root != LIBRARY)
     sys.path_hooks.insert(0, _ArchiveFinder)
     sys.path_importer_cache.clear()
     sys.meta_path.append(_Distributions())
@@ -84,7 +88,11 @@ def pack(roots: Iterable[str]) -> None:
         _read_data_from_archive(module)
     for module, name in ((builtins, "open"), (io, "open"), (tokenize, "_builtin_open")):
         vars(module)[name] = _open
-    _after.change({"_pyio": _open_from_archive})
+    streams: Any = io
+    streams.open_code = _open_code
+    _after.change({"_pyio": _open_from_archive, "tarfile": _open_tar_from_archive})
+    if "tarfile" in sys.modules:
+        _open_tar_from_archive(sys.modules["tarfile"])
     as_file: Any = importlib.resources.as_file
     as_file.register(_ArchivePath, _as_path)
     system: Any = os
@@ -103,18 +111,20 @@ def compressor(level: int) -> Any:
     return zlib.compressobj(level)
 
 
-def add(root: str, path: str, packed: bytes, size: int) -> None:
-    """Adds a compressed file of a project whose files come after the others were packed; `added` ends this."""
+def add(path: str, packed: bytes, size: int) -> None:
+    """Adds a compressed file that comes after the others were packed; `added` ends this."""
+    if _left_out.pop(path, None) is not None:
+        _passed.add(path)
     if path not in _native:
         _files[path], _sizes[path] = packed, size
-    _list_in_directories(root, path)
+    _list_in_directories(path)
 
 
-def leave_out(root: str, path: str, size: int) -> None:
-    """Adds a file of a project without its content. `needed` returns those that were opened."""
+def leave_out(path: str, size: int) -> None:
+    """Adds a file without its content. `needed` returns those that were opened."""
     _left_out[path] = False
     _sizes[path] = size
-    _list_in_directories(root, path)
+    _list_in_directories(path)
 
 
 def needed() -> list[str]:
@@ -122,14 +132,15 @@ def needed() -> list[str]:
     return [path for path, is_needed in _left_out.items() if is_needed]
 
 
-def added(root: str) -> None:
+def added() -> None:
     """Makes importers find the files that were added."""
-    for path in [known for known in sys.path_importer_cache if known == root or known.startswith(f"{root}/")]:
-        del sys.path_importer_cache[path]
+    sys.path_importer_cache.clear()
+    # A package in several directories may have been imported from some of them.
+    importlib.invalidate_caches()
 
 
-def _list_in_directories(root: str, path: str) -> None:
-    while path != root:
+def _list_in_directories(path: str) -> None:
+    while path.count("/") > 1:
         path, _, name = path.rpartition("/")
         inside = _dirs.setdefault(path, [])
         if name not in inside:
@@ -137,24 +148,45 @@ def _list_in_directories(root: str, path: str) -> None:
 
 
 def keep_what_is_built(root: str) -> None:
-    """Removes files that exist during the build but are not part of the component."""
-    _left_out.clear()
+    """Removes files that exist during the build but are not part of the component. They are in the directory of the project,
+    or were left out."""
     for path in [known for known in _files if known.startswith(f"{root}/")]:
         directory, _, name = path.rpartition("/")
-        in_package = "__init__.py" in _dirs[directory] or _in_package(root, directory)
-        if not name.endswith(".py") and not (in_package and _is_kind_of_data(name) and _sizes[path] <= DATA_BYTES_MAX):
+        if not _is_built(name, _sizes[path], in_package=_in_package(root, directory)):
             del _files[path]
+    places = {path.rpartition("/")[0] for path in _left_out}
+    # What was passed only because modules opened it.
+    for path in [known for known in _files if known in _passed]:
+        del _files[path]
+        places.add(path.rpartition("/")[0])
+    _left_out.clear()
+    _passed.clear()
+    places.update(known for known in _dirs if known == root or known.startswith(f"{root}/"))
+    for place in list(places):
+        while place.count("/") > 1:
+            place = place.rpartition("/")[0]
+            places.add(place)
     # Directories come after those that are in them.
-    for directory in sorted((known for known in _dirs if known == root or known.startswith(f"{root}/")), reverse=True):
-        paths = [(name, f"{directory}/{name}") for name in _dirs[directory]]
+    for directory in sorted(places, reverse=True):
+        paths = [(name, f"{directory}/{name}") for name in _dirs.get(directory, ())]
         if left := [name for name, path in paths if path in _files or path in _dirs or path in _native]:
             _dirs[directory] = left
         else:
-            del _dirs[directory]
+            _dirs.pop(directory, None)
 
 
 def _in_package(root: str, directory: str) -> bool:
-    return directory != root and ("__init__.py" in _dirs[directory] or _in_package(root, directory.rpartition("/")[0]))
+    """Returns whether a directory of the project, or one around it, is a package."""
+    if "__init__.py" in _dirs.get(directory, ()):
+        return True
+    return directory != root and _in_package(root, directory.rpartition("/")[0])
+
+
+def _is_built(name: str, size: int, *, in_package: bool) -> bool:
+    """Returns whether a file of a project or a dependency is part of the component."""
+    if name.startswith("."):
+        return False
+    return name.endswith(".py") or (in_package and _is_kind_of_data(name) and size <= DATA_BYTES_MAX)
 
 
 def _read_data_from_archive(module: Any) -> None:
@@ -165,7 +197,7 @@ def _read_data_from_archive(module: Any) -> None:
         module.__loader__ = spec.loader
 
 
-def _pack_directory(directory: str, *, of_library: bool, in_package: bool) -> None:
+def _pack_directory(directory: str, *, of_library: bool, in_package: bool, lists_others: bool) -> None:
     try:
         names = sorted(os.listdir(directory))
     except OSError:
@@ -178,26 +210,28 @@ def _pack_directory(directory: str, *, of_library: bool, in_package: bool) -> No
     kept: list[str] = []
     for name in names:
         path = f"{directory}/{name}"
-        if name.startswith(".") or name == "__pycache__" or (of_library and name in _NOT_OF_LIBRARY):
+        if name == "__pycache__" or (of_library and name in _NOT_OF_LIBRARY):
             continue
         if os.path.isdir(path):
-            _pack_directory(path, of_library=of_library, in_package=in_package)
+            if not name.startswith("."):
+                _pack_directory(path, of_library=of_library, in_package=in_package, lists_others=lists_others)
             if path not in _dirs:
                 continue
+        elif not os.path.isfile(path):
+            continue
         elif name.endswith(tuple(EXTENSION_SUFFIXES)):
             _native.add(path)
-        elif name.endswith(".py") or (_is_data(path, name) and (in_package or of_distribution) and not of_library):
+        elif _is_built(name, os.stat(path).st_size, in_package=(in_package or of_distribution) and not of_library):
             content = _content(path)
             _files[path], _sizes[path] = zlib.compress(content, LEVEL), len(content)
+        elif lists_others:
+            _left_out[path] = False
+            _sizes[path] = os.stat(path).st_size
         else:
             continue
         kept.append(name)
     if kept:
         _dirs[directory] = kept
-
-
-def _is_data(path: str, name: str) -> bool:
-    return _is_kind_of_data(name) and os.stat(path).st_size <= DATA_BYTES_MAX
 
 
 def _is_kind_of_data(name: str) -> bool:
@@ -227,6 +261,11 @@ def _data(self: SourceFileLoader, path: str) -> bytes:
     return _real_data(self, path) if content is None else content
 
 
+def _open_code(path: str) -> IO[bytes]:
+    """Implements `io.open_code`."""
+    return _open(path, "rb")
+
+
 class _Loader(SourceFileLoader):
     """Loads a module of the archive."""
 
@@ -245,9 +284,9 @@ class _ArchiveFinder:
     """Finds modules in one directory of the archive."""
 
     def __init__(self, path: str) -> None:
-        if path not in _dirs:
+        self._path = os.path.normpath(path)
+        if self._path not in _dirs:
             raise ImportError(f"{path} is not in the archive", path=path)
-        self._path = path
 
     def find_spec(self, name: str, target: Any = None) -> ModuleSpec | None:
         tail = name.rpartition(".")[2]
@@ -355,7 +394,7 @@ class _Sink(io.RawIOBase):
 class _Opened(io.BytesIO):
     """A file of the archive that a program has opened, with the name that it was opened by."""
 
-    def __init__(self, content: bytes, name: os.PathLike[str] | str) -> None:
+    def __init__(self, content: bytes, name: os.PathLike[str] | str | bytes) -> None:
         super().__init__(content)
         self.name = name
 
@@ -363,9 +402,9 @@ class _Opened(io.BytesIO):
 def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """Implements `open`, for files of the archive too."""
     content = None
-    if is_a(file, str, os.PathLike):
-        place: os.PathLike[str] | str = file
-        path = str(os.fspath(place))
+    if is_a(file, str, bytes, os.PathLike):
+        place: os.PathLike[str] | str | bytes = file
+        path = os.fsdecode(place)
         if path == os.devnull:
             return _opened(_Sink(), mode, *args, **kwargs)
         if not set(mode) & set("wax+"):
@@ -397,6 +436,10 @@ def _reported(real: Any, what: str) -> Any:
 
 def _open_from_archive(module: Any) -> None:
     module.open = _open
+
+
+def _open_tar_from_archive(module: Any) -> None:
+    module.bltn_open = _open
 
 
 def _opened(file: Any, mode: str, *args: Any, **kwargs: Any) -> IO[Any]:

@@ -652,7 +652,7 @@ def shown_source(project: Project) -> str:
 def entry_code(preloaded: list[str], preparing: str, *, is_base: bool = False) -> str:
     """Returns the source of the entry module for componentize-py; `preparing` prepares the component for the author's
     modules. A base takes them in later, and is finished then."""
-    finish = "_export.pack()" if is_base else "_export.pack()\n    _export.settle()"
+    finish = "_export.pack(is_base=True)" if is_base else "_export.pack()\n    _export.settle()"
     world = "\nfrom rollout_sdk._take_in import RolloutWit\n" if is_base else ""
     return f'''"""Made by `rollout-host build`."""
 import importlib
@@ -863,8 +863,8 @@ def main() -> int:
     parser.add_argument("--program-options", default="")
     # File for the project's files, which the base of its component takes in.
     parser.add_argument("--files", type=Path)
-    # A large file that the author's modules open while they are imported.
-    parser.add_argument("--also", action="append", default=[])
+    # File with a list of the files that the author's modules open while they are imported.
+    parser.add_argument("--also", type=Path)
     # The component's exports, if they are not those that its text has.
     parser.add_argument("--exports", default="")
     # The report of a base that has taken in the project's files.

@@ -32,16 +32,13 @@ def kept_at(of: Any, project: Project, arguments: argparse.Namespace, tools: Too
 
 
 def base_at(
-    of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, exports: list[str], imports: list[str], native: list[Path]
+    of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, exports: list[str], source: Path, native: list[Path]
 ) -> Path:
-    """Returns the path in the cache for a base with these exports, which imports these modules and has these native modules
-    of the project."""
+    """Returns the path in the cache for a base with these exports and these native modules of the project."""
     parts = [
         sys.version,
         exports,
-        imports,
-        project.imports,
-        [digest(file) for file in native],
+        [(file.as_posix(), digest(source / file)) for file in native],
         *_environment(of, project, arguments, tools),
     ]
     return Path(arguments.cache, "python", f"base-{_digest_of(parts)}.kept")

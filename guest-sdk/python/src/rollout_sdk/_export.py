@@ -80,11 +80,11 @@ def load_later(load: Callable[[], _discover.Found], stand_ins: Callable[[], list
     _load, _stand_ins = load, stand_ins
 
 
-def pack() -> None:
+def pack(*, is_base: bool = False) -> None:
     """Packs the files of the build, which a finished component does not have."""
     from . import _archive
 
-    _archive.pack(_failure.directories())
+    _archive.pack(_failure.directories(), is_base=is_base)
 
 
 def settle() -> None:

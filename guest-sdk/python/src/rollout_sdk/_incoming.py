@@ -1,6 +1,6 @@
 """Receives the files of a project from the builder: a line in JSON with a list of the files, followed by their contents.
 
-The line has the names and sizes of the files (`files`), and of those whose contents are not passed (`left_out`). Each file is
+The line has the paths and sizes of the files (`files`), and of those whose contents are not passed (`left_out`). Each file is
 compressed as its parts arrive, because the memory of a component never becomes smaller.
 """
 
@@ -53,9 +53,12 @@ class Incoming:
         if self._header is None or self._packing is not None:
             raise ValueError("a part of the project is missing")
         for path, size in self._header.get("left_out", ()):
-            _archive.leave_out(self._root, f"{self._root}/{path}", size)
-        _archive.added(self._root)
+            _archive.leave_out(self._absolute(path), size)
+        _archive.added()
         return self._header
+
+    def _absolute(self, path: str) -> str:
+        return path if path.startswith("/") else f"{self._root}/{path}"
 
     def _next_file(self) -> None:
         for self._path, self._size in self._files:
@@ -69,4 +72,4 @@ class Incoming:
     def _finish_file(self) -> None:
         packed = b"".join((*self._packed, self._packing.flush()))
         self._packed.clear()
-        _archive.add(self._root, f"{self._root}/{self._path}", packed, self._size)
+        _archive.add(self._absolute(self._path), packed, self._size)

@@ -1,8 +1,8 @@
 """Takes the author's modules into a component that has everything else.
 
-Nearly all of a build is the same for each project with the same dependencies: to link the interpreter, to start it, to
-import the SDK and the dependencies. So componentize-py makes a *base*, a component with all of this and without the author's
-modules, once. `rollout-host build` runs the base, passes the project's files to its export `take-in`, which imports the
+Much of a build is the same for each project with the same dependencies: to link the interpreter, to start it, to import the SDK
+and to pack the dependencies. So componentize-py makes a *base*, a component with all of this and without the author's modules,
+once. `rollout-host build` runs the base, passes the project's files to its export `take-in`, which imports the
 author's modules and arranges the memory, and stores the memory in the component. Large files are passed only in another try,
 if the modules open them while they are imported.
 
@@ -18,7 +18,7 @@ import io
 import json
 import sys
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from . import _archive, _export, _failure, _host
@@ -34,56 +34,75 @@ AUTHORS = "/0"
 
 _exports: list[str] = []
 
-_before: str = ""
-"""Output of the dependencies when they were imported."""
+class _RecordedBytes:
+    """The stream of bytes behind a recorded stream."""
+
+    def __init__(self, stream: _Recorded) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        text = self._stream.text
+        if text is None:
+            return self._stream.stream.buffer.write(data)
+        text.write(bytes(data).decode("utf-8", "replace"))
+        return len(data)
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream.stream.buffer, name)
 
 
 class _Recorded:
     """A stream that is recorded during the build. Objects that stored it meanwhile, such as handlers of `logging`, keep it."""
 
     def __init__(self, stream: TextIO, text: io.StringIO) -> None:
-        self._stream = stream
+        self.stream = stream
         self.text: io.StringIO | None = text
+        self.buffer = _RecordedBytes(self)
 
     def write(self, text: str) -> int:
-        return self._stream.write(text) if self.text is None else self.text.write(text)
+        return self.stream.write(text) if self.text is None else self.text.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         if self.text is None:
-            self._stream.flush()
+            self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
+
+
+_STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
 
 
 @contextlib.contextmanager
 def _recorded() -> Generator[io.StringIO, None, None]:
     """Records the output of the `with` block."""
     text = io.StringIO()
-    streams: Any = sys
-    before = (sys.stdout, sys.stderr)
-    recorded = [_Recorded(stream, text) for stream in before]
-    streams.stdout, streams.stderr = recorded
+    before = {name: getattr(sys, name) for name in _STREAMS}
+    recorded = {name: _Recorded(stream, text) for name, stream in before.items()}
+    for name, stream in recorded.items():
+        setattr(sys, name, stream)
     try:
         yield text
     finally:
-        streams.stdout, streams.stderr = before
-        for each in recorded:
-            each.text = None
+        for name, stream in before.items():
+            # A module that replaced a stream keeps its own.
+            if getattr(sys, name) is recorded[name]:
+                setattr(sys, name, stream)
+            recorded[name].text = None
 
 
-def prepare(*, exports: list[str], imports: list[str], roots: list[tuple[str, str]]) -> None:
-    """Imports the modules of other packages that the author's modules import before they do anything else."""
-    global _before
+def prepare(*, exports: list[str], roots: list[tuple[str, str]]) -> None:
+    """Sets the facts about the component."""
     _exports[:] = exports
     _failure.set_roots(roots)
-    with _recorded() as text:
-        for name in imports:
-            # An import that fails here fails again for the author's module, with the author's lines. A module may also end
-            # the program.
-            with contextlib.suppress(BaseException):
-                importlib.import_module(name)
-    _before = text.getvalue()
 
 
 _incoming: Incoming | None = Incoming(AUTHORS)
@@ -118,7 +137,7 @@ def _report(header: dict[str, Any]) -> str:
     with _recorded() as text:
         report = _load_project(header)
     _is_loaded = "complete" in report
-    return json.dumps({**report, "said": _before + text.getvalue()})
+    return json.dumps({**report, "said": text.getvalue()})
 
 
 def _load_project(header: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +147,8 @@ def _load_project(header: dict[str, Any]) -> dict[str, Any]:
     _failure.set_roots(roots)
     report: dict[str, Any] = {}
     try:
+        for name in header["imports"]:
+            importlib.import_module(name)
         entry = importlib.import_module(header["entry"])
         _export.load(entry, only_grader=header["only_grader"], exports=_exports, roots=roots)
         report = {"exports": _exports, "complete": True}
@@ -136,7 +157,7 @@ def _load_project(header: dict[str, Any]) -> dict[str, Any]:
     except BaseException as error:
         report = {"error": "".join(traceback.format_exception(error))}
     if needed := _archive.needed():
-        return {"needed": [path.removeprefix(f"{AUTHORS}/") for path in needed]}
+        return {"needed": needed}
     if "complete" in report:
         _archive.keep_what_is_built(AUTHORS)
     return report

@@ -90,7 +90,7 @@ struct BuildReport {
 }
 
 /// Report of a base that was given the author's modules.
-#[derive(Deserialize, Serialize)]
+#[derive(Default, Deserialize, Serialize)]
 struct TakenIn {
     /// Whether the modules are imported. Otherwise they have other exports than the base, need more files, or have an error.
     #[serde(rename = "complete", default)]
@@ -98,7 +98,7 @@ struct TakenIn {
     /// The component's exports.
     #[serde(default)]
     exports: Vec<String>,
-    /// Large files that the modules opened, and that were not passed to the base.
+    /// Files of the component that the modules opened, and that were not passed to the base.
     #[serde(default)]
     needed: Vec<String>,
     /// Text of the exception if the modules could not be imported.
@@ -168,6 +168,9 @@ pub(super) fn compile(
     bail!("the exports of {} differ each time its modules are imported", project.display())
 }
 
+/// Maximum number of tries to read or create a base.
+const TRIES: usize = 3;
+
 /// Maximum number of times that the modules may have other exports than those that a base was made for.
 const OTHER_EXPORTS_MAX: usize = 3;
 
@@ -201,8 +204,11 @@ impl Building<'_> {
         if !wanted.exports.is_empty() {
             arguments.extend([OsStr::new("--exports"), OsStr::new(&wanted.exports)]);
         }
-        for file in &wanted.files {
-            arguments.extend([OsStr::new("--also"), OsStr::new(file)]);
+        let also = work.join("also.json");
+        if !wanted.files.is_empty() {
+            std::fs::write(&also, serde_json::to_vec(&wanted.files)?)
+                .context("cannot write a temporary file")?;
+            arguments.extend([OsStr::new("--also"), also.as_os_str()]);
         }
         let program = if self.use_cache { running_program() } else { None };
         if let Some(program) = &program {
@@ -216,6 +222,9 @@ impl Building<'_> {
                 Ok(CachedComponent { output, component: bytes }) => {
                     if !output.is_empty() {
                         errln!("{}", output.replace(SOURCE, &report.source));
+                    }
+                    if report.has_late {
+                        self.about_modules(&TakenIn::default())?;
                     }
                     errln!("using the cached component of an earlier build of the same files");
                     std::fs::write(&self.component, bytes).context("cannot write the component")?;
@@ -259,13 +268,16 @@ impl Building<'_> {
     fn base(&self, report: &BuildReport, made: &Path, arguments: &[&OsStr]) -> Result<Vec<u8>> {
         let fresh = || std::fs::read(made).context("the SDK's builder created no component");
         let Some(cached) = &report.cached_base else { return fresh() };
-        if !made.is_file() {
+        let again = WorkDir::new()?;
+        for _ in 0..TRIES {
+            if made.is_file() {
+                break;
+            }
             match component_cache::read(cached) {
                 Ok(base) => return Ok(base.component),
-                // The damaged file was removed, so the builder creates a base.
+                // A damaged file was removed. Another build may have stored a new one meanwhile.
                 Err(reason) => errln!("{reason}; building again"),
             }
-            let again = WorkDir::new()?;
             let _report: BuildReport = self.run(&again.0, made, arguments)?;
         }
         let entry = CachedComponent { output: String::new(), component: fresh()? };
@@ -292,7 +304,13 @@ impl Building<'_> {
             for part in given.chunks(PART_BYTES) {
                 take_in(part).await?;
             }
-            let report = take_in(&[]).await?;
+            // Imports the modules, whose code may end the instance.
+            let report = take_in(&[]).await.map_err(|error| {
+                PluginFault(format!(
+                    "the modules of {} cannot be imported: {error:#}",
+                    self.project.display()
+                ))
+            })?;
             let taken: TakenIn =
                 serde_json::from_str(&report).context("the interpreter's report is invalid")?;
             if taken.is_complete {
@@ -301,9 +319,19 @@ impl Building<'_> {
             }
             Ok(taken)
         };
-        let is_kept = |taken: &TakenIn| taken.is_complete;
-        let about = || format!("the modules of {} cannot be imported", self.project.display());
-        instrumented.run(&compiled, work, is_kept).with_context(about)
+        let is_kept = |taken: &TakenIn, output: &[u8]| {
+            // A stream of this instance would be in the memory, and no other instance has it.
+            if taken.is_complete && !output.is_empty() {
+                bail!(PluginFault(format!(
+                    "the modules of {} write to a stream of the system while they are imported, not by print() or logging; \
+                     write in a function instead. They wrote: {}",
+                    self.project.display(),
+                    String::from_utf8_lossy(output).trim()
+                )));
+            }
+            Ok(taken.is_complete)
+        };
+        instrumented.run(&compiled, work, is_kept)
     }
 
     /// Has the SDK's builder print what the author's modules wrote, or why they could not be imported.
