@@ -48,6 +48,9 @@ const AWAY_PAUSE: Duration = Duration::from_secs(1);
 /// Time for which a worker leaves a slot that it has returned for others to them.
 const LEFT_TIME: Duration = Duration::from_secs(1);
 
+/// Time for which a part is kept after the rollouts of an earlier process were resumed, so that they ask for slots.
+const RESUMED_TIME: Duration = Duration::from_secs(3);
+
 /// Number of entries of the watch that wait to be applied.
 const WATCHED_MAX: usize = 256;
 
@@ -71,6 +74,9 @@ pub trait LeasedSlots: Send + Sync + 'static {
 
     /// Returns the demand of a tenant; none if it is not open or has no quota.
     fn demand(&self, tenant: i64) -> Option<SlotDemand>;
+
+    /// Returns whether the rollouts of a tenant that an earlier process admitted have been resumed.
+    fn is_resumed(&self, tenant: i64) -> bool;
 
     /// Sets the numbers of rollouts of a tenant that may run, and that could run with all that is free. Returns the number
     /// that runs. If it is larger, it only decreases.
@@ -227,6 +233,8 @@ struct TenantLease {
     revision: u64,
     /// Largest number of slots that were needed in the current period and in the one before.
     used: [u32; 2],
+    /// The last time at which rollouts of an earlier process were not resumed yet.
+    resuming_at: Option<Instant>,
     is_writing: bool,
     /// The number to which a write without an answer may have reduced the part.
     ceiling: Option<u32>,
@@ -236,12 +244,16 @@ struct TenantLease {
 
 impl TenantLease {
     /// Replaces the entry by a newer one. Returns whether it is newer.
-    fn update(&mut self, entry: QuotaEntry, revision: u64, own: &str) -> bool {
+    fn update(&mut self, entry: QuotaEntry, revision: u64, (own, epoch): (&str, u64)) -> bool {
         let is_newer = revision > self.revision;
         if self.revision == 0 {
             // The part of an earlier process, whose rollouts this one is about to continue.
-            let held = entry.holders.get(own).map_or(0, |holder| holder.slots);
+            let holder = entry.holders.get(own);
+            let held = holder.map_or(0, |holder| holder.slots);
             self.used = self.used.map(|used| used.max(held));
+            if holder.is_some_and(|holder| holder.epoch < epoch) {
+                self.resuming_at = Some(Instant::now());
+            }
         }
         if is_newer {
             (self.entry, self.revision, self.ceiling) = (entry, revision, None);
@@ -336,7 +348,7 @@ impl<S: LeasedSlots> Leasing<S> {
 
     fn note(&mut self, found: Found) {
         let Found { tenant, entry, revision } = found;
-        if self.tenants.entry(tenant).or_default().update(entry, revision, &self.own) {
+        if self.tenants.entry(tenant).or_default().update(entry, revision, (&self.own, self.epoch)) {
             self.dirty.insert(tenant);
         }
     }
@@ -423,14 +435,14 @@ impl<S: LeasedSlots> Leasing<S> {
                 plan: Plan { slots, is_waiting, granted, reachable, stored },
                 ..
             } => {
-                lease.update(entry, revision, &self.own);
+                lease.update(entry, revision, (&self.own, self.epoch));
                 let is_left = slots < stored && is_waiting;
                 lease.left = is_left.then(|| (revision, Instant::now()));
                 // The next plan may leave what was taken to others, but only after rollouts have used it.
                 self.slots.set(tenant, granted, reachable);
             }
             Done::Refused { found: Some(found), .. } => {
-                lease.update(found.entry, found.revision, &self.own);
+                lease.update(found.entry, found.revision, (&self.own, self.epoch));
             }
             Done::Unknown { granted, .. } => {
                 lease.ceiling = Some(lease.ceiling.map_or(granted, |ceiling| ceiling.min(granted)));
@@ -466,6 +478,9 @@ impl<S: LeasedSlots> Leasing<S> {
             let needed = demand.peak.max(demand.running.saturating_add(demand.waiting));
             lease.used[0] = lease.used[0].max(needed.min(demand.quota));
         }
+        if !self.slots.is_resumed(tenant) {
+            lease.resuming_at = Some(Instant::now());
+        }
         // Planned again when the write has ended.
         if lease.is_writing {
             return;
@@ -479,6 +494,7 @@ impl<S: LeasedSlots> Leasing<S> {
             epoch: self.epoch,
             demand,
             used: if self.is_leaving { 0 } else { lease.used[0].max(lease.used[1]) },
+            is_resuming: !self.is_leaving && lease.resuming_at.is_some_and(|at| at.elapsed() < RESUMED_TIME),
             may_take,
             workers,
         };
@@ -529,6 +545,24 @@ impl Write {
                 tokio::time::sleep(AWAY_PAUSE).await;
                 Done::Unknown { tenant, granted: now.min(plan.granted) }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_part_of_an_earlier_process_waits_for_rollouts_that_are_resumed() {
+        let entry = |epoch| QuotaEntry::default().with("w1", Holder { epoch, slots: 3, is_waiting: false });
+        for (first, is_resuming) in [(1, true), (2, false)] {
+            let mut lease = TenantLease::default();
+            assert!(lease.update(entry(first), 5, ("w1", 2)));
+            assert_eq!((lease.resuming_at.is_some(), lease.used), (is_resuming, [3, 3]));
+            lease.resuming_at = None;
+            assert!(!lease.update(entry(1), 4, ("w1", 2)));
+            assert_eq!((lease.resuming_at, lease.revision), (None, 5));
         }
     }
 }
