@@ -519,6 +519,10 @@ impl StageOne {
         if self.inner.is_orphaned(&self.request) {
             return self.inner.remove(&self.key, self.revision).await;
         }
+        // It ended while an earlier version of the plugin was loaded.
+        if self.end.is_cancelled() {
+            return;
+        }
         let time_max = Duration::from_millis(self.request.millis_max).min(ENTRY_AGE_MAX);
         let until = Instant::now() + time_max + KEPT_BEYOND;
         let staged = self.stages.stage(self.version.clone()).await;
