@@ -13,6 +13,7 @@
 //! the reservation ends: when its entry is removed, when the lease of its worker expires, or after its time. A reservation
 //! whose worker died is removed by any other worker, and the bucket drops entries after two hours in any case.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -214,10 +215,14 @@ impl Inner {
         !of_log(self.members.list()) || of_log(self.members.expired())
     }
 
+    /// Reads an entry, which is there even if the reservation was removed.
+    async fn entry(&self, key: &str) -> Result<Option<kv::Entry>, String> {
+        self.bucket.entry(key).await.map_err(|error| chain(&error))
+    }
+
     /// Reads a reservation and its revision.
     async fn request(&self, key: &str) -> Result<Option<(Option<Request>, u64)>, String> {
-        let found = self.bucket.entry(key).await.map_err(|error| chain(&error))?;
-        let found = found.filter(|entry| entry.operation == kv::Operation::Put);
+        let found = self.entry(key).await?.filter(|entry| entry.operation == kv::Operation::Put);
         Ok(found.map(|entry| (read(&entry.value), entry.revision)))
     }
 
@@ -227,10 +232,15 @@ impl Inner {
         loop {
             let why = match self.bucket.update(key, write(request), revision).await {
                 Ok(revision) => return Ok(revision),
-                Err(error) if is_wrong_last(&error) => match self.request(key).await {
+                Err(error) if is_wrong_last(&error) => match self.entry(key).await {
                     // An update that was not answered.
-                    Ok(Some((Some(found), revision))) if found == *request => return Ok(revision),
-                    Ok(_) => return Err(StagingError::Lost),
+                    Ok(Some(found)) if read::<Request>(&found.value).as_ref() == Some(request) => {
+                        return Ok(found.revision);
+                    }
+                    Ok(found) if age(found.map(|found| found.revision), revision) == Age::Newer => {
+                        return Err(StagingError::Lost);
+                    }
+                    Ok(_) => BEHIND.to_owned(),
                     Err(why) => why,
                 },
                 Err(error) => chain(&error),
@@ -254,6 +264,27 @@ impl Inner {
                 return tracing::warn!(key, "an entry of an activation was not removed");
             }
         }
+    }
+}
+
+/// Reason for reading an entry again.
+const BEHIND: &str = "its answer does not have the newest reservation";
+
+/// Age of the revision that a server has answered, compared with one that this worker knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Age {
+    /// The server does not know the entry yet.
+    Older,
+    Same,
+    /// The entry was replaced or removed.
+    Newer,
+}
+
+fn age(found: Option<u64>, revision: u64) -> Age {
+    match found.unwrap_or(0).cmp(&revision) {
+        Ordering::Less => Age::Older,
+        Ordering::Equal => Age::Same,
+        Ordering::Greater => Age::Newer,
     }
 }
 
@@ -397,11 +428,14 @@ impl Reservation {
     pub async fn confirm(&self) -> Result<(), StagingError> {
         let mut retries = 0;
         loop {
-            match self.inner.request(&self.key).await {
-                Ok(Some((_, revision))) if revision == self.revision => return Ok(()),
-                Ok(_) => return Err(StagingError::Lost),
-                Err(why) => pause(&mut retries, why).await?,
-            }
+            let found = self.inner.entry(&self.key).await;
+            let why = match found.map(|found| age(found.map(|found| found.revision), self.revision)) {
+                Ok(Age::Same) => return Ok(()),
+                Ok(Age::Newer) => return Err(StagingError::Lost),
+                Ok(Age::Older) => BEHIND.to_owned(),
+                Err(why) => why,
+            };
+            pause(&mut retries, why).await?;
         }
     }
 }
@@ -579,5 +613,18 @@ impl StageOne {
                 _ = changes.changed() => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_a_server_does_not_know_yet_is_not_lost() {
+        assert_eq!(age(None, 5), Age::Older);
+        assert_eq!(age(Some(4), 5), Age::Older);
+        assert_eq!(age(Some(5), 5), Age::Same);
+        assert_eq!(age(Some(6), 5), Age::Newer);
     }
 }
