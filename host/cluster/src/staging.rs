@@ -305,14 +305,36 @@ pub struct Reservation {
     key: String,
     request: Request,
     revision: u64,
+    /// Time at which the activation is given up.
+    until: Instant,
     /// Answers of workers that died before they removed them, with their revisions.
     old_answers: Vec<(String, u64)>,
 }
 
 impl Staging {
-    /// Reserves a plugin. Waits for the activations of other workers, and fails if that takes longer than an activation may.
-    /// The caller reserves a plugin once at a time.
+    /// Returns the name of this worker.
+    pub fn worker(&self) -> &str {
+        &self.0.log
+    }
+
+    /// Returns the time at which an activation that begins now is given up.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.0.time_max
+    }
+
+    /// Reserves a plugin for an activation that begins now. See [`Self::reserve_until`].
     pub async fn reserve(&self, tenant: i64, plugin: i64) -> Result<Reservation, StagingError> {
+        self.reserve_until(tenant, plugin, self.deadline()).await
+    }
+
+    /// Reserves a plugin for an activation that is given up at a time. Waits for the activations of other workers, and fails if
+    /// they have not ended until then. The caller reserves a plugin once at a time.
+    pub async fn reserve_until(
+        &self,
+        tenant: i64,
+        plugin: i64,
+        until: Instant,
+    ) -> Result<Reservation, StagingError> {
         let (inner, key) = (self.0.clone(), request_key(tenant, plugin));
         let request = Request {
             id: RandomState::new().build_hasher().finish(),
@@ -321,11 +343,11 @@ impl Staging {
             millis_max: u64::try_from(inner.time_max.as_millis()).unwrap_or(u64::MAX),
             version: None,
         };
-        let (until, mut retries) = (Instant::now() + inner.time_max, 0);
+        let (mut holder, mut retries) = (inner.log.clone(), 0);
         loop {
             let reserved = |revision| {
                 let (inner, key, request) = (inner.clone(), key.clone(), request.clone());
-                Reservation { inner, key, request, revision, old_answers: Vec::new() }
+                Reservation { inner, key, request, revision, until, old_answers: Vec::new() }
             };
             match inner.bucket.create(&key, write(&request)).await {
                 Ok(revision) => return Ok(reserved(revision)),
@@ -335,25 +357,25 @@ impl Staging {
                     continue;
                 }
             }
-            let holder = match inner.request(&key).await {
+            match inner.request(&key).await {
                 Ok(Some((Some(found), revision))) if found.id == request.id => return Ok(reserved(revision)),
                 Ok(Some((found, revision))) => {
                     let is_own = |found: &Request| (&found.log, found.epoch) == (&request.log, request.epoch);
                     match found.filter(|found| !is_own(found) && !inner.is_orphaned(found)) {
-                        Some(holder) => holder.log,
+                        Some(found) => holder = found.log,
                         None => match inner.replace(&key, &request, revision).await {
                             Ok(revision) => return Ok(reserved(revision)),
-                            Err(StagingError::Lost) => continue,
+                            Err(StagingError::Lost) => {}
                             Err(error) => return Err(error),
                         },
                     }
                 }
-                Ok(None) => continue,
+                Ok(None) => {}
                 Err(why) => {
                     pause(&mut retries, why).await?;
                     continue;
                 }
-            };
+            }
             if Instant::now() >= until {
                 return Err(StagingError::Busy(holder));
             }
@@ -363,14 +385,13 @@ impl Staging {
 }
 
 impl Reservation {
-    /// Publishes the version, and waits until all live workers have loaded it. A worker whose lease expires no longer counts.
+    /// Publishes the version, and waits until all live workers have loaded it, or until the activation is given up. A worker whose lease expires no longer counts.
     pub async fn stage(&mut self, version: StagedVersion) -> Result<(), StagingError> {
         let inner = self.inner.clone();
         let away = |error: ClusterError| StagingError::Unavailable(error.to_string());
         let answers = answer_key(&version, "*");
         // Begun before any worker can answer.
         let mut watch = inner.watch(&answers).await.map_err(away)?;
-        let until = Instant::now() + inner.time_max;
         self.request.version = Some(version);
         self.revision = inner.replace(&self.key, &self.request, self.revision).await?;
         let mut changes = inner.members.changes();
@@ -399,7 +420,7 @@ impl Reservation {
                     }
                 },
                 _ = changes.changed() => {}
-                () = tokio::time::sleep_until(until) => {
+                () = tokio::time::sleep_until(self.until) => {
                     return Err(StagingError::Late { workers: missing, time_max: inner.time_max });
                 }
             }
