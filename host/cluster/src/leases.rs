@@ -88,16 +88,17 @@ pub trait LeasedSlots: Send + Sync + 'static {
 
 /// The leases of a worker, which are renewed until this is dropped.
 pub struct QuotaLeases {
-    leave: oneshot::Sender<()>,
+    leave: oneshot::Sender<BTreeSet<i64>>,
     task: AbortOnDropHandle<()>,
     time_max: Duration,
 }
 
 impl QuotaLeases {
-    /// Returns all leases, when no rollout runs any more.
-    pub async fn release(self) -> Result<(), ClusterError> {
+    /// Returns the leases of tenants, except of those in `kept`: these stay with the log, for the process that continues their
+    /// rollouts. To be called when no rollout of the others runs any more.
+    pub async fn release(self, kept: BTreeSet<i64>) -> Result<(), ClusterError> {
         let Self { leave, task, time_max, .. } = self;
-        let _ = leave.send(());
+        let _ = leave.send(kept);
         match tokio::time::timeout(time_max, task).await {
             Ok(ended) => ended.map_err(unavailable),
             Err(_) => Err(ClusterError::Unavailable("leased quotas were not returned".to_owned())),
@@ -144,7 +145,7 @@ impl SharedQuotas {
             checked: BTreeSet::new(),
             dirty: BTreeSet::new(),
             requests: FuturesUnordered::new(),
-            is_leaving: false,
+            leaving: None,
         };
         let task = AbortOnDropHandle::new(cluster.handle().spawn(leasing.run(leaves)));
         QuotaLeases { leave, task, time_max }
@@ -303,11 +304,12 @@ struct Leasing<S> {
     checked: BTreeSet<String>,
     dirty: BTreeSet<i64>,
     requests: FuturesUnordered<BoxFuture<'static, Done>>,
-    is_leaving: bool,
+    /// The tenants whose parts stay with the log, once this worker leaves.
+    leaving: Option<BTreeSet<i64>>,
 }
 
 impl<S: LeasedSlots> Leasing<S> {
-    async fn run(mut self, mut leaves: oneshot::Receiver<()>) {
+    async fn run(mut self, mut leaves: oneshot::Receiver<BTreeSet<i64>>) {
         let (sender, mut entries) = mpsc::channel(WATCHED_MAX);
         let _watching = AbortOnDropHandle::new(tokio::spawn(watch(self.bucket.clone(), sender)));
         let mut ticks = tokio::time::interval(TICK);
@@ -316,9 +318,9 @@ impl<S: LeasedSlots> Leasing<S> {
         self.count_workers();
         loop {
             tokio::select! {
-                left = &mut leaves, if !self.is_leaving => match left {
-                    Ok(()) => {
-                        self.is_leaving = true;
+                left = &mut leaves, if self.leaving.is_none() => match left {
+                    Ok(kept) => {
+                        self.leaving = Some(kept);
                         self.dirty.extend(self.held_tenants());
                     }
                     // The leases stay with the log.
@@ -334,15 +336,22 @@ impl<S: LeasedSlots> Leasing<S> {
                 }
             }
             self.advance();
-            if self.is_leaving && self.held_tenants().is_empty() && self.requests.is_empty() {
+            if self.leaving.is_some() && self.held_tenants().is_empty() && self.requests.is_empty() {
                 return;
             }
         }
     }
 
-    /// Returns the tenants of which this worker holds a part.
+    /// Returns whether the part of a tenant stays as it is, because this worker leaves.
+    fn is_kept(&self, tenant: i64) -> bool {
+        self.leaving.as_ref().is_some_and(|kept| kept.contains(&tenant))
+    }
+
+    /// Returns the tenants of which this worker holds a part that it may change.
     fn held_tenants(&self) -> Vec<i64> {
-        let is_held = |(_, lease): &(&i64, &TenantLease)| lease.entry.holders.contains_key(&self.own);
+        let is_held = |(tenant, lease): &(&i64, &TenantLease)| {
+            lease.entry.holders.contains_key(&self.own) && !self.is_kept(**tenant)
+        };
         self.tenants.iter().filter(is_held).map(|(tenant, _)| *tenant).collect()
     }
 
@@ -465,8 +474,11 @@ impl<S: LeasedSlots> Leasing<S> {
     }
 
     fn plan(&mut self, tenant: i64) {
-        let workers = self.workers();
-        let demand = if self.is_leaving { None } else { self.slots.demand(tenant) };
+        if self.is_kept(tenant) {
+            return;
+        }
+        let (workers, is_leaving) = (self.workers(), self.leaving.is_some());
+        let demand = if is_leaving { None } else { self.slots.demand(tenant) };
         let lease = match demand {
             Some(_) => self.tenants.entry(tenant).or_default(),
             None => match self.tenants.get_mut(&tenant) {
@@ -493,8 +505,8 @@ impl<S: LeasedSlots> Leasing<S> {
             log: &self.own,
             epoch: self.epoch,
             demand,
-            used: if self.is_leaving { 0 } else { lease.used[0].max(lease.used[1]) },
-            is_resuming: !self.is_leaving && lease.resuming_at.is_some_and(|at| at.elapsed() < RESUMED_TIME),
+            used: if is_leaving { 0 } else { lease.used[0].max(lease.used[1]) },
+            is_resuming: !is_leaving && lease.resuming_at.is_some_and(|at| at.elapsed() < RESUMED_TIME),
             may_take,
             workers,
         };
