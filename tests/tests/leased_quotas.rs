@@ -18,7 +18,7 @@ fn section(nats: &TestNats) -> String {
 struct Cluster {
     workers: Vec<TestCatalog>,
     gateways: Vec<TestHost>,
-    _nats: TestNats,
+    nats: TestNats,
 }
 
 impl Cluster {
@@ -32,7 +32,7 @@ impl Cluster {
             workers.iter().map(|worker| ServeCatalog::gateway().option("--worker", worker.own_url()).start());
         let gateways = join_all(gateways).await;
         let behind = workers.into_iter().zip(&gateways).map(|(worker, gateway)| worker.behind(gateway.url()));
-        let cluster = Self { workers: behind.collect(), gateways, _nats: nats };
+        let cluster = Self { workers: behind.collect(), gateways, nats };
         for worker in &cluster.workers {
             until("a worker behind its gateway", async || {
                 let health = worker.as_operator(Method::GET, "/health", Value::Null).await.body;
@@ -137,6 +137,13 @@ async fn the_part_of_a_killed_worker_is_free_when_another_one_has_continued_its_
     assert_eq!(controller.chats_open_max(), 4);
     controller.release();
     check_scored(&of_other).await;
+    // Only a gateway that knows all processes from NATS finds the one that continues the log.
+    let gateway = ServeCatalog::gateway().config(&section(&cluster.nats)).start().await;
+    let front = cluster.workers.remove(0).behind(gateway.url());
+    let of_dead: Vec<_> =
+        of_dead.into_iter().map(|(_, admitted)| (front.plugin(&tenant, "p"), admitted)).collect();
+    check_scored(&of_dead).await;
+    cluster.workers.push(front.behind(cluster.gateways[1].url()));
 
     let before = controller.chats().len();
     controller.hold_after(before);
@@ -150,7 +157,6 @@ async fn the_part_of_a_killed_worker_is_free_when_another_one_has_continued_its_
     controller.release();
     check_scored(&admitted).await;
     assert!(controller.chats_open_max() <= 4);
-    drop(of_dead);
 }
 
 #[tokio::test]

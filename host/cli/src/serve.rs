@@ -355,7 +355,7 @@ impl Serve {
             journal.close();
         }
         if let Some(worker) = worker {
-            runtime.block_on(worker.leave(is_idle));
+            runtime.block_on(worker.leave(is_idle, None));
             if is_adopted
                 && is_idle
                 && let Some(dir) = config.journal.dir(&artifact_root)
@@ -396,9 +396,10 @@ impl Serve {
             runtime.block_on(serving)
         };
         let (is_idle, left) = (tenants.is_idle(), tenants.count_left());
+        let unfinished = tenants.unfinished();
         tenants.close();
         if let Some(worker) = worker {
-            runtime.block_on(worker.leave(is_idle));
+            runtime.block_on(worker.leave(is_idle, unfinished));
             if is_adopted && is_idle {
                 cluster::remove(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
             }

@@ -48,6 +48,9 @@ const AWAY_PAUSE: Duration = Duration::from_secs(1);
 /// Time for which a worker leaves a slot that it has returned for others to them.
 const LEFT_TIME: Duration = Duration::from_secs(1);
 
+/// Time for which a part is kept after the rollouts of an earlier process were resumed, so that they ask for slots.
+const RESUMED_TIME: Duration = Duration::from_secs(3);
+
 /// Number of entries of the watch that wait to be applied.
 const WATCHED_MAX: usize = 256;
 
@@ -72,6 +75,9 @@ pub trait LeasedSlots: Send + Sync + 'static {
     /// Returns the demand of a tenant; none if it is not open or has no quota.
     fn demand(&self, tenant: i64) -> Option<SlotDemand>;
 
+    /// Returns whether the rollouts of a tenant that an earlier process admitted have been resumed.
+    fn is_resumed(&self, tenant: i64) -> bool;
+
     /// Sets the numbers of rollouts of a tenant that may run, and that could run with all that is free. Returns the number
     /// that runs. If it is larger, it only decreases.
     fn set(&self, tenant: i64, granted: u32, reachable: u32) -> u32;
@@ -82,16 +88,17 @@ pub trait LeasedSlots: Send + Sync + 'static {
 
 /// The leases of a worker, which are renewed until this is dropped.
 pub struct QuotaLeases {
-    leave: oneshot::Sender<()>,
+    leave: oneshot::Sender<BTreeSet<i64>>,
     task: AbortOnDropHandle<()>,
     time_max: Duration,
 }
 
 impl QuotaLeases {
-    /// Returns all leases, when no rollout runs any more.
-    pub async fn release(self) -> Result<(), ClusterError> {
+    /// Returns the leases of tenants, except of those in `kept`: these stay with the log, for the process that continues their
+    /// rollouts. To be called when no rollout of the others runs any more.
+    pub async fn release(self, kept: BTreeSet<i64>) -> Result<(), ClusterError> {
         let Self { leave, task, time_max, .. } = self;
-        let _ = leave.send(());
+        let _ = leave.send(kept);
         match tokio::time::timeout(time_max, task).await {
             Ok(ended) => ended.map_err(unavailable),
             Err(_) => Err(ClusterError::Unavailable("leased quotas were not returned".to_owned())),
@@ -138,7 +145,7 @@ impl SharedQuotas {
             checked: BTreeSet::new(),
             dirty: BTreeSet::new(),
             requests: FuturesUnordered::new(),
-            is_leaving: false,
+            leaving: None,
         };
         let task = AbortOnDropHandle::new(cluster.handle().spawn(leasing.run(leaves)));
         QuotaLeases { leave, task, time_max }
@@ -227,6 +234,8 @@ struct TenantLease {
     revision: u64,
     /// Largest number of slots that were needed in the current period and in the one before.
     used: [u32; 2],
+    /// The last time at which rollouts of an earlier process were not resumed yet.
+    resuming_at: Option<Instant>,
     is_writing: bool,
     /// The number to which a write without an answer may have reduced the part.
     ceiling: Option<u32>,
@@ -236,12 +245,16 @@ struct TenantLease {
 
 impl TenantLease {
     /// Replaces the entry by a newer one. Returns whether it is newer.
-    fn update(&mut self, entry: QuotaEntry, revision: u64, own: &str) -> bool {
+    fn update(&mut self, entry: QuotaEntry, revision: u64, (own, epoch): (&str, u64)) -> bool {
         let is_newer = revision > self.revision;
         if self.revision == 0 {
             // The part of an earlier process, whose rollouts this one is about to continue.
-            let held = entry.holders.get(own).map_or(0, |holder| holder.slots);
+            let holder = entry.holders.get(own);
+            let held = holder.map_or(0, |holder| holder.slots);
             self.used = self.used.map(|used| used.max(held));
+            if holder.is_some_and(|holder| holder.epoch < epoch) {
+                self.resuming_at = Some(Instant::now());
+            }
         }
         if is_newer {
             (self.entry, self.revision, self.ceiling) = (entry, revision, None);
@@ -291,11 +304,12 @@ struct Leasing<S> {
     checked: BTreeSet<String>,
     dirty: BTreeSet<i64>,
     requests: FuturesUnordered<BoxFuture<'static, Done>>,
-    is_leaving: bool,
+    /// The tenants whose parts stay with the log, once this worker leaves.
+    leaving: Option<BTreeSet<i64>>,
 }
 
 impl<S: LeasedSlots> Leasing<S> {
-    async fn run(mut self, mut leaves: oneshot::Receiver<()>) {
+    async fn run(mut self, mut leaves: oneshot::Receiver<BTreeSet<i64>>) {
         let (sender, mut entries) = mpsc::channel(WATCHED_MAX);
         let _watching = AbortOnDropHandle::new(tokio::spawn(watch(self.bucket.clone(), sender)));
         let mut ticks = tokio::time::interval(TICK);
@@ -304,9 +318,9 @@ impl<S: LeasedSlots> Leasing<S> {
         self.count_workers();
         loop {
             tokio::select! {
-                left = &mut leaves, if !self.is_leaving => match left {
-                    Ok(()) => {
-                        self.is_leaving = true;
+                left = &mut leaves, if self.leaving.is_none() => match left {
+                    Ok(kept) => {
+                        self.leaving = Some(kept);
                         self.dirty.extend(self.held_tenants());
                     }
                     // The leases stay with the log.
@@ -322,21 +336,28 @@ impl<S: LeasedSlots> Leasing<S> {
                 }
             }
             self.advance();
-            if self.is_leaving && self.held_tenants().is_empty() && self.requests.is_empty() {
+            if self.leaving.is_some() && self.held_tenants().is_empty() && self.requests.is_empty() {
                 return;
             }
         }
     }
 
-    /// Returns the tenants of which this worker holds a part.
+    /// Returns whether the part of a tenant stays as it is, because this worker leaves.
+    fn is_kept(&self, tenant: i64) -> bool {
+        self.leaving.as_ref().is_some_and(|kept| kept.contains(&tenant))
+    }
+
+    /// Returns the tenants of which this worker holds a part that it may change.
     fn held_tenants(&self) -> Vec<i64> {
-        let is_held = |(_, lease): &(&i64, &TenantLease)| lease.entry.holders.contains_key(&self.own);
+        let is_held = |(tenant, lease): &(&i64, &TenantLease)| {
+            lease.entry.holders.contains_key(&self.own) && !self.is_kept(**tenant)
+        };
         self.tenants.iter().filter(is_held).map(|(tenant, _)| *tenant).collect()
     }
 
     fn note(&mut self, found: Found) {
         let Found { tenant, entry, revision } = found;
-        if self.tenants.entry(tenant).or_default().update(entry, revision, &self.own) {
+        if self.tenants.entry(tenant).or_default().update(entry, revision, (&self.own, self.epoch)) {
             self.dirty.insert(tenant);
         }
     }
@@ -423,14 +444,14 @@ impl<S: LeasedSlots> Leasing<S> {
                 plan: Plan { slots, is_waiting, granted, reachable, stored },
                 ..
             } => {
-                lease.update(entry, revision, &self.own);
+                lease.update(entry, revision, (&self.own, self.epoch));
                 let is_left = slots < stored && is_waiting;
                 lease.left = is_left.then(|| (revision, Instant::now()));
                 // The next plan may leave what was taken to others, but only after rollouts have used it.
                 self.slots.set(tenant, granted, reachable);
             }
             Done::Refused { found: Some(found), .. } => {
-                lease.update(found.entry, found.revision, &self.own);
+                lease.update(found.entry, found.revision, (&self.own, self.epoch));
             }
             Done::Unknown { granted, .. } => {
                 lease.ceiling = Some(lease.ceiling.map_or(granted, |ceiling| ceiling.min(granted)));
@@ -453,8 +474,11 @@ impl<S: LeasedSlots> Leasing<S> {
     }
 
     fn plan(&mut self, tenant: i64) {
-        let workers = self.workers();
-        let demand = if self.is_leaving { None } else { self.slots.demand(tenant) };
+        if self.is_kept(tenant) {
+            return;
+        }
+        let (workers, is_leaving) = (self.workers(), self.leaving.is_some());
+        let demand = if is_leaving { None } else { self.slots.demand(tenant) };
         let lease = match demand {
             Some(_) => self.tenants.entry(tenant).or_default(),
             None => match self.tenants.get_mut(&tenant) {
@@ -465,6 +489,9 @@ impl<S: LeasedSlots> Leasing<S> {
         if let Some(demand) = demand {
             let needed = demand.peak.max(demand.running.saturating_add(demand.waiting));
             lease.used[0] = lease.used[0].max(needed.min(demand.quota));
+        }
+        if !self.slots.is_resumed(tenant) {
+            lease.resuming_at = Some(Instant::now());
         }
         // Planned again when the write has ended.
         if lease.is_writing {
@@ -478,7 +505,8 @@ impl<S: LeasedSlots> Leasing<S> {
             log: &self.own,
             epoch: self.epoch,
             demand,
-            used: if self.is_leaving { 0 } else { lease.used[0].max(lease.used[1]) },
+            used: if is_leaving { 0 } else { lease.used[0].max(lease.used[1]) },
+            is_resuming: !is_leaving && lease.resuming_at.is_some_and(|at| at.elapsed() < RESUMED_TIME),
             may_take,
             workers,
         };
@@ -529,6 +557,24 @@ impl Write {
                 tokio::time::sleep(AWAY_PAUSE).await;
                 Done::Unknown { tenant, granted: now.min(plan.granted) }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_part_of_an_earlier_process_waits_for_rollouts_that_are_resumed() {
+        let entry = |epoch| QuotaEntry::default().with("w1", Holder { epoch, slots: 3, is_waiting: false });
+        for (first, is_resuming) in [(1, true), (2, false)] {
+            let mut lease = TenantLease::default();
+            assert!(lease.update(entry(first), 5, ("w1", 2)));
+            assert_eq!((lease.resuming_at.is_some(), lease.used), (is_resuming, [3, 3]));
+            lease.resuming_at = None;
+            assert!(!lease.update(entry(1), 4, ("w1", 2)));
+            assert_eq!((lease.resuming_at, lease.revision), (None, 5));
         }
     }
 }

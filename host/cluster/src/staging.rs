@@ -13,6 +13,7 @@
 //! the reservation ends: when its entry is removed, when the lease of its worker expires, or after its time. A reservation
 //! whose worker died is removed by any other worker, and the bucket drops entries after two hours in any case.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -214,10 +215,14 @@ impl Inner {
         !of_log(self.members.list()) || of_log(self.members.expired())
     }
 
+    /// Reads an entry, which is there even if the reservation was removed.
+    async fn entry(&self, key: &str) -> Result<Option<kv::Entry>, String> {
+        self.bucket.entry(key).await.map_err(|error| chain(&error))
+    }
+
     /// Reads a reservation and its revision.
     async fn request(&self, key: &str) -> Result<Option<(Option<Request>, u64)>, String> {
-        let found = self.bucket.entry(key).await.map_err(|error| chain(&error))?;
-        let found = found.filter(|entry| entry.operation == kv::Operation::Put);
+        let found = self.entry(key).await?.filter(|entry| entry.operation == kv::Operation::Put);
         Ok(found.map(|entry| (read(&entry.value), entry.revision)))
     }
 
@@ -227,10 +232,15 @@ impl Inner {
         loop {
             let why = match self.bucket.update(key, write(request), revision).await {
                 Ok(revision) => return Ok(revision),
-                Err(error) if is_wrong_last(&error) => match self.request(key).await {
+                Err(error) if is_wrong_last(&error) => match self.entry(key).await {
                     // An update that was not answered.
-                    Ok(Some((Some(found), revision))) if found == *request => return Ok(revision),
-                    Ok(_) => return Err(StagingError::Lost),
+                    Ok(Some(found)) if read::<Request>(&found.value).as_ref() == Some(request) => {
+                        return Ok(found.revision);
+                    }
+                    Ok(found) if age(found.map(|found| found.revision), revision) == Age::Newer => {
+                        return Err(StagingError::Lost);
+                    }
+                    Ok(_) => BEHIND.to_owned(),
                     Err(why) => why,
                 },
                 Err(error) => chain(&error),
@@ -257,6 +267,27 @@ impl Inner {
     }
 }
 
+/// Reason for reading an entry again.
+const BEHIND: &str = "its answer does not have the newest reservation";
+
+/// Age of the revision that a server has answered, compared with one that this worker knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Age {
+    /// The server does not know the entry yet.
+    Older,
+    Same,
+    /// The entry was replaced or removed.
+    Newer,
+}
+
+fn age(found: Option<u64>, revision: u64) -> Age {
+    match found.unwrap_or(0).cmp(&revision) {
+        Ordering::Less => Age::Older,
+        Ordering::Equal => Age::Same,
+        Ordering::Greater => Age::Newer,
+    }
+}
+
 /// Waits before a repetition, or gives up.
 async fn pause(retries: &mut u32, why: String) -> Result<(), StagingError> {
     *retries += 1;
@@ -274,14 +305,36 @@ pub struct Reservation {
     key: String,
     request: Request,
     revision: u64,
+    /// Time at which the activation is given up.
+    until: Instant,
     /// Answers of workers that died before they removed them, with their revisions.
     old_answers: Vec<(String, u64)>,
 }
 
 impl Staging {
-    /// Reserves a plugin. Waits for the activations of other workers, and fails if that takes longer than an activation may.
-    /// The caller reserves a plugin once at a time.
+    /// Returns the name of this worker.
+    pub fn worker(&self) -> &str {
+        &self.0.log
+    }
+
+    /// Returns the time at which an activation that begins now is given up.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.0.time_max
+    }
+
+    /// Reserves a plugin for an activation that begins now. See [`Self::reserve_until`].
     pub async fn reserve(&self, tenant: i64, plugin: i64) -> Result<Reservation, StagingError> {
+        self.reserve_until(tenant, plugin, self.deadline()).await
+    }
+
+    /// Reserves a plugin for an activation that is given up at a time. Waits for the activations of other workers, and fails if
+    /// they have not ended until then. The caller reserves a plugin once at a time.
+    pub async fn reserve_until(
+        &self,
+        tenant: i64,
+        plugin: i64,
+        until: Instant,
+    ) -> Result<Reservation, StagingError> {
         let (inner, key) = (self.0.clone(), request_key(tenant, plugin));
         let request = Request {
             id: RandomState::new().build_hasher().finish(),
@@ -290,11 +343,11 @@ impl Staging {
             millis_max: u64::try_from(inner.time_max.as_millis()).unwrap_or(u64::MAX),
             version: None,
         };
-        let (until, mut retries) = (Instant::now() + inner.time_max, 0);
+        let (mut holder, mut retries) = (inner.log.clone(), 0);
         loop {
             let reserved = |revision| {
                 let (inner, key, request) = (inner.clone(), key.clone(), request.clone());
-                Reservation { inner, key, request, revision, old_answers: Vec::new() }
+                Reservation { inner, key, request, revision, until, old_answers: Vec::new() }
             };
             match inner.bucket.create(&key, write(&request)).await {
                 Ok(revision) => return Ok(reserved(revision)),
@@ -304,25 +357,25 @@ impl Staging {
                     continue;
                 }
             }
-            let holder = match inner.request(&key).await {
+            match inner.request(&key).await {
                 Ok(Some((Some(found), revision))) if found.id == request.id => return Ok(reserved(revision)),
                 Ok(Some((found, revision))) => {
                     let is_own = |found: &Request| (&found.log, found.epoch) == (&request.log, request.epoch);
                     match found.filter(|found| !is_own(found) && !inner.is_orphaned(found)) {
-                        Some(holder) => holder.log,
+                        Some(found) => holder = found.log,
                         None => match inner.replace(&key, &request, revision).await {
                             Ok(revision) => return Ok(reserved(revision)),
-                            Err(StagingError::Lost) => continue,
+                            Err(StagingError::Lost) => {}
                             Err(error) => return Err(error),
                         },
                     }
                 }
-                Ok(None) => continue,
+                Ok(None) => {}
                 Err(why) => {
                     pause(&mut retries, why).await?;
                     continue;
                 }
-            };
+            }
             if Instant::now() >= until {
                 return Err(StagingError::Busy(holder));
             }
@@ -332,14 +385,13 @@ impl Staging {
 }
 
 impl Reservation {
-    /// Publishes the version, and waits until all live workers have loaded it. A worker whose lease expires no longer counts.
+    /// Publishes the version, and waits until all live workers have loaded it, or until the activation is given up. A worker whose lease expires no longer counts.
     pub async fn stage(&mut self, version: StagedVersion) -> Result<(), StagingError> {
         let inner = self.inner.clone();
         let away = |error: ClusterError| StagingError::Unavailable(error.to_string());
         let answers = answer_key(&version, "*");
         // Begun before any worker can answer.
         let mut watch = inner.watch(&answers).await.map_err(away)?;
-        let until = Instant::now() + inner.time_max;
         self.request.version = Some(version);
         self.revision = inner.replace(&self.key, &self.request, self.revision).await?;
         let mut changes = inner.members.changes();
@@ -368,7 +420,7 @@ impl Reservation {
                     }
                 },
                 _ = changes.changed() => {}
-                () = tokio::time::sleep_until(until) => {
+                () = tokio::time::sleep_until(self.until) => {
                     return Err(StagingError::Late { workers: missing, time_max: inner.time_max });
                 }
             }
@@ -397,11 +449,14 @@ impl Reservation {
     pub async fn confirm(&self) -> Result<(), StagingError> {
         let mut retries = 0;
         loop {
-            match self.inner.request(&self.key).await {
-                Ok(Some((_, revision))) if revision == self.revision => return Ok(()),
-                Ok(_) => return Err(StagingError::Lost),
-                Err(why) => pause(&mut retries, why).await?,
-            }
+            let found = self.inner.entry(&self.key).await;
+            let why = match found.map(|found| age(found.map(|found| found.revision), self.revision)) {
+                Ok(Age::Same) => return Ok(()),
+                Ok(Age::Newer) => return Err(StagingError::Lost),
+                Ok(Age::Older) => BEHIND.to_owned(),
+                Err(why) => why,
+            };
+            pause(&mut retries, why).await?;
         }
     }
 }
@@ -519,6 +574,10 @@ impl StageOne {
         if self.inner.is_orphaned(&self.request) {
             return self.inner.remove(&self.key, self.revision).await;
         }
+        // It ended while an earlier version of the plugin was loaded.
+        if self.end.is_cancelled() {
+            return;
+        }
         let time_max = Duration::from_millis(self.request.millis_max).min(ENTRY_AGE_MAX);
         let until = Instant::now() + time_max + KEPT_BEYOND;
         let staged = self.stages.stage(self.version.clone()).await;
@@ -575,5 +634,18 @@ impl StageOne {
                 _ = changes.changed() => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_a_server_does_not_know_yet_is_not_lost() {
+        assert_eq!(age(None, 5), Age::Older);
+        assert_eq!(age(Some(4), 5), Age::Older);
+        assert_eq!(age(Some(5), 5), Age::Same);
+        assert_eq!(age(Some(6), 5), Age::Newer);
     }
 }

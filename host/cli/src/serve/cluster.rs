@@ -484,14 +484,14 @@ pub(super) struct Announced {
 impl Announced {
     /// Ends the heartbeats. A log without live rollouts and unread results is removed from the list; another one is
     /// continued by the next process of this name, or by another worker after the lease. `is_idle` says which, as it was
-    /// before the journal was closed: rollouts end when it is, and none of them is over.
-    pub(super) async fn leave(self, is_idle: bool) {
+    /// before the journal was closed: rollouts end when it is, and none of them is over. Parts of quotas stay with the log for the
+    /// `unfinished` tenants, or for all if these are not known.
+    pub(super) async fn leave(self, is_idle: bool, unfinished: Option<BTreeSet<i64>>) {
         if let Some(adopting) = self.adopting {
             adopting.abort();
         }
-        // Leases stay with a log that has rollouts.
-        if let Some(leases) = self.leases.filter(|_| is_idle)
-            && let Err(error) = leases.release().await
+        if let Some((leases, unfinished)) = self.leases.zip(unfinished)
+            && let Err(error) = leases.release(unfinished).await
         {
             tracing::warn!(%error, "leased quotas are free only when other workers find that this one has left");
         }

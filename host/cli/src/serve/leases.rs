@@ -33,6 +33,10 @@ impl LeasedSlots for TenantsSlots {
         Some(SlotDemand { quota, running, peak, waiting })
     }
 
+    fn is_resumed(&self, tenant: i64) -> bool {
+        self.tenants.is_resumed(tenant)
+    }
+
     fn set(&self, tenant: i64, granted: u32, reachable: u32) -> u32 {
         self.pool.set_lease(tenant, granted, reachable)
     }

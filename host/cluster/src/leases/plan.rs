@@ -59,6 +59,8 @@ pub(super) struct Own<'a> {
     pub demand: Option<SlotDemand>,
     /// Largest number of slots that it needed in the last seconds.
     pub used: u32,
+    /// Whether rollouts of an earlier process may still ask for the part that it holds, which it keeps until then.
+    pub is_resuming: bool,
     /// Whether it may take what is free, even though it has just left that to others.
     pub may_take: bool,
     /// Number of workers.
@@ -89,8 +91,9 @@ pub(super) fn plan(entry: &QuotaEntry, own: Own<'_>, is_alive: impl Fn(&str) -> 
     }
     let held = holder.slots;
     let stored = if holder.epoch == own.epoch { held } else { 0 };
+    let least = if own.is_resuming { held } else { 0 };
     let Some(demand) = own.demand else {
-        let slots = held.min(own.used);
+        let slots = held.min(own.used.max(least));
         return Some(Plan { slots, is_waiting: false, granted: slots, reachable: slots, stored });
     };
     let others = || entry.holders.iter().filter(|(log, _)| *log != own.log);
@@ -115,10 +118,10 @@ pub(super) fn plan(entry: &QuotaEntry, own: Own<'_>, is_alive: impl Fn(&str) -> 
     let other_waits = others().any(|(log, other)| waits(other, log));
     // The unused part is returned at once if another worker waits for it, and otherwise after a while.
     let kept = if other_waits { needed } else { needed.max(own.used) };
-    let mut slots = held.min(kept);
+    let mut slots = held.min(kept.max(least));
     let has_less = |other: &Holder| other.slots + 1 < held || (other.slots == 0 && held > 0);
     let must_share = others().any(|(log, other)| waits(other, log) && has_less(other));
-    if slots == held && free == 0 && must_share {
+    if slots == held && slots > least && free == 0 && must_share {
         slots = held - 1;
     }
     let is_waiting = demand.waiting > 0 && needed > slots;
@@ -142,7 +145,7 @@ mod tests {
     }
 
     fn own(demand: Option<SlotDemand>) -> Own<'static> {
-        Own { log: "a", epoch: 1, demand, used: 0, may_take: true, workers: 2 }
+        Own { log: "a", epoch: 1, demand, used: 0, is_resuming: false, may_take: true, workers: 2 }
     }
 
     #[test]
@@ -193,6 +196,22 @@ mod tests {
         assert_eq!(QuotaEntry::read(&after.write()), Some(after));
     }
 
+    #[test]
+    fn the_next_owner_keeps_a_part_until_the_rollouts_of_the_former_one_ask_for_it() {
+        let full = entry(&[("a", 1, 3, false), ("b", 1, 1, true)]);
+        let slots = |demand, is_resuming| {
+            let own = Own { epoch: 2, is_resuming, ..own(demand) };
+            plan(&full, own, |_| true).unwrap().slots
+        };
+        // The tenant is not open yet, its rollouts do not wait yet, and some of them do.
+        for demand in [None, demand(4, 0, 0), demand(4, 0, 1)] {
+            assert_eq!(slots(demand, true), 3, "{demand:?}");
+            assert!(slots(demand, false) < 3, "{demand:?}");
+        }
+        // It leaves nothing to a worker with less before its rollouts run.
+        assert_eq!((slots(demand(4, 0, 3), true), slots(demand(4, 3, 0), false)), (3, 2));
+    }
+
     /// A worker of the simulation: the rollouts that run and wait, and the entry that it read last.
     #[derive(Default)]
     struct Simulated {
@@ -213,7 +232,7 @@ mod tests {
         fn step(&mut self, log: &str, quota: u32, workers: u32, bucket: &mut (u64, QuotaEntry)) {
             let demand = demand(quota, self.running, self.waiting);
             let may_take = self.yielded_at.is_none_or(|revision| self.known.0 > revision);
-            let own = Own { log, epoch: 1, demand, used: 0, may_take, workers };
+            let own = Own { log, epoch: 1, demand, used: 0, is_resuming: false, may_take, workers };
             let plan = plan(&self.known.1, own, |_| true).unwrap();
             self.granted = plan.granted.min(plan.stored);
             self.start_rollouts();

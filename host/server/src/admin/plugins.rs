@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use tokio::time::Instant;
 
 use super::Admin;
 use super::error::ApiError;
@@ -185,6 +186,16 @@ pub(super) enum ActivationTarget {
     Previous,
 }
 
+impl ActivationTarget {
+    /// Returns the number of the version; none if it is the previous one.
+    fn version(&self) -> Option<u32> {
+        match self {
+            Self::Version(version) => Some(*version),
+            Self::Previous => None,
+        }
+    }
+}
+
 impl Admin {
     /// Activates a version in the catalog and then in the server. If the server cannot load it, undoes the activation in the
     /// catalog.
@@ -195,21 +206,28 @@ impl Admin {
         target: ActivationTarget,
         by: String,
     ) -> Result<Activation, ApiError> {
-        let _guard = self.0.activations.lock((tenant, name.to_string())).await;
+        let staging = self.0.settings.deployments.staging();
+        let until = staging.as_ref().map(Staging::deadline);
+        let locking = self.0.activations.lock((tenant, name.to_string()));
         let plugin = name.clone();
-        // The other workers keep the version loaded until this is dropped.
-        let (activation, _reservation) = match self.0.settings.deployments.staging() {
-            Some(staging) => {
+        // The other workers keep the version loaded until the reservation is dropped.
+        let (_guard, activation, _reservation) = match staging.zip(until) {
+            Some((staging, until)) => {
+                // The time in which this worker activates another version counts, too.
+                let guard = tokio::time::timeout_at(until, locking).await.map_err(|_| {
+                    not_staged(&name, target.version(), StagingError::Busy(staging.worker().to_owned()))
+                })?;
                 let (activation, reservation) =
-                    self.activate_everywhere(&staging, tenant, plugin, target, by).await?;
-                (activation, Some(reservation))
+                    self.activate_everywhere((&staging, until), tenant, plugin, target, by).await?;
+                (guard, activation, Some(reservation))
             }
             None => {
+                let guard = locking.await;
                 let activate = move |catalog: &catalog::Catalog| match target {
                     ActivationTarget::Version(version) => catalog.activate(tenant, &plugin, version, &by),
                     ActivationTarget::Previous => catalog.rollback(tenant, &plugin, &by),
                 };
-                (self.on_disk(activate).await?, None)
+                (guard, self.on_disk(activate).await?, None)
             }
         };
         let version = activation.version;
@@ -222,16 +240,13 @@ impl Admin {
     /// Activates a version in the catalog that several workers share, when all of them have loaded it.
     async fn activate_everywhere(
         &self,
-        staging: &Staging,
+        (staging, until): (&Staging, Instant),
         tenant: TenantId,
         name: Name,
         target: ActivationTarget,
         by: String,
     ) -> Result<(catalog::Activation, Reservation), ApiError> {
-        let target = match target {
-            ActivationTarget::Version(version) => Some(version),
-            ActivationTarget::Previous => None,
-        };
+        let target = target.version();
         let plugin = name.to_string();
         let plan = {
             let plugin = plugin.clone();
@@ -241,8 +256,8 @@ impl Admin {
             }
         };
         let id = self.on_disk(plan.clone()).await?.plugin;
-        let mut reservation =
-            staging.reserve(tenant.0, id).await.map_err(|error| not_staged(&name, target, error))?;
+        let reserved = staging.reserve_until(tenant.0, id, until).await;
+        let mut reservation = reserved.map_err(|error| not_staged(&name, target, error))?;
         // Another worker may have activated a version before.
         let planned = self.on_disk(plan).await?;
         let version = planned.version;

@@ -1,5 +1,7 @@
 //! Quotas of running rollouts that the workers of a cluster lease from each other.
 
+use std::sync::atomic::Ordering;
+
 use super::Tenants;
 use rollout_catalog::TenantId;
 use rollout_rollout::SlotPool;
@@ -20,6 +22,12 @@ impl Tenants {
     pub(super) fn lease_key(&self, id: TenantId, quotas: &Quotas) -> Option<i64> {
         let is_leased = self.0.catalog.is_shared() && quotas.get(Quota::Running).is_some();
         is_leased.then_some(id.0)
+    }
+
+    /// Returns whether the rollouts of a tenant that an earlier process admitted have been resumed.
+    pub fn is_resumed(&self, tenant: i64) -> bool {
+        // A tenant is found when its rollouts are in the queue.
+        self.0.is_resumed.load(Ordering::Acquire) || self.find_open(TenantId(tenant)).is_some()
     }
 
     /// Returns the slots that tenants share.

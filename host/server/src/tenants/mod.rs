@@ -20,7 +20,7 @@ mod staging;
 mod tenant;
 mod viewed;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -491,6 +491,18 @@ impl Tenants {
     pub fn is_over(&self) -> bool {
         let is_resumed = self.0.is_resumed.load(Ordering::Acquire);
         is_resumed && self.loaded_plugins().iter().all(|plugin| plugin.server().is_idle())
+    }
+
+    /// Returns the tenants with rollouts or unread results that another process may continue; none if they are not known.
+    pub fn unfinished(&self) -> Option<BTreeSet<i64>> {
+        if !self.0.is_resumed.load(Ordering::Acquire) {
+            return None;
+        }
+        let left = self.lock_left().keys().map(|id| id.map(|id| id.0)).collect::<Option<BTreeSet<_>>>()?;
+        let is_idle = |plugin: &Arc<LoadedPlugin>| plugin.server().is_idle();
+        let open = self.open_tenants().into_iter();
+        let busy = open.filter(|tenant| !tenant.loaded_plugins().iter().all(is_idle));
+        Some(busy.map(|tenant| tenant.id.0).chain(left).collect())
     }
 
     /// Returns the number of live rollouts once those of an earlier process have been resumed.
