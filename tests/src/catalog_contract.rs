@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rollout_catalog::{
-    AppendError, Catalog, CatalogSettings, LogExtent, NewDeployment, NewKey, OpenError, Rights, SharedError,
-    SharedLog, TenantId, TenantSettings,
+    AppendError, Catalog, CatalogSettings, ChangeKind, LogExtent, NewDeployment, NewKey, OpenError, Rights,
+    SharedError, SharedLog, TenantId, TenantSettings,
 };
 use rollout_wire::digest::Digest;
 use rollout_wire::quota::Quota;
@@ -48,6 +48,8 @@ pub struct MemoryLog {
     pub snapshots: Mutex<BTreeMap<u64, Vec<u8>>>,
     /// Number of changes above which the log is long.
     pub changes_max: Mutex<Option<usize>>,
+    /// Whether the log is so full that it takes only checkpoints.
+    pub is_full: Mutex<bool>,
     /// A step that has no answer, and whether it is done nevertheless.
     pub failing: Mutex<Option<(CuttingStep, bool)>>,
     /// Work that is done once at a step of a process that removes a component.
@@ -85,15 +87,17 @@ fn io(error: std::io::Error) -> SharedError {
 }
 
 impl SharedLog for MemoryLog {
-    fn append(&self, after: u64, change: &[u8]) -> Result<u64, AppendError> {
+    fn append(&self, after: u64, change: &[u8], kind: ChangeKind) -> Result<u64, AppendError> {
         let mut changes = locked(&self.changes);
         if changes.len() as u64 != after {
             return Err(AppendError::Behind);
         }
-        if String::from_utf8_lossy(change).ends_with("\"rows\":[]}") {
-            self.step(CuttingStep::Checkpoint, || changes.push(change.to_vec()))?;
-        } else {
-            changes.push(change.to_vec());
+        match kind {
+            ChangeKind::Checkpoint => self.step(CuttingStep::Checkpoint, || changes.push(change.to_vec()))?,
+            ChangeKind::Rows if *locked(&self.is_full) => {
+                return Err(SharedError::Unavailable("the log is full".to_owned()).into());
+            }
+            ChangeKind::Rows => changes.push(change.to_vec()),
         }
         Ok(changes.len() as u64)
     }

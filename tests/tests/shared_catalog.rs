@@ -191,6 +191,55 @@ fn a_process_may_die_after_each_step_of_cutting_the_log() {
 }
 
 #[test]
+fn a_full_log_gets_one_checkpoint_while_its_snapshot_cannot_be_stored() {
+    let (log, copies) = (short_log(), Copies::new());
+    let shared: Arc<dyn SharedLog> = log.clone();
+    let (one, other) = (copies.open("one", &shared), copies.open("other", &shared));
+    for number in 0..8 {
+        create(&one, &format!("t{number}"));
+    }
+    *log.is_full.lock().unwrap() = true;
+    *log.failing.lock().unwrap() = Some((CuttingStep::Snapshot, false));
+    let try_to_cut = |catalog: &Catalog| {
+        catalog.catch_up().unwrap();
+        let error = catalog.shorten_log().unwrap_err();
+        assert!(matches!(error, CatalogError::Unavailable(_)), "{error}");
+        assert_eq!(log.changes.lock().unwrap().len(), 9, "there is one checkpoint");
+    };
+
+    try_to_cut(&one);
+    assert!(!one.shorten_log().unwrap(), "the next try waits");
+    for _ in 0..3 {
+        copies.clock.advance(60);
+        try_to_cut(&one);
+    }
+    // A process that has not seen the checkpoint's time, and one that has.
+    drop(one);
+    let one = copies.open("one", &shared);
+    copies.clock.advance(60);
+    try_to_cut(&one);
+    other.catch_up().unwrap();
+    assert!(!other.shorten_log().unwrap(), "another process may be at it");
+    copies.clock.advance(60);
+    try_to_cut(&other);
+    let refused = one.create_tenant(&"refused".parse().unwrap(), &TenantSettings::default()).unwrap_err();
+    assert!(refused.to_string().contains("the log is full"), "{refused}");
+
+    // The store is back: the snapshot is that of the same checkpoint.
+    *log.failing.lock().unwrap() = None;
+    copies.clock.advance(60);
+    one.catch_up().unwrap();
+    assert!(one.shorten_log().unwrap());
+    *log.is_full.lock().unwrap() = false;
+    let (_, extent) = one.log_position().unwrap();
+    assert_eq!((extent.first, extent.last), (9, 9));
+    for catalog in [&one, &other, &copies.open("new", &shared)] {
+        catalog.catch_up().unwrap();
+        assert_eq!(catalog.tenants(None, 1000).unwrap().len(), 8);
+    }
+}
+
+#[test]
 fn a_component_that_another_process_is_given_while_it_is_removed_stays() {
     for step in [RemovalStep::BeforeVersion, RemovalStep::AfterVersion, RemovalStep::BeforeRemoval] {
         let (log, copies) = (short_log(), Copies::new());

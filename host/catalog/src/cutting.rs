@@ -12,8 +12,7 @@ use crate::error::{CatalogError, StorageError, at};
 use crate::shared::{self, Chained, Change, Position, Preparation, SharedLog, Snapshot, SnapshotError};
 use crate::store::{BUSY_TIME_MAX, Store, position};
 
-/// Time in seconds after which another process cuts the log if the one that appended a checkpoint has stored no
-/// snapshot.
+/// Time in seconds after which a process cuts the log if the one that appended a checkpoint has stored no snapshot.
 const SNAPSHOT_SECS_MAX: i64 = 60;
 
 impl Store {
@@ -118,7 +117,7 @@ impl Store {
             return Ok(false);
         }
         let mut locked = self.locked();
-        if !locked.append_checkpoint(extent.first)? {
+        if !locked.end_with_checkpoint(extent.first)? {
             return Ok(false);
         }
         // Logged only now: if the checkpoint cannot be appended, another process may just have cut the log.

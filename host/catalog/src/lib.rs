@@ -56,7 +56,7 @@ pub use name::{InvalidName, Name};
 pub use pending::TenantUsage;
 pub use plugins::{PlannedActivation, VERSIONS_MAX};
 pub use secrets::SECRET_NAME_BYTES_MAX;
-pub use shared::{LogExtent, SharedLog};
+pub use shared::{ChangeKind, LogExtent, SharedLog};
 pub use store::{CopyLock, lock_copy};
 pub use write_behind::Day;
 

@@ -16,7 +16,9 @@ use crate::error::{Abort, AppendError, CatalogError, OpenError, ResourceKind, St
 use crate::model::{TenantId, Time};
 use crate::name::Name;
 use crate::pending::PendingUpdates;
-use crate::shared::{self, Applied, Chained, Change, NotApplied, Position, Preparation, SharedLog, Snapshot};
+use crate::shared::{
+    self, Applied, Chained, Change, ChangeKind, NotApplied, Position, Preparation, SharedLog, Snapshot,
+};
 use crate::{CatalogSettings, Clock, schema};
 use rollout_wire::digest::Digest;
 
@@ -184,16 +186,28 @@ impl Locked<'_> {
     ) -> Result<T, CatalogError> {
         match self.store.shared.clone() {
             None => self.write_own(change),
-            Some(log) => self.append(&*log, false, change),
+            Some(log) => self.append(&*log, ChangeKind::Rows, change),
         }
     }
 
-    /// Appends a checkpoint to a log that begins with this sequence. Returns false if another process has just done that.
-    pub(crate) fn append_checkpoint(&mut self, first: u64) -> Result<bool, CatalogError> {
+    /// Makes the last change of a log that begins with this sequence a checkpoint: appends one, unless the last change
+    /// is one already, whose snapshot is missing. So a full log gets one checkpoint, however often its snapshot cannot
+    /// be stored. Returns false if another process has just done that.
+    pub(crate) fn end_with_checkpoint(&mut self, first: u64) -> Result<bool, CatalogError> {
         let store = self.store;
         let Some(log) = &store.shared else { return Ok(false) };
+        self.catch_up(&**log)?;
+        if store.is_snapshot_expected(first) {
+            return Ok(false);
+        }
+        let position = self.position()?;
+        if position.sequence > first && is_checkpoint(&**log, position)? {
+            // The next try waits as after a new checkpoint.
+            store.note_change(position.sequence, true);
+            return Ok(true);
+        }
         let mut is_expected = false;
-        let appended = self.append(&**log, true, |_| {
+        let appended = self.append(&**log, ChangeKind::Checkpoint, |_| {
             is_expected = store.is_snapshot_expected(first);
             if is_expected {
                 return Err(CatalogError::Unavailable("another process stores a snapshot".to_owned()).into());
@@ -221,9 +235,10 @@ impl Locked<'_> {
     fn append<T>(
         &mut self,
         log: &dyn SharedLog,
-        is_checkpoint: bool,
+        kind: ChangeKind,
         mut change: impl FnMut(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
+        let is_checkpoint = kind == ChangeKind::Checkpoint;
         for _ in 0..RUNS_MAX {
             self.catch_up(log)?;
             let (mut is_behind, mut appended) = (false, None);
@@ -236,7 +251,7 @@ impl Locked<'_> {
                 }
                 let position = position(transaction)?;
                 let (bytes, digest) = Change { before: position.digest, rows }.encode();
-                match log.append(position.sequence, &bytes) {
+                match log.append(position.sequence, &bytes, kind) {
                     Ok(sequence) => {
                         set_position(transaction, position.after(sequence, digest))?;
                         appended = Some(sequence);
@@ -380,6 +395,17 @@ impl Locked<'_> {
         transaction.commit().map_err(sql)?;
         Ok(done)
     }
+}
+
+/// Returns whether the last change that a copy has is a checkpoint.
+fn is_checkpoint(log: &dyn SharedLog, last: Position) -> Result<bool, CatalogError> {
+    let changes = log.read(last.sequence.saturating_sub(1))?;
+    let Some((_, bytes)) = changes.first().filter(|(sequence, _)| *sequence == last.sequence) else {
+        return Ok(false);
+    };
+    let damaged = |what: String| CatalogError::Damaged(format!("change {}: {what}", last.sequence));
+    let Chained { change, digest } = Change::decode(bytes).map_err(damaged)?;
+    Ok(change.rows.is_empty() && Some(digest) == last.digest)
 }
 
 /// Keeps all processes from opening a catalog until the lock is dropped.

@@ -11,7 +11,7 @@ use async_nats::jetstream::stream::{
 };
 use bytes::Bytes;
 use futures_util::StreamExt;
-use rollout_catalog::{AppendError, LogExtent, SharedError, SharedLog};
+use rollout_catalog::{AppendError, ChangeKind, LogExtent, SharedError, SharedLog};
 use rollout_wire::digest::Digest;
 use tokio::time::Instant;
 
@@ -39,9 +39,6 @@ const TIME_MAX: Duration = Duration::from_secs(8);
 
 /// Time after which the transfer of a component or a snapshot fails.
 const OBJECT_TIME_MAX: Duration = Duration::from_secs(600);
-
-/// Maximum size of a checkpoint, a change without rows.
-const CHECKPOINT_BYTES_MAX: usize = 256;
 
 /// Pause before a step is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -165,6 +162,15 @@ impl CatalogLog {
 const CHANGE_NAME: &str = "change-";
 const SNAPSHOT_NAME: &str = "snapshot-";
 
+/// Returns whether a change of this length fits into a log of this many bytes. Only checkpoints may use the reserve.
+fn has_room(bytes: u64, length: usize, kind: ChangeKind) -> bool {
+    let reserved = match kind {
+        ChangeKind::Rows => RESERVED_BYTES,
+        ChangeKind::Checkpoint => 0,
+    };
+    bytes + length as u64 <= CHANGES_BYTES_MAX.unsigned_abs() - reserved
+}
+
 /// Returns the name of an object with a change.
 fn change_name(sequence: u64, digest: &str) -> String {
     format!("{CHANGE_NAME}{sequence}-{digest}")
@@ -195,11 +201,9 @@ impl Inner {
         Ok(extent)
     }
 
-    async fn append(&self, after: u64, change: Vec<u8>) -> Result<u64, AppendError> {
+    async fn append(&self, after: u64, change: Vec<u8>, kind: ChangeKind) -> Result<u64, AppendError> {
         let (_, bytes) = *self.extent.lock().unwrap_or_else(PoisonError::into_inner);
-        // A checkpoint is short.
-        let bytes_max = CHANGES_BYTES_MAX.unsigned_abs() - RESERVED_BYTES;
-        if change.len() > CHECKPOINT_BYTES_MAX && bytes + change.len() as u64 > bytes_max {
+        if !has_room(bytes, change.len(), kind) {
             let why = format!("its log has {bytes} bytes, which is the maximum, and no worker could cut it");
             return Err(SharedError::Unavailable(why).into());
         }
@@ -315,9 +319,9 @@ impl Inner {
 }
 
 impl SharedLog for CatalogLog {
-    fn append(&self, after: u64, change: &[u8]) -> Result<u64, AppendError> {
+    fn append(&self, after: u64, change: &[u8], kind: ChangeKind) -> Result<u64, AppendError> {
         let (inner, change) = (self.0.clone(), change.to_vec());
-        self.block(TIME_MAX, async move { inner.append(after, change).await })
+        self.block(TIME_MAX, async move { inner.append(after, change, kind).await })
     }
 
     fn read(&self, after: u64) -> Result<Vec<(u64, Vec<u8>)>, SharedError> {
@@ -370,5 +374,19 @@ impl SharedLog for CatalogLog {
             return Ok(());
         }
         Err(SharedError::Unavailable(format!("the component {digest} is not in the object store")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_checkpoints_may_use_the_reserve_of_the_log_however_short_a_change_is() {
+        let full = CHANGES_BYTES_MAX.unsigned_abs() - RESERVED_BYTES;
+        assert!(has_room(full - 1, 1, ChangeKind::Rows));
+        assert!(!has_room(full, 1, ChangeKind::Rows));
+        assert!(has_room(full, 200, ChangeKind::Checkpoint));
+        assert!(!has_room(CHANGES_BYTES_MAX.unsigned_abs(), 1, ChangeKind::Checkpoint));
     }
 }

@@ -40,15 +40,25 @@ pub struct LogExtent {
     pub is_long: bool,
 }
 
+/// Kind of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// Rows that a transaction has changed.
+    Rows,
+    /// A change without rows, at which a snapshot is stored.
+    Checkpoint,
+}
+
 /// The log of changes and the store of components and snapshots that all copies of a catalog share. All functions
 /// block: for a few seconds at most, or for as long as the transfer of a component or a snapshot takes.
 pub trait SharedLog: Send + Sync {
-    /// Appends a change after the one with this sequence; 0 stands for the beginning. Returns the change's sequence.
+    /// Appends a change after the one with this sequence; 0 stands for the beginning. Returns the change's sequence. A
+    /// log that is full still takes a checkpoint.
     ///
     /// # Errors
     ///
     /// [`AppendError::Behind`] if another change was appended meanwhile.
-    fn append(&self, after: u64, change: &[u8]) -> Result<u64, AppendError>;
+    fn append(&self, after: u64, change: &[u8], kind: ChangeKind) -> Result<u64, AppendError>;
 
     /// Returns the changes after the one with this sequence, in order, as many as fit into an answer. An empty answer
     /// means that there are no more. If some of the changes were removed, the answer begins with the first one that
