@@ -37,6 +37,9 @@ pub enum RemovalStep {
 /// Work that is done while a component is removed.
 pub type RemovalWork = Box<dyn FnOnce() + Send>;
 
+/// Work that is done while a snapshot is downloaded.
+pub type DownloadWork = Box<dyn FnOnce() + Send>;
+
 /// A log in the memory of one process.
 #[derive(Default)]
 pub struct MemoryLog {
@@ -54,6 +57,8 @@ pub struct MemoryLog {
     pub failing: Mutex<Option<(CuttingStep, bool)>>,
     /// Work that is done once at a step of a process that removes a component.
     pub at_removal: Mutex<Option<(RemovalStep, RemovalWork)>>,
+    /// Work that is done once while a snapshot is downloaded.
+    pub at_download: Mutex<Option<DownloadWork>>,
     /// Components with their versions.
     components: Mutex<BTreeMap<Digest, (u64, Vec<u8>)>>,
     version: AtomicU64,
@@ -139,6 +144,10 @@ impl SharedLog for MemoryLog {
     }
 
     fn fetch_snapshot(&self, checkpoint: u64, file: &Path) -> Result<bool, SharedError> {
+        let work = locked(&self.at_download).take();
+        if let Some(work) = work {
+            work();
+        }
         match locked(&self.snapshots).get(&checkpoint) {
             Some(contents) => std::fs::write(file, contents).map_err(io).map(|()| true),
             None => Ok(false),

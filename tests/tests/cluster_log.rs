@@ -387,7 +387,7 @@ async fn a_log_that_ends_before_an_acknowledged_message_is_damage() {
     let error = cluster.claim(Claim::Own("w1"), &owner("b")).await.err().unwrap().to_string();
     let expected = format!(
         "the log 'w1' is damaged at sequence {}: it ends with number {}, and number {stored} was acknowledged; the servers \
-         lost what is between",
+         lost the rest",
         stored - 2,
         stored - 2
     );

@@ -1,10 +1,21 @@
 //! The quota of running rollouts of a tenant that several workers share, in real processes. The model counts the calls that are
 //! open at once.
 
-use futures_util::future::join_all;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all};
 use reqwest::Method;
-use rollout_tests::{Admitted, Controller, ServeCatalog, TestCatalog, TestHost, TestNats, TestTenant, until};
+use rollout_cluster::{
+    Claim, Cluster as NatsCluster, ClusterSettings, LeasedSlots, QuotaLeases, SlotDemand, WorkerState,
+};
+use rollout_tests::{
+    Admitted, Controller, ServeCatalog, TestCatalog, TestHost, TestNats, TestTenant, in_time, until,
+};
 use serde_json::{Value, json};
+use tokio::sync::{Notify, watch};
 
 fn section(nats: &TestNats) -> String {
     format!(
@@ -76,6 +87,17 @@ impl Cluster {
     }
 }
 
+/// Returns the numbers of slots that a worker has leased, and of those that are free.
+async fn leased(worker: &TestCatalog) -> [u64; 2] {
+    let metrics = worker.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+    ["slots", "slots_free"].map(|name| {
+        let start = format!("rollout_host_leased_{name}{{");
+        let line = metrics.lines().find(|line| line.starts_with(&start));
+        let number = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+        number.unwrap_or_else(|| panic!("{start} is not in\n{metrics}"))
+    })
+}
+
 async fn check_scored(admitted: &[(TestHost, Admitted)]) {
     let results = join_all(admitted.iter().map(|(plugin, admitted)| plugin.result(admitted))).await;
     assert!(results.iter().all(|result| result["sample"]["reward"] == 1.0), "{results:#?}");
@@ -91,6 +113,11 @@ async fn a_tenant_reaches_its_quota_at_whichever_worker_its_load_is() {
         let admitted = cluster.admit(at, &tenant, &controller, 9).await;
         // The other worker returns what it has not used for a while.
         controller.chats_open(6).await;
+        for (number, worker) in cluster.workers.iter().enumerate() {
+            let expected = if number == at { [6, 0] } else { [0, 0] };
+            until("the leases in the metrics", async || (leased(worker).await == expected).then_some(()))
+                .await;
+        }
         controller.release();
         check_scored(&admitted).await;
     }
@@ -196,4 +223,128 @@ async fn a_worker_that_starts_again_has_its_part_and_a_reduced_quota_is_obeyed()
     }
     check_scored(&admitted).await;
     assert_eq!(controller.chats_open_max(), 2);
+}
+
+/// A tenant's rollouts at a worker, as far as leases are concerned.
+#[derive(Clone)]
+struct Rollouts {
+    quota: u32,
+    /// Numbers of rollouts that may run, that run and that wait.
+    counts: Arc<Mutex<[u32; 3]>>,
+    changed: Arc<Notify>,
+    /// Numbers of rollouts that have started here, and that run at all workers.
+    started: watch::Sender<u32>,
+    all_running: Arc<AtomicU32>,
+}
+
+impl Rollouts {
+    fn new(quota: u32, all_running: &Arc<AtomicU32>) -> Self {
+        let (counts, changed, started) = Default::default();
+        Self {
+            quota,
+            counts,
+            changed,
+            started: watch::Sender::new(started),
+            all_running: all_running.clone(),
+        }
+    }
+
+    /// Changes the numbers, starts what may run, and returns the number that runs.
+    fn change(&self, change: impl FnOnce(&mut [u32; 3])) -> u32 {
+        let mut counts = self.counts.lock().unwrap();
+        change(&mut counts);
+        let [granted, running, waiting] = &mut *counts;
+        while *waiting > 0 && *running < *granted {
+            (*waiting, *running) = (*waiting - 1, *running + 1);
+            let before = self.all_running.fetch_add(1, Ordering::SeqCst);
+            assert!(before < self.quota, "more than the quota runs");
+            self.started.send_modify(|started| *started += 1);
+        }
+        *running
+    }
+
+    fn admit(&self, count: u32) {
+        self.change(|[_, _, waiting]| *waiting += count);
+        self.changed.notify_one();
+    }
+
+    fn end(&self, count: u32) {
+        self.all_running.fetch_sub(count, Ordering::SeqCst);
+        self.change(|[_, running, _]| *running -= count);
+        self.changed.notify_one();
+    }
+
+    async fn started(&self, count: u32) {
+        let mut started = self.started.subscribe();
+        in_time("rollouts to start", started.wait_for(|started| *started == count)).await.unwrap();
+    }
+}
+
+const TENANT: i64 = 7;
+
+impl LeasedSlots for Rollouts {
+    fn changed(&self) -> BoxFuture<'_, BTreeSet<i64>> {
+        self.changed.notified().map(|()| BTreeSet::from([TENANT])).boxed()
+    }
+
+    fn demand(&self, tenant: i64) -> Option<SlotDemand> {
+        let [_, running, waiting] = *self.counts.lock().unwrap();
+        (tenant == TENANT).then_some(SlotDemand { quota: self.quota, running, peak: running, waiting })
+    }
+
+    fn set(&self, tenant: i64, now: u32, _reachable: u32) -> u32 {
+        assert_eq!(tenant, TENANT);
+        self.change(|[granted, _, _]| *granted = now)
+    }
+
+    fn set_workers(&self, _count: u32) {}
+}
+
+#[tokio::test]
+async fn rollouts_start_within_the_leases_of_their_worker_while_nats_is_away() {
+    let nats = TestNats::start().await;
+    let settings = ClusterSettings {
+        urls: nats.urls(),
+        replicas: 1,
+        log_bytes_max: 256 << 20,
+        accept_weak_durability: true,
+        ..ClusterSettings::default()
+    };
+    let cluster = until("the cluster", async || NatsCluster::connect(settings.clone()).await.ok()).await;
+    let running = Arc::default();
+    let lease = async |log: &str| {
+        let rollouts = Rollouts::new(4, &running);
+        let owner = WorkerState { url: format!("http://{log}.example"), version: "0.1.0".to_owned() };
+        let claimed = in_time("the claim", cluster.claim(Claim::Own(log), &owner)).await.unwrap();
+        let leases: QuotaLeases = claimed.quotas().await.unwrap().lease(rollouts.clone());
+        (rollouts, leases, claimed)
+    };
+    let (one, _of_one, _claimed) = lease("w1").await;
+    let (other, _of_other, _claimed_too) = lease("w2").await;
+    other.admit(1);
+    other.started(1).await;
+    one.admit(3);
+    one.started(3).await;
+
+    nats.kill_all().await;
+    // At each worker, rollouts start as others end.
+    one.admit(10);
+    other.admit(10);
+    for number in 1..=4 {
+        one.end(1);
+        one.started(3 + number).await;
+        other.end(1);
+        other.started(1 + number).await;
+    }
+    assert_eq!(running.load(Ordering::SeqCst), 4, "all leases are used");
+    // Leases that are not used cannot be given to another worker, which waits.
+    one.change(|[_, _, waiting]| *waiting = 0);
+    one.end(3);
+    other.end(1);
+    other.started(6).await;
+    assert_eq!(running.load(Ordering::SeqCst), 1);
+
+    nats.restart_all().await;
+    other.started(9).await;
+    assert_eq!(running.load(Ordering::SeqCst), 4, "it has all");
 }

@@ -240,6 +240,38 @@ fn a_full_log_gets_one_checkpoint_while_its_snapshot_cannot_be_stored() {
 }
 
 #[test]
+fn a_catalog_is_used_by_others_while_a_writer_downloads_a_snapshot() {
+    let (log, copies) = (short_log(), Copies::new());
+    let shared: Arc<dyn SharedLog> = log.clone();
+    let (one, behind) = (copies.open("one", &shared), copies.open("behind", &shared));
+    for number in 0..8 {
+        create(&one, &format!("t{number}"));
+    }
+    one.catch_up().unwrap();
+    assert!(one.shorten_log().unwrap());
+    let reading = behind.clone();
+    let (read, is_read) = std::sync::mpsc::channel();
+    let work = move || {
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            // It applies the snapshot itself, so the writer's download is not needed any more.
+            reading.catch_up().unwrap();
+            let _ = done.send(reading.tenants(None, 1000).unwrap().len());
+        });
+        let _ = read.send(is_done.recv_timeout(rollout_tests::TIMEOUT));
+    };
+    *log.at_download.lock().unwrap() = Some(Box::new(work));
+
+    create(&behind, "next");
+
+    assert_eq!(is_read.recv().unwrap(), Ok(8), "the catalog can be used during the download");
+    one.catch_up().unwrap();
+    for catalog in [&one, &behind, &copies.open("new", &shared)] {
+        assert_eq!(catalog.tenants(None, 1000).unwrap().len(), 9);
+    }
+}
+
+#[test]
 fn a_component_that_another_process_is_given_while_it_is_removed_stays() {
     for step in [RemovalStep::BeforeVersion, RemovalStep::AfterVersion, RemovalStep::BeforeRemoval] {
         let (log, copies) = (short_log(), Copies::new());
@@ -499,37 +531,60 @@ async fn a_dead_workers_rollouts_of_tenants_are_continued_by_another_worker() {
 
 #[tokio::test]
 async fn a_tenants_rollout_goes_to_the_worker_that_has_room_for_it() {
+    const MORE: usize = 8;
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
-    let (catalog, _other, _gateway) = cluster(&nats).await;
-    // A rollout takes a part of the quota at its worker, and the rest stays free for the other one.
-    let tenant = catalog.tenant("t", json!({"running": 2, "queued": 20})).await;
-    catalog.serve(&tenant, "p", "conform", "").await;
-    let plugin = catalog.plugin(&tenant, "p");
-    for _ in 0..4 {
-        // Both workers know that they are two, and their reports are new.
-        until("a tenant without rollouts", async || {
-            let requests: Vec<_> =
-                (0..2).map(|_| controller.rollout("Calculate 2 + 3.").label("5")).collect();
-            controller.hold();
-            let before = controller.chats().len();
-            let mut admitted = Vec::new();
-            for request in &requests {
-                admitted.push(plugin.admit(request).await);
-            }
-            let workers: BTreeSet<_> =
-                admitted.iter().filter_map(|one| one.lease.split('.').next()).collect();
-            let is_spread = workers.len() == 2;
-            if is_spread {
-                controller.chats_arrived(before + 2).await;
-            }
-            controller.release();
-            for admitted in &admitted {
-                assert_eq!(plugin.result(admitted).await["sample"]["reward"], 1.0);
-            }
-            is_spread.then_some(())
-        })
-        .await;
+    let section = section(&nats);
+    let (one, _other) = tokio::join!(
+        ServeCatalog::worker("w1", &section).option("--max-concurrent", 2).start(),
+        ServeCatalog::worker("w2", &section).option("--max-concurrent", 2 * MORE).start()
+    );
+    // One gateway reaches only the first worker.
+    let to_one = ServeCatalog::gateway().option("--worker", one.own_url()).start().await;
+    let gateway = ServeCatalog::gateway().config(&section).start().await;
+    let one = one.behind(gateway.url());
+    let has_room = async |catalog: &TestCatalog, worker: &str, room: usize| {
+        let metrics = catalog.as_operator(Method::GET, "/metrics", Value::Null).await.text;
+        let line = format!("rollout_host_gateway_worker_room{{worker=\"{worker}\"}} {room}");
+        metrics.lines().any(|found| found == line)
+    };
+    until("both workers", async || {
+        (has_room(&one, "w1", 2).await && has_room(&one, "w2", 2 * MORE).await).then_some(())
+    })
+    .await;
+    let tenant = one.tenant("t", json!({"running": 2 + MORE, "queued": 40})).await;
+    one.serve(&tenant, "p", "conform", "").await;
+    let one = one.behind(to_one.url());
+    let at_one = one.plugin(&tenant, "p");
+    until("the first worker to serve the plugin", async || {
+        (at_one.get("/health").await.status == 200).then_some(())
+    })
+    .await;
+    controller.hold();
+    let mut admitted = Vec::new();
+    for _ in 0..2 {
+        admitted.push(at_one.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await);
+    }
+    controller.chats_open(2).await;
+    let one = one.behind(gateway.url());
+    until("the gateway to know that the first worker is full", async || {
+        has_room(&one, "w1", 0).await.then_some(())
+    })
+    .await;
+
+    // Half of the ids prefer the first worker.
+    let plugin = one.plugin(&tenant, "p");
+    for _ in 0..MORE {
+        let more = plugin.admit(&controller.rollout("Calculate 2 + 3.").label("5")).await;
+        assert!(more.lease.starts_with("w2."), "{}", more.lease);
+        admitted.push(more);
+    }
+
+    // The other worker leases what is left of the quota, so that none waits.
+    controller.chats_open(2 + MORE).await;
+    controller.release();
+    for admitted in &admitted {
+        assert_eq!(plugin.result(admitted).await["sample"]["reward"], 1.0);
     }
 }
 

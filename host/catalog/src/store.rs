@@ -159,20 +159,31 @@ impl Store {
         }
     }
 
-    /// Locks the database and the files against other writers until the guard is dropped.
+    /// Locks the database and the files against other writers until the guard is dropped. [`Locked::catch_up`], which
+    /// [`Locked::write`] calls before its transaction, may unlock them for a while.
     pub(crate) fn locked(&self) -> Locked<'_> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { store: self, connection }
+        Locked { store: self, connection: Some(self.lock_connection()) }
+    }
+
+    fn lock_connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Guard of the writer's lock.
 pub(crate) struct Locked<'a> {
     store: &'a Store,
-    connection: MutexGuard<'a, Connection>,
+    /// `None` while a snapshot is downloaded.
+    connection: Option<MutexGuard<'a, Connection>>,
 }
 
-impl Locked<'_> {
+impl<'a> Locked<'a> {
+    /// Returns the connection. Locks it again if it was unlocked.
+    fn connection(&mut self) -> &mut MutexGuard<'a, Connection> {
+        let store = self.store;
+        self.connection.get_or_insert_with(|| store.lock_connection())
+    }
+
     pub(crate) fn read<T>(
         &mut self,
         read: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
@@ -217,13 +228,21 @@ impl Locked<'_> {
         if is_expected { Ok(false) } else { appended.map(|()| true) }
     }
 
-    /// Applies the changes of other processes.
+    /// Applies the changes of other processes. Unlocks the database and the files while a snapshot is downloaded, which may
+    /// be large; afterwards the snapshot is applied only if it is still needed.
     pub(crate) fn catch_up(&mut self, log: &dyn SharedLog) -> Result<(), CatalogError> {
+        self.catch_up_with(log, true)
+    }
+
+    fn catch_up_with(&mut self, log: &dyn SharedLog, may_unlock: bool) -> Result<(), CatalogError> {
         loop {
             let position = self.position()?;
             let changes = log.read(position.sequence)?;
             if changes.is_empty() {
                 return Ok(());
+            }
+            if may_unlock && changes.first().is_some_and(|(first, _)| *first > position.sequence + 1) {
+                self.connection = None;
             }
             let prepared = self.store.needed_snapshot(log, position, &changes)?;
             let Preparation::Ready(snapshot) = prepared else { continue };
@@ -239,8 +258,10 @@ impl Locked<'_> {
         mut change: impl FnMut(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
         let is_checkpoint = kind == ChangeKind::Checkpoint;
-        for _ in 0..RUNS_MAX {
-            self.catch_up(log)?;
+        for run in 0..RUNS_MAX {
+            // An earlier run may have made files whose rows are not there yet, so they stay locked. That this run needs a
+            // snapshot is rare.
+            self.catch_up_with(log, run == 0)?;
             let (mut is_behind, mut appended) = (false, None);
             let written = self.transact(TransactionBehavior::Immediate, |transaction| {
                 shared::clear(transaction)?;
@@ -373,11 +394,11 @@ impl Locked<'_> {
         &mut self,
         change: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
-        let sql = |error| StorageError::new(self.store.database(), error);
-        self.connection.pragma_update(None, "synchronous", "normal").map_err(sql)?;
+        let store = self.store;
+        let sql = |error| StorageError::new(store.database(), error);
+        self.connection().pragma_update(None, "synchronous", "normal").map_err(sql)?;
         let written = self.write_own(change);
-        let sql = |error| StorageError::new(self.store.database(), error);
-        self.connection.pragma_update(None, "synchronous", "full").map_err(sql)?;
+        self.connection().pragma_update(None, "synchronous", "full").map_err(sql)?;
         written
     }
 
@@ -386,8 +407,9 @@ impl Locked<'_> {
         behavior: TransactionBehavior,
         work: impl FnOnce(&Transaction<'_>) -> Result<T, Abort>,
     ) -> Result<T, CatalogError> {
-        let sql = |error| CatalogError::from(StorageError::new(self.store.database(), error));
-        let transaction = self.connection.transaction_with_behavior(behavior).map_err(sql)?;
+        let store = self.store;
+        let sql = |error| CatalogError::from(StorageError::new(store.database(), error));
+        let transaction = self.connection().transaction_with_behavior(behavior).map_err(sql)?;
         let done = work(&transaction).map_err(|stop| match stop {
             Abort::Sql(error) => sql(error),
             Abort::Catalog(error) => error,

@@ -7,6 +7,7 @@
 //! This module knows no rollouts. Its parameters are words and durations.
 
 mod labels;
+mod leased_slots;
 mod lines;
 mod meter;
 mod one_line;
@@ -20,6 +21,7 @@ mod under_way;
 pub use labels::{
     CallbackOutcome, Label, Limit, LimitHits, ModelOutcome, Refusal, Step, ToolKind, ToolOutcome,
 };
+pub use leased_slots::{LeasedCount, LeasedSlots};
 pub use lines::LineBudget;
 pub use meter::{DayUse, Meter};
 pub use one_line::OneLineFields;
@@ -160,6 +162,13 @@ impl Metrics {
     pub fn add_shared_copy(&self, copy: &SharedCopy) {
         if let Err(error) = self.registry.register(Box::new(copy.clone())) {
             tracing::error!(%error, "the metrics of the catalog's copy are not shown");
+        }
+    }
+
+    /// Adds the metrics of leased slots. Only the first call has an effect.
+    pub fn add_leased_slots(&self, slots: &LeasedSlots) {
+        if let Err(error) = self.registry.register(Box::new(slots.clone())) {
+            tracing::error!(%error, "the metrics of leased slots are not shown");
         }
     }
 

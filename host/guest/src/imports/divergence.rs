@@ -40,7 +40,7 @@ impl Diverged {
         let at = self.at;
         match &self.difference {
             Difference::Asked { call, then: Some((then, _)), now: Some(_) } if *then == at => {
-                format!("the request of call {call}, at move {at}, differs from the recorded one")
+                format!("call {call}, at move {at}, has another request than the recorded one")
             }
             Difference::Asked { call, then: Some((then, _)), now: Some(_) } => {
                 format!("call {call} was recorded at move {then} and is now made at move {at}")

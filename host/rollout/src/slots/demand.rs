@@ -69,6 +69,16 @@ impl SlotPool {
         Some(LeaseDemand { quota, running, peak, waiting })
     }
 
+    /// Returns the number of slots that all leases allow, and the number of these without a running rollout.
+    pub fn leased(&self) -> (u64, u64) {
+        let state = self.0.lock();
+        let tenants = state.leases.values().filter_map(|number| state.tenants.get(number));
+        let leases = tenants.filter_map(|tenant| Some((tenant.counts.lease?.granted, tenant.counts.running)));
+        leases.fold((0, 0), |(held, free), (granted, running)| {
+            (held + u64::from(granted), free + u64::from(granted.saturating_sub(running)))
+        })
+    }
+
     /// Sets the numbers of rollouts of a tenant that may run, and that could run with all leases that are free. Returns the
     /// number of its running rollouts, which may be larger; it only decreases then.
     pub fn set_lease(&self, key: i64, granted: u32, reachable: u32) -> u32 {
@@ -114,6 +124,9 @@ mod tests {
         let (pool, slots) = leased(10);
         let demand = |running, peak, waiting| LeaseDemand { quota: 3, running, peak, waiting };
         assert_eq!(pool.changed_leases().await, [KEY].into(), "the lease is new");
+        pool.set_lease(KEY, 2, 2);
+        assert_eq!(pool.leased(), (2, 2), "no rollout runs");
+        pool.set_lease(KEY, 0, 0);
         let mut first = Box::pin(slots.first());
         let mut second = Box::pin(slots.first());
         assert!(poll(&mut first).await.is_none() && poll(&mut second).await.is_none());
@@ -121,12 +134,14 @@ mod tests {
         assert_eq!(pool.lease_demand(KEY), Some(demand(0, 0, 2)));
 
         assert_eq!(pool.set_lease(KEY, 1, 1), 0);
+        assert_eq!(pool.leased(), (1, 0), "the first one has it");
         let slot = poll(&mut first).await.expect("one may run");
         assert!(poll(&mut second).await.is_none());
         assert_eq!(pool.lease_demand(KEY), Some(demand(1, 1, 1)));
 
         // A smaller lease stops nothing that runs, and its end is reported.
         assert_eq!(pool.set_lease(KEY, 0, 0), 1);
+        assert_eq!(pool.leased(), (0, 0), "it runs on without a lease");
         let _ = pool.changed_leases().await;
         drop(slot);
         assert_eq!(pool.changed_leases().await, [KEY].into());
