@@ -207,8 +207,8 @@ def refuse_network() -> None:
 
 
 def _without_sockets(real: Any) -> Any:
-    """Makes the creation of a socket raise an error with the reason. In a rollout the host counts the attempt, unless a
-    dependency is being imported: libraries try to create a socket then, and work without it."""
+    """Makes the creation of a socket raise an error with the reason. In a rollout the host counts the attempt, and in a build
+    this module does, unless a dependency is being imported: libraries try to create a socket then, and work without it."""
 
     def made(*args: Any, **kwargs: Any) -> None:
         if _runs and imported_dependency():
@@ -216,6 +216,8 @@ def _without_sockets(real: Any) -> Any:
         try:
             real(*args, **kwargs)
         except OSError as error:
+            if not _runs:
+                note("network", "socket.socket")
             raise type(error)(error.errno, NO_NETWORK) from None
 
     return made
