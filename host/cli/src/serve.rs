@@ -343,7 +343,7 @@ impl Serve {
             log.announce(adopter, host.metrics())
         });
         let any = AnyServer::One(server.clone());
-        let serving = serve(&config, &any, callers_max, socket, traces);
+        let serving = serve(&config, &any, callers_max, socket, traces, worker.as_ref());
         let exit = if is_adopted {
             runtime.block_on(adopt::until_over(serving, || Some(resumed), || server.is_idle()))
         } else {
@@ -389,7 +389,7 @@ impl Serve {
         });
         let worker = worker.transpose()?;
         let serves = AnyServer::Many(tenants.clone(), admin);
-        let serving = serve(&config, &serves, callers_max, socket, traces);
+        let serving = serve(&config, &serves, callers_max, socket, traces, worker.as_ref());
         let exit = if is_adopted {
             runtime.block_on(adopt::until_over(serving, || tenants.resumed(), || tenants.is_over()))
         } else {
@@ -437,7 +437,7 @@ fn serve_gateway(runtime: &Runtime, prepared: Prepared) -> Result<Exit> {
     let watching = gateway.clone();
     runtime.spawn(async move { watching.watch().await });
     let _members = runtime.block_on(cluster::watch_members(&config, &gateway))?;
-    runtime.block_on(serve(&config, &AnyServer::Gateway(gateway), cluster::callers_max(), socket, None))
+    runtime.block_on(serve(&config, &AnyServer::Gateway(gateway), cluster::callers_max(), socket, None, None))
 }
 
 /// Returns the settings for NeMo Gym, with the key of its model.
@@ -555,6 +555,7 @@ async fn serve(
     callers_max: usize,
     (socket, tls): (Bound, Option<ServerTls>),
     traces: Option<Traces>,
+    worker: Option<&cluster::Announced>,
 ) -> Result<Exit> {
     let mut stop = setup::StopSignal::new()?;
     hook("on-start", config.on_start.as_deref(), &mut stop).await?;
@@ -576,8 +577,17 @@ async fn serve(
     let load = server.load();
     let drain_secs = config.drain.as_secs_f64();
     tracing::info!(drain_secs, running = load.running, queued = load.queued, "draining");
+    let draining = async {
+        let leaving = async {
+            if let Some(worker) = worker {
+                worker.stop_staging().await;
+            }
+        };
+        // A worker that admits nothing more is not waited for by activations.
+        tokio::join!(shutdown.drain(server, &stopping, &mut serving), leaving).0
+    };
     let exit = tokio::select! {
-        is_done = shutdown.drain(server, &stopping, &mut serving) => if is_done { Exit::Done } else { Exit::NotDone },
+        is_done = draining => if is_done { Exit::Done } else { Exit::NotDone },
         () = stop.next() => {
             let load = server.load();
             tracing::warn!(running = load.running, queued = load.queued, "stopped by a second signal");

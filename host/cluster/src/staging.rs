@@ -237,7 +237,7 @@ impl Inner {
                     Ok(Some(found)) if read::<Request>(&found.value).as_ref() == Some(request) => {
                         return Ok(found.revision);
                     }
-                    Ok(found) if age(found.map(|found| found.revision), revision) == Age::Newer => {
+                    Ok(found) if age(found.as_ref().map(|found| found.revision), revision) == Age::Newer => {
                         return Err(StagingError::Lost);
                     }
                     Ok(_) => BEHIND.to_owned(),

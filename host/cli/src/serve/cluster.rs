@@ -491,11 +491,11 @@ impl Announced {
     /// continued by the next process of this name, or by another worker after the lease. `is_idle` says which, as it was
     /// before the journal was closed: rollouts end when it is, and none of them is over. Parts of quotas stay with the log for the
     /// `unfinished` tenants, or for all if these are not known.
-    pub(super) async fn leave(self, is_idle: bool, unfinished: Option<BTreeSet<i64>>) {
-        if let Some(adopting) = self.adopting {
+    pub(super) async fn leave(mut self, is_idle: bool, unfinished: Option<BTreeSet<i64>>) {
+        if let Some(adopting) = self.adopting.take() {
             adopting.abort();
         }
-        if let Some((leases, unfinished)) = self.leases.zip(unfinished)
+        if let Some((leases, unfinished)) = self.leases.take().zip(unfinished)
             && let Err(error) = leases.release(unfinished).await
         {
             tracing::warn!(%error, "leased quotas are free only when other workers find that this one has left");
@@ -504,8 +504,14 @@ impl Announced {
             if let Err(error) = self.heartbeats.retire().await {
                 tracing::warn!(%error, "the log stays in the list of workers");
             }
-        } else if self.staging.is_some() {
-            // Otherwise activations wait for this worker until its lease expires.
+        } else {
+            self.stop_staging().await;
+        }
+    }
+
+    /// Announces that this worker loads no more versions. Otherwise activations wait for it until its lease expires.
+    pub(super) async fn stop_staging(&self) {
+        if self.staging.is_some() {
             let leaving = self.heartbeats.set_staging(false);
             let _ = tokio::time::timeout(LEAVING_TIME_MAX, leaving).await;
         }
