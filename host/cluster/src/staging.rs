@@ -305,7 +305,7 @@ pub struct Reservation {
     key: String,
     request: Request,
     revision: u64,
-    /// Time at which the activation is given up.
+    /// Time at which the activation is abandoned.
     until: Instant,
     /// Answers of workers that died before they removed them, with their revisions.
     old_answers: Vec<(String, u64)>,
@@ -317,7 +317,7 @@ impl Staging {
         &self.0.log
     }
 
-    /// Returns the time at which an activation that begins now is given up.
+    /// Returns the time at which an activation that begins now is abandoned.
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.0.time_max
     }
@@ -327,7 +327,7 @@ impl Staging {
         self.reserve_until(tenant, plugin, self.deadline()).await
     }
 
-    /// Reserves a plugin for an activation that is given up at a time. Waits for the activations of other workers, and fails if
+    /// Reserves a plugin for an activation that is abandoned at a time. Waits for the activations of other workers, and fails if
     /// they have not ended until then. The caller reserves a plugin once at a time.
     pub async fn reserve_until(
         &self,
@@ -385,7 +385,7 @@ impl Staging {
 }
 
 impl Reservation {
-    /// Publishes the version, and waits until all live workers have loaded it, or until the activation is given up. A worker whose lease expires no longer counts.
+    /// Publishes the version, and waits until all live workers have loaded it, or until the activation is abandoned. A worker whose lease expires no longer counts.
     pub async fn stage(&mut self, version: StagedVersion) -> Result<(), StagingError> {
         let inner = self.inner.clone();
         let away = |error: ClusterError| StagingError::Unavailable(error.to_string());
