@@ -385,7 +385,8 @@ impl Staging {
 }
 
 impl Reservation {
-    /// Publishes the version, and waits until all live workers have loaded it, or until the activation is abandoned. A worker whose lease expires no longer counts.
+    /// Publishes the version, and waits until all live workers have loaded it, or until the activation is abandoned. A worker
+    /// whose lease expires no longer counts.
     pub async fn stage(&mut self, version: StagedVersion) -> Result<(), StagingError> {
         let inner = self.inner.clone();
         let away = |error: ClusterError| StagingError::Unavailable(error.to_string());
