@@ -82,9 +82,12 @@ def load_later(load: Callable[[], _discover.Found], stand_ins: Callable[[], list
 
 def pack(*, is_base: bool = False) -> None:
     """Packs the files of the build, which a finished component does not have."""
-    from . import _archive
+    from . import _archive, _image
 
     _archive.pack(_failure.directories(), is_base=is_base)
+    if is_base:
+        _forget_times()
+        _image.clear_gaps()
 
 
 def settle() -> None:
@@ -92,16 +95,20 @@ def settle() -> None:
     from . import _finalize, _image, _rehearse
 
     _failure.warn_with_authors_paths()
-    # Random numbers and times of the build would differ in every build.
-    module: Any = logging
-    module._startTime = 0
-    _failure.forget_times()
+    _forget_times()
     _finalize.install()
     for export in (Workflow, Grader, GroupGrader, AgentLoop, Environment, Settings):
         export()
     parts = _stand_ins() if _stand_ins is not None else _rehearse.parts(_plugin())
     _image.settle(parts, _failure.is_authors, _failure.is_close, (_finalize.renew, _loop.renew))
     _chance.built()
+
+
+def _forget_times() -> None:
+    """Removes the times of the build, which would differ in every build."""
+    module: Any = logging
+    module._startTime = 0
+    _failure.forget_times()
 
 
 def rehearse(found: _discover.Found, work: Callable[[], T]) -> T:

@@ -82,6 +82,21 @@ def settle(
     gc.freeze()
 
 
+def clear_gaps() -> None:
+    """Clears and occupies the freed memory of a base, until `free_gaps`.
+
+    Code in C and Rust allocates memory that it does not clear, and componentize-py does so when it asks for the exports. Such
+    memory must not have traces of the build's clock."""
+    _forget_directories()
+    gc.collect()
+    _fill()
+
+
+def free_gaps() -> None:
+    """Frees the memory that `clear_gaps` occupied."""
+    _retained.clear()
+
+
 def _forget_directories() -> None:
     """Makes importers forget the modification times of directories. The importers are dropped once the component is
     done, but immortal objects stay."""

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from . import _archive, _export, _failure, _host
+from . import _archive, _export, _failure, _host, _image
 from ._incoming import Incoming
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ AUTHORS = "/0"
 """The directory of the author's modules in a component."""
 
 _exports: list[str] = []
+
 
 class _RecordedBytes:
     """The stream of bytes behind a recorded stream."""
@@ -119,6 +120,7 @@ class RolloutWit:
         own, because whatever is freed after that leaves gaps in which rollouts allocate."""
         global _incoming, _is_loaded
         if part and _incoming is not None:
+            _image.free_gaps()
             _incoming.add(part)
             return ""
         if _incoming is not None:
