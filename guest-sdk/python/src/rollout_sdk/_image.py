@@ -127,7 +127,8 @@ def _fill() -> None:
     """Allocates all freed memory, from large gaps to small ones, until only the end of the memory is free."""
     top = id(bytes(1 << 20))
     size = 1 << 19
-    while size >= 8:
+    # The last size fits the smallest gap that an object may have.
+    while size > 0:
         while (at := id(filling := bytes(size))) < top:
             _retained.append(filling)
         top = at
