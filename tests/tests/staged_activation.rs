@@ -295,6 +295,38 @@ async fn a_worker_that_does_not_answer_refuses_an_activation_and_is_named() {
 }
 
 #[tokio::test]
+async fn an_activation_that_does_not_wait_is_made_while_a_worker_hangs_and_ends_one_that_waits() {
+    let nats = TestNats::start().await;
+    let controller = Controller::start().await;
+    let Two { one, other, _gateways } = Two::start(&patient(&nats), "").await;
+    let tenant = one.tenant("t", json!({})).await;
+    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
+    for version in ["v2", "v3"] {
+        push(&one, &tenant, version).await;
+    }
+    activate_again(&one, &tenant, 2).await;
+    serves(&other, &tenant, &controller, "v2").await;
+    let staged = one.process().stderr().matches("a version is staged").count();
+
+    other.process().signal(Signal::STOP);
+    let rolling_back = async {
+        // The version of the one that waits.
+        has_staged(&one, staged + 1).await;
+        let path = "/admin/v1/plugins/p/rollback?wait=false";
+        let reply = one.ask(&tenant.author, Method::POST, path, Value::Null).await;
+        assert_eq!((reply.status, &reply.body["version"]), (200, &json!(1)), "{}", reply.text);
+        assert_eq!(runs(&one, &tenant, &controller).await.as_deref(), Some("v1"));
+        other.process().signal(Signal::CONT);
+    };
+    let (reply, ()) = join(activate(&one, &tenant, 3), rolling_back).await;
+
+    assert_eq!(reply.status, 409, "{}", reply.text);
+    assert_eq!(active(&one, &tenant).await, 1);
+    serves(&other, &tenant, &controller, "v1").await;
+    nothing_is_left(&nats).await;
+}
+
+#[tokio::test]
 async fn a_worker_that_is_killed_while_it_loads_a_version_delays_its_activation_until_its_lease_expires() {
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
@@ -414,6 +446,29 @@ async fn a_version_of_a_dead_worker_is_dropped_by_the_others_and_its_reservation
     let mut reserved = in_time("the reservation", b.staging.reserve(1, 2)).await.unwrap();
     of_b.permits.add_permits(1);
     reserved.stage(version(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_activation_ends_at_once_if_another_worker_takes_over_its_reservation() {
+    let nats = TestNats::start().await;
+    let loading = Loading::new(0);
+    let a = Member::start(settings_on(&nats), "a", &loading).await;
+    let cluster = Cluster::connect(settings_on(&nats)).await.unwrap();
+    let bucket = cluster.jetstream().get_key_value("rollout-activations").await.unwrap();
+    let mut reserved = a.staging.reserve(1, 2).await.unwrap();
+    let taking = async {
+        until("the version to be loaded", async || (loading.events() == ["stage 1"]).then_some(())).await;
+        bucket.put("request.1.2", "of another worker".into()).await.unwrap();
+    };
+
+    let (staged, ()) = in_time("the activation", join(reserved.stage(version(1)), taking)).await;
+
+    assert_eq!(staged, Err(StagingError::Lost));
+    drop(reserved);
+    loading.permits.add_permits(1);
+    until("the version to be dropped", async || (loading.events() == ["stage 1", "end 1"]).then_some(()))
+        .await;
+    assert!(bucket.get("request.1.2").await.unwrap().is_some(), "the other one's is not removed");
 }
 
 #[tokio::test]

@@ -329,7 +329,6 @@ impl<S: LeasedSlots> Leasing<S> {
                 changed = self.slots.changed() => self.dirty.extend(changed),
                 Some(found) = entries.recv() => self.note(found),
                 Some(done) = self.requests.next() => self.finish(done),
-                () = self.members.changed() => self.count_workers(),
                 _ = ticks.tick() => {
                     count += 1;
                     self.tick(count.is_multiple_of(UNUSED_TICKS));
@@ -363,10 +362,7 @@ impl<S: LeasedSlots> Leasing<S> {
     }
 
     fn count_workers(&mut self) {
-        self.alive = self.members.list().into_iter().map(|member| member.log).collect();
-        for member in self.members.expired() {
-            self.alive.remove(&member.log);
-        }
+        self.alive = self.members.live_logs();
         self.slots.set_workers(self.workers());
     }
 
@@ -374,8 +370,9 @@ impl<S: LeasedSlots> Leasing<S> {
         u32::try_from(self.alive.len().max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Looks for parts that are not used, and for parts of logs without an owner.
+    /// Counts the workers, and looks for parts that are not used, and for parts of logs without an owner.
     fn tick(&mut self, is_new_period: bool) {
+        self.count_workers();
         let held = self.held_tenants();
         if is_new_period {
             for lease in self.tenants.values_mut() {

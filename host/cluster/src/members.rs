@@ -1,6 +1,6 @@
 //! The owners of all logs, as their heartbeats report them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -112,6 +112,29 @@ impl Members {
         let is_expired =
             |member: &&Member| state.is_expired(member, now, self.lease, gap_max(self.heartbeat));
         state.members.values().filter(is_expired).cloned().collect()
+    }
+
+    /// Returns whether a log has an owner with this epoch, whose lease has not expired.
+    pub(crate) fn is_live(&self, log: &str, epoch: u64) -> bool {
+        let (state, now) = (locked(&self.state), Instant::now());
+        let found = state.members.get(log).filter(|member| member.epoch == epoch);
+        found.is_some_and(|member| !state.is_expired(member, now, self.lease, gap_max(self.heartbeat)))
+    }
+
+    /// Returns the names of the logs with an owner whose lease has not expired.
+    pub(crate) fn live_logs(&self) -> BTreeSet<String> {
+        let (state, now) = (locked(&self.state), Instant::now());
+        let is_live = |member: &&Member| !state.is_expired(member, now, self.lease, gap_max(self.heartbeat));
+        state.members.values().filter(is_live).map(|member| member.log.clone()).collect()
+    }
+
+    /// Returns the logs and epochs of the live owners that load versions before they are activated.
+    pub(crate) fn staging(&self) -> Vec<(String, u64)> {
+        let (state, now) = (locked(&self.state), Instant::now());
+        let takes_part = |member: &&Member| {
+            member.is_staging && !state.is_expired(member, now, self.lease, gap_max(self.heartbeat))
+        };
+        state.members.values().filter(takes_part).map(|member| (member.log.clone(), member.epoch)).collect()
     }
 
     /// Returns whether the bucket's leader answers.

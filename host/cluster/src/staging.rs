@@ -91,7 +91,7 @@ pub enum StagingError {
     /// Live workers have not answered in time.
     #[error(
         "no answer from {} within {} s; look at its log, stop it if it hangs, or raise \
-         cluster.nats.activation-secs, and activate again",
+         cluster.nats.activation-secs, and activate again; or activate without waiting (--no-wait)",
         .workers.iter().map(|worker| format!("worker '{worker}'")).collect::<Vec<_>>().join(", "), .time_max.as_secs_f64()
     )]
     Late {
@@ -209,10 +209,7 @@ async fn open_bucket(cluster: &Cluster) -> Result<kv::Store, ClusterError> {
 impl Inner {
     /// Returns whether the worker of a reservation is dead, so that the reservation is over.
     fn is_orphaned(&self, request: &Request) -> bool {
-        let of_log = |members: Vec<crate::members::Member>| {
-            members.into_iter().any(|member| member.log == request.log && member.epoch == request.epoch)
-        };
-        !of_log(self.members.list()) || of_log(self.members.expired())
+        !self.members.is_live(&request.log, request.epoch)
     }
 
     /// Reads an entry, which is there even if the reservation was removed.
@@ -395,6 +392,7 @@ impl Reservation {
         let mut watch = inner.watch(&answers).await.map_err(away)?;
         self.request.version = Some(version);
         self.revision = inner.replace(&self.key, &self.request, self.revision).await?;
+        let mut own = inner.watch(&self.key).await.map_err(away)?;
         let mut changes = inner.members.changes();
         let mut given = BTreeMap::new();
         loop {
@@ -403,23 +401,21 @@ impl Reservation {
                 return Ok(());
             }
             tokio::select! {
-                entry = watch.next() => match entry {
-                    Some(Ok(entry)) => {
-                        let log = entry.key.rsplit('.').next().unwrap_or_default().to_owned();
-                        let is_set = entry.operation == kv::Operation::Put;
-                        match read::<Answer>(&entry.value).filter(|answer| answer.id == self.request.id) {
-                            Some(answer) => drop(given.insert(log, answer)),
-                            None if is_set => self.old_answers.push((entry.key, entry.revision)),
-                            None => {}
-                        }
+                entry = inner.next(&mut watch, &answers) => {
+                    let Some(entry) = entry else { continue };
+                    let log = entry.key.rsplit('.').next().unwrap_or_default().to_owned();
+                    let is_set = entry.operation == kv::Operation::Put;
+                    match read::<Answer>(&entry.value).filter(|answer| answer.id == self.request.id) {
+                        Some(answer) => drop(given.insert(log, answer)),
+                        None if is_set => self.old_answers.push((entry.key, entry.revision)),
+                        None => {}
                     }
-                    Some(Err(_)) | None => {
-                        tokio::time::sleep(RETRY_PAUSE).await;
-                        if let Ok(again) = inner.watch(&answers).await {
-                            watch = again;
-                        }
+                }
+                entry = inner.next(&mut own, &self.key) => {
+                    if age(entry.map(|entry| entry.revision), self.revision) == Age::Newer {
+                        return Err(StagingError::Lost);
                     }
-                },
+                }
                 _ = changes.changed() => {}
                 () = tokio::time::sleep_until(self.until) => {
                     return Err(StagingError::Late { workers: missing, time_max: inner.time_max });
@@ -430,16 +426,13 @@ impl Reservation {
 
     /// Returns the live workers that have not answered. Fails if one of them cannot load the version.
     fn missing(&self, given: &BTreeMap<String, Answer>) -> Result<Vec<String>, StagingError> {
-        let members = &self.inner.members;
-        let expired = members.expired();
-        let is_live = |log: &str| expired.iter().all(|member| member.log != log);
         let mut missing = Vec::new();
-        for member in members.list().into_iter().filter(|member| member.is_staging && is_live(&member.log)) {
-            match given.get(&member.log).filter(|answer| answer.epoch == member.epoch) {
-                None => missing.push(member.log),
+        for (worker, epoch) in self.inner.members.staging() {
+            match given.get(&worker).filter(|answer| answer.epoch == epoch) {
+                None => missing.push(worker),
                 Some(Answer { failed: None, .. }) => {}
                 Some(Answer { failed: Some(reason), .. }) => {
-                    return Err(StagingError::Failed { worker: member.log, reason: reason.clone() });
+                    return Err(StagingError::Failed { worker, reason: reason.clone() });
                 }
             }
         }
@@ -489,30 +482,40 @@ impl Inner {
     async fn watch(&self, keys: &str) -> Result<kv::Watch, ClusterError> {
         self.bucket.watch_with_history(keys).await.map_err(unavailable)
     }
+
+    /// Returns the next entry of a watch. If the watch has ended, begins it again after a pause, and returns none.
+    /// Cancel-safe.
+    async fn next(&self, watch: &mut kv::Watch, keys: &str) -> Option<kv::Entry> {
+        let why = match watch.next().await {
+            Some(Ok(entry)) => return Some(entry),
+            Some(Err(error)) => chain(&error),
+            None => "it has ended".to_owned(),
+        };
+        tracing::warn!(why, keys, "the watch of activations has failed; beginning again");
+        tokio::time::sleep(RETRY_PAUSE).await;
+        if let Ok(again) = self.watch(keys).await {
+            *watch = again;
+        }
+        None
+    }
 }
+
+/// Keys of all reservations.
+const REQUESTS: &str = "request.>";
 
 impl Staging {
     /// Loads the versions that workers stage, until the returned handle is dropped. Returns when this worker would see a new
     /// one. Must be called within the runtime.
     pub async fn serve(&self, stages: Arc<dyn StageVersions>) -> Result<AbortOnDropHandle<()>, ClusterError> {
-        let watch = self.0.watch("request.>").await?;
+        let watch = self.0.watch(REQUESTS).await?;
         Ok(AbortOnDropHandle::new(tokio::spawn(self.clone().run(watch, stages))))
     }
 
     async fn run(self, mut watch: kv::Watch, stages: Arc<dyn StageVersions>) {
         let mut running = HashMap::new();
         loop {
-            match watch.next().await {
-                Some(Ok(entry)) => self.take(&entry, &mut running, &stages),
-                failed => {
-                    if let Some(Err(error)) = failed {
-                        tracing::warn!(%error, "the watch of activations has failed; beginning again");
-                    }
-                    tokio::time::sleep(RETRY_PAUSE).await;
-                    if let Ok(again) = self.0.watch("request.>").await {
-                        watch = again;
-                    }
-                }
+            if let Some(entry) = self.0.next(&mut watch, REQUESTS).await {
+                self.take(&entry, &mut running, &stages);
             }
         }
     }

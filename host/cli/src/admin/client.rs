@@ -74,7 +74,18 @@ impl Client {
 
     /// Sends a request and returns the response, `null` if it has no body.
     pub(super) async fn call(&self, method: Method, path: &[&str], body: Option<Value>) -> Result<Value> {
-        let mut request = self.request(method, path, &[])?;
+        self.call_with(method, path, &[], body).await
+    }
+
+    /// Sends a request with these query parameters, and returns the response, `null` if it has no body.
+    pub(super) async fn call_with(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, &str)],
+        body: Option<Value>,
+    ) -> Result<Value> {
+        let mut request = self.request(method, path, query)?;
         if let Some(body) = body {
             request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
         }

@@ -106,12 +106,21 @@ struct Show {
     answer: AnswerOptions,
 }
 
+#[derive(Clone, Copy, Debug, Args)]
+struct Waiting {
+    /// Does not wait until all workers of a cluster have loaded the version: for a worker that hangs, or that cannot load it.
+    #[arg(long)]
+    no_wait: bool,
+}
+
 #[derive(Debug, Args)]
 struct Activate {
     /// The plugin.
     name: String,
     /// The version.
     number: u32,
+    #[command(flatten)]
+    waiting: Waiting,
     #[command(flatten)]
     server: TenantServerOptions,
     #[command(flatten)]
@@ -122,6 +131,8 @@ struct Activate {
 struct Rollback {
     /// The plugin.
     name: String,
+    #[command(flatten)]
+    waiting: Waiting,
     #[command(flatten)]
     server: TenantServerOptions,
     #[command(flatten)]
@@ -176,13 +187,15 @@ impl PluginCommand {
                 let deployment = server.run(async |client| client.get(&path).await)?;
                 answer.show(&deployment, || show_version(&deployment));
             }
-            Command::Activate(Activate { name, number, server, answer }) => {
+            Command::Activate(Activate { name, number, waiting, server, answer }) => {
                 let body = Some(client::version(number));
-                let done = server.run(async |client| activate(&client, &name, "activate", body).await)?;
+                let done =
+                    server.run(async |client| activate(&client, &name, "activate", waiting, body).await)?;
                 answer.show(&done, || print_active(&name, &done));
             }
-            Command::Rollback(Rollback { name, server, answer }) => {
-                let done = server.run(async |client| activate(&client, &name, "rollback", None).await)?;
+            Command::Rollback(Rollback { name, waiting, server, answer }) => {
+                let done =
+                    server.run(async |client| activate(&client, &name, "rollback", waiting, None).await)?;
                 answer.show(&done, || print_active(&name, &done));
             }
             Command::Set(set) => set.run()?,
@@ -225,8 +238,15 @@ impl Set {
 }
 
 /// Activates a version. A conflict is the plugin's fault: the version failed its checks or cannot be loaded.
-async fn activate(client: &Client, name: &str, verb: &str, body: Option<Value>) -> Result<Value> {
-    let done = client.call(Method::POST, &["plugins", name, verb], body).await;
+async fn activate(
+    client: &Client,
+    name: &str,
+    verb: &str,
+    Waiting { no_wait }: Waiting,
+    body: Option<Value>,
+) -> Result<Value> {
+    let query: &[_] = if no_wait { &[("wait", "false")] } else { &[] };
+    let done = client.call_with(Method::POST, &["plugins", name, verb], query, body).await;
     done.map_err(refusal_is_plugin_fault)
 }
 

@@ -320,8 +320,8 @@ impl CatalogShare {
     }
 
     /// Follows the changes of other workers, stops this process when its log is taken over, and takes over the logs of dead
-    /// workers if there is an adopter. Returns when this worker takes part in staged activations. Must be called within the
-    /// runtime, and before requests are accepted.
+    /// workers if there is an adopter. Returns when this worker takes part in staged activations, unless it only continues the
+    /// rollouts of another one. Must be called within the runtime, and before requests are accepted.
     pub(super) async fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Result<Announced> {
         let Self { log: _, mut changes, staging, quotas, cluster, claimed, heartbeats, writer, lock, lost } =
             self;
@@ -346,7 +346,10 @@ impl CatalogShare {
         let leases = Some(quotas.lease(TenantsSlots::new(tenants)));
         let own = claimed.log().to_owned();
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        heartbeats.set_staging(true).await;
+        // A process that only continues the rollouts of another one admits none, so no activation waits for it.
+        if adopt::adopted_log().is_none() {
+            heartbeats.set_staging(true).await;
+        }
         Ok(Announced { heartbeats, leases, adopting, staging: Some(serving), _writer: writer, _lock: lock })
     }
 }

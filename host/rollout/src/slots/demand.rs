@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::lease::Lease;
-use super::pool::{SlotPool, TenantMembership};
+use super::pool::{AllSlots, SlotPool, TenantMembership};
 
 /// The demand of a tenant with a lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,10 +58,10 @@ impl SlotPool {
     /// Returns the demand of a tenant; none if it is not open or needs no lease.
     pub fn lease_demand(&self, key: i64) -> Option<LeaseDemand> {
         let mut state = self.0.lock();
-        let free = state.free;
+        let all = AllSlots::of(&state);
         let number = *state.leases.get(&key)?;
         let tenant = state.tenants.get_mut(&number)?;
-        let (waiting, counts) = (tenant.runnable().min(free), &mut tenant.counts);
+        let (waiting, counts) = (tenant.runnable().min(all.usable(&tenant.counts)), &mut tenant.counts);
         let (quota, running) = (counts.share.running_max, counts.running);
         let lease = counts.lease.as_mut()?;
         let peak = std::mem::replace(&mut lease.peak, running).max(running);
@@ -99,7 +99,7 @@ mod tests {
     use std::pin::Pin;
 
     use super::super::Share;
-    use super::super::pool::Slot;
+    use super::super::pool::{RESERVE_PART, Slot};
     use super::*;
     use crate::slots::Slots;
     use rollout_wire::id::RolloutId;
@@ -152,6 +152,33 @@ mod tests {
         slots.tenant().set_lease_key(None);
         assert!(poll(&mut second).await.is_some(), "no lease is needed any more");
         assert_eq!(pool.lease_demand(KEY), None);
+    }
+
+    #[tokio::test]
+    async fn a_tenant_asks_for_no_lease_on_slots_that_are_reserved_for_others() {
+        let pool = SlotPool::new(20, 100);
+        let tenant = pool.tenant(Share { running_max: 30, queue_max: 50, ..Share::default() });
+        tenant.set_lease_key(Some(KEY));
+        let slots = tenant.plugin(Share::default());
+        let other = pool.tenant(Share::default()).plugin(Share::default());
+        let mut all: Vec<_> = (0..20).map(|_| Box::pin(slots.first())).collect();
+        for slot in &mut all {
+            assert!(poll(slot).await.is_none());
+        }
+        let waiting = || pool.lease_demand(KEY).unwrap().waiting;
+        let reserve = 20 / RESERVE_PART;
+        assert!(reserve > 0);
+        assert_eq!(waiting(), 20 - reserve);
+
+        pool.set_lease(KEY, 20 - reserve, 20);
+        let mut running = Vec::new();
+        for slot in &mut all {
+            running.extend(poll(slot).await);
+        }
+        assert_eq!(running.len(), (20 - reserve) as usize);
+        assert_eq!(waiting(), 0, "the free slots are reserved");
+        drop(other);
+        assert_eq!(waiting(), reserve, "there is no other tenant");
     }
 
     #[test]

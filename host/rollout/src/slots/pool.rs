@@ -20,7 +20,7 @@ use rollout_wire::quota::Quota;
 
 /// Divisor of the number of slots: this part of them is the reserve. A tenant that has its share of all slots gets none
 /// of the reserve.
-const RESERVE_PART: u32 = 8;
+pub(super) const RESERVE_PART: u32 = 8;
 
 /// Share of a tenant or plugin in the slots and the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,12 +265,14 @@ impl State {
         if self.leases.is_empty() || self.free == 0 {
             return;
         }
+        let all = AllSlots::of(self);
         for (key, number) in &self.leases {
             let Some(tenant) = self.tenants.get(number).filter(|tenant| tenant.counts.waiting > 0) else {
                 continue;
             };
             let is_news = |lease: Lease| !lease.is_waiting_known && tenant.counts.running >= lease.granted;
-            if tenant.counts.lease.is_some_and(is_news) && tenant.runnable() > 0 {
+            let may_run = || tenant.runnable() > 0 && all.may_use_slot(&tenant.counts);
+            if tenant.counts.lease.is_some_and(is_news) && may_run() {
                 changes.note(*key);
             }
         }
@@ -342,27 +344,36 @@ impl State {
     }
 }
 
-/// The facts that determine whether a free slot may go to a tenant.
+/// The facts that determine which free slots may go to a tenant.
 #[derive(Clone, Copy, Debug)]
-struct AllSlots {
+pub(super) struct AllSlots {
     total: u32,
-    /// Whether only the reserve is free.
-    only_reserve: bool,
+    free: u32,
     /// The sum of all tenants' weights. 0 if there is only one tenant, to which no reserve applies.
     weights: u64,
 }
 
 impl AllSlots {
-    fn of(state: &State) -> Self {
+    pub(super) fn of(state: &State) -> Self {
         let weights = state.tenants.values().map(|tenant| u64::from(tenant.counts.share.weight.max(1))).sum();
-        let only_reserve = state.free <= state.total / RESERVE_PART;
-        Self { total: state.total, only_reserve, weights: if state.tenants.len() > 1 { weights } else { 0 } }
+        let weights = if state.tenants.len() > 1 { weights } else { 0 };
+        Self { total: state.total, free: state.free, weights }
     }
 
-    /// Returns whether a free slot may go to a tenant: one of the reserve only if the tenant is below its share.
+    /// Returns whether a free slot may go to a tenant.
     fn may_use_slot(self, tenant: &Counts) -> bool {
-        let share = u64::from(self.total) * u64::from(tenant.share.weight.max(1));
-        !self.only_reserve || u64::from(tenant.running) * self.weights < share
+        self.usable(tenant) > 0
+    }
+
+    /// Returns the number of free slots that may go to a tenant: those of the reserve only as long as it is below its share.
+    pub(super) fn usable(self, tenant: &Counts) -> u32 {
+        if self.weights == 0 {
+            return self.free;
+        }
+        let share = (u64::from(self.total) * u64::from(tenant.share.weight.max(1))).div_ceil(self.weights);
+        let of_share = u32::try_from(share.saturating_sub(tenant.running.into())).unwrap_or(u32::MAX);
+        let beyond_reserve = self.free.saturating_sub(self.total / RESERVE_PART);
+        self.free.min(beyond_reserve.max(of_share))
     }
 }
 

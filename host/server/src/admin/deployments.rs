@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::error::ApiError;
 use super::extract::{Author, JsonBody, NewName, Params, Path, Viewer};
-use super::plugins::ActivationTarget;
+use super::plugins::{ActivationTarget, WantedActivation};
 use super::wire::{Deployment, List, NewDeployment, Page, PushedDeployment, TenantParam, WholeDeployment};
 use super::{Admin, CheckReport, CheckRequest};
 use rollout_catalog::{self as catalog, CatalogError, KeyId, Origin, TenantId};
@@ -145,7 +145,8 @@ impl Admin {
         let mut added = self.on_disk(move |catalog| catalog.add_deployment(tenant, &name, &new)).await?;
         let mut activation_error = None;
         if activate && passed {
-            match self.activate(tenant, plugin.clone(), ActivationTarget::Version(added.version), by).await {
+            let wanted = WantedActivation::waiting(ActivationTarget::Version(added.version), by);
+            match self.activate(tenant, plugin.clone(), wanted).await {
                 Ok(_) => added.active = true,
                 Err(ApiError::Conflict(message)) => activation_error = Some(message),
                 Err(error) => return Err(error),

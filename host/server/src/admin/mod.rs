@@ -160,8 +160,10 @@ pub struct Admin(Arc<Inner>);
 
 struct Inner {
     settings: AdminSettings,
-    /// Held while a plugin's active version changes.
+    /// Held while a version of a plugin is activated, also while the other workers load it.
     activations: KeyedLocks<(TenantId, String)>,
+    /// Held while a plugin's active version changes.
+    active: KeyedLocks<(TenantId, String)>,
     /// Held while a deployment is checked: one of each tenant at a time.
     checks: KeyedLocks<TenantId>,
     uploads: RequestLimits,
@@ -189,6 +191,7 @@ impl Admin {
         Self(Arc::new(Inner {
             settings,
             activations: KeyedLocks::default(),
+            active: KeyedLocks::default(),
             checks: KeyedLocks::default(),
             uploads: RequestLimits::new("uploads of components", UPLOADS_MAX, UPLOADS_OF_ALL_MAX),
             pushes: RequestLimits::new("pushes", PUSHES_MAX, PUSHES_OF_ALL_MAX),

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::Admin;
 use super::error::ApiError;
 use super::extract::{Author, JsonBody, Params, Path, Viewer};
-use super::wire::{Activate, Activation, List, Page, Plugin, PluginChange, TenantParam};
+use super::wire::{Activate, Activation, List, Page, Plugin, PluginChange, TenantParam, Waiting};
 use rollout_catalog::{self as catalog, CatalogError, KeyId, Name, ResourceKind, TenantId};
 use rollout_cluster::{Reservation, StagedVersion, Staging, StagingError};
 
@@ -79,7 +79,8 @@ pub(super) async fn remove(
     let permit = admin.0.changes.acquire(tenant)?;
     Admin::run_detached(async move {
         let _permit = permit;
-        let _guard = admin.0.activations.lock((tenant, name.to_string())).await;
+        let _activating = admin.0.activations.lock((tenant, name.to_string())).await;
+        let _guard = admin.0.active.lock((tenant, name.to_string())).await;
         let removed = name.clone();
         admin.on_disk(move |catalog| catalog.remove_plugin(tenant, &removed)).await?;
         admin.0.settings.deployments.plugin_removed(tenant, &name).await;
@@ -90,29 +91,32 @@ pub(super) async fn remove(
 
 /// Activates a version that passed its checks. New rollouts use it; running rollouts end on the version they began with.
 #[utoipa::path(post, path = "/plugins/{name}/activate", tag = "plugins",
-    params(("name" = String, Path), TenantParam), request_body = Activate,
+    params(("name" = String, Path), TenantParam, Waiting), request_body = Activate,
     responses((status = 200, body = Activation)))]
 pub(super) async fn activate(
     State(admin): State<Admin>,
     Author { tenant, key }: Author,
     Path(name): Path<String>,
+    Params(waiting): Params<Waiting>,
     body: JsonBody<Activate>,
 ) -> Result<Json<Activation>, ApiError> {
     let (name, by) = (plugin_name(name)?, admin.prefix_of(key).await?);
     let target = ActivationTarget::Version(body.value.version);
-    admin.activate_detached(tenant, name, target, by).await
+    admin.activate_detached(tenant, name, WantedActivation { target, waits: waiting.waits(), by }).await
 }
 
 /// Activates the previously active version. A second rollback undoes the first.
 #[utoipa::path(post, path = "/plugins/{name}/rollback", tag = "plugins",
-    params(("name" = String, Path), TenantParam), responses((status = 200, body = Activation)))]
+    params(("name" = String, Path), TenantParam, Waiting), responses((status = 200, body = Activation)))]
 pub(super) async fn rollback(
     State(admin): State<Admin>,
     Author { tenant, key }: Author,
     Path(name): Path<String>,
+    Params(waiting): Params<Waiting>,
 ) -> Result<Json<Activation>, ApiError> {
     let (name, by) = (plugin_name(name)?, admin.prefix_of(key).await?);
-    admin.activate_detached(tenant, name, ActivationTarget::Previous, by).await
+    let wanted = WantedActivation { target: ActivationTarget::Previous, waits: waiting.waits(), by };
+    admin.activate_detached(tenant, name, wanted).await
 }
 
 impl Admin {
@@ -125,8 +129,8 @@ impl Admin {
         version: Option<u32>,
     ) -> Result<(), PageRefusal> {
         let target = version.map_or(ActivationTarget::Previous, ActivationTarget::Version);
-        let by = self.prefix_of(key).await?;
-        let activated = self.clone().activate_detached(tenant, plugin_name(name)?, target, by).await;
+        let wanted = WantedActivation::waiting(target, self.prefix_of(key).await?);
+        let activated = self.clone().activate_detached(tenant, plugin_name(name)?, wanted).await;
         Ok(activated.map(|_| ())?)
     }
 
@@ -135,13 +139,12 @@ impl Admin {
         self,
         tenant: TenantId,
         name: Name,
-        target: ActivationTarget,
-        by: String,
+        wanted: WantedActivation,
     ) -> Result<Json<Activation>, ApiError> {
         let permit = self.0.changes.acquire(tenant)?;
         Self::run_detached(async move {
             let _permit = permit;
-            self.activate(tenant, name, target, by).await.map(Json)
+            self.activate(tenant, name, wanted).await.map(Json)
         })
         .await
     }
@@ -178,6 +181,22 @@ impl From<ApiError> for PageRefusal {
     }
 }
 
+/// An activation as it was requested.
+pub(super) struct WantedActivation {
+    pub target: ActivationTarget,
+    /// Whether to wait until all workers that share the catalog have loaded the version.
+    pub waits: bool,
+    /// Beginning of the key of whoever requested it.
+    pub by: String,
+}
+
+impl WantedActivation {
+    /// Returns an activation that waits for the other workers.
+    pub(super) fn waiting(target: ActivationTarget, by: String) -> Self {
+        Self { target, waits: true, by }
+    }
+}
+
 /// The version to activate.
 pub(super) enum ActivationTarget {
     /// A version by its number.
@@ -203,50 +222,55 @@ impl Admin {
         &self,
         tenant: TenantId,
         name: Name,
-        target: ActivationTarget,
-        by: String,
+        WantedActivation { target, waits, by }: WantedActivation,
     ) -> Result<Activation, ApiError> {
-        let staging = self.0.settings.deployments.staging();
-        let until = staging.as_ref().map(Staging::deadline);
-        let locking = self.0.activations.lock((tenant, name.to_string()));
-        let plugin = name.clone();
-        // The other workers keep the version loaded until the reservation is dropped.
-        let (_guard, activation, _reservation) = match staging.zip(until) {
-            Some((staging, until)) => {
-                // The time in which this worker activates another version counts, too.
-                let guard = tokio::time::timeout_at(until, locking).await.map_err(|_| {
-                    not_staged(&name, target.version(), StagingError::Busy(staging.worker().to_owned()))
-                })?;
-                let (activation, reservation) =
-                    self.activate_everywhere((&staging, until), tenant, plugin, target, by).await?;
-                (guard, activation, Some(reservation))
-            }
-            None => {
-                let guard = locking.await;
-                let activate = move |catalog: &catalog::Catalog| match target {
-                    ActivationTarget::Version(version) => catalog.activate(tenant, &plugin, version, &by),
-                    ActivationTarget::Previous => catalog.rollback(tenant, &plugin, &by),
-                };
-                (guard, self.on_disk(activate).await?, None)
-            }
+        let Some(staging) = self.0.settings.deployments.staging().filter(|_| waits) else {
+            let plugin = name.clone();
+            let activate = move |catalog: &catalog::Catalog| match target {
+                ActivationTarget::Version(version) => catalog.activate(tenant, &plugin, version, &by),
+                ActivationTarget::Previous => catalog.rollback(tenant, &plugin, &by),
+            };
+            return self.change_active(tenant, &name, activate).await;
         };
+        let (until, target) = (staging.deadline(), target.version());
+        let locking = self.0.activations.lock((tenant, name.to_string()));
+        // The time in which this worker activates another version counts, too.
+        let _guard = tokio::time::timeout_at(until, locking)
+            .await
+            .map_err(|_| not_staged(&name, target, StagingError::Busy(staging.worker().to_owned())))?;
+        // The other workers keep the version loaded until the reservation is dropped.
+        let (planned, _reservation) = self.stage((&staging, until), tenant, &name, target).await?;
+        let plugin = name.clone();
+        let activate =
+            move |catalog: &catalog::Catalog| catalog.activate_planned(tenant, &plugin, &planned, &by);
+        self.change_active(tenant, &name, activate).await
+    }
+
+    /// Changes the active version in the catalog and then in the server, or in neither.
+    async fn change_active(
+        &self,
+        tenant: TenantId,
+        name: &Name,
+        activate: impl FnOnce(&catalog::Catalog) -> Result<catalog::Activation, CatalogError> + Send + 'static,
+    ) -> Result<Activation, ApiError> {
+        let _guard = self.0.active.lock((tenant, name.to_string())).await;
+        let activation = self.on_disk(activate).await?;
         let version = activation.version;
-        let loaded = self.0.settings.deployments.activate(tenant, &name, version).await;
+        let loaded = self.0.settings.deployments.activate(tenant, name, version).await;
         let Err(reason) = loaded else { return Ok(activation.into()) };
         self.on_disk(move |catalog| catalog.undo(&activation)).await?;
         Err(ApiError::Conflict(format!("version {version} of plugin '{name}' cannot be loaded: {reason}")))
     }
 
-    /// Activates a version in the catalog that several workers share, when all of them have loaded it.
-    async fn activate_everywhere(
+    /// Has all workers that share the catalog load a version: that with this number, or the previous one. The activation is
+    /// planned, and the plugin is reserved for it.
+    async fn stage(
         &self,
         (staging, until): (&Staging, Instant),
         tenant: TenantId,
-        name: Name,
-        target: ActivationTarget,
-        by: String,
-    ) -> Result<(catalog::Activation, Reservation), ApiError> {
-        let target = target.version();
+        name: &Name,
+        target: Option<u32>,
+    ) -> Result<(catalog::PlannedActivation, Reservation), ApiError> {
         let plugin = name.to_string();
         let plan = {
             let plugin = plugin.clone();
@@ -257,21 +281,18 @@ impl Admin {
         };
         let id = self.on_disk(plan.clone()).await?.plugin;
         let reserved = staging.reserve_until(tenant.0, id, until).await;
-        let mut reservation = reserved.map_err(|error| not_staged(&name, target, error))?;
+        let mut reservation = reserved.map_err(|error| not_staged(name, target, error))?;
         // Another worker may have activated a version before.
         let planned = self.on_disk(plan).await?;
         let version = planned.version;
         if planned.plugin != id {
             return Err(CatalogError::ActivatedMeanwhile { plugin, version }.into());
         }
-        let staged =
-            StagedVersion { tenant: tenant.0, plugin: planned.plugin, name: plugin.clone(), version };
-        let refused = |error| not_staged(&name, Some(version), error);
+        let staged = StagedVersion { tenant: tenant.0, plugin: planned.plugin, name: plugin, version };
+        let refused = |error| not_staged(name, Some(version), error);
         reservation.stage(staged).await.map_err(refused)?;
         reservation.confirm().await.map_err(refused)?;
-        let activate =
-            move |catalog: &catalog::Catalog| catalog.activate_planned(tenant, &plugin, &planned, &by);
-        Ok((self.on_disk(activate).await?, reservation))
+        Ok((planned, reservation))
     }
 }
 

@@ -370,6 +370,21 @@ pub(super) struct Activate {
     pub version: u32,
 }
 
+/// Whether an activation waits.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Waiting {
+    /// Whether to wait until all workers that share the catalog have loaded the version; the default is true. With false it
+    /// becomes active at once, even if a worker does not answer or cannot load it.
+    wait: Option<bool>,
+}
+
+impl Waiting {
+    pub(super) fn waits(&self) -> bool {
+        self.wait.unwrap_or(true)
+    }
+}
+
 /// An activation of a version.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Activation {

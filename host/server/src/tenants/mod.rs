@@ -415,7 +415,9 @@ impl Tenants {
         for tenant in self.open_tenants() {
             tenant.count_stored_bytes();
         }
-        self.unload_beyond(self.0.config.catalog.code_bytes_max);
+        // Versions that are about to become active have precedence over idle plugins.
+        let staged = self.0.staged.code_bytes();
+        self.unload_beyond(self.0.config.catalog.code_bytes_max.saturating_sub(staged));
     }
 
     /// Returns the tenants with a journal on disk.

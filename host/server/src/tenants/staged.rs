@@ -14,6 +14,10 @@ const STAGED_MAX: usize = 64;
 /// Divisor of the maximum size of loaded code that gives the part for staged versions, and of that part for one tenant.
 const CODE_PART: u64 = 2;
 
+/// Factor of the maximum number and size of all staged versions for a tenant that has none. So other tenants, which may have
+/// several each, cannot keep it from activating one.
+const FIRST_FACTOR: u32 = 2;
+
 /// The staged versions of a worker, by tenant and plugin.
 pub(super) struct StagedVersions<C> {
     slots: Mutex<HashMap<(TenantId, i64), Slot<C>>>,
@@ -62,15 +66,16 @@ impl<C> StagedVersions<C> {
         if own >= STAGED_PER_TENANT_MAX {
             return Err(full("this tenant", STAGED_PER_TENANT_MAX));
         }
-        if slots.len() >= STAGED_MAX {
-            return Err(full("all tenants", STAGED_MAX));
+        let all_max = if own == 0 { STAGED_MAX * FIRST_FACTOR as usize } else { STAGED_MAX };
+        if slots.len() >= all_max {
+            return Err(full("all tenants", all_max));
         }
         let StagedName { plugin, name, version } = staged;
         slots.insert((tenant, plugin), Slot { name, version, code_bytes: 0, code: None });
         Ok(())
     }
 
-    /// Stores a loaded version in its place. A version that is the only one of its tenant may have any size. On error, the
+    /// Stores a loaded version in its place. A version that is the only one of all tenants may have any size. On error, the
     /// place is free again.
     pub(super) fn complete(
         &self,
@@ -86,6 +91,8 @@ impl<C> StagedVersions<C> {
         let (own, all) = (sum(&|owner| owner == tenant), sum(&|_| true));
         let is_beyond = |held: u64, max: u64| held > 0 && held + code_bytes > max;
         let own_max = self.code_bytes_max / CODE_PART;
+        let factor = if own == 0 { FIRST_FACTOR } else { 1 };
+        let all_max = self.code_bytes_max.saturating_mul(factor.into());
         let beyond = |what: &str, held: u64, max: u64| {
             format!(
                 "it has {code_bytes} bytes of code, and other versions of {what} that are being activated have {held}; \
@@ -94,8 +101,8 @@ impl<C> StagedVersions<C> {
         };
         let refused = if is_beyond(own, own_max) {
             Some(beyond("this tenant", own, own_max))
-        } else if is_beyond(all, self.code_bytes_max) {
-            Some(beyond("all tenants", all, self.code_bytes_max))
+        } else if is_beyond(all, all_max) {
+            Some(beyond("all tenants", all, all_max))
         } else {
             None
         };
@@ -125,6 +132,11 @@ impl<C> StagedVersions<C> {
         let mut slots = self.slots();
         let is_found = slots.get(&(tenant, plugin)).is_some_and(|slot| slot.version == version);
         if is_found { slots.remove(&(tenant, plugin))?.code } else { None }
+    }
+
+    /// Returns the size of the code of all staged versions, in bytes.
+    pub(super) fn code_bytes(&self) -> u64 {
+        self.slots().values().map(|slot| slot.code_bytes).sum()
     }
 
     /// Returns the loaded versions of a tenant.
@@ -158,17 +170,19 @@ mod tests {
             }
             assert!(begin(tenant, 8).unwrap_err().starts_with("8 versions of this tenant"));
         }
-        assert!(begin(8, 0).unwrap_err().starts_with("64 versions of all tenants"));
+        begin(8, 0).unwrap();
+        assert!(begin(8, 1).unwrap_err().starts_with("64 versions of all tenants"), "it has one");
         assert_eq!(table.remove(TenantId(0), 0, 2), None, "another version has the place");
         assert_eq!(table.take(TenantId(0), 0, 1), None, "it is being loaded");
         table.complete(TenantId(0), 0, (), 1).unwrap();
         assert_eq!(table.take(TenantId(0), 0, 2), None);
         assert_eq!(table.take(TenantId(0), 0, 1), Some(()));
-        begin(8, 0).unwrap();
+        assert_eq!(table.remove(TenantId(0), 1, 1), None);
+        begin(8, 1).unwrap();
     }
 
     #[test]
-    fn staged_code_is_bounded_for_a_tenant_and_for_all_except_for_a_single_version() {
+    fn staged_code_is_bounded_and_a_tenant_without_any_may_use_more() {
         let table = StagedVersions::new(400);
         let stage = |tenant: i64, plugin: i64, bytes: u64| {
             table.begin(TenantId(tenant), staged(plugin))?;
@@ -179,12 +193,19 @@ mod tests {
         let error = stage(1, 3, 1).unwrap_err();
         assert!(error.contains("versions of this tenant") && error.contains("have 100"), "{error}");
         stage(2, 1, 100).unwrap();
-        let error = stage(3, 1, 1).unwrap_err();
-        assert!(error.contains("versions of all tenants") && error.contains("have 200"), "{error}");
-        assert_eq!(table.of(TenantId(1)).len(), 2, "a refused version has no place");
-        for (tenant, plugin) in [(1, 1), (1, 2), (2, 1)] {
+        stage(3, 1, 1).unwrap();
+        let error = stage(3, 2, 1).unwrap_err();
+        assert!(error.contains("versions of all tenants") && error.contains("have 201"), "{error}");
+        let error = stage(4, 1, 200).unwrap_err();
+        assert!(error.contains("have 201") && error.contains("may have 400"), "{error}");
+        assert_eq!(
+            (table.of(TenantId(1)).len(), table.code_bytes()),
+            (2, 201),
+            "a refused version has no place"
+        );
+        for (tenant, plugin) in [(1, 1), (1, 2), (2, 1), (3, 1)] {
             assert_eq!(table.remove(TenantId(tenant), plugin, 1), Some(plugin));
         }
-        stage(3, 1, 1000).unwrap();
+        stage(4, 1, 1000).unwrap();
     }
 }
