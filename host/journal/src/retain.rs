@@ -53,7 +53,7 @@ struct Files<'a> {
 
 /// The records of unfinished rollouts that are appended to the replica again. Every pass takes the rollouts that
 /// had started by the pass before, so that a record's last copy is never older than two intervals.
-struct Refresh {
+pub(crate) struct Refresh {
     every: Duration,
     /// Time of the next pass.
     due: Instant,
@@ -64,7 +64,9 @@ struct Refresh {
 }
 
 impl Refresh {
-    fn new(shared: &Shared) -> Option<Self> {
+    /// Returns the passes of a journal that is being opened. Its first pass has the rollouts of earlier processes. To be
+    /// called before a rollout can begin, whose records would be appended twice otherwise.
+    pub(crate) fn new(shared: &Shared) -> Option<Self> {
         let every = shared.replication.as_ref()?.settings.refresh_every;
         // The first pass is due at once, because a process that ends before the interval has passed would make none.
         let due = Instant::now();
@@ -88,16 +90,15 @@ fn bytes_of(folder: &Folder, number: u64) -> u64 {
 }
 
 /// Runs until the journal is closed.
-pub(crate) fn run(shared: &Shared, sealed: u64, todo: &mpsc::Receiver<Errand>, made: &mpsc::Sender<Segment>) {
-    let mut files = Files {
-        shared,
-        made,
-        wanted: VecDeque::new(),
-        sealed,
-        emptying: None,
-        is_deleting: false,
-        refresh: Refresh::new(shared),
-    };
+pub(crate) fn run(
+    shared: &Shared,
+    sealed: u64,
+    refresh: Option<Refresh>,
+    todo: &mpsc::Receiver<Errand>,
+    made: &mpsc::Sender<Segment>,
+) {
+    let mut files =
+        Files { shared, made, wanted: VecDeque::new(), sealed, emptying: None, is_deleting: false, refresh };
     files.retain();
     loop {
         let errand = match files.pause() {

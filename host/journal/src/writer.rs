@@ -14,7 +14,7 @@ use crate::index;
 use crate::jobs::{Errand, Job, Level, Waiting};
 use crate::record::Kind;
 use crate::replica::{self, Half};
-use crate::retain::{self, NO_ROOM_PAUSE};
+use crate::retain::{self, NO_ROOM_PAUSE, Refresh};
 use crate::segment::{HEADER_BYTES, Segment};
 use crate::sync;
 use crate::{Failed, Location, Shared, Sync};
@@ -64,7 +64,9 @@ impl Writer {
         let (made, spare) = mpsc::channel();
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let (owned, sealed) = (shared.clone(), current.number - 1);
-        let files = thread("journal-files").spawn(move || retain::run(&owned, sealed, &todo, &made))?;
+        let refresh = Refresh::new(&shared);
+        let files =
+            thread("journal-files").spawn(move || retain::run(&owned, sealed, refresh, &todo, &made))?;
         let (owned, owned_errands) = (shared.clone(), errands.clone());
         let syncs = thread("journal-sync").spawn(move || sync::run(&owned, &owned_errands));
         let syncs = syncs?;
