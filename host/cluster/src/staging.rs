@@ -401,8 +401,8 @@ impl Reservation {
                 return Ok(());
             }
             tokio::select! {
-                entry = inner.next(&mut watch, &answers) => {
-                    let Some(entry) = entry else { continue };
+                entry = watch.next() => {
+                    let Some(entry) = inner.received(entry, &mut watch, &answers).await else { continue };
                     let log = entry.key.rsplit('.').next().unwrap_or_default().to_owned();
                     let is_set = entry.operation == kv::Operation::Put;
                     match read::<Answer>(&entry.value).filter(|answer| answer.id == self.request.id) {
@@ -411,7 +411,8 @@ impl Reservation {
                         None => {}
                     }
                 }
-                entry = inner.next(&mut own, &self.key) => {
+                entry = own.next() => {
+                    let entry = inner.received(entry, &mut own, &self.key).await;
                     if age(entry.map(|entry| entry.revision), self.revision) == Age::Newer {
                         return Err(StagingError::Lost);
                     }
@@ -483,10 +484,15 @@ impl Inner {
         self.bucket.watch_with_history(keys).await.map_err(unavailable)
     }
 
-    /// Returns the next entry of a watch. If the watch has ended, begins it again after a pause, and returns none.
-    /// Cancel-safe.
-    async fn next(&self, watch: &mut kv::Watch, keys: &str) -> Option<kv::Entry> {
-        let why = match watch.next().await {
+    /// Returns the entry that a watch has received. If it has received an error or has ended, begins the watch again after a
+    /// pause, and returns none.
+    async fn received(
+        &self,
+        entry: Option<Result<kv::Entry, kv::WatcherError>>,
+        watch: &mut kv::Watch,
+        keys: &str,
+    ) -> Option<kv::Entry> {
+        let why = match entry {
             Some(Ok(entry)) => return Some(entry),
             Some(Err(error)) => chain(&error),
             None => "it has ended".to_owned(),
@@ -514,7 +520,8 @@ impl Staging {
     async fn run(self, mut watch: kv::Watch, stages: Arc<dyn StageVersions>) {
         let mut running = HashMap::new();
         loop {
-            if let Some(entry) = self.0.next(&mut watch, REQUESTS).await {
+            let entry = watch.next().await;
+            if let Some(entry) = self.0.received(entry, &mut watch, REQUESTS).await {
                 self.take(&entry, &mut running, &stages);
             }
         }

@@ -83,7 +83,7 @@ def settle(
 
 
 def clear_gaps() -> None:
-    """Clears and occupies the freed memory of a base, until `free_gaps`.
+    """Clears and occupies the freed memory of a base that objects can have, until `free_gaps`.
 
     Code in C and Rust allocates memory that it does not clear, and componentize-py does so when it asks for the exports. Such
     memory must not have traces of the build's clock."""

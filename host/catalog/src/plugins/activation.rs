@@ -18,8 +18,8 @@ pub struct PlannedActivation {
     pub plugin: i64,
     /// Version that becomes active.
     pub version: u32,
-    /// Version that is active now.
-    pub before: Option<u32>,
+    /// Id of the newest activation, whose version is active now.
+    newest: Option<i64>,
 }
 
 impl Catalog {
@@ -37,11 +37,11 @@ impl Catalog {
                 None => previous(transaction, &plugin)?,
             };
             check(transaction, &plugin, version)?;
-            Ok(PlannedActivation { plugin: plugin.id, version, before: plugin.active })
+            Ok(PlannedActivation { plugin: plugin.id, version, newest: newest(transaction, plugin.id)? })
         })
     }
 
-    /// Makes a planned activation. Fails if another version was activated since, or another plugin has the name.
+    /// Makes a planned activation. Fails if any version was activated since, or if another plugin has the name.
     pub fn activate_planned(
         &self,
         tenant: TenantId,
@@ -52,7 +52,7 @@ impl Catalog {
         let now = self.0.store.now();
         self.0.store.write(|transaction| {
             let plugin = named(transaction, tenant, plugin)?;
-            if (plugin.id, plugin.active) != (planned.plugin, planned.before) {
+            if (plugin.id, newest(transaction, plugin.id)?) != (planned.plugin, planned.newest) {
                 let (plugin, version) = (plugin.name.to_string(), planned.version);
                 return Err(CatalogError::ActivatedMeanwhile { plugin, version }.into());
             }
@@ -87,10 +87,8 @@ impl Catalog {
 
     /// Reverts an activation and removes it from the history. Does nothing if it is not the newest.
     pub fn undo(&self, activation: &Activation) -> Result<(), CatalogError> {
-        let newest = "SELECT max(id) FROM activations WHERE plugin = ?1";
         self.0.store.write(|transaction| {
-            let newest: Option<i64> = transaction.query_row(newest, [activation.plugin], |row| row.get(0))?;
-            if newest == Some(activation.id) {
+            if newest(transaction, activation.plugin)? == Some(activation.id) {
                 let update = "UPDATE plugins SET active = ?2 WHERE id = ?1";
                 transaction.execute(update, params![activation.plugin, activation.before])?;
                 transaction.execute("DELETE FROM activations WHERE id = ?1", [activation.id])?;
@@ -124,6 +122,11 @@ impl Catalog {
             Ok(rows.collect::<rusqlite::Result<_>>()?)
         })
     }
+}
+
+/// Returns the id of a plugin's newest activation, if it has any.
+fn newest(transaction: &Transaction<'_>, plugin: i64) -> rusqlite::Result<Option<i64>> {
+    transaction.query_row("SELECT max(id) FROM activations WHERE plugin = ?1", [plugin], |row| row.get(0))
 }
 
 /// Returns the version that was active before the current one.

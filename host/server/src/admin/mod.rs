@@ -82,6 +82,10 @@ const CHANGES_MAX: usize = 32;
 /// Maximum number of such changes of all tenants.
 const CHANGES_OF_ALL_MAX: usize = 256;
 
+/// The same for activations that do not wait for other workers, which those that wait must not keep out.
+const AT_ONCE_MAX: usize = 8;
+const AT_ONCE_OF_ALL_MAX: usize = 64;
+
 /// Result of the checks of a deployment.
 #[derive(Clone, Debug)]
 pub struct CheckReport {
@@ -119,7 +123,7 @@ pub trait Deployments: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<(), String>>;
 
     /// Returns this worker's part in staged activations, if other workers share the catalog. [`activate`](Self::activate) is then
-    /// called for a version that all of them have loaded.
+    /// called for a version that all of them have loaded, unless the activation does not wait for them.
     fn staging(&self) -> Option<Staging> {
         None
     }
@@ -169,6 +173,7 @@ struct Inner {
     uploads: RequestLimits,
     pushes: RequestLimits,
     changes: RequestLimits,
+    at_once: RequestLimits,
 }
 
 /// The general part of the API's description.
@@ -196,6 +201,7 @@ impl Admin {
             uploads: RequestLimits::new("uploads of components", UPLOADS_MAX, UPLOADS_OF_ALL_MAX),
             pushes: RequestLimits::new("pushes", PUSHES_MAX, PUSHES_OF_ALL_MAX),
             changes: RequestLimits::new("changes of plugins", CHANGES_MAX, CHANGES_OF_ALL_MAX),
+            at_once: RequestLimits::new("activations without waiting", AT_ONCE_MAX, AT_ONCE_OF_ALL_MAX),
         }))
     }
 

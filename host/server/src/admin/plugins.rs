@@ -141,7 +141,7 @@ impl Admin {
         name: Name,
         wanted: WantedActivation,
     ) -> Result<Json<Activation>, ApiError> {
-        let permit = self.0.changes.acquire(tenant)?;
+        let permit = if wanted.waits { &self.0.changes } else { &self.0.at_once }.acquire(tenant)?;
         Self::run_detached(async move {
             let _permit = permit;
             self.activate(tenant, name, wanted).await.map(Json)
@@ -186,7 +186,7 @@ pub(super) struct WantedActivation {
     pub target: ActivationTarget,
     /// Whether to wait until all workers that share the catalog have loaded the version.
     pub waits: bool,
-    /// Beginning of the key of whoever requested it.
+    /// Beginning of the caller's key.
     pub by: String,
 }
 
@@ -230,6 +230,7 @@ impl Admin {
                 ActivationTarget::Version(version) => catalog.activate(tenant, &plugin, version, &by),
                 ActivationTarget::Previous => catalog.rollback(tenant, &plugin, &by),
             };
+            let _changing = self.0.active.lock((tenant, name.to_string())).await;
             return self.change_active(tenant, &name, activate).await;
         };
         let (until, target) = (staging.deadline(), target.version());
@@ -239,21 +240,24 @@ impl Admin {
             .await
             .map_err(|_| not_staged(&name, target, StagingError::Busy(staging.worker().to_owned())))?;
         // The other workers keep the version loaded until the reservation is dropped.
-        let (planned, _reservation) = self.stage((&staging, until), tenant, &name, target).await?;
+        let (planned, reservation) = self.stage((&staging, until), tenant, &name, target).await?;
+        let _changing = self.0.active.lock((tenant, name.to_string())).await;
+        let refused = |error| not_staged(&name, Some(planned.version), error);
+        reservation.confirm().await.map_err(refused)?;
         let plugin = name.clone();
         let activate =
             move |catalog: &catalog::Catalog| catalog.activate_planned(tenant, &plugin, &planned, &by);
         self.change_active(tenant, &name, activate).await
     }
 
-    /// Changes the active version in the catalog and then in the server, or in neither.
+    /// Changes the active version in the catalog and then in the server, or in neither. The caller holds the lock of the active
+    /// version.
     async fn change_active(
         &self,
         tenant: TenantId,
         name: &Name,
         activate: impl FnOnce(&catalog::Catalog) -> Result<catalog::Activation, CatalogError> + Send + 'static,
     ) -> Result<Activation, ApiError> {
-        let _guard = self.0.active.lock((tenant, name.to_string())).await;
         let activation = self.on_disk(activate).await?;
         let version = activation.version;
         let loaded = self.0.settings.deployments.activate(tenant, name, version).await;
@@ -291,7 +295,6 @@ impl Admin {
         let staged = StagedVersion { tenant: tenant.0, plugin: planned.plugin, name: plugin, version };
         let refused = |error| not_staged(name, Some(version), error);
         reservation.stage(staged).await.map_err(refused)?;
-        reservation.confirm().await.map_err(refused)?;
         Ok((planned, reservation))
     }
 }

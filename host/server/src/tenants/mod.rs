@@ -415,9 +415,10 @@ impl Tenants {
         for tenant in self.open_tenants() {
             tenant.count_stored_bytes();
         }
-        // Versions that are about to become active have precedence over idle plugins.
-        let staged = self.0.staged.code_bytes();
-        self.unload_beyond(self.0.config.catalog.code_bytes_max.saturating_sub(staged));
+        // Versions that are about to become active have precedence over idle plugins, but leave them half of the room.
+        let code_bytes_max = self.0.config.catalog.code_bytes_max;
+        let staged = self.0.staged.code_bytes().min(code_bytes_max / 2);
+        self.unload_beyond(code_bytes_max - staged);
     }
 
     /// Returns the tenants with a journal on disk.

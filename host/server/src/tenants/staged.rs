@@ -14,8 +14,8 @@ const STAGED_MAX: usize = 64;
 /// Divisor of the maximum size of loaded code that gives the part for staged versions, and of that part for one tenant.
 const CODE_PART: u64 = 2;
 
-/// Factor of the maximum number and size of all staged versions for a tenant that has none. So other tenants, which may have
-/// several each, cannot keep it from activating one.
+/// Factor of the maximum number and size of all staged versions for a tenant that has none. So tenants with several cannot take
+/// all the room of those with none.
 const FIRST_FACTOR: u32 = 2;
 
 /// The staged versions of a worker, by tenant and plugin.
