@@ -7,11 +7,11 @@ use tokio::process::Command;
 
 use crate::{Process, Start, target_dir, until};
 
-/// User and password of a registry with users.
-pub const REGISTRY_USER: (&str, &str) = ("user", "abc");
+/// User and password of a registry with users. The password is in no digest by chance.
+pub const REGISTRY_USER: (&str, &str) = ("user", "abcdefghijklmnopqrstuvwxyz");
 
 /// The password's hash, from the published test vectors of bcrypt.
-const PASSWORD_HASH: &str = "$2a$06$If6bvum7DFjUnE9p2uDeDu0YHzrHM6tf.iqN8.yx.jNN1ILEf7h0i";
+const PASSWORD_HASH: &str = "$2a$06$.rCVZVOThsIa97pEDOxvGuRRgzG64bvtJ0938xuqzv18d3ZpQhstC";
 
 /// A registry that runs until it is dropped.
 pub struct TestRegistry {
