@@ -68,6 +68,16 @@ async fn push(catalog: &TestCatalog, tenant: &TestTenant, name: &str) {
     assert!(reply.status < 300 && reply.body["passed"] == true, "{}", reply.text);
 }
 
+/// Creates a tenant whose plugin serves a version that greets with `v1`, and pushes versions that greet like this.
+async fn serving(catalog: &TestCatalog, names: &[&str]) -> TestTenant {
+    let tenant = catalog.tenant("t", json!({})).await;
+    catalog.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
+    for name in names {
+        push(catalog, &tenant, name).await;
+    }
+    tenant
+}
+
 async fn activate(catalog: &TestCatalog, tenant: &TestTenant, version: u32) -> Reply {
     let body = json!({"version": version});
     catalog.ask(&tenant.author, Method::POST, "/admin/v1/plugins/p/activate", body).await
@@ -277,9 +287,7 @@ async fn a_worker_that_does_not_answer_refuses_an_activation_and_is_named() {
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
     let Two { one, other, _gateways } = Two::start(&patient(&nats), "activation-secs = 5.0\n").await;
-    let tenant = one.tenant("t", json!({})).await;
-    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
-    push(&one, &tenant, "v2").await;
+    let tenant = serving(&one, &["v2"]).await;
 
     one.process().signal(Signal::STOP);
     let reply = activate(&other, &tenant, 2).await;
@@ -299,11 +307,7 @@ async fn an_activation_that_does_not_wait_is_made_while_a_worker_hangs_and_ends_
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
     let Two { one, other, _gateways } = Two::start(&patient(&nats), "").await;
-    let tenant = one.tenant("t", json!({})).await;
-    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
-    for version in ["v2", "v3"] {
-        push(&one, &tenant, version).await;
-    }
+    let tenant = serving(&one, &["v2", "v3"]).await;
     activate_again(&one, &tenant, 2).await;
     serves(&other, &tenant, &controller, "v2").await;
     let staged = one.process().stderr().matches("a version is staged").count();
@@ -335,9 +339,7 @@ async fn a_worker_that_is_killed_while_it_loads_a_version_delays_its_activation_
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
     let Two { one, other, _gateways } = Two::start(&section(&nats), "").await;
-    let tenant = one.tenant("t", json!({})).await;
-    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
-    push(&one, &tenant, "v2").await;
+    let tenant = serving(&one, &["v2"]).await;
 
     other.process().signal(Signal::STOP);
     let killing = async {
@@ -355,9 +357,7 @@ async fn an_activation_whose_worker_is_killed_changes_nothing_and_a_second_one_s
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
     let Two { one, other, _gateways } = Two::start(&section(&nats), "").await;
-    let tenant = one.tenant("t", json!({})).await;
-    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
-    push(&one, &tenant, "v2").await;
+    let tenant = serving(&one, &["v2"]).await;
 
     other.process().signal(Signal::STOP);
     let killing = async {
@@ -380,11 +380,7 @@ async fn activations_at_two_workers_at_once_leave_one_version_active_at_both() {
     let nats = TestNats::start().await;
     let controller = Controller::start().await;
     let Two { one, other, _gateways } = Two::start(&section(&nats), "").await;
-    let tenant = one.tenant("t", json!({})).await;
-    one.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
-    for version in ["v2", "v3"] {
-        push(&one, &tenant, version).await;
-    }
+    let tenant = serving(&one, &["v2", "v3"]).await;
     for _ in 0..3 {
         let both = join(activate(&one, &tenant, 2), activate(&other, &tenant, 3)).await;
 
@@ -483,9 +479,7 @@ async fn a_plugin_that_is_loaded_while_its_next_version_is_staged_serves_one_aft
     let gateway = ServeCatalog::gateway().option("--worker", worker.own_url()).start().await;
     let worker = worker.behind(gateway.url());
     is_reached(&worker).await;
-    let tenant = worker.tenant("t", json!({})).await;
-    worker.serve(&tenant, "p", "tunable", "[plugin]\ngreeting = 'v1'\n").await;
-    push(&worker, &tenant, "v2").await;
+    let tenant = serving(&worker, &["v2"]).await;
     let worker = worker.killed().await;
     is_reached(&worker).await;
     let loading = Loading::new(0);

@@ -370,7 +370,7 @@ impl<S: LeasedSlots> Leasing<S> {
         u32::try_from(self.alive.len().max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Counts the workers, and looks for parts that are not used, and for parts of logs without an owner.
+    /// Counts the workers. Looks for parts that are not used, and for parts of logs without an owner.
     fn tick(&mut self, is_new_period: bool) {
         self.count_workers();
         let held = self.held_tenants();
