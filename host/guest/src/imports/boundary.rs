@@ -76,7 +76,7 @@ pub(super) struct Taken {
 pub(super) enum News {
     /// An answer.
     Answer(Box<Arrival>),
-    /// The wait timed out here in the recorded run.
+    /// The wait timed out here in the recorded run. Only a wait with a timeout receives this.
     TimedOut,
     /// No event yet.
     None,
@@ -215,7 +215,7 @@ impl Boundary {
     pub(super) fn next_news(&self, is_timed: bool) -> wasmtime::Result<News> {
         let mut state = self.state();
         let at = state.at;
-        if state.past.timed_out(at) {
+        if is_timed && state.past.timed_out(at) {
             self.end_of_past(&state);
             return Ok(News::TimedOut);
         }
@@ -468,4 +468,37 @@ fn in_steps(time: Duration) -> Duration {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let dropped = (u64::BITS - millis.leading_zeros()).saturating_sub(7);
     Duration::from_millis(millis >> dropped << dropped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::imports::Then;
+
+    /// Returns the boundary of a guest at its second move, whose wait timed out there in the recorded run.
+    fn waiting() -> Boundary {
+        let request = Bytes::from_static(b"{}");
+        let events = [
+            Event::Started { at: 1, call: 1, time: SystemTime::UNIX_EPOCH, request: request.clone() },
+            Event::TimedOut { at: 2 },
+            Event::TimeLeft { at: 3, left: None },
+        ];
+        let boundary = Boundary::new(Run::default(), None, Past::new(events, Then::Unknown));
+        boundary.count_move().unwrap();
+        boundary.start_call(Taker::Model { keep_for: None }, SystemTime::now(), request).unwrap();
+        boundary.count_move().unwrap();
+        boundary
+    }
+
+    #[test]
+    fn a_recorded_timeout_ends_a_wait_with_a_timeout() {
+        assert!(matches!(waiting().next_news(true), Ok(News::TimedOut)));
+    }
+
+    #[test]
+    fn a_recorded_timeout_is_a_difference_to_a_wait_without_one() {
+        let error = waiting().next_news(false).err().unwrap();
+
+        assert_eq!(error.downcast::<Diverged>().unwrap(), Diverged { at: 2, difference: Difference::Waited });
+    }
 }
