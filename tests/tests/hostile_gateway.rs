@@ -1,6 +1,6 @@
 //! A gateway in a control group of 2 GiB with 400 open files, between a tenant within its quotas and one that attacks the
 //! gateway itself: with connections that say nothing, bodies that do not end, bodies that are large, uploads, polls that wait,
-//! and requests to all workers. Every rollout of the first tenant succeeds, and the kernel kills nothing.
+//! open pages, and requests to all workers. Every rollout of the first tenant succeeds, and the kernel kills nothing.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -45,15 +45,22 @@ impl Answers {
     }
 }
 
-/// Sends some text on a connection of its own, and waits for an answer or the end.
-async fn raw(address: &str, texts: &[Vec<u8>]) -> std::io::Result<String> {
+/// Sends some text on a connection of its own, and waits for an answer or the end. Returns the beginning of the answer and
+/// the connection.
+async fn raw(address: &str, texts: &[Vec<u8>]) -> std::io::Result<(String, TcpStream)> {
     let mut connection = TcpStream::connect(address).await?;
     for text in texts {
         connection.write_all(text).await?;
     }
     let mut answer = vec![0; 4096];
     let length = connection.read(&mut answer).await?;
-    Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+    Ok((String::from_utf8_lossy(&answer[..length]).into_owned(), connection))
+}
+
+/// Reads a connection until it ends.
+async fn read_to_end(mut connection: TcpStream) {
+    let mut text = vec![0; 4096];
+    while connection.read(&mut text).await.is_ok_and(|length| length > 0) {}
 }
 
 /// Attacks the gateway until the task is dropped.
@@ -90,16 +97,25 @@ async fn attack(kind: &'static str, address: String, key: String, answers: Answe
                 vec![poll.into_bytes()]
             }
             "metrics" => vec![head("GET /metrics", 0)],
+            LIVE => vec![head("GET /ui/events", 0)],
             _ => vec![head("GET /ui/data", 0)],
         };
         match raw(&address, &texts).await {
-            Ok(answer) => answers.note(kind, &answer),
+            Ok((answer, connection)) => {
+                answers.note(kind, &answer);
+                if kind == LIVE {
+                    read_to_end(connection).await;
+                }
+            }
             Err(error) => answers.note(kind, &error.kind().to_string()),
         }
     }
 }
 
-const ATTACKS: [&str; 9] = [
+/// The attack that holds streams of changes open.
+const LIVE: &str = "changes of the pages";
+
+const ATTACKS: [&str; 10] = [
     "a connection that says nothing",
     "a head that does not end",
     "a body that does not end",
@@ -109,6 +125,7 @@ const ATTACKS: [&str; 9] = [
     "a poll that waits",
     "metrics",
     "data of the pages",
+    LIVE,
 ];
 
 /// Runs a rollout as published clients do: refused ones and broken connections are tried again.
@@ -204,6 +221,7 @@ async fn a_tenant_runs_its_rollouts_through_a_gateway_that_another_one_attacks()
     }
 
     attacks.shutdown().await;
+    assert!(answers.0.lock().unwrap().contains_key(&(LIVE, "HTTP/1.1 200 OK".to_owned())), "pages were open");
     for ((attack, answer), count) in answers.0.lock().unwrap().iter() {
         println!("  {attack:<34} {answer} × {count}");
     }

@@ -2,20 +2,22 @@
 //!
 //! Compiled only in tests and with the feature `fuzzing`, which no released build has.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use serde_json::value::RawValue;
 
 use crate::id::{RolloutId, SampleId};
 use crate::openai::{self, Completion};
-use crate::text;
+use crate::{stream, strict, text};
 
 /// A fuzz target: a function that accepts any bytes.
 pub type Target = fn(&[u8]);
 
 /// The crate's targets with the names of their programs and corpora.
-pub const TARGETS: [(&str, Target); 3] =
-    [("completion", completion), ("chat_request", chat_request), ("ids", ids)];
+pub const TARGETS: [(&str, Target); 4] =
+    [("completion", completion), ("chat_request", chat_request), ("ids", ids), ("json_parts", json_parts)];
 
 /// Maximum size of an error message about an input of any size, in bytes.
 const ERROR_BYTES_MAX: usize = 4096;
@@ -36,6 +38,33 @@ fn completion(body: &[u8]) {
             let _ = usage.prompt_tokens.saturating_add(usage.completion_tokens);
         }
         Err(what) => assert!(!what.is_empty() && what.len() < ERROR_BYTES_MAX, "{} bytes", what.len()),
+    }
+}
+
+/// Splits a list or an object, and compares the parts with those of a parser.
+fn json_parts(bytes: &[u8]) {
+    let Ok(Ok(json)) = std::str::from_utf8(bytes).map(serde_json::from_str::<&RawValue>) else { return };
+    let json = json.get();
+    if let Ok(expected) = serde_json::from_str::<Vec<&RawValue>>(json) {
+        let mut found = Vec::new();
+        strict::elements(json, |value, checked| found.push((value, checked)));
+        let checked = |value: &RawValue| strict::check(value.get());
+        assert!(
+            found.into_iter().eq(expected.into_iter().map(|value| (value.get(), checked(value)))),
+            "a list has the values that a parser reads"
+        );
+    }
+    let mut expected: Vec<(Cow<'_, str>, &str)> = Vec::new();
+    let read = stream::members(json, |name, value: &RawValue| {
+        expected.push((name, value.get()));
+        Ok::<(), Infallible>(())
+    });
+    if read.is_ok() {
+        let mut found = Vec::new();
+        let split = strict::members(json, |name, value| found.push((stream::text(name), value)));
+        assert_eq!(split, strict::check(json), "the parts of an object are checked like the whole");
+        let is_equal = found.into_iter().eq(expected.into_iter().map(|(name, value)| (Some(name), value)));
+        assert!(is_equal || split.is_err(), "an object has the members that a parser reads");
     }
 }
 

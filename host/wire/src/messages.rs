@@ -45,10 +45,12 @@ impl Messages {
 
     /// Adds a message. The caller has checked it with [`super::object`].
     pub fn push(&mut self, message: &RawValue) {
-        let inner = Arc::make_mut(&mut self.0);
-        inner.make_room(message.get().len());
-        inner.text.push_str(message.get());
-        inner.ends.push(inner.text.len());
+        self.push_text(message.get());
+    }
+
+    /// Adds a message that is a checked JSON object without surrounding white space.
+    pub fn push_text(&mut self, message: &str) {
+        self.push_texts(std::iter::once(message));
     }
 
     /// Adds the messages of another list.
@@ -64,7 +66,7 @@ impl Messages {
         inner.ends.extend(other.0.ends.iter().map(|end| start + end));
     }
 
-    /// Adds messages from other lists.
+    /// Adds messages from other lists, or messages that were checked otherwise.
     pub fn push_texts<'a>(&mut self, texts: impl Iterator<Item = &'a str>) {
         let inner = Arc::make_mut(&mut self.0);
         for text in texts {
@@ -151,8 +153,8 @@ impl Serialize for Messages {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.len()))?;
         for message in self.iter() {
-            // SAFETY: The message was pushed as a raw value, which is one JSON value without surrounding white space,
-            // and a text is read at the position at which it was written.
+            // SAFETY: The message was pushed as one JSON object without surrounding white space: as a raw value, or as a
+            // part of JSON that was parsed. A text is read at the position at which it was written.
             let raw = unsafe { RawValue::from_string_unchecked(message.to_owned()) };
             list.serialize_element(&raw)?;
         }

@@ -9,10 +9,10 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::object;
 use super::params::read_params;
 pub use super::params::{AllowedParams, CallerParams, InvalidRequest};
 use super::stream::{First, Text, each, text};
+use super::{object, strict};
 use crate::text::beginning;
 
 /// Beginning of a body.
@@ -192,9 +192,9 @@ const FINISH_REASON_BYTES_MAX: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub struct Completion {
     body: Bytes,
-    message: Bytes,
-    content: Bytes,
-    tool_calls: Bytes,
+    message: Part,
+    content: Part,
+    tool_calls: Part,
     /// The reason for which the model stopped.
     pub finish_reason: Option<String>,
     /// Token counts, if the server sent them.
@@ -222,15 +222,14 @@ impl Completion {
         let reply: Reply<'_> = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         let First(choice) = reply.choices;
         let choice = choice.ok_or("its 'choices' is empty")?;
-        let message = object(choice.message.get()).map_err(|what| format!("choices[0].message is {what}"))?;
-        let MessageParts { content, tool_calls } = MessageParts::read(message.get())?;
-        let part =
-            |raw: Option<&RawValue>| raw.map_or_else(Bytes::new, |raw| body.slice_ref(raw.get().as_bytes()));
+        let message = choice.message.get();
+        let MessageParts { content, tool_calls } = MessageParts::read(message)?;
+        let part = |text: &str| Part(body.slice_ref(text.as_bytes()));
         Ok(Self {
             body: body.clone(),
-            message: part(Some(message)),
-            content: part(content),
-            tool_calls: part(tool_calls),
+            message: part(message),
+            content: content.map(part).unwrap_or_default(),
+            tool_calls: tool_calls.map(part).unwrap_or_default(),
             finish_reason: choice.finish_reason.map(|Text(word)| beginning(&word, FINISH_REASON_BYTES_MAX)),
             // An unknown form of usage does not make the reply invalid.
             usage: reply.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()),
@@ -242,14 +241,15 @@ impl Completion {
         &self.body
     }
 
-    /// Returns the assistant's message as the server wrote it.
+    /// Returns the assistant's message as the server wrote it: a JSON object that [all readers accept](super::strict), without
+    /// surrounding white space. Empty for a reply without a body.
     pub fn message(&self) -> &str {
-        text_of(&self.message)
+        self.message.text()
     }
 
     /// Returns the text of the message; empty if it has none.
     pub fn text(&self) -> Cow<'_, str> {
-        content_text(text_of(&self.content))
+        content_text(self.content.text())
     }
 
     /// Returns the tool calls of the message.
@@ -263,7 +263,7 @@ impl Completion {
     pub fn each_tool_call(&self, mut take: impl FnMut(usize, WireCall<'_>)) {
         let mut index = 0_usize;
         // `parse` has parsed the calls, so this cannot fail.
-        let _ = each(text_of(&self.tool_calls), |call: WireCall<'_>| {
+        let _ = each(self.tool_calls.text(), |call: WireCall<'_>| {
             take(index, call);
             index += 1;
             Ok::<(), Infallible>(())
@@ -271,9 +271,15 @@ impl Completion {
     }
 }
 
-/// Returns a part of a body that was parsed as JSON, and so is text.
-fn text_of(part: &Bytes) -> &str {
-    std::str::from_utf8(part).unwrap_or_default()
+/// A part of a body that was parsed as a JSON value; the default is no part.
+#[derive(Clone, Debug, Default)]
+struct Part(Bytes);
+
+impl Part {
+    fn text(&self) -> &str {
+        // SAFETY: The bytes were text when they were parsed, and do not change.
+        unsafe { std::str::from_utf8_unchecked(&self.0) }
+    }
 }
 
 /// A tool call in a message.
@@ -321,21 +327,40 @@ impl<'a> WireCall<'a> {
     }
 }
 
-/// Positions of content and tool calls in an assistant's message.
-#[derive(Deserialize)]
+/// Content and tool calls of an assistant's message, unless they are absent or null.
+#[derive(Default)]
 struct MessageParts<'a> {
-    #[serde(borrow, default)]
-    content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    tool_calls: Option<&'a RawValue>,
+    content: Option<&'a str>,
+    tool_calls: Option<&'a str>,
 }
 
 impl<'a> MessageParts<'a> {
+    /// Checks a message, which is valid JSON, and finds its parts in the same pass.
     fn read(message: &'a str) -> Result<Self, String> {
+        if !message.starts_with('{') {
+            let what = object(message).err().unwrap_or_default();
+            return Err(format!("choices[0].message is {what}"));
+        }
+        let mut parts = Self::default();
+        let (mut has_content, mut has_calls, mut twice) = (false, false, None);
+        let split = strict::members(message, |name, value| {
+            let (part, is_there, name) = match text(name).as_deref() {
+                Some("content") => (&mut parts.content, &mut has_content, "content"),
+                Some("tool_calls") => (&mut parts.tool_calls, &mut has_calls, "tool_calls"),
+                _ => return,
+            };
+            if std::mem::replace(is_there, true) {
+                twice = Some(name);
+            }
+            *part = Some(value).filter(|value| *value != "null");
+        });
+        split.map_err(|unfit| format!("choices[0].message is {unfit}"))?;
         let what = |error: String| format!("choices[0].message: {error}");
-        let parts: Self = serde_json::from_str(message).map_err(|error| what(error.to_string()))?;
+        if let Some(name) = twice {
+            return Err(what(format!("duplicate field `{name}`")));
+        }
         let mut count = 0_usize;
-        let counted = each(parts.tool_calls.map_or("[]", RawValue::get), |_: WireCall<'_>| {
+        let counted = each(parts.tool_calls.unwrap_or("[]"), |_: WireCall<'_>| {
             count += 1;
             if count > TOOL_CALLS_MAX {
                 return Err(format!("it has more than {TOOL_CALLS_MAX} tool calls"));

@@ -5,6 +5,7 @@
 //! host refuses such a value when it arrives, so its own output never contains one.
 
 use memchr::memchr2;
+use serde_json::value::RawValue;
 
 /// Maximum depth of arrays and objects. Callers' parsers stop at 128 or more, and would lose a deeper result.
 pub const DEPTH_MAX: usize = 100;
@@ -42,27 +43,81 @@ pub enum Unfit {
 
 /// Checks a text that is one valid JSON value. Reads each byte once, and allocates only for an error.
 pub fn check(json: &str) -> Result<(), Unfit> {
+    next_value(json, 0).map_or(Ok(()), |start| end_of_value(json, start, 0).map(drop))
+}
+
+/// Passes each value of a list to `take`, with the result of its check. The list is valid JSON. Reads each byte once, except
+/// those of a value that is refused.
+pub fn elements<'a>(list: &'a str, mut take: impl FnMut(&'a str, Result<(), Unfit>)) {
+    let mut next = next_value(list, 1);
+    while let Some(rest) = next.and_then(|start| list.get(start..)) {
+        let (length, checked) = match end_of_value(rest, 0, 0) {
+            Ok(length) => (length, Ok(())),
+            Err(unfit) => (unchecked_length(rest), Err(unfit)),
+        };
+        take(&rest[..length], checked);
+        next = next_value(list, list.len() - rest.len() + length);
+    }
+}
+
+/// Checks an object and passes the name of each member, with quotation marks and escapes, and its value to `take`. The object
+/// is valid JSON, and a name may occur more than once. Reads each byte once.
+pub fn members<'a>(object: &'a str, mut take: impl FnMut(&'a str, &'a str)) -> Result<(), Unfit> {
+    let mut next = next_value(object, 1);
+    while let Some(start) = next {
+        let name_end = end_of_value(object, start, 1)?;
+        let Some(value) = next_value(object, name_end) else { return Ok(()) };
+        let end = end_of_value(object, value, 1)?;
+        take(&object[start..name_end], &object[value..end]);
+        next = next_value(object, end);
+    }
+    Ok(())
+}
+
+/// Returns the position of the next value at or after a position, unless a list or an object ends before it.
+fn next_value(json: &str, from: usize) -> Option<usize> {
+    let rest = json.as_bytes().get(from..)?;
+    let skipped = rest.iter().position(|byte| !matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | b',' | b':'))?;
+    (!matches!(rest[skipped], b']' | b'}')).then_some(from + skipped)
+}
+
+/// Checks the value that begins at `start`, within `outer` arrays and objects; returns the position after it.
+fn end_of_value(json: &str, start: usize, outer: usize) -> Result<usize, Unfit> {
     let bytes = json.as_bytes();
-    let (mut at, mut depth) = (0, 0_usize);
+    let (mut at, mut depth) = (start, outer);
     while let Some(byte) = bytes.get(at) {
-        match byte {
-            b'"' => at = end_of_string(json, at)?,
+        at = match byte {
+            b'"' => end_of_string(json, at)?,
             b'[' | b'{' => {
                 depth += 1;
                 if depth > DEPTH_MAX {
                     return Err(Unfit::TooDeep);
                 }
-                at += 1;
+                at + 1
             }
             b']' | b'}' => {
                 depth = depth.saturating_sub(1);
-                at += 1;
+                at + 1
             }
-            b'-' | b'0'..=b'9' => at = end_of_number(json, at)?,
-            _ => at += 1,
+            b'-' | b'0'..=b'9' => end_of_number(json, at)?,
+            // `true`, `false` or `null`.
+            b'a'..=b'z' => {
+                let rest = &bytes[at..];
+                at + rest.iter().position(|byte| !byte.is_ascii_lowercase()).unwrap_or(rest.len())
+            }
+            _ => at + 1,
+        };
+        if depth <= outer {
+            return Ok(at);
         }
     }
-    Ok(())
+    Ok(bytes.len())
+}
+
+/// Returns the length of the value at the beginning of a text, which may be one that is refused.
+fn unchecked_length(json: &str) -> usize {
+    let mut values = serde_json::Deserializer::from_str(json).into_iter::<&RawValue>();
+    values.next().and_then(Result::ok).map_or(json.len(), |value| value.get().len())
 }
 
 /// Returns the position after the string that begins at `start`.
@@ -144,5 +199,52 @@ mod tests {
         check_one(&format!("[{}]", vec!["[]"; 1000].join(",")), "fit");
         assert_eq!(check(&nested(DEPTH_MAX + 1)), Err(Unfit::TooDeep));
         assert_eq!(check(&nested(100_000)), Err(Unfit::TooDeep));
+    }
+
+    #[test]
+    fn a_list_is_split_into_the_values_that_a_parser_reads() {
+        fn check_one(list: &str) {
+            let expected: Vec<&RawValue> = serde_json::from_str(list).unwrap();
+            let mut found = Vec::new();
+            elements(list, |value, checked| found.push((value, checked)));
+            let expected: Vec<_> = expected.iter().map(|value| (value.get(), check(value.get()))).collect();
+            assert_eq!(found, expected, "{}", &list[..list.len().min(60)]);
+        }
+        for list in [
+            "[]",
+            "[ ]",
+            "[null]",
+            "[ 1 , -2.5e3,true,false ,null,\"a,]\\\"\" ]",
+            r#"[{"a":[1,{"b":"}"}]},[],{} , {"\u0041": "\ud83d\ude42"}]"#,
+            r#"["\ud800",1e999,{"a":"\udc00"},{"b":2}]"#,
+            "[\"\u{1f642}\",\n\t{ }\r]",
+        ] {
+            check_one(list);
+        }
+        let deep = "[".repeat(5000) + &"]".repeat(5000);
+        check_one(&format!("[{deep},1,{deep}]"));
+    }
+
+    #[test]
+    fn an_object_is_split_into_names_and_values() {
+        let split = |object| {
+            let mut found = Vec::new();
+            members(object, |name, value| found.push((name, value))).map(|()| found)
+        };
+        assert_eq!(split("{}"), Ok(vec![]));
+        assert_eq!(
+            split(r#"{ "a" : 1,"\u0062":{"c":[null,"}"]} ,"a":"x" , "d":true}"#),
+            Ok(vec![
+                (r#""a""#, "1"),
+                (r#""\u0062""#, r#"{"c":[null,"}"]}"#),
+                (r#""a""#, r#""x""#),
+                (r#""d""#, "true")
+            ])
+        );
+        assert!(matches!(split(r#"{"a":1,"\ud800":2}"#), Err(Unfit::LoneSurrogate { at: 8, .. })));
+        let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
+        assert_eq!(members(&nested(DEPTH_MAX), |_, _| ()), check(&nested(DEPTH_MAX)));
+        assert_eq!(check(&nested(DEPTH_MAX)), Err(Unfit::TooDeep));
+        assert_eq!(members(&nested(DEPTH_MAX - 1), |_, _| ()), Ok(()));
     }
 }

@@ -17,7 +17,7 @@ use rollout_cluster::{
     Severity, SharedQuotas, Staging, WorkerState,
 };
 use rollout_core::capacity::{Machine, raise_descriptors};
-use rollout_core::telemetry::{Lag, LeasedCount, LeasedSlots, Metrics, Replication, SharedCopy};
+use rollout_core::telemetry::{Lag, LeasedCount, Metrics, Replication};
 use rollout_outbound::Secret;
 use rollout_rollout::{Journal, JournalSettings, Unfinished};
 use rollout_server::gateway::{Gateway, GatewaySettings};
@@ -327,12 +327,13 @@ impl CatalogShare {
             self;
         let replication = watch_log(writer.clone(), lost);
         tenants.metrics().add_replication(&replication);
-        tenants.metrics().add_shared_copy(&SharedCopy::new(tenants.copy_state()));
+        tenants.metrics().add_state(tenants.copy_state());
+        tenants.metrics().add_state(tenants.staged_count());
         let pool = tenants.pool();
-        tenants.metrics().add_leased_slots(&LeasedSlots::new(move || {
+        tenants.metrics().add_state(move || {
             let (held, free) = pool.leased();
             LeasedCount { held, free }
-        }));
+        });
         let serving = tenants.take_part(staging).await?;
         let followed = tenants.clone();
         tokio::spawn(async move {

@@ -7,27 +7,25 @@
 //! This module knows no rollouts. Its parameters are words and durations.
 
 mod labels;
-mod leased_slots;
 mod lines;
 mod meter;
 mod one_line;
 mod process;
 mod replication;
 mod series;
-mod shared_copy;
+mod states;
 mod traces;
 mod under_way;
 
 pub use labels::{
     CallbackOutcome, Label, Limit, LimitHits, ModelOutcome, Refusal, Step, ToolKind, ToolOutcome,
 };
-pub use leased_slots::{LeasedCount, LeasedSlots};
 pub use lines::LineBudget;
 pub use meter::{DayUse, Meter};
 pub use one_line::OneLineFields;
 pub use replication::{Lag, Replication};
 pub use rollout_transcript::ModelRole;
-pub use shared_copy::{CopyState, SharedCopy};
+pub use states::{CopyState, GaugedState, LeasedCount, StagedCount};
 pub use traces::{InvalidOtlp, RolloutTrace, Span, TraceParent, Traces};
 pub use under_way::{Callback, ModelCall, Timing, ToolCall};
 
@@ -41,6 +39,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, Registry, TextEncoder};
 
 use series::{BusySeries, CallbackSeries, Counters, GuestSeries, ModelSeries, RolloutSeries};
+use states::StateGauges;
 
 /// Content type of `Metrics::text`.
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -158,17 +157,12 @@ impl Metrics {
         }
     }
 
-    /// Adds the metrics of a copy of a shared catalog. Only the first call has an effect.
-    pub fn add_shared_copy(&self, copy: &SharedCopy) {
-        if let Err(error) = self.registry.register(Box::new(copy.clone())) {
-            tracing::error!(%error, "the metrics of the catalog's copy are not shown");
-        }
-    }
-
-    /// Adds the metrics of leased slots. Only the first call has an effect.
-    pub fn add_leased_slots(&self, slots: &LeasedSlots) {
-        if let Err(error) = self.registry.register(Box::new(slots.clone())) {
-            tracing::error!(%error, "the metrics of leased slots are not shown");
+    /// Adds the gauges of a state, which is read when the metrics are. Only the first call for a state has an effect.
+    pub fn add_state<S: GaugedState>(&self, read: impl Fn() -> S + Send + Sync + 'static) {
+        let registered = StateGauges::new(read).and_then(|gauges| self.registry.register(Box::new(gauges)));
+        if let Err(error) = registered {
+            let first = S::GAUGES.first().map(|(name, _)| *name);
+            tracing::error!(first, %error, "the gauges of a state are not shown");
         }
     }
 

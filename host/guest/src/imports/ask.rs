@@ -13,7 +13,6 @@ use rollout_core::limits::Limits;
 use rollout_core::telemetry::{Label, Limit, ModelRole, Span};
 use rollout_outbound::{RequestBody, RoutingHeaders};
 use rollout_transcript::{CallResult, ChatFailure, ChatReply, End, Event, Run, ToolAnswer, message_bytes};
-use rollout_wire as wire;
 use rollout_wire::openai::Completion;
 
 /// A checked, counted and recorded request that is ready to be sent.
@@ -220,13 +219,14 @@ impl Record {
                 format!("the reply is longer than message-bytes-max, {max} bytes; the operator can raise it");
             return Err(Error::BudgetSpent(limit).into());
         }
-        // A server's reply may be a message that callers cannot read, and no history accepts it.
-        let message = wire::object(text)
-            .map_err(|what| Error::BudgetSpent(format!("the reply cannot be kept: its message is {what}")))?;
+        // A reply from a server has a message, and one that all readers accept.
+        if text.is_empty() {
+            return Err(Error::BudgetSpent("the reply cannot be kept: it has no message".to_owned()).into());
+        }
         kept.charge(message_bytes([text]), limits).map_err(|over| Error::BudgetSpent(over.0))?;
         let history = &mut kept.sample(sample)?.messages;
         let reply_at = Some(history.len());
-        history.push(message);
+        history.push_text(text);
         let ended = Event::Ended { call, end: End::Kept { reply_at } };
         // The call is in the transcript, because its sample is.
         let _ = kept.transcript.apply(run, &ended);

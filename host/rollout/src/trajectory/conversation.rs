@@ -19,7 +19,7 @@ use crate::model::StepOffsets;
 use rollout_wire::atif::Source;
 use rollout_wire::messages::Messages;
 use rollout_wire::openai::{TOOL_CALLS_MAX, WireCall, content_text};
-use rollout_wire::stream::{Text, each, text};
+use rollout_wire::stream::{Stopped, Text, each, members, text};
 
 /// The fields of a message that a step needs.
 #[derive(Deserialize)]
@@ -428,7 +428,7 @@ pub(crate) fn calls_made<'a>(
         // Calls in the caller's prompt were made before this rollout.
         let given = conversation.iter().zip(prompt.iter()).take_while(|(a, b)| a == b).count();
         let mut counts: HashMap<u64, u64> = HashMap::new();
-        for message in conversation.iter().skip(given) {
+        for message in conversation.iter().skip(given).filter(|message| may_be_result(message)) {
             let Ok(Head { role: Some(Text(role)), tool_call_id }) = serde_json::from_str(message) else {
                 continue;
             };
@@ -443,4 +443,13 @@ pub(crate) fn calls_made<'a>(
         }
     }
     most.values().sum()
+}
+
+/// Returns false if the first role of a message is not that of a tool's result. Reads the message up to its role.
+fn may_be_result(message: &str) -> bool {
+    let role = members(message, |name, value: &RawValue| match &*name {
+        "role" => Err(text(value.get())),
+        _ => Ok(()),
+    });
+    !matches!(role, Err(Stopped::Taker(Some(role))) if role != "tool" && role != "function")
 }

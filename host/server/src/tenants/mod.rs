@@ -417,7 +417,7 @@ impl Tenants {
         }
         // Versions that are about to become active have precedence over idle plugins, but leave them half of the room.
         let code_bytes_max = self.0.config.catalog.code_bytes_max;
-        let staged = self.0.staged.code_bytes().min(code_bytes_max / 2);
+        let staged = self.0.staged.count().code_bytes.min(code_bytes_max / 2);
         self.unload_beyond(code_bytes_max - staged);
     }
 

@@ -11,7 +11,7 @@ use super::tenant::OpenTenant;
 use crate::admin::Deployments;
 use crate::worker::{ServedLog, TENANTS_MAX, TenantRoom, WorkerStatus};
 use rollout_catalog::{CatalogError, Identity, PluginInfo, TenantId};
-use rollout_core::telemetry::CopyState;
+use rollout_core::telemetry::{CopyState, StagedCount};
 use serde_json::json;
 
 impl Tenants {
@@ -66,6 +66,12 @@ impl Tenants {
             let (applied, extent) = position.unwrap_or_default();
             CopyState { applied, first: extent.first, last: extent.last }
         }
+    }
+
+    /// Returns a function that counts the staged versions. The function does not keep the catalog open.
+    pub fn staged_count(&self) -> impl Fn() -> StagedCount + Send + Sync + 'static {
+        let tenants = Arc::downgrade(&self.0);
+        move || tenants.upgrade().map(|tenants| tenants.staged.count()).unwrap_or_default()
     }
 
     /// Returns the identity that a key proves. Refreshes the catalog first if the key is unknown, because another process may

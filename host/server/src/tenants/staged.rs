@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rollout_catalog::TenantId;
+use rollout_core::telemetry::StagedCount;
 
 /// Maximum number of staged versions of a tenant, one for each plugin.
 const STAGED_PER_TENANT_MAX: usize = 8;
@@ -134,9 +135,11 @@ impl<C> StagedVersions<C> {
         if is_found { slots.remove(&(tenant, plugin))?.code } else { None }
     }
 
-    /// Returns the size of the code of all staged versions, in bytes.
-    pub(super) fn code_bytes(&self) -> u64 {
-        self.slots().values().map(|slot| slot.code_bytes).sum()
+    /// Counts the versions of all tenants.
+    pub(super) fn count(&self) -> StagedCount {
+        let slots = self.slots();
+        let code_bytes = slots.values().map(|slot| slot.code_bytes).sum();
+        StagedCount { versions: slots.len() as u64, code_bytes }
     }
 
     /// Returns the loaded versions of a tenant.
@@ -199,8 +202,8 @@ mod tests {
         let error = stage(4, 1, 200).unwrap_err();
         assert!(error.contains("have 201") && error.contains("may have 400"), "{error}");
         assert_eq!(
-            (table.of(TenantId(1)).len(), table.code_bytes()),
-            (2, 201),
+            (table.of(TenantId(1)).len(), table.count()),
+            (2, StagedCount { versions: 4, code_bytes: 201 }),
             "a refused version has no place"
         );
         for (tenant, plugin) in [(1, 1), (1, 2), (2, 1), (3, 1)] {

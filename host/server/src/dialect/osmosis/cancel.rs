@@ -34,7 +34,7 @@ pub(super) enum Selector {
 }
 
 pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Selector, ApiError> {
-    let mut fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
+    let mut fields = Fields::of(body, is_json(headers))?;
     let ids = fields.texts("ids").map(Selector::Ids);
     let prefix = fields.text("prefix").map(Selector::Prefix);
     let all = if fields.has("all") { fields.flag("all") } else { None };

@@ -8,6 +8,7 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::error::ApiError;
 use rollout_wire::messages::Messages;
 use rollout_wire::strict;
 use rollout_wire::text::beginning;
@@ -82,14 +83,21 @@ impl Problem {
 
 /// The fields of a JSON object while they are read.
 pub(super) struct Fields<'a> {
-    body: &'a RawValue,
+    body: &'a str,
     fields: BTreeMap<&'static str, &'a RawValue>,
     problems: Vec<Problem>,
 }
 
 impl<'a> Fields<'a> {
     /// Parses the body. `is_json` says whether its content type is JSON.
-    pub(crate) fn of(body: &'a [u8], is_json: bool) -> Result<Self, Vec<Problem>> {
+    pub(crate) fn of(body: &'a [u8], is_json: bool) -> Result<Self, ApiError> {
+        let body = std::str::from_utf8(body).map_err(|_| ApiError::Unreadable)?;
+        let fields = Self::known(body, is_json).map_err(ApiError::Invalid)?;
+        Ok(Self { body, fields, problems: Vec::new() })
+    }
+
+    /// Returns the known fields of a body.
+    fn known(body: &'a str, is_json: bool) -> Result<BTreeMap<&'static str, &'a RawValue>, Vec<Problem>> {
         let here = || vec![json!("body")];
         if body.is_empty() {
             return Err(vec![Problem::new("missing", here(), "Field required", Value::Null)]);
@@ -99,20 +107,23 @@ impl<'a> Fields<'a> {
             vec![Problem::new("model_attributes_type", here(), msg, input)]
         };
         if !is_json {
-            return Err(no_object(beginning(&String::from_utf8_lossy(body), INPUT_BYTES_MAX).into()));
+            return Err(no_object(beginning(body, INPUT_BYTES_MAX).into()));
         }
-        let no_json = |error: serde_json::Error| {
-            let at = vec![json!("body"), json!(offset(body, &error))];
-            let problem = Problem::new("json_invalid", at, "JSON decode error", json!({}));
-            vec![problem.with(json!({"error": error.to_string()}))]
+        let mut reader = serde_json::Deserializer::from_str(body);
+        let read = serde::Deserializer::deserialize_map(&mut reader, KnownFields);
+        let error = match read.and_then(|fields| reader.end().map(|()| fields)) {
+            Ok(fields) => return Ok(fields),
+            Err(error) => error,
         };
-        let raw: &RawValue = serde_json::from_slice(body).map_err(no_json)?;
-        if !raw.get().starts_with('{') {
-            return Err(no_object(shown(raw)));
-        }
-        let mut reader = serde_json::Deserializer::from_str(raw.get());
-        let fields = serde::Deserializer::deserialize_map(&mut reader, KnownFields).map_err(no_json)?;
-        Ok(Self { body: raw, fields, problems: Vec::new() })
+        // A body that is no JSON is reported by the reader of any JSON, as the published server does.
+        let error = match serde_json::from_str::<&RawValue>(body) {
+            Ok(raw) if !raw.get().starts_with('{') => return Err(no_object(shown(raw))),
+            Ok(_) => error,
+            Err(error) => error,
+        };
+        let at = vec![json!("body"), json!(offset(body, &error))];
+        let problem = Problem::new("json_invalid", at, "JSON decode error", json!({}));
+        Err(vec![problem.with(json!({"error": error.to_string()}))])
     }
 
     /// Returns whether a field is present, even as null.
@@ -153,7 +164,7 @@ impl<'a> Fields<'a> {
     }
 
     fn missing(&mut self, name: &str) {
-        let input = shown(self.body);
+        let input = shown_text(self.body);
         self.problems.push(Problem::new("missing", loc(name), "Field required", input));
     }
 
@@ -256,14 +267,22 @@ impl<'a> Fields<'a> {
             self.add_type_problem("list_type", name, "Input should be a valid list");
             return None;
         }
-        let messages = Messages::with_capacity(raw.get().len());
-        let objects = Objects { name, count_max, messages, problems: &mut self.problems };
-        let mut reader = serde_json::Deserializer::from_str(raw.get());
-        let read = serde::Deserializer::deserialize_seq(&mut reader, objects);
-        let Ok((mut messages, count)) = read else {
-            self.add_type_problem("list_type", name, "Input should be a valid list");
-            return None;
-        };
+        let mut messages = Messages::with_capacity(raw.get().len());
+        let mut count = 0;
+        strict::elements(raw.get(), |item, checked| {
+            if count < count_max && self.problems.len() < PROBLEMS_MAX {
+                let place = || vec![json!("body"), json!(name), json!(count)];
+                if !item.starts_with('{') {
+                    let msg = "Input should be a valid dictionary";
+                    self.problems.push(Problem::new("dict_type", place(), msg, shown_text(item)));
+                } else if let Err(why) = checked {
+                    self.problems.push(unfit(place(), &why));
+                } else {
+                    messages.push_text(item);
+                }
+            }
+            count += 1;
+        });
         if count > count_max {
             self.too_many(name, count_max, count);
         }
@@ -421,50 +440,6 @@ impl Visitor<'_> for KnownName {
     }
 }
 
-/// Reader of a list of objects that counts them.
-struct Objects<'f> {
-    name: &'f str,
-    count_max: usize,
-    messages: Messages,
-    problems: &'f mut Vec<Problem>,
-}
-
-impl Objects<'_> {
-    fn take(&mut self, at: usize, item: &RawValue) {
-        if self.problems.len() >= PROBLEMS_MAX {
-            return;
-        }
-        let place = || vec![json!("body"), json!(self.name), json!(at)];
-        if !item.get().starts_with('{') {
-            let msg = "Input should be a valid dictionary";
-            self.problems.push(Problem::new("dict_type", place(), msg, shown(item)));
-        } else if let Err(why) = strict::check(item.get()) {
-            self.problems.push(unfit(place(), &why));
-        } else {
-            self.messages.push(item);
-        }
-    }
-}
-
-impl<'a> Visitor<'a> for Objects<'_> {
-    type Value = (Messages, usize);
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list")
-    }
-
-    fn visit_seq<A: SeqAccess<'a>>(mut self, mut items: A) -> Result<Self::Value, A::Error> {
-        let mut count = 0;
-        while let Some(item) = items.next_element::<&RawValue>()? {
-            if count < self.count_max {
-                self.take(count, item);
-            }
-            count += 1;
-        }
-        Ok((self.messages, count))
-    }
-}
-
 /// Reader of a list of texts that counts them.
 struct Texts;
 
@@ -508,6 +483,11 @@ fn loc(name: &str) -> Vec<Value> {
     vec![json!("body"), json!(name)]
 }
 
+/// Returns the value of a JSON text for an error message.
+fn shown_text(json: &str) -> Value {
+    serde_json::from_str(json).map_or(Value::Null, |raw: &RawValue| shown(raw))
+}
+
 /// Returns a value for an error message. A long value is shortened to its beginning, as text.
 fn shown(raw: &RawValue) -> Value {
     if raw.get().len() > INPUT_BYTES_MAX {
@@ -531,9 +511,8 @@ fn value(raw: &RawValue) -> Value {
 }
 
 /// Returns the position of an error in characters from the start of the text.
-fn offset(body: &[u8], error: &serde_json::Error) -> usize {
-    let text = String::from_utf8_lossy(body);
-    let lines: usize = text
+fn offset(body: &str, error: &serde_json::Error) -> usize {
+    let lines: usize = body
         .split_inclusive('\n')
         .take(error.line().saturating_sub(1))
         .map(|line| line.chars().count())

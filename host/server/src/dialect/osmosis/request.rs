@@ -137,10 +137,7 @@ pub(super) fn read(
     configured: OsmosisGeneration,
     rules: &NetworkRules,
 ) -> Result<StartRollout, ApiError> {
-    if std::str::from_utf8(body).is_err() {
-        return Err(ApiError::Unreadable);
-    }
-    let fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
+    let fields = Fields::of(body, is_json(headers))?;
     let read = match Generation::of(&fields, configured) {
         Generation::D => polled(fields, rules),
         Generation::C => called_back(fields, rules, Form::One, SamplesRule::One),

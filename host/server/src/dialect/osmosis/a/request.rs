@@ -74,10 +74,7 @@ pub(super) fn read(
     form: AgentForm,
     rules: &NetworkRules,
 ) -> Result<Init, ApiError> {
-    if std::str::from_utf8(body).is_err() {
-        return Err(ApiError::Unreadable);
-    }
-    let mut fields = Fields::of(body, is_json(headers)).map_err(ApiError::Invalid)?;
+    let mut fields = Fields::of(body, is_json(headers))?;
     let init = fields_of(&mut fields, settings, form, rules);
     fields.finish(init).map_err(ApiError::Invalid)
 }

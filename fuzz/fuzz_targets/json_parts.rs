@@ -1,0 +1,3 @@
+#![no_main]
+
+rollout_fuzz::target!("json_parts");
