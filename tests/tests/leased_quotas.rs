@@ -1,5 +1,4 @@
-//! The quota of running rollouts of a tenant that several workers share, in real processes. The model counts the calls that are
-//! open at once.
+//! The quotas of a tenant that several workers share, in real processes. The model counts the calls that are open at once.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -223,6 +222,38 @@ async fn a_worker_that_starts_again_has_its_part_and_a_reduced_quota_is_obeyed()
     }
     check_scored(&admitted).await;
     assert_eq!(controller.chats_open_max(), 2);
+}
+
+#[tokio::test]
+async fn the_usage_of_a_day_is_that_of_all_workers() {
+    let cluster = Cluster::start(2).await;
+    let controller = Controller::start().await;
+    // A model call takes ten tokens.
+    let tenant = cluster.tenant("t", json!({"model-tokens-per-day": 30})).await;
+    let used = async |at: usize| {
+        let answer =
+            cluster.workers[at].as_operator(Method::GET, "/admin/v1/tenants/t/usage", Value::Null).await;
+        answer.body["days"][0]["model_tokens"].clone()
+    };
+
+    check_scored(&cluster.admit(0, &tenant, &controller, 2).await).await;
+    until("the usage at the other worker", async || (used(1).await == 20).then_some(())).await;
+    check_scored(&cluster.admit(1, &tenant, &controller, 1).await).await;
+
+    for worker in &cluster.workers {
+        let plugin = worker.plugin(&tenant, "p");
+        until("a refusal", async || {
+            let body = controller.rollout("Calculate 2 + 3.").label("5").body();
+            let answer = plugin.post("/rollout", &body).await;
+            (answer.status == 429).then(|| {
+                let expected = "the quota model-tokens-per-day of this tenant is used up: ";
+                assert!(answer.text.contains(expected), "{}", answer.text);
+            })
+        })
+        .await;
+    }
+    let total = used(0).await;
+    assert_eq!((&total, total.as_u64() >= Some(30)), (&used(1).await, true), "both workers report the sum");
 }
 
 /// A tenant's rollouts at a worker, as far as leases are concerned.

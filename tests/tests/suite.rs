@@ -131,6 +131,8 @@ mod serve_tls;
 mod sessions;
 #[path = "shared_catalog.rs"]
 mod shared_catalog;
+#[path = "shared_usage.rs"]
+mod shared_usage;
 #[path = "shares.rs"]
 mod shares;
 #[path = "slots.rs"]

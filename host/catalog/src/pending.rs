@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::model::{KeyId, TenantId};
 
 /// Usage of a tenant in a day.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TenantUsage {
     /// Number of model tokens, prompts and completions together.
     pub model_tokens: u64,
@@ -16,7 +16,7 @@ pub struct TenantUsage {
 
 impl TenantUsage {
     /// Adds more usage of the same day.
-    pub(crate) fn add(&mut self, more: Self) {
+    pub fn add(&mut self, more: Self) {
         self.model_tokens = self.model_tokens.saturating_add(more.model_tokens);
         self.guest_cpu_nanos = self.guest_cpu_nanos.saturating_add(more.guest_cpu_nanos);
     }

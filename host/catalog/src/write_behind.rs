@@ -86,6 +86,34 @@ impl Catalog {
         (day_of(today), used.total)
     }
 
+    /// Returns the usage of all tenants in a day.
+    pub fn usage_of_all(&self, day: Day) -> Result<Vec<(TenantId, TenantUsage)>, CatalogError> {
+        let (store, is_today, day) = (&self.0.store, day == self.today(), day_number(day));
+        // Read before the database: a total that has left the memory by then is in the database.
+        let unwritten: Vec<_> = {
+            let pending = pending(store);
+            let of_day = pending.usage.iter().filter(|((of, _), _)| *of == day);
+            of_day.map(|((_, tenant), used)| (*tenant, used.total)).collect()
+        };
+        // The totals of today are all in memory.
+        if is_today {
+            return Ok(unwritten);
+        }
+        let select = "SELECT tenant, model_tokens, guest_cpu_nanos FROM usage WHERE day = ?1";
+        let mut all = store.read(|transaction| {
+            let mut statement = transaction.prepare(select)?;
+            let rows = statement.query_map([day], |row| Ok((TenantId(row.get(0)?), used(row, 1)?)))?;
+            Ok(rows.collect::<rusqlite::Result<BTreeMap<TenantId, TenantUsage>>>()?)
+        })?;
+        all.extend(unwritten);
+        Ok(all.into_iter().collect())
+    }
+
+    /// Returns today, by UTC.
+    pub fn today(&self) -> Day {
+        day_of(number(self.0.store.now()))
+    }
+
     /// Returns the usage of a tenant in a day.
     pub fn usage(&self, tenant: TenantId, day: Day) -> Result<TenantUsage, CatalogError> {
         Ok(self.usage_since(tenant, day)?.into_iter().find(|(date, _)| *date == day).unwrap_or_default().1)

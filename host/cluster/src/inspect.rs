@@ -12,8 +12,8 @@ use crate::settings::ClusterSettings;
 /// Fill level above which a stream is nearly full, in percent of its maximum size.
 const NEARLY_FULL_PERCENT: u64 = 80;
 
-/// Number of streams that workers with a shared catalog have: logs, owners, changes, quotas, components, activations.
-const STREAMS: usize = 6;
+/// Number of streams that workers with a shared catalog have: logs, owners, changes, quotas, usage, components, activations.
+const STREAMS: usize = 7;
 
 /// Checks the account and all streams. A shared catalog is checked if there is one.
 pub(crate) async fn inspect(jetstream: &Context, settings: &ClusterSettings) -> Vec<Finding> {
@@ -31,10 +31,11 @@ pub(crate) async fn inspect(jetstream: &Context, settings: &ClusterSettings) -> 
     let logs = (settings.stream(), "nats log replicas", true);
     let owners = (format!("KV_{}", settings.bucket()), "nats bucket replicas", true);
     let changes = (format!("{}-catalog", settings.prefix), CATALOG, false);
-    let quotas = (format!("KV_{}", crate::leases::bucket_name(settings)), "nats quotas", false);
+    let quotas = (format!("KV_{}", settings.quotas_bucket()), "nats quotas", false);
+    let usage = (format!("KV_{}", settings.usage_bucket()), "nats usage", false);
     let components = (format!("OBJ_{}-components", settings.prefix), "nats components", false);
     let activations = (format!("KV_{}", settings.activations_bucket()), "nats activations", false);
-    for (name, check, is_needed) in [logs, owners, changes, quotas, components, activations] {
+    for (name, check, is_needed) in [logs, owners, changes, quotas, usage, components, activations] {
         match jetstream.get_stream(&name).await {
             Ok(stream) => {
                 findings.push(of_stream(check, stream.cached_info(), settings));

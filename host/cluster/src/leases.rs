@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::kv;
-use async_nats::jetstream::stream::{LastRawMessageErrorKind, StorageType};
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -27,7 +27,7 @@ use crate::claim::ClaimedLog;
 use crate::connect::Cluster;
 use crate::error::{ClusterError, chain, is_wrong_last, unavailable};
 use crate::members::Members;
-use crate::settings::ClusterSettings;
+use crate::storage::Bucket;
 use plan::{Holder, Own, Plan, QuotaEntry, plan};
 
 /// Interval at which unused parts are looked for.
@@ -152,40 +152,12 @@ impl SharedQuotas {
     }
 }
 
-/// Returns the name of the bucket of all quotas.
-pub(crate) fn bucket_name(settings: &ClusterSettings) -> String {
-    format!("{}-quotas", settings.prefix)
-}
-
 /// Opens the bucket, which is created if it does not exist.
 async fn open(cluster: &Cluster) -> Result<kv::Store, ClusterError> {
     let (settings, jetstream) = (&cluster.0.settings, &cluster.0.jetstream);
-    let name = bucket_name(settings);
-    let config = kv::Config {
-        bucket: name.clone(),
-        description: "Parts of tenants' quotas that workers of rollout-host hold".to_owned(),
-        history: 1,
-        storage: StorageType::File,
-        num_replicas: settings.replicas,
-        ..kv::Config::default()
-    };
-    let bucket = match jetstream.get_key_value(&name).await {
-        Ok(bucket) => bucket,
-        // Creating it fails if it is there and could not be read.
-        Err(_) => jetstream.create_key_value(config).await.map_err(unavailable)?,
-    };
-    let is = &bucket.stream.cached_info().config;
-    let mut differences = Vec::new();
-    if is.num_replicas != settings.replicas {
-        differences.push(format!("replicas is {} and should be {}", is.num_replicas, settings.replicas));
-    }
-    if is.max_age != Duration::ZERO {
-        differences.push(format!("max_age is {} s and should be unlimited", is.max_age.as_secs_f64()));
-    }
-    if differences.is_empty() {
-        return Ok(bucket);
-    }
-    Err(ClusterError::Differs { what: format!("bucket {name}"), differences })
+    let description = "Parts of tenants' quotas that workers of rollout-host hold";
+    let bucket = Bucket { name: settings.quotas_bucket(), description, age_max: Duration::ZERO };
+    bucket.open(jetstream, settings).await
 }
 
 /// An entry as a server knows it.

@@ -30,6 +30,7 @@ mod read;
 mod settings;
 mod staging;
 mod storage;
+mod usage;
 mod writer;
 
 pub use catalog::{CatalogChanges, CatalogLog};
@@ -44,4 +45,5 @@ pub use members::{Member, Members};
 pub use read::RebuiltJournal;
 pub use settings::{ClusterSettings, WrongSetting};
 pub use staging::{Reservation, StageVersions, StagedVersion, Staging, StagingError};
+pub use usage::{MeteredTenants, SharedUsage, UsageExchange};
 pub use writer::LogWriter;

@@ -155,6 +155,14 @@ impl ClusterSettings {
         format!("{}-workers", self.prefix)
     }
 
+    pub(crate) fn quotas_bucket(&self) -> String {
+        format!("{}-quotas", self.prefix)
+    }
+
+    pub(crate) fn usage_bucket(&self) -> String {
+        format!("{}-usage", self.prefix)
+    }
+
     pub(crate) fn activations_bucket(&self) -> String {
         format!("{}-activations", self.prefix)
     }

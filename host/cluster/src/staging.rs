@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::kv::{self, CreateErrorKind};
-use async_nats::jetstream::stream::StorageType;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -34,6 +33,7 @@ use crate::claim::ClaimedLog;
 use crate::connect::Cluster;
 use crate::error::{ClusterError, chain, is_wrong_last, unavailable};
 use crate::members::Members;
+use crate::storage::Bucket;
 
 /// Age at which the bucket drops entries. It exceeds the maximum time of an activation.
 const ENTRY_AGE_MAX: Duration = Duration::from_secs(2 * 3600);
@@ -181,29 +181,9 @@ impl Cluster {
 
 async fn open_bucket(cluster: &Cluster) -> Result<kv::Store, ClusterError> {
     let (settings, jetstream) = (&cluster.0.settings, &cluster.0.jetstream);
-    let name = settings.activations_bucket();
-    let bucket = match jetstream.get_key_value(&name).await {
-        Ok(bucket) => bucket,
-        // Creating it fails if it is there and could not be read.
-        Err(_) => {
-            let config = kv::Config {
-                bucket: name.clone(),
-                description: "Staged activations of rollout-host".to_owned(),
-                history: 1,
-                max_age: ENTRY_AGE_MAX,
-                storage: StorageType::File,
-                num_replicas: settings.replicas,
-                ..kv::Config::default()
-            };
-            jetstream.create_key_value(config).await.map_err(unavailable)?
-        }
-    };
-    let replicas = bucket.stream.cached_info().config.num_replicas;
-    if replicas == settings.replicas {
-        return Ok(bucket);
-    }
-    let differences = vec![format!("replicas is {replicas} and should be {}", settings.replicas)];
-    Err(ClusterError::Differs { what: format!("bucket {name}"), differences })
+    let description = "Staged activations of rollout-host";
+    let bucket = Bucket { name: settings.activations_bucket(), description, age_max: ENTRY_AGE_MAX };
+    bucket.open(jetstream, settings).await
 }
 
 impl Inner {

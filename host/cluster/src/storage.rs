@@ -93,40 +93,61 @@ pub(crate) fn differences(wanted: &Config, is: &Config) -> Vec<String> {
     all
 }
 
-/// Returns the bucket. Creates it if it does not exist, and checks its configuration otherwise.
+/// A bucket that the program creates.
+pub(crate) struct Bucket<'a> {
+    pub name: String,
+    pub description: &'a str,
+    /// Age at which entries are dropped; zero if they are kept.
+    pub age_max: Duration,
+}
+
+impl Bucket<'_> {
+    /// Returns the bucket. Creates it if it does not exist, and checks its configuration otherwise.
+    pub(crate) async fn open(
+        self,
+        jetstream: &Context,
+        settings: &ClusterSettings,
+    ) -> Result<kv::Store, ClusterError> {
+        let Self { name, description, age_max } = self;
+        let bucket = match jetstream.get_key_value(&name).await {
+            Ok(bucket) => bucket,
+            // Creation fails if the bucket exists and only could not be read.
+            Err(_) => {
+                let config = kv::Config {
+                    bucket: name.clone(),
+                    description: description.to_owned(),
+                    history: 1,
+                    max_age: age_max,
+                    storage: StorageType::File,
+                    num_replicas: settings.replicas,
+                    ..kv::Config::default()
+                };
+                jetstream.create_key_value(config).await.map_err(unavailable)?
+            }
+        };
+        let is = &bucket.stream.cached_info().config;
+        let mut differences = Vec::new();
+        if is.num_replicas != settings.replicas {
+            differences.push(format!("replicas is {} and should be {}", is.num_replicas, settings.replicas));
+        }
+        if is.max_age != age_max {
+            let wanted = if age_max.is_zero() { "unlimited".to_owned() } else { secs(age_max) };
+            differences.push(format!("max_age is {} and should be {wanted}", secs(is.max_age)));
+        }
+        if differences.is_empty() {
+            return Ok(bucket);
+        }
+        Err(ClusterError::Differs { what: format!("bucket {name}"), differences })
+    }
+}
+
+/// Returns the bucket of the owners of logs. The entry of a worker that stops for a while does not expire.
 pub(crate) async fn bucket(
     jetstream: &Context,
     settings: &ClusterSettings,
 ) -> Result<kv::Store, ClusterError> {
-    let name = settings.bucket();
-    let bucket = match jetstream.get_key_value(&name).await {
-        Ok(bucket) => bucket,
-        // Creation fails if the bucket exists and only could not be read.
-        Err(_) => {
-            let config = kv::Config {
-                bucket: name.clone(),
-                description: "Owners of the logs of rollout-host".to_owned(),
-                history: 1,
-                storage: StorageType::File,
-                num_replicas: settings.replicas,
-                ..kv::Config::default()
-            };
-            jetstream.create_key_value(config).await.map_err(unavailable)?
-        }
-    };
-    let is = &bucket.stream.cached_info().config;
-    let mut differences = Vec::new();
-    if is.num_replicas != settings.replicas {
-        differences.push(format!("replicas is {} and should be {}", is.num_replicas, settings.replicas));
-    }
-    // The entry of a worker that stops for a while must not expire.
-    if is.max_age != Duration::ZERO {
-        differences.push(format!("max_age is {} and should be unlimited", secs(is.max_age)));
-    }
-    if differences.is_empty() {
-        return Ok(bucket);
-    }
-    Err(ClusterError::Differs { what: format!("bucket {name}"), differences })
+    let description = "Owners of the logs of rollout-host";
+    Bucket { name: settings.bucket(), description, age_max: Duration::ZERO }.open(jetstream, settings).await
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use rollout_assembly::config::{Advertised, ClusterSettings, Config, Role, is_wor
 use rollout_catalog::SharedLog;
 use rollout_cluster::{
     CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, QuotaLeases,
-    Severity, SharedQuotas, Staging, WorkerState,
+    Severity, SharedQuotas, SharedUsage, Staging, UsageExchange, WorkerState,
 };
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_core::telemetry::{Lag, LeasedCount, Metrics, Replication};
@@ -30,6 +30,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Serve;
 use super::adopt::{self, Adopter};
 use super::leases::TenantsSlots;
+use super::usage::TenantsUsage;
 use crate::setup;
 
 /// File with the name of a journal's log.
@@ -221,6 +222,7 @@ pub(super) struct CatalogShare {
     changes: CatalogChanges,
     staging: Staging,
     quotas: SharedQuotas,
+    usage: SharedUsage,
     cluster: Cluster,
     claimed: ClaimedLog,
     heartbeats: Heartbeats,
@@ -278,9 +280,22 @@ pub(super) async fn share_catalog(
     let members = Arc::new(cluster.members().await?);
     let staging = cluster.staging(&claimed, members).await?;
     let quotas = claimed.quotas().await?;
+    let usage = claimed.usage().await?;
     let writer = Arc::new(claimed.writer());
     let lost = dir.join(TIMES_LOST_FILE);
-    Ok(Some(CatalogShare { log, changes, staging, quotas, cluster, claimed, heartbeats, writer, lock, lost }))
+    Ok(Some(CatalogShare {
+        log,
+        changes,
+        staging,
+        quotas,
+        usage,
+        cluster,
+        claimed,
+        heartbeats,
+        writer,
+        lock,
+        lost,
+    }))
 }
 
 /// Removes the journals of all tenants, which are written from the log.
@@ -323,8 +338,19 @@ impl CatalogShare {
     /// workers if there is an adopter. Returns when this worker takes part in staged activations, unless it only continues the
     /// rollouts of another one. Must be called within the runtime, and before requests are accepted.
     pub(super) async fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Result<Announced> {
-        let Self { log: _, mut changes, staging, quotas, cluster, claimed, heartbeats, writer, lock, lost } =
-            self;
+        let Self {
+            log: _,
+            mut changes,
+            staging,
+            quotas,
+            usage,
+            cluster,
+            claimed,
+            heartbeats,
+            writer,
+            lock,
+            lost,
+        } = self;
         let replication = watch_log(writer.clone(), lost);
         tenants.metrics().add_replication(&replication);
         tenants.metrics().add_state(tenants.copy_state());
@@ -344,6 +370,8 @@ impl CatalogShare {
                 }
             }
         });
+        tenants.share_usage(usage.clone());
+        let exchange = usage.exchange(TenantsUsage(tenants.clone())).await;
         let leases = Some(quotas.lease(TenantsSlots::new(tenants)));
         let own = claimed.log().to_owned();
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
@@ -351,7 +379,16 @@ impl CatalogShare {
         if adopt::adopted_log().is_none() {
             heartbeats.set_staging(true).await;
         }
-        Ok(Announced { heartbeats, leases, adopting, staging: Some(serving), _writer: writer, _lock: lock })
+        let staging = Some(serving);
+        Ok(Announced {
+            heartbeats,
+            leases,
+            exchange: Some(exchange),
+            adopting,
+            staging,
+            _writer: writer,
+            _lock: lock,
+        })
     }
 }
 
@@ -451,7 +488,15 @@ impl OwnLog {
         let replication = watch_log(writer.clone(), lost);
         metrics.add_replication(&replication);
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
-        Announced { heartbeats, leases: None, adopting, staging: None, _writer: writer, _lock: lock }
+        Announced {
+            heartbeats,
+            leases: None,
+            exchange: None,
+            adopting,
+            staging: None,
+            _writer: writer,
+            _lock: lock,
+        }
     }
 }
 
@@ -483,6 +528,8 @@ pub(super) struct Announced {
     heartbeats: Heartbeats,
     /// The leased quotas of a worker with tenants.
     leases: Option<QuotaLeases>,
+    /// The exchange of the usage of a worker with tenants.
+    exchange: Option<UsageExchange>,
     adopting: Option<JoinHandle<()>>,
     /// Loads staged versions until it is dropped.
     staging: Option<AbortOnDropHandle<()>>,
@@ -503,6 +550,11 @@ impl Announced {
             && let Err(error) = leases.release(unfinished).await
         {
             tracing::warn!(%error, "leased quotas are free only when other workers find that this one has left");
+        }
+        if let Some(exchange) = self.exchange.take()
+            && let Err(error) = exchange.end().await
+        {
+            tracing::warn!(%error, "the last usage of tenants is stored when a worker continues this log");
         }
         if is_idle {
             if let Err(error) = self.heartbeats.retire().await {

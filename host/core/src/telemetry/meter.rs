@@ -31,6 +31,17 @@ impl DayUse {
     fn on(self, day: u64) -> Self {
         if self.day == day { self } else { Self { day, ..Self::default() } }
     }
+
+    /// Returns this usage and that of `other`, which counts only if it is of the same day.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let other = other.on(self.day);
+        Self {
+            day: self.day,
+            model_tokens: self.model_tokens.saturating_add(other.model_tokens),
+            guest_cpu: self.guest_cpu.saturating_add(other.guest_cpu),
+        }
+    }
 }
 
 impl Meter {

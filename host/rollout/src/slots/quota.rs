@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rollout_core::storage::{OverStorage, StorageQuota};
-use rollout_core::telemetry::Meter;
+use rollout_core::telemetry::{DayUse, Meter};
 use rollout_wire::quota::{Quota, Quotas};
 
 /// Owner of a quota.
@@ -68,6 +68,8 @@ const DAY_SECS: u64 = 24 * 60 * 60;
 pub struct AdmissionQuotas {
     owner: QuotaOwner,
     meter: Arc<Meter>,
+    /// Usage that the meter does not count: that of other workers.
+    elsewhere: Arc<Meter>,
     state: Mutex<State>,
     /// The quota of bytes on disk that running rollouts are charged to.
     storage: Option<Arc<StorageQuota>>,
@@ -113,7 +115,13 @@ impl AdmissionQuotas {
     pub fn new(owner: QuotaOwner, quotas: Quotas, meter: Arc<Meter>) -> Self {
         let tokens = burst(&quotas);
         let state = State { quotas, tokens, at: Instant::now(), stored: None };
-        Self { owner, meter, state: state.into(), storage: None }
+        Self { owner, meter, elsewhere: Arc::default(), state: state.into(), storage: None }
+    }
+
+    /// Adds the usage at other workers.
+    #[must_use]
+    pub fn with_elsewhere(self, elsewhere: Arc<Meter>) -> Self {
+        Self { elsewhere, ..self }
     }
 
     /// Adds the quota of bytes on disk that running rollouts are charged to.
@@ -153,6 +161,11 @@ impl AdmissionQuotas {
         self.lock().stored = stored;
     }
 
+    /// Returns the usage of today, here and at other workers.
+    pub fn used_today(&self) -> DayUse {
+        self.meter.today().plus(self.elsewhere.today())
+    }
+
     /// Checks whether one more rollout may be requested, and counts the request.
     pub(crate) fn check(&self) -> Result<(), OverQuota> {
         self.check_at(Instant::now(), now_secs())
@@ -172,7 +185,8 @@ impl AdmissionQuotas {
             let quota = Quota::StoredBytes;
             return Err(OverQuota::until_less(quota, self.owner, used, max));
         }
-        let used = self.meter.usage_on(now_secs / DAY_SECS);
+        let day = now_secs / DAY_SECS;
+        let used = self.meter.usage_on(day).plus(self.elsewhere.usage_on(day));
         let tomorrow = Duration::from_secs(DAY_SECS - now_secs % DAY_SECS);
         let daily = [
             (Quota::ModelTokensPerDay, used.model_tokens),
@@ -217,7 +231,6 @@ mod tests {
     use std::sync::atomic::{AtomicI64, Ordering};
 
     use super::*;
-    use rollout_core::telemetry::DayUse;
 
     fn checked(quotas: Quotas) -> AdmissionQuotas {
         AdmissionQuotas::new(QuotaOwner::Tenant, quotas, Arc::default())
@@ -268,6 +281,20 @@ mod tests {
             "the quota model-tokens-per-day of this tenant is used up: 13 of 10; try again in 43200 s"
         );
         quotas.check_at(now, 6 * DAY_SECS).unwrap();
+    }
+
+    #[test]
+    fn usage_at_other_workers_counts_on_its_day() {
+        let elsewhere = Arc::new(Meter::default());
+        let quotas = checked(one(Quota::ModelTokensPerDay, 10)).with_elsewhere(elsewhere.clone());
+        let now = Instant::now();
+        quotas.meter().set(DayUse { day: 5, model_tokens: 4, guest_cpu: Duration::ZERO });
+        elsewhere.set(DayUse { day: 5, model_tokens: 5, guest_cpu: Duration::ZERO });
+        quotas.check_at(now, 5 * DAY_SECS).unwrap();
+        quotas.meter().add_tokens_on(5, 1);
+        assert_eq!(quotas.check_at(now, 5 * DAY_SECS).unwrap_err().used, 10);
+        elsewhere.set(DayUse { day: 4, model_tokens: 5, guest_cpu: Duration::ZERO });
+        quotas.check_at(now, 5 * DAY_SECS).unwrap();
     }
 
     #[test]

@@ -34,7 +34,7 @@ use error::ApiError;
 use keyed_locks::KeyedLocks;
 use request_limits::RequestLimits;
 use rollout_catalog::{Catalog, CatalogError, KeyId, Name, TenantId};
-use rollout_cluster::Staging;
+use rollout_cluster::{SharedUsage, Staging};
 use rollout_core::budget::Budget;
 use rollout_outbound::{NetworkRules, Reach};
 use rollout_rollout::seal::Seal;
@@ -125,6 +125,11 @@ pub trait Deployments: Send + Sync + 'static {
     /// Returns this worker's part in staged activations, if other workers share the catalog. [`activate`](Self::activate) is then
     /// called for a version that all of them have loaded, unless the activation does not wait for them.
     fn staging(&self) -> Option<Staging> {
+        None
+    }
+
+    /// Returns the usage of tenants at all workers, if other workers share the catalog.
+    fn shared_usage(&self) -> Option<SharedUsage> {
         None
     }
 

@@ -1,5 +1,7 @@
 //! `/tenants`: the tenants of the server. Needs an operator's key.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -11,7 +13,7 @@ use super::Admin;
 use super::error::ApiError;
 use super::extract::{JsonBody, Operator, Params, Path};
 use super::wire::{DayUsage, List, NewTenant, Page, Tenant, TenantChange, TenantUsage};
-use rollout_catalog::{Name, TenantSettings, TrustedKey};
+use rollout_catalog::{Day, Name, TenantSettings, TrustedKey};
 use rollout_outbound::NetworkEntry;
 use rollout_registry::signature::{KeyError, PublicKey};
 
@@ -115,7 +117,7 @@ pub(super) struct UsagePeriod {
     days: Option<u32>,
 }
 
-/// Returns the size of a tenant's components and its usage by day.
+/// Returns the size of a tenant's components and its usage by day, at all workers.
 #[utoipa::path(get, path = "/tenants/{tenant}/usage", tag = "tenants",
     params(("tenant" = String, Path), UsagePeriod), responses((status = 200, body = TenantUsage)))]
 pub(super) async fn usage(
@@ -124,18 +126,26 @@ pub(super) async fn usage(
     Path(name): Path<String>,
     Params(UsagePeriod { days }): Params<UsagePeriod>,
 ) -> Result<Json<TenantUsage>, ApiError> {
-    let days_before_today = Days::new(u64::from(days.unwrap_or(DAYS_DEFAULT).clamp(1, 400) - 1));
+    let count = days.unwrap_or(DAYS_DEFAULT).clamp(1, 400);
     let deployments = admin.0.settings.deployments.clone();
-    let (component_bytes, days) = admin
+    let shared = deployments.shared_usage();
+    let (id, component_bytes, since, days) = admin
         .on_disk(move |catalog| {
             let id = catalog.tenant_named(&name)?.id;
             deployments.note_usage(id);
-            let (today, _) = catalog.usage_today(id);
-            let since = today.checked_sub_days(days_before_today).unwrap_or(today);
-            Ok((catalog.component_bytes(id)?, catalog.usage_since(id, since)?))
+            let today = catalog.today();
+            let since = today.checked_sub_days(Days::new(u64::from(count) - 1)).unwrap_or(today);
+            Ok((id, catalog.component_bytes(id)?, since, catalog.usage_since(id, since)?))
         })
         .await?;
-    let days = days.into_iter().map(|(day, usage)| DayUsage {
+    let mut days: BTreeMap<Day, _> = days.into_iter().collect();
+    if let Some(shared) = shared {
+        let all = since.iter_days().take(count as usize);
+        days = shared.days(id.0, all, days).await.map_err(|error| {
+            ApiError::NoRoom(format!("the usage at other workers cannot be read: {error}; retry later"))
+        })?;
+    }
+    let days = days.into_iter().rev().map(|(day, usage)| DayUsage {
         day: day.to_string(),
         model_tokens: usage.model_tokens,
         guest_cpu_seconds: usage.guest_cpu_nanos as f64 / 1e9,

@@ -37,10 +37,10 @@ use crate::{Server, ShutdownDeadlines, WorkerIdentity};
 use rollout_assembly::config::{Config, JournalConfig, RawConfig};
 use rollout_assembly::{AssemblyError, Besides, NotLoaded, Platform};
 use rollout_catalog::{Catalog, CatalogError, Name, TenantId};
-use rollout_cluster::Staging;
+use rollout_cluster::{SharedUsage, Staging};
 use rollout_core::budget::Budget;
 use rollout_core::capacity::{Slots, raise_descriptors};
-use rollout_core::telemetry::{Metrics, Traces};
+use rollout_core::telemetry::{Meter, Metrics, Traces};
 use rollout_guest::engine::{Engine, EngineError};
 use rollout_guest::plugin::Plugin as Component;
 use rollout_outbound::{Transport, TransportError};
@@ -195,6 +195,10 @@ struct Inner {
     staged: StagedVersions<StagedCode>,
     /// This worker's part in staged activations, if other workers share the catalog.
     staging: std::sync::OnceLock<Staging>,
+    /// The usage of tenants at other workers.
+    elsewhere: Mutex<HashMap<TenantId, Arc<Meter>>>,
+    /// The usage of tenants at all workers, if other workers share the catalog.
+    shared_usage: std::sync::OnceLock<SharedUsage>,
     loading: LoadPermits,
     starting: Semaphore,
     checking: Semaphore,
@@ -251,6 +255,8 @@ impl Tenants {
             refreshed: tokio::sync::Mutex::default(),
             staged,
             staging: std::sync::OnceLock::new(),
+            elsewhere: Mutex::default(),
+            shared_usage: std::sync::OnceLock::new(),
             loading: LoadPermits::new(LOADING_MAX),
             starting: Semaphore::new(STARTING_MAX as usize),
             checking: Semaphore::new(checks_at_once),
@@ -582,6 +588,10 @@ impl Deployments for Tenants {
             let tenant = tenants.tenant(id).await.map_err(|error| error.to_string())?;
             tenant.activate(&tenants, &plugin, version).await.map_err(|error| error.to_string())
         })
+    }
+
+    fn shared_usage(&self) -> Option<SharedUsage> {
+        self.0.shared_usage.get().cloned()
     }
 
     fn staging(&self) -> Option<Staging> {

@@ -27,6 +27,9 @@ pub const SEGMENT_BYTES: u64 = 8 << 20;
 /// The lock under which a plugin is loaded.
 type LoadingLock = Arc<tokio::sync::Mutex<()>>;
 
+/// The lock of a plugin that a task holds.
+type LoadingGuard = tokio::sync::OwnedMutexGuard<()>;
+
 /// A tenant in memory.
 pub(super) struct OpenTenant {
     parts: Arc<TenantParts>,
@@ -104,7 +107,7 @@ impl OpenTenant {
         let parts = TenantParts {
             id,
             slots: inner.pool.tenant(share(&info.quotas)),
-            quotas: Arc::new(quotas.with_storage(storage)),
+            quotas: Arc::new(quotas.with_storage(storage).with_elsewhere(tenants.usage_elsewhere(id))),
             transport: inner.transport.for_tenant(network_rules(&info.network)),
             budget: inner.platform.budget().for_others(),
             journal,
@@ -206,8 +209,7 @@ impl OpenTenant {
         if let Some(plugin) = self.use_loaded(name) {
             return Ok(plugin);
         }
-        let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
-        let _guard = loading.lock().await;
+        let guard = self.lock_plugin(name).await;
         if let Some(plugin) = self.use_loaded(name) {
             return Ok(plugin);
         }
@@ -215,7 +217,13 @@ impl OpenTenant {
             Some(plugin) => Ok(plugin),
             None => LoadedPlugin::load(tenants, &self.parts, name, None, Purpose::Use).await,
         };
-        self.add_loaded(tenants, name, loaded, &loading)
+        self.add_loaded(tenants, name, loaded, &guard)
+    }
+
+    /// Waits until no other task loads, activates or removes a plugin.
+    async fn lock_plugin(&self, name: &str) -> LoadingGuard {
+        let own = lock(&self.loading).entry(name.to_owned()).or_default().clone();
+        own.lock_owned().await
     }
 
     /// Returns a loaded plugin and records its use.
@@ -231,11 +239,11 @@ impl OpenTenant {
         tenants: &Tenants,
         name: &str,
         loaded: Result<Arc<LoadedPlugin>, TenantError>,
-        own_lock: &LoadingLock,
+        guard: &LoadingGuard,
     ) -> Result<Arc<LoadedPlugin>, TenantError> {
         let mut loading = lock(&self.loading);
-        // Two references: this task's and the map's.
-        if Arc::strong_count(own_lock) <= 2 {
+        // Two references: the guard's and the map's.
+        if Arc::strong_count(LoadingGuard::mutex(guard)) <= 2 {
             loading.remove(name);
         }
         let plugin = loaded?;
@@ -253,9 +261,8 @@ impl OpenTenant {
         name: &str,
         version: u32,
     ) -> Result<(), TenantError> {
-        let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
-        let _guard = loading.lock().await;
-        self.activate_locked(tenants, name, version, &loading).await
+        let guard = self.lock_plugin(name).await;
+        self.activate_locked(tenants, name, version, &guard).await
     }
 
     /// Makes the version active here that is active in the catalog, unless it is.
@@ -265,12 +272,11 @@ impl OpenTenant {
         name: &str,
         version: u32,
     ) -> Result<(), TenantError> {
-        let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
-        let _guard = loading.lock().await;
+        let guard = self.lock_plugin(name).await;
         if self.loaded_plugin(name).is_some_and(|plugin| plugin.version() == version) {
             return Ok(());
         }
-        self.activate_locked(tenants, name, version, &loading).await
+        self.activate_locked(tenants, name, version, &guard).await
     }
 
     /// Activates a version while the plugin's lock is held. A staged version is not loaded again.
@@ -279,14 +285,14 @@ impl OpenTenant {
         tenants: &Tenants,
         name: &str,
         version: u32,
-        loading: &LoadingLock,
+        guard: &LoadingGuard,
     ) -> Result<(), TenantError> {
         let Some(plugin) = self.use_loaded(name) else {
             let loaded = match self.take_staged(tenants, name).await {
                 Some(plugin) => Ok(plugin),
                 None => LoadedPlugin::load(tenants, &self.parts, name, Some(version), Purpose::Use).await,
             };
-            return self.add_loaded(tenants, name, loaded, loading).map(|_| ());
+            return self.add_loaded(tenants, name, loaded, guard).map(|_| ());
         };
         match tenants.0.staged.take(self.id, plugin.id(), version) {
             Some(StagedCode::Next(of, deployment)) if Arc::ptr_eq(&plugin, &of) => {
@@ -380,8 +386,7 @@ impl OpenTenant {
     pub(super) async fn remove(&self, name: &str) {
         let plugin = {
             // Waits for a task that is loading it. Later tasks do not find it in the catalog.
-            let loading = lock(&self.loading).entry(name.to_owned()).or_default().clone();
-            let _guard = loading.lock().await;
+            let _guard = self.lock_plugin(name).await;
             lock(&self.loading).remove(name);
             lock(&self.plugins).remove(name)
         };

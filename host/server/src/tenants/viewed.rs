@@ -218,7 +218,7 @@ fn load_of(tenant: &OpenTenant) -> LoadSample {
 
 /// Returns a gauge for each quota of a tenant whose use is measured.
 fn quota_gauges(tenant: &OpenTenant, quotas: &Quotas) -> Vec<Gauge> {
-    let ([running, queued], used) = (tenant.slots.busy(), tenant.quotas.meter().today());
+    let ([running, queued], used) = (tenant.slots.busy(), tenant.quotas.used_today());
     let secs = |secs| format!("{} s", number(secs));
     let gauge = |quota: Quota, used: u64, shown: fn(u64) -> String| {
         quotas.get(quota).map(|max| Gauge::new(quota.as_str(), used, max, shown))

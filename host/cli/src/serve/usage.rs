@@ -1,0 +1,38 @@
+//! The usage of a worker's tenants, which it exchanges with other workers.
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use rollout_catalog::{Day, TenantUsage};
+use rollout_cluster::MeteredTenants;
+use rollout_server::tenants::Tenants;
+
+/// The tenants of a worker.
+pub(super) struct TenantsUsage(pub Tenants);
+
+impl MeteredTenants for TenantsUsage {
+    fn today(&self) -> Day {
+        self.0.today()
+    }
+
+    fn usage(&self, day: Day) -> BoxFuture<'_, Vec<(i64, TenantUsage)>> {
+        let tenants = self.0.clone();
+        async move {
+            let used = tokio::task::spawn_blocking(move || tenants.usage_of_all(day)).await;
+            match used
+                .map_err(|error| error.to_string())
+                .and_then(|used| used.map_err(|error| error.to_string()))
+            {
+                Ok(used) => used.into_iter().map(|(tenant, usage)| (tenant.0, usage)).collect(),
+                Err(error) => {
+                    tracing::error!(error, "the usage of tenants cannot be read from the catalog");
+                    Vec::new()
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn set_elsewhere(&self, tenant: i64, day: Day, usage: TenantUsage) {
+        self.0.set_usage_elsewhere(tenant, day, usage);
+    }
+}
