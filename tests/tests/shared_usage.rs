@@ -64,12 +64,16 @@ impl MeteredTenants for Counted {
     }
 }
 
-/// Starts to exchange the usage of a worker.
-async fn exchange(cluster: &Cluster, log: &str, counted: &Counted) -> (SharedUsage, UsageExchange) {
+/// Starts to exchange the usage of a worker with this log and this name of its count.
+async fn exchange(
+    cluster: &Cluster,
+    [log, count]: [&str; 2],
+    counted: &Counted,
+) -> (SharedUsage, UsageExchange) {
     let owner = WorkerState { url: format!("http://{log}.example"), version: "0.1.0".to_owned() };
     let claimed = in_time("the claim", cluster.claim(Claim::Own(log), &owner)).await.unwrap();
-    let usage = claimed.usage().await.unwrap();
-    (usage.clone(), usage.exchange(counted.clone()).await)
+    let usage = claimed.usage(count.to_owned()).await.unwrap();
+    (usage.clone(), usage.exchange(counted.clone()))
 }
 
 #[tokio::test]
@@ -86,8 +90,8 @@ async fn each_worker_knows_the_usage_of_the_others_through_restarts_outages_and_
     let cluster = until("the cluster", async || Cluster::connect(settings.clone()).await.ok()).await;
     let monday: Day = "2026-11-30".parse().unwrap();
     let (one, other) = (Counted::new(monday), Counted::new(monday));
-    let (shared, of_one) = exchange(&cluster, "w1", &one).await;
-    let (_, of_other) = exchange(&cluster, "w2", &other).await;
+    let (shared, of_one) = exchange(&cluster, ["w1", "a"], &one).await;
+    let (_, of_other) = exchange(&cluster, ["w2", "b"], &other).await;
 
     one.count(TENANT, tokens(10));
     other.hears(tokens(10)).await;
@@ -97,27 +101,29 @@ async fn each_worker_knows_the_usage_of_the_others_through_restarts_outages_and_
     one.count(TENANT, tokens(12));
     other.hears(tokens(12)).await;
 
-    // The next process of a worker has lost the disk: what its log had counts as usage elsewhere, and is added to.
+    // The next process of a worker has lost the disk: what its former count had is usage elsewhere.
     of_other.end().await.unwrap();
     let without_disk = Counted::new(monday);
-    let (_, of_other) = exchange(&cluster, "w2", &without_disk).await;
+    let (_, of_other) = exchange(&cluster, ["w2", "c"], &without_disk).await;
     without_disk.hears(tokens(12 + 5)).await;
     without_disk.count(TENANT, tokens(2));
     one.hears(tokens(5 + 2)).await;
     drop(of_other);
 
-    // One with the disk counts that itself.
+    // One with the disk goes on counting, under any name of the worker. It had not stored everything.
     let with_disk = Counted::new(monday);
     with_disk.count(TENANT, tokens(7));
-    let (_, of_other) = exchange(&cluster, "w2", &with_disk).await;
-    with_disk.hears(tokens(12)).await;
+    with_disk.own.lock().unwrap().insert((monday.pred_opt().unwrap(), TENANT), tokens(40));
+    let (_, of_other) = exchange(&cluster, ["w3", "b"], &with_disk).await;
+    with_disk.hears(tokens(12 + 2)).await;
+    one.hears(tokens(7 + 2)).await;
     with_disk.count(TENANT, tokens(8));
-    one.hears(tokens(8)).await;
+    one.hears(tokens(8 + 2)).await;
 
     nats.kill_all().await;
     one.count(TENANT, tokens(20));
     nats.restart_all().await;
-    with_disk.hears(tokens(20)).await;
+    with_disk.hears(tokens(20 + 2)).await;
 
     // The last usage of a day is stored on the next one, of which nothing is known.
     let tuesday = monday.succ_opt().unwrap();
@@ -130,12 +136,17 @@ async fn each_worker_knows_the_usage_of_the_others_through_restarts_outages_and_
     with_disk.count(TENANT, tokens(3));
     one.hears(tokens(3)).await;
 
-    // The worker's own usage may not be stored yet.
+    // The worker's own usage may not be stored yet, and the last one of a day is stored after its end.
     one.count(TENANT, tokens(4));
-    let own = BTreeMap::from([(monday, tokens(21)), (tuesday, tokens(4))]);
-    let days = monday.pred_opt().unwrap().iter_days().take(3);
-    let days = shared.days(TENANT, days, own).await.unwrap();
-    assert_eq!(days, BTreeMap::from([(monday, tokens(21 + 8)), (tuesday, tokens(4 + 3))]));
+    let sunday = monday.pred_opt().unwrap();
+    let expected =
+        BTreeMap::from([(sunday, tokens(40)), (monday, tokens(21 + 8 + 2)), (tuesday, tokens(4 + 3))]);
+    until("the usage of all days", async || {
+        let own = BTreeMap::from([(tuesday, tokens(4))]);
+        let days = shared.days(TENANT, sunday.iter_days().take(4), own).await.unwrap();
+        (days == expected).then_some(())
+    })
+    .await;
     of_one.end().await.unwrap();
     with_disk.hears(tokens(4)).await;
     drop(of_other);

@@ -4,7 +4,13 @@ use rusqlite_migration::{M, Migrations};
 
 /// Returns the migrations from every earlier version to the current one.
 pub(crate) fn migrations() -> Migrations<'static> {
-    Migrations::new(vec![M::up(VERSION_1), M::up(VERSION_2), M::up(VERSION_3), M::up(VERSION_4)])
+    Migrations::new(vec![
+        M::up(VERSION_1),
+        M::up(VERSION_2),
+        M::up(VERSION_3),
+        M::up(VERSION_4),
+        M::up(VERSION_5),
+    ])
 }
 
 /// Times are seconds since 1970, days are counted from 1970, digests are 64 hex digits.
@@ -121,4 +127,13 @@ CREATE TABLE shared (
 /// The digest of the first change of the shared log, whose beginning may be gone.
 const VERSION_4: &str = "
 ALTER TABLE shared ADD COLUMN origin TEXT;
+";
+
+/// The name of this database's count of usage, which other workers distinguish it by.
+const VERSION_5: &str = "
+CREATE TABLE usage_count (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    name TEXT NOT NULL
+) STRICT;
+INSERT INTO usage_count (id, name) VALUES (1, lower(hex(randomblob(16))));
 ";

@@ -109,6 +109,12 @@ impl Catalog {
         Ok(all.into_iter().collect())
     }
 
+    /// Returns the random name of the count of usage in this database. It is lost with the usage.
+    pub fn usage_count_name(&self) -> Result<String, CatalogError> {
+        let select = "SELECT name FROM usage_count";
+        self.0.store.read(|transaction| Ok(transaction.query_row(select, [], |row| row.get(0))?))
+    }
+
     /// Returns today, by UTC.
     pub fn today(&self) -> Day {
         day_of(number(self.0.store.now()))

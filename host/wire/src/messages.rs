@@ -50,6 +50,7 @@ impl Messages {
 
     /// Adds a message that is a checked JSON object without surrounding white space.
     pub fn push_text(&mut self, message: &str) {
+        debug_assert!(message.starts_with('{') && message.ends_with('}'), "{message}");
         self.push_texts(std::iter::once(message));
     }
 

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use futures_util::future::OptionFuture;
 use rollout_assembly::config::{Advertised, ClusterSettings, Config, Role, is_worker_name};
 use rollout_catalog::SharedLog;
 use rollout_cluster::{
     CatalogChanges, CatalogLog, ClaimedLog, Cluster, Finding, Heartbeats, LogWriter, Members, QuotaLeases,
-    Severity, SharedQuotas, SharedUsage, Staging, UsageExchange, WorkerState,
+    Severity, SharedQuotas, Staging, UsageExchange, WorkerState,
 };
 use rollout_core::capacity::{Machine, raise_descriptors};
 use rollout_core::telemetry::{Lag, LeasedCount, Metrics, Replication};
@@ -222,7 +223,6 @@ pub(super) struct CatalogShare {
     changes: CatalogChanges,
     staging: Staging,
     quotas: SharedQuotas,
-    usage: SharedUsage,
     cluster: Cluster,
     claimed: ClaimedLog,
     heartbeats: Heartbeats,
@@ -280,22 +280,9 @@ pub(super) async fn share_catalog(
     let members = Arc::new(cluster.members().await?);
     let staging = cluster.staging(&claimed, members).await?;
     let quotas = claimed.quotas().await?;
-    let usage = claimed.usage().await?;
     let writer = Arc::new(claimed.writer());
     let lost = dir.join(TIMES_LOST_FILE);
-    Ok(Some(CatalogShare {
-        log,
-        changes,
-        staging,
-        quotas,
-        usage,
-        cluster,
-        claimed,
-        heartbeats,
-        writer,
-        lock,
-        lost,
-    }))
+    Ok(Some(CatalogShare { log, changes, staging, quotas, cluster, claimed, heartbeats, writer, lock, lost }))
 }
 
 /// Removes the journals of all tenants, which are written from the log.
@@ -338,19 +325,8 @@ impl CatalogShare {
     /// workers if there is an adopter. Returns when this worker takes part in staged activations, unless it only continues the
     /// rollouts of another one. Must be called within the runtime, and before requests are accepted.
     pub(super) async fn follow(self, tenants: Tenants, adopter: Option<Adopter>) -> Result<Announced> {
-        let Self {
-            log: _,
-            mut changes,
-            staging,
-            quotas,
-            usage,
-            cluster,
-            claimed,
-            heartbeats,
-            writer,
-            lock,
-            lost,
-        } = self;
+        let Self { log: _, mut changes, staging, quotas, cluster, claimed, heartbeats, writer, lock, lost } =
+            self;
         let replication = watch_log(writer.clone(), lost);
         tenants.metrics().add_replication(&replication);
         tenants.metrics().add_state(tenants.copy_state());
@@ -370,8 +346,9 @@ impl CatalogShare {
                 }
             }
         });
+        let usage = claimed.usage(tenants.usage_count_name()?).await?;
         tenants.share_usage(usage.clone());
-        let exchange = usage.exchange(TenantsUsage(tenants.clone())).await;
+        let exchange = usage.exchange(TenantsUsage(tenants.clone()));
         let leases = Some(quotas.lease(TenantsSlots::new(tenants)));
         let own = claimed.log().to_owned();
         let adopting = adopter.map(|adopter| tokio::spawn(adopter.run(cluster, own, replication)));
@@ -546,15 +523,15 @@ impl Announced {
         if let Some(adopting) = self.adopting.take() {
             adopting.abort();
         }
-        if let Some((leases, unfinished)) = self.leases.take().zip(unfinished)
-            && let Err(error) = leases.release(unfinished).await
-        {
+        let leases = self.leases.take().zip(unfinished);
+        let releasing = OptionFuture::from(leases.map(|(leases, unfinished)| leases.release(unfinished)));
+        let storing = OptionFuture::from(self.exchange.take().map(UsageExchange::end));
+        let (released, stored) = tokio::join!(releasing, storing);
+        if let Some(Err(error)) = released {
             tracing::warn!(%error, "leased quotas are free only when other workers find that this one has left");
         }
-        if let Some(exchange) = self.exchange.take()
-            && let Err(error) = exchange.end().await
-        {
-            tracing::warn!(%error, "the last usage of tenants is stored when a worker continues this log");
+        if let Some(Err(error)) = stored {
+            tracing::warn!(%error, "other workers know the last usage of tenants when this one runs again");
         }
         if is_idle {
             if let Err(error) = self.heartbeats.retire().await {

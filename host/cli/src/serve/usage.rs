@@ -7,6 +7,7 @@ use rollout_cluster::MeteredTenants;
 use rollout_server::tenants::Tenants;
 
 /// The tenants of a worker.
+#[derive(Clone)]
 pub(super) struct TenantsUsage(pub Tenants);
 
 impl MeteredTenants for TenantsUsage {

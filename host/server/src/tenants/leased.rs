@@ -51,6 +51,16 @@ impl Tenants {
         self.0.catalog.today()
     }
 
+    /// Returns the name of this worker's count of usage.
+    pub fn usage_count_name(&self) -> Result<String, CatalogError> {
+        self.0.catalog.usage_count_name()
+    }
+
+    /// Forgets the usage of a tenant that was deleted.
+    pub(super) fn forget_usage_elsewhere(&self, id: TenantId) {
+        self.0.elsewhere.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    }
+
     /// Sets the usage that workers share, for the admin API. Only the first call has an effect.
     pub fn share_usage(&self, usage: SharedUsage) {
         let _ = self.0.shared_usage.set(usage);

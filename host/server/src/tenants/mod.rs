@@ -635,6 +635,7 @@ impl Deployments for Tenants {
     fn tenant_deleted(&self, id: TenantId) -> BoxFuture<'static, ()> {
         let cell = self.lock_open().remove(&id);
         self.note_left(Some(id), 0);
+        self.forget_usage_elsewhere(id);
         Box::pin(async move {
             let Some(cell) = cell else { return };
             // Waits for a tenant that is being opened, which may continue rollouts already.
