@@ -1,6 +1,7 @@
 //! Usage of tenants by day that workers exchange, on a real NATS server.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
@@ -24,12 +25,14 @@ struct Counted {
     today: Arc<Mutex<Day>>,
     own: Arc<Mutex<BTreeMap<(Day, i64), TenantUsage>>>,
     elsewhere: watch::Sender<BTreeMap<(Day, i64), TenantUsage>>,
+    is_readable: Arc<AtomicBool>,
 }
 
 impl Counted {
     fn new(today: Day) -> Self {
         let today = Arc::new(Mutex::new(today));
-        Self { today, own: Arc::default(), elsewhere: watch::Sender::default() }
+        let is_readable = Arc::new(AtomicBool::new(true));
+        Self { today, own: Arc::default(), elsewhere: watch::Sender::default(), is_readable }
     }
 
     fn count(&self, tenant: i64, usage: TenantUsage) {
@@ -50,11 +53,11 @@ impl MeteredTenants for Counted {
         *self.today.lock().unwrap()
     }
 
-    fn usage(&self, day: Day) -> BoxFuture<'_, Vec<(i64, TenantUsage)>> {
+    fn usage(&self, day: Day) -> BoxFuture<'_, Option<Vec<(i64, TenantUsage)>>> {
         let own = self.own.lock().unwrap();
         let of_day = own.iter().filter(|((of, _), _)| *of == day);
         let of_day = of_day.map(|((_, tenant), usage)| (*tenant, *usage)).collect();
-        std::future::ready(of_day).boxed()
+        std::future::ready(self.is_readable.load(Ordering::SeqCst).then_some(of_day)).boxed()
     }
 
     fn set_elsewhere(&self, tenant: i64, day: Day, usage: TenantUsage) {
@@ -114,8 +117,11 @@ async fn each_worker_knows_the_usage_of_the_others_through_restarts_outages_and_
     let with_disk = Counted::new(monday);
     with_disk.count(TENANT, tokens(7));
     with_disk.own.lock().unwrap().insert((monday.pred_opt().unwrap(), TENANT), tokens(40));
+    // What cannot be read now is stored later.
+    with_disk.is_readable.store(false, Ordering::SeqCst);
     let (_, of_other) = exchange(&cluster, ["w3", "b"], &with_disk).await;
     with_disk.hears(tokens(12 + 2)).await;
+    with_disk.is_readable.store(true, Ordering::SeqCst);
     one.hears(tokens(7 + 2)).await;
     with_disk.count(TENANT, tokens(8));
     one.hears(tokens(8 + 2)).await;
@@ -142,7 +148,7 @@ async fn each_worker_knows_the_usage_of_the_others_through_restarts_outages_and_
     let expected =
         BTreeMap::from([(sunday, tokens(40)), (monday, tokens(21 + 8 + 2)), (tuesday, tokens(4 + 3))]);
     until("the usage of all days", async || {
-        let own = BTreeMap::from([(tuesday, tokens(4))]);
+        let own = BTreeMap::from([(monday, tokens(21)), (tuesday, tokens(4))]);
         let days = shared.days(TENANT, sunday.iter_days().take(4), own).await.unwrap();
         (days == expected).then_some(())
     })

@@ -136,4 +136,5 @@ CREATE TABLE usage_count (
     name TEXT NOT NULL
 ) STRICT;
 INSERT INTO usage_count (id, name) VALUES (1, lower(hex(randomblob(16))));
+CREATE INDEX usage_by_day ON usage(day);
 ";

@@ -1,11 +1,11 @@
 //! Usage of tenants by day, of all workers together.
 //!
-//! A bucket has a key for each tenant and day, `TENANT.YYYY-MM-DD`, with what each count of usage has. A worker stores the part of its
-//! own count with each heartbeat if it has grown, by a compare-and-set of the key's revision, and watches the keys of the day. A
-//! part only grows, so a write that is repeated changes nothing.
+//! A bucket has a key for each tenant, day and count of usage: `TENANT.YYYY-MM-DD.COUNT`. A worker stores its own parts with each
+//! heartbeat if they have grown, and watches those of others for today. A part only grows, so a write that is repeated changes
+//! nothing.
 //!
-//! A count is a database with a random name. A worker that has lost its disk, and a process that continues the log of another
-//! worker, begin a count of their own, and the part of the former one stays.
+//! A count is a database with a random name, which one process at a time uses. A worker that has lost its disk, and a process that
+//! continues the log of another worker, begin a count of their own, and the parts of the former one stay.
 //!
 //! While NATS does not answer, a worker counts its own usage and what it last knew of the others.
 
@@ -15,15 +15,14 @@ use std::time::Duration;
 use async_nats::jetstream::kv;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use rollout_catalog::{Day, TenantUsage};
-use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::claim::ClaimedLog;
 use crate::connect::Cluster;
-use crate::error::{ClusterError, chain, is_wrong_last, unavailable};
+use crate::error::{ClusterError, chain, unavailable};
 use crate::storage::Bucket;
 
 /// Age at which the bucket drops entries: some more than the days that a catalog keeps.
@@ -35,12 +34,6 @@ const LATE_DAYS: usize = 7;
 /// Maximum number of keys that are read or written at once.
 const REQUESTS_MAX: usize = 16;
 
-/// Number of times that a write is repeated at once while others write the same key.
-const RETRIES_MAX: u32 = 8;
-
-/// Pause before a write is repeated, multiplied by the number of tries. A server may know an older entry for a moment.
-const RETRY_PAUSE: Duration = Duration::from_millis(10);
-
 /// Pause before a watch that has ended is begun again.
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
@@ -49,8 +42,8 @@ pub trait MeteredTenants: Send + Sync + 'static {
     /// Returns today, by UTC.
     fn today(&self) -> Day;
 
-    /// Returns the usage of all tenants in a day by this worker's count. It never shrinks.
-    fn usage(&self, day: Day) -> BoxFuture<'_, Vec<(i64, TenantUsage)>>;
+    /// Returns the usage of all tenants in a day by this worker's count; nothing if it cannot be read now.
+    fn usage(&self, day: Day) -> BoxFuture<'_, Option<Vec<(i64, TenantUsage)>>>;
 
     /// Sets the usage of a tenant in a day by all other counts.
     fn set_elsewhere(&self, tenant: i64, day: Day, usage: TenantUsage);
@@ -68,7 +61,7 @@ pub struct SharedUsage {
 /// The exchange of usage with other workers, which goes on until this is dropped.
 pub struct UsageExchange {
     leave: oneshot::Sender<()>,
-    storing: AbortOnDropHandle<()>,
+    storing: AbortOnDropHandle<Result<(), ClusterError>>,
     _watching: AbortOnDropHandle<()>,
     time_max: Duration,
 }
@@ -79,8 +72,8 @@ impl UsageExchange {
         let Self { leave, storing, time_max, .. } = self;
         let _ = leave.send(());
         match tokio::time::timeout(time_max, storing).await {
-            Ok(ended) => ended.map_err(unavailable),
-            Err(_) => Err(ClusterError::Unavailable("the last usage was not stored".to_owned())),
+            Ok(ended) => ended.map_err(unavailable)?,
+            Err(_) => Err(ClusterError::Unavailable("the servers did not answer".to_owned())),
         }
     }
 }
@@ -112,22 +105,24 @@ impl SharedUsage {
         mut own: BTreeMap<Day, TenantUsage>,
     ) -> Result<BTreeMap<Day, TenantUsage>, ClusterError> {
         let (bucket, count) = (self.bucket.clone(), self.own.clone());
-        let days: Vec<Day> = days.collect();
+        let days: BTreeSet<Day> = days.collect();
         let read = async move {
-            let mut entries = stream::iter(days)
-                .map(|day| {
+            let found = bucket.stream.info_with_subjects(format!("{}{tenant}.*.*", bucket.prefix)).await;
+            let subjects = found.map_err(|error| away(&error))?.map_ok(|(subject, _)| subject);
+            let subjects: Vec<String> = subjects.try_collect().await.map_err(|error| away(&error))?;
+            let keys = subjects.iter().filter_map(|subject| Key::read(subject.strip_prefix(&bucket.prefix)?));
+            let wanted: Vec<Key> = keys.filter(|key| days.contains(&key.day) && key.count != count).collect();
+            let mut parts = stream::iter(wanted)
+                .map(|key| {
                     let bucket = &bucket;
-                    async move { (day, current(bucket, &key(tenant, day)).await) }
+                    async move { Ok::<_, ClusterError>((key.day, part(bucket, &key.write()).await?)) }
                 })
                 .buffer_unordered(REQUESTS_MAX);
-            while let Some((day, found)) = entries.next().await {
-                let (mut entry, _) = found?;
-                entry.raise(&count, own.remove(&day).unwrap_or_default());
-                let total = entry.total();
-                if total != TenantUsage::default() {
-                    own.insert(day, total);
-                }
+            while let Some((day, usage)) = parts.try_next().await? {
+                own.entry(day).or_default().add(usage);
             }
+            drop(parts);
+            own.retain(|_, usage| *usage != TenantUsage::default());
             Ok(own)
         };
         self.cluster.run(read).await?
@@ -141,51 +136,29 @@ impl SharedUsage {
         let watching =
             Watching { bucket: bucket.clone(), own: own.clone(), tenants: tenants.clone(), interval };
         let storing = Storing { bucket, own, tenants, interval, stored: BTreeMap::new(), is_away: false };
-        let spawn = |task| AbortOnDropHandle::new(cluster.handle().spawn(task));
+        let storing = AbortOnDropHandle::new(cluster.handle().spawn(storing.run(leaves)));
         let _watching = AbortOnDropHandle::new(cluster.handle().spawn(watching.run()));
-        UsageExchange { leave, storing: spawn(storing.run(leaves)), _watching, time_max }
+        UsageExchange { leave, storing, _watching, time_max }
     }
 }
 
-fn key(tenant: i64, day: Day) -> String {
-    format!("{tenant}.{day}")
+/// A key of the bucket.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    tenant: i64,
+    day: Day,
+    count: String,
 }
 
-/// The value of a key: the usage by each count.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct UsageEntry {
-    counts: BTreeMap<String, TenantUsage>,
-}
-
-impl UsageEntry {
-    /// Raises the part of a count to this usage. Returns whether it was less.
-    fn raise(&mut self, count: &str, usage: TenantUsage) -> bool {
-        let part = self.part(count);
-        let larger = larger(part, usage);
-        if larger == part {
-            return false;
-        }
-        self.counts.insert(count.to_owned(), larger);
-        true
+impl Key {
+    fn read(key: &str) -> Option<Self> {
+        let mut parts = key.splitn(3, '.');
+        let (tenant, day) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        Some(Self { tenant, day, count: parts.next()?.to_owned() })
     }
 
-    fn part(&self, count: &str) -> TenantUsage {
-        self.counts.get(count).copied().unwrap_or_default()
-    }
-
-    fn total(&self) -> TenantUsage {
-        self.sum(|_| true)
-    }
-
-    /// Returns the usage by all other counts.
-    fn others(&self, count: &str) -> TenantUsage {
-        self.sum(|other| other != count)
-    }
-
-    fn sum(&self, is_summed: impl Fn(&str) -> bool) -> TenantUsage {
-        let mut sum = TenantUsage::default();
-        self.counts.iter().filter(|(count, _)| is_summed(count)).for_each(|(_, part)| sum.add(*part));
-        sum
+    fn write(&self) -> String {
+        format!("{}.{}.{}", self.tenant, self.day, self.count)
     }
 }
 
@@ -196,69 +169,24 @@ fn larger(one: TenantUsage, other: TenantUsage) -> TenantUsage {
     }
 }
 
-/// Reason why a part was not stored.
-enum NotStored {
-    /// The servers did not answer.
-    Away(ClusterError),
-    /// The entry cannot be read, or others write it too often. The parts of other keys can be stored.
-    Key(String),
+fn away(error: &(impl std::error::Error + 'static)) -> ClusterError {
+    ClusterError::Unavailable(chain(error))
 }
 
-impl From<NotStored> for ClusterError {
-    fn from(reason: NotStored) -> Self {
-        match reason {
-            NotStored::Away(error) => error,
-            NotStored::Key(reason) => Self::Unavailable(reason),
-        }
-    }
+/// Reads a part, which is nothing if it is not there.
+async fn part(bucket: &kv::Store, key: &str) -> Result<TenantUsage, ClusterError> {
+    let found = bucket.entry(key).await.map_err(|error| away(&error))?;
+    Ok(found.as_ref().and_then(read).unwrap_or_default())
 }
 
-fn away(error: &(impl std::error::Error + 'static)) -> NotStored {
-    NotStored::Away(ClusterError::Unavailable(chain(error)))
-}
-
-/// Reads the entry of a key and its revision.
-async fn current(bucket: &kv::Store, key: &str) -> Result<(UsageEntry, u64), NotStored> {
-    match bucket.entry(key).await {
-        Ok(Some(found)) => Ok((read(&found).map_err(NotStored::Key)?, found.revision)),
-        Ok(None) => Ok((UsageEntry::default(), 0)),
-        Err(error) => Err(away(&error)),
-    }
-}
-
-fn read(found: &kv::Entry) -> Result<UsageEntry, String> {
+/// Returns the usage in an entry. One that cannot be read is logged.
+fn read(found: &kv::Entry) -> Option<TenantUsage> {
     if found.operation != kv::Operation::Put {
-        return Ok(UsageEntry::default());
+        return None;
     }
     let read = serde_json::from_slice(&found.value);
-    read.map_err(|error| format!("the usage in key {} cannot be read: {error}", found.key))
-}
-
-/// Raises the part of a count in an entry. Returns the part that is stored then.
-async fn store(
-    bucket: &kv::Store,
-    key: &str,
-    count: &str,
-    usage: TenantUsage,
-) -> Result<TenantUsage, NotStored> {
-    let mut retries = 0;
-    loop {
-        let (mut entry, revision) = current(bucket, key).await?;
-        if !entry.raise(count, usage) {
-            return Ok(entry.part(count));
-        }
-        // Neither texts nor numbers fail to serialize.
-        let value = serde_json::to_vec(&entry).map(Bytes::from).unwrap_or_default();
-        match bucket.update(key, value, revision).await {
-            Ok(_) => return Ok(entry.part(count)),
-            Err(error) if !is_wrong_last(&error) => return Err(away(&error)),
-            Err(_) if retries == RETRIES_MAX => {
-                return Err(NotStored::Key(format!("other workers write key {key} too often")));
-            }
-            Err(_) => retries += 1,
-        }
-        tokio::time::sleep(RETRY_PAUSE * retries).await;
-    }
+    read.inspect_err(|error| tracing::warn!(key = found.key, %error, "the usage in a key cannot be read"))
+        .ok()
 }
 
 /// Watches the usage of today at other workers.
@@ -269,43 +197,75 @@ struct Watching<T> {
     interval: Duration,
 }
 
+/// The usage of a day at other workers.
+struct Elsewhere {
+    day: Day,
+    parts: BTreeMap<(i64, String), TenantUsage>,
+    /// The sum of a tenant's parts.
+    sums: BTreeMap<i64, TenantUsage>,
+}
+
+impl Elsewhere {
+    fn new(day: Day) -> Self {
+        Self { day, parts: BTreeMap::new(), sums: BTreeMap::new() }
+    }
+
+    /// Replaces a part, and returns the sum of its tenant.
+    fn replace(&mut self, tenant: i64, count: String, part: TenantUsage) -> TenantUsage {
+        let before = self.parts.insert((tenant, count), part).unwrap_or_default();
+        let sum = self.sums.entry(tenant).or_default();
+        sum.model_tokens = sum.model_tokens.saturating_sub(before.model_tokens);
+        sum.guest_cpu_nanos = sum.guest_cpu_nanos.saturating_sub(before.guest_cpu_nanos);
+        sum.add(part);
+        *sum
+    }
+}
+
 impl<T: MeteredTenants> Watching<T> {
     /// Never returns.
     async fn run(self) {
+        let mut is_away = false;
+        let mut elsewhere = Elsewhere::new(self.tenants.today());
         loop {
-            let day = self.tenants.today();
-            match self.bucket.watch_with_history(format!("*.{day}")).await {
-                Ok(watch) => self.follow(day, watch).await,
-                Err(error) => tracing::warn!(%error, "the usage of tenants cannot be watched; trying again"),
+            let today = self.tenants.today();
+            if elsewhere.day != today {
+                elsewhere = Elsewhere::new(today);
             }
-            if self.tenants.today() == day {
+            match self.bucket.watch_with_history(format!("*.{today}.*")).await {
+                Ok(watch) => {
+                    is_away = false;
+                    self.follow(&mut elsewhere, watch).await;
+                }
+                Err(error) if !std::mem::replace(&mut is_away, true) => {
+                    tracing::warn!(%error, "the usage at other workers cannot be watched; trying again");
+                }
+                Err(_) => {}
+            }
+            if self.tenants.today() == elsewhere.day {
                 tokio::time::sleep(WATCH_PAUSE).await;
             }
         }
     }
 
     /// Applies changes until the watch or the day ends.
-    async fn follow(&self, day: Day, mut watch: kv::Watch) {
+    async fn follow(&self, elsewhere: &mut Elsewhere, mut watch: kv::Watch) {
         let mut ticks = tokio::time::interval(self.interval);
         loop {
             tokio::select! {
-                _ = ticks.tick() => if self.tenants.today() != day { return },
+                _ = ticks.tick() => if self.tenants.today() != elsewhere.day { return },
                 found = watch.next() => match found {
-                    Some(Ok(found)) => self.apply(day, &found),
+                    Some(Ok(found)) => self.apply(elsewhere, &found),
                     _ => return,
                 },
             }
         }
     }
 
-    fn apply(&self, day: Day, found: &kv::Entry) {
-        let tenant = found.key.split('.').next().and_then(|tenant| tenant.parse().ok());
-        match tenant
-            .ok_or_else(|| format!("{} is no key of a tenant", found.key))
-            .and_then(|tenant| Ok((tenant, read(found)?)))
-        {
-            Ok((tenant, entry)) => self.tenants.set_elsewhere(tenant, day, entry.others(&self.own)),
-            Err(error) => tracing::warn!(error, "the usage of a tenant at other workers is not counted"),
+    fn apply(&self, elsewhere: &mut Elsewhere, found: &kv::Entry) {
+        let Some((key, part)) = Key::read(&found.key).zip(read(found)) else { return };
+        if key.count != self.own && key.day == elsewhere.day {
+            let sum = elsewhere.replace(key.tenant, key.count, part);
+            self.tenants.set_elsewhere(key.tenant, key.day, sum);
         }
     }
 }
@@ -317,13 +277,14 @@ struct Storing<T> {
     tenants: T,
     interval: Duration,
     /// Parts that are stored.
-    stored: BTreeMap<(Day, i64), TenantUsage>,
-    /// Whether the last request had no answer.
+    stored: BTreeMap<Key, TenantUsage>,
+    /// Whether the last usage was not stored.
     is_away: bool,
 }
 
 impl<T: MeteredTenants> Storing<T> {
-    async fn run(mut self, mut leaves: oneshot::Receiver<()>) {
+    /// Returns whether everything was stored at the end.
+    async fn run(mut self, mut leaves: oneshot::Receiver<()>) -> Result<(), ClusterError> {
         let mut last = self.tenants.today();
         // The last usage of a day is stored on the next one. An earlier process may have ended before it could store its usage.
         let mut days: BTreeSet<Day> = last.iter_days().rev().take(LATE_DAYS + 1).collect();
@@ -331,66 +292,99 @@ impl<T: MeteredTenants> Storing<T> {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let left = tokio::select! {
+                biased;
                 left = &mut leaves => Some(left),
                 _ = ticks.tick() => None,
             };
             if matches!(left, Some(Err(_))) {
-                return;
+                return Ok(());
             }
             let today = self.tenants.today();
             days.insert(today);
-            for day in days.clone() {
-                // A day is over if it was before its usage was read, at the last time, too.
-                let is_stored = self.store_all(day).await;
-                if is_stored && day < today.min(last) {
-                    days.remove(&day);
-                }
-            }
+            // This pass and the one before began after the end of such a day.
+            let is_over = |day: &Day| *day < today.min(last);
+            let stored = self.store_days(&mut days, is_over).await;
             last = today;
-            self.stored.retain(|(day, _), _| days.contains(day));
+            self.stored.retain(|key, _| days.contains(&key.day));
             if left.is_some() {
-                return;
+                return stored;
             }
+            self.note(stored.err());
         }
     }
 
-    /// Stores the usage of a day that is not stored yet. Returns whether all is.
-    async fn store_all(&mut self, day: Day) -> bool {
-        let mut grown = self.tenants.usage(day).await;
-        grown.retain(|(tenant, usage)| {
-            let stored = self.stored.get(&(day, *tenant)).copied().unwrap_or_default();
-            larger(stored, *usage) != stored
-        });
-        let (bucket, own) = (self.bucket.clone(), self.own.clone());
-        let mut writes = stream::iter(grown)
-            .map(|(tenant, usage)| {
-                let (bucket, own) = (&bucket, &own);
-                async move { (tenant, store(bucket, &key(tenant, day), own, usage).await) }
-            })
-            .buffer_unordered(REQUESTS_MAX);
-        let mut is_stored = true;
-        while let Some((tenant, written)) = writes.next().await {
-            match written {
-                Ok(part) => {
-                    self.stored.insert((day, tenant), part);
-                    if std::mem::take(&mut self.is_away) {
-                        tracing::info!("the usage of tenants is stored again");
-                    }
-                }
-                Err(NotStored::Key(error)) => {
-                    is_stored = false;
-                    tracing::warn!(tenant, %day, error, "the usage of a tenant was not stored; trying again");
-                }
-                Err(NotStored::Away(error)) => {
-                    if !std::mem::replace(&mut self.is_away, true) {
-                        tracing::warn!(%error, "the usage of tenants was not stored; trying again");
-                    }
-                    return false;
-                }
+    /// Stores the usage of these days that is not stored yet, and removes those that are over.
+    async fn store_days(
+        &mut self,
+        days: &mut BTreeSet<Day>,
+        is_over: impl Fn(&Day) -> bool,
+    ) -> Result<(), ClusterError> {
+        for day in days.clone().into_iter().rev() {
+            let unread =
+                || ClusterError::Unavailable(format!("the usage of {day} cannot be read from the catalog"));
+            let usage = self.tenants.usage(day).await.ok_or_else(unread)?;
+            self.store_day(day, usage).await?;
+            if is_over(&day) {
+                days.remove(&day);
             }
         }
-        is_stored
+        Ok(())
     }
+
+    async fn store_day(&mut self, day: Day, usage: Vec<(i64, TenantUsage)>) -> Result<(), ClusterError> {
+        let (bucket, count) = (self.bucket.clone(), self.own.clone());
+        let keys =
+            usage.into_iter().map(|(tenant, usage)| (Key { tenant, day, count: count.clone() }, usage));
+        let parts = keys.map(|(key, usage)| (self.stored.get(&key).copied(), key, usage));
+        let grown =
+            parts.filter(|(stored, _, usage)| stored.is_none_or(|stored| larger(stored, *usage) != stored));
+        let grown: Vec<_> = grown.collect();
+        let mut writes = stream::iter(grown)
+            .map(|(stored, key, usage)| {
+                let bucket = &bucket;
+                async move { store(bucket, key, stored, usage).await }
+            })
+            .buffer_unordered(REQUESTS_MAX);
+        while let Some((key, part)) = writes.try_next().await? {
+            self.stored.insert(key, part);
+        }
+        Ok(())
+    }
+
+    /// Logs the first failure, and the first success after it.
+    fn note(&mut self, error: Option<ClusterError>) {
+        let is_away = error.is_some();
+        match error {
+            Some(error) if !self.is_away => {
+                tracing::warn!(%error, "the usage of tenants was not stored; trying again");
+            }
+            None if self.is_away => tracing::info!("the usage of tenants is stored again"),
+            _ => {}
+        }
+        self.is_away = is_away;
+    }
+}
+
+/// Stores a part, unless a larger one is stored. `stored` is what is known to be. Returns what is stored then.
+async fn store(
+    bucket: &kv::Store,
+    key: Key,
+    stored: Option<TenantUsage>,
+    usage: TenantUsage,
+) -> Result<(Key, TenantUsage), ClusterError> {
+    let name = key.write();
+    // An earlier process with this database may have stored more than the database has after a crash of the machine.
+    let before = match stored {
+        Some(before) => before,
+        None => part(bucket, &name).await?,
+    };
+    let part = larger(before, usage);
+    if part != before {
+        // Numbers do not fail to serialize.
+        let value = serde_json::to_vec(&part).map(Bytes::from).unwrap_or_default();
+        bucket.put(&name, value).await.map_err(|error| away(&error))?;
+    }
+    Ok((key, part))
 }
 
 #[cfg(test)]
@@ -402,13 +396,22 @@ mod tests {
     }
 
     #[test]
-    fn a_part_only_grows_and_the_others_are_summed() {
-        let mut entry = UsageEntry::default();
-        assert!(!entry.raise("w1", usage(0, 0)) && entry.counts.is_empty());
-        assert!(entry.raise("w1", usage(5, 1)) && entry.raise("w2", usage(2, 9)));
-        assert!(!entry.raise("w1", usage(4, 1)));
-        assert!(entry.raise("w1", usage(4, 3)));
-        assert_eq!((entry.part("w1"), entry.total()), (usage(5, 3), usage(7, 12)));
-        assert_eq!((entry.others("w1"), entry.others("w3")), (usage(2, 9), usage(7, 12)));
+    fn the_parts_of_a_tenant_are_summed_and_a_new_one_replaces_the_old_one() {
+        let mut elsewhere = Elsewhere::new(Day::default());
+        assert_eq!(elsewhere.replace(1, "a".to_owned(), usage(5, 1)), usage(5, 1));
+        assert_eq!(elsewhere.replace(2, "a".to_owned(), usage(7, 7)), usage(7, 7));
+        assert_eq!(elsewhere.replace(1, "b".to_owned(), usage(2, 9)), usage(7, 10));
+        assert_eq!(elsewhere.replace(1, "a".to_owned(), usage(6, 1)), usage(8, 10));
+        assert_eq!(larger(usage(1, 9), usage(2, 3)), usage(2, 9));
+    }
+
+    #[test]
+    fn a_key_is_read_as_it_was_written() {
+        let key = Key { tenant: 7, day: "2026-11-29".parse().unwrap(), count: "ab01".to_owned() };
+        assert_eq!(key.write(), "7.2026-11-29.ab01");
+        assert_eq!(Key::read(&key.write()), Some(key));
+        for other in ["", "7", "7.2026-11-29", "x.2026-11-29.a", "7.2026-13-29.a"] {
+            assert_eq!(Key::read(other), None, "{other}");
+        }
     }
 }

@@ -64,6 +64,14 @@ fn deleting_a_tenant_hides_it_at_once_and_removes_its_data_later() {
 }
 
 #[test]
+fn each_database_has_a_name_of_its_count_of_usage() {
+    let (mut scene, other) = (Scene::new(), Scene::new());
+    let name = scene.at().usage_count_name().unwrap();
+    assert_eq!((name.len(), scene.reopen().usage_count_name().unwrap()), (32, name.clone()));
+    assert_ne!(other.at().usage_count_name().unwrap(), name);
+}
+
+#[test]
 fn secrets_are_stored_sealed() {
     let mut scene = Scene::new();
     let (a, b) = (scene.tenant("a"), scene.tenant("b"));
@@ -94,6 +102,14 @@ fn usage_is_counted_by_day_and_survives_a_restart() {
     scene.at().add_usage(a, usage(u64::MAX / 2));
     scene.at().add_usage(a, usage(10));
     assert_eq!(scene.at().usage(a, day(14)).unwrap(), usage(7));
+    let b = scene.tenant("b");
+    scene.at().add_usage(b, usage(1));
+    for reopened in [false, true] {
+        let catalog = if reopened { scene.reopen() } else { scene.at() };
+        assert_eq!(catalog.usage_of_all(day(14)).unwrap(), [(a, usage(7))]);
+        let today = catalog.usage_of_all(catalog.today()).unwrap();
+        assert_eq!(today.iter().map(|(tenant, _)| *tenant).collect::<Vec<_>>(), [a, b]);
+    }
     let days = scene.reopen().usage_since(a, day(1)).unwrap();
     assert_eq!(days.iter().map(|(day, _)| *day).collect::<Vec<_>>(), [day(15), day(14)]);
     scene.advance(500 * 24 * 60 * 60);

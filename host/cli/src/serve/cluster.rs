@@ -257,7 +257,7 @@ pub(super) async fn share_catalog(
     let _copy = rollout_catalog::lock_copy(dir)?;
     // Reading the log may take longer than a lease.
     let Claimed { name, cluster, claimed, heartbeats } = claim(config, nats, listen).await?;
-    // Logs of others that an earlier process with this name continued are in NATS.
+    // Logs of others that an earlier process with this name continued are in NATS. Their last usage is not (docs/adr/0162).
     let adopted = adopt::folder(dir);
     remove(&adopted).with_context(|| format!("cannot remove {}", adopted.display()))?;
     let tenants = dir.join("tenants");

@@ -15,18 +15,16 @@ impl MeteredTenants for TenantsUsage {
         self.0.today()
     }
 
-    fn usage(&self, day: Day) -> BoxFuture<'_, Vec<(i64, TenantUsage)>> {
+    fn usage(&self, day: Day) -> BoxFuture<'_, Option<Vec<(i64, TenantUsage)>>> {
         let tenants = self.0.clone();
         async move {
             let used = tokio::task::spawn_blocking(move || tenants.usage_of_all(day)).await;
-            match used
-                .map_err(|error| error.to_string())
-                .and_then(|used| used.map_err(|error| error.to_string()))
-            {
-                Ok(used) => used.into_iter().map(|(tenant, usage)| (tenant.0, usage)).collect(),
+            let used = used.map_err(|error| error.to_string());
+            match used.and_then(|used| used.map_err(|error| error.to_string())) {
+                Ok(used) => Some(used.into_iter().map(|(tenant, usage)| (tenant.0, usage)).collect()),
                 Err(error) => {
-                    tracing::error!(error, "the usage of tenants cannot be read from the catalog");
-                    Vec::new()
+                    tracing::error!(error, %day, "the usage of tenants cannot be read from the catalog");
+                    None
                 }
             }
         }

@@ -16,7 +16,6 @@ use crate::imports::bindings::rollout::plugin::samples::Sample;
 use crate::imports::bindings::rollout::plugin::tools;
 use crate::imports::bindings::rollout::plugin::types::ToolCall;
 use crate::imports::{Imports, ModelCallError};
-use crate::plugin::interface;
 use crate::stack;
 
 /// Replaces the functions in a linker that has them already.
@@ -48,14 +47,14 @@ fn note_wasi(linker: &mut Linker<InstanceState>) -> wasmtime::Result<()> {
 }
 
 fn note_contract(linker: &mut Linker<InstanceState>) -> wasmtime::Result<()> {
-    let mut instance = linker.instance(&interface("calls"))?;
+    let mut instance = linker.instance("rollout:plugin/calls@0.1.0")?;
     instance.func_wrap_async(
         "wait",
         |mut store, (calls, timeout_ms): (Placed<Vec<Resource<Call>>>, Option<u64>)| {
             Box::new(async move { Ok((calls::Host::wait(imports(&mut store), calls.0, timeout_ms).await?,)) })
         },
     )?;
-    let mut instance = linker.instance(&interface("models"))?;
+    let mut instance = linker.instance("rollout:plugin/models@0.1.0")?;
     instance.func_wrap_async(
         "complete",
         |mut store,
@@ -74,7 +73,7 @@ fn note_contract(linker: &mut Linker<InstanceState>) -> wasmtime::Result<()> {
             completion(imports, result)
         })
     })?;
-    let mut instance = linker.instance(&interface("tools"))?;
+    let mut instance = linker.instance("rollout:plugin/tools@0.1.0")?;
     instance.func_wrap_async("execute", |mut store, (calls,): (Placed<Vec<ToolCall>>,)| {
         Box::new(async move { Ok((tools::Host::execute(imports(&mut store), calls.0).await?,)) })
     })?;

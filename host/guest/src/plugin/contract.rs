@@ -17,11 +17,6 @@ pub const CONTRACT_VERSION: &str = "0.1.0";
 
 const PACKAGE: &str = "rollout:plugin/";
 
-/// Returns the full name of an interface of the newest version.
-pub(crate) fn interface(name: &str) -> String {
-    format!("{PACKAGE}{name}@{CONTRACT_VERSION}")
-}
-
 /// The contract's interfaces that a plugin may import.
 const OFFERED: [&str; 9] =
     ["types", "context", "samples", "calls", "models", "tools", "artifacts", "log", "observations"];

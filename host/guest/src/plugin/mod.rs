@@ -14,7 +14,6 @@ use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Linker};
 
 use crate::instance::{BusyThreads, Forms, InstanceState, LinkedPlugin};
-pub(crate) use contract::interface;
 pub use contract::{CONTRACT_VERSION, CONTRACT_VERSIONS, Grant, Item, Problem};
 use rollout_wire::digest::hex;
 pub use settings::{Declaration, DeclareError, Field, InvalidSettings, PluginSettings, resolve};

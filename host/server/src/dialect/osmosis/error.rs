@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::fields::Problem;
+use super::fields::{NoFields, Problem};
 use crate::dialect::body::BodyRefused;
 use crate::dialect::ledger::{NoAnswer, ReadError};
 use crate::worker::Elsewhere;
@@ -92,6 +92,15 @@ impl From<NoAnswer> for ApiError {
             NoAnswer::Admit(error) => error.into(),
             NoAnswer::Failed(why) => Self::Internal(why),
             NoAnswer::Crashed => Self::Internal("Internal Server Error".to_owned()),
+        }
+    }
+}
+
+impl From<NoFields> for ApiError {
+    fn from(error: NoFields) -> Self {
+        match error {
+            NoFields::NotText => Self::Unreadable,
+            NoFields::Invalid(problems) => Self::Invalid(problems),
         }
     }
 }

@@ -8,7 +8,6 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::error::ApiError;
 use rollout_wire::messages::Messages;
 use rollout_wire::strict;
 use rollout_wire::text::beginning;
@@ -81,6 +80,15 @@ impl Problem {
     }
 }
 
+/// Error of a body without fields.
+#[derive(Debug)]
+pub(super) enum NoFields {
+    /// The body is not UTF-8.
+    NotText,
+    /// The body is no JSON object.
+    Invalid(Vec<Problem>),
+}
+
 /// The fields of a JSON object while they are read.
 pub(super) struct Fields<'a> {
     body: &'a str,
@@ -90,9 +98,9 @@ pub(super) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// Parses the body. `is_json` says whether its content type is JSON.
-    pub(crate) fn of(body: &'a [u8], is_json: bool) -> Result<Self, ApiError> {
-        let body = std::str::from_utf8(body).map_err(|_| ApiError::Unreadable)?;
-        let fields = Self::known(body, is_json).map_err(ApiError::Invalid)?;
+    pub(crate) fn of(body: &'a [u8], is_json: bool) -> Result<Self, NoFields> {
+        let body = std::str::from_utf8(body).map_err(|_| NoFields::NotText)?;
+        let fields = Self::known(body, is_json).map_err(NoFields::Invalid)?;
         Ok(Self { body, fields, problems: Vec::new() })
     }
 
