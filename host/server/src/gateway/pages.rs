@@ -19,6 +19,7 @@ use super::forward::{Forwarded, pass_on};
 use super::workers::Worker;
 use super::{Gateway, REQUEST_BYTES, decoded, headers_bytes, own_headers};
 use crate::access::given_key;
+use crate::connection::{Caller, Owner};
 use crate::error::RequestRefused;
 use crate::ui::events::{self, News};
 use crate::ui::shares::Shares;
@@ -33,6 +34,7 @@ use rollout_page::{
     ClusterPage, Frame, Gauge, HostData, Links, NoticePage, SignInPage, WorkerLine, merged, number,
     path_segment,
 };
+use rollout_wire::digest::sha256_hex;
 
 /// Maximum time of a page's events for a key that is in no session. The browser or program requests them again.
 const STREAM_TIME_MAX: Duration = Duration::from_secs(600);
@@ -89,6 +91,11 @@ impl Default for Pages {
     }
 }
 
+/// Returns the digest under which the owner of a key is known.
+fn key_digest(key: &Secret) -> String {
+    sha256_hex(key.expose().as_bytes())
+}
+
 impl Gateway {
     /// Answers a request for a page.
     pub(super) async fn page(&self, request: Request) -> Response {
@@ -125,9 +132,13 @@ impl Gateway {
                 return Redirect::to(&format!("{ROOT}/sign-in?next={}", path_segment(to))).into_response();
             }
         };
+        let caller = parts.extensions.get::<Caller>().cloned();
+        if let Some((caller, key)) = caller.as_ref().zip(key.as_ref()) {
+            self.count_for(caller, self.0.owners.tenant(Some(&key_digest(key))));
+        }
         match (&parts.method, below) {
             (&Method::GET, "/") => self.home(key, query.tenant, &path, &parts.headers).await,
-            (&Method::GET, "/events") => self.events(key, query.tenant, &parts.headers).await,
+            (&Method::GET, "/events") => self.events(key, query.tenant, &parts.headers, caller).await,
             (&Method::GET, "/data") => self.data(key, query.tenant).await,
             (_, below) if below.starts_with("/rollouts/") || below.starts_with("/plugins/") => {
                 self.worker_page(parts, body, key.as_ref(), below).await
@@ -136,6 +147,13 @@ impl Gateway {
                 let reason = "This gateway has no such page.".to_owned();
                 self.notice(StatusCode::NOT_FOUND, "No such page", reason, key.is_some())
             }
+        }
+    }
+
+    /// Counts a connection for a tenant, if it is known.
+    fn count_for(&self, caller: &Caller, tenant: Option<i64>) {
+        if let Some(tenant) = tenant.filter(|_| self.has_tenants()) {
+            caller.set_owner(Owner::Tenant(tenant));
         }
     }
 
@@ -237,6 +255,7 @@ impl Gateway {
             if answer.status() == StatusCode::UNAUTHORIZED {
                 return Ok(None);
             }
+            self.0.owners.learn(Some(key_digest(key)), answer.headers());
             let owner = answer.headers().get(OWNER_HEADER).and_then(|owner| owner.to_str().ok());
             return Ok(owner.map(|owner| owner.parse().ok()));
         }
@@ -364,7 +383,13 @@ impl Gateway {
     /// Answers with the events of the first page. The gateway knows nothing of a tenant's rollouts, so a tenant's
     /// page is requested again at intervals, and the page of all tenants if a worker is busy or its numbers have
     /// changed.
-    async fn events(&self, key: Option<Secret>, tenant: Option<String>, headers: &HeaderMap) -> Response {
+    async fn events(
+        &self,
+        key: Option<Secret>,
+        tenant: Option<String>,
+        headers: &HeaderMap,
+        caller: Option<Caller>,
+    ) -> Response {
         let owner = match &key {
             Some(key) if self.has_tenants() => match self.owner_of(key).await {
                 Ok(Some(owner)) => owner,
@@ -373,6 +398,9 @@ impl Gateway {
             },
             _ => None,
         };
+        if let Some(caller) = caller {
+            self.count_for(&caller, owner);
+        }
         let Some(held) = self.0.pages.streams.take(owner.unwrap_or(ui::PROCESS)) else {
             return events::full();
         };
