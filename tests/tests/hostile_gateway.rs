@@ -25,7 +25,7 @@ const OPEN_FILES: u32 = 400;
 const ROLLOUTS: usize = 24;
 
 /// Number of tasks of each attack.
-const EACH: usize = 60;
+const EACH: usize = 54;
 
 fn section(nats: &TestNats) -> String {
     format!(

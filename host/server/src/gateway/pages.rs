@@ -390,6 +390,13 @@ impl Gateway {
         headers: &HeaderMap,
         caller: Option<Caller>,
     ) -> Response {
+        // A page too many costs no request to a worker.
+        let known = key.as_ref().and_then(|key| self.0.owners.tenant(Some(&key_digest(key))));
+        let streams = &self.0.pages.streams;
+        let early = known.map(|tenant| streams.take(tenant));
+        if matches!(early, Some(None)) {
+            return events::full();
+        }
         let owner = match &key {
             Some(key) if self.has_tenants() => match self.owner_of(key).await {
                 Ok(Some(owner)) => owner,
@@ -401,7 +408,8 @@ impl Gateway {
         if let Some(caller) = caller {
             self.count_for(&caller, owner);
         }
-        let Some(held) = self.0.pages.streams.take(owner.unwrap_or(ui::PROCESS)) else {
+        let early = early.flatten().filter(|_| known == owner);
+        let Some(held) = early.or_else(|| streams.take(owner.unwrap_or(ui::PROCESS))) else {
             return events::full();
         };
         let is_of_tenant = owner.is_some() || tenant.is_some_and(|tenant| !tenant.is_empty());
