@@ -381,15 +381,14 @@ impl Serve {
             tenants.trace_to(traces.clone());
         }
         tracing::info!(limits = %limits(&config), "maximum limits of a rollout");
+        let resumed = tenants.clone();
+        runtime.spawn(async move { resumed.run().await });
         let callers_max = callers_max(tenants.slots());
         let worker = share.map(|share| {
             let adopter = (!is_adopted).then(|| adopt::Adopter::new(tenants.budget().clone()));
             runtime.block_on(share.follow(tenants.clone(), adopter))
         });
         let worker = worker.transpose()?;
-        // Rollouts of an earlier process add to the usage, which a worker shares from its beginning.
-        let resumed = tenants.clone();
-        runtime.spawn(async move { resumed.run().await });
         let serves = AnyServer::Many(tenants.clone(), admin);
         let serving = serve(&config, &serves, callers_max, socket, traces, worker.as_ref());
         let exit = if is_adopted {
