@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rollout_tests::{Ran, Start, python_program, rollout_host, target_dir};
+use rollout_tests::{Controller, Ran, Start, TestHost, python_program, rollout_host, target_dir};
 use tempfile::TempDir;
 
 /// The timeout of a build, next to a concurrent one.
@@ -185,6 +185,70 @@ async fn a_damaged_base_is_built_again_and_other_exports_need_another_one() {
     assert!(others.stderr.contains(PREPARED), "{}", others.stderr);
     assert_eq!(builds.bases().len(), 2, "{:?}", builds.bases());
     assert!(sound != component);
+}
+
+/// The build backend of a dependency, which is part of it: building it downloads nothing.
+const BACKEND: &str = r#"
+import zipfile
+
+FILES = {
+    "thing/__init__.py": "from importlib.resources import files\n\nTEXT = files(__name__).joinpath('data.txt').read_text()\n"
+    "with open(__file__.replace('__init__.py', 'large.bin'), 'rb') as file:\n    LARGE = len(file.read())\n",
+    "thing/data.txt": "of the package",
+    "thing/large.bin": "x" * (2 << 20),
+    "thing/late.py": "VALUE = 7\n",
+    "thing/extra/inner.py": "VALUE = 8\n",
+    "beside.txt": "belongs to no package",
+    "thing-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n",
+    "thing-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+}
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    name = "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{directory}/{name}", "w") as wheel:
+        record = "".join(f"{each},,\n" for each in FILES)
+        for each, text in {**FILES, "thing-1.0.dist-info/RECORD": record}.items():
+            wheel.writestr(each, text)
+    return name
+"#;
+
+#[tokio::test]
+async fn projects_with_other_dependencies_share_the_base() {
+    let builds = Builds::new();
+    let (alone, _) = builds.build(&builds.project("alone", "1.0"), &[]).await;
+    let thing = builds.root.path().join("thing");
+    std::fs::create_dir(&thing).expect("it can be made");
+    let backend = "[build-system]\nrequires = []\nbuild-backend = \"backend\"\nbackend-path = [\".\"]\n\
+                   [project]\nname = \"thing\"\nversion = \"1.0\"\n";
+    std::fs::write(thing.join("pyproject.toml"), backend).expect("it can be written");
+    std::fs::write(thing.join("backend.py"), BACKEND).expect("it can be written");
+    let dir = builds.project("agent", "graded()");
+    let settings =
+        format!("[project]\nname = \"agent\"\ndependencies = [\"thing @ file://{}\"]\n", thing.display());
+    std::fs::write(dir.join("pyproject.toml"), settings).expect("it can be written");
+    let grading = "import os\nfrom importlib import metadata\n\nimport thing\n\n\ndef graded():\n    from thing import late\n    \
+                   from thing.extra import inner\n\n    place = os.path.dirname(thing.__file__)\n    \
+                   here = sorted(os.listdir(place)), os.path.exists(f'{place}/../beside.txt')\n    \
+                   assert here == (['__init__.py', 'data.txt', 'extra', 'late.py'], False), here\n    \
+                   assert metadata.version('thing') == '1.0'\n    assert thing.TEXT == 'of the package'\n    \
+                   return float(late.VALUE + inner.VALUE + thing.LARGE / (2 << 20))\n\n\n";
+    std::fs::write(dir.join("agent.py"), format!("{grading}{}", entry("graded()")))
+        .expect("it can be written");
+
+    let (with, component) = builds.build(&dir, &[]).await;
+    let (_, without_cache) = builds.build(&dir, &["--no-cache"]).await;
+
+    assert!(alone.stderr.contains(PREPARED), "{}", alone.stderr);
+    assert!(!with.stderr.contains(PREPARED), "{}", with.stderr);
+    assert_eq!(builds.bases().len(), 1, "{:?}", builds.bases());
+    assert!(component == without_cache, "the build with a cache built another component");
+    let controller = Controller::start().await;
+    let host = TestHost::of_component(dir.join("made.wasm")).start().await;
+    let result = host.run(&controller.rollout("Add.").id("with").label("5")).await;
+    assert_eq!(result["sample"]["reward"], 16.0, "{result:#}");
 }
 
 #[tokio::test]

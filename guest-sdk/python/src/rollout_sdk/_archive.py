@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import _after, _refused
+from ._archived import is_archived
 from ._json import is_a
 
 LIBRARY = "/python"
@@ -38,9 +39,6 @@ LIBRARY = "/python"
 _NOT_OF_LIBRARY = frozenset(
     "ensurepip idlelib lib2to3 pydoc_data site-packages test tests tkinter turtle.py turtledemo".split()
 )
-
-DATA_BYTES_MAX = 1 << 20
-"""The largest data file that is packed. Larger ones can be read during imports, which costs a rollout nothing."""
 
 LEVEL = 6
 """The level of compression in a finished component."""
@@ -54,8 +52,8 @@ _sizes: dict[str, int] = {}
 _left_out: dict[str, bool] = {}
 """Files of the project and of dependencies that a build has not passed, with whether the author's modules need them."""
 
-_passed: set[str] = set()
-"""Files of dependencies that a build has passed because the modules need them."""
+_borrowed: list[str] = []
+"""Files of dependencies that are there while the author's modules are imported, and not part of the component."""
 
 _dirs: dict[str, list[str]] = {}
 """Sorted names in each directory, by its path."""
@@ -74,12 +72,11 @@ _real_access = os.access
 _real_data = SourceFileLoader.get_data
 
 
-def pack(roots: Iterable[str], *, is_base: bool = False) -> None:
-    """Packs these directories and the standard library, and makes modules load from the archive from now on. In a base, other
-    files of the directories are listed as [left out](leave_out)."""
+def pack(roots: Iterable[str]) -> None:
+    """Packs these directories and the standard library, and makes modules load from the archive from now on."""
     _roots[:] = (LIBRARY, *roots)
     for root in _roots:
-        _pack_directory(root, of_library=root == LIBRARY, in_package=False, lists_others=is_base and root != LIBRARY)
+        _pack_directory(root, of_library=root == LIBRARY, in_package=False)
     sys.path_hooks.insert(0, _ArchiveFinder)
     sys.path_importer_cache.clear()
     sys.meta_path.append(_Distributions())
@@ -113,8 +110,6 @@ def compressor(level: int) -> Any:
 
 def add(path: str, packed: bytes, size: int) -> None:
     """Adds a compressed file that comes after the others were packed; `added` ends this."""
-    if _left_out.pop(path, None) is not None:
-        _passed.add(path)
     if path not in _native:
         _files[path], _sizes[path] = packed, size
     _list_in_directories(path)
@@ -125,6 +120,11 @@ def leave_out(path: str, size: int) -> None:
     _left_out[path] = False
     _sizes[path] = size
     _list_in_directories(path)
+
+
+def borrow(path: str) -> None:
+    """Makes an added file no part of the component."""
+    _borrowed.append(path)
 
 
 def needed() -> list[str]:
@@ -143,8 +143,10 @@ def _list_in_directories(path: str) -> None:
     while path.count("/") > 1:
         path, _, name = path.rpartition("/")
         inside = _dirs.setdefault(path, [])
-        if name not in inside:
-            insort(inside, name)
+        if name in inside:
+            # So are the directories around it.
+            return
+        insort(inside, name)
 
 
 def keep_what_is_built(root: str) -> None:
@@ -152,15 +154,14 @@ def keep_what_is_built(root: str) -> None:
     or were left out."""
     for path in [known for known in _files if known.startswith(f"{root}/")]:
         directory, _, name = path.rpartition("/")
-        if not _is_built(name, _sizes[path], in_package=_in_package(root, directory)):
+        if not is_archived(name, _sizes[path], in_package=_in_package(root, directory)):
             del _files[path]
     places = {path.rpartition("/")[0] for path in _left_out}
-    # What was passed only because modules opened it.
-    for path in [known for known in _files if known in _passed]:
+    for path in _borrowed:
         del _files[path]
         places.add(path.rpartition("/")[0])
     _left_out.clear()
-    _passed.clear()
+    _borrowed.clear()
     places.update(known for known in _dirs if known == root or known.startswith(f"{root}/"))
     for place in list(places):
         while place.count("/") > 1:
@@ -182,13 +183,6 @@ def _in_package(root: str, directory: str) -> bool:
     return directory != root and _in_package(root, directory.rpartition("/")[0])
 
 
-def _is_built(name: str, size: int, *, in_package: bool) -> bool:
-    """Returns whether a file of a project or a dependency is part of the component."""
-    if name.startswith("."):
-        return False
-    return name.endswith(".py") or (in_package and _is_kind_of_data(name) and size <= DATA_BYTES_MAX)
-
-
 def _read_data_from_archive(module: Any) -> None:
     """Makes a module that is already loaded find its data in the archive."""
     spec = getattr(module, "__spec__", None)
@@ -197,7 +191,7 @@ def _read_data_from_archive(module: Any) -> None:
         module.__loader__ = spec.loader
 
 
-def _pack_directory(directory: str, *, of_library: bool, in_package: bool, lists_others: bool) -> None:
+def _pack_directory(directory: str, *, of_library: bool, in_package: bool) -> None:
     try:
         names = sorted(os.listdir(directory))
     except OSError:
@@ -214,28 +208,21 @@ def _pack_directory(directory: str, *, of_library: bool, in_package: bool, lists
             continue
         if os.path.isdir(path):
             if not name.startswith("."):
-                _pack_directory(path, of_library=of_library, in_package=in_package, lists_others=lists_others)
+                _pack_directory(path, of_library=of_library, in_package=in_package)
             if path not in _dirs:
                 continue
         elif not os.path.isfile(path):
             continue
         elif name.endswith(tuple(EXTENSION_SUFFIXES)):
             _native.add(path)
-        elif _is_built(name, os.stat(path).st_size, in_package=(in_package or of_distribution) and not of_library):
+        elif is_archived(name, os.stat(path).st_size, in_package=(in_package or of_distribution) and not of_library):
             content = _content(path)
             _files[path], _sizes[path] = zlib.compress(content, LEVEL), len(content)
-        elif lists_others:
-            _left_out[path] = False
-            _sizes[path] = os.stat(path).st_size
         else:
             continue
         kept.append(name)
     if kept:
         _dirs[directory] = kept
-
-
-def _is_kind_of_data(name: str) -> bool:
-    return not re.search(r"\.(pyc|pyi|pyx|pxd|c|h|cpp|dll|dylib|a|o)$", name)
 
 
 def _content(path: str) -> bytes:

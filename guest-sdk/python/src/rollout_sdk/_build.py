@@ -652,7 +652,7 @@ def shown_source(project: Project) -> str:
 def entry_code(preloaded: list[str], preparing: str, *, is_base: bool = False) -> str:
     """Returns the source of the entry module for componentize-py; `preparing` prepares the component for the author's
     modules. A base takes them in later, and is finished then."""
-    finish = "_export.pack(is_base=True)" if is_base else "_export.pack()\n    _export.settle()"
+    finish = "_export.pack_base()" if is_base else "_export.pack()\n    _export.settle()"
     world = "\nfrom rollout_sdk._take_in import RolloutWit\n" if is_base else ""
     return f'''"""Made by `rollout-host build`."""
 import importlib

@@ -1,16 +1,19 @@
-"""The base of a project's component (`_take_in.py`), and the project's files for it. Part of `_build.py`.
+"""The base of components (`_take_in.py`), and the files of a project for it. Part of `_build.py`.
 
-The base has the SDK and the dependencies, none of which is imported. Its name in the cache is a digest of these, so projects with
-the same dependencies share it, and an edit needs no new one.
+The base has the interpreter, the SDK and native modules. Its name in the cache is a digest of these, so all projects with the same
+exports and without native modules share one, and neither an edit nor another dependency needs a new one.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,68 +21,90 @@ if TYPE_CHECKING:
     from ._build import Project, Tools
 
 FILES_BYTES_MAX = 64 << 20
-"""Maximum size of the files that are passed to the base. Its memory has them while the modules are imported."""
+"""Maximum size of the files of the author that are passed to the base, and of the files that the modules open. Its memory has them
+while the modules are imported."""
 
 DATA_BYTES_MAX = 16 << 20
-"""Size of the files above which further files other than modules are passed only if the modules open them."""
-
-LARGE_BYTES = 1 << 20
-"""Size of a file that is passed only if the modules open it. It is not part of the component either (`_archive.py`)."""
+"""Size of the author's files above which further files other than modules are passed only if the modules open them."""
 
 AUTHORS, BUNDLED = "/0/", "/2/"
 """Directories of a component: the project's modules, and the dependencies."""
 
 
+@dataclass
+class _File:
+    """A file of the project or of a dependency."""
+
+    at: Path
+    size: int
+    is_archived: bool
+    """Whether it is part of the component, if it is a dependency's."""
+
+
 def make(of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, exports: list[str], source: Path) -> Path | None:
-    """Writes the project's files, and builds the base unless it exists. Returns its path in the cache, or None if the cache
+    """Lists the project's files, and builds the base unless it exists. Returns its path in the cache, or None if the cache
     may not be used. `of` is `_build`."""
     needed: list[str] = json.loads(arguments.also.read_text()) if arguments.also else []
-    _write_files(of, project, source, tools, needed, arguments.files)
-    native = sorted(file.relative_to(source) for file in source.rglob(f"*{of.OF_COMPONENT}"))
+    _list_files(of, project, source, tools, needed, arguments.files)
+    native = {AUTHORS: _native(of, source), BUNDLED: _native(of, tools.bundled)}
     kept: Path | None = None
     if arguments.program:
-        kept = of._import_sibling("_build_key").base_at(of, project, arguments, tools, exports, source, native)
+        kept = of._import_sibling("_build_key").base_at(arguments, tools, exports, native)
         if kept is not None and kept.is_file():
             return kept
-    of.say("preparing a component of the interpreter, the SDK and the dependencies, for this and later builds")
+    of.say("preparing a component of the interpreter and the SDK, for this and later builds")
     code = f"""from rollout_sdk import _take_in
 
 _take_in.prepare(exports={exports!r}, roots={[(AUTHORS, ""), *of.ROOTS]!r})
 """
-    # Native modules of the project are linked.
-    apart = tools.work / "native"
-    apart.mkdir()
-    for file in native:
-        (apart / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / file, apart / file)
-    of.componentize(project, exports, of.entry_code(list(of.PRELOADED), code, is_base=True), apart, tools, is_base=True)
+    # Native modules are linked. A directory without any has its place among the directories of modules nevertheless.
+    linked: dict[str, Path] = {}
+    for place, files in native.items():
+        linked[place] = tools.work / f"native-{place.strip('/')}"
+        linked[place].mkdir()
+        for path, file in files:
+            target = linked[place] / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+    only_native = dataclasses.replace(tools, bundled=linked[BUNDLED])
+    entry = of.entry_code(list(of.PRELOADED), code, is_base=True)
+    of.componentize(project, exports, entry, linked[AUTHORS], only_native, is_base=True)
     return kept
 
 
-def _write_files(of: Any, project: Project, source: Path, tools: Tools, needed: list[str], target: Path) -> None:
-    """Writes a line with a list of the files, followed by their contents. `needed` are files of the component, of the project or
-    of a dependency, that the modules open."""
-    files = {f"{AUTHORS}{path}": (source / path, size) for path, size in _files(source, of.OF_COMPONENT)}
+def _native(of: Any, directory: Path | None) -> list[tuple[str, Path]]:
+    """Returns the native modules in a directory, by their relative paths."""
+    files = [] if directory is None else sorted(directory.rglob(f"*{of.OF_COMPONENT}"))
+    return [(file.relative_to(directory).as_posix(), file) for file in files if directory is not None]
+
+
+def _list_files(of: Any, project: Project, source: Path, tools: Tools, needed: list[str], target: Path) -> None:
+    """Writes what the base receives: the facts about the project, and the files whose contents it gets, each with its path in the
+    component, its size and its path here. `needed` are files of the component, of the project or of a dependency, that the modules
+    open."""
+    files = {f"{AUTHORS}{path}": file for path, file in _of_project(source, of.OF_COMPONENT)}
     wanted = {path for path in files if path.endswith(".py")}
-    passed = [(path, files[path][1]) for path in files if path in wanted]
-    total = sum(size for _, size in passed)
+    passed = [path for path in files if path in wanted]
+    total = sum(files[path].size for path in passed)
     if total > FILES_BYTES_MAX:
         of.at_fault(f"{project.source}: its modules have {total >> 20} MiB, and {FILES_BYTES_MAX >> 20} MiB is the limit")
+    large: int = of._import_sibling("_archived").DATA_BYTES_MAX
     data = 0
-    for path, (_, size) in files.items():
-        if path not in wanted and size <= LARGE_BYTES and data + size <= DATA_BYTES_MAX:
-            passed.append((path, size))
-            data += size
-    passed_paths = {path for path, _ in passed}
+    for path, file in files.items():
+        if path not in wanted and file.size <= large and data + file.size <= DATA_BYTES_MAX:
+            passed.append(path)
+            data += file.size
     if tools.bundled is not None:
-        for path in needed:
-            if path.startswith(BUNDLED) and (file := tools.bundled / path.removeprefix(BUNDLED)).is_file():
-                files[path] = (file, file.stat().st_size)
+        for path, file in _of_dependencies(of, tools.bundled):
+            files[f"{BUNDLED}{path}"] = file
+            if file.is_archived:
+                passed.append(f"{BUNDLED}{path}")
+    passed_paths = set(passed)
     for is_needed, group in ((True, needed), (False, _beside(needed, files))):
         for path in group:
             if path in passed_paths or path not in files:
                 continue
-            size = files[path][1]
+            size = files[path].size
             if total + data + size > FILES_BYTES_MAX:
                 if not is_needed:
                     continue
@@ -87,7 +112,7 @@ def _write_files(of: Any, project: Project, source: Path, tools: Tools, needed: 
                     f"{project.source}: its modules open files of {(total + data + size) >> 20} MiB while they are imported, and "
                     f"{FILES_BYTES_MAX >> 20} MiB is the limit; {path.removeprefix(AUTHORS)} is the first beyond it"
                 )
-            passed.append((path, size))
+            passed.append(path)
             passed_paths.add(path)
             data += size
     header = {
@@ -95,31 +120,49 @@ def _write_files(of: Any, project: Project, source: Path, tools: Tools, needed: 
         "imports": project.imports,
         "only_grader": project.only_grader,
         "shown": of.shown_source(project),
-        "files": [(path, size) for path, size in passed],
-        "left_out": [(path, files[path][1]) for path in files if path not in passed_paths],
+        "left_out": [(path, file.size) for path, file in files.items() if path not in passed_paths],
+        "borrowed": [path for path in passed if not files[path].is_archived],
     }
-    with target.open("wb") as written:
-        written.write(json.dumps(header).encode() + b"\n")
-        for path, _ in passed:
-            written.write(files[path][0].read_bytes())
+    listed = [(path, str(files[path].at)) for path in passed]
+    target.write_text(json.dumps({"header": header, "files": listed}))
 
 
-def _beside(needed: list[str], files: dict[str, tuple[Path, int]]) -> list[str]:
+def _beside(needed: list[str], files: dict[str, _File]) -> list[str]:
     """Returns the files in the directories of needed ones, which are probably opened next; small ones first."""
     places = {path.rpartition("/")[0] for path in needed}
-    return sorted((path for path in files if path.rpartition("/")[0] in places), key=lambda path: (files[path][1], path))
+    return sorted((path for path in files if path.rpartition("/")[0] in places), key=lambda path: (files[path].size, path))
 
 
-def _files(source: Path, native: str) -> list[tuple[str, int]]:
-    """Returns the paths and sizes of the project's files, except native modules."""
-    found: list[tuple[str, int]] = []
+def _of_project(source: Path, native: str) -> list[tuple[str, _File]]:
+    """Returns the project's files by their relative paths, except native modules."""
+    found: list[tuple[str, _File]] = []
     for directory, inner, names in os.walk(source):
         inner.sort()
         for name in sorted(names):
             file = Path(directory, name)
             if not name.endswith(native):
-                found.append((file.relative_to(source).as_posix(), file.stat().st_size))
+                found.append((file.relative_to(source).as_posix(), _File(file, file.stat().st_size, is_archived=True)))
     return found
+
+
+def _of_dependencies(of: Any, directory: Path, place: str = "", *, in_package: bool = False) -> Iterator[tuple[str, _File]]:
+    """Yields the files of dependencies by their relative paths, except native modules."""
+    found = sorted(directory.iterdir(), key=lambda each: each.name)
+    names = {each.name for each in found}
+    # A virtual environment is no package.
+    if "pyvenv.cfg" in names:
+        return
+    is_archived = of._import_sibling("_archived").is_archived
+    in_package = in_package or "__init__.py" in names
+    has_data = in_package or directory.name.endswith(".dist-info")
+    for each in found:
+        path = f"{place}{each.name}"
+        if each.is_dir():
+            if each.name != "__pycache__" and not each.name.startswith("."):
+                yield from _of_dependencies(of, each, f"{path}/", in_package=in_package)
+        elif each.is_file() and not each.name.endswith(of.OF_COMPONENT):
+            size = each.stat().st_size
+            yield path, _File(each, size, is_archived(each.name, size, in_package=has_data))
 
 
 def report(of: Any, project: Project, taken: Path) -> str:

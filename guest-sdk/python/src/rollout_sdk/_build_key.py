@@ -31,16 +31,10 @@ def kept_at(of: Any, project: Project, arguments: argparse.Namespace, tools: Too
     return Path(arguments.cache, "python", f"built-{_key(of, project, arguments, tools, source)}.kept")
 
 
-def base_at(
-    of: Any, project: Project, arguments: argparse.Namespace, tools: Tools, exports: list[str], source: Path, native: list[Path]
-) -> Path:
-    """Returns the path in the cache for a base with these exports and these native modules of the project."""
-    parts = [
-        sys.version,
-        exports,
-        [(file.as_posix(), digest(source / file)) for file in native],
-        *_environment(of, project, arguments, tools),
-    ]
+def base_at(arguments: argparse.Namespace, tools: Tools, exports: list[str], native: dict[str, list[tuple[str, Path]]]) -> Path:
+    """Returns the path in the cache for a base with these exports and these native modules, which are listed by directory."""
+    modules = {place: [(path, digest(file)) for path, file in files] for place, files in native.items()}
+    parts = [sys.version, exports, modules, *_maker(tools)]
     return Path(arguments.cache, "python", f"base-{_digest_of(parts)}.kept")
 
 
@@ -64,11 +58,14 @@ def _environment(of: Any, project: Project, arguments: argparse.Namespace, tools
     """Returns the inputs other than the project's files and settings."""
     return [
         of.tag_of(project, arguments.wheels),
-        _tool(),
         [] if tools.bundled is None else list(_times(tools.bundled)),
-        list(_digests(Path(__file__).resolve().parent)),
-        list(_digests(tools.wit)),
+        *_maker(tools),
     ]
+
+
+def _maker(tools: Tools) -> list[Any]:
+    """Returns what makes components: componentize-py, the SDK and the contract."""
+    return [_tool(), list(_digests(Path(__file__).resolve().parent)), list(_digests(tools.wit))]
 
 
 def _digest_of(parts: list[Any]) -> str:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from ._build import Project, Tools
     from ._modules import Text
 
-FILE_BYTES_MAX = 1 << 20
-"""Maximum size of a data file that is included: the same limit as in the archive of a component."""
-
 FILES_BYTES_MAX = 32 << 20
 """Maximum size of all files together. Each instance reads all of them."""
 
@@ -44,8 +41,8 @@ def build(of: Any, arguments: argparse.Namespace, tools: Tools) -> None:
     files = text.files if arguments.project.is_file() and not of.has_file(project) else _files(of, project)
     arguments.quick.write_bytes(_packed(of, project, files))
     exports = [export for export in of.WORLDS if export in {*text.exports, "settings"}]
-    bundled = [name for name in text.imports if is_in(tools.bundled, name)]
-    kept = arguments.cache / "python" / f"quick-{key(of, project, exports, bundled, tools, arguments.wheels)}.wasm"
+    bundled = [name for name in text.imports if _is_in(tools.bundled, name)]
+    kept = arguments.cache / "python" / f"quick-{_key(of, project, exports, bundled, tools, arguments.wheels)}.wasm"
     is_there = kept.is_file()
     if not is_there:
         of.say("preparing a component of the SDK and the dependencies, for this and later edits")
@@ -61,7 +58,7 @@ _quick.prepare(exports={exports!r}, imports={imports!r}, roots={[("/0/", ""), *o
     print(json.dumps({"name": name, "kept": str(kept), "made": not is_there}))
 
 
-def key(of: Any, project: Project, exports: list[str], imports: list[str], tools: Tools, wheels: Path | None) -> str:
+def _key(of: Any, project: Project, exports: list[str], imports: list[str], tools: Tools, wheels: Path | None) -> str:
     """Returns a key of all inputs of the component."""
     made_of = hashlib.sha256()
     parts = [exports, imports, project.imports, of.tag_of(project, wheels), importlib.metadata.version("componentize-py")]
@@ -72,7 +69,7 @@ def key(of: Any, project: Project, exports: list[str], imports: list[str], tools
     return made_of.hexdigest()[:32]
 
 
-def is_in(bundled: Path | None, name: str) -> bool:
+def _is_in(bundled: Path | None, name: str) -> bool:
     if bundled is None:
         return False
     path = bundled / Path(*name.split("."))
@@ -81,6 +78,7 @@ def is_in(bundled: Path | None, name: str) -> bool:
 
 def _files(of: Any, project: Project) -> Iterator[Path]:
     """Yields the files that a build of the project would include."""
+    bytes_max: int = of._import_sibling("_archived").DATA_BYTES_MAX
     for place, directories, names in os.walk(project.source):
         if "pyvenv.cfg" in names:
             directories.clear()
@@ -89,7 +87,7 @@ def _files(of: Any, project: Project) -> Iterator[Path]:
         for name in sorted(names):
             file = Path(place, name)
             if name[0] != "." and file.suffix != ".wasm" and file.is_file():
-                if name.endswith(".py") or file.stat().st_size <= FILE_BYTES_MAX:
+                if name.endswith(".py") or file.stat().st_size <= bytes_max:
                     yield file
 
 

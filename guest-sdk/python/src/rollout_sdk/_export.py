@@ -53,15 +53,11 @@ _stand_ins: Callable[[], list[Callable[[], None]]] | None = None
 
 
 class OtherExports(Exception):
-    """The module has other exports than those that the build started with. The builder looks for this text and starts
-    again."""
+    """The module has other exports than the component. The build starts again with them."""
 
     def __init__(self, exports: list[str]) -> None:
-        super().__init__(f"{OTHER_EXPORTS}{' '.join(exports)}")
+        super().__init__(f"the module has the exports {', '.join(exports)}")
         self.exports = exports
-
-
-OTHER_EXPORTS = "ROLLOUT-EXPORTS: "
 
 
 def load(module: ModuleType, *, only_grader: bool, exports: list[str], roots: list[tuple[str, str]]) -> None:
@@ -80,14 +76,20 @@ def load_later(load: Callable[[], _discover.Found], stand_ins: Callable[[], list
     _load, _stand_ins = load, stand_ins
 
 
-def pack(*, is_base: bool = False) -> None:
+def pack() -> None:
     """Packs the files of the build, which a finished component does not have."""
-    from . import _archive, _image
+    from . import _archive
 
-    _archive.pack(_failure.directories(), is_base=is_base)
-    if is_base:
-        _forget_times()
-        _image.clear_gaps()
+    _archive.pack(_failure.directories())
+
+
+def pack_base() -> None:
+    """Packs the files of a base, and leaves no traces of the time in it."""
+    from . import _image
+
+    pack()
+    _forget_times()
+    _image.clear_gaps()
 
 
 def settle() -> None:

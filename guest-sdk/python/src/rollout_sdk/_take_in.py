@@ -1,10 +1,9 @@
-"""Takes the author's modules into a component that has everything else.
+"""Takes the author's modules and their dependencies into a component that has everything else.
 
-Much of a build is the same for each project with the same dependencies: to link the interpreter, to start it, to import the SDK
-and to pack the dependencies. So componentize-py makes a *base*, a component with all of this and without the author's modules,
-once. `rollout-host build` runs the base, passes the project's files to its export `take-in`, which imports the
-author's modules and arranges the memory, and stores the memory in the component. Large files are passed only in another try,
-if the modules open them while they are imported.
+Much of a build is the same for each project: to link the interpreter, to start it, to import the SDK and to pack the standard
+library. So componentize-py makes a *base*, a component with all of this, once. `rollout-host build` runs the base, passes the files of
+the project and its dependencies to its export `take-in`, which imports the author's modules and arranges the memory, and
+stores the memory in the component. Large files are passed only in another try, if the modules open them while they are imported.
 
 Nothing here may use a file or a stream of the system: a handle of this instance would stay in the memory, and no other
 instance has it.
@@ -22,15 +21,13 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from . import _archive, _export, _failure, _host, _image
+from ._archived import AUTHORS
 from ._incoming import Incoming
 
 if TYPE_CHECKING:
     from componentize_py_types import Err
 else:
     Err = _host.Err
-
-AUTHORS = "/0"
-"""The directory of the author's modules in a component."""
 
 _exports: list[str] = []
 
@@ -115,7 +112,7 @@ class RolloutWit:
     """The functions that the component exports by themselves."""
 
     def take_in(self, part: bytes) -> str:
-        """Takes the next part of the project, and returns an empty text. The first empty part ends the project: the
+        """Takes the next part of the files, and returns an empty text. The first empty part ends them: the
         author's modules are imported, and a report in JSON is returned. A second one arranges the memory: in a call of its
         own, because whatever is freed after that leaves gaps in which rollouts allocate."""
         global _incoming, _is_loaded

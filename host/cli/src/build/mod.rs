@@ -7,6 +7,7 @@ mod javascript_builtins;
 mod javascript_manifest;
 pub(super) mod javascript_sdk;
 pub(super) mod python;
+mod python_files;
 mod python_sdk;
 pub(super) mod quick;
 mod rust;

@@ -13,7 +13,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::component_cache::{self, CachedComponent};
-use super::{Built, PluginFault, WorkDir, python_sdk};
+use super::{Built, PluginFault, WorkDir, python_files, python_sdk};
 use crate::plugin_file;
 use rollout_fuse::python::Places;
 use rollout_guest::engine::{Engine, Loader};
@@ -217,6 +217,8 @@ impl Building<'_> {
             arguments.extend([OsStr::new("--program-options"), OsStr::new(how)]);
         }
         let mut report: BuildReport = self.run(work, &made, &arguments)?;
+        // The listed files are in the directory of the last run.
+        let again = WorkDir::new()?;
         if let (false, Some(cached)) = (report.is_new, &report.cached) {
             match component_cache::read(cached) {
                 Ok(CachedComponent { output, component: bytes }) => {
@@ -233,11 +235,10 @@ impl Building<'_> {
                 // The damaged file was removed.
                 Err(reason) => errln!("{reason}; building again"),
             }
-            let again = WorkDir::new()?;
             report = self.run(&again.0, &made, &arguments)?;
         }
+        let given = python_files::compressed(&files)?;
         let base = Base::of(&self.base(&report, &made, &arguments)?, self.options.no_fuse)?;
-        let given = std::fs::read(&files).context("the SDK's builder wrote no files")?;
         let (taken, component) = self.take_in(&base, &given)?;
         let Some(component) = component else {
             if !taken.needed.is_empty() {

@@ -21,6 +21,7 @@ const SDK: &[(&str, &str)] = sdk![
     "rollout_sdk/_agents_tools.py",
     "rollout_sdk/_app.py",
     "rollout_sdk/_archive.py",
+    "rollout_sdk/_archived.py",
     "rollout_sdk/_artifacts_dir.py",
     "rollout_sdk/_build.py",
     "rollout_sdk/_build_base.py",
