@@ -39,6 +39,7 @@ pub(super) use conversation::calls_made;
 pub use extra::Member;
 pub use layout::{Amendment, StepAmendment, TakeStep};
 pub(super) use root::AliveFolder;
+use root::WrittenFolder;
 pub use root::{ArtifactBounds, ArtifactRoot};
 pub(super) use store::write;
 pub use stored::{NoTrajectory, StoredDocument, StoredTrajectories};

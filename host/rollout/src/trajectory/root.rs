@@ -4,8 +4,9 @@
 //! Above the limits, the oldest folders are removed, except those of live rollouts. Only folders with the form of a
 //! rollout's folder are removed.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fs::{self, DirEntry, Metadata};
+use std::fs::{self, DirEntry, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ pub struct ArtifactBounds {
 pub struct ArtifactRoot {
     path: PathBuf,
     state: Mutex<State>,
-    /// Signals growth.
+    /// Signals that the limits are exceeded.
     grown: Notify,
     sweeping: Once,
 }
@@ -60,6 +61,18 @@ struct State {
     /// Folders written since a listing began, which are counted already.
     written: Option<HashSet<Box<str>>>,
     removed: u64,
+}
+
+impl State {
+    /// Returns whether the size exceeds the limit.
+    fn is_full(&self) -> bool {
+        self.bounds.bytes_max.is_some_and(|max| self.bytes > max)
+    }
+
+    /// Returns whether there are limits and folders, of which none is known.
+    fn needs_walk(&self) -> bool {
+        self.bounds != ArtifactBounds::default() && self.has_others && self.known.is_empty()
+    }
 }
 
 /// Live rollouts with one name.
@@ -95,17 +108,61 @@ impl AliveFolder {
         self.root.path.join(&*self.name)
     }
 
-    /// Writes the files with `write` and counts the change. A failure leaves no files. Blocks.
-    pub(super) fn write<T>(&self, write: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
-        let path = self.path();
-        let before = bytes_of(&path);
-        let written = write(&path);
+    /// Creates the folder, writes the files with `write` and counts the change. A failure leaves no files. Blocks.
+    pub(super) fn write<T>(&self, write: impl FnOnce(&WrittenFolder) -> io::Result<T>) -> io::Result<T> {
+        let folder = WrittenFolder::open(self.path())?;
+        let before = if folder.is_new { 0 } else { bytes_of(&folder.path) };
+        let written = write(&folder);
         if written.is_err() && self.root.is_bounded() {
             // An incomplete set of files takes space and is of no use.
-            let _ = fs::remove_dir_all(&path);
+            let _ = fs::remove_dir_all(&folder.path);
         }
-        self.root.has_written(&self.name, before, bytes_of(&path));
+        let known = if folder.is_new && written.is_ok() { folder.file_bytes.get() } else { None };
+        let after = match (known, fs::symlink_metadata(&folder.path)) {
+            // Listing the folder takes longer than writing a usual trajectory.
+            (Some(files), Ok(of)) => files + on_disk(&of),
+            _ => bytes_of(&folder.path),
+        };
+        self.root.has_written(&self.name, before, after);
         written
+    }
+}
+
+/// Folder to which the files of a rollout are written.
+pub(super) struct WrittenFolder {
+    pub path: PathBuf,
+    /// Whether the folder is empty. Otherwise it has the files of an earlier rollout with the same id.
+    pub is_new: bool,
+    /// Size on disk of the files that were written, in bytes, unless one was not measured.
+    file_bytes: Cell<Option<u64>>,
+}
+
+impl WrittenFolder {
+    /// Creates the folder unless it exists.
+    pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+        let is_new = match fs::create_dir(&path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(&path)?;
+                true
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self { path, is_new, file_bytes: Cell::new(Some(0)) })
+    }
+
+    /// Counts a file that was written.
+    pub(super) fn count(&self, file: &File) -> io::Result<()> {
+        if let Some(bytes) = self.file_bytes.get() {
+            self.file_bytes.set(Some(bytes + on_disk(&file.metadata()?)));
+        }
+        Ok(())
+    }
+
+    /// Notes that files were written without being counted.
+    pub(super) fn has_uncounted(&self) {
+        self.file_bytes.set(None);
     }
 }
 
@@ -176,8 +233,12 @@ impl ArtifactRoot {
         } else if after > 0 {
             state.known.insert((now(), name.into()));
         }
+        // Folders that are too old are found without a signal.
+        let is_beyond = state.is_full() || state.needs_walk();
         drop(state);
-        self.grown.notify_one();
+        if is_beyond {
+            self.grown.notify_one();
+        }
     }
 
     /// Counts all folders. The time depends on the disk.
@@ -252,11 +313,13 @@ impl ArtifactRoot {
     /// Takes the oldest folder if it must be removed.
     fn next_beyond_limits(&self) -> Option<(SystemTime, Box<str>)> {
         let mut state = self.lock();
-        let bounds = state.bounds;
-        let is_full = bounds.bytes_max.is_some_and(|max| state.bytes > max);
         let (written_at, _) = state.known.first()?;
         let is_old = |max| now().duration_since(*written_at).is_ok_and(|age| age > max);
-        if is_full || bounds.age_max.is_some_and(is_old) { state.known.pop_first() } else { None }
+        if state.is_full() || state.bounds.age_max.is_some_and(is_old) {
+            state.known.pop_first()
+        } else {
+            None
+        }
     }
 
     /// Removes a folder that was written at this time and not since. Returns its size.
@@ -287,12 +350,6 @@ impl ArtifactRoot {
         fs::remove_dir_all(&aside)?;
         Ok(Some(bytes))
     }
-
-    /// Returns whether the size exceeds the limit and no known folder can be removed.
-    fn needs_walk(&self) -> bool {
-        let state = self.lock();
-        state.bounds != ArtifactBounds::default() && state.has_others && state.known.is_empty()
-    }
 }
 
 /// Enforces the limits of a root while references to it exist.
@@ -300,7 +357,7 @@ async fn sweep(root: Weak<ArtifactRoot>) {
     let mut is_walked = false;
     loop {
         let Some(of) = root.upgrade() else { return };
-        let walks = !is_walked || of.needs_walk();
+        let walks = !is_walked || of.lock().needs_walk();
         let swept = tokio::task::spawn_blocking(move || {
             if walks {
                 of.walk();
@@ -353,7 +410,6 @@ fn is_rollouts(folder: &Path) -> bool {
 
 /// Returns the size on disk of a folder with its content, or 0 if it does not exist. Links are not followed.
 fn bytes_of(folder: &Path) -> u64 {
-    const BLOCK_BYTES: u64 = 512;
     let Ok(of) = fs::symlink_metadata(folder) else { return 0 };
     let within = if of.is_dir() {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -361,8 +417,14 @@ fn bytes_of(folder: &Path) -> u64 {
     } else {
         0
     };
+    within + on_disk(&of)
+}
+
+/// Returns the size on disk of a file or folder.
+fn on_disk(of: &Metadata) -> u64 {
+    const BLOCK_BYTES: u64 = 512;
     // On some file systems, files that were just written have no blocks yet.
-    within + (of.blocks() * BLOCK_BYTES).max(if of.is_file() { of.len() } else { 0 })
+    (of.blocks() * BLOCK_BYTES).max(if of.is_file() { of.len() } else { 0 })
 }
 
 #[cfg(test)]

@@ -1,3 +1,6 @@
+use std::io::Write;
+
+use super::super::replace::replace;
 use super::*;
 
 /// Content of a rollout's file.
@@ -10,11 +13,19 @@ fn id(name: &str) -> RolloutId {
 fn rollout(root: &Arc<ArtifactRoot>, name: &str) {
     let alive = root.alive(&id(name));
     let written = alive.write(|folder| {
-        fs::create_dir_all(folder.join("artifacts"))?;
-        fs::write(folder.join("artifacts/a"), "artifact")?;
-        fs::write(folder.join("trajectory.json"), vec![b'x'; FILE_BYTES])
+        folder.has_uncounted();
+        fs::create_dir_all(folder.path.join("artifacts"))?;
+        fs::write(folder.path.join("artifacts/a"), "artifact")?;
+        trajectory(folder)
     });
     written.unwrap();
+}
+
+/// Writes and counts a trajectory.
+fn trajectory(folder: &WrittenFolder) -> io::Result<()> {
+    let path = folder.path.join("trajectory.json");
+    let ((), file) = replace(&path, |to| to.write_all(&vec![b'x'; FILE_BYTES]))?;
+    folder.count(&file)
 }
 
 /// Creates the folder of a rollout that another process wrote some seconds ago.
@@ -117,16 +128,13 @@ fn limits_that_are_set_later_apply_to_existing_folders() {
     let root = ArtifactRoot::new(dir.path().to_owned(), ArtifactBounds::default());
     rollout(&root, "b");
     let alive = root.alive(&id("c"));
-    alive
-        .write(|folder| {
-            fs::create_dir_all(folder)?;
-            fs::write(folder.join("trajectory.json"), vec![b'x'; FILE_BYTES])
-        })
-        .unwrap();
+    alive.write(trajectory).unwrap();
+    assert_eq!(root.lock().bytes, bytes_of(&dir.path().join("b")) + bytes_of(&dir.path().join("c")));
+    alive.write(trajectory).unwrap();
     let of = |name: &str| i64::try_from(bytes_of(&dir.path().join(name))).unwrap();
     let (written, of_b) = (of("b") + of("c"), of("b"));
     assert_eq!(root.change_bytes(), written, "folders of an earlier process are not counted as growth");
-    assert!(!root.needs_walk());
+    assert!(!root.lock().needs_walk());
 
     // Without a runtime nothing is removed in the background.
     root.set_bytes_max(bounds(1, None).bytes_max);
@@ -148,8 +156,7 @@ fn a_failed_write_leaves_no_files() {
     let root = ArtifactRoot::new(dir.path().to_owned(), bounds(2, None));
     let alive = root.alive(&id("a"));
     let written = alive.write(|folder| {
-        fs::create_dir_all(folder)?;
-        fs::write(folder.join("log.jsonl"), "half")?;
+        fs::write(folder.path.join("log.jsonl"), "half")?;
         Err::<(), _>(io::Error::from(io::ErrorKind::StorageFull))
     });
     assert_eq!(written.unwrap_err().kind(), io::ErrorKind::StorageFull);
@@ -172,9 +179,9 @@ fn folders_are_listed_again_if_there_are_more_than_are_known() {
         state.known.pop_last();
         state.has_others = true;
     }
-    assert!(!root.needs_walk());
+    assert!(!root.lock().needs_walk());
     assert_eq!(root.enforce_limits(), 1);
-    assert!(root.needs_walk());
+    assert!(root.lock().needs_walk());
     root.walk();
     assert_eq!(root.enforce_limits(), 1);
     assert_eq!(names(dir.path()), ["c"]);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::replace::replace;
-use super::{AliveFolder, Job, layout};
+use super::{AliveFolder, Job, WrittenFolder, layout};
 use crate::model::{Finished, TrajectoryFile};
 use rollout_core::telemetry::Metrics;
 use rollout_guest::imports::{LogEntry, Recorded};
@@ -16,7 +16,7 @@ pub(crate) async fn write(folder: AliveFolder, job: Job, finished: Finished, met
     let finished = Arc::new(finished);
     let writing = finished.clone();
     let written = tokio::task::spawn_blocking(move || {
-        let written = folder.write(|path| write_all(path, &job, &writing));
+        let written = folder.write(|to| write_all(to, &job, &writing));
         written.map_err(|error| (folder.path(), error))
     });
     let written = written.await;
@@ -36,12 +36,16 @@ pub(crate) async fn write(folder: AliveFolder, job: Job, finished: Finished, met
     finished
 }
 
-pub(super) fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Result<Vec<TrajectoryFile>> {
+pub(super) fn write_all(
+    to: &WrittenFolder,
+    job: &Job,
+    finished: &Finished,
+) -> io::Result<Vec<TrajectoryFile>> {
     let recorded: &Recorded = &job.recorded;
+    let folder = &*to.path;
     let artifacts = folder.join("artifacts");
     let documents = super::documents(job, finished);
-    if !is_new(folder)? {
-        // The files are those of an earlier rollout with the same id.
+    if !to.is_new {
         match std::fs::remove_dir_all(&artifacts) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -49,6 +53,7 @@ pub(super) fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Re
         remove_trajectories_but(folder, |name| documents.iter().any(|document| document.file_name == name))?;
     }
     for file in &recorded.artifacts {
+        to.has_uncounted();
         let path = artifacts.join(&file.name);
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
@@ -56,29 +61,20 @@ pub(super) fn write_all(folder: &Path, job: &Job, finished: &Finished) -> io::Re
         std::fs::write(path, &file.content)?;
     }
     if !recorded.log.is_empty() || recorded.log_dropped > 0 {
-        replace(&folder.join("log.jsonl"), |to| write_log(to, &recorded.log, recorded.log_dropped))?;
+        let path = folder.join("log.jsonl");
+        let ((), log) = replace(&path, |log| write_log(log, &recorded.log, recorded.log_dropped))?;
+        to.count(&log)?;
     }
     // The trajectories are written last, because an evaluator takes a trajectory as the sign that all files exist.
     let mut files = Vec::with_capacity(documents.len());
     for document in &documents {
         let path = folder.join(&document.file_name);
-        let layout =
-            replace(&path, |to| layout::write(to, |marks| super::document::Written { document, marks }))?;
+        let (layout, file) =
+            replace(&path, |file| layout::write(file, |marks| super::document::Written { document, marks }))?;
+        to.count(&file)?;
         files.push(TrajectoryFile::new(path, document.sample_id().cloned(), layout));
     }
     Ok(files)
-}
-
-/// Creates the folder of a rollout unless it exists.
-fn is_new(folder: &Path) -> io::Result<bool> {
-    match std::fs::create_dir(folder) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            std::fs::create_dir_all(folder).map(|()| true)
-        }
-        Err(error) => Err(error),
-    }
 }
 
 /// Removes trajectories of samples that this rollout does not have, and partial files of a process that ended while it

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::document::{Document, Written};
-use super::{AmendedDocument, Amendment, Job, Plugins, documents, layout, store};
+use super::{AmendedDocument, Amendment, Job, Plugins, WrittenFolder, documents, layout, store};
 use crate::journal::{RanBy, StoredRollout};
 use crate::model::{Finished, HOST_VERSION, Layout, TrajectoryFile};
 use rollout_guest::imports::Recorded;
@@ -77,7 +77,8 @@ impl StoredTrajectories {
     /// Writes documents, artifacts and log below `<root>/<rollout>/`, as for a rollout that finishes, and returns the
     /// documents.
     pub fn write_files(&self, root: &Path) -> io::Result<Vec<TrajectoryFile>> {
-        store::write_all(&root.join(self.finished.id.dir_name()), &self.job, &self.finished)
+        let folder = WrittenFolder::open(root.join(self.finished.id.dir_name()))?;
+        store::write_all(&folder, &self.job, &self.finished)
     }
 }
 
