@@ -41,6 +41,9 @@ _TIMES = 80
 _SLACK = 1.5
 """Factor of the list's size, for objects that are created after they were counted."""
 
+_BETWEEN = 64
+"""Bytes of an object and of the allocator between the contents of two objects that were allocated one after the other."""
+
 _retained: list[Any] = []
 """Objects that are never freed: fillings of gaps, and originals of moved code."""
 
@@ -124,16 +127,17 @@ def _free_caches() -> None:
 
 
 def _fill() -> None:
-    """Allocates all freed memory, from large gaps to small ones, until only the end of the memory is free."""
-    top = id(bytes(1 << 20))
-    size = 1 << 19
+    """Allocates all freed memory, from large gaps to small ones, until only the end of the memory is free, or one large gap."""
+    larger, size = 1 << 20, 1 << 19
     # The last size fits the smallest gap that an object may have.
     while size > 0:
-        while (at := id(filling := bytes(size))) < top:
+        filling, after = bytes(size), bytes(larger)
+        if 0 < id(after) - id(filling) - size < _BETWEEN:
+            # There are no gaps of this size: a larger object, which does not fit one, has its place there, too.
+            larger, size = size, size * 7 // 8 if size > 512 else size - 8
+        else:
             _retained.append(filling)
-        top = at
-        _retained.append(filling)
-        size = size * 7 // 8 if size > 512 else size - 8
+        del filling, after
 
 
 # Code.
@@ -236,20 +240,21 @@ def _list_objects() -> None:
 def _reachable() -> Iterator[int]:
     """Yields the addresses of all objects that the collector knows or that are reachable from them, except temporary
     ones of this function."""
-    # One flag for each possible address: a set would leave integer objects in all parts of the memory.
-    seen = bytearray((id(bytes(1 << 20)) >> 3) + (2 << 20))
+    # One bit for each possible address: a set would leave integer objects in all parts of the memory.
+    seen = bytearray((id(bytes(1 << 20)) >> 6) + (1 << 16))
     todo: list[Any] = [*gc.get_objects(), sys.modules]
     passing = (id(seen), id(todo))
     while todo:
         found = todo.pop()
         address = id(found)
         kind = class_of(found)
-        if address >> 3 >= len(seen):
+        at, bit = address >> 6, 1 << (address >> 3 & 7)
+        if at >= len(seen):
             # Large objects are at the end of the memory, unless there was a gap for them.
-            seen.extend(bytes((address >> 3) - len(seen) + (2 << 20)))
-        if seen[address >> 3] or address in passing or kind in (types.FrameType, types.GeneratorType):
+            seen.extend(bytes(at - len(seen) + (1 << 16)))
+        if seen[at] & bit or address in passing or kind in (types.FrameType, types.GeneratorType):
             continue
-        seen[address >> 3] = 1
+        seen[at] |= bit
         yield address
         todo.append(kind)
         todo.extend(gc.get_referents(found))
