@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use rollout_cluster::ClusterSettings;
 use tempfile::TempDir;
 use tokio::process::Command;
 
@@ -108,6 +109,17 @@ impl TestNats {
     pub async fn kill_all(&self) {
         for at in 0..self.servers.len() {
             self.kill(at).await;
+        }
+    }
+
+    /// Returns the settings of a cluster of workers on these servers, with a replica on each.
+    pub fn settings(&self) -> ClusterSettings {
+        ClusterSettings {
+            urls: self.urls(),
+            replicas: self.servers.len(),
+            log_bytes_max: 256 << 20,
+            accept_weak_durability: true,
+            ..ClusterSettings::default()
         }
     }
 

@@ -12,7 +12,7 @@ use axum::response::IntoResponse;
 use axum::routing::{any, get};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use rollout_cluster::{Cluster, ClusterSettings};
+use rollout_cluster::Cluster;
 use rollout_tests::{
     Admitted, Controller, Exposition, Serve, Start, TestHost, TestNats, example, in_time, rollout_host,
     trainer_python, until,
@@ -914,14 +914,7 @@ async fn a_worker_that_is_stopped_with_rollouts_leaves_its_log_to_others() {
         worker("conform", "w0").variable("JOURNAL_KEY", "a key").config(&format!("{journal}{section}"));
     let mut host = serve.clone().start().await;
     let gateway = gateway(gateway_to(&[]).config(&section), 1).await;
-    let settings = ClusterSettings {
-        urls: nats.urls(),
-        replicas: 1,
-        accept_weak_durability: true,
-        log_bytes_max: 256 << 20,
-        ..ClusterSettings::default()
-    };
-    let cluster = Cluster::connect(settings).await.unwrap();
+    let cluster = Cluster::connect(nats.settings()).await.unwrap();
     let bucket = cluster.jetstream().get_key_value("rollout-workers").await.unwrap();
     let mut entries = bucket.watch_all().await.unwrap();
     controller.hold();

@@ -24,15 +24,7 @@ use tokio::sync::broadcast;
 const SEGMENT_BYTES: u64 = 64 << 10;
 
 fn settings(nats: &TestNats) -> ClusterSettings {
-    ClusterSettings {
-        urls: nats.urls(),
-        replicas: nats.urls().len(),
-        log_bytes_max: 512 << 20,
-        accept_weak_durability: true,
-        heartbeat_secs: 0.2,
-        lease_secs: 1.5,
-        ..ClusterSettings::default()
-    }
+    ClusterSettings { heartbeat_secs: 0.2, lease_secs: 1.5, log_bytes_max: 512 << 20, ..nats.settings() }
 }
 
 /// Connects as soon as the servers have elected a leader.

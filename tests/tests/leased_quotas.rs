@@ -7,9 +7,7 @@ use std::sync::{Arc, Mutex};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use reqwest::Method;
-use rollout_cluster::{
-    Claim, Cluster as NatsCluster, ClusterSettings, LeasedSlots, QuotaLeases, SlotDemand, WorkerState,
-};
+use rollout_cluster::{Claim, Cluster as NatsCluster, LeasedSlots, QuotaLeases, SlotDemand, WorkerState};
 use rollout_tests::{
     Admitted, Controller, ServeCatalog, TestCatalog, TestHost, TestNats, TestTenant, in_time, until,
 };
@@ -338,13 +336,7 @@ impl LeasedSlots for Rollouts {
 #[tokio::test]
 async fn rollouts_start_within_the_leases_of_their_worker_while_nats_is_away() {
     let nats = TestNats::start().await;
-    let settings = ClusterSettings {
-        urls: nats.urls(),
-        replicas: 1,
-        log_bytes_max: 256 << 20,
-        accept_weak_durability: true,
-        ..ClusterSettings::default()
-    };
+    let settings = nats.settings();
     let cluster = until("the cluster", async || NatsCluster::connect(settings.clone()).await.ok()).await;
     let running = Arc::default();
     let lease = async |log: &str| {

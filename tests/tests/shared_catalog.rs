@@ -22,14 +22,7 @@ fn a_catalog_with_a_log_in_memory_keeps_the_contract() {
 }
 
 fn settings_on(nats: &TestNats) -> ClusterSettings {
-    ClusterSettings {
-        urls: nats.urls(),
-        replicas: nats.urls().len(),
-        accept_weak_durability: true,
-        log_bytes_max: 256 << 20,
-        catalog_changes_max: CHANGES_MAX,
-        ..ClusterSettings::default()
-    }
+    ClusterSettings { catalog_changes_max: CHANGES_MAX, ..nats.settings() }
 }
 
 async fn log_on(nats: &TestNats) -> Arc<dyn SharedLog> {

@@ -82,14 +82,7 @@ async fn exchange(
 #[tokio::test]
 async fn each_worker_knows_the_usage_of_the_others_through_restarts_outages_and_midnight() {
     let nats = TestNats::start().await;
-    let settings = ClusterSettings {
-        urls: nats.urls(),
-        replicas: 1,
-        log_bytes_max: 256 << 20,
-        accept_weak_durability: true,
-        heartbeat_secs: 0.2,
-        ..ClusterSettings::default()
-    };
+    let settings = ClusterSettings { heartbeat_secs: 0.2, ..nats.settings() };
     let cluster = until("the cluster", async || Cluster::connect(settings.clone()).await.ok()).await;
     let monday: Day = "2026-11-30".parse().unwrap();
     let (one, other) = (Counted::new(monday), Counted::new(monday));
@@ -155,5 +148,22 @@ async fn each_worker_knows_the_usage_of_the_others_through_restarts_outages_and_
     .await;
     of_one.end().await.unwrap();
     with_disk.hears(tokens(4)).await;
+
+    // An entry of another program is no usage of nothing, and what was known of it remains.
+    let bucket = cluster.jetstream().get_key_value("rollout-usage").await.unwrap();
+    bucket.put(format!("{TENANT}.{tuesday}.b"), "{}x".into()).await.unwrap();
+    let error = shared.days(TENANT, tuesday.iter_days().take(1), BTreeMap::new()).await.unwrap_err();
+    let expected = format!("the entry {TENANT}.{tuesday}.b of the bucket rollout-usage cannot be read: ");
+    assert!(error.to_string().starts_with(&expected), "{error}");
+    // The worker whose count it is stores its usage again.
     drop(of_other);
+    let restarted = Counted::new(tuesday);
+    restarted.count(TENANT, tokens(9));
+    let (_, of_restarted) = exchange(&cluster, ["w3", "b"], &restarted).await;
+    until("the usage of the day", async || {
+        let days = shared.days(TENANT, tuesday.iter_days().take(1), BTreeMap::new()).await.ok()?;
+        (days.get(&tuesday) == Some(&tokens(9))).then_some(())
+    })
+    .await;
+    drop(of_restarted);
 }

@@ -37,6 +37,16 @@ pub enum ClusterError {
     /// The log is damaged.
     #[error(transparent)]
     Damaged(#[from] LogDamage),
+    /// An entry of a bucket was not written by this program, or by another version.
+    #[error("the entry {key} of the bucket {bucket} cannot be read: {reason}")]
+    Unreadable {
+        /// Name of the bucket.
+        bucket: String,
+        /// The key.
+        key: String,
+        /// Reason.
+        reason: String,
+    },
     /// A file cannot be read or written.
     #[error("a journal cannot be rebuilt")]
     Io(#[from] std::io::Error),

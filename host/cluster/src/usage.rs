@@ -34,6 +34,9 @@ const LATE_DAYS: usize = 7;
 /// Maximum number of keys that are read or written at once.
 const REQUESTS_MAX: usize = 16;
 
+/// Maximum number of parts of a day whose size a worker remembers. They take some 30 MB.
+const PARTS_MAX: usize = 1 << 18;
+
 /// Pause before a watch that has ended is begun again.
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
@@ -98,6 +101,10 @@ async fn open(cluster: &Cluster) -> Result<kv::Store, ClusterError> {
 impl SharedUsage {
     /// Returns the usage of a tenant by all counts in each of these days. `own` is the usage by this worker's count, which may not
     /// be stored yet. Days without usage are left out.
+    ///
+    /// # Errors
+    ///
+    /// NATS does not answer, or a part cannot be read, so that the sum would be too small.
     pub async fn days(
         &self,
         tenant: i64,
@@ -176,17 +183,19 @@ fn away(error: &(impl std::error::Error + 'static)) -> ClusterError {
 /// Reads a part, which is nothing if it is not there.
 async fn part(bucket: &kv::Store, key: &str) -> Result<TenantUsage, ClusterError> {
     let found = bucket.entry(key).await.map_err(|error| away(&error))?;
-    Ok(found.as_ref().and_then(read).unwrap_or_default())
+    Ok(found.as_ref().map(read).transpose()?.flatten().unwrap_or_default())
 }
 
-/// Returns the usage in an entry. One that cannot be read is logged.
-fn read(found: &kv::Entry) -> Option<TenantUsage> {
+/// Returns the usage in an entry, unless the entry was removed.
+fn read(found: &kv::Entry) -> Result<Option<TenantUsage>, ClusterError> {
     if found.operation != kv::Operation::Put {
-        return None;
+        return Ok(None);
     }
-    let read = serde_json::from_slice(&found.value);
-    read.inspect_err(|error| tracing::warn!(key = found.key, %error, "the usage in a key cannot be read"))
-        .ok()
+    serde_json::from_slice(&found.value).map(Some).map_err(|error| ClusterError::Unreadable {
+        bucket: found.bucket.clone(),
+        key: found.key.clone(),
+        reason: error.to_string(),
+    })
 }
 
 /// Watches the usage of today at other workers.
@@ -203,21 +212,34 @@ struct Elsewhere {
     parts: BTreeMap<(i64, String), TenantUsage>,
     /// The sum of a tenant's parts.
     sums: BTreeMap<i64, TenantUsage>,
+    /// Whether there are more parts than are remembered.
+    has_others: bool,
 }
 
 impl Elsewhere {
     fn new(day: Day) -> Self {
-        Self { day, parts: BTreeMap::new(), sums: BTreeMap::new() }
+        Self { day, parts: BTreeMap::new(), sums: BTreeMap::new(), has_others: false }
     }
 
-    /// Replaces a part, and returns the sum of its tenant.
-    fn replace(&mut self, tenant: i64, count: String, part: TenantUsage) -> TenantUsage {
-        let before = self.parts.insert((tenant, count), part).unwrap_or_default();
+    /// Replaces a part, and returns the sum of its tenant. Returns nothing if there is no room for another part.
+    fn replace(&mut self, tenant: i64, count: String, part: TenantUsage) -> Option<TenantUsage> {
+        let (parts, key) = (self.parts.len(), (tenant, count));
+        if parts >= PARTS_MAX && !self.parts.contains_key(&key) {
+            if !std::mem::replace(&mut self.has_others, true) {
+                tracing::error!(
+                    parts,
+                    "usage of today at other workers is left out, because there are too many parts of it; a worker begins others \
+                     each time that it starts without its disk"
+                );
+            }
+            return None;
+        }
+        let before = self.parts.insert(key, part).unwrap_or_default();
         let sum = self.sums.entry(tenant).or_default();
         sum.model_tokens = sum.model_tokens.saturating_sub(before.model_tokens);
         sum.guest_cpu_nanos = sum.guest_cpu_nanos.saturating_sub(before.guest_cpu_nanos);
         sum.add(part);
-        *sum
+        Some(*sum)
     }
 }
 
@@ -262,9 +284,19 @@ impl<T: MeteredTenants> Watching<T> {
     }
 
     fn apply(&self, elsewhere: &mut Elsewhere, found: &kv::Entry) {
-        let Some((key, part)) = Key::read(&found.key).zip(read(found)) else { return };
-        if key.count != self.own && key.day == elsewhere.day {
-            let sum = elsewhere.replace(key.tenant, key.count, part);
+        let Some(key) = Key::read(&found.key) else { return };
+        if key.count == self.own || key.day != elsewhere.day {
+            return;
+        }
+        let part = match read(found) {
+            Ok(Some(part)) => part,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::error!(%error, "what was known of this usage at another worker remains");
+                return;
+            }
+        };
+        if let Some(sum) = elsewhere.replace(key.tenant, key.count, part) {
             self.tenants.set_elsewhere(key.tenant, key.day, sum);
         }
     }
@@ -376,7 +408,13 @@ async fn store(
     // An earlier process with this database may have stored more than the database has after a crash of the machine.
     let before = match stored {
         Some(before) => before,
-        None => part(bucket, &name).await?,
+        None => match part(bucket, &name).await {
+            Err(error @ ClusterError::Unreadable { .. }) => {
+                tracing::error!(%error, "it is replaced by the usage that this worker knows");
+                TenantUsage::default()
+            }
+            stored => stored?,
+        },
     };
     let part = larger(before, usage);
     if part != before {
@@ -398,11 +436,23 @@ mod tests {
     #[test]
     fn the_parts_of_a_tenant_are_summed_and_a_new_one_replaces_the_old_one() {
         let mut elsewhere = Elsewhere::new(Day::default());
-        assert_eq!(elsewhere.replace(1, "a".to_owned(), usage(5, 1)), usage(5, 1));
-        assert_eq!(elsewhere.replace(2, "a".to_owned(), usage(7, 7)), usage(7, 7));
-        assert_eq!(elsewhere.replace(1, "b".to_owned(), usage(2, 9)), usage(7, 10));
-        assert_eq!(elsewhere.replace(1, "a".to_owned(), usage(6, 1)), usage(8, 10));
+        let mut replace =
+            |tenant, count: &str, part| elsewhere.replace(tenant, count.to_owned(), part).unwrap();
+        assert_eq!(replace(1, "a", usage(5, 1)), usage(5, 1));
+        assert_eq!(replace(2, "a", usage(7, 7)), usage(7, 7));
+        assert_eq!(replace(1, "b", usage(2, 9)), usage(7, 10));
+        assert_eq!(replace(1, "a", usage(6, 1)), usage(8, 10));
         assert_eq!(larger(usage(1, 9), usage(2, 3)), usage(2, 9));
+    }
+
+    #[test]
+    fn the_number_of_parts_is_limited_and_those_that_are_known_still_grow() {
+        let mut elsewhere = Elsewhere::new(Day::default());
+        for count in 0..PARTS_MAX {
+            elsewhere.replace(1, count.to_string(), usage(1, 0)).unwrap();
+        }
+        assert_eq!(elsewhere.replace(1, "another".to_owned(), usage(1, 0)), None);
+        assert_eq!(elsewhere.replace(1, "7".to_owned(), usage(3, 0)), Some(usage(PARTS_MAX as u64 + 2, 0)));
     }
 
     #[test]

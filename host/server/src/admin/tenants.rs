@@ -14,6 +14,7 @@ use super::error::ApiError;
 use super::extract::{JsonBody, Operator, Params, Path};
 use super::wire::{DayUsage, List, NewTenant, Page, Tenant, TenantChange, TenantUsage};
 use rollout_catalog::{Day, Name, TenantSettings, TrustedKey};
+use rollout_cluster::ClusterError;
 use rollout_outbound::NetworkEntry;
 use rollout_registry::signature::{KeyError, PublicKey};
 
@@ -141,8 +142,12 @@ pub(super) async fn usage(
     let mut days: BTreeMap<Day, _> = days.into_iter().collect();
     if let Some(shared) = shared {
         let all = since.iter_days().take(count as usize);
-        days = shared.days(id.0, all, days).await.map_err(|error| {
-            ApiError::NoRoom(format!("the usage at other workers cannot be read: {error}; retry later"))
+        days = shared.days(id.0, all, days).await.map_err(|error| match error {
+            ClusterError::Unreadable { .. } => {
+                tracing::error!(%error, "the usage of a tenant is not known");
+                ApiError::Internal
+            }
+            _ => ApiError::NoRoom(format!("the usage at other workers cannot be read: {error}; retry later")),
         })?;
     }
     let days = days.into_iter().rev().map(|(day, usage)| DayUsage {
