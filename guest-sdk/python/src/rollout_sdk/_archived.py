@@ -1,5 +1,5 @@
-"""Which files of a project and its dependencies are part of a component. The builder, which is not part of one, and the archive
-(`_archive.py`) ask here."""
+"""Rules for the files of a project and its dependencies that are part of a component. The builder, which is not part of one, and the
+archive (`_archive.py`) share them."""
 
 from __future__ import annotations
 
