@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rollout_tests::{Controller, Serve, Start, TestHost, in_time, project_root, rollout_host, until};
+use rollout_tests::{Controller, Serve, Start, TestHost, guest, in_time, project_root, rollout_host, until};
 use rustix::process::Signal;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -68,6 +68,38 @@ async fn callers_are_served_only_over_tls() {
     let mut answer = Vec::new();
     let _ = in_time("the end of a plain connection", plain.read_to_end(&mut answer)).await;
     assert!(!answer.starts_with(b"HTTP/"), "{}", String::from_utf8_lossy(&answer));
+}
+
+#[tokio::test]
+async fn without_certificates_of_authorities_only_encrypted_requests_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = dir.path().join("none.pem");
+    std::fs::write(&none, "").unwrap();
+    let plugin = guest("conform");
+    let rows = dir.path().join("rows.jsonl");
+    std::fs::write(&rows, "{\"prompt\": \"Calculate 2 + 3.\", \"label\": \"5\"}\n").unwrap();
+    let run = async |command: &str, options: &[&str]| {
+        let mut program = rollout_host([command]);
+        program
+            .arg(&plugin)
+            .args(options)
+            .env("SSL_CERT_FILE", &none)
+            .env_remove("SSL_CERT_DIR")
+            .current_dir(dir.path());
+        program.start().ended().await
+    };
+    let host = encrypted(TestHost::of("conform"), &pair(dir.path())).start().await;
+    let url = format!("{}/v1", host.url());
+
+    let valid = run("validate", &[]).await;
+    let evaluated =
+        run("eval", &["--data", "rows.jsonl", "--model", "m", "--base-url", &url, "--api-key-env", "HOME"])
+            .await;
+
+    assert_eq!(valid.code, Some(0), "{}", valid.stderr);
+    let reason = "this system has no certificates of authorities";
+    assert_ne!(evaluated.code, Some(0), "{}", evaluated.stderr);
+    assert!(evaluated.stderr.contains(reason), "{}{}", evaluated.stderr, evaluated.stdout);
 }
 
 #[tokio::test]

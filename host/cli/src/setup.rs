@@ -24,9 +24,9 @@ use rollout_outbound::Secret;
 /// Sends logs to standard error: from level `info` for a server, from `warn` for other commands.
 pub(super) fn logs(format: LogFormat, server: bool) {
     // rmcp logs every connection and rusqlite_migration every migration; the host itself logs the important events of
-    // both.
+    // both. The verifier of certificates logs what the error of the connection says, and what a system without any lacks.
     let default = if server { "info" } else { "warn" };
-    let default = format!("{default},rmcp=off,rusqlite_migration=warn");
+    let default = format!("{default},rmcp=off,rusqlite_migration=warn,rustls_platform_verifier=off");
     let requested = std::env::var("ROLLOUT_HOST_LOG").ok();
     let filter = requested.and_then(|filter| EnvFilter::try_new(expand_program_name(&filter)).ok());
     let filter = filter.unwrap_or_else(|| EnvFilter::new(format!("{default},async_nats=warn")));

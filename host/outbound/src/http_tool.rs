@@ -269,8 +269,8 @@ impl HttpTool {
 
 /// Creates a client that resolves names for this port. The resolver does not learn the port of a request.
 fn client(rules: &Arc<NetworkRules>, port: u16) -> Result<Client, String> {
-    let resolver = CheckedResolver { rules: rules.clone(), port };
-    super::client_builder().dns_resolver(resolver).build().map_err(describe)
+    let resolver = || CheckedResolver { rules: rules.clone(), port };
+    super::build(|| super::client_builder().dns_resolver(resolver())).map_err(|error| describe(error.0))
 }
 
 /// Reads the body as text, up to the limit.

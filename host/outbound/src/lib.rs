@@ -57,7 +57,7 @@ const TOOL_IDLE_MAX: usize = 4;
 
 /// Creates a client for the few servers in the operator's configuration.
 pub fn http_client() -> Result<reqwest::Client, ClientError> {
-    client_builder().build().map_err(ClientError)
+    build(client_builder)
 }
 
 /// Error of a client for an address that rules permit.
@@ -75,8 +75,10 @@ pub enum CheckedClientError {
 /// Returns a client for requests of a gateway to its workers, whose addresses the operator gives, with at most `idle_max`
 /// idle connections to each.
 pub fn cluster_client(idle_max: usize) -> Result<reqwest::Client, ClientError> {
-    let builder = client_builder().http1_only().connect_timeout(Duration::from_secs(3));
-    builder.pool_max_idle_per_host(idle_max).build().map_err(ClientError)
+    build(|| {
+        let builder = client_builder().http1_only().connect_timeout(Duration::from_secs(3));
+        builder.pool_max_idle_per_host(idle_max)
+    })
 }
 
 /// Returns a client for requests to the host and port of a URL. The client connects only to addresses that the rules
@@ -91,8 +93,16 @@ pub fn checked_client(
 ) -> Result<reqwest::Client, CheckedClientError> {
     rules.check(url)?;
     let port = url.port_or_known_default().unwrap_or_default();
-    let resolver = network::CheckedResolver { rules: rules.clone(), port };
-    Ok(client_builder().dns_resolver(resolver).build().map_err(ClientError)?)
+    let resolver = || network::CheckedResolver { rules: rules.clone(), port };
+    Ok(build(|| client_builder().dns_resolver(resolver()))?)
+}
+
+/// Builds a client. On a system without certificates of authorities, its encrypted connections fail.
+fn build(settings: impl Fn() -> reqwest::ClientBuilder) -> Result<reqwest::Client, ClientError> {
+    settings().build().map_err(ClientError).or_else(|error| {
+        let Ok(config) = tls::without_authorities() else { return Err(error) };
+        settings().tls_backend_preconfigured(config.with_no_client_auth()).build().map_err(ClientError)
+    })
 }
 
 /// Returns the settings of all clients.
