@@ -34,8 +34,9 @@ const LATE_DAYS: usize = 7;
 /// Maximum number of keys that are read or written at once.
 const REQUESTS_MAX: usize = 16;
 
-/// Maximum number of parts of a day whose size a worker remembers. They take some 30 MB.
-const PARTS_MAX: usize = 1 << 18;
+/// Maximum number of parts of a tenant's usage in a day whose size a worker remembers: several for each of the most workers that a
+/// cluster can have.
+const PARTS_MAX: usize = 1 << 14;
 
 /// Pause before a watch that has ended is begun again.
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
@@ -209,37 +210,40 @@ struct Watching<T> {
 /// The usage of a day at other workers.
 struct Elsewhere {
     day: Day,
-    parts: BTreeMap<(i64, String), TenantUsage>,
-    /// The sum of a tenant's parts.
-    sums: BTreeMap<i64, TenantUsage>,
+    tenants: BTreeMap<i64, Parts>,
+}
+
+/// The usage of a tenant in a day at other workers, by count.
+#[derive(Default)]
+struct Parts {
+    known: BTreeMap<String, TenantUsage>,
+    sum: TenantUsage,
     /// Whether there are more parts than are remembered.
     has_others: bool,
 }
 
 impl Elsewhere {
     fn new(day: Day) -> Self {
-        Self { day, parts: BTreeMap::new(), sums: BTreeMap::new(), has_others: false }
+        Self { day, tenants: BTreeMap::new() }
     }
 
-    /// Replaces a part, and returns the sum of its tenant. Returns nothing if there is no room for another part.
-    fn replace(&mut self, tenant: i64, count: String, part: TenantUsage) -> Option<TenantUsage> {
-        let (parts, key) = (self.parts.len(), (tenant, count));
-        if parts >= PARTS_MAX && !self.parts.contains_key(&key) {
-            if !std::mem::replace(&mut self.has_others, true) {
-                tracing::error!(
-                    parts,
-                    "usage of today at other workers is left out, because there are too many parts of it; a worker begins others \
-                     each time that it starts without its disk"
-                );
-            }
-            return None;
+    /// Replaces a part, and returns the sum of its tenant.
+    fn replace(&mut self, tenant: i64, count: String, part: TenantUsage) -> TenantUsage {
+        let parts = self.tenants.entry(tenant).or_default();
+        if parts.known.len() < PARTS_MAX || parts.known.contains_key(&count) {
+            let before = parts.known.insert(count, part).unwrap_or_default();
+            parts.sum.model_tokens = parts.sum.model_tokens.saturating_sub(before.model_tokens);
+            parts.sum.guest_cpu_nanos = parts.sum.guest_cpu_nanos.saturating_sub(before.guest_cpu_nanos);
+        } else if !std::mem::replace(&mut parts.has_others, true) {
+            tracing::error!(
+                tenant,
+                parts = PARTS_MAX,
+                "the usage of a tenant today has too many parts; others are counted anew each time that they grow, so the tenant may be \
+                 refused before its quota is reached. A worker begins a part each time that it starts without its disk"
+            );
         }
-        let before = self.parts.insert(key, part).unwrap_or_default();
-        let sum = self.sums.entry(tenant).or_default();
-        sum.model_tokens = sum.model_tokens.saturating_sub(before.model_tokens);
-        sum.guest_cpu_nanos = sum.guest_cpu_nanos.saturating_sub(before.guest_cpu_nanos);
-        sum.add(part);
-        Some(*sum)
+        parts.sum.add(part);
+        parts.sum
     }
 }
 
@@ -296,9 +300,8 @@ impl<T: MeteredTenants> Watching<T> {
                 return;
             }
         };
-        if let Some(sum) = elsewhere.replace(key.tenant, key.count, part) {
-            self.tenants.set_elsewhere(key.tenant, key.day, sum);
-        }
+        let sum = elsewhere.replace(key.tenant, key.count, part);
+        self.tenants.set_elsewhere(key.tenant, key.day, sum);
     }
 }
 
@@ -407,17 +410,17 @@ async fn store(
     let name = key.write();
     // An earlier process with this database may have stored more than the database has after a crash of the machine.
     let before = match stored {
-        Some(before) => before,
+        Some(before) => Some(before),
         None => match part(bucket, &name).await {
             Err(error @ ClusterError::Unreadable { .. }) => {
                 tracing::error!(%error, "it is replaced by the usage that this worker knows");
-                TenantUsage::default()
+                None
             }
-            stored => stored?,
+            stored => Some(stored?),
         },
     };
-    let part = larger(before, usage);
-    if part != before {
+    let part = larger(before.unwrap_or_default(), usage);
+    if before != Some(part) {
         // Numbers do not fail to serialize.
         let value = serde_json::to_vec(&part).map(Bytes::from).unwrap_or_default();
         bucket.put(&name, value).await.map_err(|error| away(&error))?;
@@ -436,8 +439,7 @@ mod tests {
     #[test]
     fn the_parts_of_a_tenant_are_summed_and_a_new_one_replaces_the_old_one() {
         let mut elsewhere = Elsewhere::new(Day::default());
-        let mut replace =
-            |tenant, count: &str, part| elsewhere.replace(tenant, count.to_owned(), part).unwrap();
+        let mut replace = |tenant, count: &str, part| elsewhere.replace(tenant, count.to_owned(), part);
         assert_eq!(replace(1, "a", usage(5, 1)), usage(5, 1));
         assert_eq!(replace(2, "a", usage(7, 7)), usage(7, 7));
         assert_eq!(replace(1, "b", usage(2, 9)), usage(7, 10));
@@ -446,13 +448,17 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_parts_is_limited_and_those_that_are_known_still_grow() {
+    fn parts_beyond_those_that_are_remembered_count_too() {
         let mut elsewhere = Elsewhere::new(Day::default());
         for count in 0..PARTS_MAX {
-            elsewhere.replace(1, count.to_string(), usage(1, 0)).unwrap();
+            elsewhere.replace(1, count.to_string(), usage(1, 0));
         }
-        assert_eq!(elsewhere.replace(1, "another".to_owned(), usage(1, 0)), None);
-        assert_eq!(elsewhere.replace(1, "7".to_owned(), usage(3, 0)), Some(usage(PARTS_MAX as u64 + 2, 0)));
+        let known = PARTS_MAX as u64;
+        assert_eq!(elsewhere.replace(1, "another".to_owned(), usage(1, 0)), usage(known + 1, 0));
+        assert_eq!(elsewhere.replace(1, "another".to_owned(), usage(2, 0)), usage(known + 3, 0));
+        assert_eq!(elsewhere.replace(1, "7".to_owned(), usage(3, 0)), usage(known + 5, 0));
+        assert_eq!(elsewhere.tenants[&1].known.len(), PARTS_MAX);
+        assert_eq!(elsewhere.replace(2, "another".to_owned(), usage(1, 0)), usage(1, 0));
     }
 
     #[test]

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from . import _after
+from ._archived import BUNDLED
 from ._older import Never
 
 _SIZES = {
@@ -48,9 +49,10 @@ _SIZES = {
     "c_void_p": "P",
 }
 
-# Names that packages import and do not use, by module. `_FOR_MCP` is for a package that is absent, `_OF_AGENTS` for a
+# Names that packages import and do not use, by module. `_FOR_MCP` is for modules that are absent, `_OF_AGENTS` for a
 # module that exists and cannot be imported. Importing any other name fails as it would without the stand-in.
 _FOR_MCP = {
+    "fcntl": "",
     "cryptography": "",
     "cryptography.exceptions": "InvalidTag",
     "cryptography.hazmat": "",
@@ -82,15 +84,9 @@ def stand_in() -> None:
         importlib.import_module("_ssl")
     except ImportError:
         sys.modules["_ssl"] = importlib.import_module("._no_tls", __package__)
-    if importlib.util.find_spec("mcp") is not None:
-        sys.meta_path.append(_Finder(_FOR_MCP))
-        try:
-            importlib.import_module("fcntl")
-        except ImportError:
-            sys.modules["fcntl"] = _fcntl()
-    if importlib.util.find_spec("agents") is not None:
-        # The module exists but cannot be imported.
-        sys.meta_path.insert(0, _Finder(_OF_AGENTS))
+    # The dependencies are not there yet.
+    sys.meta_path.append(_ForMcp(_FOR_MCP))
+    sys.meta_path.insert(0, _Finder(_OF_AGENTS))
     sys.breakpointhook = _no_debugger
     _after.change({"dotenv.main": _find_no_dotenv})
 
@@ -127,6 +123,20 @@ class _Finder:
     def exec_module(self, module: ModuleType) -> None:
         for name in self.names[module.__name__].split():
             setattr(module, name, _refusing(module.__name__, name))
+
+
+class _ForMcp(_Finder):
+    """Finds stand-in modules only if the package `mcp` is a dependency. Other packages do without what it needs."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in self.names:
+            return None
+        found = importlib.util.find_spec("mcp")
+        is_dependency = found is not None and (found.origin or "").startswith(f"{BUNDLED}/")
+        return super().find_spec(name, path, target) if is_dependency else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _fcntl() if spec.name == "fcntl" else super().create_module(spec)
 
 
 def _refusing(module: str, name: str) -> type:

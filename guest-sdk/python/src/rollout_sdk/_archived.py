@@ -8,6 +8,9 @@ import re
 AUTHORS = "/0"
 """The directory of the author's modules in a component."""
 
+BUNDLED = "/2"
+"""The directory of the dependencies in a component."""
+
 DATA_BYTES_MAX = 1 << 20
 """The largest data file that is part of a component. Larger ones can be read during imports, which costs a rollout nothing."""
 

@@ -83,6 +83,10 @@ def _list_files(of: Any, project: Project, source: Path, tools: Tools, needed: l
     component, its size and its path here. `needed` are files of the component, of the project or of a dependency, that the modules
     open."""
     files = {f"{AUTHORS}{path}": file for path, file in _of_project(source, of.OF_COMPONENT)}
+    authors = list(files)
+    if unnamed := [path for path in authors if not _is_text(path)]:
+        name = os.fsencode(unnamed[0]).decode("utf-8", "backslashreplace").removeprefix(AUTHORS)
+        of.at_fault(f"{project.source}: the name of {name} is not UTF-8, which names in a component are; rename or remove the file")
     wanted = {path for path in files if path.endswith(".py")}
     passed = [path for path in files if path in wanted]
     total = sum(files[path].size for path in passed)
@@ -100,7 +104,7 @@ def _list_files(of: Any, project: Project, source: Path, tools: Tools, needed: l
             if file.is_archived:
                 passed.append(f"{BUNDLED}{path}")
     passed_paths = set(passed)
-    for is_needed, group in ((True, needed), (False, _beside(needed, files))):
+    for is_needed, group in ((True, needed), (False, _beside(needed, authors, files))):
         for path in group:
             if path in passed_paths or path not in files:
                 continue
@@ -123,14 +127,21 @@ def _list_files(of: Any, project: Project, source: Path, tools: Tools, needed: l
         "left_out": [(path, file.size) for path, file in files.items() if path not in passed_paths],
         "borrowed": [path for path in passed if not files[path].is_archived],
     }
-    listed = [(path, str(files[path].at)) for path in passed]
+    # A path here may have any bytes.
+    listed = [(path, os.fsencode(files[path].at).decode("latin-1")) for path in passed]
     target.write_text(json.dumps({"header": header, "files": listed}))
 
 
-def _beside(needed: list[str], files: dict[str, _File]) -> list[str]:
-    """Returns the files in the directories of needed ones, which are probably opened next; small ones first."""
+def _is_text(path: str) -> bool:
+    """Returns whether the bytes of a path are a text. Others are surrogates in it."""
+    return not any("\ud800" <= each <= "\udfff" for each in path)
+
+
+def _beside(needed: list[str], authors: list[str], files: dict[str, _File]) -> list[str]:
+    """Returns the author's files in the directories of needed ones, which are probably opened next; small ones first."""
     places = {path.rpartition("/")[0] for path in needed}
-    return sorted((path for path in files if path.rpartition("/")[0] in places), key=lambda path: (files[path].size, path))
+    beside = (path for path in authors if path.rpartition("/")[0] in places)
+    return sorted(beside, key=lambda path: (files[path].size, path))
 
 
 def _of_project(source: Path, native: str) -> list[tuple[str, _File]]:

@@ -41,6 +41,9 @@ _TIMES = 80
 _SLACK = 1.5
 """Factor of the list's size, for objects that are created after they were counted."""
 
+_END_BYTES = 4 << 20
+"""More memory than code in C and Rust has freed at the end of a base's memory."""
+
 _BETWEEN = 64
 """Bytes of an object and of the allocator between the contents of two objects that were allocated one after the other."""
 
@@ -93,6 +96,8 @@ def clear_gaps() -> None:
     _forget_directories()
     gc.collect()
     _fill()
+    # What was freed at the end of the memory is there, too.
+    bytes(_END_BYTES)
 
 
 def free_gaps() -> None:
@@ -127,17 +132,21 @@ def _free_caches() -> None:
 
 
 def _fill() -> None:
-    """Allocates all freed memory, from large gaps to small ones, until only the end of the memory is free, or one large gap."""
-    larger, size = 1 << 20, 1 << 19
-    # The last size fits the smallest gap that an object may have.
-    while size > 0:
-        filling, after = bytes(size), bytes(larger)
-        if 0 < id(after) - id(filling) - size < _BETWEEN:
-            # There are no gaps of this size: a larger object, which does not fit one, has its place there, too.
-            larger, size = size, size * 7 // 8 if size > 512 else size - 8
-        else:
-            _retained.append(filling)
-        del filling, after
+    """Allocates all freed memory, from large gaps to small ones, until only the end of the memory is free, and gaps of more than
+    1.5 MiB."""
+    filled = -1
+    # The list of fillings leaves gaps when it grows.
+    while filled != (filled := len(_retained)):
+        larger, size = 1 << 20, 1 << 19
+        # The last size fits the smallest gap that an object may have.
+        while size > 0:
+            filling, after = bytes(size), bytes(larger)
+            if 0 < id(after) - id(filling) - size < _BETWEEN:
+                # There are no gaps of this size: a larger object, which does not fit one, has its place there, too.
+                larger, size = size, size * 7 // 8 if size > 512 else size - 8
+            else:
+                _retained.append(filling)
+            del filling, after
 
 
 # Code.

@@ -1,6 +1,8 @@
 //! The files of a Python project and its dependencies, in the form in which a base receives them (`_incoming.py`).
 
+use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -17,8 +19,8 @@ const LEVEL: u32 = 6;
 struct Listed {
     /// Facts about the project.
     header: Map<String, Value>,
-    /// Paths of the files in the component, and on this machine.
-    files: Vec<(String, PathBuf)>,
+    /// Paths of the files in the component, and on this machine: the latter as a text with a character for each byte.
+    files: Vec<(String, String)>,
 }
 
 /// Returns a line with a list of the files, followed by their compressed contents. `list` is a file of the SDK's builder.
@@ -36,6 +38,7 @@ pub(super) fn compressed(list: &Path) -> Result<Vec<u8>> {
     let mut contents = Vec::new();
     let mut listed = Vec::with_capacity(files.len());
     for (path, at) in files {
+        let at = path_of(&at)?;
         let content = std::fs::read(&at).with_context(|| format!("cannot read {}", at.display()))?;
         let before = contents.len();
         let mut encoder = ZlibEncoder::new(contents, Compression::new(LEVEL));
@@ -54,6 +57,11 @@ pub(super) fn compressed(list: &Path) -> Result<Vec<u8>> {
     Ok(made)
 }
 
+fn path_of(text: &str) -> Result<PathBuf> {
+    let bytes: Result<Vec<u8>, _> = text.chars().map(|each| u8::try_from(u32::from(each))).collect();
+    Ok(OsString::from_vec(bytes.context("the list of the SDK's builder has an invalid path")?).into())
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Read;
@@ -68,10 +76,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let texts = ["x = 1\n".repeat(100), String::new()];
         let places = ["/0/one.py", "/2/thing/__init__.py"];
+        // A name in Latin-1.
+        let names = ["caf\u{e9}.py", "two.py"];
         let mut files = Vec::new();
-        for (number, (text, place)) in texts.iter().zip(places).enumerate() {
-            let at = dir.path().join(format!("{number}.py"));
-            std::fs::write(&at, text).unwrap();
+        for ((text, place), name) in texts.iter().zip(places).zip(names) {
+            let at = format!("{}/{name}", dir.path().display());
+            std::fs::write(path_of(&at).unwrap(), text).unwrap();
             files.push(json!([place, at]));
         }
         let list = dir.path().join("list.json");

@@ -25,9 +25,9 @@ const PAGE_BYTES: u64 = 1 << 16;
 /// rollout is charged for its size.
 const PAGES: u64 = 32;
 
-/// Number of pages that components may add to their base before their code differs from that of the others: 10 MiB. Those of
-/// small projects add some 3 MiB, and a dependency as large as pydantic or mpmath 5 MiB more.
-const ROOM_PAGES: u64 = 160;
+/// Number of pages that components may add to their base before their code differs from that of the others: 8 MiB. Those of
+/// small projects need some 2 MiB of it, and a dependency as large as pydantic or mpmath 5 MiB more.
+const ROOM_PAGES: u64 = 128;
 
 /// Returns the component with a memory of a rounded size, whose last page has the initial values of variables. A
 /// component of another form than [`fuse`](crate::fuse) makes is returned as it is.

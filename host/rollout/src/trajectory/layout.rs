@@ -132,7 +132,7 @@ impl Original {
     /// Replaces the file at this path by the file with an amendment.
     pub(super) fn amend(&self, layout: &Layout, amendment: &Amendment<'_>, path: &Path) -> io::Result<()> {
         let from = BufReader::new(File::open(&self.path)?);
-        replace(path, |to| amended(from, to, layout, amendment)).map(drop)
+        replace(path, |to| amended(from, to, layout, amendment))
     }
 }
 

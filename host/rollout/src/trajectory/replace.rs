@@ -15,16 +15,17 @@ pub(super) fn sibling(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Writes a file atomically: a reader sees the old content or all of the new. Returns the result of `write` and the file.
+/// Writes a file atomically: a reader sees the old content or all of the new.
 pub(super) fn replace<T>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<T>,
-) -> io::Result<(T, File)> {
+) -> io::Result<T> {
     let temporary = sibling(path, ".partial");
     let mut to = BufWriter::with_capacity(BUFFER_BYTES, File::create(&temporary)?);
-    let written = write(&mut to).and_then(|value| to.flush().map(|()| (value, to.into_parts().0)));
-    match written.and_then(|written| std::fs::rename(&temporary, path).map(|()| written)) {
-        Ok(written) => Ok(written),
+    let written = write(&mut to).and_then(|value| to.flush().map(|()| value));
+    drop(to);
+    match written.and_then(|value| std::fs::rename(&temporary, path).map(|()| value)) {
+        Ok(value) => Ok(value),
         Err(error) => {
             // The partial file is of no use; the first error is the one to report.
             let _ = std::fs::remove_file(&temporary);

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fs::{self, DirEntry, File, Metadata};
+use std::fs::{self, DirEntry, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -152,10 +152,10 @@ impl WrittenFolder {
         Ok(Self { path, is_new, file_bytes: Cell::new(Some(0)) })
     }
 
-    /// Counts a file that was written.
-    pub(super) fn count(&self, file: &File) -> io::Result<()> {
+    /// Counts a file that was written and closed: some file systems reserve more for an open one.
+    pub(super) fn count(&self, file: &Path) -> io::Result<()> {
         if let Some(bytes) = self.file_bytes.get() {
-            self.file_bytes.set(Some(bytes + on_disk(&file.metadata()?)));
+            self.file_bytes.set(Some(bytes + on_disk(&fs::symlink_metadata(file)?)));
         }
         Ok(())
     }

@@ -62,16 +62,16 @@ pub(super) fn write_all(
     }
     if !recorded.log.is_empty() || recorded.log_dropped > 0 {
         let path = folder.join("log.jsonl");
-        let ((), log) = replace(&path, |log| write_log(log, &recorded.log, recorded.log_dropped))?;
-        to.count(&log)?;
+        replace(&path, |log| write_log(log, &recorded.log, recorded.log_dropped))?;
+        to.count(&path)?;
     }
     // The trajectories are written last, because an evaluator takes a trajectory as the sign that all files exist.
     let mut files = Vec::with_capacity(documents.len());
     for document in &documents {
         let path = folder.join(&document.file_name);
-        let (layout, file) =
+        let layout =
             replace(&path, |file| layout::write(file, |marks| super::document::Written { document, marks }))?;
-        to.count(&file)?;
+        to.count(&path)?;
         files.push(TrajectoryFile::new(path, document.sample_id().cloned(), layout));
     }
     Ok(files)
