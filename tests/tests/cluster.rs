@@ -548,9 +548,9 @@ async fn a_caller_gets_a_status_that_it_repeats_when_workers_send_a_rollout_to_e
 }
 
 #[tokio::test]
-async fn a_place_that_no_gateway_confirmed_is_chosen_again_and_then_confirmed() {
+async fn a_place_that_a_worker_refuses_is_chosen_again_and_then_confirmed() {
     let controller = Controller::start().await;
-    // The first worker has a note of a gateway that was killed: the rollout is at w1, which has not taken it.
+    // The gateway does not know yet that w1 is full, too.
     let home = |place: &str, is_again| at(if is_again { place } else { "w1" }, true);
     let first = PlacingWorker::start("w0", 0, home).await;
     let full = PlacingWorker::start("w1", 0, |_, _| plainly(StatusCode::TOO_MANY_REQUESTS)).await;
@@ -572,6 +572,34 @@ async fn a_place_that_no_gateway_confirmed_is_chosen_again_and_then_confirmed() 
         let confirmation = line("PUT", &format!("/rollout/{id}/placed"));
         assert_eq!(requests.last(), Some(&confirmation), "{requests:?}");
         assert_eq!(requests[..2], [line("POST", "/rollout"), line("POST", "/rollout")]);
+        return;
+    }
+    panic!("no id prefers the first of three workers");
+}
+
+#[tokio::test]
+async fn a_rollout_that_another_worker_may_have_is_sent_there_only_and_its_place_is_confirmed() {
+    let controller = Controller::start().await;
+    // The first worker has a note of a gateway that was killed: w1 may have the rollout, and has it.
+    let first = PlacingWorker::start("w0", 0, |_, _| at("w1", false)).await;
+    let there = PlacingWorker::start("w1", 0, |_, _| plainly(StatusCode::CONFLICT)).await;
+    let free = PlacingWorker::start("w2", 5, |_, _| plainly(StatusCode::ACCEPTED)).await;
+    let gateway = gateway(gateway_to(&[first.url.clone(), there.url.clone(), free.url.clone()]), 3).await;
+
+    for number in 0..40 {
+        let id = format!("placed-{number}");
+        let (before, elsewhere) = (first.requests().len(), free.requests().len());
+        let reply = gateway.ask(&controller.rollout("Calculate 2 + 3.").id(&id)).await;
+        let requests = first.requests().split_off(before);
+        if requests.is_empty() {
+            continue;
+        }
+
+        // The id prefers w0.
+        assert_eq!(reply.status, 409, "{}", reply.text);
+        let confirmation = ("PUT".to_owned(), format!("/rollout/{id}/placed"), "w1".to_owned());
+        assert_eq!(requests.last(), Some(&confirmation), "{requests:?}");
+        assert_eq!(free.requests().len(), elsewhere);
         return;
     }
     panic!("no id prefers the first of three workers");

@@ -492,7 +492,7 @@ impl Gateway {
                 Ok(answer) if !must_be_repeated(answer.status()) => {
                     let is_taken = answer.status().is_success();
                     self.0.placed_elsewhere.fetch_add(u64::from(is_taken), Ordering::Relaxed);
-                    if may_choose && (is_taken || answer.status() == StatusCode::CONFLICT) {
+                    if is_taken || answer.status() == StatusCode::CONFLICT {
                         self.confirm(request, id, &place, home).await;
                     }
                     return Some(pass_on(answer, None));
@@ -510,8 +510,8 @@ impl Gateway {
         }
     }
 
-    /// Confirms to the worker that an id prefers that another one has taken the rollout. Without the confirmation,
-    /// the next request for the id may choose a worker again.
+    /// Confirms to the worker that an id prefers that another one has the rollout. Without the confirmation, later requests for
+    /// the id are sent there one at a time.
     async fn confirm(&self, request: &Forwarded, id: &str, place: &str, home: &Arc<Worker>) {
         let confirmation = request.confirmation(id, place);
         let sent = tokio::time::timeout(CONFIRM_TIME_MAX, self.send_while_up(&confirmation, home)).await;

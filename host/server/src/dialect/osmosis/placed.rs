@@ -3,8 +3,8 @@
 //!
 //! The id of a rollout determines its worker. That worker decides which other one takes the rollout in its place, and
 //! remembers the decision, so that a second request for the id is also sent there, through any gateway. The gateway
-//! confirms that the other worker has the rollout. If the gateway is killed before it confirms, the next request for
-//! the id finds out whether the other worker has the rollout.
+//! confirms that the other worker has the rollout. If the gateway is killed before it confirms, the other worker may have the
+//! rollout, and later requests for the id go there and nowhere else.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,8 @@ const PLACED_MAX: usize = 100_000;
 /// Memory of a placed rollout besides its id and the name of its worker.
 const ENTRY_BYTES: usize = 256;
 
-/// Time in which only the request that began to place a rollout may choose another worker. Other requests for the id
-/// are refused and may be repeated later. If no gateway has confirmed the place by then, the next request takes over.
+/// Time in which only the request that began to place a rollout is sent to a worker. Other requests for the id are refused and may be
+/// repeated later. If no gateway has confirmed the place by then, the next request is sent to the same worker.
 const PLACING_TIME: Duration = Duration::from_secs(10);
 
 /// Rollouts that are sent to other workers.
@@ -31,11 +31,14 @@ pub(super) struct Placed(Mutex<HashMap<RolloutId, Entry>>);
 
 struct Entry {
     worker: String,
-    /// The token of the request that places it.
+    /// The token of the request that places it, and the time of that request.
     token: String,
+    placing_since: Instant,
     since: Instant,
     /// Whether the worker is known to have the rollout.
     is_confirmed: bool,
+    /// Whether the worker may have the rollout, because the request that placed it there is gone.
+    may_be_there: bool,
     _charge: Charge,
 }
 
@@ -87,12 +90,16 @@ impl Placed {
                 return Place::At { worker: entry.worker.clone(), may_choose: false };
             }
             if entry.token != token {
-                if now < entry.since + PLACING_TIME {
+                if now < entry.placing_since + PLACING_TIME {
                     return Place::Undecided;
                 }
-                // The gateway that placed it is gone, so this request finds out whether the worker has the rollout.
-                (entry.token, entry.since) = (token.to_owned(), now);
-            } else if !is_repeated {
+                // The gateway that placed it is gone. It may have reached the worker.
+                (entry.token, entry.placing_since, entry.may_be_there) = (token.to_owned(), now, true);
+            }
+            if entry.may_be_there {
+                return Place::At { worker: entry.worker.clone(), may_choose: false };
+            }
+            if !is_repeated {
                 // The worker that the request was sent to has refused it.
                 let Some(other) = other else {
                     placed.remove(id);
@@ -109,7 +116,15 @@ impl Placed {
         let bytes = ENTRY_BYTES + id.as_str().len() + other.len();
         let Ok(charge) = budget.charge(Use::Request, bytes) else { return Place::Here };
         let (worker, token) = (other.to_owned(), token.to_owned());
-        let entry = Entry { worker, token, since: now, is_confirmed: false, _charge: charge };
+        let entry = Entry {
+            worker,
+            token,
+            placing_since: now,
+            since: now,
+            is_confirmed: false,
+            may_be_there: false,
+            _charge: charge,
+        };
         placed.insert(id.clone(), entry);
         Place::At { worker: other.to_owned(), may_choose: true }
     }
@@ -167,17 +182,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_that_no_gateway_confirms_is_taken_over_by_the_next_request() {
+    async fn a_rollout_whose_place_no_gateway_confirmed_is_sent_to_no_other_worker() {
         let (placed, budget) = (Placed::default(), Budget::default());
         let id = RolloutId::parse("r").unwrap();
         let place = |token, other, has_room| check(&placed, &budget, (token, other, has_room));
         assert_eq!(place("a", Some("w2"), false), at("w2", true));
         tokio::time::advance(PLACING_TIME).await;
         // The gateway of the first request is gone. It may have reached the worker.
-        assert_eq!(place("b", Some("w3"), true), at("w2", true));
+        assert_eq!(place("b", Some("w3"), true), at("w2", false));
         assert_eq!(place("c", Some("w3"), true), Place::Undecided, "the second request is on its way");
         assert!(!placed.confirm(&id, "a", "w2"));
-        assert_eq!(place("b", None, true), Place::Here, "w2 has refused it");
+        assert_eq!(place("b", Some("w3"), true), at("w2", false), "that w2 is away proves nothing");
+        tokio::time::advance(PLACING_TIME).await;
+        assert_eq!(place("d", None, true), at("w2", false));
+        assert!(placed.confirm(&id, "d", "w2"));
+        assert_eq!(place("e", Some("w3"), true), at("w2", false), "w2 is known to have it");
+        tokio::time::advance(HOUR).await;
+        assert_eq!(place("f", None, true), Place::Here, "it is over anywhere");
         assert_eq!(budget.used(), 0);
     }
 }
