@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.util
 import os
 import struct
 import sys
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -131,7 +130,8 @@ class _ForMcp(_Finder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in self.names:
             return None
-        found = importlib.util.find_spec("mcp")
+        # Not by `importlib.util`, which fails if the author's code has put a module of this name in place.
+        found = PathFinder.find_spec("mcp")
         is_dependency = found is not None and (found.origin or "").startswith(f"{BUNDLED}/")
         return super().find_spec(name, path, target) if is_dependency else None
 
